@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// One function per command, in pipeline order. Each only binds options and sets a callback; the callback opens files and
+// calls the library.
+#pragma once
+
+#include "context.hpp"
+
+namespace oscar {
+
+void register_dump(CLI::App& app, Context& context);
+void register_fit(CLI::App& app, Context& context);
+void register_verify(CLI::App& app, Context& context);
+void register_publish(CLI::App& app, Context& context);
+void register_pull(CLI::App& app, Context& context);
+void register_inspect(CLI::App& app, Context& context);
+
+}  // namespace oscar

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+#include "console.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace oscar {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Number of terminal columns that UTF-8 text without wide characters takes.
+std::size_t display_width(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+}
+
+}  // namespace
+
+Console::Console(Options options) : options_(options) {
+  options_.progress = options_.progress && !options_.quiet && ::isatty(STDERR_FILENO) == 1;
+}
+
+Console::~Console() { clear_progress(); }
+
+void Console::progress(const std::string& stage, std::int64_t done, std::int64_t total) {
+  if (!options_.progress) return;
+  const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_draw_ < 80ms && done < total) return;
+  last_draw_ = now;
+  fmt::print(stderr, "\r\x1b[K{} {}/{}", stage, done, total);
+  std::fflush(stderr);
+  drawn_ = true;
+  if (done >= total) clear_progress();
+}
+
+void Console::notice(const std::string& text) {
+  if (!options_.quiet) print_line(text);
+}
+void Console::warning(const std::string& text) { print_line("warning: " + text); }
+void Console::detail(const std::string& text) {
+  if (options_.verbose) print_line(text);
+}
+
+void Console::print_line(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  clear_progress();
+  fmt::print(stderr, "oscar: {}\n", text);
+}
+
+void Console::clear_progress() {
+  if (drawn_) fmt::print(stderr, "\r\x1b[K");
+  drawn_ = false;
+}
+
+void print_error(const Error& error) {
+  fmt::print(stderr, "oscar: error: {}\n", error.what());
+  if (!error.where().empty()) fmt::print(stderr, "  where: {}\n", error.where());
+  if (!error.remedy().empty()) fmt::print(stderr, "  try:   {}\n", error.remedy());
+}
+
+std::string format_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], display_width(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string padding(widths[i] - display_width(row[i]), ' ');
+      if (i == 0) {
+        text += row[i] + (row.size() > 1 ? padding : "");
+      } else {
+        text += "  " + padding + row[i];
+      }
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace oscar

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#include "context.hpp"
+
+#include <charconv>
+#include <cstdio>
+
+#include "base/errors.hpp"
+
+namespace oscar {
+
+void add_backend_options(CLI::App& command, Context& context) {
+  command.add_option("--device", context.common.device, "Where to compute: auto, cpu, cuda or cuda:N")
+      ->capture_default_str()
+      ->envname("OSCAR_DEVICE")
+      ->group("Backend");
+  command.add_option("--threads", context.common.threads, "CPU threads; 0 = one per core")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str()
+      ->envname("OSCAR_THREADS")
+      ->group("Backend");
+}
+
+void add_json_option(CLI::App& command, Context& context) {
+  command
+      .add_option_function<std::string>(
+          "--json",
+          [&context](const std::string& file) {
+            context.common.json_to_stdout = file.empty() || file == "-";
+            context.common.json_file = context.common.json_to_stdout ? "" : file;
+          },
+          "Machine-readable result to FILE, or to stdout without FILE")
+      ->type_name("[FILE]")
+      ->expected(0, 1)
+      ->group("Output");
+}
+
+void emit_json(const Context& context, const Json& document) {
+  if (!context.common.json_file.empty()) write_json(context.common.json_file, document);
+  if (!context.common.json_to_stdout) return;
+  const std::string text = document.dump(1) + "\n";
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw IoError("cannot write the result", "stdout", "check where stdout goes");
+  }
+}
+
+std::vector<int> parse_layers(const std::string& text) {
+  std::vector<int> layers;
+  const char* cursor = text.data();
+  const char* const end = cursor + text.size();
+  const auto fail = [&] {
+    throw UsageError("cannot read the layer list \"" + text + "\"", "--layers", "write it like 0-3,7");
+  };
+  const auto number = [&] {
+    int value = -1;
+    const auto [stop, error] = std::from_chars(cursor, end, value);
+    if (error != std::errc() || value < 0) fail();
+    cursor = stop;
+    return value;
+  };
+  while (cursor < end) {
+    const int first = number();
+    int last = first;
+    if (cursor < end && *cursor == '-') {
+      ++cursor;
+      last = number();
+    }
+    if (last < first || last - first > 100000) fail();
+    for (int layer = first; layer <= last; ++layer) layers.push_back(layer);
+    if (cursor < end && (*cursor++ != ',' || cursor == end)) fail();
+  }
+  return layers;
+}
+
+}  // namespace oscar

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// What every command gets: the common options, and where its talk goes.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+#include "base/status.hpp"
+#include "kernels/backend.hpp"
+
+namespace oscar {
+
+/// Options that mean the same in every command that has them.
+struct CommonOptions {
+  std::string device = "auto";
+  int threads = 0;
+  bool quiet = false;
+  bool verbose = false;
+  bool progress = true;       // --no-progress; shown only on a terminal anyway
+  bool json_to_stdout = false;  // --json without FILE
+  std::filesystem::path json_file;  // --json FILE
+};
+
+struct Context {
+  CommonOptions common;
+  /// Set by main once the options are known.
+  std::unique_ptr<Status> status;
+  /// What the command's callback asks main to return; 0 unless verify rejects.
+  int exit_code = 0;
+};
+
+/// Adds --device, --threads.
+void add_backend_options(CLI::App& command, Context& context);
+/// Adds --json [FILE].
+void add_json_option(CLI::App& command, Context& context);
+/// Sends a command's machine-readable result where --json says; does nothing without --json.
+void emit_json(const Context& context, const Json& document);
+/// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.
+[[nodiscard]] std::vector<int> parse_layers(const std::string& text);
+
+}  // namespace oscar

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+// Shared objects that are opened on first use, so that start-up does not pay for libtorch. A plug-in lies beside the binary
+// (build tree) or in ../lib/oscar or ../lib/<multiarch>/oscar (installed) and exports one C function that returns a pointer
+// to its interface.
+#pragma once
+
+#include <string>
+
+namespace oscar {
+
+/// Address of `symbol` in oscar_<name>.so; the library stays open. Throws BackendUnavailable with the loader's reason.
+[[nodiscard]] void* plugin_symbol(const std::string& name, const std::string& symbol);
+
+}  // namespace oscar

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// SHA-256 (FIPS 180-4, by OpenSSL) of bytes and of files, as 64 lower-case hexadecimal digits.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace oscar {
+
+/// Incremental: update() any number of times, then hex() once.
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  Sha256(const Sha256&) = delete;
+  Sha256& operator=(const Sha256&) = delete;
+
+  void update(std::span<const std::byte> bytes);
+  [[nodiscard]] std::string hex();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+[[nodiscard]] std::string sha256_hex(std::string_view text);
+/// Throws DataError or IoError as read_text does.
+[[nodiscard]] std::string sha256_file(const std::filesystem::path& path);
+
+}  // namespace oscar

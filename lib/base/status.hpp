@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// The library reports events; the application decides what a human sees. Also the one place that knows about interruption.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace oscar {
+
+/// Receives what a long operation has to say. All methods may be called from any thread; the default ignores everything.
+class Status {
+ public:
+  virtual ~Status() = default;
+  /// A part of the work, named `stage`, stands at `done` of `total` steps.
+  virtual void progress(const std::string& stage, std::int64_t done, std::int64_t total) {
+    (void)stage, (void)done, (void)total;
+  }
+  /// Something the user should know although nothing is wrong, for example a chunk that was left out.
+  virtual void notice(const std::string& text) { (void)text; }
+  /// Something that may make the result less good than the user believes.
+  virtual void warning(const std::string& text) { (void)text; }
+  /// Detail for --verbose.
+  virtual void detail(const std::string& text) { (void)text; }
+};
+
+/// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once.
+void install_interrupt_handler();
+/// True after SIGINT or SIGTERM.
+[[nodiscard]] bool interrupt_requested() noexcept;
+/// Throws Interrupted after SIGINT or SIGTERM. Called between units of work, never inside a file that is half written.
+void throw_if_interrupted();
+
+}  // namespace oscar

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+#include "base/threads.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace oscar {
+namespace {
+
+std::atomic<int> configured_threads{0};
+thread_local bool inside_task = false;
+
+}  // namespace
+
+void set_num_threads(int count) { configured_threads = std::max(count, 0); }
+
+int num_threads() {
+  const int count = configured_threads;
+  return count > 0 ? count : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+void parallel_for(std::size_t count, const std::function<void(std::size_t)>& task) {
+  const std::size_t workers = inside_task ? 1 : std::min<std::size_t>(count, static_cast<std::size_t>(num_threads()));
+  if (workers <= 1) {
+    for (std::size_t i = 0; i < count; ++i) task(i);
+    return;
+  }
+  std::atomic<std::size_t> next{0};
+  std::exception_ptr first_error;
+  std::mutex error_mutex;
+  const auto work = [&] {
+    inside_task = true;
+    for (std::size_t i = next++; i < count; i = next++) {
+      try {
+        task(i);
+      } catch (...) {
+        const std::lock_guard lock(error_mutex);
+        if (!first_error) first_error = std::current_exception();
+        next = count;
+      }
+    }
+    inside_task = false;
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (first_error) std::rethrow_exception(first_error);
+}
+
+}  // namespace oscar

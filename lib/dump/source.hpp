@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// Where Q, K and V come from, one layer at a time: our dumps, the published layout, a live model. A stage asks for a layer's
+// stream and reads it once or, after rewind(), again (value moments need finished query moments: two passes).
+// Sequences never cross chunks. Non-goals: random access, writing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/types.hpp"
+#include "model/identity.hpp"
+
+namespace oscar {
+
+/// Some consecutive tokens of one layer. The views stay valid until the next call on the stream that filled it.
+struct QkvChunk {
+  QkvView view;
+  std::vector<SequenceRange> sequences;  // cover the chunk, relative to its first token
+  std::string where;                     // for error messages: file or "layer 3, sequence 7"
+};
+
+class LayerStream {
+ public:
+  virtual ~LayerStream() = default;
+  /// Fills `chunk` and returns true, or returns false at the end. Throws DataError.
+  virtual bool next(QkvChunk& chunk) = 0;
+  /// Back to the first chunk.
+  virtual void rewind() = 0;
+};
+
+class QkvSource {
+ public:
+  virtual ~QkvSource() = default;
+  /// Unknown fields are empty.
+  [[nodiscard]] virtual const ModelIdentity& model() const = 0;
+  [[nodiscard]] virtual const CalibrationData& calibration() const = 0;
+  /// Ascending; may be sparse (hybrid models).
+  [[nodiscard]] virtual const std::vector<int>& layer_ids() const = 0;
+  /// Layers must be opened in ascending order; a live model cannot go back.
+  [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
+};
+
+/// What part of a source to use.
+struct SourceLimits {
+  /// Tokens per layer at most; the last sequence is cut to fit. 0 = all.
+  std::int64_t max_tokens = 30000;
+  /// Sequences per layer at most. 0 = all.
+  std::int64_t max_sequences = 0;
+  /// Only these layers; empty = all.
+  std::vector<int> layers;
+};
+
+}  // namespace oscar

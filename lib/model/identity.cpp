@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#include "model/identity.hpp"
+
+namespace oscar {
+
+Json to_json(const ModelIdentity& model) {
+  return {{"id", model.id},
+          {"revision", model.revision},
+          {"config_sha256", model.config_sha256},
+          {"num_layers", model.num_layers},
+          {"num_attention_heads", model.num_attention_heads},
+          {"num_key_value_heads", model.num_key_value_heads},
+          {"head_dim", model.head_dim}};
+}
+
+Json to_json(const CalibrationData& calibration) {
+  return {{"data_sha256", calibration.data_sha256},
+          {"tokens", calibration.tokens},
+          {"sequences", calibration.sequences}};
+}
+
+ModelIdentity model_identity_from_json(const Json& json) {
+  return {json.value("id", ""),
+          json.value("revision", ""),
+          json.value("config_sha256", ""),
+          json.value("num_layers", 0),
+          json.value("num_attention_heads", 0),
+          json.value("num_key_value_heads", 0),
+          json.value("head_dim", 0)};
+}
+
+CalibrationData calibration_data_from_json(const Json& json) {
+  return {json.value("data_sha256", ""), json.value("tokens", std::int64_t{0}), json.value("sequences", std::int64_t{0})};
+}
+
+}  // namespace oscar

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Which model, and which text, something was made from: the provenance that dumps, statistics, rotation sets and reports share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/json.hpp"
+
+namespace oscar {
+
+/// Empty strings and zeros mean "not known": a foreign dump does not say what model it came from.
+struct ModelIdentity {
+  std::string id;             // "Qwen/Qwen3-8B", or the folder's name
+  std::string revision;       // commit of the checkpoint, if the folder tells
+  std::string config_sha256;  // of config.json's bytes
+  int num_layers = 0;
+  int num_attention_heads = 0;
+  int num_key_value_heads = 0;
+  int head_dim = 0;
+
+  friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
+};
+
+/// What the moments were taken over.
+struct CalibrationData {
+  /// Of the token ids (int32, little-endian, each sequence preceded by its length) for our dumps; of names, sizes and
+  /// directory records of the files for foreign ones.
+  std::string data_sha256;
+  std::int64_t tokens = 0;
+  std::int64_t sequences = 0;
+
+  friend bool operator==(const CalibrationData&, const CalibrationData&) = default;
+};
+
+[[nodiscard]] Json to_json(const ModelIdentity& model);
+[[nodiscard]] Json to_json(const CalibrationData& calibration);
+[[nodiscard]] ModelIdentity model_identity_from_json(const Json& json);
+[[nodiscard]] CalibrationData calibration_data_from_json(const Json& json);
+
+}  // namespace oscar

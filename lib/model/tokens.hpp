@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// Token sequences for calibration and evaluation, from token files or from text and a checkpoint's tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "model/identity.hpp"
+#include "model/runner.hpp"
+
+namespace oscar {
+
+struct TokenLimits {
+  int seq_len = 4096;             // longer sequences are cut into pieces of this length
+  std::int64_t max_tokens = 30000;  // in all; 0 = no limit
+  std::int64_t max_sequences = 0;   // 0 = no limit
+};
+
+/// `.npy` (int32/int64; 1-D, or 2-D with one sequence a row) or `.jsonl` (one list of ids a line).
+[[nodiscard]] std::vector<TokenSequence> read_tokens(const std::filesystem::path& path, const TokenLimits& limits);
+/// Each file is one document: encoded with `<model>/tokenizer.json`, documents joined, cut into pieces of seq_len.
+[[nodiscard]] std::vector<TokenSequence> read_texts(const std::filesystem::path& model,
+                                                    const std::vector<std::filesystem::path>& texts,
+                                                    const TokenLimits& limits);
+/// tokens, sequences and the hash defined in identity.hpp.
+[[nodiscard]] CalibrationData describe(const std::vector<TokenSequence>& sequences);
+
+}  // namespace oscar

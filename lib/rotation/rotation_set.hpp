@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// The product: per layer, how keys and values are transformed before they are quantised to 2 bits, and where that came from.
+// A value type; reading and writing live in rotation/formats.hpp.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+#include "kernels/types.hpp"
+#include "model/identity.hpp"
+#include "tensor/tensor.hpp"
+
+namespace oscar {
+
+/// The transform of the keys, or of the values, of one layer. Row vectors: rotated = native * rotation.
+struct SideTransform {
+  MatrixStack rotation;             // 1 matrix per layer, or one per KV head; values are exact in float32
+  std::vector<double> eigenvalues;  // (rotation.count, dim), ascending; empty: not known
+  MatrixStack covariance;           // what was decomposed, rounded to float32; count 0: not known
+  double clip_ratio = 0;            // RowCodec::clip_ratio; <= 0: no clipping
+};
+
+struct LayerRotation {
+  int layer_id = 0;
+  SideTransform key, value;
+};
+
+struct RotationSet {
+  /// As in the .pt files: "<objective>_<composition>", "hadamard" or "uresidual".
+  std::string key_objective, value_objective;
+  /// Ascending by layer_id, possibly sparse.
+  std::vector<LayerRotation> layers;
+
+  ModelIdentity model;
+  CalibrationData calibration;
+  Windows windows;
+  RowCodec codec;  // levels and group size; the clip ratios are per layer and side
+  /// True if the clip ratios are known: they are not in a bare .pt file.
+  bool has_clip_ratios = false;
+  /// The recipe with every option, scores, timings …: recorded as given, not interpreted.
+  Json recipe = Json::object();
+  /// "verify" summary of the manifest; null until verified.
+  Json verification;
+  /// The whole manifest this was read from; null for a bare foreign file and for a set not yet written.
+  Json manifest;
+};
+
+}  // namespace oscar

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Element types of stored tensors, and the exact conversions between them and float.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace oscar {
+
+enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
+
+[[nodiscard]] std::size_t size_of(DType dtype);
+/// "float32", "bfloat16", "int64" …
+[[nodiscard]] std::string_view name_of(DType dtype);
+/// The inverse of name_of. Throws UsageError that lists the names.
+[[nodiscard]] DType dtype_from_name(std::string_view name);
+/// True for the types that activations come in: float32, float16, bfloat16.
+[[nodiscard]] constexpr bool is_activation_dtype(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+/// bfloat16 bits to float, exact.
+[[nodiscard]] inline float float_from_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// float to bfloat16 bits, nearest, ties to even; NaN stays NaN.
+[[nodiscard]] inline std::uint16_t bf16_from_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
+  return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+
+/// float rounded to the nearest bfloat16.
+[[nodiscard]] inline float round_to_bf16(float value) { return float_from_bf16(bf16_from_float(value)); }
+
+/// IEEE half bits to float, exact.
+[[nodiscard]] float float_from_f16(std::uint16_t bits);
+/// float to IEEE half bits, nearest, ties to even.
+[[nodiscard]] std::uint16_t f16_from_float(float value);
+
+}  // namespace oscar

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// HDF5 files as a tree of tensors with attributes. The only user of the HDF5 library.
+// Non-goals: partial reads, compression, compound types.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tensor/tensor.hpp"
+
+namespace oscar {
+
+using Hdf5Attribute = std::variant<std::int64_t, double, std::string, std::vector<double>>;
+
+/// Builds a file; nothing is visible under its name before commit().
+class Hdf5Writer {
+ public:
+  explicit Hdf5Writer(const std::filesystem::path& path);
+  ~Hdf5Writer();
+  Hdf5Writer(const Hdf5Writer&) = delete;
+  Hdf5Writer& operator=(const Hdf5Writer&) = delete;
+
+  /// Groups on the way ("/layers/0/key") are created. float16/bfloat16 are not supported (std::logic_error).
+  void write(const std::string& dataset, const Tensor& tensor);
+  /// On a group (created if missing) or dataset; "/" is the root.
+  void attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value);
+  /// Closes, syncs, renames. Throws IoError.
+  void commit();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+class Hdf5Reader {
+ public:
+  /// Throws DataError if the file is missing, truncated or not HDF5.
+  explicit Hdf5Reader(const std::filesystem::path& path);
+  ~Hdf5Reader();
+  Hdf5Reader(const Hdf5Reader&) = delete;
+  Hdf5Reader& operator=(const Hdf5Reader&) = delete;
+
+  [[nodiscard]] bool has(const std::string& object) const;
+  /// Names of the members of a group, in alphabetical order. Throws DataError if it is missing.
+  [[nodiscard]] std::vector<std::string> members(const std::string& group) const;
+  /// Throws DataError if the dataset is missing or of a foreign type.
+  [[nodiscard]] Tensor read(const std::string& dataset) const;
+  [[nodiscard]] bool has_attribute(const std::string& object, const std::string& name) const;
+  /// Throws DataError if it is missing.
+  [[nodiscard]] Hdf5Attribute attribute(const std::string& object, const std::string& name) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace oscar

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// The safetensors format: u64 header length, JSON header, payload. Files are mapped; tensors are references into the map.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/files.hpp"
+#include "tensor/tensor.hpp"
+
+namespace oscar {
+
+/// A tensor that lives in somebody else's memory.
+struct TensorRef {
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> data;
+  /// An owning copy.
+  [[nodiscard]] Tensor copy() const;
+};
+
+class SafetensorsFile {
+ public:
+  /// Throws DataError if the file is missing, truncated, or its header does not fit its payload.
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  [[nodiscard]] const std::map<std::string, TensorRef>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
+  /// Throws DataError that names the file and the tensor.
+  [[nodiscard]] const TensorRef& at(const std::string& name) const;
+
+ private:
+  std::string path_;
+  MappedFile file_;
+  std::map<std::string, TensorRef> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// Writes atomically, tensors in the order given.
+void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata);
+
+}  // namespace oscar

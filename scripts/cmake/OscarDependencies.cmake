@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+# Third-party packages, each for the folders that wrap it. scripts/setup.sh installs them.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(CURL REQUIRED)
+find_package(valijson REQUIRED)
+pkg_check_modules(HDF5 REQUIRED IMPORTED_TARGET hdf5-serial)
+pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
+pkg_check_modules(LAPACKE REQUIRED IMPORTED_TARGET lapacke)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+
+# libtorch from the torch wheel: headers, torch_cpu and c10 only.
+file(GLOB torch_candidates ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+set(OSCAR_TORCH_ROOT "${torch_candidates}" CACHE PATH "Folder of the torch wheel or of libtorch (has include/ and lib/)")
+if(NOT EXISTS ${OSCAR_TORCH_ROOT}/lib/libtorch_cpu.so)
+  message(FATAL_ERROR "libtorch not found (OSCAR_TORCH_ROOT=${OSCAR_TORCH_ROOT}): run scripts/setup.sh")
+endif()
+add_library(oscar_libtorch INTERFACE)
+target_include_directories(oscar_libtorch SYSTEM INTERFACE
+  ${OSCAR_TORCH_ROOT}/include ${OSCAR_TORCH_ROOT}/include/torch/csrc/api/include)
+target_link_directories(oscar_libtorch INTERFACE ${OSCAR_TORCH_ROOT}/lib)
+target_link_libraries(oscar_libtorch INTERFACE torch_cpu c10)
+
+# What an installed libtorch needs beside it: its own libraries, and the CUDA runtime parts that libtorch_cpu links.
+file(GLOB OSCAR_TORCH_RUNTIME
+  ${OSCAR_TORCH_ROOT}/lib/libtorch_cpu.so ${OSCAR_TORCH_ROOT}/lib/libc10.so ${OSCAR_TORCH_ROOT}/lib/libgomp*.so*
+  ${OSCAR_TORCH_ROOT}/../nvidia/cu13/lib/libcupti.so.13 ${OSCAR_TORCH_ROOT}/../nvidia/cu13/lib/libcudart.so.13)
+install(FILES ${OSCAR_TORCH_RUNTIME} DESTINATION ${CMAKE_INSTALL_LIBDIR}/oscar)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+# How targets are made here: one static library per folder, one plug-in per folder that needs libtorch, one test binary per
+# tested folder.
+include(GNUInstallDirs)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+
+find_program(CCACHE ccache)
+if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+# Codecs are defined to the bit: a*b+c is two roundings everywhere.
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+
+add_library(oscar_warnings INTERFACE)
+target_compile_options(oscar_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow=local -Wnon-virtual-dtor -Wold-style-cast>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${OSCAR_WERROR}>>:-Werror>)
+if(OSCAR_SANITIZE)
+  add_compile_options(-fsanitize=${OSCAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${OSCAR_SANITIZE})
+endif()
+
+# oscar_add_library(<folder> SOURCES … [PUBLIC …] [PRIVATE …]): target oscar_<folder>.
+function(oscar_add_library folder)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(oscar_${folder} STATIC ${ARG_SOURCES})
+  target_include_directories(oscar_${folder} PUBLIC ${CMAKE_SOURCE_DIR}/lib ${CMAKE_SOURCE_DIR})
+  target_link_libraries(oscar_${folder} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE} oscar_warnings)
+endfunction()
+
+# oscar_add_plugin(<name> SOURCES … [PRIVATE …]): oscar_<name>.so beside the binary, opened on first use (base/plugin.hpp).
+function(oscar_add_plugin name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PRIVATE" ${ARGN})
+  add_library(oscar_${name} MODULE ${ARG_SOURCES})
+  set_target_properties(oscar_${name} PROPERTIES PREFIX "" INSTALL_RPATH "$ORIGIN")
+  target_include_directories(oscar_${name} PRIVATE ${CMAKE_SOURCE_DIR}/lib ${CMAKE_SOURCE_DIR})
+  target_link_libraries(oscar_${name} PRIVATE ${ARG_PRIVATE} oscar_warnings)
+  install(TARGETS oscar_${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/oscar)
+endfunction()
+
+# oscar_add_test(<name> SOURCES … LIBRARIES …): every TEST_CASE becomes a ctest named <name>/<test case>. A case that prints a
+# line starting with "skipped:" counts as skipped.
+function(oscar_add_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${name}_test ${ARG_SOURCES})
+  set_target_properties(${name}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_link_libraries(${name}_test PRIVATE ${ARG_LIBRARIES} oscar_test_support oscar_warnings)
+  doctest_discover_tests(${name}_test TEST_PREFIX "${name}/"
+    PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:" TIMEOUT 600)
+endfunction()

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#include "base/files.hpp"
+
+#include <doctest/doctest.h>
+
+#include "support/support.hpp"
+
+namespace oscar {
+
+TEST_CASE("a written file has its content and leaves nothing else behind") {
+  const test::TemporaryFolder folder;
+
+  write_file(folder / "a/b.txt", "hello");
+
+  CHECK(read_text(folder / "a/b.txt") == "hello");
+  CHECK(list_files(folder.path()) == std::vector<fs::path>{"a/b.txt"});
+}
+
+TEST_CASE("a file that is not committed is never seen") {
+  const test::TemporaryFolder folder;
+  { const AtomicFile file(folder / "x"); write_file(file.temporary_path(), "half"); }
+  CHECK(list_files(folder.path()).empty());
+}
+
+TEST_CASE("a folder appears whole, replaces only when told, and has one writer at a time") {
+  const test::TemporaryFolder folder;
+  {
+    AtomicFolder out(folder / "set", false);
+    write_file(out.path() / "one", "1");
+    CHECK_FALSE(fs::exists(folder / "set"));
+    CHECK_ERROR(AtomicFolder(folder / "set", false), UsageError, "another process");
+    out.commit();
+  }
+  CHECK(list_files(folder.path()) == std::vector<fs::path>{"set/one"});
+  CHECK_ERROR(AtomicFolder(folder / "set", false), UsageError, "exists already");
+  {
+    AtomicFolder out(folder / "set/", true);
+    write_file(out.path() / "two", "2");
+    out.commit();
+  }
+  CHECK(list_files(folder.path()) == std::vector<fs::path>{"set/two"});
+}
+
+TEST_CASE("reading what is not there says what and where") {
+  CHECK_ERROR(read_text("/nowhere/file"), DataError, "/nowhere/file");
+  CHECK_ERROR(MappedFile("/"), DataError, "is a folder");
+}
+
+TEST_CASE("only paths that stay inside are safe") {
+  for (const char* good : {"a", "a/b.pt", "..a/b..", "a.b/c"}) CHECK_MESSAGE(is_safe_relative_path(good), good);
+  for (const char* bad : {"", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\\b"}) {
+    CHECK_FALSE_MESSAGE(is_safe_relative_path(bad), bad);
+  }
+}
+
+}  // namespace oscar
