@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The one place where heavy arithmetic happens: a handful of coarse operations. The CPU backend defines the result (textbook
-// algorithms, fp64 accumulation); others must agree with it as kernels/README.md says. Calls are synchronous, arguments and
-// results live in host memory, and no result depends on the number of threads.
-// Non-goals: a tensor library, asynchronous calls, ownership of data.
+// The one place where heavy arithmetic happens: a handful of coarse operations. The CPU backend defines the result
+// (textbook algorithms, fp64 accumulation); others must agree with it as kernels/README.md says. Calls are synchronous,
+// arguments and results live in host memory, and no result depends on the number of threads. Non-goals: a tensor
+// library, asynchronous calls, ownership of data.
 #pragma once
 
 #include <memory>
@@ -27,7 +27,8 @@ class Backend {
   /// energies[t, h] = x[t, h] forms[h] x[t, h]^T for symmetric forms; (num_tokens, num_heads).
   virtual void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies) = 0;
 
-  /// grams[h] += sum over queries and the g query heads of o^T o, o = causal softmax(q k^T / sqrt(d)) v inside each sequence.
+  /// grams[h] += sum over queries and the g query heads of o^T o, o = causal softmax(q k^T / sqrt(d)) v inside each
+  /// sequence.
   virtual void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
                                        MatrixStack& grams) = 0;
 
@@ -39,7 +40,8 @@ class Backend {
   [[nodiscard]] virtual std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) = 0;
 
   /// rows[t, h] = x[t, h] rotated_from_native (1 matrix, or one per KV head: query head h uses matrix h / g, where
-  /// g = x.num_heads / count). kServing rounds x, the matrix and the product to bfloat16. rows: (num_tokens, num_heads, d).
+  /// g = x.num_heads / count). kServing rounds x, the matrix and the product to bfloat16. rows: (num_tokens, num_heads,
+  /// d).
   virtual void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
                       std::span<float> rows) = 0;
 
@@ -51,8 +53,8 @@ class Backend {
   /// out (num_queries, Hq, d_v) = attention over the mixed-precision keys and values.
   virtual void attend(const MixedAttention& mixed, std::span<float> out) = 0;
 
-  /// Errors of `mixed` against exact causal attention over `exact` (same keys; exact.q rows = mixed.q rows), one entry per
-  /// query head.
+  /// Errors of `mixed` against exact causal attention over `exact` (same keys; exact.q rows = mixed.q rows), one entry
+  /// per query head.
   [[nodiscard]] virtual std::vector<AttentionErrors> compare_attention(const QkvView& exact,
                                                                        const MixedAttention& mixed) = 0;
 };

@@ -31,7 +31,8 @@ struct Eigenpairs {
   std::vector<double> vectors;  // (dim, dim), row-major: vectors[i * dim + j] = component i of eigenvector j
 };
 
-/// How serving rounds: kServing casts matrices, rows, rotated rows and outputs to bfloat16 as servers do; kExact keeps fp32.
+/// How serving rounds: kServing casts matrices, rows, rotated rows and outputs to bfloat16 as servers do; kExact keeps
+/// fp32.
 enum class Precision { kServing, kExact };
 
 /// How the clip threshold of a row is found: kSort as prefill kernels do, kBisect as decode kernels do.
@@ -63,7 +64,8 @@ struct Windows {
 };
 
 /// One sequence of one layer as a mixed-precision server sees it, in transformed coordinates.
-/// q is (num_queries, Hq, d); the keys and values are (num_keys, Hkv, d), once as stored in the windows and once decoded.
+/// q is (num_queries, Hq, d); the keys and values are (num_keys, Hkv, d), once as stored in the windows and once
+/// decoded.
 struct MixedAttention {
   HeadsView q;
   HeadsView window_k, history_k;
@@ -78,11 +80,11 @@ struct MixedAttention {
 
 /// Sums over the queries of one query head; see docs in kernels/README.md for the metrics they make.
 struct AttentionErrors {
-  double softmax_kl = 0;       // sum over queries of KL(exact || approximate), nats
-  double output_error = 0;     // sum |o - o^|^2
-  double output_norm = 0;      // sum |o|^2
-  double logit_error = 0;      // sum (e - mean_j e)^2 over causal pairs
-  double logit_norm = 0;       // sum (s - mean_j s)^2
+  double softmax_kl = 0;    // sum over queries of KL(exact || approximate), nats
+  double output_error = 0;  // sum |o - o^|^2
+  double output_norm = 0;   // sum |o|^2
+  double logit_error = 0;   // sum (e - mean_j e)^2 over causal pairs
+  double logit_norm = 0;    // sum (s - mean_j s)^2
   std::int64_t queries = 0;
   std::vector<double> query_kl;  // KL of each query, in order
 

@@ -2,11 +2,12 @@
 // What every command gets: the common options, and where its talk goes.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <CLI/CLI.hpp>
 
 #include "base/json.hpp"
 #include "base/status.hpp"
@@ -20,8 +21,8 @@ struct CommonOptions {
   int threads = 0;
   bool quiet = false;
   bool verbose = false;
-  bool progress = true;       // --no-progress; shown only on a terminal anyway
-  bool json_to_stdout = false;  // --json without FILE
+  bool progress = true;             // --no-progress; shown only on a terminal anyway
+  bool json_to_stdout = false;      // --json without FILE
   std::filesystem::path json_file;  // --json FILE
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Parses the command line, runs one command, and turns errors into text and exit codes: the only place that does.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <new>
+
+#include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
@@ -33,9 +34,10 @@ void bind(CLI::App& app, Context& context) {
 
 int run(int argc, char** argv) {
   Context context;
-  CLI::App app("oscar makes 2-bit KV caches work: it captures Q/K/V from a model, fits per-layer transforms and clip\n"
-               "ratios, proves what they do to attention, and shares them through a zoo.",
-               "oscar");
+  CLI::App app(
+      "oscar makes 2-bit KV caches work: it captures Q/K/V from a model, fits per-layer transforms and clip\n"
+      "ratios, proves what they do to attention, and shares them through a zoo.",
+      "oscar");
   bind(app, context);
   try {
     app.parse(argc, argv);

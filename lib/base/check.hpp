@@ -14,7 +14,7 @@ namespace oscar {
 
 }  // namespace oscar
 
-#define OSCAR_CHECK(condition) \
-  do {                         \
+#define OSCAR_CHECK(condition)                                               \
+  do {                                                                       \
     if (!(condition)) ::oscar::check_failed(#condition, __FILE__, __LINE__); \
   } while (false)

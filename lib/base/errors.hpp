@@ -12,7 +12,8 @@ namespace oscar {
 /// Base of all errors that a user can cause or cure.
 class Error : public std::runtime_error {
  public:
-  /// what: one clause, no full stop. where: file, layer, head, option … (may be empty). remedy: an imperative (may be empty).
+  /// what: one clause, no full stop. where: file, layer, head, option … (may be empty). remedy: an imperative (may be
+  /// empty).
   Error(const std::string& what, std::string where, std::string remedy)
       : std::runtime_error(what), where_(std::move(where)), remedy_(std::move(remedy)) {}
 

@@ -136,7 +136,8 @@ AtomicFolder::AtomicFolder(fs::path target, bool replace)
   if (!replace_ && fs::exists(target_) && !(fs::is_directory(target_) && fs::is_empty(target_, error))) {
     ::close(lock_);
     ::unlink(lock_path.c_str());
-    throw UsageError("the output exists already", target_.string(), "choose another --out, or pass --force to replace it");
+    throw UsageError("the output exists already", target_.string(),
+                     "choose another --out, or pass --force to replace it");
   }
   fs::remove_all(staging_, error);
   if (!fs::create_directories(staging_, error)) {
@@ -205,8 +206,7 @@ void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> ou
   const Descriptor file = open_for_reading(path);
   std::size_t done = 0;
   while (done < out.size()) {
-    const ssize_t count =
-        ::pread(file.get(), out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+    const ssize_t count = ::pread(file.get(), out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
     if (count < 0) throw_io("cannot read", path, errno);
     if (count == 0) throw DataError("the file ends before its data does", path.string(), "write or fetch it again");
     done += static_cast<std::size_t>(count);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Files that are either whole or absent. Everything oscar writes goes through AtomicFile or AtomicFolder: written under a
-// temporary name beside the target, synced, renamed. Non-goal: a virtual file system.
+// Files that are either whole or absent. Everything oscar writes goes through AtomicFile or AtomicFolder: written under
+// a temporary name beside the target, synced, renamed. Non-goal: a virtual file system.
 #pragma once
 
 #include <cstddef>
@@ -95,7 +95,8 @@ void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> ou
 /// Regular files under `folder`, as sorted relative paths.
 [[nodiscard]] std::vector<fs::path> list_files(const fs::path& folder);
 
-/// True for a relative path that stays inside the folder it is joined to (no "..", no root, no empty part, no backslash).
+/// True for a relative path that stays inside the folder it is joined to (no "..", no root, no empty part, no
+/// backslash).
 [[nodiscard]] bool is_safe_relative_path(std::string_view path);
 
 }  // namespace oscar

@@ -26,9 +26,7 @@ Json parse_json(std::string_view text, const std::string& where) {
 
 Json read_json(const std::filesystem::path& path) { return parse_json(read_text(path), path.string()); }
 
-void write_json(const std::filesystem::path& path, const Json& document) {
-  write_file(path, document.dump(1) + "\n");
-}
+void write_json(const std::filesystem::path& path, const Json& document) { write_file(path, document.dump(1) + "\n"); }
 
 void validate_json(const Json& document, const std::string& schema, const std::string& where) {
   if (!document.is_object() || document.value("schema", Json()) != schema) {

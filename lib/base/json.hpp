@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// JSON documents, and the schemas under schemas/ that every document of ours obeys. The schemas are compiled into the binary.
+// JSON documents, and the schemas under schemas/ that every document of ours obeys. The schemas are compiled into the
+// binary.
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+
+#include <nlohmann/json.hpp>
 
 namespace oscar {
 
@@ -15,10 +17,11 @@ using Json = nlohmann::ordered_json;
 [[nodiscard]] Json read_json(const std::filesystem::path& path);
 /// Parses text; `where` names its origin in errors.
 [[nodiscard]] Json parse_json(std::string_view text, const std::string& where);
-/// Writes atomically, indented by one space, with a final newline. Numbers that are not finite are refused (std::logic_error).
+/// Writes atomically, indented by one space, with a final newline. Numbers that are not finite are refused
+/// (std::logic_error).
 void write_json(const std::filesystem::path& path, const Json& document);
-/// Checks `document` against the schema called `schema` (e.g. "oscar.rotation_set.v1") and against its own "schema" member.
-/// Throws DataError naming the first member that does not fit.
+/// Checks `document` against the schema called `schema` (e.g. "oscar.rotation_set.v1") and against its own "schema"
+/// member. Throws DataError naming the first member that does not fit.
 void validate_json(const Json& document, const std::string& schema, const std::string& where);
 
 }  // namespace oscar

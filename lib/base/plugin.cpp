@@ -29,8 +29,9 @@ void* plugin_symbol(const std::string& name, const std::string& symbol) {
   void* address = library == nullptr ? nullptr : ::dlsym(library, symbol.c_str());
   if (address == nullptr) {
     const char* reason = ::dlerror();
-    throw BackendUnavailable(std::string("cannot open the plug-in: ") + (reason != nullptr ? reason : "no reason given"),
-                             path.string(), "run scripts/setup.sh and build again, or install oscar again");
+    throw BackendUnavailable(
+        std::string("cannot open the plug-in: ") + (reason != nullptr ? reason : "no reason given"), path.string(),
+        "run scripts/setup.sh and build again, or install oscar again");
   }
   return address;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Shared objects that are opened on first use, so that start-up does not pay for libtorch. A plug-in lies beside the binary
-// (build tree) or in ../lib/oscar or ../lib/<multiarch>/oscar (installed) and exports one C function that returns a pointer
-// to its interface.
+// Shared objects that are opened on first use, so that start-up does not pay for libtorch. A plug-in lies beside the
+// binary (build tree) or in ../lib/oscar or ../lib/<multiarch>/oscar (installed) and exports one C function that
+// returns a pointer to its interface.
 #pragma once
 
 #include <string>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The library reports events; the application decides what a human sees. Also the one place that knows about interruption.
+// The library reports events; the application decides what a human sees. Also the one place that knows about
+// interruption.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,8 @@
 
 namespace oscar {
 
-/// Receives what a long operation has to say. All methods may be called from any thread; the default ignores everything.
+/// Receives what a long operation has to say. All methods may be called from any thread; the default ignores
+/// everything.
 class Status {
  public:
   virtual ~Status() = default;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Fork-join over independent tasks. Results never depend on the number of threads: callers give each task its own output
-// and combine the outputs in task order. Non-goals: nested parallelism, futures, work stealing.
+// Fork-join over independent tasks. Results never depend on the number of threads: callers give each task its own
+// output and combine the outputs in task order. Non-goals: nested parallelism, futures, work stealing.
 #pragma once
 
 #include <cstddef>

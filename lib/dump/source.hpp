@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where Q, K and V come from, one layer at a time: our dumps, the published layout, a live model. A stage asks for a layer's
-// stream and reads it once or, after rewind(), again (value moments need finished query moments: two passes).
+// Where Q, K and V come from, one layer at a time: our dumps, the published layout, a live model. A stage asks for a
+// layer's stream and reads it once or, after rewind(), again (value moments need finished query moments: two passes).
 // Sequences never cross chunks. Non-goals: random access, writing.
 #pragma once
 

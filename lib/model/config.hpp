@@ -26,8 +26,9 @@ struct ModelConfig {
   ModelIdentity identity;
 };
 
-/// Reads `<model>/config.json`. Throws DataError: missing or malformed file or member, an architecture that is not supported
-/// (the message lists those that are), a setting of it that is not (attention_bias, rope_scaling, sliding windows …).
+/// Reads `<model>/config.json`. Throws DataError: missing or malformed file or member, an architecture that is not
+/// supported (the message lists those that are), a setting of it that is not (attention_bias, rope_scaling, sliding
+/// windows …).
 [[nodiscard]] ModelConfig read_model_config(const std::filesystem::path& model);
 
 }  // namespace oscar

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The mathematics of one decoder layer for one sequence, in fp32, by libtorch. Implemented in a plug-in that is opened on the
-// first call, so that commands which run no model never load libtorch. It reads no files and starts no threads: runner.hpp
-// owns the order of layers and sequences, the weights and the parallelism. Methods may be called concurrently.
+// The mathematics of one decoder layer for one sequence, in fp32, by libtorch. Implemented in a plug-in that is opened
+// on the first call, so that commands which run no model never load libtorch. It reads no files and starts no threads:
+// runner.hpp owns the order of layers and sequences, the weights and the parallelism. Methods may be called
+// concurrently.
 #pragma once
 
 #include <cstdint>

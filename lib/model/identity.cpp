@@ -14,23 +14,19 @@ Json to_json(const ModelIdentity& model) {
 }
 
 Json to_json(const CalibrationData& calibration) {
-  return {{"data_sha256", calibration.data_sha256},
-          {"tokens", calibration.tokens},
-          {"sequences", calibration.sequences}};
+  return {
+      {"data_sha256", calibration.data_sha256}, {"tokens", calibration.tokens}, {"sequences", calibration.sequences}};
 }
 
 ModelIdentity model_identity_from_json(const Json& json) {
-  return {json.value("id", ""),
-          json.value("revision", ""),
-          json.value("config_sha256", ""),
-          json.value("num_layers", 0),
-          json.value("num_attention_heads", 0),
-          json.value("num_key_value_heads", 0),
+  return {json.value("id", ""),        json.value("revision", ""),           json.value("config_sha256", ""),
+          json.value("num_layers", 0), json.value("num_attention_heads", 0), json.value("num_key_value_heads", 0),
           json.value("head_dim", 0)};
 }
 
 CalibrationData calibration_data_from_json(const Json& json) {
-  return {json.value("data_sha256", ""), json.value("tokens", std::int64_t{0}), json.value("sequences", std::int64_t{0})};
+  return {json.value("data_sha256", ""), json.value("tokens", std::int64_t{0}),
+          json.value("sequences", std::int64_t{0})};
 }
 
 }  // namespace oscar

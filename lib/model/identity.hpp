@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which model, and which text, something was made from: the provenance that dumps, statistics, rotation sets and reports share.
+// Which model, and which text, something was made from: the provenance that dumps, statistics, rotation sets and
+// reports share.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Runs a checkpoint layer by layer over a set of sequences: all sequences pass one layer before the next is loaded. What
-// attention computes can be replaced, which is how verify measures a quantised cache and how a live fit watches a model.
+// Runs a checkpoint layer by layer over a set of sequences: all sequences pass one layer before the next is loaded.
+// What attention computes can be replaced, which is how verify measures a quantised cache and how a live fit watches a
+// model.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,13 @@ using TokenSequence = std::vector<std::int32_t>;
 
 /// All hooks are optional.
 struct RunHooks {
-  /// Sees the q, k and v of one sequence in one layer. Either fills `out` (T, Hq, d) and returns true, or returns false and
-  /// exact attention is computed. Called concurrently for different sequences.
+  /// Sees the q, k and v of one sequence in one layer. Either fills `out` (T, Hq, d) and returns true, or returns false
+  /// and exact attention is computed. Called concurrently for different sequences.
   std::function<bool(int layer, std::size_t sequence, const QkvView& qkv, std::span<float> out)> attention;
   /// All sequences have passed `layer`.
   std::function<void(int layer)> layer_done;
-  /// Logits (T, vocab_size) of one sequence; called concurrently for different sequences. Without it they are not computed,
-  /// and the last layer stops after attention was seen.
+  /// Logits (T, vocab_size) of one sequence; called concurrently for different sequences. Without it they are not
+  /// computed, and the last layer stops after attention was seen.
   std::function<void(std::size_t sequence, std::span<const float> logits)> logits;
 };
 

@@ -12,7 +12,7 @@
 namespace oscar {
 
 struct TokenLimits {
-  int seq_len = 4096;             // longer sequences are cut into pieces of this length
+  int seq_len = 4096;               // longer sequences are cut into pieces of this length
   std::int64_t max_tokens = 30000;  // in all; 0 = no limit
   std::int64_t max_sequences = 0;   // 0 = no limit
 };

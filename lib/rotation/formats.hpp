@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rotation sets on disk. Ours is a folder: manifest.json (oscar.rotation_set.v1), k_rotation_<objective>.pt and
-// v_rotation_<objective>.pt (format v1, float32, loaded unmodified by SGLang), rotations.h5, optionally rotations.safetensors,
-// and serve.env. Foreign ones are bare .pt files.
+// v_rotation_<objective>.pt (format v1, float32, loaded unmodified by SGLang), rotations.h5, optionally
+// rotations.safetensors, and serve.env. Foreign ones are bare .pt files.
 #pragma once
 
 #include <filesystem>

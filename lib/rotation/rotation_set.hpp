@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The product: per layer, how keys and values are transformed before they are quantised to 2 bits, and where that came from.
-// A value type; reading and writing live in rotation/formats.hpp.
+// The product: per layer, how keys and values are transformed before they are quantised to 2 bits, and where that came
+// from. A value type; reading and writing live in rotation/formats.hpp.
 #pragma once
 
 #include <string>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// PyTorch archives (torch.save, zip format), read against an allow-list and written so that torch.load(weights_only=True)
-// takes them. The work is done by libtorch, in a plug-in that is opened on the first call, so that commands which touch no
-// .pt file never load it. Nothing in an archive is ever executed: only dicts, lists, tuples, numbers, strings, None and
-// tensors are built, and any other global is an error that names it.
+// PyTorch archives (torch.save, zip format), read against an allow-list and written so that
+// torch.load(weights_only=True) takes them. The work is done by libtorch, in a plug-in that is opened on the first
+// call, so that commands which touch no .pt file never load it. Nothing in an archive is ever executed: only dicts,
+// lists, tuples, numbers, strings, None and tensors are built, and any other global is an error that names it.
 // Non-goals: the legacy (non-zip) format, sparse or quantised tensors, views with strides (they are made contiguous).
 #pragma once
 
@@ -26,8 +26,8 @@ using PtDict = std::vector<std::pair<PtValue, PtValue>>;
 struct PtValue {
   std::variant<std::monostate, bool, std::int64_t, double, std::string, Tensor, PtList, PtDict> value;
 
-  /// The member of a dict under a string key, or under an integer key (which also matches its decimal string); null if absent
-  /// or if this is not a dict.
+  /// The member of a dict under a string key, or under an integer key (which also matches its decimal string); null if
+  /// absent or if this is not a dict.
   [[nodiscard]] const PtValue* find(const std::string& key) const;
   [[nodiscard]] const PtValue* find(std::int64_t key) const;
   template <class T>
@@ -49,8 +49,8 @@ struct PtTensorLocation {
   std::vector<std::int64_t> shape;
   std::uint64_t offset = 0;
 };
-/// Looks the place up without reading the payload. Throws DataError as read_pt_tensor does, and for a tensor that is not
-/// contiguous.
+/// Looks the place up without reading the payload. Throws DataError as read_pt_tensor does, and for a tensor that is
+/// not contiguous.
 [[nodiscard]] PtTensorLocation locate_pt_tensor(const std::filesystem::path& path);
 
 }  // namespace oscar

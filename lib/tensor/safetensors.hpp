@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The safetensors format: u64 header length, JSON header, payload. Files are mapped; tensors are references into the map.
+// The safetensors format: u64 header length, JSON header, payload. Files are mapped; tensors are references into the
+// map.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,8 @@ Tensor tensor_of(DType dtype, std::vector<std::int64_t> shape, std::span<const T
   return tensor;
 }
 
-/// Calls f with a pointer of the stored type for each type that has a plain C++ equivalent, or a converter for the halves.
+/// Calls f with a pointer of the stored type for each type that has a plain C++ equivalent, or a converter for the
+/// halves.
 template <class Out>
 void convert_elements(DType dtype, const std::byte* data, std::size_t count, Out* out) {
   const auto copy = [&](auto tag) {
@@ -27,14 +28,21 @@ void convert_elements(DType dtype, const std::byte* data, std::size_t count, Out
   };
   const auto* half = reinterpret_cast<const std::uint16_t*>(data);
   switch (dtype) {
-    case DType::kF64: return copy(double{});
-    case DType::kF32: return copy(float{});
-    case DType::kI64: return copy(std::int64_t{});
-    case DType::kI32: return copy(std::int32_t{});
-    case DType::kI16: return copy(std::int16_t{});
-    case DType::kI8: return copy(std::int8_t{});
+    case DType::kF64:
+      return copy(double{});
+    case DType::kF32:
+      return copy(float{});
+    case DType::kI64:
+      return copy(std::int64_t{});
+    case DType::kI32:
+      return copy(std::int32_t{});
+    case DType::kI16:
+      return copy(std::int16_t{});
+    case DType::kI8:
+      return copy(std::int8_t{});
     case DType::kU8:
-    case DType::kBool: return copy(std::uint8_t{});
+    case DType::kBool:
+      return copy(std::uint8_t{});
     case DType::kBF16:
       std::transform(half, half + count, out, [](std::uint16_t v) { return static_cast<Out>(float_from_bf16(v)); });
       return;
@@ -83,7 +91,8 @@ std::vector<double> Tensor::to_doubles() const {
 
 std::vector<std::int64_t> Tensor::to_int64() const {
   if (dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) {
-    throw DataError("expected integers, found " + std::string(name_of(dtype)), "", "write the file with an integer type");
+    throw DataError("expected integers, found " + std::string(name_of(dtype)), "",
+                    "write the file with an integer type");
   }
   std::vector<std::int64_t> out(static_cast<std::size_t>(size()));
   convert_elements(dtype, data.data(), out.size(), out.data());

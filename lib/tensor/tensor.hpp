@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The values that files hold and stages exchange: an owning tensor of any type, a view of per-head rows, a stack of fp64
-// matrices. All are contiguous and row-major. Non-goals: broadcasting, arithmetic, devices.
+// The values that files hold and stages exchange: an owning tensor of any type, a view of per-head rows, a stack of
+// fp64 matrices. All are contiguous and row-major. Non-goals: broadcasting, arithmetic, devices.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,8 @@ struct Tensor {
   [[nodiscard]] std::span<T> values() {
     return {reinterpret_cast<T*>(data.data()), data.size() / sizeof(T)};
   }
-  /// All elements converted to double (exact for every float type and for int32) or to int64 (integers only; throws DataError).
+  /// All elements converted to double (exact for every float type and for int32) or to int64 (integers only; throws
+  /// DataError).
   [[nodiscard]] std::vector<double> to_doubles() const;
   [[nodiscard]] std::vector<std::int64_t> to_int64() const;
 };

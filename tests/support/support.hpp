@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What tests share: folders that clean up after themselves, the project's fixtures, and the reference data that only some
-// machines have.
+// What tests share: folders that clean up after themselves, the project's fixtures, and the reference data that only
+// some machines have.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -30,8 +30,8 @@ class TemporaryFolder {
 /// A file of the project's own fixtures, tests/data/<name>.
 [[nodiscard]] std::filesystem::path data(const std::string& name);
 
-/// A path in the reference data beside the checkout (or in $OSCAR_SHARED); nullopt, and a line that makes the case count as
-/// skipped, if this machine does not have it.
+/// A path in the reference data beside the checkout (or in $OSCAR_SHARED); nullopt, and a line that makes the case
+/// count as skipped, if this machine does not have it.
 [[nodiscard]] std::optional<std::filesystem::path> shared_data(const std::string& name);
 
 /// The whole text of an error as the user would see it: what, where, remedy.
@@ -40,13 +40,13 @@ class TemporaryFolder {
 }  // namespace oscar::test
 
 /// Checks that `expression` throws `type` and that what the user sees contains `fragment`.
-#define CHECK_ERROR(expression, type, fragment)                       \
-  do {                                                                \
-    std::string seen_ = "nothing was thrown";                         \
-    try {                                                             \
-      (void)(expression);                                             \
-    } catch (const type& error_) {                                    \
-      seen_ = ::oscar::test::text_of(error_);                         \
-    }                                                                 \
+#define CHECK_ERROR(expression, type, fragment)                      \
+  do {                                                               \
+    std::string seen_ = "nothing was thrown";                        \
+    try {                                                            \
+      (void)(expression);                                            \
+    } catch (const type& error_) {                                   \
+      seen_ = ::oscar::test::text_of(error_);                        \
+    }                                                                \
     CHECK_MESSAGE(seen_.find(fragment) != std::string::npos, seen_); \
   } while (false)

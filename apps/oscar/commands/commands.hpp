@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One function per command, in pipeline order. Each only binds options and sets a callback; the callback opens files and
-// calls the library.
+// One function per command, in pipeline order. Each only binds options and sets a callback; the callback opens files
+// and calls the library.
 #pragma once
 
 #include "context.hpp"

@@ -18,7 +18,10 @@ TEST_CASE("a written file has its content and leaves nothing else behind") {
 
 TEST_CASE("a file that is not committed is never seen") {
   const test::TemporaryFolder folder;
-  { const AtomicFile file(folder / "x"); write_file(file.temporary_path(), "half"); }
+  {
+    const AtomicFile file(folder / "x");
+    write_file(file.temporary_path(), "half");
+  }
   CHECK(list_files(folder.path()).empty());
 }
 
