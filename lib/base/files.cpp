@@ -84,7 +84,7 @@ std::string read_text(const fs::path& path) {
   }
 }
 
-std::uint64_t file_size(const fs::path& path) {
+std::uint64_t regular_file_size(const fs::path& path) {
   std::error_code error;
   const auto size = fs::file_size(path, error);
   if (error) throw DataError("no such file", path.string(), "check the path");

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 /// Whole content of a file. Throws DataError if it is missing, IoError if it cannot be read.
 [[nodiscard]] std::string read_text(const fs::path& path);
 /// Size in bytes. Throws DataError if the file is missing or not a regular file.
-[[nodiscard]] std::uint64_t file_size(const fs::path& path);
+[[nodiscard]] std::uint64_t regular_file_size(const fs::path& path);
 /// Writes `content` atomically.
 void write_file(const fs::path& path, std::string_view content);
 

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT
+#include "tensor/hdf5.hpp"
+
+#include <hdf5.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr char kRemedy[] = "fetch or write the file again";
+
+/// An HDF5 identifier that closes itself. Negative identifiers are failures; the holder of a failure closes nothing.
+class Handle {
+ public:
+  Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
+  ~Handle() { reset(); }
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Handle& operator=(Handle&&) = delete;
+  void reset() {
+    if (id_ >= 0) close_(std::exchange(id_, -1));
+  }
+  [[nodiscard]] hid_t get() const { return id_; }
+  [[nodiscard]] bool ok() const { return id_ >= 0; }
+
+ private:
+  hid_t id_;
+  herr_t (*close_)(hid_t);
+};
+
+void silence_library() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
+
+hid_t native_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return H5T_NATIVE_DOUBLE;
+    case DType::kF32:
+      return H5T_NATIVE_FLOAT;
+    case DType::kI64:
+      return H5T_NATIVE_INT64;
+    case DType::kI32:
+      return H5T_NATIVE_INT32;
+    case DType::kU8:
+      return H5T_NATIVE_UINT8;
+    default:
+      return -1;
+  }
+}
+
+constexpr std::array kStorable{DType::kF64, DType::kF32, DType::kI64, DType::kI32, DType::kU8};
+
+Handle string_type(std::size_t size) {
+  Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
+  H5Tset_size(type.get(), std::max<std::size_t>(size, 1));
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  return type;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- writing
+
+struct Hdf5Writer::Impl {
+  explicit Impl(const std::filesystem::path& path) : target(path.string()), file(path) {
+    silence_library();
+    const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+    // No dates in the file: the same content gives the same bytes.
+    H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V18);
+    Handle created(H5Fcreate(file.temporary_path().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
+    require(created.ok(), "cannot create the file");
+    handle = std::make_unique<Handle>(std::move(created));
+  }
+
+  void require(bool ok, const std::string& what) const {
+    if (!ok) throw IoError(what, target, "free some disk space or choose another place, then run again");
+  }
+
+  /// Opens a group or dataset, creating groups that are missing.
+  [[nodiscard]] Handle open_or_create(const std::string& object) const {
+    if (object == "/" || exists(object)) return {H5Oopen(handle->get(), object.c_str(), H5P_DEFAULT), H5Oclose};
+    const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
+    H5Pset_create_intermediate_group(links.get(), 1);
+    return {H5Gcreate2(handle->get(), object.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT), H5Oclose};
+  }
+
+  [[nodiscard]] bool exists(const std::string& object) const {
+    for (std::size_t slash = object.find('/', 1);; slash = object.find('/', slash + 1)) {
+      if (H5Lexists(handle->get(), object.substr(0, slash).c_str(), H5P_DEFAULT) <= 0) return false;
+      if (slash == std::string::npos) return true;
+    }
+  }
+
+  std::string target;
+  AtomicFile file;
+  std::unique_ptr<Handle> handle;
+};
+
+Hdf5Writer::Hdf5Writer(const std::filesystem::path& path) : impl_(std::make_unique<Impl>(path)) {}
+Hdf5Writer::~Hdf5Writer() = default;
+
+void Hdf5Writer::write(const std::string& dataset, const Tensor& tensor) {
+  const hid_t type = native_type(tensor.dtype);
+  OSCAR_CHECK(type >= 0);
+  const std::vector<hsize_t> dims(tensor.shape.begin(), tensor.shape.end());
+  const Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose);
+  const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
+  H5Pset_create_intermediate_group(links.get(), 1);
+  const Handle options(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_obj_track_times(options.get(), false);
+  const Handle set(
+      H5Dcreate2(impl_->handle->get(), dataset.c_str(), type, space.get(), links.get(), options.get(), H5P_DEFAULT),
+      H5Dclose);
+  impl_->require(set.ok() && H5Dwrite(set.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) >= 0,
+                 "cannot write " + dataset);
+}
+
+void Hdf5Writer::attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value) {
+  const Handle target = impl_->open_or_create(object);
+  const auto put = [&](hid_t type, const Handle& space, const void* data) {
+    const Handle attribute(H5Acreate2(target.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                           H5Aclose);
+    impl_->require(attribute.ok() && H5Awrite(attribute.get(), type, data) >= 0, "cannot write attribute " + name);
+  };
+  const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
+  if (const auto* number = std::get_if<std::int64_t>(&value)) put(H5T_NATIVE_INT64, scalar, number);
+  if (const auto* number = std::get_if<double>(&value)) put(H5T_NATIVE_DOUBLE, scalar, number);
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    put(string_type(text->size()).get(), scalar, text->empty() ? "" : text->data());
+  }
+  if (const auto* list = std::get_if<std::vector<double>>(&value)) {
+    const hsize_t size = list->size();
+    put(H5T_NATIVE_DOUBLE, Handle(H5Screate_simple(1, &size, nullptr), H5Sclose), list->data());
+  }
+}
+
+void Hdf5Writer::commit() {
+  const bool flushed = H5Fflush(impl_->handle->get(), H5F_SCOPE_LOCAL) >= 0;
+  impl_->handle->reset();
+  impl_->require(flushed, "cannot write the file");
+  impl_->file.commit();
+}
+
+// ---------------------------------------------------------------- reading
+
+struct Hdf5Reader::Impl {
+  explicit Impl(const std::filesystem::path& source) : path(source.string()), file(open(source)) {}
+
+  static Handle open(const std::filesystem::path& source) {
+    silence_library();
+    (void)regular_file_size(source);  // a missing file gets its own message
+    Handle opened(H5Fopen(source.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+    if (!opened.ok()) throw DataError("not an HDF5 file, or truncated", source.string(), kRemedy);
+    return opened;
+  }
+
+  [[noreturn]] void fail(const std::string& what, const std::string& object) const {
+    throw DataError(what, path + ":" + object, kRemedy);
+  }
+
+  std::string path;
+  Handle file;
+};
+
+Hdf5Reader::Hdf5Reader(const std::filesystem::path& path) : impl_(std::make_unique<Impl>(path)) {}
+Hdf5Reader::~Hdf5Reader() = default;
+
+bool Hdf5Reader::has(const std::string& object) const {
+  return Handle(H5Oopen(impl_->file.get(), object.c_str(), H5P_DEFAULT), H5Oclose).ok();
+}
+
+std::vector<std::string> Hdf5Reader::members(const std::string& group) const {
+  const Handle handle(H5Gopen2(impl_->file.get(), group.c_str(), H5P_DEFAULT), H5Gclose);
+  if (!handle.ok()) impl_->fail("no such group", group);
+  std::vector<std::string> names;
+  const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* out) -> herr_t {
+    static_cast<std::vector<std::string>*>(out)->emplace_back(name);
+    return 0;
+  };
+  if (H5Literate(handle.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, collect, &names) < 0) {
+    impl_->fail("cannot list the group", group);
+  }
+  return names;
+}
+
+Tensor Hdf5Reader::read(const std::string& dataset) const {
+  const Handle set(H5Dopen2(impl_->file.get(), dataset.c_str(), H5P_DEFAULT), H5Dclose);
+  if (!set.ok()) impl_->fail("no such dataset", dataset);
+  const Handle space(H5Dget_space(set.get()), H5Sclose), type(H5Dget_type(set.get()), H5Tclose);
+  std::vector<hsize_t> dims(static_cast<std::size_t>(std::max(H5Sget_simple_extent_ndims(space.get()), 0)));
+  H5Sget_simple_extent_dims(space.get(), dims.data(), nullptr);
+  for (const DType dtype : kStorable) {
+    if (H5Tequal(type.get(), native_type(dtype)) <= 0) continue;
+    Tensor tensor(dtype, {dims.begin(), dims.end()});
+    if (H5Dread(set.get(), native_type(dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) < 0) {
+      impl_->fail("cannot read the dataset; the file may be truncated", dataset);
+    }
+    return tensor;
+  }
+  impl_->fail("unsupported element type", dataset);
+}
+
+bool Hdf5Reader::has_attribute(const std::string& object, const std::string& name) const {
+  return H5Aexists_by_name(impl_->file.get(), object.c_str(), name.c_str(), H5P_DEFAULT) > 0;
+}
+
+Hdf5Attribute Hdf5Reader::attribute(const std::string& object, const std::string& name) const {
+  const Handle handle(H5Aopen_by_name(impl_->file.get(), object.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT),
+                      H5Aclose);
+  if (!handle.ok()) impl_->fail("no attribute \"" + name + "\"", object);
+  const Handle type(H5Aget_type(handle.get()), H5Tclose), space(H5Aget_space(handle.get()), H5Sclose);
+  const auto count = static_cast<std::size_t>(std::max<hssize_t>(H5Sget_simple_extent_npoints(space.get()), 0));
+  herr_t status = -1;
+  Hdf5Attribute value;
+  if (H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0) {
+    std::string text(H5Tget_size(type.get()), '\0');
+    status = H5Aread(handle.get(), type.get(), text.data());
+    text.resize(std::min(text.find('\0'), text.size()));
+    value = text;
+  } else if (H5Tget_class(type.get()) == H5T_INTEGER && count == 1) {
+    std::int64_t number = 0;
+    status = H5Aread(handle.get(), H5T_NATIVE_INT64, &number);
+    value = number;
+  } else if (H5Tget_class(type.get()) == H5T_FLOAT) {
+    std::vector<double> list(count);
+    status = H5Aread(handle.get(), H5T_NATIVE_DOUBLE, list.data());
+    if (H5Sget_simple_extent_ndims(space.get()) == 0) {
+      value = list.at(0);
+    } else {
+      value = list;
+    }
+  }
+  if (status < 0) impl_->fail("cannot read attribute \"" + name + "\"", object);
+  return value;
+}
+
+}  // namespace oscar
