@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Installs what building and testing oscar needs on Debian 12 / Ubuntu 24.04, and nothing that is already there.
 # Second runs install nothing. libtorch lives in a virtual environment under the user's cache, named by a hash
 # of scripts/requirements.txt, so that every clone with the same requirements shares it; .venv links to it.

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""The checker finds what it is there to find: each case breaks one rule in a small tree and expects that one finding."""
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+CHECKER = Path(__file__).with_name("check_layers.py")
+SPDX = "// SPDX-License-Identifier: MIT\n"
+GOOD = {
+    "lib/base/errors.hpp": SPDX + "#include <string>\n",
+    "lib/base/version.hpp.in": SPDX,
+    "lib/fit/fit.cpp": SPDX + '#include "base/errors.hpp"\n#include "kernels/backend.hpp"\n#include "base/version.hpp"\n',
+    "lib/fit/fit.hpp": SPDX,
+    "lib/verify/report.cpp": SPDX + '#include "base/errors.hpp"\n',
+    "lib/tensor/pt_plugin.cpp": SPDX + "#include <torch/torch.h>\n",
+    "kernels/backend.hpp": SPDX + '#include "base/errors.hpp"\n',
+    "kernels/cpu/gram.cpp": SPDX + "#include <cblas.h>\n" + '#include "kernels/backend.hpp"\n',
+    "tests/unit/fit/fit_test.cpp": SPDX + '#include "fit/fit.hpp"\n',
+}
+
+
+def check(changes):
+    """Exit code and output of the checker on the good tree with `changes` on top."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in {**GOOD, **changes}.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        done = subprocess.run([sys.executable, "-B", CHECKER, folder], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+
+class CheckLayers(unittest.TestCase):
+    def finds(self, name, text, finding):
+        code, output = check({name: text})
+        self.assertEqual(code, 1, output)
+        self.assertEqual(len(output.splitlines()), 1, output)
+        self.assertIn(name, output)
+        self.assertIn(finding, output)
+
+    def test_a_good_tree_passes(self):
+        code, output = check({})
+        self.assertEqual((code, output), (0, f"{len(GOOD)} files keep the rules\n"))
+
+    def test_an_early_stage_may_not_see_a_later_one(self):
+        self.finds("lib/base/x.hpp", SPDX + '#include "fit/fit.hpp"\n', "lib/fit, which lib/base may not see")
+
+    def test_verify_may_not_see_fit(self):
+        self.finds("lib/verify/x.cpp", SPDX + '  #  include "fit/fit.hpp"\n', "lib/fit, which lib/verify may not see")
+
+    def test_a_path_with_dots_does_not_hide_it(self):
+        self.finds("lib/verify/x.cpp", SPDX + '#include "../fit/fit.hpp"\n', "lib/fit, which lib/verify may not see")
+
+    def test_kernels_may_not_see_the_method(self):
+        self.finds("kernels/cpu/x.cpp", SPDX + '#include "fit/fit.hpp"\n', "lib/fit, which kernels/cpu may not see")
+
+    def test_the_method_may_not_see_a_backend(self):
+        changes = {"kernels/cpu/gram.hpp": SPDX, "lib/fit/x.cpp": SPDX + '#include "kernels/cpu/gram.hpp"\n'}
+        code, output = check(changes)
+        self.assertEqual(code, 1)
+        self.assertIn("kernels/cpu, which lib/fit may not see", output)
+
+    def test_third_party_headers_stay_with_their_wrappers(self):
+        for header in ("torch/torch.h", "ATen/ATen.h", "hdf5.h", "curl/curl.h", "openssl/evp.h", "CLI/CLI.hpp", "cblas.h",
+                       "lapacke.h", "pcre2.h", "utf8proc.h", "valijson/schema.hpp", "cuda_runtime.h"):
+            self.finds("lib/fit/x.cpp", SPDX + f"#include <{header}>\n", f"<{header}>, which only")
+
+    def test_the_house_may_not_see_its_tests(self):
+        changes = {"tests/support/support.hpp": SPDX, "lib/fit/x.cpp": SPDX + '#include "tests/support/support.hpp"\n'}
+        self.assertIn("is no part of the house", check(changes)[1])
+
+    def test_an_unknown_folder_is_named(self):
+        self.finds("lib/misc/x.cpp", SPDX, "rules.py does not know")
+
+    def test_long_files_and_missing_licences_are_named(self):
+        self.finds("lib/fit/x.cpp", SPDX + "\n" * 300, "301 lines, more than 300")
+        self.finds("tests/unit/fit/x.cpp", SPDX + "\n" * 400, "401 lines, more than 400")
+        self.finds("lib/fit/x.cpp", "int x;\n", "no SPDX")
+
+    def test_an_empty_tree_is_an_error(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, "-B", CHECKER, folder], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no source files", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""The rules of the house as data: who may include whom, who may include what from outside, how long a file may be."""
+
+# A folder may include itself and the folders listed. The order is the data flow; nobody lists a later stage.
+MAY_INCLUDE = {
+    "lib/base": [],
+    "lib/tensor": ["lib/base"],
+    "kernels": ["lib/base", "lib/tensor"],
+    "kernels/cpu": ["lib/base", "lib/tensor", "kernels"],
+    "kernels/cuda": ["lib/base", "lib/tensor", "kernels"],
+    "kernels/absent": ["lib/base", "lib/tensor", "kernels"],
+    "lib/model": ["lib/base", "lib/tensor", "kernels"],
+    "lib/dump": ["lib/base", "lib/tensor", "kernels", "lib/model"],
+    "lib/stats": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump"],
+    "lib/spectral": ["lib/base", "lib/tensor", "kernels"],
+    "lib/transform": ["lib/base", "lib/tensor", "kernels", "lib/spectral"],
+    "lib/codec": ["lib/base", "lib/tensor", "kernels"],
+    "lib/rotation": ["lib/base", "lib/tensor", "kernels", "lib/model"],
+    "lib/fit": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/spectral",
+                "lib/transform", "lib/codec", "lib/rotation"],
+    # The checker shares no code with what it checks: not fit, spectral or transform.
+    "lib/verify": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/codec",
+                   "lib/rotation"],
+    "lib/cluster": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
+    "lib/zoo": ["lib/base", "lib/tensor", "lib/model", "lib/rotation"],
+    "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
+    "apps/oscar": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/fit",
+                   "lib/verify", "lib/zoo"],
+}
+
+# Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.
+WRAPPERS = {
+    ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/tensor/pt", "lib/model/decoder_torch", "lib/cluster/", "apps/torch/"],
+    ("hdf5", "H5"): ["lib/tensor/hdf5.cpp"],
+    ("curl/",): ["lib/zoo/curl_transport.cpp"],
+    ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
+    ("CLI/",): ["apps/oscar/"],
+    ("cblas", "lapacke", "lapack", "openblas"): ["kernels/cpu/"],
+    ("pcre2", "utf8proc"): ["lib/model/tokenizer"],
+    ("valijson/",): ["lib/base/json.cpp"],
+    ("cuda", "cublas", "cusolver", "curand", "nccl", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/"],
+}
+
+MAX_LINES = 300
+MAX_TEST_LINES = 400
+SOURCE_SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".in", ".py", ".sh", ".cmake"}
+INCLUDING_SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".in"}
