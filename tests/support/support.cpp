@@ -10,6 +10,10 @@ namespace oscar::test {
 
 namespace fs = std::filesystem;
 
+namespace {
+bool skipped = false;
+}  // namespace
+
 TemporaryFolder::TemporaryFolder() {
   std::string pattern = (fs::temp_directory_path() / "oscar-test-XXXXXX").string();
   REQUIRE(::mkdtemp(pattern.data()) != nullptr);
@@ -31,9 +35,12 @@ std::optional<fs::path> shared_data(const std::string& name) {
   const char* folder = std::getenv("OSCAR_SHARED");
   fs::path path = fs::path(folder != nullptr ? folder : OSCAR_SHARED_DATA) / name;
   if (fs::exists(path)) return path;
+  skipped = true;
   std::printf("skipped: needs the reference data %s\n", name.c_str());
   return std::nullopt;
 }
+
+bool any_case_skipped() { return skipped; }
 
 std::string text_of(const Error& error) {
   return std::string(error.what()) + " | " + error.where() + " | " + error.remedy();

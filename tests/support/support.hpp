@@ -34,6 +34,9 @@ class TemporaryFolder {
 /// count as skipped, if this machine does not have it.
 [[nodiscard]] std::optional<std::filesystem::path> shared_data(const std::string& name);
 
+/// True once shared_data() found something missing.
+[[nodiscard]] bool any_case_skipped();
+
 /// The whole text of an error as the user would see it: what, where, remedy.
 [[nodiscard]] std::string text_of(const Error& error);
 

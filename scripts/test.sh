@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Installs what is missing, builds, and runs every test that this machine can run; further arguments go to ctest
+# (-L slow, -R fit, …). The last line is "N passed, N failed, N skipped"; the exit status is 1 if anything failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/setup.sh
+scripts/build.sh
+if ! nvidia-smi -L >/dev/null 2>&1; then
+  printf 'test: no NVIDIA GPU here: tests of the CUDA backend are skipped\n' >&2
+fi
+
+results=$PWD/build/test-results.xml
+rm -f "$results"
+status=0
+ctest --test-dir build --parallel "$(nproc)" --output-on-failure --test-output-size-passed 16384 \
+  --output-junit "$results" "$@" || status=$?
+/usr/bin/python3 -B scripts/summarize_tests.py "$results" "$status"
