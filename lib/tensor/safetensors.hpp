@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The safetensors format: u64 header length, JSON header, payload. Files are mapped; tensors are references into the
-// map.
+// map. A tensor of a type that DType lacks (F8_E4M3 …) is an error only for those who ask for it.
 #pragma once
 
 #include <cstddef>
@@ -39,6 +39,7 @@ class SafetensorsFile {
   std::string path_;
   MappedFile file_;
   std::map<std::string, TensorRef> tensors_;
+  std::map<std::string, std::string> unsupported_;  // name -> element type
   std::map<std::string, std::string> metadata_;
 };
 

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+#include "tensor/safetensors.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/json.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::size_t kLengthBytes = 8;
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
+constexpr const char* kMetadata = "__metadata__";
+
+constexpr std::array<std::pair<DType, std::string_view>, 10> kNames{{{DType::kF64, "F64"},
+                                                                     {DType::kF32, "F32"},
+                                                                     {DType::kF16, "F16"},
+                                                                     {DType::kBF16, "BF16"},
+                                                                     {DType::kI64, "I64"},
+                                                                     {DType::kI32, "I32"},
+                                                                     {DType::kI16, "I16"},
+                                                                     {DType::kI8, "I8"},
+                                                                     {DType::kU8, "U8"},
+                                                                     {DType::kBool, "BOOL"}}};
+
+std::optional<DType> dtype_from_header(std::string_view name) {
+  for (const auto& [dtype, text] : kNames) {
+    if (text == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+std::string_view header_name(DType dtype) {
+  return std::find_if(kNames.begin(), kNames.end(), [&](const auto& entry) { return entry.first == dtype; })->second;
+}
+
+[[noreturn]] void refuse(const std::string& what, const std::string& where) {
+  throw DataError(what, where, "fetch or write the file again");
+}
+
+struct Range {
+  std::uint64_t begin = 0, end = 0;
+};
+
+/// One entry of the header, checked by itself.
+struct Entry {
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  Range range;
+};
+
+Entry parse_entry(const Json& json, const std::string& where) {
+  const auto is_count = [](const Json& value) {
+    return value.is_number_unsigned() && value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
+  };
+  const auto are_counts = [&](const char* key) {
+    return json.contains(key) && json[key].is_array() && std::all_of(json[key].begin(), json[key].end(), is_count);
+  };
+  if (!json.is_object() || !json.contains("dtype") || !json["dtype"].is_string() || !are_counts("shape") ||
+      !are_counts("data_offsets") || json["data_offsets"].size() != 2) {
+    refuse("the header entry lacks a proper dtype, shape or data_offsets", where);
+  }
+  return {json["dtype"].get<std::string>(),
+          json["shape"].get<std::vector<std::int64_t>>(),
+          {json["data_offsets"][0].get<std::uint64_t>(), json["data_offsets"][1].get<std::uint64_t>()}};
+}
+
+/// Ranges must follow each other without holes and end with the payload, so that no byte has two owners or none.
+void check_coverage(std::vector<Range> ranges, std::uint64_t payload, const std::string& path) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+  std::uint64_t expected = 0;
+  for (const Range& range : ranges) {
+    if (range.begin != expected) refuse("tensors overlap or leave holes in the payload", path);
+    expected = range.end;
+  }
+  if (expected != payload) {
+    refuse("the header describes " + std::to_string(expected) + " bytes of payload, the file has " +
+               std::to_string(payload),
+           path);
+  }
+}
+
+TensorRef tensor_ref(const Entry& entry, DType dtype, std::span<const std::byte> payload, const std::string& where) {
+  const std::uint64_t bytes = entry.range.end - entry.range.begin;
+  const auto count = static_cast<std::uint64_t>(num_elements(entry.shape));
+  if (count > bytes || count * size_of(dtype) != bytes) {
+    refuse(
+        "shape " + shape_text(entry.shape) + " of " + entry.dtype + " does not fit " + std::to_string(bytes) + " bytes",
+        where);
+  }
+  return {dtype, entry.shape, payload.subspan(entry.range.begin, bytes)};
+}
+
+std::string_view header_text(std::span<const std::byte> file, const std::string& path) {
+  std::uint64_t length = 0;
+  if (file.size() < kLengthBytes) refuse("too short for a safetensors file", path);
+  std::memcpy(&length, file.data(), sizeof length);
+  if (length > kMaxHeaderBytes) refuse("not a safetensors file: header length " + std::to_string(length), path);
+  if (length > file.size() - kLengthBytes) refuse("truncated: the header is longer than the file", path);
+  return {reinterpret_cast<const char*>(file.data()) + kLengthBytes, length};
+}
+
+}  // namespace
+
+Tensor TensorRef::copy() const {
+  Tensor tensor(dtype, shape);
+  OSCAR_CHECK(tensor.data.size() == data.size());
+  std::copy(data.begin(), data.end(), tensor.data.begin());
+  return tensor;
+}
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path.string()), file_(path) {
+  const std::string_view text = header_text(file_.bytes(), path_);
+  const std::span<const std::byte> payload = file_.bytes().subspan(kLengthBytes + text.size());
+  const Json header = parse_json(text, path_);
+  if (!header.is_object()) refuse("the header is not a JSON object", path_);
+  std::vector<Range> ranges;
+  for (const auto& [name, value] : header.items()) {
+    if (name == kMetadata) {
+      for (const auto& [key, entry] : value.items()) metadata_[key] = entry.is_string() ? entry.get<std::string>() : "";
+      continue;
+    }
+    const std::string where = path_ + ", tensor " + name;
+    const Entry entry = parse_entry(value, where);
+    if (entry.range.begin > entry.range.end || entry.range.end > payload.size()) {
+      refuse("truncated: the tensor lies outside the file", where);
+    }
+    ranges.push_back(entry.range);
+    if (const std::optional<DType> dtype = dtype_from_header(entry.dtype)) {
+      tensors_[name] = tensor_ref(entry, *dtype, payload, where);
+    } else {
+      unsupported_[name] = entry.dtype;
+    }
+  }
+  check_coverage(std::move(ranges), payload.size(), path_);
+}
+
+const TensorRef& SafetensorsFile::at(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  if (found != tensors_.end()) return found->second;
+  const auto unsupported = unsupported_.find(name);
+  if (unsupported != unsupported_.end()) {
+    throw DataError("tensor " + name + " has the element type " + unsupported->second + ", which is not supported",
+                    path_, "use a checkpoint in bfloat16, float16 or float32");
+  }
+  throw DataError("there is no tensor " + name, path_, "check that this is the right file");
+}
+
+void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) header[kMetadata] = metadata;
+  std::uint64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    OSCAR_CHECK(name != kMetadata && !header.contains(name));
+    const std::uint64_t end = offset + tensor.data.size();
+    header[name] = {
+        {"dtype", header_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", Json::array({offset, end})}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that payloads of mapped files are aligned
+  const std::uint64_t length = text.size();
+  std::string content(reinterpret_cast<const char*>(&length), sizeof length);
+  content += text;
+  for (const auto& [name, tensor] : tensors) {
+    content.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
+  }
+  write_file(path, content);
+}
+
+}  // namespace oscar
