@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// attend(): softmax(scores) values over mixed-precision keys and values, in fp32, block by block of queries.
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.hpp"
+#include "base/threads.hpp"
+#include "kernels/cpu/exp.hpp"
+#include "kernels/cpu/mixed_block.hpp"
+#include "kernels/cpu/ops.hpp"
+
+namespace oscar::cpu {
+namespace {
+
+/// Scores of keys [0, position] -> probabilities; later keys get 0.
+void causal_softmax(std::span<float> row, std::int64_t position) {
+  const std::span<float> seen = row.first(static_cast<std::size_t>(position) + 1);
+  const float highest = *std::max_element(seen.begin(), seen.end());
+  for (float& score : seen) score -= highest;
+  exp_in_place(seen);
+  double sum = 0;
+  for (const float weight : seen) sum += weight;
+  const auto scale = static_cast<float>(1.0 / sum);
+  for (float& weight : seen) weight *= scale;
+  std::fill(row.begin() + position + 1, row.end(), 0.0F);
+}
+
+void attend_block(const MixedAttention& mixed, const MixedHead<float>& shared, std::span<const std::int64_t> positions,
+                  std::int64_t first_query, int head, std::span<float> out) {
+  const std::int64_t queries = static_cast<std::int64_t>(positions.size());
+  const std::int64_t dim = mixed.q.head_dim;
+  const std::vector<float> q = load_head<float>(mixed.q.tokens(first_query, first_query + queries), head);
+  std::vector<float> weights;
+  mixed_scores(q.data(), shared.k, positions, mixed.windows, 1.0 / std::sqrt(static_cast<double>(dim)), weights);
+  const std::size_t keys = weights.size() / positions.size();
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    causal_softmax(std::span(weights).subspan(i * keys, keys), positions[i]);
+  }
+  const std::int64_t value_dim = shared.v.dim;
+  std::vector<float> outputs(static_cast<std::size_t>(queries * value_dim));
+  mixed_outputs(weights, shared.v, positions, mixed.windows, outputs.data());
+  restore_outputs<float>(outputs, queries, value_dim, shared.native_from_rotated, mixed.precision);
+  for (std::int64_t i = 0; i < queries; ++i) {
+    std::copy_n(outputs.data() + i * value_dim, value_dim,
+                out.data() + ((first_query + i) * mixed.q.num_heads + head) * value_dim);
+  }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed) {
+  if (!mixed.query_positions.empty()) return {mixed.query_positions.begin(), mixed.query_positions.end()};
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(mixed.q.num_tokens));
+  for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<std::int64_t>(i);
+  return positions;
+}
+
+void check_mixed(const MixedAttention& mixed) {
+  const auto same_shape = [](const HeadsView& a, const HeadsView& b) {
+    return a.num_tokens == b.num_tokens && a.num_heads == b.num_heads && a.head_dim == b.head_dim;
+  };
+  OSCAR_CHECK(same_shape(mixed.window_k, mixed.history_k) && same_shape(mixed.window_v, mixed.history_v));
+  OSCAR_CHECK(mixed.window_k.num_tokens == mixed.window_v.num_tokens);
+  OSCAR_CHECK(mixed.window_k.num_heads == mixed.window_v.num_heads && mixed.window_k.num_heads > 0);
+  OSCAR_CHECK(mixed.q.num_heads % mixed.window_k.num_heads == 0 && mixed.q.head_dim == mixed.window_k.head_dim);
+  OSCAR_CHECK(mixed.windows.sink >= 0 && mixed.windows.recent >= 0);
+  const std::vector<std::int64_t> positions = resolve_positions(mixed);
+  OSCAR_CHECK(static_cast<std::int64_t>(positions.size()) == mixed.q.num_tokens);
+  OSCAR_CHECK(std::is_sorted(positions.begin(), positions.end()));
+  OSCAR_CHECK(positions.empty() || (positions.front() >= 0 && positions.back() < mixed.window_k.num_tokens));
+  const MatrixStack* back = mixed.native_from_rotated;
+  OSCAR_CHECK(back == nullptr ||
+              (back->dim == mixed.window_v.head_dim && (back->count == 1 || back->count == mixed.window_v.num_heads)));
+}
+
+void attend(const MixedAttention& mixed, std::span<float> out) {
+  check_mixed(mixed);
+  OSCAR_CHECK(out.size() == static_cast<std::size_t>(mixed.q.num_tokens) * mixed.q.num_heads * mixed.window_v.head_dim);
+  const std::vector<std::int64_t> positions = resolve_positions(mixed);
+  const int group = mixed.q.num_heads / mixed.window_k.num_heads;
+  const std::int64_t blocks = (mixed.q.num_tokens + kQueriesPerBlock - 1) / kQueriesPerBlock;
+  for (int kv_head = 0; kv_head < mixed.window_k.num_heads; ++kv_head) {
+    const MixedHead<float> shared(mixed, kv_head);
+    parallel_for(static_cast<std::size_t>(blocks * group), [&](std::size_t task) {
+      const std::int64_t first = static_cast<std::int64_t>(task) % blocks * kQueriesPerBlock;
+      const std::int64_t count = std::min(kQueriesPerBlock, mixed.q.num_tokens - first);
+      const int head = kv_head * group + static_cast<int>(static_cast<std::int64_t>(task) / blocks);
+      attend_block(mixed, shared,
+                   std::span(positions).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+                   first, head, out);
+    });
+  }
+}
+
+}  // namespace oscar::cpu

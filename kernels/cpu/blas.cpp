@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cpu/blas.hpp"
+
+#include <cblas.h>
+
+#include <mutex>
+
+namespace oscar::cpu {
+namespace {
+
+CBLAS_TRANSPOSE transpose(const Gemm& shape) { return shape.b == Transpose::kYes ? CblasTrans : CblasNoTrans; }
+
+blasint narrow(std::int64_t value) { return static_cast<blasint>(value); }
+
+}  // namespace
+
+void use_one_blas_thread() {
+  static std::once_flag once;
+  std::call_once(once, [] { openblas_set_num_threads(1); });
+}
+
+void gemm(const Gemm& s, const double* a, std::int64_t lda, const double* b, std::int64_t ldb, double* c,
+          std::int64_t ldc) {
+  if (s.m == 0 || s.n == 0) return;
+  use_one_blas_thread();
+  cblas_dgemm(CblasRowMajor, CblasNoTrans, transpose(s), narrow(s.m), narrow(s.n), narrow(s.k), s.alpha, a, narrow(lda),
+              b, narrow(ldb), s.accumulate ? 1.0 : 0.0, c, narrow(ldc));
+}
+
+void gemm(const Gemm& s, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
+          std::int64_t ldc) {
+  if (s.m == 0 || s.n == 0) return;
+  use_one_blas_thread();
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, transpose(s), narrow(s.m), narrow(s.n), narrow(s.k),
+              static_cast<float>(s.alpha), a, narrow(lda), b, narrow(ldb), s.accumulate ? 1.0F : 0.0F, c, narrow(ldc));
+}
+
+}  // namespace oscar::cpu

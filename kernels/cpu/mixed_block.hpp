@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+// Attention of one block of queries of one head over keys and values of mixed precision: what attend() and
+// compare_attention() share. T is float (speed) or double (reference).
+// Query i sees key j <= i exactly ("window") if j < sink or j > i - recent, and quantised ("history") otherwise. For a
+// block of queries at positions first..last the keys fall into
+//   [0, sink)  window   [sink, tail)  history of all   [tail, history_end)  history of some   [history_end, keys)
+//   window
+// so that two products cover everything once, but for the third range.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/blas.hpp"
+#include "kernels/types.hpp"
+
+namespace oscar::cpu {
+
+/// Queries of a block: few enough for its scores to stay in cache.
+inline constexpr std::int64_t kQueriesPerBlock = 32;
+
+/// One head as a contiguous matrix (num_tokens, head_dim).
+template <class T>
+std::vector<T> load_head(HeadsView view, int head) {
+  std::vector<T> rows(static_cast<std::size_t>(view.num_tokens) * view.head_dim);
+  if constexpr (sizeof(T) == sizeof(double)) {
+    view.head_rows(0, view.num_tokens, head, rows.data());
+  } else {
+    const auto dim = static_cast<std::size_t>(view.head_dim);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(view.num_tokens); ++t) {
+      view.row(static_cast<std::int64_t>(t), head, std::span(rows).subspan(t * dim, dim));
+    }
+  }
+  return rows;
+}
+
+/// Positions of the queries among the keys, given or implied.
+[[nodiscard]] std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed);
+/// Throws std::logic_error if shapes or positions do not fit together.
+void check_mixed(const MixedAttention& mixed);
+
+struct KeyRanges {
+  std::int64_t sink, tail, history_end, keys;
+
+  KeyRanges(std::span<const std::int64_t> positions, const Windows& windows) {
+    keys = positions.back() + 1;
+    sink = std::min<std::int64_t>(windows.sink, keys);
+    tail = std::clamp(positions.front() - windows.recent + 1, sink, keys);
+    history_end = std::clamp(positions.back() - windows.recent + 1, tail, keys);
+  }
+  /// First key of the recent window of a query.
+  [[nodiscard]] std::int64_t split(std::int64_t position, const Windows& windows) const {
+    return std::clamp(position - windows.recent + 1, tail, history_end);
+  }
+};
+
+/// Keys or values of one KV head, once as stored in the windows and once decoded.
+template <class T>
+struct MixedRows {
+  std::vector<T> window, history;
+  std::int64_t dim = 0;
+  [[nodiscard]] const T* window_row(std::int64_t i) const { return window.data() + i * dim; }
+  [[nodiscard]] const T* history_row(std::int64_t i) const { return history.data() + i * dim; }
+};
+
+/// scores (queries, ranges.keys) = scale * q k^T, each pair in the precision that the windows give it.
+template <class T>
+void mixed_scores(const T* q, const MixedRows<T>& k, std::span<const std::int64_t> positions, const Windows& windows,
+                  double scale, std::vector<T>& scores) {
+  const KeyRanges r(positions, windows);
+  const auto n = static_cast<std::int64_t>(positions.size());
+  scores.resize(static_cast<std::size_t>(n * r.keys));
+  const auto product = [&](const T* rows, std::int64_t begin, std::int64_t end, T* out, std::int64_t ld) {
+    gemm({.m = n, .n = end - begin, .k = k.dim, .b = Transpose::kYes, .alpha = scale}, q, k.dim, rows, k.dim, out, ld);
+  };
+  product(k.window_row(0), 0, r.sink, scores.data(), r.keys);
+  product(k.history_row(r.sink), r.sink, r.tail, scores.data() + r.sink, r.keys);
+  product(k.window_row(r.tail), r.tail, r.keys, scores.data() + r.tail, r.keys);
+  const std::int64_t shared = r.history_end - r.tail;
+  std::vector<T> quantised(static_cast<std::size_t>(n * shared));
+  product(k.history_row(r.tail), r.tail, r.history_end, quantised.data(), shared);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t count = r.split(positions[static_cast<std::size_t>(i)], windows) - r.tail;
+    std::copy_n(quantised.data() + i * shared, count, scores.data() + i * r.keys + r.tail);
+  }
+}
+
+/// out (queries, dim) = weights (queries, ranges.keys) times the values in the precision that the windows give each
+/// pair. The weights of the third range are used up.
+template <class T>
+void mixed_outputs(std::vector<T>& weights, const MixedRows<T>& v, std::span<const std::int64_t> positions,
+                   const Windows& windows, T* out) {
+  const KeyRanges r(positions, windows);
+  const auto n = static_cast<std::int64_t>(positions.size());
+  const std::int64_t shared = r.history_end - r.tail;
+  std::vector<T> quantised(static_cast<std::size_t>(n * shared), T{0});
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t count = r.split(positions[static_cast<std::size_t>(i)], windows) - r.tail;
+    T* row = weights.data() + i * r.keys + r.tail;
+    std::copy_n(row, count, quantised.data() + i * shared);
+    std::fill_n(row, count, T{0});
+  }
+  std::fill_n(out, n * v.dim, T{0});
+  const auto product = [&](const T* w, std::int64_t ld, const T* rows, std::int64_t count) {
+    if (count == 0) return;
+    gemm({.m = n, .n = v.dim, .k = count, .accumulate = true}, w, ld, rows, v.dim, out, v.dim);
+  };
+  product(weights.data(), r.keys, v.window_row(0), r.sink);
+  product(weights.data() + r.sink, r.keys, v.history_row(r.sink), r.tail - r.sink);
+  product(weights.data() + r.tail, r.keys, v.window_row(r.tail), r.keys - r.tail);
+  product(quantised.data(), shared, v.history_row(r.tail), shared);
+}
+
+/// Maps outputs (queries, dim) back to native coordinates. Serving rounds the outputs and the matrix (an empty one:
+/// none) to bfloat16 first; the product stays unrounded.
+template <class T>
+void restore_outputs(std::vector<T>& outputs, std::int64_t queries, std::int64_t dim, std::span<const T> matrix,
+                     Precision precision) {
+  if (precision == Precision::kServing) {
+    for (T& value : outputs) value = round_to_bf16(static_cast<float>(value));
+  }
+  if (matrix.empty()) return;
+  std::vector<T> native(outputs.size());
+  gemm({.m = queries, .n = dim, .k = dim}, outputs.data(), dim, matrix.data(), dim, native.data(), dim);
+  outputs.swap(native);
+}
+
+/// The matrix that restore_outputs() needs for a KV head; empty if there is none.
+template <class T>
+std::vector<T> restoring_matrix(const MixedAttention& mixed, int kv_head) {
+  if (mixed.native_from_rotated == nullptr) return {};
+  const std::span<const double> matrix = mixed.native_from_rotated->for_head(kv_head);
+  std::vector<T> values(matrix.begin(), matrix.end());
+  if (mixed.precision == Precision::kServing) {
+    for (T& value : values) value = round_to_bf16(static_cast<float>(value));
+  }
+  return values;
+}
+
+/// Everything of one KV head that its query blocks share.
+template <class T>
+struct MixedHead {
+  MixedRows<T> k, v;
+  std::vector<T> native_from_rotated;
+  MixedHead(const MixedAttention& mixed, int kv_head)
+      : k{load_head<T>(mixed.window_k, kv_head), load_head<T>(mixed.history_k, kv_head), mixed.window_k.head_dim},
+        v{load_head<T>(mixed.window_v, kv_head), load_head<T>(mixed.history_v, kv_head), mixed.window_v.head_dim},
+        native_from_rotated(restoring_matrix<T>(mixed, kv_head)) {}
+};
+
+}  // namespace oscar::cpu

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// The verbs of kernels/backend.hpp as free functions, one file each; CpuBackend forwards to them. Same parameters, same
+// contract (kernels/README.md). Non-goal: being called from outside kernels/cpu and its tests.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/types.hpp"
+
+namespace oscar::cpu {
+
+void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams);
+void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies);
+void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams);
+void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
+[[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric);
+void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision, std::span<float> rows);
+void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+              std::span<float> decoded, QuantizedRows* codes);
+void attend(const MixedAttention& mixed, std::span<float> out);
+[[nodiscard]] std::vector<AttentionErrors> compare_attention(const QkvView& exact, const MixedAttention& mixed);
+
+}  // namespace oscar::cpu

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cpu/row_codec.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/threads.hpp"
+#include "kernels/cpu/ops.hpp"
+
+namespace oscar::cpu {
+namespace {
+
+constexpr std::int64_t kRowsPerTask = 1024;
+
+float bisected_threshold(std::span<const float> magnitudes, int rank) {
+  const auto size = magnitudes.size();
+  const auto budget = static_cast<std::ptrdiff_t>(size) - rank;
+  float low = 0.0F;
+  float high = *std::max_element(magnitudes.begin(), magnitudes.end());
+  for (int i = std::bit_width(size) - 1; i > 0; --i) {
+    const float middle = (low + high) * 0.5F;
+    const auto above = std::count_if(magnitudes.begin(), magnitudes.end(), [=](float m) { return m > middle; });
+    (above > budget ? low : high) = middle;
+  }
+  return high;
+}
+
+void decode_row(std::span<const std::uint8_t> codes, std::span<const GroupParams> params, Precision precision,
+                std::span<float> decoded) {
+  const std::size_t group_size = codes.size() / params.size();
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const GroupParams& p = params[i / group_size];
+    const float value = (static_cast<float>(codes[i]) - p.zero) * p.scale;
+    decoded[i] = precision == Precision::kServing ? round_to_bf16(value) : value;
+  }
+}
+
+}  // namespace
+
+int checked_group_size(const RowCodec& codec, int head_dim) {
+  const int group_size = codec.group_size == 0 ? head_dim : codec.group_size;
+  if (group_size < 1 || group_size > head_dim || head_dim % group_size != 0) {
+    throw UsageError(
+        "group size " + std::to_string(group_size) + " does not divide head_dim " + std::to_string(head_dim),
+        "--group-size", "choose a divisor of head_dim, or 0 for the whole head");
+  }
+  if (codec.levels < 2 || codec.levels > 256) {
+    throw UsageError("cannot quantise to " + std::to_string(codec.levels) + " levels", "--levels", "choose 2 to 256");
+  }
+  return group_size;
+}
+
+float clip_threshold(std::span<const float> row, double ratio, ClipSearch search, std::span<float> scratch) {
+  const int size = static_cast<int>(row.size());
+  const int rank = std::min(static_cast<int>(ratio * size), size - 1);
+  std::transform(row.begin(), row.end(), scratch.begin(), [](float x) { return std::abs(x); });
+  if (search == ClipSearch::kBisect) return bisected_threshold(scratch.first(row.size()), rank);
+  std::nth_element(scratch.begin(), scratch.begin() + rank, scratch.begin() + size);
+  return scratch[static_cast<std::size_t>(rank)];
+}
+
+GroupParams encode_group(std::span<const float> group, int levels, std::span<std::uint8_t> codes) {
+  float low = group[0];
+  float high = group[0];
+  for (const float x : group) {
+    low = std::min(low, x);
+    high = std::max(high, x);
+  }
+  const float highest_code = static_cast<float>(levels - 1);
+  const float scale = std::max(high - low, 1e-8F) / highest_code;
+  const float zero = -low / scale;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const float position = group[i] / scale + zero + 0.5F;
+    // Rounding can push the ends past the code range; a group of equal huge values makes the position NaN.
+    codes[i] = static_cast<std::uint8_t>(position > 0.0F ? std::min(position, highest_code) : 0.0F);
+  }
+  return {scale, zero};
+}
+
+void encode_row(std::span<const float> row, const RowCodec& codec, int group_size, std::span<float> scratch,
+                std::span<std::uint8_t> codes, std::span<GroupParams> params) {
+  std::span<const float> source = row;
+  if (codec.clip_ratio > 0) {
+    const float threshold = clip_threshold(row, codec.clip_ratio, codec.clip_search, scratch);
+    for (std::size_t i = 0; i < row.size(); ++i) scratch[i] = std::clamp(row[i], -threshold, threshold);
+    source = scratch.first(row.size());
+  }
+  const auto size = static_cast<std::size_t>(group_size);
+  for (std::size_t group = 0; group < params.size(); ++group) {
+    params[group] = encode_group(source.subspan(group * size, size), codec.levels, codes.subspan(group * size, size));
+  }
+}
+
+void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+              std::span<float> decoded, QuantizedRows* out) {
+  const int group_size = checked_group_size(codec, head_dim);
+  const auto dim = static_cast<std::size_t>(head_dim);
+  const std::size_t groups = dim / static_cast<std::size_t>(group_size);
+  const std::size_t num_rows = rows.size() / dim;
+  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
+  if (out != nullptr) {
+    out->codes.resize(rows.size());
+    out->scale.resize(num_rows * groups);
+    out->zero.resize(num_rows * groups);
+  }
+  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
+    std::vector<float> scratch(dim);
+    std::vector<std::uint8_t> codes(dim);
+    std::vector<GroupParams> params(groups);
+    const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
+    for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
+      encode_row(rows.subspan(row * dim, dim), codec, group_size, scratch, codes, params);
+      decode_row(codes, params, precision, decoded.subspan(row * dim, dim));
+      if (out == nullptr) continue;
+      std::copy(codes.begin(), codes.end(), out->codes.begin() + static_cast<std::ptrdiff_t>(row * dim));
+      for (std::size_t group = 0; group < groups; ++group) {
+        out->scale[row * groups + group] = params[group].scale;
+        out->zero[row * groups + group] = params[group].zero;
+      }
+    }
+  });
+}
+
+}  // namespace oscar::cpu

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT
+// Rotation and attention against textbook loops in fp64 that share nothing with the kernels.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "base/threads.hpp"
+#include "kernels/cpu/exp.hpp"
+#include "kernels/cpu/ops.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+std::vector<float> gaussian(std::size_t size, unsigned seed, float scale = 1.0F) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal(0.0F, scale);
+  std::vector<float> values(size);
+  for (float& x : values) x = normal(engine);
+  return values;
+}
+
+/// Random exact and mixed-precision attention of one sequence.
+struct Case {
+  int heads, kv_heads, dim;
+  std::int64_t keys;
+  std::vector<std::int64_t> positions;
+  Windows windows;
+  Precision precision;
+  MatrixStack back;
+  std::vector<float> q, k, v, mixed_q, window_k, history_k, window_v, history_v;
+
+  Case(int heads_, int kv_heads_, int dim_, std::int64_t keys_, std::vector<std::int64_t> positions_, Windows windows_,
+       Precision precision_)
+      : heads(heads_),
+        kv_heads(kv_heads_),
+        dim(dim_),
+        keys(keys_),
+        positions(std::move(positions_)),
+        windows(windows_),
+        precision(precision_),
+        back(kv_heads, dim) {
+    const std::size_t queries = positions.empty() ? static_cast<std::size_t>(keys) : positions.size();
+    const std::size_t q_size = queries * static_cast<std::size_t>(heads * dim);
+    const std::size_t k_size = static_cast<std::size_t>(keys * kv_heads * dim);
+    q = gaussian(q_size, 1), k = gaussian(k_size, 2), v = gaussian(k_size, 3);
+    mixed_q = gaussian(q_size, 4), window_k = gaussian(k_size, 5), history_k = gaussian(k_size, 6);
+    window_v = gaussian(k_size, 7), history_v = gaussian(k_size, 8);
+    const std::vector<float> matrix = gaussian(back.data.size(), 9, 0.3F);
+    std::copy(matrix.begin(), matrix.end(), back.data.begin());
+  }
+  [[nodiscard]] std::int64_t queries() const {
+    return positions.empty() ? keys : static_cast<std::int64_t>(positions.size());
+  }
+  [[nodiscard]] QkvView exact() const {
+    return {heads_view(q, queries(), heads, dim), heads_view(k, keys, kv_heads, dim),
+            heads_view(v, keys, kv_heads, dim)};
+  }
+  [[nodiscard]] MixedAttention mixed() const {
+    const auto rows = [&](const std::vector<float>& x) { return heads_view(x, keys, kv_heads, dim); };
+    return {.q = heads_view(mixed_q, queries(), heads, dim),
+            .window_k = rows(window_k),
+            .history_k = rows(history_k),
+            .window_v = rows(window_v),
+            .history_v = rows(history_v),
+            .query_positions = positions,
+            .windows = windows,
+            .native_from_rotated = &back,
+            .precision = precision};
+  }
+};
+
+double dot(const float* a, const float* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += double{a[i]} * b[i];
+  return sum;
+}
+
+std::vector<double> softmax(const std::vector<double>& scores) {
+  const double highest = *std::max_element(scores.begin(), scores.end());
+  std::vector<double> p;
+  double sum = 0;
+  for (const double s : scores) sum += p.emplace_back(std::exp(s - highest));
+  for (double& x : p) x /= sum;
+  return p;
+}
+
+struct Textbook {
+  std::vector<double> scores, mixed_scores, output, mixed_output;
+};
+
+/// One query of one head, straight from the definition.
+Textbook textbook(const Case& c, std::int64_t query, int head) {
+  const std::int64_t position = c.positions.empty() ? query : c.positions[static_cast<std::size_t>(query)];
+  const int kv_head = head / (c.heads / c.kv_heads);
+  const auto row = [&](const std::vector<float>& x, std::int64_t j) {
+    return x.data() + (j * c.kv_heads + kv_head) * c.dim;
+  };
+  const auto exactly = [&](std::int64_t j) { return j < c.windows.sink || j > position - c.windows.recent; };
+  const std::int64_t q_row = (query * c.heads + head) * c.dim;
+  Textbook t;
+  for (std::int64_t j = 0; j <= position; ++j) {
+    t.scores.push_back(dot(c.q.data() + q_row, row(c.k, j), c.dim) / std::sqrt(double(c.dim)));
+    t.mixed_scores.push_back(dot(c.mixed_q.data() + q_row, row(exactly(j) ? c.window_k : c.history_k, j), c.dim) /
+                             std::sqrt(double(c.dim)));
+  }
+  const std::vector<double> p = softmax(t.scores);
+  const std::vector<double> p_hat = softmax(t.mixed_scores);
+  const auto size = static_cast<std::size_t>(c.dim);
+  t.output.resize(size), t.mixed_output.resize(size);
+  std::vector<double> rotated(size);
+  for (std::int64_t j = 0; j <= position; ++j) {
+    for (std::size_t i = 0; i < size; ++i) {
+      t.output[i] += p[static_cast<std::size_t>(j)] * row(c.v, j)[i];
+      rotated[i] += p_hat[static_cast<std::size_t>(j)] * row(exactly(j) ? c.window_v : c.history_v, j)[i];
+    }
+  }
+  const auto rounded = [&](double x) {
+    return c.precision == Precision::kServing ? double{round_to_bf16(float(x))} : x;
+  };
+  for (std::size_t i = 0; i < size; ++i) {
+    for (std::size_t j = 0; j < size; ++j)
+      t.mixed_output[j] += rounded(rotated[i]) * rounded(c.back[kv_head][i * size + j]);
+  }
+  return t;
+}
+
+AttentionErrors textbook_errors(const Case& c, int head) {
+  AttentionErrors errors;
+  for (std::int64_t i = 0; i < c.queries(); ++i) {
+    const Textbook t = textbook(c, i, head);
+    const std::vector<double> p = softmax(t.scores);
+    const std::vector<double> p_hat = softmax(t.mixed_scores);
+    double kl = 0, mean = 0, mean_error = 0;
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      kl += p[j] * (std::log(std::max(p[j], 1e-300)) - std::log(std::max(p_hat[j], 1e-300)));
+      mean += t.scores[j] / double(p.size());
+      mean_error += (t.mixed_scores[j] - t.scores[j]) / double(p.size());
+    }
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      errors.logit_error += std::pow(t.mixed_scores[j] - t.scores[j] - mean_error, 2);
+      errors.logit_norm += std::pow(t.scores[j] - mean, 2);
+    }
+    for (std::size_t j = 0; j < t.output.size(); ++j) {
+      errors.output_error += std::pow(t.output[j] - t.mixed_output[j], 2);
+      errors.output_norm += std::pow(t.output[j], 2);
+    }
+    errors.softmax_kl += kl;
+    errors.query_kl.push_back(kl);
+    ++errors.queries;
+  }
+  return errors;
+}
+
+std::vector<Case> cases() {
+  return {Case(3, 1, 8, 150, {}, {4, 16}, Precision::kExact),
+          Case(4, 2, 16, 90, {}, {0, 0}, Precision::kExact),
+          Case(5, 1, 8, 200, {0, 3, 3, 70, 71, 150, 199}, {6, 40}, Precision::kExact),
+          Case(2, 2, 8, 40, {}, {64, 256}, Precision::kServing),
+          Case(6, 2, 8, 1, {}, {0, 1}, Precision::kExact),
+          Case(2, 1, 8, 120, {}, {10, 0}, Precision::kServing)};
+}
+
+}  // namespace
+
+TEST_CASE("exp of what softmax feeds it is accurate to the last bits") {
+  std::vector<double> x;
+  std::vector<float> y;
+  for (int i = 0; i <= 7000; ++i) x.push_back(-0.1 * i), y.push_back(-0.0124F * static_cast<float>(i));
+  std::vector<double> exp_x = x;
+  std::vector<float> exp_y = y;
+  cpu::exp_in_place(std::span<double>(exp_x));
+  cpu::exp_in_place(std::span<float>(exp_y));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    REQUIRE(std::abs(exp_x[i] / std::exp(x[i]) - 1) < 1e-15);
+    REQUIRE(std::abs(exp_y[i] / std::exp(double{y[i]}) - 1) < 3e-7);
+  }
+  std::vector<double> ends{0.0, -709.0, -1e300, -INFINITY};
+  cpu::exp_in_place(std::span<double>(ends));
+  CHECK(ends == std::vector<double>{1.0, 0.0, 0.0, 0.0});
+}
+
+TEST_CASE("rotation uses the matrix of the head's group and rounds as a server does") {
+  const std::vector<float> x = gaussian(130 * 4 * 8, 11);
+  MatrixStack matrices(2, 8);
+  for (std::size_t i = 0; i < matrices.data.size(); ++i) matrices.data[i] = std::sin(static_cast<double>(i * i));
+  for (const Precision precision : {Precision::kExact, Precision::kServing}) {
+    const auto rounded = [&](double v) {
+      return precision == Precision::kServing ? round_to_bf16(float(v)) : float(v);
+    };
+    std::vector<float> rows(x.size());
+    cpu::rotate(heads_view(x, 130, 4, 8), matrices, precision, rows);
+    for (std::size_t row = 0; row < 130 * 4; ++row) {
+      for (std::size_t i = 0; i < 8; ++i) {
+        double sum = 0;
+        for (std::size_t j = 0; j < 8; ++j) {
+          const double m = matrices[static_cast<int>(row % 4 / 2)][j * 8 + i];
+          sum += double{rounded(x[row * 8 + j])} * (precision == Precision::kServing ? rounded(m) : m);
+        }
+        REQUIRE(rows[row * 8 + i] == doctest::Approx(rounded(sum)).epsilon(1e-6));
+      }
+    }
+  }
+}
+
+TEST_CASE("attend equals the definition for every shape of windows, groups and queries") {
+  for (const Case& c : cases()) {
+    std::vector<float> out(c.mixed_q.size());
+    cpu::attend(c.mixed(), out);
+    // Serving rounds outputs: one of them may fall to the other side of a tie.
+    const double tolerance = c.precision == Precision::kServing ? 2e-2 : 2e-5;
+    for (std::int64_t i = 0; i < c.queries(); ++i) {
+      for (int head = 0; head < c.heads; ++head) {
+        const std::vector<double> expected = textbook(c, i, head).mixed_output;
+        for (int j = 0; j < c.dim; ++j) {
+          const double got = out[static_cast<std::size_t>((i * c.heads + head) * c.dim + j)];
+          REQUIRE(std::abs(got - expected[static_cast<std::size_t>(j)]) < tolerance);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("compare_attention equals the definition, head by head and query by query") {
+  const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-9); };
+  for (const Case& c : cases()) {
+    const std::vector<AttentionErrors> errors = cpu::compare_attention(c.exact(), c.mixed());
+    REQUIRE(errors.size() == static_cast<std::size_t>(c.heads));
+    for (int head = 0; head < c.heads; ++head) {
+      const AttentionErrors expected = textbook_errors(c, head);
+      const AttentionErrors& got = errors[static_cast<std::size_t>(head)];
+      CHECK(got.queries == expected.queries);
+      CHECK(got.softmax_kl == near(expected.softmax_kl));
+      CHECK(got.logit_error == near(expected.logit_error));
+      CHECK(got.logit_norm == near(expected.logit_norm));
+      CHECK(got.output_error == near(expected.output_error));
+      CHECK(got.output_norm == near(expected.output_norm));
+      REQUIRE(got.query_kl.size() == expected.query_kl.size());
+      for (std::size_t i = 0; i < got.query_kl.size(); ++i) REQUIRE(got.query_kl[i] == near(expected.query_kl[i]));
+    }
+  }
+}
+
+TEST_CASE("probabilities below 1e-300 count as 1e-300") {
+  Case c(1, 1, 8, 2, {1}, {0, 2}, Precision::kExact);
+  std::fill(c.q.begin(), c.q.end(), 0.0F);
+  std::fill(c.mixed_q.begin(), c.mixed_q.end(), 0.0F);
+  c.mixed_q[0] = 1e4F;
+  c.window_k.assign(c.window_k.size(), 0.0F);
+  c.window_k[0] = 1.0F;
+  const double kl = cpu::compare_attention(c.exact(), c.mixed())[0].softmax_kl;
+  CHECK(kl == doctest::Approx(std::log(0.5) + 0.5 * 690.7755278982137));
+}
+
+TEST_CASE("attention does not depend on the number of threads") {
+  const Case c(3, 1, 8, 333, {}, {4, 16}, Precision::kServing);
+  std::vector<std::vector<float>> outs;
+  std::vector<double> kls;
+  for (const int threads : {1, 2, 5}) {
+    set_num_threads(threads);
+    outs.emplace_back(c.mixed_q.size());
+    cpu::attend(c.mixed(), outs.back());
+    for (const auto& errors : cpu::compare_attention(c.exact(), c.mixed()))
+      kls.push_back(errors.softmax_kl + errors.output_error);
+  }
+  set_num_threads(0);
+  CHECK(outs[0] == outs[1]);
+  CHECK(outs[0] == outs[2]);
+  for (std::size_t i = 0; i < 3; ++i) CHECK((kls[i] == kls[i + 3] && kls[i] == kls[i + 6]));
+}
+
+}  // namespace oscar

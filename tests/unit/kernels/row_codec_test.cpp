@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cpu/row_codec.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "base/threads.hpp"
+#include "kernels/cpu/ops.hpp"
+#include "support/support.hpp"
+#include "tensor/hdf5.hpp"
+
+namespace oscar {
+namespace {
+
+/// 10 log10 of signal over noise of N(0, 1) rows of 128.
+double gaussian_sqnr_db(const RowCodec& codec) {
+  constexpr std::size_t kRows = 8000;
+  std::mt19937 engine(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(kRows * 128);
+  for (float& x : rows) x = normal(engine);
+  std::vector<float> decoded(rows.size());
+  cpu::quantize(rows, 128, codec, Precision::kExact, decoded, nullptr);
+  double signal = 0;
+  double noise = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    signal += double{rows[i]} * rows[i];
+    noise += (double{rows[i]} - decoded[i]) * (double{rows[i]} - decoded[i]);
+  }
+  return 10 * std::log10(signal / noise);
+}
+
+/// Codes four to a byte, a quarter row apart: as the reference file stores them.
+std::vector<std::uint8_t> packed(const std::vector<std::uint8_t>& codes, std::size_t dim) {
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t row = 0; row < codes.size(); row += dim) {
+    for (std::size_t i = 0; i < dim / 4; ++i) {
+      unsigned byte = 0;
+      for (std::size_t part = 0; part < 4; ++part)
+        byte |= static_cast<unsigned>(codes[row + i + part * dim / 4]) << (2 * part);
+      bytes.push_back(static_cast<std::uint8_t>(byte));
+    }
+  }
+  return bytes;
+}
+
+template <class T>
+std::vector<T> copy_of(const Tensor& tensor) {
+  return {tensor.values<T>().begin(), tensor.values<T>().end()};
+}
+
+}  // namespace
+
+TEST_CASE("a row by hand: codes, scale, zero and decoded values") {
+  const std::vector<float> row{-1.0F, 0.0F, 0.4F, 2.0F};
+  std::vector<float> decoded(4);
+  QuantizedRows codes;
+
+  cpu::quantize(row, 4, RowCodec{}, Precision::kExact, decoded, &codes);
+
+  CHECK(codes.codes == std::vector<std::uint8_t>{0, 1, 1, 3});
+  CHECK(codes.scale == std::vector<float>{1.0F});
+  CHECK(codes.zero == std::vector<float>{1.0F});
+  CHECK(decoded == std::vector<float>{-1.0F, 0.0F, 0.0F, 2.0F});
+}
+
+TEST_CASE("groups have their own scale, and more levels are finer") {
+  const std::vector<float> row{0.0F, 3.0F, 0.0F, 30.0F};
+  std::vector<float> decoded(4);
+  QuantizedRows codes;
+
+  cpu::quantize(row, 4, RowCodec{.levels = 4, .group_size = 2}, Precision::kExact, decoded, &codes);
+  CHECK(codes.scale == std::vector<float>{1.0F, 10.0F});
+  CHECK(decoded == row);
+
+  cpu::quantize(row, 4, RowCodec{.levels = 16}, Precision::kExact, decoded, &codes);
+  CHECK(codes.codes == std::vector<std::uint8_t>{0, 2, 0, 15});
+}
+
+TEST_CASE("the clip threshold is the rank-th magnitude of the whole row, and bisection brackets it") {
+  const std::vector<float> row{-8.0F, 1.0F, -2.0F, 3.0F, 4.0F, -5.0F, 6.0F, 7.0F};
+  std::vector<float> scratch(row.size());
+  CHECK(cpu::clip_threshold(row, 0.5, ClipSearch::kSort, scratch) == 5.0F);
+  CHECK(cpu::clip_threshold(row, 1.0, ClipSearch::kSort, scratch) == 8.0F);
+  // 8 -> 4 (4 above, budget 4: hi) -> 2 (6 above: lo) -> 3 (5 above: lo): the threshold is hi = 4.
+  CHECK(cpu::clip_threshold(row, 0.5, ClipSearch::kBisect, scratch) == 4.0F);
+}
+
+TEST_CASE("codes and parameters equal the independent oracle to the bit") {
+  const Hdf5Reader oracle(test::data("codec/oracle_rows.h5"));
+  const Tensor rows = oracle.read("/rows");
+  const RowCodec sort{.clip_ratio = 0.96};
+  const RowCodec bisect{.clip_ratio = 0.96, .clip_search = ClipSearch::kBisect};
+  for (const auto& [name, codec] : {std::pair{"minmax", RowCodec{}}, {"clip_sort", sort}, {"clip_bisect", bisect}}) {
+    CAPTURE(name);
+    const std::string prefix = std::string("/") + name + ".";
+    std::vector<float> decoded(static_cast<std::size_t>(rows.size()));
+    QuantizedRows codes;
+    cpu::quantize(rows.values<float>(), 128, codec, Precision::kExact, decoded, &codes);
+    CHECK(packed(codes.codes, 128) == copy_of<std::uint8_t>(oracle.read(prefix + "packed")));
+    CHECK(codes.scale == copy_of<float>(oracle.read(prefix + "scale")));
+    const std::vector<float> minimum = copy_of<float>(oracle.read(prefix + "minimum"));
+    REQUIRE(minimum.size() == codes.zero.size());
+    for (std::size_t i = 0; i < minimum.size(); ++i) CHECK(-codes.zero[i] * codes.scale[i] == minimum[i]);
+  }
+}
+
+TEST_CASE("signal to noise of Gaussian rows is what theory and measurement say") {
+  const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
+  CHECK(gaussian_sqnr_db({}) == near(6.01));
+  CHECK(gaussian_sqnr_db({.group_size = 64}) == near(6.94));
+  CHECK(gaussian_sqnr_db({.group_size = 32}) == near(8.12));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.96}) == near(8.07));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.92}) == near(8.96));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.88}) == near(9.27));
+  CHECK(gaussian_sqnr_db({.levels = 8}) == near(13.40));
+  CHECK(gaussian_sqnr_db({.levels = 16}) == near(20.03));
+}
+
+TEST_CASE("rows without range, and values of any size, decode to finite numbers") {
+  for (const float value : {0.0F, -5.0F, 1e-30F, 3e4F}) {
+    const std::vector<float> row(8, value);
+    std::vector<float> decoded(8);
+    cpu::quantize(row, 8, RowCodec{.clip_ratio = 0.9}, Precision::kServing, decoded, nullptr);
+    for (const float x : decoded) CHECK(x == doctest::Approx(value).epsilon(0.004));
+  }
+  const std::vector<float> wild{std::numeric_limits<float>::infinity(), std::nanf(""), 1.0F, -1.0F};
+  std::vector<float> decoded(4);
+  QuantizedRows codes;
+  cpu::quantize(wild, 4, RowCodec{}, Precision::kExact, decoded, &codes);
+  for (const auto code : codes.codes) CHECK(code < 4);
+}
+
+TEST_CASE("serving rounds decoded rows to bfloat16; threads change no bit") {
+  std::mt19937 engine(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(5000 * 16);
+  for (float& x : rows) x = normal(engine);
+  std::vector<float> exact(rows.size());
+  std::vector<float> serving(rows.size());
+  std::vector<float> again(rows.size());
+  cpu::quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kExact, exact, nullptr);
+  set_num_threads(1);
+  cpu::quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kServing, serving, nullptr);
+  set_num_threads(3);
+  cpu::quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kServing, again, nullptr);
+  set_num_threads(0);
+  CHECK(serving == again);
+  CHECK(exact != serving);
+  for (std::size_t i = 0; i < rows.size(); ++i) REQUIRE(serving[i] == round_to_bf16(exact[i]));
+}
+
+TEST_CASE("a group size that does not divide the head is refused") {
+  CHECK_ERROR(cpu::checked_group_size({.group_size = 48}, 128), UsageError, "does not divide head_dim 128");
+  CHECK_ERROR(cpu::checked_group_size({.levels = 1}, 128), UsageError, "1 levels");
+  CHECK(cpu::checked_group_size({}, 96) == 96);
+}
+
+}  // namespace oscar
