@@ -8,27 +8,33 @@
 
 namespace oscar {
 
+// Configuration files and the environment reach the options of every command; only those of the one that runs may
+// count.
 void add_backend_options(CLI::App& command, Context& context) {
-  command.add_option("--device", context.common.device, "Where to compute: auto, cpu, cuda or cuda:N")
-      ->capture_default_str()
-      ->envname("OSCAR_DEVICE")
+  const auto set_device = [&command, &context](const std::string& device) {
+    if (command.parsed()) context.common.device = device;
+  };
+  const auto set_threads = [&command, &context](int threads) {
+    if (command.parsed()) context.common.threads = threads;
+  };
+  command.add_option_function<std::string>("--device", set_device, "Where to compute: auto, cpu, cuda or cuda:N")
+      ->default_str(context.common.device)
       ->group("Backend");
-  command.add_option("--threads", context.common.threads, "CPU threads; 0 = one per core")
+  command.add_option_function<int>("--threads", set_threads, "CPU threads; 0 = one per core")
       ->check(CLI::Range(0, 4096))
-      ->capture_default_str()
-      ->envname("OSCAR_THREADS")
+      ->default_str(std::to_string(context.common.threads))
       ->group("Backend");
 }
 
 void add_json_option(CLI::App& command, Context& context) {
+  const auto set_json = [&command, &context](const std::string& file) {
+    if (!command.parsed()) return;
+    context.common.json_to_stdout = file.empty() || file == "-";
+    context.common.json_file = context.common.json_to_stdout ? "" : file;
+  };
   command
-      .add_option_function<std::string>(
-          "--json",
-          [&context](const std::string& file) {
-            context.common.json_to_stdout = file.empty() || file == "-";
-            context.common.json_file = context.common.json_to_stdout ? "" : file;
-          },
-          "Machine-readable result to FILE, or to stdout without FILE")
+      .add_option_function<std::string>("--json", set_json,
+                                        "Machine-readable result to FILE, or to stdout without FILE")
       ->type_name("[FILE]")
       ->expected(0, 1)
       ->group("Output");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Parses the command line, runs one command, and turns errors into text and exit codes: the only place that does.
 #include <cstdio>
+#include <iostream>
 #include <new>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +9,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
+#include "command_line.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "context.hpp"
@@ -17,19 +19,28 @@ namespace {
 
 enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2, kInterrupted = 130 };  // 3 (rejected) comes from verify
 
-void bind(CLI::App& app, Context& context) {
-  app.set_version_flag("--version", std::string("oscar ") + kVersion);
-  app.set_config("--config", "", "Read options from a TOML file");
-  app.add_flag("-q,--quiet", context.common.quiet, "Say nothing but warnings and errors");
-  app.add_flag("-v,--verbose", context.common.verbose, "Say more");
-  app.add_flag("--progress,!--no-progress", context.common.progress, "Draw progress on a terminal (default on)");
-  app.require_subcommand(1);
-  app.fallthrough();
-  app.parse_complete_callback([&context] {
-    context.status = std::make_unique<Console>(
-        Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
-    set_num_threads(context.common.threads);
-  });
+/// Between parsing and the command's callback: where talk goes and how many threads work.
+void start(Context& context) {
+  context.status = std::make_unique<Console>(
+      Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
+  set_num_threads(context.common.threads);
+  context.status->detail(std::string("version ") + kVersion + ", " + std::to_string(num_threads()) + " threads");
+}
+
+void register_commands(CLI::App& app, Context& context) {
+  add_common_options(app, context);
+  // Help lists the commands in this order: that of the pipeline.
+
+  finish_commands(app);
+  app.parse_complete_callback([&context] { start(context); });
+}
+
+/// Data that did not reach stdout (disk full, for example) must not look like success.
+void check_stdout() {
+  std::cout.flush();
+  if (!std::cout || std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    throw IoError("cannot write the result", "stdout", "check where stdout goes");
+  }
 }
 
 int run(int argc, char** argv) {
@@ -38,12 +49,15 @@ int run(int argc, char** argv) {
       "oscar makes 2-bit KV caches work: it captures Q/K/V from a model, fits per-layer transforms and clip\n"
       "ratios, proves what they do to attention, and shares them through a zoo.",
       "oscar");
-  bind(app, context);
+  register_commands(app, context);
   try {
-    app.parse(argc, argv);
+    try {
+      parse_and_run(app, {argv + 1, argv + argc});
+    } catch (const CLI::Success& request) {
+      app.exit(request);  // help or version
+    }
+    check_stdout();
     return context.exit_code;
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kDone : kUsage;
   } catch (const Interrupted&) {
     context.status.reset();
     std::fputs("oscar: interrupted\n", stderr);
