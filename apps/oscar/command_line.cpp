@@ -74,15 +74,16 @@ UsageError unexpected_argument(CLI::App& app, const std::string& argument) {
   return {what, full_name(app, command), suggestion.empty() ? help : suggestion + ", or see " + help};
 }
 
+bool is(const CLI::ParseError& error, CLI::ExitCodes kind) { return error.get_exit_code() == static_cast<int>(kind); }
+
 UsageError usage_error(CLI::App& app, const CLI::ParseError& error) {
   CLI::App& command = active_command(app);
   const std::string name = full_name(app, command);
   const std::vector<std::string> unexpected = app.remaining(true);
-  const std::string kind = error.get_name();
-  if (!unexpected.empty() && (kind == "ExtrasError" || kind == "RequiredError")) {
+  if (!unexpected.empty() && (is(error, CLI::ExitCodes::ExtrasError) || is(error, CLI::ExitCodes::RequiredError))) {
     return unexpected_argument(app, unexpected.front());
   }
-  if (&command == &app && kind == "RequiredError") {
+  if (&command == &app && is(error, CLI::ExitCodes::RequiredError)) {
     std::fputs((app.help() + "\n").c_str(), stderr);
     return {"no command given", name, name + " COMMAND --help"};
   }
@@ -110,6 +111,7 @@ void parse(CLI::App& app, const std::vector<std::string>& arguments) {
 void add_common_options(CLI::App& app, Context& context) {
   app.set_version_flag("--version", app.get_name() + " " + kVersion, "Print the version and exit");
   app.set_config("--config", "", "Read options from a TOML file; [fit] holds those of fit, and so on");
+  app.allow_config_extras(CLI::config_extras_mode::error);
   app.add_flag("-q,--quiet", context.common.quiet, "Say nothing but warnings and errors");
   app.add_flag("-v,--verbose", context.common.verbose, "Say more");
   app.add_flag("--progress", context.common.progress, "Draw progress on a terminal (the default)");
@@ -150,7 +152,7 @@ void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments) {
   } catch (const CLI::ParseError& error) {
     const UsageError first = usage_error(app, error);
     std::vector<std::string> again = arguments;
-    if (error.get_name() != "RequiredError" || !detach_json_value(again)) throw first;
+    if (!is(error, CLI::ExitCodes::RequiredError) || !detach_json_value(again)) throw first;
     try {
       return parse(app, again);
     } catch (const CLI::ParseError&) {

@@ -30,7 +30,7 @@ void start(Context& context) {
 void register_commands(CLI::App& app, Context& context) {
   add_common_options(app, context);
   // Help lists the commands in this order: that of the pipeline.
-
+  register_inspect(app, context);
   finish_commands(app);
   app.parse_complete_callback([&context] { start(context); });
 }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// Says what a file or folder is, and whether it is sound, without knowing where it came from. Files are told apart by
+// their first bytes and folders by what lies in them, never by their names alone. Non-goals: judging quality (verify
+// does), repairing, converting.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+
+namespace oscar {
+
+struct Inspection {
+  /// "rotation file (.pt)", "dump", "safetensors file" …
+  std::string kind;
+  /// What was found, most important first: strings, numbers, lists, and objects of those.
+  Json facts = Json::object();
+  /// Where it is not what it says it is; empty: sound as far as it can be told.
+  std::vector<std::string> problems;
+};
+
+/// Throws DataError if there is nothing, if nobody knows what it is, or if it cannot be read to its end.
+[[nodiscard]] Inspection inspect(const std::filesystem::path& path);
+
+/// {"path", "kind", "sound", "problems", "facts"}.
+[[nodiscard]] Json to_json(const Inspection& inspection, const std::filesystem::path& path);
+
+/// Lines for people: the kind, then one fact a line.
+[[nodiscard]] std::string to_text(const Inspection& inspection, const std::filesystem::path& path);
+
+}  // namespace oscar

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// One function per kind of file; inspect.cpp finds the kind. All throw DataError if the file is damaged.
+#pragma once
+
+#include "tensor/pt.hpp"
+#include "verify/inspect/inspect.hpp"
+
+namespace oscar {
+
+/// A .pt archive: a rotation file of format v1, v2 or v3, a bare tensor, or something else.
+[[nodiscard]] Inspection inspect_pt(const std::filesystem::path& path);
+/// The rotation file in an archive, which has "format_version" and "layers".
+[[nodiscard]] Inspection inspect_rotation_file(const PtValue& archive, const std::string& where);
+[[nodiscard]] Inspection inspect_safetensors(const std::filesystem::path& path);
+[[nodiscard]] Inspection inspect_npy(const std::filesystem::path& path);
+[[nodiscard]] Inspection inspect_hdf5(const std::filesystem::path& path);
+/// Header, metadata and tensor table; the payload is not decoded.
+[[nodiscard]] Inspection inspect_gguf(const std::filesystem::path& path);
+/// Any document of ours (schemas/), or a tokenizer.json.
+[[nodiscard]] Inspection inspect_json(const std::filesystem::path& path);
+
+}  // namespace oscar

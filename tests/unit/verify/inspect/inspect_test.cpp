@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+#include "verify/inspect/inspect.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "base/files.hpp"
+#include "support/support.hpp"
+#include "tensor/npy.hpp"
+#include "tensor/pt.hpp"
+
+namespace oscar {
+namespace {
+
+const std::vector<double> kTurn = {0.6, -0.8, 0.8, 0.6};
+const std::vector<double> kIdentity = {1, 0, 0, 1};
+
+PtValue text(const std::string& value) { return {value}; }
+
+PtValue matrix(const std::vector<double>& values) { return {Tensor::from({2, 2}, std::span<const double>(values))}; }
+
+PtValue eigenvalues(const std::vector<double>& values) {
+  return {Tensor::from({static_cast<std::int64_t>(values.size())}, std::span<const double>(values))};
+}
+
+/// A rotation file with one layer that has these members.
+fs::path rotation_file(const test::TemporaryFolder& folder, std::int64_t version, PtDict layer) {
+  const PtDict layers = {{PtValue{std::int64_t{3}}, PtValue{std::move(layer)}}};
+  const PtDict archive = {{text("format_version"), PtValue{version}},
+                          {text("objective"), text("qqt_r_h_pbr")},
+                          {text("source_grouping"), text("layer")},
+                          {text("layers"), PtValue{layers}}};
+  write_pt(folder / "k.pt", PtValue{archive});
+  return folder / "k.pt";
+}
+
+std::string first_problem(const fs::path& path) {
+  const Inspection found = inspect(path);
+  return found.problems.empty() ? "" : found.problems.front();
+}
+
+std::string u32(std::uint32_t value) { return {reinterpret_cast<const char*>(&value), sizeof value}; }
+std::string u64(std::uint64_t value) { return {reinterpret_cast<const char*>(&value), sizeof value}; }
+std::string counted(const std::string& value) { return u64(value.size()) + value; }
+
+/// Version 3, two metadata entries, one F32 tensor of four values.
+std::string gguf() {
+  std::string file = "GGUF" + u32(3) + u64(1) + u64(2);
+  file += counted("general.architecture") + u32(8) + counted("qwen3");
+  file += counted("tokens") + u32(9) + u32(8) + u64(2) + counted("a") + counted("bc");
+  file += counted("blk.0.attn_k_rot.weight") + u32(2) + u64(2) + u64(2) + u32(0) + u64(0);
+  file.resize((file.size() + 31) / 32 * 32);
+  return file + std::string(16, 'x');
+}
+
+}  // namespace
+
+TEST_CASE("an orthogonal matrix with ascending eigenvalues is sound") {
+  const test::TemporaryFolder folder;
+  const fs::path path =
+      rotation_file(folder, 1, {{text("rotation"), matrix(kTurn)}, {text("eigenvalues"), eigenvalues({1, 1})}});
+
+  const Inspection found = inspect(path);
+
+  CHECK(found.problems.empty());
+  CHECK(found.facts["objective"] == "qqt");
+  CHECK(found.facts["composition"] == "r_h_pbr");
+  CHECK(found.facts["layers"] == Json::array({3}));
+  CHECK(found.facts["eigenvalues"]["mean_effective_rank"].get<double>() == doctest::Approx(2));
+  // 0.6 and 0.8 have no exact bfloat16: the deviation a server sees is that of the rounded matrix.
+  CHECK(found.facts["largest_deviation_from_orthogonal"]["bfloat16"].get<double>() ==
+        doctest::Approx(0.003).epsilon(0.5));
+}
+
+TEST_CASE("what is wrong with a rotation file is said with its layer") {
+  const test::TemporaryFolder folder;
+  const PtValue good = matrix(kTurn);
+  CHECK(first_problem(rotation_file(folder, 1, {{text("rotation"), matrix({1, 0.1, 0, 1})}}))
+            .starts_with("layer 3: not orthogonal"));
+  CHECK(first_problem(rotation_file(folder, 1, {{text("rotation"), matrix({NAN, 0, 0, 1})}}))
+            .starts_with("layer 3: not orthogonal"));
+  CHECK(first_problem(rotation_file(folder, 1, {{text("other"), good}})) == "layer 3: no tensor \"rotation\"");
+  CHECK(
+      first_problem(rotation_file(folder, 1, {{text("rotation"), good}, {text("eigenvalues"), eigenvalues({2, 1})}})) ==
+      "layer 3: eigenvalues are not ascending");
+  CHECK(first_problem(rotation_file(folder, 1, {{text("rotation"), good}, {text("eigenvalues"), eigenvalues({1})}})) ==
+        "layer 3: 1 eigenvalues for head_dim 2");
+  CHECK(first_problem(
+            rotation_file(folder, 1, {{text("rotation"), good}, {text("eigenvalues"), eigenvalues({1, INFINITY})}})) ==
+        "layer 3: eigenvalues are NaN or infinite");
+}
+
+TEST_CASE("with a query side, the two sides must undo each other instead") {
+  const test::TemporaryFolder folder;
+  const PtValue stretch = matrix({2, 0, 0, 0.5}), inverse = matrix({0.5, 0, 0, 2});
+  CHECK(first_problem(rotation_file(folder, 3, {{text("rotation"), stretch}, {text("q_rotation"), inverse}})).empty());
+  CHECK(first_problem(rotation_file(folder, 3, {{text("rotation"), stretch}, {text("q_rotation"), matrix(kIdentity)}}))
+            .starts_with("layer 3: q_rotation does not undo rotation"));
+}
+
+TEST_CASE("rotation files that cannot be read are errors") {
+  const test::TemporaryFolder folder;
+  CHECK_ERROR(inspect(rotation_file(folder, 4, {{text("rotation"), matrix(kTurn)}})), DataError,
+              "unknown format version");
+  CHECK_ERROR(inspect(rotation_file(folder, 1, {{text("rotation"), eigenvalues({1, 2})}})), DataError, "layer 3");
+  write_pt(folder / "k.pt",
+           PtValue{PtDict{{text("format_version"), PtValue{std::int64_t{1}}}, {text("layers"), PtValue{PtDict{}}}}});
+  CHECK_ERROR(inspect(folder / "k.pt"), DataError, "without layers");
+}
+
+TEST_CASE("a bare tensor with NaN is not sound") {
+  const test::TemporaryFolder folder;
+  write_pt(folder / "x.pt", eigenvalues({1, NAN}));
+  CHECK(inspect(folder / "x.pt").problems.size() == 1);
+  write_npy(folder / "x.npy", Tensor::from({2}, std::span<const double>(std::vector<double>{1, INFINITY})));
+  CHECK(inspect(folder / "x.npy").problems.size() == 1);
+}
+
+TEST_CASE("a GGUF file is read to its last tensor, and to its last byte if it is cut") {
+  const test::TemporaryFolder folder;
+  const std::string whole = gguf();
+  write_file(folder / "m.gguf", whole);
+  const Inspection found = inspect(folder / "m.gguf");
+  CHECK(found.facts["architecture"] == "qwen3");
+  CHECK(found.facts["key_rotations"] == 1);
+
+  for (std::size_t size = 4; size <= whole.size() - 16; ++size) {
+    write_file(folder / "m.gguf", whole.substr(0, size));
+    CHECK_ERROR(inspect(folder / "m.gguf"), DataError, "not a sound GGUF file");
+  }
+}
+
+TEST_CASE("a fact list reads as ranges") {
+  Inspection found{"x", {{"layers", Json::array({0, 1, 2, 7})}, {"n", 0.5}}, {"bad"}};
+  CHECK(to_text(found, "p") == "p: x\n  layers  0-2,7\n  n       0.5\n  problem: bad\n  not sound\n");
+}
+
+}  // namespace oscar
