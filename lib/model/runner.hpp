@@ -19,24 +19,42 @@ namespace oscar {
 
 using TokenSequence = std::vector<std::int32_t>;
 
+/// Sees the q, k and v of one sequence in one layer. Either fills `out` (T, Hq, d) and returns true, or returns false
+/// and exact attention is computed. Called concurrently for different sequences.
+using AttentionHook = std::function<bool(int layer, std::size_t sequence, const QkvView& qkv, std::span<float> out)>;
+/// Logits (T, vocab_size) of one sequence; called concurrently for different sequences.
+using LogitsHook = std::function<void(std::size_t sequence, std::span<const float> logits)>;
+
 /// All hooks are optional.
 struct RunHooks {
-  /// Sees the q, k and v of one sequence in one layer. Either fills `out` (T, Hq, d) and returns true, or returns false
-  /// and exact attention is computed. Called concurrently for different sequences.
-  std::function<bool(int layer, std::size_t sequence, const QkvView& qkv, std::span<float> out)> attention;
+  AttentionHook attention;
   /// All sequences have passed `layer`.
   std::function<void(int layer)> layer_done;
-  /// Logits (T, vocab_size) of one sequence; called concurrently for different sequences. Without it they are not
-  /// computed, and the last layer stops after attention was seen.
-  std::function<void(std::size_t sequence, std::span<const float> logits)> logits;
+  /// Without it logits are not computed, and the last layer stops after attention was seen.
+  LogitsHook logits;
+};
+
+/// A run in the caller's hands: one step a layer. It refers to its runner, which must outlive it; one pass at a time.
+class ModelPass {
+ public:
+  virtual ~ModelPass() = default;
+  /// The layer that the next step runs; num_layers after the last.
+  [[nodiscard]] virtual int layer() const = 0;
+  /// Takes all sequences through one layer. observe_only: ends once `attention` has seen all; nothing can follow.
+  virtual void step(const AttentionHook& attention, bool observe_only) = 0;
+  /// After the last layer.
+  virtual void logits(const LogitsHook& hook) = 0;
 };
 
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
   [[nodiscard]] virtual const ModelConfig& config() const = 0;
-  /// Throws DataError for a token id outside the vocabulary or a sequence longer than the model's context.
-  virtual void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status) = 0;
+  /// Throws DataError for a token id outside the vocabulary, an empty sequence, or one longer than the model's context.
+  /// `sequences` and `status` must outlive the pass.
+  [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status& status) = 0;
+  /// All layers at once.
+  void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);
 };
 
 /// Opens a Hugging Face checkpoint folder (config.json, *.safetensors with or without an index). Throws DataError.

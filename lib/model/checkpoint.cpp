@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+#include "model/checkpoint.hpp"
+
+#include "base/errors.hpp"
+#include "base/json.hpp"
+
+namespace oscar {
+
+Checkpoint::Checkpoint(const fs::path& model) : where_(model.string()) {
+  const fs::path index = model / "model.safetensors.index.json";
+  const fs::path single = model / "model.safetensors";
+  if (fs::exists(index)) {
+    open_shards(model, index);
+  } else if (fs::exists(single)) {
+    const SafetensorsFile& file = shards_.try_emplace(single.filename().string(), single).first->second;
+    for (const auto& [name, tensor] : file.tensors()) weights_[name] = &file;
+  } else {
+    throw DataError("the folder has no weights: neither model.safetensors nor model.safetensors.index.json", where_,
+                    "name a checkpoint in safetensors format");
+  }
+}
+
+void Checkpoint::open_shards(const fs::path& model, const fs::path& index) {
+  const Json json = read_json(index);
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (!json.is_object() || map == json.end() || !map->is_object()) {
+    throw DataError("the index has no object \"weight_map\"", index.string(), "fetch the checkpoint again");
+  }
+  for (const auto& [name, shard] : map->items()) {
+    if (!shard.is_string() || !is_safe_relative_path(shard.get<std::string>())) {
+      throw DataError("the index names the file " + shard.dump() + " for " + name, index.string(),
+                      "fetch the checkpoint again");
+    }
+    const std::string file = shard.get<std::string>();
+    weights_[name] = &shards_.try_emplace(file, model / file).first->second;
+  }
+}
+
+const TensorRef& Checkpoint::at(const std::string& name) const {
+  const auto found = weights_.find(name);
+  if (found == weights_.end()) {
+    throw DataError("the checkpoint has no weight " + name, where_,
+                    "check that config.json and the weights belong together, or fetch the checkpoint again");
+  }
+  return found->second->at(name);
+}
+
+}  // namespace oscar

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+#include "model/decoder.hpp"
+
+#include "base/plugin.hpp"
+
+namespace oscar {
+
+std::unique_ptr<Decoder> make_decoder(const ModelConfig& config, const WeightStore& weights) {
+  using Factory = Decoder* (*)(const ModelConfig&, const WeightStore&);
+  static const auto factory = reinterpret_cast<Factory>(plugin_symbol("model_decoder", "oscar_make_decoder"));
+  return std::unique_ptr<Decoder>(factory(config, weights));
+}
+
+}  // namespace oscar

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+#include "model/checkpoint.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/json.hpp"
+#include "model/layout.hpp"
+#include "model/runner.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+/// A tiny model with an untied head: hidden 4, one layer, 2/1 heads of 2, MLP 3, vocabulary 5.
+class TinyModel {
+ public:
+  TinyModel() {
+    Json config = read_json(test::data("qwen3-2m/config.json"));
+    for (const auto& [key, value] : std::map<std::string, int>{{"hidden_size", 4},
+                                                               {"num_hidden_layers", 1},
+                                                               {"num_attention_heads", 2},
+                                                               {"num_key_value_heads", 1},
+                                                               {"head_dim", 2},
+                                                               {"intermediate_size", 3},
+                                                               {"vocab_size", 5}}) {
+      config[key] = value;
+    }
+    config["tie_word_embeddings"] = false;
+    write_json(folder_ / "config.json", config);
+    for (const WeightSpec& spec : expected_weights(read_model_config(folder_.path()))) {
+      Tensor tensor(DType::kF32, spec.shape);
+      int i = 0;
+      for (float& value : tensor.values<float>()) value = 0.1F * static_cast<float>(++i % 7) + 0.1F;
+      weights.emplace_back(spec.name, std::move(tensor));
+    }
+  }
+
+  [[nodiscard]] const fs::path& path() const { return folder_.path(); }
+  [[nodiscard]] Tensor& at(const std::string& name) {
+    return std::find_if(weights.begin(), weights.end(), [&](const auto& entry) { return entry.first == name; })->second;
+  }
+  void save_single() const { write_safetensors(path() / "model.safetensors", weights, {}); }
+  /// Every weight in a shard of its own.
+  void save_sharded() const {
+    Json map = Json::object();
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      map[weights[i].first] = "shard-" + std::to_string(i) + ".safetensors";
+      write_safetensors(path() / map[weights[i].first].get<std::string>(), {weights[i]}, {});
+    }
+    save_index({{"weight_map", map}});
+  }
+  void save_index(const Json& index) const { write_json(path() / "model.safetensors.index.json", index); }
+
+  NamedTensors weights;
+
+ private:
+  test::TemporaryFolder folder_;
+};
+
+std::vector<float> logits_of(const fs::path& model) {
+  std::vector<float> kept;
+  RunHooks hooks;
+  hooks.logits = [&](std::size_t, std::span<const float> logits) { kept.assign(logits.begin(), logits.end()); };
+  Status silent;
+  open_model(model)->run(std::vector<TokenSequence>{{0, 3, 1}}, hooks, silent);
+  return kept;
+}
+
+}  // namespace
+
+TEST_CASE("one file, many shards and half precision give the same model") {
+  TinyModel model;
+  model.save_single();
+  const std::vector<float> single = logits_of(model.path());
+  CHECK(single.size() == 3 * 5);
+  model.save_sharded();
+  fs::remove(model.path() / "model.safetensors");
+  CHECK(logits_of(model.path()) == single);
+
+  for (auto& [name, tensor] : model.weights) tensor = convert(tensor, DType::kBF16);
+  model.save_sharded();
+  const std::vector<float> rounded = logits_of(model.path());
+  CHECK(rounded != single);
+  for (auto& [name, tensor] : model.weights) tensor = convert(tensor, DType::kF32);
+  model.save_sharded();
+  CHECK(logits_of(model.path()) == rounded);
+}
+
+TEST_CASE("an untied head is used") {
+  TinyModel model;
+  model.save_single();
+  const std::vector<float> before = logits_of(model.path());
+  model.at("lm_head.weight").values<float>()[2 * 4] += 1;  // token 2, first channel
+  model.save_single();
+  const std::vector<float> after = logits_of(model.path());
+  for (std::size_t i = 0; i < before.size(); ++i) CHECK((before[i] != after[i]) == (i % 5 == 2));
+}
+
+TEST_CASE("a checkpoint that does not fit its config is refused with the weight's name") {
+  TinyModel model;
+  CHECK_ERROR(open_model(model.path()), DataError, "has no weights");
+  model.at("model.layers.0.self_attn.q_norm.weight") = Tensor(DType::kF32, {3});
+  model.save_single();
+  CHECK_ERROR(open_model(model.path()), DataError,
+              "weight model.layers.0.self_attn.q_norm.weight is [3], config.json asks for [2]");
+  model.at("model.layers.0.self_attn.q_norm.weight") = Tensor(DType::kI32, {2});
+  model.save_single();
+  CHECK_ERROR(open_model(model.path()), DataError, "is of int32");
+  model.weights.pop_back();
+  model.save_single();
+  CHECK_ERROR(open_model(model.path()), DataError, "q_norm.weight is of int32");
+  model.at("model.layers.0.self_attn.q_norm.weight") = Tensor(DType::kF32, {2});
+  model.save_single();
+  CHECK_ERROR(open_model(model.path()), DataError, "has no weight model.layers.0.mlp.down_proj.weight");
+}
+
+TEST_CASE("an index that is malformed or leads outside is refused") {
+  TinyModel model;
+  model.save_sharded();
+  CHECK(logits_of(model.path()).size() == 15);
+  const std::string first = model.weights[0].first;
+  model.save_index(Json::array());
+  CHECK_ERROR(open_model(model.path()), DataError, "no object \"weight_map\"");
+  model.save_index({{"weight_map", {{first, 3}}}});
+  CHECK_ERROR(open_model(model.path()), DataError, "the index names the file 3");
+  model.save_index({{"weight_map", {{first, "../x.safetensors"}}}});
+  CHECK_ERROR(open_model(model.path()), DataError, "../x.safetensors");
+  model.save_index({{"weight_map", {{first, "gone.safetensors"}}}});
+  CHECK_ERROR(open_model(model.path()), DataError, "no such file");
+  model.save_index({{"weight_map", {{first, "shard-1.safetensors"}}}});
+  CHECK_ERROR(open_model(model.path()), DataError, "there is no tensor " + first);
+}
+
+}  // namespace oscar

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT
+// The decoder against what Hugging Face transformers computes in fp32.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "base/json.hpp"
+#include "base/threads.hpp"
+#include "model/runner.hpp"
+#include "support/support.hpp"
+#include "tensor/npy.hpp"
+#include "tensor/safetensors.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr double kParity = 1e-4;  // of the largest magnitude in a tensor
+
+std::vector<TokenSequence> rows_of(const Tensor& tokens) {
+  const std::vector<std::int64_t> ids = tokens.to_int64();
+  const auto length = static_cast<std::size_t>(tokens.shape.back());
+  std::vector<TokenSequence> rows;
+  for (std::size_t begin = 0; begin < ids.size(); begin += length) {
+    rows.emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                      ids.begin() + static_cast<std::ptrdiff_t>(begin + length));
+  }
+  return rows;
+}
+
+std::vector<double> doubles(const HeadsView& view) {
+  const auto* data = reinterpret_cast<const float*>(view.data);
+  return {data, data + view.num_tokens * view.num_heads * view.head_dim};
+}
+
+double relative_error(const std::vector<double>& seen, const std::vector<double>& expected) {
+  REQUIRE(seen.size() == expected.size());
+  double error = 0, largest = 0;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    if (!std::isfinite(seen[i])) return INFINITY;
+    error = std::max(error, std::abs(seen[i] - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return error / largest;
+}
+
+void check_parity(const fs::path& model, const fs::path& activations) {
+  const SafetensorsFile golden(activations);
+  const std::vector<TokenSequence> sequences = rows_of(golden.at("tokens").copy());
+  const std::unique_ptr<ModelRunner> runner = open_model(model);
+  double worst = 0;
+  const auto compare = [&](const std::string& name, const std::vector<double>& seen) {
+    const double error = relative_error(seen, golden.at(name).copy().to_doubles());
+    CHECK_MESSAGE(error < kParity, name);
+    worst = std::max(worst, error);
+  };
+  RunHooks hooks;
+  int layers_seen = 0;
+  hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float>) {
+    const std::string prefix = "layer_" + std::to_string(layer) + ".";
+    compare(prefix + "q", doubles(qkv.q));
+    compare(prefix + "k", doubles(qkv.k));
+    compare(prefix + "v", doubles(qkv.v));
+    return false;
+  };
+  hooks.layer_done = [&](int) { ++layers_seen; };
+  hooks.logits = [&](std::size_t, std::span<const float> logits) {
+    std::vector<double> every_16th;
+    const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
+    for (std::size_t t = 0; t < sequences[0].size(); t += 16) {
+      const auto row = logits.subspan(t * vocab, vocab);
+      every_16th.insert(every_16th.end(), row.begin(), row.end());
+    }
+    compare("logits", every_16th);
+  };
+  Status silent;
+  runner->run(sequences, hooks, silent);
+  CHECK(layers_seen == runner->config().num_layers);
+  MESSAGE("largest relative error " << worst);
+}
+
+/// exp(mean negative log likelihood) of all predicted tokens.
+double perplexity(const fs::path& model, const std::vector<TokenSequence>& sequences) {
+  const std::unique_ptr<ModelRunner> runner = open_model(model);
+  const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
+  std::vector<double> sums(sequences.size());
+  std::size_t predicted = 0;
+  for (const TokenSequence& sequence : sequences) predicted += sequence.size() - 1;
+  RunHooks hooks;
+  hooks.logits = [&](std::size_t s, std::span<const float> logits) {
+    for (std::size_t t = 0; t + 1 < sequences[s].size(); ++t) {
+      const auto row = logits.subspan(t * vocab, vocab);
+      const double largest = *std::max_element(row.begin(), row.end());
+      double sum = 0;
+      for (const float logit : row) sum += std::exp(logit - largest);
+      sums[s] += std::log(sum) + largest - row[static_cast<std::size_t>(sequences[s][t + 1])];
+    }
+  };
+  Status silent;
+  runner->run(sequences, hooks, silent);
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return std::exp(total / static_cast<double>(predicted));
+}
+
+void check_perplexity(const fs::path& model, const fs::path& golden) {
+  const double expected = read_json(golden / "facts.json").at("fp32_ppl_eval").get<double>();
+  const double seen = perplexity(model, rows_of(read_npy(golden / "tokens_eval.npy")));
+  CHECK(std::abs(seen / expected - 1) < 1e-3);
+  MESSAGE("perplexity " << seen << ", expected " << expected);
+}
+
+/// Every q, k, v and logit of a run, by layer and sequence.
+std::map<std::pair<int, std::size_t>, std::vector<float>> everything(const std::vector<TokenSequence>& sequences) {
+  std::map<std::pair<int, std::size_t>, std::vector<float>> all;
+  std::mutex mutex;
+  const auto keep = [&](int layer, std::size_t s, const float* data, std::size_t size) {
+    const std::lock_guard lock(mutex);
+    auto& values = all[{layer, s}];
+    values.insert(values.end(), data, data + size);
+  };
+  RunHooks hooks;
+  hooks.attention = [&](int layer, std::size_t s, const QkvView& qkv, std::span<float>) {
+    for (const HeadsView& view : {qkv.q, qkv.k, qkv.v}) {
+      keep(layer, s, reinterpret_cast<const float*>(view.data),
+           static_cast<std::size_t>(view.num_tokens * view.num_heads * view.head_dim));
+    }
+    return false;
+  };
+  hooks.logits = [&](std::size_t s, std::span<const float> logits) { keep(-1, s, logits.data(), logits.size()); };
+  Status silent;
+  open_model(test::data("qwen3-2m"))->run(sequences, hooks, silent);
+  return all;
+}
+
+std::vector<TokenSequence> some_sequences() {
+  std::vector<TokenSequence> sequences = rows_of(read_npy(test::data("golden/qwen3-2m/tokens_calib.npy")));
+  sequences.resize(5);
+  for (std::size_t s = 0; s < sequences.size(); ++s) sequences[s].resize(37 + 100 * s);
+  return sequences;
+}
+
+}  // namespace
+
+TEST_CASE("the sample model's q, k, v and logits equal those of the reference") {
+  check_parity(test::data("qwen3-2m"), test::data("golden/qwen3-2m/activations_f32.safetensors"));
+}
+
+TEST_CASE("q, k, v and logits of two models equal those of the reference over more tokens") {
+  for (const std::string name : {"qwen3-2m", "qwen3-15m"}) {
+    const auto model = test::shared_data("models/" + name);
+    const auto golden = test::shared_data("golden/" + name + "/activations_f32.safetensors");
+    if (!model || !golden) return;
+    check_parity(*model, *golden);
+  }
+}
+
+TEST_CASE("the sample model has the perplexity of the reference on all held-out sequences") {
+  check_perplexity(test::data("qwen3-2m"), test::data("golden/qwen3-2m"));
+}
+
+TEST_CASE("the larger model has the perplexity of the reference on all held-out sequences") {
+  const auto model = test::shared_data("models/qwen3-15m");
+  const auto golden = test::shared_data("golden/qwen3-15m");
+  if (!model || !golden) return;
+  check_perplexity(*model, *golden);
+}
+
+TEST_CASE("no bit of a run depends on the number of threads or on the run") {
+  const std::vector<TokenSequence> sequences = some_sequences();
+  set_num_threads(1);
+  const auto one = everything(sequences);
+  set_num_threads(3);
+  const auto three = everything(sequences);
+  const auto again = everything(sequences);
+  set_num_threads(0);
+  CHECK(one.size() == 5 * sequences.size());
+  CHECK(one == three);
+  CHECK(three == again);
+}
+
+TEST_CASE("what a sequence yields does not depend on its neighbours") {
+  const std::vector<TokenSequence> sequences = some_sequences();
+  const auto together = everything(sequences);
+  const auto alone = everything({sequences[2]});
+  CHECK(alone.at({3, 0}) == together.at({3, 2}));
+  CHECK(alone.at({-1, 0}) == together.at({-1, 2}));
+}
+
+TEST_CASE("an attention hook that fills the output replaces attention") {
+  const std::vector<TokenSequence> sequences{some_sequences()[1]};
+  const auto run = [&](bool replace) {
+    std::vector<float> kept;
+    RunHooks hooks;
+    hooks.attention = [&](int, std::size_t, const QkvView&, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 0.0F);
+      return replace;
+    };
+    hooks.logits = [&](std::size_t, std::span<const float> logits) { kept.assign(logits.begin(), logits.end()); };
+    Status silent;
+    open_model(test::data("qwen3-2m"))->run(sequences, hooks, silent);
+    return kept;
+  };
+  const std::vector<float> exact = run(false), replaced = run(true);
+  CHECK(exact != replaced);
+  // Without attention a token knows nothing of those before it: equal tokens have equal logits.
+  const auto& ids = sequences[0];
+  std::size_t pairs = 0;
+  for (std::size_t a = 0; a < ids.size(); ++a) {
+    const auto b = static_cast<std::size_t>(
+        std::find(ids.begin() + static_cast<std::ptrdiff_t>(a) + 1, ids.end(), ids[a]) - ids.begin());
+    if (b == ids.size()) continue;
+    ++pairs;
+    CHECK(std::abs(replaced[a * 2048] - replaced[b * 2048]) < 1e-4F);
+  }
+  CHECK(pairs > 10);
+}
+
+TEST_CASE("a pass steps layer by layer as a run does") {
+  const std::vector<TokenSequence> sequences = some_sequences();
+  const auto expected = everything(sequences);
+  const std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
+  Status silent;
+  const std::unique_ptr<ModelPass> pass = runner->begin(sequences, silent);
+  for (int layer = 0; layer < 4; ++layer) {
+    CHECK(pass->layer() == layer);
+    pass->step(
+        [&](int seen, std::size_t s, const QkvView& qkv, std::span<float>) {
+          const auto* q = reinterpret_cast<const float*>(qkv.q.data);
+          CHECK(std::equal(q, q + qkv.q.num_tokens * 3 * 128, expected.at({seen, s}).begin()));
+          return false;
+        },
+        layer == 3);
+  }
+  CHECK(pass->layer() == 4);
+}
+
+TEST_CASE("token ids and lengths that the model cannot take are refused with their place") {
+  const std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
+  Status silent;
+  const auto run = [&](TokenSequence sequence) {
+    runner->run(std::vector<TokenSequence>{{1, 2}, std::move(sequence)}, {}, silent);
+    return 0;
+  };
+  CHECK_ERROR(run({1, 2048}), DataError, "token id 2048 is outside the vocabulary of 2048 | sequence 1, position 1");
+  CHECK_ERROR(run({-1}), DataError, "token id -1");
+  CHECK_ERROR(run({}), DataError, "the sequence is empty | sequence 1");
+  CHECK_ERROR(run(TokenSequence(2049, 5)), DataError, "the model's context is 2048");
+  CHECK(run(TokenSequence(1, 5)) == 0);
+}
+
+}  // namespace oscar
