@@ -30,6 +30,8 @@ void start(Context& context) {
 void register_commands(CLI::App& app, Context& context) {
   add_common_options(app, context);
   // Help lists the commands in this order: that of the pipeline.
+  register_publish(app, context);
+  register_pull(app, context);
   register_inspect(app, context);
   finish_commands(app);
   app.parse_complete_callback([&context] { start(context); });

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
+#include "base/status.hpp"
 
 namespace oscar {
 namespace {
@@ -178,6 +179,7 @@ FileLock::FileLock(const fs::path& path, bool wait) {
   if (::flock(descriptor_, wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     ::close(descriptor_);
+    throw_if_interrupted();  // Ctrl-C ends the wait
     throw_io("another process holds the lock", path, error);
   }
 }

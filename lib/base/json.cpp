@@ -15,11 +15,21 @@
 #include "base/schemas.hpp"
 
 namespace oscar {
+namespace {
+
+constexpr int kMaxDepth = 100;
+
+}  // namespace
 
 Json parse_json(std::string_view text, const std::string& where) {
+  // Documents from outside may nest until a recursive function (dump, a validator) runs out of stack.
+  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxDepth) throw DataError("not valid JSON: nested too deeply", where, "write or fetch the file again");
+    return true;
+  };
   try {
-    return Json::parse(text);
-  } catch (const Json::parse_error& error) {
+    return Json::parse(text, shallow);
+  } catch (const Json::exception& error) {  // syntax, UTF-8, or a number out of range
     throw DataError(std::string("not valid JSON: ") + error.what(), where, "write or fetch the file again");
   }
 }
@@ -42,11 +52,10 @@ void validate_json(const Json& document, const std::string& schema, const std::s
   valijson::ValidationResults results;
   valijson::Validator validator;
   if (validator.validate(parsed, valijson::adapters::NlohmannJsonAdapter(target), &results)) return;
-  valijson::ValidationResults::Error error;
+  valijson::ValidationResults::Error error;  // the first is the innermost: the member that does not fit
   std::string path, reason = "unknown reason";
-  while (results.popError(error)) {  // the last one is the most specific
+  if (results.popError(error)) {
     reason = error.description;
-    path.clear();
     for (const std::string& part : error.context) path += part;
   }
   throw DataError("does not fit schema " + schema + " at " + path + ": " + reason, where,

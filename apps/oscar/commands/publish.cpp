@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/publish.hpp"
+
+#include "commands.hpp"
+
+namespace oscar {
+namespace {
+
+void run(const PublishOptions& options, Context& context) {
+  const PublishResult result = publish(options, *context.status);
+  if (result.changed) context.status->notice("published " + result.name + " in " + result.path.string());
+  emit_json(context, {{"name", result.name},
+                      {"path", result.path.string()},
+                      {"manifest_sha256", result.entry.manifest_sha256},
+                      {"total_size", result.entry.total_size},
+                      {"forced", result.entry.forced},
+                      {"changed", result.changed}});
+}
+
+}  // namespace
+
+void register_publish(CLI::App& app, Context& context) {
+  const auto options = std::make_shared<PublishOptions>();
+  CLI::App* publish = app.add_subcommand("publish", "Add a verified rotation set to a zoo");
+  publish->add_option("ROTATIONS", options->set, "Folder of the rotation set")->required();
+  publish->add_option("--zoo", options->zoo, "Folder of the zoo; made if missing")
+      ->type_name("DIR")
+      ->required()
+      ->envname("OSCAR_ZOO");
+  publish->add_option("--name", options->name, "Name in the zoo; without a tag: ORG/MODEL:latest")
+      ->type_name("ORG/MODEL[:TAG]")
+      ->required();
+  publish->add_flag(
+      "--force", options->force,
+      "Publish what verify has not accepted (the index says so), and replace a tag that holds another set");
+  add_json_option(*publish, context);
+  publish->callback([options, &context] { run(*options, context); });
+}
+
+}  // namespace oscar

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/pull.hpp"
+
+#include <cstdio>
+
+#include "commands.hpp"
+
+namespace oscar {
+namespace {
+
+void run(const PullOptions& options, Context& context) {
+  const PullResult result = pull(options, *context.status);
+  if (result.fetched) context.status->notice("fetched " + result.name + ", every hash checked");
+  if (!context.common.json_to_stdout) std::puts(result.path.c_str());
+  emit_json(context, {{"name", result.name},
+                      {"zoo", result.zoo},
+                      {"path", result.path.string()},
+                      {"manifest_sha256", result.manifest_sha256},
+                      {"total_size", result.total_size},
+                      {"fetched", result.fetched}});
+}
+
+}  // namespace
+
+void register_pull(CLI::App& app, Context& context) {
+  const auto options = std::make_shared<PullOptions>();
+  CLI::App* pull = app.add_subcommand("pull", "Fetch a rotation set from a zoo, check it, print its path");
+  pull->add_option("NAME", options->name, "ORG/MODEL (= ORG/MODEL:latest), ORG/MODEL:TAG, or ORG/MODEL@sha256:HEX")
+      ->required();
+  pull->add_option("--zoo", options->zoo,
+                   "Folder, file://, http:// or https://; default: OSCAR_ZOO, else this installation's zoo")
+      ->type_name("DIR|URL");
+  pull->add_option("--out", options->out, "Write the set to this folder; default: the cache")->type_name("DIR");
+  pull->add_flag("--force", options->force, "Replace another rotation set in --out");
+  CLI::Option* offline = pull->add_flag("--offline", options->offline, "Use only what the cache has");
+  pull->add_flag("--refresh", options->refresh, "Ask a web zoo again although the cache knows the name")
+      ->excludes(offline);
+  pull->add_option("--timeout", options->transfer.timeout_seconds,
+                   "Give up on a server that is silent for so many seconds")
+      ->check(CLI::Range(1, 3600))
+      ->capture_default_str()
+      ->group("Transfer");
+  pull->add_option("--retries", options->transfer.retries, "Further attempts after HTTP 429, 5xx or a lost connection")
+      ->check(CLI::Range(0, 20))
+      ->capture_default_str()
+      ->group("Transfer");
+  add_json_option(*pull, context);
+  pull->callback([options, &context] { run(*options, context); });
+}
+
+}  // namespace oscar

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/cache.hpp"
+
+#include <cstdlib>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/json.hpp"
+#include "base/sha256.hpp"
+
+namespace oscar {
+namespace {
+
+/// Value of an environment variable; unset and empty are the same.
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+}  // namespace
+
+fs::path default_cache_folder() {
+  if (const auto folder = environment("OSCAR_CACHE"); !folder.empty()) return folder;
+  // The XDG specification says to ignore a relative path.
+  if (const auto folder = environment("XDG_CACHE_HOME"); folder.starts_with('/')) return fs::path(folder) / "oscar";
+  if (const auto home = environment("HOME"); !home.empty()) return fs::path(home) / ".cache" / "oscar";
+  throw UsageError("there is no place for a cache: HOME is not set", "OSCAR_CACHE", "set OSCAR_CACHE, or pass --out");
+}
+
+SetCache::SetCache(fs::path root) : root_(fs::absolute(root).lexically_normal()) {}
+
+fs::path SetCache::set_folder(const std::string& manifest_sha256) const { return root_ / "sets" / manifest_sha256; }
+
+fs::path SetCache::lock_file(const std::string& manifest_sha256) const {
+  return root_ / "locks" / (manifest_sha256 + ".lock");
+}
+
+fs::path SetCache::record_file(const ZooLocation& zoo, const SetName& name) const {
+  return root_ / "names" / (sha256_hex(zoo.text() + "\n" + name.text()) + ".json");
+}
+
+std::optional<std::string> SetCache::recall(const ZooLocation& zoo, const SetName& name) const {
+  try {
+    const Json record = read_json(record_file(zoo, name));
+    const Json hash = record.is_object() ? record.value("manifest_sha256", Json()) : Json();
+    if (hash.is_string() && is_sha256(hash.get<std::string>())) return hash.get<std::string>();
+  } catch (const Error&) {
+    // No record, or a damaged one: the zoo knows.
+  }
+  return std::nullopt;
+}
+
+void SetCache::remember(const ZooLocation& zoo, const SetName& name, const std::string& manifest_sha256) const {
+  write_json(record_file(zoo, name),
+             {{"zoo", zoo.text()}, {"name", name.text()}, {"manifest_sha256", manifest_sha256}});
+}
+
+}  // namespace oscar

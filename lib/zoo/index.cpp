@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/index.hpp"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/version.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr char kTellHost[] = "check that the address is a zoo; tell who hosts it";
+
+ZooEntry entry_from_json(const Json& json) {
+  ZooEntry entry;
+  entry.model = json.at("name");
+  entry.tag = json.at("tag");
+  entry.path = json.at("path");
+  entry.manifest_sha256 = json.at("manifest").at("sha256");
+  entry.manifest_size = json.at("manifest").at("size");
+  entry.total_size = json.at("total_size");
+  entry.summary = json.at("summary");
+  entry.created = json.at("created");
+  entry.forced = json.at("forced");
+  return entry;
+}
+
+Json to_json(const ZooEntry& entry) {
+  return {{"name", entry.model},
+          {"tag", entry.tag},
+          {"path", entry.path},
+          {"manifest", {{"sha256", entry.manifest_sha256}, {"size", entry.manifest_size}}},
+          {"total_size", entry.total_size},
+          {"summary", entry.summary},
+          {"created", entry.created},
+          {"oscar_version", kVersion},
+          {"forced", entry.forced}};
+}
+
+std::pair<std::string, std::string> key_of(const Json& entry) { return {entry.at("name"), entry.at("tag")}; }
+
+void refuse_unsafe(const Json& entries, const std::string& where) {
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const Json& json : entries) {
+    const bool counted =
+        json.at("manifest").at("size").is_number_unsigned() && json.at("total_size").is_number_unsigned();
+    if (!counted) throw DataError("the index has a size that is not a whole number", where, kTellHost);
+    const ZooEntry entry = entry_from_json(json);
+    const std::string name = Json(entry.model + ":" + entry.tag).dump(-1, ' ', true).substr(0, 300);
+    if (!is_model_name(entry.model) || !is_tag(entry.tag)) {
+      throw DataError("the index has the unusable name " + name, where, kTellHost);
+    }
+    if (!is_safe_relative_path(entry.path)) {
+      throw DataError("the index has an unsafe path for " + name, where, kTellHost);
+    }
+    if (!seen.emplace(entry.model, entry.tag).second)
+      throw DataError("the index has " + name + " twice", where, kTellHost);
+  }
+}
+
+void refuse_other_version(const Json& document, const std::string& where) {
+  const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
+  if (!schema.is_string() || schema == kIndexSchema) return;  // validate_json says the rest
+  const auto text = schema.get<std::string>();
+  if (text.starts_with("oscar.zoo_index.")) {
+    throw DataError("the index is written in " + text.substr(0, 64) + ", which this oscar does not know", where,
+                    "update oscar");
+  }
+}
+
+}  // namespace
+
+ZooIndex::ZooIndex() : document_({{"schema", kIndexSchema}, {"entries", Json::array()}}) {}
+
+ZooIndex::ZooIndex(std::string_view text, const std::string& where) : document_(parse_json(text, where)) {
+  refuse_other_version(document_, where);
+  validate_json(document_, kIndexSchema, where);
+  refuse_unsafe(document_.at("entries"), where);
+}
+
+std::optional<ZooEntry> ZooIndex::find(const SetName& name) const {
+  for (const Json& json : document_.at("entries")) {
+    ZooEntry entry = entry_from_json(json);
+    const bool same =
+        name.manifest_sha256.empty() ? entry.tag == name.tag : entry.manifest_sha256 == name.manifest_sha256;
+    if (same && entry.model == name.model) return entry;
+  }
+  return std::nullopt;
+}
+
+ZooEntry ZooIndex::require(const SetName& name, const std::string& where) const {
+  if (auto entry = find(name)) return *entry;
+  std::vector<std::string> tags, all;
+  for (const Json& json : document_.at("entries")) {
+    const auto [model, tag] = key_of(json);
+    all.push_back(model + ":" + tag);
+    if (model == name.model) tags.push_back(all.back());
+  }
+  std::vector<std::string> near = tags.empty() ? nearest_names(name.text(), all) : tags;
+  near.resize(std::min<std::size_t>(near.size(), 10));
+  std::string remedy = all.empty() ? "the zoo is empty: publish a set first" : "see the index for the names it has";
+  for (std::size_t i = 0; i < near.size(); ++i) remedy = (i == 0 ? "did you mean " : remedy + ", ") + near[i];
+  throw DataError("the zoo has no " + name.text(), where, remedy);
+}
+
+void ZooIndex::put(const ZooEntry& entry) {
+  Json& entries = document_.at("entries");
+  const Json json = to_json(entry);
+  // Not a binary search: an index that others wrote need not be sorted.
+  const auto same =
+      std::find_if(entries.begin(), entries.end(), [&](const Json& other) { return key_of(other) == key_of(json); });
+  if (same != entries.end()) {
+    *same = json;
+    return;
+  }
+  entries.insert(
+      std::find_if(entries.begin(), entries.end(), [&](const Json& other) { return key_of(other) > key_of(json); }),
+      json);
+}
+
+}  // namespace oscar

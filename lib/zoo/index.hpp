@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// index.json of a zoo (oscar.zoo_index.v1): which sets there are, and the hash of each one's manifest, from which every
+// file follows. Kept as a document, so that members which a later version added survive an update by this one.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+#include "zoo/name.hpp"
+
+namespace oscar {
+
+inline constexpr char kIndexName[] = "index.json";
+inline constexpr char kIndexSchema[] = "oscar.zoo_index.v1";
+
+struct ZooEntry {
+  std::string model;  // "ORG/MODEL"
+  std::string tag;
+  std::string path;  // the set's folder, relative to the zoo
+  std::string manifest_sha256;
+  std::uint64_t manifest_size = 0;
+  std::uint64_t total_size = 0;  // manifest and files
+  Json summary = Json::object();
+  std::string created;  // RFC 3339, UTC
+  bool forced = false;  // published although verify had not accepted it
+};
+
+class ZooIndex {
+ public:
+  /// An index without entries.
+  ZooIndex();
+  /// Throws DataError: not JSON, another schema, malformed, unsafe names or paths, a name twice.
+  ZooIndex(std::string_view text, const std::string& where);
+
+  /// The entry with this tag, or with this content.
+  [[nodiscard]] std::optional<ZooEntry> find(const SetName& name) const;
+  /// As find, but an unknown name is a DataError that suggests known ones.
+  [[nodiscard]] ZooEntry require(const SetName& name, const std::string& where) const;
+  /// Adds an entry, or replaces the one with its name and tag. Entries stay sorted by name and tag.
+  void put(const ZooEntry& entry);
+  [[nodiscard]] const Json& document() const noexcept { return document_; }
+
+ private:
+  Json document_;
+};
+
+}  // namespace oscar

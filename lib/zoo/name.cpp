@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/name.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <numeric>
+
+#include "base/errors.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::size_t kMaxPart = 96;
+constexpr std::string_view kDigestMark = "@sha256:";
+
+bool is_alphanumeric(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); }
+
+bool is_part(std::string_view text) {
+  const auto allowed = [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; };
+  return !text.empty() && text.size() <= kMaxPart && (is_alphanumeric(text.front()) || text.front() == '_') &&
+         std::all_of(text.begin(), text.end(), allowed) && text.find("..") == std::string_view::npos;
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+/// Levenshtein distance.
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({substituted, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string SetName::text() const {
+  return manifest_sha256.empty() ? model + ":" + tag : model + std::string(kDigestMark) + manifest_sha256;
+}
+
+bool is_model_name(std::string_view text) {
+  const auto slash = text.find('/');
+  // A folder called index.json would sit where the zoo keeps its index.
+  return slash != std::string_view::npos && is_part(text.substr(0, slash)) && is_part(text.substr(slash + 1)) &&
+         text.substr(0, slash) != "index.json";
+}
+
+bool is_tag(std::string_view text) { return is_part(text); }
+
+bool is_sha256(std::string_view text) {
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+SetName parse_set_name(const std::string& text) {
+  SetName name;
+  const auto mark = text.find(kDigestMark);
+  const auto colon = text.find(':');
+  name.model = text.substr(0, std::min(mark, colon));
+  if (mark != std::string::npos && mark < colon) {
+    name.manifest_sha256 = text.substr(mark + kDigestMark.size());
+  } else {
+    name.tag = colon == std::string::npos ? kDefaultTag : text.substr(colon + 1);
+  }
+  const bool pinned = !name.manifest_sha256.empty();
+  if (!is_model_name(name.model) || !(pinned ? is_sha256(name.manifest_sha256) : is_tag(name.tag))) {
+    throw UsageError("\"" + text + "\" is not a name of a rotation set", "NAME",
+                     "write ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX, with letters, digits, '.', '_' and '-'");
+  }
+  return name;
+}
+
+std::vector<std::string> nearest_names(const std::string& wanted, const std::vector<std::string>& candidates) {
+  std::vector<std::pair<std::size_t, std::string>> scored;
+  for (const std::string& candidate : candidates) {
+    if (candidate.size() > 4 * kMaxPart) continue;
+    const std::size_t distance = edit_distance(lower(wanted), lower(candidate));
+    if (distance <= std::max<std::size_t>(3, wanted.size() / 3)) scored.emplace_back(distance, candidate);
+  }
+  std::sort(scored.begin(), scored.end());
+  scored.resize(std::min<std::size_t>(scored.size(), 3));
+  std::vector<std::string> names;
+  for (auto& [distance, name] : scored) names.push_back(std::move(name));
+  return names;
+}
+
+}  // namespace oscar

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// Fetches a rotation set: index.json, then the set's manifest.json, then its files, each checked by size and sha256.
+// A name that was pulled from a web server before is answered from the cache without network until `refresh` asks
+// again; a zoo in a folder is asked every time. ORG/MODEL@sha256:HEX is answered from the cache whenever it is there.
+// Cached files are checked by the manifest's hash and by their sizes; whoever reads the set checks their hashes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "base/status.hpp"
+#include "zoo/transport.hpp"
+
+namespace oscar {
+
+struct PullOptions {
+  std::string name;             // ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX
+  std::string zoo;              // a folder, file://, http:// or https://; empty: default_zoo()
+  std::filesystem::path out;    // empty: into the cache; else the cache is only read
+  std::filesystem::path cache;  // empty: default_cache_folder()
+  bool offline = false;         // only what the cache has
+  bool refresh = false;         // ask the zoo again although the cache knows the name
+  bool force = false;           // replace another set in `out`
+  TransferOptions transfer;
+};
+
+struct PullResult {
+  std::filesystem::path path;  // absolute
+  std::string name;            // as asked, with the tag
+  std::string zoo;
+  std::string manifest_sha256;
+  std::uint64_t total_size = 0;
+  bool fetched = false;  // false: the files were here already
+};
+
+[[nodiscard]] PullResult pull(const PullOptions& options, Status& status,
+                              const TransportFactory& open = open_transport);
+
+}  // namespace oscar

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// What a zoo needs to know of a rotation set: its manifest's bytes, and the files that these list. The manifest's
+// sha256 names the content: every file follows from it. Tensors are never opened here, so sets with recipes that this
+// version does not know can be carried too.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+
+namespace oscar {
+
+inline constexpr char kManifestName[] = "manifest.json";
+/// Indexes and manifests are small; whatever claims to be one and is larger is not read.
+inline constexpr std::uint64_t kMaxDocumentBytes = std::uint64_t{8} << 20;
+
+struct FileDigest {
+  std::string path;  // relative to the set's folder, safe
+  std::string sha256;
+  std::uint64_t size = 0;
+};
+
+struct SetManifest {
+  std::string text;    // the exact bytes
+  std::string sha256;  // of text
+  Json document;
+  std::vector<FileDigest> files;
+  std::uint64_t total_size = 0;  // manifest and files
+};
+
+/// Throws DataError: not a rotation set's manifest, or a file list with unsafe or colliding paths.
+[[nodiscard]] SetManifest parse_set_manifest(std::string text, const std::string& where);
+/// From a set's folder.
+[[nodiscard]] SetManifest read_set_manifest(const std::filesystem::path& folder);
+
+/// "accepted", "rejected" …, as verify left it in the manifest; empty if the set has not been verified.
+[[nodiscard]] std::string verdict_of(const SetManifest& manifest);
+
+enum class SetCheck { sizes, hashes };
+/// The manifest of the set in `folder`, if it has this hash and its files have the listed sizes (or, slower, hashes).
+[[nodiscard]] std::optional<SetManifest> find_set(const std::filesystem::path& folder,
+                                                  const std::string& manifest_sha256, SetCheck check);
+
+/// Throws UsageError unless `folder` is absent, empty, or holds a rotation set: nothing else may be replaced.
+void require_replaceable(const std::filesystem::path& folder);
+
+}  // namespace oscar

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/index.hpp"
+
+#include <doctest/doctest.h>
+
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+ZooEntry entry(const std::string& model, const std::string& tag, char hash = 'a') {
+  return {model, tag, model + "/" + tag, std::string(64, hash), 10, 100, Json::object(), "2026-01-02T03:04:05Z", false};
+}
+
+ZooIndex reread(const Json& document) { return {document.dump(), "here"}; }
+
+}  // namespace
+
+TEST_CASE("entries are found by tag and by content, and stay sorted") {
+  ZooIndex index;
+  index.put(entry("b/b", "two"));
+  index.put(entry("b/b", "one", 'b'));
+  index.put(entry("a/a", "one"));
+  const ZooIndex again = reread(index.document());
+
+  CHECK(again.document()["entries"][0]["name"] == "a/a");
+  CHECK(again.document()["entries"][1]["tag"] == "one");
+  CHECK(again.find(parse_set_name("b/b:one"))->manifest_sha256 == std::string(64, 'b'));
+  CHECK(again.find(parse_set_name("b/b@sha256:" + std::string(64, 'a')))->tag == "two");
+  CHECK_FALSE(again.find(parse_set_name("a/a@sha256:" + std::string(64, 'b'))));
+  CHECK_FALSE(again.find(parse_set_name("a/a")));
+}
+
+TEST_CASE("an entry with the same name and tag is replaced, also in an index that is not sorted") {
+  ZooIndex sorted;
+  sorted.put(entry("a/a", "x"));
+  sorted.put(entry("b/b", "x"));
+  Json document = sorted.document();
+  std::swap(document["entries"][0], document["entries"][1]);
+  ZooIndex index = reread(document);
+  index.put(entry("a/a", "x", 'c'));
+  CHECK(index.document()["entries"].size() == 2);
+  CHECK(reread(index.document()).find(parse_set_name("a/a:x"))->manifest_sha256 == std::string(64, 'c'));
+}
+
+TEST_CASE("members that a later version added survive an update") {
+  ZooIndex index;
+  index.put(entry("a/a", "x"));
+  Json document = index.document();
+  document["motto"] = "kept";
+  document["entries"][0]["deprecated"] = true;
+  ZooIndex later = reread(document);
+  later.put(entry("b/b", "x"));
+  CHECK(later.document()["motto"] == "kept");
+  CHECK(later.document()["entries"][0]["deprecated"] == true);
+}
+
+TEST_CASE("an unknown name is answered with names that exist") {
+  ZooIndex index;
+  CHECK_ERROR(index.require(parse_set_name("a/a"), "here"), DataError, "empty");
+  index.put(entry("Qwen/Qwen3-8B", "int2"));
+  CHECK_ERROR(index.require(parse_set_name("Qwen/Qwen3-8B"), "here"), DataError, "did you mean Qwen/Qwen3-8B:int2");
+  CHECK_ERROR(index.require(parse_set_name("qwen/qwen3-8b:int2"), "here"), DataError,
+              "did you mean Qwen/Qwen3-8B:int2");
+  CHECK_ERROR(index.require(parse_set_name("x/y"), "here"), DataError, "see the index");
+}
+
+TEST_CASE("a malformed index is refused with its place") {
+  CHECK_ERROR(ZooIndex("<html>", "here"), DataError, "here");
+  CHECK_ERROR(ZooIndex("{}", "here"), DataError, "not a document of schema");
+  CHECK_ERROR(ZooIndex(R"({"schema":"oscar.zoo_index.v9","entries":[]})", "here"), DataError, "update oscar");
+  CHECK_ERROR(ZooIndex(R"({"schema":"oscar.zoo_index.v1"})", "here"), DataError, "does not fit schema");
+  CHECK_ERROR(ZooIndex(R"({"schema":"oscar.zoo_index.v1","entries":1e999})", "here"), DataError, "not valid JSON");
+
+  ZooIndex good;
+  good.put(entry("a/a", "x"));
+  const auto broken = [&](const char* member, const Json& value) {
+    Json document = good.document();
+    document["entries"][0][member] = value;
+    return document;
+  };
+  CHECK_ERROR(reread(broken("name", "../a")), DataError, "here");
+  CHECK_ERROR(reread(broken("name", "a/b..c")), DataError, "unusable name");
+  CHECK_ERROR(reread(broken("tag", "a/b")), DataError, "here");
+  CHECK_ERROR(reread(broken("created", "yesterday")), DataError, "created");
+  CHECK_ERROR(reread(broken("total_size", -5)), DataError, "here");
+  CHECK_ERROR(reread(broken("total_size", 1e300)), DataError, "here");
+  CHECK_ERROR(reread(broken("manifest", {{"sha256", "00"}, {"size", 1}})), DataError, "sha256");
+  for (const char* path : {"../../etc", "/etc", "a/../../b", "a\\b", ""}) {
+    CHECK_ERROR(reread(broken("path", path)), DataError, "here");
+  }
+  Json twice = good.document();
+  twice["entries"].push_back(twice["entries"][0]);
+  CHECK_ERROR(reread(twice), DataError, "twice");
+}
+
+}  // namespace oscar

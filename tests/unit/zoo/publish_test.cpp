@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/publish.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/files.hpp"
+#include "sample_set.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+struct Fixture {
+  test::TemporaryFolder folder;
+  test::RecordedStatus status;
+
+  PublishOptions options(const std::string& seed, const std::string& verdict, const std::string& name = "test/tiny") {
+    const fs::path set = folder / ("set-" + seed + "-" + verdict);
+    test::write_set(set, test::sample_set(seed, verdict));
+    return {set, zoo().string(), name, false};
+  }
+  [[nodiscard]] fs::path zoo() const { return folder / "zoo"; }
+  [[nodiscard]] ZooIndex index() const { return {read_text(zoo() / kIndexName), "index"}; }
+};
+
+}  // namespace
+
+TEST_CASE("a published set is whole, and the index says what it is") {
+  Fixture fixture;
+  const PublishResult result = publish(fixture.options("x", "accepted"), fixture.status);
+
+  CHECK(result.changed);
+  CHECK(result.name == "test/tiny:latest");
+  CHECK(test::read_folder(fixture.zoo() / "test/tiny/latest") == test::sample_set("x", "accepted"));
+  const ZooEntry entry = fixture.index().require(parse_set_name("test/tiny"), "");
+  CHECK(entry.path == "test/tiny/latest");
+  CHECK_FALSE(entry.forced);
+  CHECK(entry.summary["recipe"] == "oscar");
+  CHECK(entry.summary["bits"] == Json{{"key", 2.32}, {"value", 1.58}});
+  CHECK(entry.summary["verification"] == Json{{"verdict", "accepted"}, {"attention", {{"softmax_kl", 0.01}}}});
+}
+
+TEST_CASE("publishing the same again changes nothing") {
+  Fixture fixture;
+  const PublishOptions options = fixture.options("x", "accepted");
+  (void)publish(options, fixture.status);
+  const std::string before = read_text(fixture.zoo() / kIndexName);
+  CHECK_FALSE(publish(options, fixture.status).changed);
+  CHECK(read_text(fixture.zoo() / kIndexName) == before);
+}
+
+TEST_CASE("publishing the same again repairs a damaged copy") {
+  Fixture fixture;
+  const PublishOptions options = fixture.options("x", "accepted");
+  (void)publish(options, fixture.status);
+  write_file(fixture.zoo() / "test/tiny/latest/tables/clip.json", "[]\n");
+  CHECK(publish(options, fixture.status).changed);
+  CHECK(test::read_folder(fixture.zoo() / "test/tiny/latest") == test::sample_set("x", "accepted"));
+}
+
+TEST_CASE("a tag keeps its content unless forced") {
+  Fixture fixture;
+  (void)publish(fixture.options("x", "accepted"), fixture.status);
+  PublishOptions other = fixture.options("y", "accepted");
+  CHECK_ERROR(publish(other, fixture.status), UsageError, "another set under test/tiny:latest");
+  CHECK(test::read_folder(fixture.zoo() / "test/tiny/latest") == test::sample_set("x", "accepted"));
+
+  other.name = "test/tiny:second";
+  (void)publish(other, fixture.status);
+  other.name = "test/tiny";
+  other.force = true;
+  CHECK_FALSE(publish(other, fixture.status).entry.forced);  // replaced, but accepted
+  CHECK(test::read_folder(fixture.zoo() / "test/tiny/latest") == test::sample_set("y", "accepted"));
+  CHECK(fixture.index().document()["entries"].size() == 2);
+}
+
+TEST_CASE("a set that verify has not accepted needs force, and the index says so") {
+  Fixture fixture;
+  for (const char* verdict : {"rejected", ""}) {
+    PublishOptions options = fixture.options("x", verdict, std::string("test/tiny:v") + verdict);
+    CHECK_ERROR(publish(options, fixture.status), DataError, "oscar verify");
+    CHECK_FALSE(fs::exists(fixture.zoo() / "test"));
+    options.force = true;
+    CHECK(publish(options, fixture.status).entry.forced);
+    CHECK(fixture.index().require(parse_set_name(options.name), "").forced);
+    CHECK_FALSE(fixture.status.warnings.empty());
+    fs::remove_all(fixture.zoo());
+  }
+}
+
+TEST_CASE("a set whose files are not what its manifest lists is not published") {
+  Fixture fixture;
+  const PublishOptions options = fixture.options("x", "accepted");
+  const fs::path keys = options.set / "k_rotation_qqt_r_h_pbr.pt";
+  std::string text = read_text(keys);
+  text[7] = 'X';
+  write_file(keys, text);
+  CHECK_ERROR(publish(options, fixture.status), TransportError, "sha256 differs");
+  fs::remove(keys);
+  CHECK_ERROR(publish(options, fixture.status), TransportError, "no such file");
+  CHECK(list_files(fixture.zoo()) == std::vector<fs::path>{".index.lock"});
+}
+
+TEST_CASE("what cannot be published is refused before anything is written") {
+  Fixture fixture;
+  PublishOptions options = fixture.options("x", "accepted");
+  const auto with = [&](auto change) {
+    PublishOptions changed = options;
+    change(changed);
+    return changed;
+  };
+  CHECK_ERROR(publish(with([](auto& o) { o.zoo = "https://host/zoo"; }), fixture.status), UsageError,
+              "static web server");
+  CHECK_ERROR(publish(with([](auto& o) { o.name = "../x"; }), fixture.status), UsageError, "ORG/MODEL");
+  CHECK_ERROR(publish(with([](auto& o) { o.name = "a/b@sha256:" + std::string(64, 'a'); }), fixture.status), UsageError,
+              "tag");
+  CHECK_ERROR(publish(with([](auto& o) { o.set = "/nowhere"; }), fixture.status), DataError, "/nowhere/manifest.json");
+  Json manifest = test::sample_manifest("x");
+  manifest.erase("codec");
+  write_file(options.set / "manifest.json", manifest.dump());
+  CHECK_ERROR(publish(options, fixture.status), DataError, "codec");
+  CHECK_FALSE(fs::exists(fixture.zoo()));
+}
+
+TEST_CASE("a folder that is no rotation set is never replaced, and a broken index is never overwritten") {
+  Fixture fixture;
+  const PublishOptions options = fixture.options("x", "accepted");
+  write_file(fixture.zoo() / "test/tiny/latest/letter.txt", "dear");
+  CHECK_ERROR(publish(options, fixture.status), UsageError, "not a rotation set");
+  fs::remove_all(fixture.zoo());
+  write_file(fixture.zoo() / kIndexName, "{");
+  CHECK_ERROR(publish(options, fixture.status), DataError, "index.json");
+  CHECK(read_text(fixture.zoo() / kIndexName) == "{");
+}
+
+TEST_CASE("files that the manifest does not list stay at home") {
+  Fixture fixture;
+  const PublishOptions options = fixture.options("x", "accepted");
+  write_file(options.set / "notes.txt", "mine");
+  (void)publish(options, fixture.status);
+  CHECK_FALSE(fs::exists(fixture.zoo() / "test/tiny/latest/notes.txt"));
+  CHECK(fixture.status.notices.at(0).find("notes.txt") != std::string::npos);
+}
+
+}  // namespace oscar

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/pull.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "sample_set.hpp"
+#include "support/support.hpp"
+#include "zoo/publish.hpp"
+
+namespace oscar {
+namespace {
+
+using Files = std::map<std::string, std::string>;
+
+struct Fixture {
+  test::TemporaryFolder folder;
+  test::FakeZoo zoo;
+  test::RecordedStatus status;
+  Files set = test::sample_set("x", "accepted");
+  PullOptions options;
+
+  Fixture() {
+    zoo.add("test/tiny", "latest", set);
+    options.name = "test/tiny";
+    options.zoo = "http://fake/zoo";
+    options.cache = folder / "cache";
+    options.transfer = {.timeout_seconds = 1, .retries = 1, .first_pause_seconds = 0.001};
+  }
+  PullResult run() { return pull(options, status, zoo.factory()); }
+  [[nodiscard]] std::string hash() const { return sha256_hex(set.at("manifest.json")); }
+  /// Nothing that looks like a set, and no leftovers of one, after a failed pull.
+  [[nodiscard]] bool nothing_written() const {
+    for (const fs::path& file : fs::exists(folder.path()) ? list_files(folder.path()) : std::vector<fs::path>{}) {
+      if (!file.string().starts_with("cache/locks/")) return false;
+    }
+    return !fs::exists(folder / "out");
+  }
+};
+
+constexpr char kKeys[] = "test/tiny/latest/k_rotation_qqt_r_h_pbr.pt";
+
+}  // namespace
+
+TEST_CASE("pull asks for the index, the manifest, and the files, each once") {
+  Fixture fixture;
+  const PullResult result = fixture.run();
+  CHECK(result.fetched);
+  CHECK(result.path == fixture.folder / ("cache/sets/" + fixture.hash()));
+  CHECK(test::read_folder(result.path) == fixture.set);
+  CHECK(fixture.zoo.asked == std::vector<std::string>{"index.json", "test/tiny/latest/manifest.json", kKeys,
+                                                      "test/tiny/latest/tables/clip.json",
+                                                      "test/tiny/latest/v_rotation_sst_r_h_pbr.pt"});
+}
+
+TEST_CASE("a cached name needs no network until it is refreshed") {
+  Fixture fixture;
+  (void)fixture.run();
+  fixture.zoo.asked.clear();
+  CHECK_FALSE(fixture.run().fetched);
+  CHECK(fixture.zoo.asked.empty());
+
+  const Files newer = test::sample_set("y", "accepted");
+  fixture.zoo.add("test/tiny", "latest", newer);
+  CHECK(test::read_folder(fixture.run().path) == fixture.set);
+  fixture.options.refresh = true;
+  CHECK(test::read_folder(fixture.run().path) == newer);
+  fixture.options.refresh = false;
+  CHECK(test::read_folder(fixture.run().path) == newer);
+}
+
+TEST_CASE("refreshing what did not change asks for the index only") {
+  Fixture fixture;
+  (void)fixture.run();
+  fixture.zoo.asked.clear();
+  fixture.options.refresh = true;
+  CHECK_FALSE(fixture.run().fetched);
+  CHECK(fixture.zoo.asked == std::vector<std::string>{"index.json"});
+}
+
+TEST_CASE("a damaged cache entry is fetched again") {
+  Fixture fixture;
+  const PullResult first = fixture.run();
+  write_file(first.path / "tables/clip.json", "");
+  CHECK(fixture.run().fetched);
+  CHECK(test::read_folder(first.path) == fixture.set);
+}
+
+TEST_CASE("offline, only the cache is used") {
+  Fixture fixture;
+  fixture.options.offline = true;
+  CHECK_ERROR(fixture.run(), DataError, "without --offline");
+  CHECK(fixture.zoo.asked.empty());
+  fixture.options.offline = false;
+  (void)fixture.run();
+  fixture.zoo.asked.clear();
+  fixture.options.offline = true;
+  CHECK(test::read_folder(fixture.run().path) == fixture.set);
+  CHECK(fixture.zoo.asked.empty());
+}
+
+TEST_CASE("content that is named by its hash comes from the cache, whatever the zoo says") {
+  Fixture fixture;
+  fixture.options.name = "test/tiny@sha256:" + fixture.hash();
+  CHECK(fixture.run().fetched);
+  fixture.zoo.files.clear();
+  fixture.options.refresh = true;
+  CHECK(test::read_folder(fixture.run().path) == fixture.set);
+  fixture.options.name = "test/tiny@sha256:" + std::string(64, '0');
+  CHECK_ERROR(fixture.run(), TransportError, "HTTP 404");
+}
+
+TEST_CASE("a folder zoo is asked every time, so it is never stale") {
+  Fixture fixture;
+  const auto publish_seed = [&](const std::string& seed) {
+    test::write_set(fixture.folder / seed, test::sample_set(seed, "accepted"));
+    (void)publish({fixture.folder / seed, (fixture.folder / "zoo").string(), "test/tiny", true}, fixture.status);
+  };
+  fixture.options.zoo = (fixture.folder / "zoo").string();
+  for (const char* seed : {"one", "two"}) {
+    publish_seed(seed);
+    CHECK(test::read_folder(pull(fixture.options, fixture.status).path) == test::sample_set(seed, "accepted"));
+  }
+  fixture.options.zoo = "file://" + (fixture.folder / "zoo").string();
+  CHECK_FALSE(pull(fixture.options, fixture.status).fetched);
+}
+
+TEST_CASE("--out gets the set and nothing goes to the cache; another set there needs force") {
+  Fixture fixture;
+  fixture.options.out = fixture.folder / "out";
+  CHECK(fixture.run().path == fixture.folder / "out");
+  CHECK(test::read_folder(fixture.folder / "out") == fixture.set);
+  CHECK_FALSE(fs::exists(fixture.folder / "cache"));
+  CHECK_FALSE(fixture.run().fetched);  // exactly this is there
+
+  const Files newer = test::sample_set("y", "accepted");
+  fixture.zoo.add("test/tiny", "latest", newer);
+  CHECK_ERROR(fixture.run(), UsageError, "exists already");
+  CHECK(test::read_folder(fixture.folder / "out") == fixture.set);
+  fixture.options.force = true;
+  CHECK(fixture.run().fetched);
+  CHECK(test::read_folder(fixture.folder / "out") == newer);
+
+  write_file(fixture.folder / "home/letter.txt", "dear");
+  fixture.options.out = fixture.folder / "home";
+  CHECK_ERROR(fixture.run(), UsageError, "not a rotation set");
+  CHECK(read_text(fixture.folder / "home/letter.txt") == "dear");
+}
+
+TEST_CASE("--out takes a cached set from the cache") {
+  Fixture fixture;
+  (void)fixture.run();
+  fixture.zoo.files.clear();
+  fixture.options.out = fixture.folder / "out";
+  CHECK(test::read_folder(fixture.run().path) == fixture.set);
+}
+
+TEST_CASE("whatever the zoo gets wrong, nothing half-written is left") {
+  struct Case {
+    const char* what;
+    std::function<void(Fixture&)> damage;
+    const char* message;
+  };
+  const std::string manifest = "test/tiny/latest/manifest.json";
+  const std::vector<Case> cases = {
+      {"wrong hash", [](Fixture& f) { f.zoo.files[kKeys][7] = 'X'; }, "sha256 differs"},
+      {"truncated file", [](Fixture& f) { f.zoo.files[kKeys].resize(2500); }, "only 2500 of 5001"},
+      {"long file", [](Fixture& f) { f.zoo.files[kKeys] += "x"; }, "more than the 5001"},
+      {"missing file", [](Fixture& f) { f.zoo.files.erase(kKeys); }, "HTTP 404"},
+      {"missing index", [](Fixture& f) { f.zoo.files.erase("index.json"); }, "HTTP 404"},
+      {"malformed index", [](Fixture& f) { f.zoo.files["index.json"] = "<html>"; }, "fake:index.json"},
+      {"huge index", [](Fixture& f) { f.zoo.files["index.json"].resize(9 << 20, ' '); }, "more than the 8388608"},
+      {"changed manifest", [&](Fixture& f) { f.zoo.files[manifest][3] ^= 1; }, "not the one that the index names"},
+      {"longer manifest", [&](Fixture& f) { f.zoo.files[manifest] += " "; }, "more than the"},
+      {"unknown name", [](Fixture& f) { f.options.name = "test/tyni"; }, "did you mean test/tiny:latest"}};
+  for (const bool to_out : {false, true}) {
+    for (const Case& test_case : cases) {
+      CAPTURE(test_case.what);
+      Fixture fixture;
+      if (to_out) fixture.options.out = fixture.folder / "out";
+      test_case.damage(fixture);
+      CHECK_ERROR(fixture.run(), Error, test_case.message);
+      CHECK(fixture.nothing_written());
+    }
+  }
+}
+
+TEST_CASE("an index or a manifest that points outside its folder is refused") {
+  Fixture fixture;
+  Json index = parse_json(fixture.zoo.files["index.json"], "");
+  index["entries"][0]["path"] = "../../elsewhere";
+  fixture.zoo.files["index.json"] = index.dump();
+  CHECK_ERROR(fixture.run(), DataError, "unsafe path");
+
+  Json manifest = test::sample_manifest("x");
+  manifest["files"][0]["path"] = "../../../escaped";
+  const std::string text = manifest.dump();
+  index["entries"][0]["path"] = "test/tiny/latest";
+  index["entries"][0]["manifest"] = {{"sha256", sha256_hex(text)}, {"size", text.size()}};
+  fixture.zoo.files["index.json"] = index.dump();
+  fixture.zoo.files["test/tiny/latest/manifest.json"] = text;
+  CHECK_ERROR(fixture.run(), DataError, "unsafe path");
+  CHECK(fixture.nothing_written());
+}
+
+TEST_CASE("sizes that disagree, or are absurd, are refused before anything is fetched") {
+  Fixture fixture;
+  Json index = parse_json(fixture.zoo.files["index.json"], "");
+  index["entries"][0]["total_size"] = 7;
+  fixture.zoo.files["index.json"] = index.dump();
+  CHECK_ERROR(fixture.run(), DataError, "disagree about the size");
+  index["entries"][0]["manifest"]["size"] = std::uint64_t{10} << 30;
+  fixture.zoo.files["index.json"] = index.dump();
+  CHECK_ERROR(fixture.run(), DataError, "announces a manifest of 10737418240 bytes");
+  CHECK(fixture.nothing_written());
+}
+
+TEST_CASE("a set that verify has not accepted comes with a warning, from the cache too") {
+  Fixture fixture;
+  fixture.zoo.add("test/tiny", "bad", test::sample_set("z", "rejected"));
+  fixture.options.name = "test/tiny:bad";
+  (void)fixture.run();
+  (void)fixture.run();
+  CHECK(fixture.status.warnings.size() == 2);
+}
+
+}  // namespace oscar

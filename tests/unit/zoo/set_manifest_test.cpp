@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/set_manifest.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "sample_set.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+SetManifest parse(const Json& document) { return parse_set_manifest(document.dump(), "here"); }
+
+Json with_paths(std::initializer_list<std::string> paths) {
+  Json manifest = test::sample_manifest("x");
+  manifest["files"] = Json::array();
+  for (const std::string& path : paths) {
+    manifest["files"].push_back({{"path", path}, {"sha256", std::string(64, '0')}, {"size", 1}});
+  }
+  return manifest;
+}
+
+}  // namespace
+
+TEST_CASE("a manifest is named by its bytes and knows the size of its set") {
+  const auto files = test::sample_set("x", "accepted");
+  const SetManifest manifest = parse_set_manifest(files.at("manifest.json"), "here");
+  std::uint64_t total = 0;
+  for (const auto& [path, content] : files) total += content.size();
+  CHECK(manifest.sha256 == sha256_hex(files.at("manifest.json")));
+  CHECK(manifest.total_size == total);
+  CHECK(manifest.files.size() == 3);
+  CHECK(verdict_of(manifest) == "accepted");
+}
+
+TEST_CASE("a file list can name only files inside the set") {
+  for (const char* bad : {"../x", "/etc/passwd", "a/../../x", "", ".", "a//b", "a\\b", "a\nb", "manifest.json"}) {
+    CHECK_ERROR(parse(with_paths({bad})), DataError, "unsafe path");
+  }
+  CHECK_ERROR(parse(with_paths({"a", "a"})), DataError, "twice");
+  CHECK_ERROR(parse(with_paths({"a", "a/b"})), DataError, "as a file and as a folder");
+  CHECK_ERROR(parse(with_paths({"manifest.json/x"})), DataError, "manifest.json as a folder");
+  CHECK(parse(with_paths({"a/b", "a/c"})).files.size() == 2);
+}
+
+TEST_CASE("what is not a manifest of a rotation set is refused with its place") {
+  CHECK_ERROR(parse_set_manifest("<html>", "here"), DataError, "here");
+  CHECK_ERROR(parse_set_manifest("[1]", "here"), DataError, "not the manifest");
+  CHECK_ERROR(parse_set_manifest(R"({"schema":"oscar.dump.v1","files":[]})", "here"), DataError, "not the manifest");
+  CHECK_ERROR(parse(with_paths({})), DataError, "no files");
+  CHECK_ERROR(parse_set_manifest(std::string(1000000, '['), "here"), DataError, "nested too deeply");
+  for (const Json& size : {Json(-1), Json(1.5), Json("1"), Json(nullptr)}) {
+    Json manifest = with_paths({"a"});
+    manifest["files"][0]["size"] = size;
+    CHECK_ERROR(parse(manifest), DataError, "lacks path, sha256 or size");
+  }
+  Json huge = with_paths({"a", "b"});
+  huge["files"][0]["size"] = huge["files"][1]["size"] = std::uint64_t{1} << 63;
+  CHECK_ERROR(parse(huge), DataError, "impossible");
+  Json hash = with_paths({"a"});
+  hash["files"][0]["sha256"] = std::string(64, 'A');
+  CHECK_ERROR(parse(hash), DataError, "lacks path, sha256 or size");
+}
+
+TEST_CASE("a set on disk is found only if it is whole") {
+  const test::TemporaryFolder folder;
+  const auto files = test::sample_set("x", "accepted");
+  test::write_set(folder / "set", files);
+  const std::string hash = sha256_hex(files.at("manifest.json"));
+
+  CHECK(find_set(folder / "set", hash, SetCheck::hashes));
+  CHECK_FALSE(find_set(folder / "set", std::string(64, '0'), SetCheck::sizes));
+  CHECK_FALSE(find_set(folder / "nothing", hash, SetCheck::sizes));
+  write_file(folder / "set/tables/clip.json", "[]\n");  // the same size
+  CHECK(find_set(folder / "set", hash, SetCheck::sizes));
+  CHECK_FALSE(find_set(folder / "set", hash, SetCheck::hashes));
+  write_file(folder / "set/tables/clip.json", "");
+  CHECK_FALSE(find_set(folder / "set", hash, SetCheck::sizes));
+}
+
+TEST_CASE("only a rotation set may be replaced") {
+  const test::TemporaryFolder folder;
+  require_replaceable(folder / "absent");
+  require_replaceable(folder.path());
+  write_file(folder / "home/letter.txt", "dear");
+  CHECK_ERROR(require_replaceable(folder / "home"), UsageError, "not a rotation set");
+  CHECK_ERROR(require_replaceable(folder / "home/letter.txt"), UsageError, "not a rotation set");
+  test::write_set(folder / "set", test::sample_set("x", ""));
+  require_replaceable(folder / "set");
+}
+
+}  // namespace oscar
