@@ -35,4 +35,10 @@ void gemm(const Gemm& s, const float* a, std::int64_t lda, const float* b, std::
               static_cast<float>(s.alpha), a, narrow(lda), b, narrow(ldb), s.accumulate ? 1.0F : 0.0F, c, narrow(ldc));
 }
 
+void add_gram_upper(const double* rows, std::int64_t count, std::int64_t dim, double* gram) {
+  use_one_blas_thread();
+  cblas_dsyrk(CblasRowMajor, CblasUpper, CblasTrans, narrow(dim), narrow(count), 1.0, rows, narrow(dim), 1.0, gram,
+              narrow(dim));
+}
+
 }  // namespace oscar::cpu

@@ -21,6 +21,9 @@ void gemm(const Gemm& shape, const double* a, std::int64_t lda, const double* b,
 void gemm(const Gemm& shape, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
           std::int64_t ldc);
 
+/// upper triangle of gram (dim, dim) += rows^T rows, rows (count, dim); the lower triangle is not touched.
+void add_gram_upper(const double* rows, std::int64_t count, std::int64_t dim, double* gram);
+
 /// Makes OpenBLAS and LAPACK stay on the calling thread; the functions above do it themselves.
 void use_one_blas_thread();
 

@@ -114,6 +114,10 @@ Tensor convert(const Tensor& source, DType dtype) {
   return out;
 }
 
+void doubles_from(DType dtype, const std::byte* data, std::size_t count, double* out) {
+  convert_elements(dtype, data, count, out);
+}
+
 void HeadsView::row(std::int64_t token, int head, std::span<float> out) const {
   const std::size_t begin = (static_cast<std::size_t>(token) * num_heads + head) * head_dim;
   convert_elements(dtype, data + begin * size_of(dtype), static_cast<std::size_t>(head_dim), out.data());

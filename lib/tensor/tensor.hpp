@@ -51,6 +51,9 @@ struct Tensor {
 /// Converts a tensor of activations to another activation type, rounding to nearest even.
 [[nodiscard]] Tensor convert(const Tensor& source, DType dtype);
 
+/// `count` elements of any type, converted to double (exact for every float type and for int32).
+void doubles_from(DType dtype, const std::byte* data, std::size_t count, double* out);
+
 /// Rows of a layer as they come from a model: [num_tokens, num_heads, head_dim], one of the activation types.
 struct HeadsView {
   const std::byte* data = nullptr;

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#include <fmt/format.h>
+
+#include "base/threads.hpp"
+#include "kernels/backend.hpp"
+#include "kernels/cpu/ops.hpp"
+
+namespace oscar {
+namespace {
+
+class CpuBackend : public Backend {
+ public:
+  [[nodiscard]] std::string description() const override { return fmt::format("cpu, {} threads", num_threads()); }
+
+  void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams) override {
+    cpu::accumulate_grams(x, weights, grams);
+  }
+  void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies) override {
+    cpu::row_energies(x, forms, energies);
+  }
+  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
+                               MatrixStack& grams) override {
+    cpu::accumulate_output_grams(qkv, sequences, grams);
+  }
+  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
+                                 MatrixStack& grams) override {
+    cpu::accumulate_residual_grams(x, rotation, codec, grams);
+  }
+  [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override { return cpu::eigh(symmetric); }
+  void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
+              std::span<float> rows) override {
+    cpu::rotate(x, rotated_from_native, precision, rows);
+  }
+  void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+                std::span<float> decoded, QuantizedRows* codes) override {
+    cpu::quantize(rows, head_dim, codec, precision, decoded, codes);
+  }
+  void attend(const MixedAttention& mixed, std::span<float> out) override { cpu::attend(mixed, out); }
+  [[nodiscard]] std::vector<AttentionErrors> compare_attention(const QkvView& exact,
+                                                               const MixedAttention& mixed) override {
+    return cpu::compare_attention(exact, mixed);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }
+
+}  // namespace oscar

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+// Second moments. Work is cut into slabs of a fixed number of tokens; each slab has its own partial sum, and partial
+// sums are added in slab order, so the number of threads changes no bit.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "base/check.hpp"
+#include "base/threads.hpp"
+#include "kernels/cpu/blas.hpp"
+#include "kernels/cpu/ops.hpp"
+#include "kernels/cpu/row_codec.hpp"
+#include "kernels/cpu/symmetric.hpp"
+
+namespace oscar::cpu {
+namespace {
+
+constexpr std::int64_t kSlabTokens = 2048;  // one task
+constexpr std::int64_t kWaveSlabs = 16;     // bounds the memory of partial sums
+constexpr std::int64_t kBlockRows =
+    256;  // rows converted at a time: 256 KB of doubles at d = 128, which the cache holds
+
+/// Sums over [0, num_tokens) for every head: slab(head, begin, end, upper) adds its tokens to an upper triangle.
+void sum_slabs(std::int64_t num_tokens, MatrixStack& grams,
+               const std::function<void(int, std::int64_t, std::int64_t, double*)>& slab) {
+  const std::size_t size = static_cast<std::size_t>(grams.dim) * grams.dim;
+  for (std::int64_t first = 0; first < num_tokens; first += kSlabTokens * kWaveSlabs) {
+    const std::int64_t last = std::min(first + kSlabTokens * kWaveSlabs, num_tokens);
+    const auto slabs = static_cast<std::size_t>((last - first + kSlabTokens - 1) / kSlabTokens);
+    std::vector<double> partials(slabs * grams.count * size);
+    parallel_for(slabs * grams.count, [&](std::size_t task) {
+      const std::int64_t begin = first + static_cast<std::int64_t>(task % slabs) * kSlabTokens;
+      slab(static_cast<int>(task / slabs), begin, std::min(begin + kSlabTokens, last), &partials[task * size]);
+    });
+    parallel_for(static_cast<std::size_t>(grams.count), [&](std::size_t head) {
+      for (std::size_t i = 0; i < slabs; ++i) {
+        add_symmetric(std::span(partials).subspan((head * slabs + i) * size, size), grams[static_cast<int>(head)],
+                      grams.dim);
+      }
+    });
+  }
+}
+
+/// Tokens [begin, begin + count), query heads [head * g, head * g + g) as doubles (count * g, head_dim).
+void group_rows(HeadsView x, int head, int g, std::int64_t begin, std::int64_t count, double* out) {
+  const auto row_size = static_cast<std::size_t>(g) * x.head_dim;
+  for (std::int64_t t = 0; t < count; ++t) {
+    const std::size_t start = (static_cast<std::size_t>(begin + t) * x.num_heads + head * g) * x.head_dim;
+    doubles_from(x.dtype, x.data + start * size_of(x.dtype), row_size, out + t * static_cast<std::int64_t>(row_size));
+  }
+}
+
+void scale_rows(std::span<const double> weights, int head, int num_heads, std::int64_t begin, std::int64_t count,
+                std::size_t row_size, double* rows) {
+  for (std::int64_t t = 0; t < count; ++t) {
+    const double root = std::sqrt(std::max(weights[static_cast<std::size_t>((begin + t) * num_heads + head)], 0.0));
+    double* row = rows + static_cast<std::size_t>(t) * row_size;
+    for (std::size_t i = 0; i < row_size; ++i) row[i] *= root;
+  }
+}
+
+}  // namespace
+
+void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams) {
+  OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads % grams.count == 0);
+  OSCAR_CHECK(weights.empty() || weights.size() == static_cast<std::size_t>(x.num_tokens) * grams.count);
+  const int g = x.num_heads / grams.count;
+  const std::int64_t block = std::max<std::int64_t>(kBlockRows / g, 1);
+  sum_slabs(x.num_tokens, grams, [&](int head, std::int64_t begin, std::int64_t end, double* upper) {
+    std::vector<double> rows(static_cast<std::size_t>(block * g) * x.head_dim);
+    for (; begin < end; begin += block) {
+      const std::int64_t count = std::min(block, end - begin);
+      group_rows(x, head, g, begin, count, rows.data());
+      if (!weights.empty()) {
+        scale_rows(weights, head, grams.count, begin, count, static_cast<std::size_t>(g) * x.head_dim, rows.data());
+      }
+      add_gram_upper(rows.data(), count * g, x.head_dim, upper);
+    }
+  });
+}
+
+void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies) {
+  OSCAR_CHECK(x.head_dim == forms.dim && x.num_heads == forms.count);
+  OSCAR_CHECK(energies.size() == static_cast<std::size_t>(x.num_tokens) * x.num_heads);
+  const int d = x.head_dim;
+  const std::int64_t blocks = (x.num_tokens + kBlockRows - 1) / kBlockRows;
+  parallel_for(static_cast<std::size_t>(blocks * x.num_heads), [&](std::size_t task) {
+    const auto head = static_cast<int>(task % static_cast<std::size_t>(x.num_heads));
+    const std::int64_t begin = static_cast<std::int64_t>(task) / x.num_heads * kBlockRows;
+    const std::int64_t count = std::min(kBlockRows, x.num_tokens - begin);
+    std::vector<double> rows(static_cast<std::size_t>(count) * d), products(rows.size());
+    x.head_rows(begin, count, head, rows.data());
+    gemm({.m = count, .n = d, .k = d}, rows.data(), d, forms[head].data(), d, products.data(), d);
+    for (std::int64_t t = 0; t < count; ++t) {
+      const double* row = &rows[static_cast<std::size_t>(t) * d];
+      const double* product = &products[static_cast<std::size_t>(t) * d];
+      double sum = 0;
+      for (int i = 0; i < d; ++i) sum += row[i] * product[i];
+      energies[static_cast<std::size_t>((begin + t) * x.num_heads + head)] = sum;
+    }
+  });
+}
+
+void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams) {
+  OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads == grams.count && rotation.dim == grams.dim);
+  const int d = x.head_dim, group = checked_group_size(codec, d);
+  sum_slabs(x.num_tokens, grams, [&](int head, std::int64_t begin, std::int64_t end, double* upper) {
+    std::vector<double> rows(static_cast<std::size_t>(kBlockRows) * d), rotated(rows.size());
+    std::vector<float> row(static_cast<std::size_t>(d)), scratch(row.size());
+    std::vector<std::uint8_t> codes(row.size());
+    std::vector<GroupParams> params(static_cast<std::size_t>(d / group));
+    for (; begin < end; begin += kBlockRows) {
+      const std::int64_t count = std::min(kBlockRows, end - begin);
+      x.head_rows(begin, count, head, rows.data());
+      gemm({.m = count, .n = d, .k = d}, rows.data(), d, rotation.for_head(head).data(), d, rotated.data(), d);
+      for (std::int64_t t = 0; t < count; ++t) {
+        const std::span<double> y(&rotated[static_cast<std::size_t>(t) * d], static_cast<std::size_t>(d));
+        std::transform(y.begin(), y.end(), row.begin(), [](double v) { return static_cast<float>(v); });
+        encode_row(row, codec, group, scratch, codes, params);
+        for (int i = 0; i < d; ++i) {
+          const GroupParams p = params[static_cast<std::size_t>(i / group)];
+          y[i] = static_cast<double>((static_cast<float>(codes[i]) - p.zero) * p.scale) - y[i];
+        }
+      }
+      add_gram_upper(rotated.data(), count, d, upper);
+    }
+  });
+}
+
+}  // namespace oscar::cpu

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#include "dump/dump_index.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <optional>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::int64_t kTinyChunk = 16;  // a chunk 0 of at most so many tokens is a warm-up
+
+std::optional<int> parse_number(std::string_view text) {
+  int value = -1;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+/// Numbers n with `folder`/<prefix>n<suffix>, ascending.
+std::vector<int> numbered_entries(const fs::path& folder, std::string_view prefix, std::string_view suffix) {
+  std::vector<int> numbers;
+  if (!fs::is_directory(folder)) return numbers;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(prefix) || !name.ends_with(suffix) || name.size() <= prefix.size() + suffix.size()) continue;
+    const auto middle = std::string_view(name).substr(prefix.size(), name.size() - prefix.size() - suffix.size());
+    if (const auto number = parse_number(middle)) numbers.push_back(*number);
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+fs::path layer_folder(const fs::path& dump, int layer_id) { return dump / ("layer_" + std::to_string(layer_id)); }
+
+fs::path chunk_file(const fs::path& layer, const char* what, int chunk) {
+  return layer / what / (std::to_string(chunk) + ".pt");
+}
+
+[[noreturn]] void fail(const std::string& what, const fs::path& where) {
+  throw DataError(what, where.string(), "dump this layer again");
+}
+
+void check_tensor(const ChunkTensor& tensor) {
+  const PtTensorLocation& location = tensor.location;
+  if (location.shape.size() != 3 || !is_activation_dtype(location.dtype)) {
+    fail("expected [tokens, heads, head_dim] of float32, float16 or bfloat16, found " + shape_text(location.shape) +
+             " of " + std::string(name_of(location.dtype)),
+         tensor.file);
+  }
+  if (num_elements(location.shape) == 0) fail("the tensor is empty: " + shape_text(location.shape), tensor.file);
+  const auto bytes = static_cast<std::uint64_t>(num_elements(location.shape)) * size_of(location.dtype);
+  if (location.offset + bytes > regular_file_size(tensor.file)) fail("the file is truncated", tensor.file);
+}
+
+void check_chunk(const DumpChunk& chunk) {
+  for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) check_tensor(*tensor);
+  const auto& q = chunk.q.location.shape;
+  const auto& k = chunk.k.location.shape;
+  const auto& v = chunk.v.location.shape;
+  const std::string shapes = "q " + shape_text(q) + ", k " + shape_text(k) + ", v " + shape_text(v);
+  if (q[0] != k[0] || q[0] != v[0]) fail("q, k and v have different numbers of tokens: " + shapes, chunk.q.file);
+  if (k[1] != v[1] || q[1] % k[1] != 0) fail("the heads do not divide into groups: " + shapes, chunk.q.file);
+  if (q[2] != k[2]) fail("q and k have different head dimensions: " + shapes, chunk.q.file);
+  const auto& lens = chunk.seq_lens;
+  const bool positive = std::all_of(lens.begin(), lens.end(), [](std::int64_t n) { return n > 0; });
+  if (!positive || std::accumulate(lens.begin(), lens.end(), std::int64_t{0}) != q[0]) {
+    fail("the sequence lengths do not add up to " + std::to_string(q[0]) + " tokens", chunk.q.file);
+  }
+}
+
+/// All chunks of a layer have the heads of the first.
+void check_layer(const std::vector<DumpChunk>& chunks) {
+  for (const DumpChunk& chunk : chunks) {
+    for (const auto member : {&DumpChunk::q, &DumpChunk::k, &DumpChunk::v}) {
+      const auto& first = (chunks.front().*member).location.shape;
+      const auto& here = (chunk.*member).location.shape;
+      if (first[1] != here[1] || first[2] != here[2]) {
+        fail("the shape " + shape_text(here) + " differs from " + shape_text(first) + " of the layer's first chunk",
+             (chunk.*member).file);
+      }
+    }
+  }
+}
+
+DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs::path& layer) {
+  const Json& model = manifest.at("model");
+  const std::int64_t tokens = entry.at("tokens"), dim = model.at("head_dim");
+  const DType dtype = dtype_from_name(manifest.at("dtype").get<std::string>());
+  DumpChunk chunk{.number = entry.at("chunk"), .q = {}, .k = {}, .v = {}, .seq_lens = {}};
+  const auto place = [&](const char* what, const char* heads) {
+    return ChunkTensor{chunk_file(layer, what, chunk.number),
+                       {dtype, {tokens, model.at(heads), dim}, entry.at("offsets").at(what)}};
+  };
+  chunk.q = place("q", "num_attention_heads");
+  chunk.k = place("k", "num_key_value_heads");
+  chunk.v = place("v", "num_key_value_heads");
+  chunk.seq_lens = entry.contains("seq_lens") ? entry["seq_lens"].get<std::vector<std::int64_t>>()
+                                              : std::vector<std::int64_t>{tokens};
+  return chunk;
+}
+
+DumpChunk chunk_from_files(const fs::path& layer, int number, Status& status) {
+  DumpChunk chunk{.number = number, .q = {}, .k = {}, .v = {}, .seq_lens = {}};
+  const auto place = [&](const char* what) {
+    const fs::path file = chunk_file(layer, what, number);
+    return ChunkTensor{file, locate_pt_tensor(file)};
+  };
+  chunk.q = place("q");
+  chunk.k = place("k");
+  chunk.v = place("v");
+  const fs::path lens = chunk_file(layer, "seq_lens", number);
+  if (fs::exists(lens)) {
+    chunk.seq_lens = read_pt_tensor(lens).to_int64();
+  } else if (!chunk.q.location.shape.empty()) {
+    status.notice(lens.string() + " is missing: the chunk counts as one sequence");
+    chunk.seq_lens = {chunk.q.location.shape[0]};
+  }
+  return chunk;
+}
+
+}  // namespace
+
+DumpIndex::DumpIndex(fs::path folder) : folder_(std::move(folder)) {
+  if (!fs::is_directory(folder_)) throw DataError("no such folder", folder_.string(), "check --dump");
+  layer_ids_ = numbered_entries(folder_, "layer_", "");
+  if (layer_ids_.empty()) {
+    throw DataError("no layer_<id> folders", folder_.string(), "name a folder that \"oscar dump\" or a server wrote");
+  }
+  const fs::path manifest = folder_ / "manifest.json";
+  if (!fs::exists(manifest)) return;
+  manifest_ = read_json(manifest);
+  validate_json(manifest_, "oscar.dump.v1", manifest.string());
+  layer_ids_.clear();
+  for (const Json& layer : manifest_["layers"]) layer_ids_.push_back(layer["layer_id"]);
+  if (layer_ids_.empty()) throw DataError("the dump has no layers", manifest.string(), "dump again");
+}
+
+std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
+  const fs::path layer = layer_folder(folder_, layer_id);
+  std::vector<DumpChunk> chunks;
+  if (!manifest_.is_null()) {
+    for (const Json& entry : manifest_["layers"]) {
+      if (entry["layer_id"] != layer_id) continue;
+      for (const Json& chunk : entry["chunks"]) chunks.push_back(chunk_from_manifest(chunk, manifest_, layer));
+    }
+  } else {
+    for (const int number : numbered_entries(layer / "q", "", ".pt")) {
+      chunks.push_back(chunk_from_files(layer, number, status));
+    }
+  }
+  if (chunks.empty()) fail("the layer has no chunks", layer);
+  for (const DumpChunk& chunk : chunks) check_chunk(chunk);
+  if (manifest_.is_null() && chunks.size() > 1 && chunks.front().number == 0 && chunks.front().tokens() <= kTinyChunk) {
+    status.notice("layer " + std::to_string(layer_id) + ": chunk 0 (" + std::to_string(chunks.front().tokens()) +
+                  " tokens) is a warm-up and is left out");
+    chunks.erase(chunks.begin());
+  }
+  check_layer(chunks);
+  return chunks;
+}
+
+}  // namespace oscar

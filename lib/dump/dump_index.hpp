@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// What a dump folder holds: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt, bare tensors q [T, Hq, d], k and v [T, Hkv, d], and
+// int32 sequence lengths. Our own dumps have a manifest.json (oscar.dump.v1) that tells where payloads lie, so that
+// libtorch is not needed to read them; in the published layout every file is looked at. Non-goals: reading payloads,
+// per-rank folders.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "model/identity.hpp"
+#include "tensor/pt.hpp"
+
+namespace oscar {
+
+/// One tensor inside one file.
+struct ChunkTensor {
+  std::filesystem::path file;
+  PtTensorLocation location;
+};
+
+struct DumpChunk {
+  int number = 0;
+  ChunkTensor q, k, v;
+  std::vector<std::int64_t> seq_lens;  // sums to the chunk's tokens
+  [[nodiscard]] std::int64_t tokens() const { return q.location.shape[0]; }
+};
+
+class DumpIndex {
+ public:
+  /// Throws DataError: missing folder, no layers, a manifest that does not fit.
+  explicit DumpIndex(std::filesystem::path folder);
+
+  [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
+  /// Null if the dump is in the published layout.
+  [[nodiscard]] const Json& manifest() const noexcept { return manifest_; }
+  /// Ascending; possibly sparse.
+  [[nodiscard]] const std::vector<int>& layer_ids() const noexcept { return layer_ids_; }
+  /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths, file sizes. A
+  /// tiny chunk 0 of the published layout (a warm-up) is left out with a notice. Throws DataError.
+  [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id, Status& status) const;
+
+ private:
+  std::filesystem::path folder_;
+  Json manifest_;
+  std::vector<int> layer_ids_;
+};
+
+}  // namespace oscar

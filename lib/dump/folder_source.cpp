@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+#include "dump/folder_source.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "dump/dump_index.hpp"
+
+namespace oscar {
+namespace {
+
+/// Cuts chunks to the limits: whole sequences while they fit, the last one shortened.
+std::vector<DumpChunk> limited(std::vector<DumpChunk> chunks, const SourceLimits& limits) {
+  std::int64_t tokens_left = limits.max_tokens > 0 ? limits.max_tokens : INT64_MAX;
+  std::int64_t sequences_left = limits.max_sequences > 0 ? limits.max_sequences : INT64_MAX;
+  for (DumpChunk& chunk : chunks) {
+    std::vector<std::int64_t> kept;
+    for (const std::int64_t length : chunk.seq_lens) {
+      if (tokens_left <= 0 || sequences_left <= 0) break;
+      kept.push_back(std::min(length, tokens_left));
+      tokens_left -= kept.back();
+      --sequences_left;
+    }
+    chunk.seq_lens = std::move(kept);
+  }
+  std::erase_if(chunks, [](const DumpChunk& chunk) { return chunk.seq_lens.empty(); });
+  return chunks;
+}
+
+/// A fingerprint of a foreign dump: names, sizes and the last 4 KB (which hold the archive's directory with its
+/// checksums).
+std::string fingerprint(const std::vector<DumpChunk>& chunks, int layer_id) {
+  Sha256 hash;
+  const auto add = [&](const std::string& text) { hash.update(std::as_bytes(std::span(text.data(), text.size()))); };
+  for (const DumpChunk& chunk : chunks) {
+    add("layer " + std::to_string(layer_id) + " chunk " + std::to_string(chunk.number));
+    for (const std::int64_t length : chunk.seq_lens) add(" " + std::to_string(length));
+    for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) {
+      const std::uint64_t size = regular_file_size(tensor->file);
+      std::vector<std::byte> tail(std::min<std::uint64_t>(size, 4096));
+      read_at(tensor->file, size - tail.size(), tail);
+      add(std::to_string(size));
+      hash.update(tail);
+    }
+  }
+  return hash.hex();
+}
+
+class FolderStream : public LayerStream {
+ public:
+  explicit FolderStream(std::vector<DumpChunk> chunks) : chunks_(std::move(chunks)) {}
+
+  bool next(QkvChunk& out) override {
+    if (next_ == chunks_.size()) return false;
+    const DumpChunk& chunk = chunks_[next_++];
+    q_.emplace(chunk.q.file);
+    k_.emplace(chunk.k.file);
+    v_.emplace(chunk.v.file);
+    std::int64_t tokens = 0;
+    out.sequences.clear();
+    for (const std::int64_t length : chunk.seq_lens) {
+      out.sequences.push_back({tokens, tokens + length});
+      tokens += length;
+    }
+    out.view = {view(*q_, chunk.q, tokens), view(*k_, chunk.k, tokens), view(*v_, chunk.v, tokens)};
+    out.where = chunk.q.file.string();
+    return true;
+  }
+
+  void rewind() override { next_ = 0; }
+
+ private:
+  static HeadsView view(const MappedFile& file, const ChunkTensor& tensor, std::int64_t tokens) {
+    const PtTensorLocation& place = tensor.location;
+    const HeadsView whole{file.bytes().data() + place.offset, place.dtype, place.shape[0],
+                          static_cast<int>(place.shape[1]), static_cast<int>(place.shape[2])};
+    const auto needed = static_cast<std::uint64_t>(whole.bytes_per_token()) * static_cast<std::uint64_t>(tokens);
+    if (place.offset + needed > file.bytes().size()) {
+      throw DataError("the file became shorter while it was read", tensor.file.string(), "dump this layer again");
+    }
+    return whole.tokens(0, tokens);
+  }
+
+  std::vector<DumpChunk> chunks_;
+  std::size_t next_ = 0;
+  std::optional<MappedFile> q_, k_, v_;
+};
+
+class FolderSource : public QkvSource {
+ public:
+  FolderSource(const fs::path& folder, SourceLimits limits, Status& status)
+      : index_(folder), limits_(std::move(limits)), status_(status) {
+    choose_layers();
+    describe();
+  }
+
+  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
+  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
+  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
+  [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
+    return std::make_unique<FolderStream>(chunks(layer_id));
+  }
+
+ private:
+  [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id) const {
+    return limited(index_.chunks(layer_id, status_), limits_);
+  }
+
+  void choose_layers() {
+    layer_ids_ = limits_.layers.empty() ? index_.layer_ids() : limits_.layers;
+    std::sort(layer_ids_.begin(), layer_ids_.end());
+    layer_ids_.erase(std::unique(layer_ids_.begin(), layer_ids_.end()), layer_ids_.end());
+    for (const int layer : layer_ids_) {
+      const auto& known = index_.layer_ids();
+      if (std::find(known.begin(), known.end(), layer) == known.end()) {
+        throw UsageError("the dump has no layer " + std::to_string(layer), index_.folder().string(),
+                         "\"oscar inspect\" lists its layers");
+      }
+    }
+  }
+
+  void describe() {
+    const int layer_id = layer_ids_.front();
+    Status silent;  // open() will say it again
+    const std::vector<DumpChunk> first = limited(index_.chunks(layer_id, silent), limits_);
+    for (const DumpChunk& chunk : first) {
+      calibration_.sequences += static_cast<std::int64_t>(chunk.seq_lens.size());
+      for (const std::int64_t length : chunk.seq_lens) calibration_.tokens += length;
+    }
+    if (!index_.manifest().is_null()) {
+      model_ = model_identity_from_json(index_.manifest()["model"]);
+      const CalibrationData whole = calibration_data_from_json(index_.manifest()["calibration"]);
+      // A part of the data has a hash of its own.
+      calibration_.data_sha256 = whole.tokens == calibration_.tokens
+                                     ? whole.data_sha256
+                                     : sha256_hex(whole.data_sha256 + " first " + std::to_string(calibration_.tokens) +
+                                                  " in " + std::to_string(calibration_.sequences));
+      return;
+    }
+    calibration_.data_sha256 = fingerprint(first, layer_id);
+    const auto& q = first.front().q.location.shape;
+    model_.num_layers = index_.layer_ids().back() + 1;
+    model_.num_attention_heads = static_cast<int>(q[1]);
+    model_.num_key_value_heads = static_cast<int>(first.front().k.location.shape[1]);
+    model_.head_dim = static_cast<int>(q[2]);
+  }
+
+  DumpIndex index_;
+  SourceLimits limits_;
+  Status& status_;
+  std::vector<int> layer_ids_;
+  ModelIdentity model_;
+  CalibrationData calibration_;
+};
+
+}  // namespace
+
+std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits& limits, Status& status) {
+  return std::make_unique<FolderSource>(folder, limits, status);
+}
+
+}  // namespace oscar

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+// Covariances to spectra, with one fixed order and one fixed sign, so that equal input gives equal files.
+//   C = U diag(values) U^T, values ascending, the largest |component| of every column of U positive (the first, if
+//   several).
+// Inside a cluster of equal eigenvalues the basis is arbitrary: compare subspaces there, never columns.
+#pragma once
+
+#include <vector>
+
+#include "kernels/backend.hpp"
+
+namespace oscar {
+
+struct Spectrum {
+  int dim = 0;
+  std::vector<double> values;   // (dim)
+  std::vector<double> vectors;  // (dim, dim), row-major, eigenvectors in columns
+};
+
+/// One spectrum per matrix; the symmetric part is decomposed. Tiny negative eigenvalues of a rank-deficient covariance
+/// are kept as the solver gives them. Throws NumericalError if an entry is not finite or the solver fails.
+[[nodiscard]] std::vector<Spectrum> decompose(const MatrixStack& covariance, Backend& backend);
+
+/// Mean over the matrices of a stack: the layer's covariance from its heads'.
+[[nodiscard]] MatrixStack mean_over_heads(const MatrixStack& covariance);
+
+}  // namespace oscar

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// What calibration remembers of a layer: fp64 sums of outer products, per KV head. Sums of parts of the data add up to
+// the sum of the whole (merge). Paper: OSCAR (arXiv 2605.17757); formulas stand at the functions. Non-goals: centring,
+// storing rows.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.hpp"
+#include "dump/source.hpp"
+#include "kernels/backend.hpp"
+
+namespace oscar {
+
+/// sums[h] = sum of weight * x^T x, total[h] = sum of weights; the second moment of head h is sums[h] / total[h].
+struct MomentSums {
+  MatrixStack sums;           // (num_kv_heads, dim, dim)
+  std::vector<double> total;  // (num_kv_heads)
+
+  /// Adds another part. Throws DataError if heads or dimensions differ.
+  void merge(const MomentSums& other);
+  /// Second moments; a total below 1e-12 counts as 1e-12, as in the published fitter.
+  [[nodiscard]] MatrixStack mean() const;
+};
+
+enum class Side { kKey, kValue };
+
+/// Each reads the stream from its start to its end. Throws DataError: no tokens, NaN or Inf (naming chunk, token and
+/// head). C_h = (sum over tokens and the g query heads of head h of q^T q) / (T g).
+[[nodiscard]] MomentSums query_moments(LayerStream& layer, Backend& backend);
+/// (1/T) sum x^T x of the keys or the values.
+[[nodiscard]] MomentSums plain_moments(LayerStream& layer, Side side, Backend& backend);
+/// Published "sst": sum_t w_t v_t^T v_t / sum_t w_t with w_t = k_t C_h k_t^T; needs the finished query moments C.
+[[nodiscard]] MomentSums score_weighted_value_moments(LayerStream& layer, const MatrixStack& query_covariance,
+                                                      Backend& backend);
+/// The paper's V^T S^T S V: second moment of exact attention outputs, softmax causal inside each sequence.
+[[nodiscard]] MomentSums output_moments(LayerStream& layer, Backend& backend);
+/// Second moments of the INT2 residual of keys (or values) under `rotation`, in the rotated basis ("uresidual").
+[[nodiscard]] MomentSums residual_moments(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend);
+
+}  // namespace oscar

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// A QkvSource over tensors in memory, and a small dump on disk.
+#pragma once
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "dump/source.hpp"
+
+namespace oscar::test {
+
+/// One chunk: tensors [T, H, d] and the sequences in it.
+struct MemoryChunk {
+  Tensor q, k, v;
+  std::vector<SequenceRange> sequences;
+};
+
+class MemoryStream : public LayerStream {
+ public:
+  explicit MemoryStream(const std::vector<MemoryChunk>& chunks) : chunks_(chunks) {}
+  bool next(QkvChunk& out) override {
+    if (next_ == chunks_.size()) return false;
+    const MemoryChunk& chunk = chunks_[next_];
+    out.view = {heads_view(chunk.q, "q"), heads_view(chunk.k, "k"), heads_view(chunk.v, "v")};
+    out.sequences = chunk.sequences;
+    out.where = "chunk " + std::to_string(next_++);
+    return true;
+  }
+  void rewind() override { next_ = 0; }
+
+ private:
+  const std::vector<MemoryChunk>& chunks_;
+  std::size_t next_ = 0;
+};
+
+class MemorySource : public QkvSource {
+ public:
+  explicit MemorySource(std::map<int, std::vector<MemoryChunk>> layers) : layers_(std::move(layers)) {
+    for (const auto& entry : layers_) layer_ids_.push_back(entry.first);
+  }
+  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
+  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
+  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
+  [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
+    return std::make_unique<MemoryStream>(layers_.at(layer_id));
+  }
+
+ private:
+  std::map<int, std::vector<MemoryChunk>> layers_;
+  std::vector<int> layer_ids_;
+  ModelIdentity model_;
+  CalibrationData calibration_;
+};
+
+}  // namespace oscar::test
