@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+#include "model/tokenizer/tokenizer_file.hpp"
+
+#include <limits>
+#include <optional>
+
+#include "base/errors.hpp"
+#include "base/json.hpp"
+
+namespace oscar {
+namespace {
+
+// The pattern that ByteLevel applies itself when "use_regex" is set.
+constexpr const char* kByteLevelPattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+/// Each byte's stand-in: itself if it is printable Latin-1, else the code points from 256 on, in order.
+std::unordered_map<char32_t, char> bytes_of_stand_ins() {
+  std::unordered_map<char32_t, char> bytes;
+  char32_t next = 256;
+  for (char32_t byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+    bytes[printable ? byte : next++] = static_cast<char>(byte);
+  }
+  return bytes;
+}
+
+/// Undoes the stand-ins; nullopt if a character is none. All of them have at most two bytes in UTF-8.
+std::optional<std::string> bytes_of_token(const std::string& token) {
+  static const std::unordered_map<char32_t, char> kBytes = bytes_of_stand_ins();
+  std::string bytes;
+  for (std::size_t i = 0; i < token.size(); ++i) {
+    char32_t code_point = static_cast<unsigned char>(token[i]);
+    if (code_point >= 0xe0) return std::nullopt;
+    if (code_point >= 0x80 && i + 1 < token.size()) {
+      code_point = (code_point & 0x1fU) << 6 | (static_cast<unsigned char>(token[++i]) & 0x3fU);
+    }
+    const auto found = kBytes.find(code_point);
+    if (found == kBytes.end()) return std::nullopt;
+    bytes += found->second;
+  }
+  return bytes;
+}
+
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& path) : path_(path.string()), root_(read_json(path)) {}
+
+  TokenizerFile read() {
+    if (!root_.is_object()) fail("the file", "is not a JSON object");
+    read_added_tokens();
+    read_normalizer();
+    read_pre_tokenizer(member(root_, "pre_tokenizer"), "pre_tokenizer");
+    if (!byte_level_) unsupported("pre_tokenizer", "without ByteLevel");
+    const Json& post = member(root_, "post_processor");
+    if (!post.is_null() && text(post, "type") != "ByteLevel")
+      unsupported("post_processor", post.value("type", Json()).dump());
+    read_model(member(root_, "model"));
+    return std::move(file_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& name, const std::string& what) const {
+    throw DataError("\"" + name + "\" " + what, path_, "fetch the tokenizer again");
+  }
+  [[noreturn]] void unsupported(const std::string& name, const std::string& what) const {
+    throw DataError("\"" + name + "\" " + what + " is not supported", path_,
+                    "encode the text elsewhere and pass token ids with --tokens");
+  }
+
+  static const Json& member(const Json& parent, const char* name) {
+    static const Json kNull;
+    const auto found = parent.is_object() ? parent.find(name) : parent.end();
+    return !parent.is_object() || found == parent.end() ? kNull : *found;
+  }
+  static std::string text(const Json& parent, const char* name) {
+    const Json& value = member(parent, name);
+    return value.is_string() ? value.get<std::string>() : "";
+  }
+  static bool flag(const Json& parent, const char* name) {
+    const Json& value = member(parent, name);
+    return value.is_boolean() && value.get<bool>();
+  }
+  std::int32_t id(const Json& value, const std::string& name) const {
+    if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<std::int32_t>::max()) {
+      fail(name, "has an id that is not a number from 0 to 2^31 - 1");
+    }
+    return value.get<std::int32_t>();
+  }
+
+  void read_added_tokens() {
+    const Json& tokens = member(root_, "added_tokens");
+    if (!tokens.is_null() && !tokens.is_array()) fail("added_tokens", "is not a list");
+    for (const Json& token : tokens) {
+      const std::string content = text(token, "content");
+      if (content.empty()) fail("added_tokens", "has an entry without content");
+      for (const char* name : {"single_word", "lstrip", "rstrip"}) {
+        if (flag(token, name)) unsupported("added_tokens", "with \"" + std::string(name) + "\" (" + content + ")");
+      }
+      file_.added_tokens.push_back({content, id(member(token, "id"), "added_tokens"), flag(token, "normalized")});
+    }
+  }
+
+  void read_normalizer() {
+    const Json& normalizer = member(root_, "normalizer");
+    file_.nfc = text(normalizer, "type") == "NFC";
+    if (!normalizer.is_null() && !file_.nfc) unsupported("normalizer", member(normalizer, "type").dump());
+  }
+
+  void read_pre_tokenizer(const Json& step, const std::string& name) {
+    const std::string type = text(step, "type");
+    if (type == "Sequence") {
+      const Json& steps = member(step, "pretokenizers");
+      if (!steps.is_array()) fail(name + ".pretokenizers", "is not a list");
+      for (std::size_t i = 0; i < steps.size(); ++i) {
+        if (text(steps[i], "type") == "Sequence") unsupported(name, "with a Sequence inside a Sequence");
+        read_pre_tokenizer(steps[i], name + ".pretokenizers[" + std::to_string(i) + "]");
+      }
+    } else if (byte_level_) {
+      unsupported(name, "after ByteLevel");
+    } else if (type == "Split") {
+      read_split(step, name);
+    } else if (type == "ByteLevel") {
+      if (flag(step, "add_prefix_space")) unsupported(name, "with add_prefix_space");
+      const Json& use_regex = member(step, "use_regex");  // absent means true
+      if (use_regex.is_null() || flag(step, "use_regex")) file_.split_patterns.emplace_back(kByteLevelPattern);
+      byte_level_ = true;
+    } else {
+      unsupported(name, member(step, "type").dump());
+    }
+  }
+
+  void read_split(const Json& step, const std::string& name) {
+    const std::string pattern = text(member(step, "pattern"), "Regex");
+    if (pattern.empty()) unsupported(name + ".pattern", "without a Regex");
+    if (text(step, "behavior") != "Isolated") unsupported(name + ".behavior", member(step, "behavior").dump());
+    if (flag(step, "invert")) unsupported(name + ".invert", "true");
+    file_.split_patterns.push_back(pattern);
+  }
+
+  void read_model(const Json& model) {
+    if (text(model, "type") != "BPE") unsupported("model.type", member(model, "type").dump());
+    const Json& dropout = member(model, "dropout");
+    if (!dropout.is_null() && dropout != 0) unsupported("model.dropout", dropout.dump());
+    if (flag(model, "byte_fallback")) unsupported("model.byte_fallback", "true");
+    for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      if (!text(model, name).empty()) unsupported("model." + std::string(name), member(model, name).dump());
+    }
+    file_.ignore_merges = flag(model, "ignore_merges");
+    const Json& vocabulary = member(model, "vocab");
+    if (!vocabulary.is_object()) fail("model.vocab", "is not an object");
+    for (const auto& [token, value] : vocabulary.items()) {
+      // A token with other characters than stand-ins can come from no text: it is an added token.
+      if (auto bytes = bytes_of_token(token)) file_.vocabulary[std::move(*bytes)] = id(value, "model.vocab");
+    }
+    const Json& merges = member(model, "merges");
+    if (!merges.is_array()) fail("model.merges", "is not a list");
+    for (const Json& merge : merges) read_merge(merge);
+  }
+
+  /// "a b" or ["a", "b"]: the stand-in of a space is not a space.
+  void read_merge(const Json& merge) {
+    const std::string name = "model.merges[" + std::to_string(file_.merges.size()) + "]";
+    std::string left, right;
+    if (merge.is_string()) {
+      const std::string pair = merge.get<std::string>();
+      const std::size_t space = pair.find(' ');
+      if (space == std::string::npos) fail(name, "is not a pair");
+      left = pair.substr(0, space);
+      right = pair.substr(space + 1);
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0].get<std::string>();
+      right = merge[1].get<std::string>();
+    } else {
+      fail(name, "is not a pair");
+    }
+    auto left_bytes = bytes_of_token(left), right_bytes = bytes_of_token(right);
+    if (!left_bytes || !right_bytes) fail(name, "is not in the byte-level alphabet");
+    file_.merges.emplace_back(std::move(*left_bytes), std::move(*right_bytes));
+  }
+
+  std::string path_;
+  Json root_;
+  TokenizerFile file_;
+  bool byte_level_ = false;
+};
+
+}  // namespace
+
+TokenizerFile read_tokenizer_file(const std::filesystem::path& path) { return Reader(path).read(); }
+
+}  // namespace oscar

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// UTF-8 validity and Unicode normal form C. The only user of utf8proc.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace oscar {
+
+/// Byte offset of the first byte that is not part of well-formed UTF-8.
+[[nodiscard]] std::optional<std::size_t> find_invalid_utf8(std::string_view text);
+/// Normal form C of valid UTF-8.
+[[nodiscard]] std::string to_nfc(std::string_view text);
+
+}  // namespace oscar

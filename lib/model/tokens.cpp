@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+#include "model/tokens.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "model/tokenizer/tokenizer.hpp"
+#include "tensor/npy.hpp"
+
+namespace oscar {
+namespace {
+
+/// Cuts what it is given into sequences until a limit is reached.
+class Cutter {
+ public:
+  explicit Cutter(const TokenLimits& limits) : limits_(limits) { OSCAR_CHECK(limits.seq_len > 0); }
+
+  [[nodiscard]] bool full() const { return room() == 0; }
+
+  void add(std::span<const std::int32_t> ids) {
+    while (!ids.empty() && !full()) {
+      const std::size_t size = std::min({ids.size(), static_cast<std::size_t>(limits_.seq_len), room()});
+      sequences_.emplace_back(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(size));
+      tokens_ += size;
+      ids = ids.subspan(size);
+    }
+  }
+
+  [[nodiscard]] std::vector<TokenSequence> take(const std::string& where) {
+    if (sequences_.empty()) throw DataError("there are no tokens", where, "name a file that is not empty");
+    return std::move(sequences_);
+  }
+
+ private:
+  /// Tokens that may still come.
+  [[nodiscard]] std::size_t room() const {
+    if (limits_.max_sequences > 0 && sequences_.size() >= static_cast<std::size_t>(limits_.max_sequences)) return 0;
+    if (limits_.max_tokens <= 0) return std::numeric_limits<std::size_t>::max();
+    return static_cast<std::size_t>(limits_.max_tokens) - tokens_;
+  }
+
+  TokenLimits limits_;
+  std::vector<TokenSequence> sequences_;
+  std::size_t tokens_ = 0;
+};
+
+TokenSequence to_ids(const std::vector<std::int64_t>& values, const std::string& where) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i] >= 0 && values[i] <= std::numeric_limits<std::int32_t>::max()) continue;
+    throw DataError("token id " + std::to_string(values[i]) + " is not in 0 … 2^31 - 1",
+                    where + ", position " + std::to_string(i), "check that the file holds token ids");
+  }
+  return {values.begin(), values.end()};
+}
+
+void read_npy_tokens(const fs::path& path, Cutter& cutter) {
+  const Tensor tensor = read_npy(path);
+  const std::size_t rank = tensor.shape.size();
+  if ((tensor.dtype != DType::kI32 && tensor.dtype != DType::kI64) || rank < 1 || rank > 2) {
+    throw DataError("expected int32 or int64 of one or two dimensions, found " + shape_text(tensor.shape) + " of " +
+                        std::string(name_of(tensor.dtype)),
+                    path.string(), "save the token ids with numpy as int32");
+  }
+  const TokenSequence ids = to_ids(tensor.to_int64(), path.string());
+  const auto length = static_cast<std::size_t>(tensor.shape.back());
+  for (std::size_t begin = 0; begin < ids.size() && !cutter.full(); begin += length) {
+    cutter.add(std::span(ids).subspan(begin, length));
+  }
+}
+
+void read_jsonl_tokens(const fs::path& path, Cutter& cutter) {
+  const std::string text = read_text(path);
+  int number = 0;
+  for (std::size_t begin = 0; begin < text.size() && !cutter.full();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string where = path.string() + ", line " + std::to_string(number);
+    const Json json = parse_json(line, where);
+    const auto is_id = [](const Json& value) { return value.is_number_integer(); };
+    if (!json.is_array() || !std::all_of(json.begin(), json.end(), is_id)) {
+      throw DataError("the line is not a list of token ids", where, "write one list such as [1, 2, 3] a line");
+    }
+    cutter.add(to_ids(json.get<std::vector<std::int64_t>>(), where));
+  }
+}
+
+}  // namespace
+
+std::vector<TokenSequence> read_tokens(const fs::path& path, const TokenLimits& limits) {
+  Cutter cutter(limits);
+  if (path.extension() == ".npy") {
+    read_npy_tokens(path, cutter);
+  } else if (path.extension() == ".jsonl") {
+    read_jsonl_tokens(path, cutter);
+  } else {
+    throw UsageError("unknown kind of token file", path.string(), "use .npy or .jsonl, or --text for text");
+  }
+  return cutter.take(path.string());
+}
+
+std::vector<TokenSequence> read_texts(const fs::path& model, const std::vector<fs::path>& texts,
+                                      const TokenLimits& limits) {
+  const Tokenizer tokenizer(model / "tokenizer.json");
+  std::int64_t wanted = limits.max_tokens > 0 ? limits.max_tokens : std::numeric_limits<std::int64_t>::max();
+  if (limits.max_sequences > 0 && limits.max_sequences < wanted / limits.seq_len) {
+    wanted = limits.max_sequences * limits.seq_len;
+  }
+  TokenSequence joined;
+  std::string names;
+  for (const fs::path& path : texts) {
+    throw_if_interrupted();
+    names += (names.empty() ? "" : ", ") + path.string();
+    if (joined.size() >= static_cast<std::size_t>(wanted)) break;
+    const TokenSequence ids =
+        tokenizer.encode(read_text(path), path.string(), static_cast<std::size_t>(wanted) - joined.size());
+    joined.insert(joined.end(), ids.begin(), ids.end());
+  }
+  Cutter cutter(limits);
+  cutter.add(joined);
+  return cutter.take(names);
+}
+
+CalibrationData describe(const std::vector<TokenSequence>& sequences) {
+  Sha256 hash;
+  CalibrationData data;
+  data.sequences = static_cast<std::int64_t>(sequences.size());
+  for (const TokenSequence& sequence : sequences) {
+    const auto length = static_cast<std::int32_t>(sequence.size());
+    hash.update(std::as_bytes(std::span(&length, 1)));
+    hash.update(std::as_bytes(std::span(sequence)));
+    data.tokens += length;
+  }
+  data.data_sha256 = hash.hex();
+  return data;
+}
+
+}  // namespace oscar

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+// The tokenizer against what Hugging Face tokenizers makes of the same texts.
+#include "model/tokenizer/tokenizer.hpp"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+
+#include "base/files.hpp"
+#include "base/json.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+void check_documents(const fs::path& tokenizer_json, const fs::path& documents) {
+  const Tokenizer tokenizer(tokenizer_json);
+  const Json json = read_json(documents);
+  CHECK(json.size() >= 20);
+  int number = 0;
+  for (const Json& document : json) {
+    const std::string where = "document " + std::to_string(number++);
+    CHECK_MESSAGE(tokenizer.encode(document.at("text").get<std::string>(), where) == document.at("ids").get<Ids>(),
+                  where);
+  }
+}
+
+/// The sample's tokenizer.json after `change`.
+fs::path changed(const test::TemporaryFolder& folder, const std::function<void(Json&)>& change) {
+  Json json = read_json(test::data("qwen3-2m/tokenizer.json"));
+  change(json);
+  write_json(folder / "tokenizer.json", json);
+  return folder / "tokenizer.json";
+}
+
+Json added_token(const std::string& content, int id, bool normalized) {
+  return {{"id", id}, {"content", content}, {"normalized", normalized}, {"special", false}};
+}
+
+const Tokenizer& sample() {
+  static const Tokenizer tokenizer(test::data("qwen3-2m/tokenizer.json"));
+  return tokenizer;
+}
+
+}  // namespace
+
+TEST_CASE("the sample's tokenizer gives the ids of the reference") {
+  check_documents(test::data("qwen3-2m/tokenizer.json"), test::data("golden/qwen3-2m/tokenizer_docs.json"));
+}
+
+TEST_CASE("two tokenizers give the ids of the reference on every document") {
+  for (const std::string name : {"qwen3-2m", "qwen3-15m"}) {
+    const auto tokenizer = test::shared_data("models/" + name + "/tokenizer.json");
+    const auto documents = test::shared_data("golden/" + name + "/tokenizer_docs.json");
+    if (!tokenizer || !documents) return;
+    check_documents(*tokenizer, *documents);
+  }
+}
+
+TEST_CASE("merges written as strings mean the same as pairs") {
+  const test::TemporaryFolder folder;
+  const Tokenizer strings(changed(folder, [](Json& json) {
+    for (Json& merge : json["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  }));
+  const std::string text = read_text(test::data("text/pep-0334.txt"));
+  CHECK(strings.encode(text, "") == sample().encode(text, ""));
+}
+
+TEST_CASE("encoding stops early with a prefix of the whole") {
+  const std::string text = read_text(test::data("text/pep-0334.txt"));
+  const Ids all = sample().encode(text, "");
+  for (const std::size_t enough : {1, 2, 777}) {
+    const Ids some = sample().encode(text, "", enough);
+    CHECK(some.size() >= enough);
+    CHECK(some.size() < enough + 64);
+    CHECK(std::equal(some.begin(), some.end(), all.begin()));
+  }
+}
+
+TEST_CASE("composed and decomposed text are the same text") {
+  CHECK(sample().encode("caf\xc3\xa9", "") == sample().encode("cafe\xcc\x81", ""));
+  const test::TemporaryFolder folder;
+  const Tokenizer plain(changed(folder, [](Json& json) { json["normalizer"] = nullptr; }));
+  CHECK(plain.encode("caf\xc3\xa9", "") != plain.encode("cafe\xcc\x81", ""));
+}
+
+TEST_CASE("the longest added token wins, before or after normalization as it says") {
+  const test::TemporaryFolder folder;
+  const Tokenizer tokenizer(changed(folder, [](Json& json) {
+    json["added_tokens"].push_back(added_token("<|", 3000, false));
+    json["added_tokens"].push_back(added_token("<|end", 3001, false));
+    json["added_tokens"].push_back(added_token("\xc3\xa9", 3002, true));
+    json["added_tokens"].push_back(added_token("o\xcc\x88", 3003, false));
+  }));
+  CHECK(tokenizer.encode("<|endoftext|><|end<|<", "") == Ids{0, 3001, 3000, sample().encode("<", "").front()});
+  CHECK(tokenizer.encode("e\xcc\x81", "") == Ids{3002});
+  CHECK(tokenizer.encode("\xc3\xa9", "") == Ids{3002});
+  CHECK(tokenizer.encode("o\xcc\x88", "") == Ids{3003});
+  CHECK(tokenizer.encode("\xc3\xb6", "") != Ids{3003});
+}
+
+TEST_CASE("ignore_merges takes a word that is a token as it is") {
+  const test::TemporaryFolder folder;
+  const auto with_word = [](Json& json) { json["model"]["vocab"]["zqxj"] = 2048; };
+  CHECK(Tokenizer(changed(folder, with_word)).encode("zqxj", "").size() > 1);
+  const Tokenizer ignoring(changed(folder, [&](Json& json) {
+    with_word(json);
+    json["model"]["ignore_merges"] = true;
+  }));
+  CHECK(ignoring.encode("zqxj", "") == Ids{2048});
+  CHECK(ignoring.encode(" the", "") == sample().encode(" the", ""));
+}
+
+TEST_CASE("ByteLevel alone splits by its own pattern, or not at all") {
+  const test::TemporaryFolder folder;
+  const auto tokenizer = [&](bool use_regex) {
+    return std::make_unique<Tokenizer>(changed(folder, [&](Json& json) {
+      json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", use_regex}};
+      json["model"]["vocab"]["12"] = 2048;
+      json["model"]["vocab"]["2\xc4\xa0"] = 2049;  // "2" and the stand-in of a space
+      json["model"]["merges"].insert(json["model"]["merges"].begin(), {{"2", "\xc4\xa0"}, {"1", "2"}});
+    }));
+  };
+  const std::int32_t one = sample().encode("1", "").front(), space = sample().encode(" ", "").front();
+  CHECK(tokenizer(true)->encode("12 ", "") == Ids{2048, space});
+  CHECK(tokenizer(false)->encode("12 ", "") == Ids{one, 2049});
+}
+
+TEST_CASE("white space is what Unicode says it is") {
+  for (const char* space : {"\xc2\x85", "\xc2\xa0", "\xe2\x80\xa8", "\xe3\x80\x80"}) {
+    const Ids apart = sample().encode(std::string("=") + space, ""), last = sample().encode(space, "");
+    CHECK(std::equal(last.begin(), last.end(), apart.begin() + 1, apart.end()));
+  }
+  // U+180E was white space once. It ends a run of white space instead of joining it: "\\s+(?!\\S)" leaves one space.
+  const Ids ids = sample().encode("   \xe1\xa0\x8e", "");
+  const Ids two = sample().encode("  ", "");
+  CHECK(std::equal(two.begin(), two.end(), ids.begin()));
+}
+
+TEST_CASE("very long words and lines are encoded in reasonable time") {
+  const std::size_t size = 300'000;
+  for (const char c : {'a', ' ', '\n', '=', '\xff'}) {
+    const std::string text = c == '\xff' ? std::string(size, 'x') + " y" : std::string(size, c);
+    CHECK(sample().encode(text, "").size() > 1000);
+  }
+}
+
+TEST_CASE("text that is not UTF-8 is refused with the offset of the first bad byte") {
+  CHECK(sample().encode("", "").empty());
+  for (const auto& [text, offset] :
+       std::vector<std::pair<std::string, std::string>>{{"ab\xff"
+                                                         "c",
+                                                         "2"},
+                                                        {"\xc3", "0"},
+                                                        {"x\xed\xa0\x80", "1"},
+                                                        {"\xc0\x80", "0"},
+                                                        {"\xc3\xa9\xf4\x90\x80\x80", "2"}}) {
+    CHECK_ERROR(sample().encode(text, "notes.txt"), DataError, "not UTF-8 at byte " + offset + " | notes.txt");
+  }
+}
+
+TEST_CASE("a tokenizer.json with features that are not supported names them") {
+  const test::TemporaryFolder folder;
+  const auto refused = [&](const std::function<void(Json&)>& change, const char* reason) {
+    CHECK_ERROR(Tokenizer(changed(folder, change)), DataError, reason);
+  };
+  CHECK_ERROR(Tokenizer("/nowhere/tokenizer.json"), DataError, "no such file");
+  refused([](Json& j) { j = Json::array(); }, "is not a JSON object");
+  refused([](Json& j) { j["normalizer"]["type"] = "NFKC"; }, "\"normalizer\" \"NFKC\" is not supported");
+  refused([](Json& j) { j["pre_tokenizer"] = nullptr; }, "\"pre_tokenizer\" null is not supported");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["type"] = "Digits"; }, "pretokenizers[1]\" \"Digits\"");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"].erase(1); }, "without ByteLevel");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true; }, "add_prefix_space");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; }, "behavior\" \"Removed\"");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["invert"] = true; }, "invert\" true");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", "x"}}; }, "without a Regex");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a"; }, "cannot compile");
+  refused([](Json& j) { j["post_processor"] = {{"type", "TemplateProcessing"}}; }, "\"post_processor\"");
+  refused([](Json& j) { j["model"]["type"] = "Unigram"; }, "model.type");
+  refused([](Json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout");
+  refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback");
+  refused([](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix");
+  refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, "lstrip");
+  refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }, "has an id");
+  refused([](Json& j) { j["model"]["vocab"] = 3; }, "model.vocab");
+  refused([](Json& j) { j["model"]["vocab"].erase("a"); }, "the byte 97 is not in the vocabulary");
+  refused([](Json& j) { j["model"]["vocab"]["a"] = "x"; }, "has an id");
+  refused([](Json& j) { j["model"]["merges"][5] = 3; }, "model.merges[5]\" is not a pair");
+  refused([](Json& j) { j["model"]["merges"][5] = {"zz", "zq"}; }, "merge 5 is not in the vocabulary");
+  refused([](Json& j) { j["model"]["merges"][5] = {"\xe6\x97\xa5", "a"}; }, "byte-level alphabet");
+}
+
+}  // namespace oscar

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+#include "model/tokens.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "model/tokenizer/tokenizer.hpp"
+#include "support/support.hpp"
+#include "tensor/npy.hpp"
+
+namespace oscar {
+namespace {
+
+using Sequences = std::vector<TokenSequence>;
+
+constexpr TokenLimits kNoLimit{.seq_len = 1000, .max_tokens = 0, .max_sequences = 0};
+
+}  // namespace
+
+TEST_CASE("each row of a two-dimensional array is a sequence, a vector is one") {
+  const test::TemporaryFolder folder;
+  const Tensor matrix = Tensor::from({2, 3}, std::vector<std::int32_t>{1, 2, 3, 4, 5, 6});
+  write_npy(folder / "m.npy", matrix);
+  CHECK(read_tokens(folder / "m.npy", kNoLimit) == Sequences{{1, 2, 3}, {4, 5, 6}});
+  Tensor vector(DType::kI64, {4});
+  for (std::int64_t i = 0; i < 4; ++i) vector.values<std::int64_t>()[static_cast<std::size_t>(i)] = i;
+  write_npy(folder / "v.npy", vector);
+  CHECK(read_tokens(folder / "v.npy", kNoLimit) == Sequences{{0, 1, 2, 3}});
+}
+
+TEST_CASE("a .jsonl file has a list of ids a line") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "t.jsonl", "[1, 2]\n\n[3]\r\n[]\n[4,5,6]");
+  CHECK(read_tokens(folder / "t.jsonl", kNoLimit) == Sequences{{1, 2}, {3}, {4, 5, 6}});
+}
+
+TEST_CASE("limits cut long sequences, the last one, and what follows") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "t.jsonl", "[1,2,3,4,5]\n[6,7]\n[8,9]");
+  const auto limited = [&](int seq_len, std::int64_t tokens, std::int64_t sequences) {
+    return read_tokens(folder / "t.jsonl", {.seq_len = seq_len, .max_tokens = tokens, .max_sequences = sequences});
+  };
+  CHECK(limited(2, 0, 0) == Sequences{{1, 2}, {3, 4}, {5}, {6, 7}, {8, 9}});
+  CHECK(limited(10, 6, 0) == Sequences{{1, 2, 3, 4, 5}, {6}});
+  CHECK(limited(10, 5, 0) == Sequences{{1, 2, 3, 4, 5}});
+  CHECK(limited(2, 0, 3) == Sequences{{1, 2}, {3, 4}, {5}});
+  CHECK(limited(3, 4, 9) == Sequences{{1, 2, 3}, {4}});
+}
+
+TEST_CASE("texts are encoded, joined and cut") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "a.txt", "The secret code");
+  write_file(folder / "b.txt", "for <|endoftext|>");
+  const fs::path model = test::data("qwen3-2m");
+  const Tokenizer tokenizer(model / "tokenizer.json");
+  TokenSequence joined = tokenizer.encode("The secret code", "");
+  const TokenSequence second = tokenizer.encode("for <|endoftext|>", "");
+  joined.insert(joined.end(), second.begin(), second.end());
+
+  CHECK(read_texts(model, {folder / "a.txt", folder / "b.txt"}, kNoLimit) == Sequences{joined});
+  const Sequences cut =
+      read_texts(model, {folder / "a.txt", folder / "b.txt"}, {.seq_len = 3, .max_tokens = 0, .max_sequences = 2});
+  CHECK(cut == Sequences{{joined[0], joined[1], joined[2]}, {joined[3], joined[4], joined[5]}});
+  joined.resize(joined.size() - 1);
+  const auto size = static_cast<std::int64_t>(joined.size());
+  CHECK(read_texts(model, {folder / "a.txt", folder / "b.txt"},
+                   {.seq_len = 1000, .max_tokens = size, .max_sequences = 0}) == Sequences{joined});
+}
+
+TEST_CASE("files that hold no usable tokens are refused") {
+  const test::TemporaryFolder folder;
+  const auto jsonl = [&](const std::string& text) {
+    write_file(folder / "t.jsonl", text);
+    return read_tokens(folder / "t.jsonl", kNoLimit);
+  };
+  CHECK_ERROR(jsonl(""), DataError, "there are no tokens");
+  CHECK_ERROR(jsonl("[1]\n[2,\n"), DataError, "t.jsonl, line 2");
+  CHECK_ERROR(jsonl("{\"ids\":[1]}"), DataError, "not a list of token ids");
+  CHECK_ERROR(jsonl("[1.5]"), DataError, "not a list of token ids");
+  CHECK_ERROR(jsonl("[1,-1]"), DataError, "token id -1 is not in");
+  CHECK_ERROR(jsonl("[4294967296]"), DataError, "position 0");
+  CHECK_ERROR(read_tokens(folder / "t.txt", kNoLimit), UsageError, "use .npy or .jsonl");
+  write_npy(folder / "f.npy", Tensor(DType::kF32, {2}));
+  CHECK_ERROR(read_tokens(folder / "f.npy", kNoLimit), DataError, "expected int32 or int64");
+  write_npy(folder / "c.npy", Tensor(DType::kI32, {1, 1, 1}));
+  CHECK_ERROR(read_tokens(folder / "c.npy", kNoLimit), DataError, "one or two dimensions");
+  write_npy(folder / "e.npy", Tensor(DType::kI32, {3, 0}));
+  CHECK_ERROR(read_tokens(folder / "e.npy", kNoLimit), DataError, "there are no tokens");
+  write_file(folder / "bad.txt", "caf\xe9");
+  CHECK_ERROR(read_texts(test::data("qwen3-2m"), {folder / "bad.txt"}, kNoLimit), DataError, "bad.txt");
+  write_file(folder / "empty.txt", "");
+  CHECK_ERROR(read_texts(test::data("qwen3-2m"), {folder / "empty.txt"}, kNoLimit), DataError, "there are no tokens");
+  CHECK_ERROR(read_texts(folder.path(), {folder / "empty.txt"}, kNoLimit), DataError, "tokenizer.json");
+}
+
+TEST_CASE("calibration data are hashed as lengths and ids in little-endian int32") {
+  const CalibrationData data = describe({{1, 2}, {258}});
+  CHECK(data.sequences == 2);
+  CHECK(data.tokens == 3);
+  using namespace std::string_literals;
+  CHECK(data.data_sha256 == sha256_hex("\x02\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\x02\x01\0\0"s));
+}
+
+}  // namespace oscar
