@@ -63,12 +63,33 @@ std::string value_text(const std::string& name, const Json& value) {
   return text.empty() ? "none" : text;
 }
 
+/// One fact a line, values under each other; an object that holds more than plain values becomes an indented block.
+void append_facts(const Json& facts, const std::string& indent, std::string& text) {
+  const auto is_block = [](const Json& value) {
+    return value.is_object() && std::ranges::any_of(value, [](const Json& v) { return v.is_structured(); });
+  };
+  std::size_t width = 0;
+  for (const auto& [name, value] : facts.items()) {
+    if (!is_block(value)) width = std::max(width, name.size());
+  }
+  for (const auto& [name, value] : facts.items()) {
+    if (is_block(value)) {
+      text += indent + name + "\n";
+      append_facts(value, indent + "  ", text);
+      continue;
+    }
+    std::string label = name;
+    std::ranges::replace(label, '_', ' ');
+    text += indent + label + std::string(width - name.size() + 2, ' ') + value_text(name, value) + "\n";
+  }
+}
+
 }  // namespace
 
 Inspection inspect(const fs::path& path) {
   const fs::file_status status = fs::status(path);
   if (!fs::exists(status)) throw DataError("there is no such file or folder", path.string(), "check the path");
-  return inspect_file(path);
+  return fs::is_directory(status) ? inspect_folder(path) : inspect_file(path);
 }
 
 Json to_json(const Inspection& inspection, const fs::path& path) {
@@ -81,13 +102,7 @@ Json to_json(const Inspection& inspection, const fs::path& path) {
 
 std::string to_text(const Inspection& inspection, const fs::path& path) {
   std::string text = path.string() + ": " + inspection.kind + "\n";
-  std::size_t width = 0;
-  for (const auto& [name, value] : inspection.facts.items()) width = std::max(width, name.size());
-  for (const auto& [name, value] : inspection.facts.items()) {
-    std::string label = name;
-    std::ranges::replace(label, '_', ' ');
-    text += "  " + label + std::string(width - name.size() + 2, ' ') + value_text(name, value) + "\n";
-  }
+  append_facts(inspection.facts, "  ", text);
   for (const std::string& problem : inspection.problems) text += "  problem: " + problem + "\n";
   return text + (inspection.problems.empty() ? "  sound\n" : "  not sound\n");
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One function per kind of file; inspect.cpp finds the kind. All throw DataError if the file is damaged.
+// One function per kind of file, and one for folders; inspect.cpp finds the kind. All throw DataError if the file is
+// damaged.
 #pragma once
 
 #include "tensor/pt.hpp"
@@ -18,5 +19,7 @@ namespace oscar {
 [[nodiscard]] Inspection inspect_gguf(const std::filesystem::path& path);
 /// Any document of ours (schemas/), or a tokenizer.json.
 [[nodiscard]] Inspection inspect_json(const std::filesystem::path& path);
+/// A dump, a rotation set, bare rotation files, a model or a zoo.
+[[nodiscard]] Inspection inspect_folder(const std::filesystem::path& folder);
 
 }  // namespace oscar

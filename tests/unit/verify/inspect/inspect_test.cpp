@@ -130,9 +130,17 @@ TEST_CASE("a GGUF file is read to its last tensor, and to its last byte if it is
   }
 }
 
-TEST_CASE("a fact list reads as ranges") {
-  Inspection found{"x", {{"layers", Json::array({0, 1, 2, 7})}, {"n", 0.5}}, {"bad"}};
-  CHECK(to_text(found, "p") == "p: x\n  layers  0-2,7\n  n       0.5\n  problem: bad\n  not sound\n");
+TEST_CASE("facts are lines with their values under each other, layers are ranges, files are blocks") {
+  const Json file = {{"layers", Json::array({0, 1, 2, 7})}, {"range", {{"min", 0.5}, {"max", 2}}}};
+  const Inspection found{"x", {{"k_rotation.pt", file}, {"num_layers", 4}}, {"bad"}};
+  CHECK(to_text(found, "p") ==
+        "p: x\n"
+        "  k_rotation.pt\n"
+        "    layers  0-2,7\n"
+        "    range   min 0.5, max 2\n"
+        "  num layers  4\n"
+        "  problem: bad\n"
+        "  not sound\n");
 }
 
 }  // namespace oscar

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <set>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "dump/dump_index.hpp"
+#include "model/config.hpp"
+#include "tensor/safetensors.hpp"
+#include "verify/inspect/kinds.hpp"
+
+namespace oscar {
+namespace {
+
+/// Entries directly in `folder` whose names start and end like this, sorted.
+std::vector<fs::path> entries(const fs::path& folder, const std::string& start, const std::string& end) {
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(start) && name.ends_with(end)) found.push_back(entry.path());
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+/// Shapes, types, token counts and sizes of every chunk are checked; the values are not read.
+Inspection inspect_dump(const fs::path& folder) {
+  const DumpIndex index(folder);
+  Status quiet;
+  std::int64_t chunks = 0, tokens = 0;
+  std::set<std::int64_t> tokens_of_layers;
+  const std::vector<DumpChunk> first = index.chunks(index.layer_ids().front(), quiet);
+  for (const int layer : index.layer_ids()) {
+    tokens = 0;
+    for (const DumpChunk& chunk : index.chunks(layer, quiet)) tokens += chunk.tokens(), ++chunks;
+    tokens_of_layers.insert(tokens);
+  }
+  const PtTensorLocation &q = first.front().q.location, &k = first.front().k.location;
+  Inspection found{index.manifest().is_null() ? "dump (published layout)" : "dump", {}, {}};
+  if (!index.manifest().is_null()) found.facts["model"] = index.manifest()["model"].value("id", Json());
+  found.facts["num_layers"] = index.layer_ids().size();
+  found.facts["layers"] = index.layer_ids();
+  found.facts["tokens_per_layer"] = tokens;
+  found.facts["chunks"] = chunks;
+  found.facts["query_heads"] = q.shape[1];
+  found.facts["kv_heads"] = k.shape[1];
+  found.facts["head_dim"] = q.shape[2];
+  found.facts["dtype"] = name_of(q.dtype);
+  if (tokens_of_layers.size() > 1) found.problems.emplace_back("layers differ in their number of tokens");
+  return found;
+}
+
+Inspection inspect_model(const fs::path& folder) {
+  const ModelConfig config = read_model_config(folder);
+  std::int64_t parameters = 0;
+  const std::vector<fs::path> shards = entries(folder, "", ".safetensors");
+  for (const fs::path& shard : shards) {
+    const SafetensorsFile file(shard);
+    for (const auto& [name, tensor] : file.tensors()) parameters += num_elements(tensor.shape);
+  }
+  Inspection found{"model", {}, {}};
+  found.facts = {{"architecture", config.model_type},
+                 {"num_layers", config.num_layers},
+                 {"query_heads", config.num_attention_heads},
+                 {"kv_heads", config.num_key_value_heads},
+                 {"head_dim", config.head_dim},
+                 {"vocabulary", config.vocab_size},
+                 {"context", config.max_position_embeddings},
+                 {"dtype", config.torch_dtype},
+                 {"parameters", parameters},
+                 {"shards", shards.size()},
+                 {"tokenizer", fs::exists(folder / "tokenizer.json")}};
+  if (shards.empty()) found.problems.emplace_back("no .safetensors file");
+  return found;
+}
+
+/// The two sides of a set as bare files; problems carry the name of their file.
+Inspection inspect_sides(const fs::path& folder) {
+  Inspection found{"rotation files (.pt)", {}, {}};
+  Json layers;
+  for (const char* side : {"k", "v"}) {
+    const std::vector<fs::path> files = entries(folder, std::string(side) + "_rotation", ".pt");
+    if (files.empty()) found.problems.push_back(std::string("no ") + side + "_rotation*.pt");
+    for (const fs::path& file : files) {
+      const std::string name = file.filename().string();
+      const Inspection one = inspect_pt(file);
+      for (const std::string& problem : one.problems) found.problems.push_back(name + ": " + problem);
+      found.facts[name] = one.facts;
+      const Json own = one.facts.value("layers", Json());
+      if (!layers.is_null() && own != layers) found.problems.push_back(name + ": other layers than the other side");
+      layers = own;
+    }
+  }
+  return found;
+}
+
+/// Every file that the manifest lists, by size and hash, and the .pt files as rotation files.
+Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
+  Inspection found = inspect_sides(folder);
+  found.kind = "rotation set";
+  Json facts = {{"model", manifest["model"]["id"]},
+                {"recipe", manifest["recipe"]["name"]},
+                {"key_objective", manifest["objectives"]["key"]},
+                {"value_objective", manifest["objectives"]["value"]},
+                {"calibration_tokens", manifest["calibration"]["tokens"]},
+                {"num_layers", manifest["layers"].size()},
+                {"windows", manifest["windows"]},
+                {"codec", manifest["codec"]["name"]},
+                {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
+                {"verified", !manifest.value("verification", Json()).is_null()}};
+  facts.update(found.facts);
+  found.facts = std::move(facts);
+  for (const Json& file : manifest["files"]) {
+    const std::string name = file["path"].get<std::string>();
+    if (!is_safe_relative_path(name)) {
+      found.problems.push_back("the manifest lists a path outside the folder: " + name);
+    } else if (!fs::is_regular_file(folder / name)) {
+      found.problems.push_back(name + ": listed in the manifest but missing");
+    } else if (file_size(folder / name) != file["size"] || sha256_file(folder / name) != file["sha256"]) {
+      found.problems.push_back(name + ": not the file that the manifest lists (size or sha256 differs)");
+    }
+  }
+  return found;
+}
+
+Inspection inspect_zoo(const fs::path& folder) {
+  const Json index = read_json(folder / "index.json");
+  validate_json(index, "oscar.zoo_index.v1", (folder / "index.json").string());
+  Inspection found{"zoo", {}, {}};
+  Json names = Json::array();
+  for (const Json& entry : index["entries"]) {
+    const std::string name = entry["name"].get<std::string>() + ":" + entry["tag"].get<std::string>();
+    names.push_back(name);
+    const std::string path = entry["path"].get<std::string>();
+    const fs::path manifest = folder / path / "manifest.json";
+    if (!is_safe_relative_path(path) || !fs::is_regular_file(manifest)) {
+      found.problems.push_back(name + ": " + path + "/manifest.json is missing");
+    } else if (sha256_file(manifest) != entry["manifest"]["sha256"]) {
+      found.problems.push_back(name + ": " + path + "/manifest.json is not the one that was published");
+    }
+  }
+  found.facts["sets"] = names;
+  return found;
+}
+
+}  // namespace
+
+Inspection inspect_folder(const fs::path& folder) {
+  if (fs::exists(folder / "manifest.json")) {
+    const Json manifest = read_json(folder / "manifest.json");
+    const Json schema = manifest.is_object() ? manifest.value("schema", Json()) : Json();
+    if (schema == "oscar.dump.v1") return inspect_dump(folder);
+    validate_json(manifest, "oscar.rotation_set.v1", (folder / "manifest.json").string());
+    return inspect_rotation_set(folder, manifest);
+  }
+  if (fs::exists(folder / "index.json")) return inspect_zoo(folder);
+  if (fs::exists(folder / "config.json")) return inspect_model(folder);
+  if (!entries(folder, "layer_", "").empty()) return inspect_dump(folder);
+  if (!entries(folder, "k_rotation", ".pt").empty() || !entries(folder, "v_rotation", ".pt").empty()) {
+    return inspect_sides(folder);
+  }
+  throw DataError("the folder holds nothing that oscar knows", folder.string(),
+                  "give a dump, a rotation set, a model folder or a zoo");
+}
+
+}  // namespace oscar
