@@ -79,7 +79,7 @@ void attend(const MixedAttention& mixed, std::span<float> out) {
   const std::vector<std::int64_t> positions = resolve_positions(mixed);
   const int group = mixed.q.num_heads / mixed.window_k.num_heads;
   const std::int64_t blocks = (mixed.q.num_tokens + kQueriesPerBlock - 1) / kQueriesPerBlock;
-  for (int kv_head = 0; kv_head < mixed.window_k.num_heads; ++kv_head) {
+  for_each_kv_head(mixed.window_k.num_heads, [&](int kv_head) {
     const MixedHead<float> shared(mixed, kv_head);
     parallel_for(static_cast<std::size_t>(blocks * group), [&](std::size_t task) {
       const std::int64_t first = static_cast<std::int64_t>(task) % blocks * kQueriesPerBlock;
@@ -89,7 +89,7 @@ void attend(const MixedAttention& mixed, std::span<float> out) {
                    std::span(positions).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
                    first, head, out);
     });
-  }
+  });
 }
 
 }  // namespace oscar::cpu

@@ -138,7 +138,7 @@ std::vector<AttentionErrors> compare_attention(const QkvView& exact, const Mixed
   const int group = mixed.q.num_heads / mixed.window_k.num_heads;
   const std::int64_t blocks = (mixed.q.num_tokens + kQueriesPerBlock - 1) / kQueriesPerBlock;
   std::vector<AttentionErrors> errors(static_cast<std::size_t>(mixed.q.num_heads));
-  for (int kv_head = 0; kv_head < mixed.window_k.num_heads; ++kv_head) {
+  for_each_kv_head(mixed.window_k.num_heads, [&](int kv_head) {
     const MixedHead<double> shared(mixed, kv_head);
     const ExactHead exact_head{load_head<double>(exact.k, kv_head), load_head<double>(exact.v, kv_head)};
     std::vector<AttentionErrors> parts(static_cast<std::size_t>(blocks * group));
@@ -153,7 +153,7 @@ std::vector<AttentionErrors> compare_attention(const QkvView& exact, const Mixed
     for (std::size_t task = 0; task < parts.size(); ++task) {
       errors[static_cast<std::size_t>(kv_head * group) + task / static_cast<std::size_t>(blocks)].add(parts[task]);
     }
-  }
+  });
   return errors;
 }
 

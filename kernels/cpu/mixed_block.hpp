@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
+#include "base/threads.hpp"
 #include "kernels/cpu/blas.hpp"
 #include "kernels/types.hpp"
 
@@ -137,6 +139,16 @@ std::vector<T> restoring_matrix(const MixedAttention& mixed, int kv_head) {
     for (T& value : values) value = round_to_bf16(static_cast<float>(value));
   }
   return values;
+}
+
+/// Runs task(kv_head) for every KV head: heads in parallel if there are enough of them to keep all threads busy, else
+/// one after the other, so that their blocks can run in parallel.
+inline void for_each_kv_head(int count, const std::function<void(int)>& task) {
+  if (count >= num_threads()) {
+    parallel_for(static_cast<std::size_t>(count), [&](std::size_t head) { task(static_cast<int>(head)); });
+  } else {
+    for (int head = 0; head < count; ++head) task(head);
+  }
 }
 
 /// Everything of one KV head that its query blocks share.

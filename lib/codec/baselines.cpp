@@ -6,13 +6,6 @@
 #include "codec/kv_method.hpp"
 
 namespace oscar {
-namespace {
-
-/// The clip ratios that the published serving scripts use everywhere.
-constexpr double kPublishedKeyClip = 0.96, kPublishedValueClip = 0.92;
-
-}  // namespace
-
 MatrixStack hadamard_baseline_matrix(int dim) {
   MatrixStack stack(1, dim);
   const auto size = static_cast<unsigned>(dim);

@@ -45,6 +45,9 @@ struct KvMethod {
   [[nodiscard]] const KvLayer& layer(int layer_id) const;
 };
 
+/// The clip ratios that the published serving scripts use for every model and layer.
+inline constexpr double kPublishedKeyClip = 0.96, kPublishedValueClip = 0.92;
+
 /// What a layer needs to know to get a baseline.
 struct LayerShape {
   int layer_id = 0;
@@ -54,7 +57,7 @@ struct LayerShape {
 /// Names that make_baseline knows, in the order of reports.
 [[nodiscard]] const std::vector<std::string>& baseline_names();
 /// bf16; naive: min/max INT2 of the rows as they are; hadamard: of rows times hadamard_baseline_matrix();
-/// hadamard_clip: that with the published clip ratios 0.96 (keys) and 0.92 (values). Throws UsageError that lists the
+/// hadamard_clip: that with the published clip ratios. Throws UsageError that lists the
 /// names.
 [[nodiscard]] KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows,
                                      int group_size);

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <set>
+
+#include "verify/checks.hpp"
+#include "verify/for_each_side.hpp"
+
+namespace oscar::verify {
+namespace {
+
+std::set<int> layer_ids(const SubjectSide& side) {
+  std::set<int> ids;
+  for (const auto& [id, transform] : side.layers) ids.insert(id);
+  return ids;
+}
+
+/// "0, 1, 5 …": at most eight.
+std::string list_text(const std::vector<int>& ids) {
+  std::string text;
+  for (std::size_t i = 0; i < ids.size() && i < 8; ++i) text += (i == 0 ? "" : ", ") + std::to_string(ids[i]);
+  return ids.size() > 8 ? text + " …" : text;
+}
+
+std::vector<int> missing_from(const std::set<int>& have, const std::vector<int>& wanted) {
+  std::vector<int> missing;
+  std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(missing), [&](int id) { return !have.contains(id); });
+  return missing;
+}
+
+void check_layers(const SubjectSide& side, const Expectation& expected, std::vector<Check>& checks) {
+  const std::set<int> have = layer_ids(side);
+  const auto count = static_cast<double>(have.size());
+  const int num_layers = expected.model.num_layers;
+  std::vector<int> wanted = expected.data_layers;
+  for (int id = 0; id < num_layers; ++id) wanted.push_back(id);
+  if (num_layers == 0) {
+    const std::vector<int> missing = missing_from(have, wanted);
+    const bool failed = !missing.empty();
+    checks.push_back({"layer_coverage",
+                      {},
+                      side.target,
+                      count,
+                      {},
+                      failed ? std::optional<bool>(false) : std::nullopt,
+                      failed ? "the data has layers that the set lacks: " + list_text(missing)
+                             : "nothing says how many layers the model has: give --model"});
+    return;
+  }
+  const std::vector<int> missing = missing_from(have, wanted);
+  const bool beyond = !have.empty() && *have.rbegin() >= num_layers;
+  std::string message;
+  if (!missing.empty()) message = "no rotation for layers " + list_text(missing) + " of " + expected.origin;
+  if (beyond) message = "layer " + std::to_string(*have.rbegin()) + " does not exist by " + expected.origin;
+  checks.push_back({"layer_coverage", {}, side.target, count, num_layers, message.empty(), message});
+}
+
+void check_sides_agree(const Subject& subject, std::vector<Check>& checks) {
+  if (subject.sides.size() != 2) {
+    checks.push_back({"sides_agree", {}, "", {}, {}, {}, "only one side is given: verify the folder that has both"});
+    return;
+  }
+  const bool same = layer_ids(subject.sides[0]) == layer_ids(subject.sides[1]);
+  checks.push_back({"sides_agree", {}, "", {}, {}, same, same ? "" : "keys and values do not cover the same layers"});
+}
+
+/// "qqt" on the value side is a swapped pair of files.
+void check_objective(const SubjectSide& side, std::vector<Check>& checks) {
+  const std::string name = objective_name(side.objective);
+  const bool key = name == "qqt" || name == "ktk";
+  const bool value = name == "sst" || name == "oto" || name == "vtv";
+  std::optional<bool> ok;
+  std::string message = "the objective \"" + side.objective + "\" does not tell the side";
+  if ((key || value) && !side.target.empty()) {
+    ok = key == (side.target == "key");
+    message = *ok ? "" : "\"" + side.objective + "\" is fitted for the other side: keys and values are swapped";
+  }
+  checks.push_back({"objective_side", {}, side.target, {}, {}, ok, message});
+}
+
+void check_shape(const SubjectSide& side, int layer, const SideTransform& t, const ModelIdentity& model,
+                 std::vector<Check>& out) {
+  const auto dim = static_cast<double>(t.rotation.dim);
+  const bool values_fit =
+      t.eigenvalues.empty() || t.eigenvalues.size() == static_cast<std::size_t>(t.rotation.count) * t.rotation.dim;
+  std::string message;
+  if (!values_fit) message = "the number of eigenvalues is not that of the matrix";
+  if (model.head_dim > 0 && t.rotation.dim != model.head_dim) {
+    message = "the model's head_dim is " + std::to_string(model.head_dim);
+  }
+  if (model.num_key_value_heads > 0 && t.rotation.count != 1 && t.rotation.count != model.num_key_value_heads) {
+    message = "the model has " + std::to_string(model.num_key_value_heads) + " key-value heads";
+  }
+  std::optional<bool> ok = message.empty();
+  if (message.empty() && model.head_dim == 0) {
+    ok = std::nullopt;
+    message = "nothing says what head_dim the model has: give --model or --dump";
+  }
+  out.push_back({"shape", layer, side.target, dim,
+                 model.head_dim > 0 ? std::optional<double>(model.head_dim) : std::nullopt, ok, message});
+}
+
+void check_clip(const Subject& subject, std::vector<Check>& checks) {
+  if (!subject.set.has_clip_ratios) {
+    checks.push_back({"clip_ratio", {}, "", {}, {}, {}, "the files do not say how rows are clipped"});
+    return;
+  }
+  for_each_side(
+      subject, checks, [](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+        const bool ok = t.clip_ratio >= 0 && t.clip_ratio <= 1;
+        out.push_back({"clip_ratio", layer, side.target, t.clip_ratio, 1.0, ok, ok ? "" : "a clip ratio lies in 0..1"});
+      });
+}
+
+}  // namespace
+
+void check_coverage(const Subject& subject, const Expectation& expected, std::vector<Check>& checks) {
+  check_sides_agree(subject, checks);
+  for (const SubjectSide& side : subject.sides) {
+    check_layers(side, expected, checks);
+    check_objective(side, checks);
+  }
+  for_each_side(subject, checks,
+                [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+                  check_shape(side, layer, t, expected.model, out);
+                });
+  check_clip(subject, checks);
+}
+
+void check_model_identity(const Subject& subject, const Expectation& expected, std::vector<Check>& checks) {
+  const std::string& fitted = subject.set.model.config_sha256;
+  const std::string& measured = expected.model.config_sha256;
+  if (fitted.empty() || measured.empty()) {
+    checks.push_back({"model_identity",
+                      {},
+                      "",
+                      {},
+                      {},
+                      {},
+                      fitted.empty() ? "the set does not say which model it was fitted on"
+                                     : "nothing says which model the set is meant for: give --model"});
+    return;
+  }
+  const bool same = fitted == measured;
+  checks.push_back({"model_identity",
+                    {},
+                    "",
+                    {},
+                    {},
+                    same,
+                    same ? "" : "fitted on another model (" + subject.set.model.id + "): config.json differs"});
+}
+
+}  // namespace oscar::verify

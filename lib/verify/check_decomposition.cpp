@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+// Is the rotation made of the eigenvectors of the covariance it claims? With R = compose(U): U^T Sigma U =
+// diag(eigenvalues). A swapped, transposed, stale or differently composed matrix fails, and what would explain it is
+// named.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "verify/checks.hpp"
+#include "verify/for_each_side.hpp"
+#include "verify/uncompose.hpp"
+
+namespace oscar::verify {
+namespace {
+
+double frobenius(std::span<const double> values) {
+  double sum = 0;
+  for (const double x : values) sum += x * x;
+  return std::sqrt(sum);
+}
+
+/// |off-diagonal part of U^T Sigma U| / |Sigma|.
+double off_diagonal(std::span<const double> u, std::span<const double> sigma, std::size_t dim) {
+  Matrix m = multiply_transposed(u, multiply(sigma, u, dim), dim);
+  for (std::size_t i = 0; i < dim; ++i) m[i * dim + i] = 0;
+  return frobenius(m) / frobenius(sigma);
+}
+
+/// |U^T Sigma U - Lambda| / |Lambda|.
+double decomposition_error(std::span<const double> u, std::span<const double> sigma, std::span<const double> values,
+                           std::size_t dim) {
+  Matrix m = multiply_transposed(u, multiply(sigma, u, dim), dim);
+  for (std::size_t i = 0; i < dim; ++i) m[i * dim + i] -= values[i];
+  return frobenius(m) / frobenius(values);
+}
+
+/// One covariance for one rotation of the stack: its head's, or the mean over heads.
+Matrix covariance_for(const MatrixStack& covariance, const MatrixStack& rotation, int m) {
+  if (covariance.count == rotation.count) return {covariance[m].begin(), covariance[m].end()};
+  Matrix mean(static_cast<std::size_t>(covariance.dim) * covariance.dim);
+  for (int h = 0; h < covariance.count; ++h) {
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += covariance[h][i] / covariance.count;
+  }
+  return mean;
+}
+
+/// Another reading of the same matrix.
+struct Suspect {
+  std::string explanation;
+  Matrix rotation, covariance;
+  std::string composition;
+};
+
+/// Names the reading under which the matrix would be right; empty if there is none.
+std::string explanation(std::vector<Suspect> suspects, const std::string& composition, std::size_t dim, double limit) {
+  for (const std::string& other : composition_names()) {
+    if (other == composition || suspects.empty()) continue;
+    suspects.push_back({"it is composed as \"" + other + "\", not as \"" + composition + "\"", suspects[0].rotation,
+                        suspects[0].covariance, other});
+  }
+  std::string best;
+  double lowest = limit;
+  for (std::size_t i = 1; i < suspects.size(); ++i) {
+    const auto u = eigenvectors_of(suspects[i].rotation, dim, suspects[i].composition);
+    if (!u) continue;
+    const double error = off_diagonal(*u, suspects[i].covariance, dim);
+    if (error >= lowest) continue;
+    lowest = error;
+    best = suspects[i].explanation;
+  }
+  return best.empty() ? "it does not belong to this layer, side, model or data" : best;
+}
+
+const SideTransform* find_layer(const SubjectSide& side, int layer) {
+  for (const auto& [id, transform] : side.layers) {
+    if (id == layer) return &transform;
+  }
+  return nullptr;
+}
+
+/// First the matrix as it claims to be, then other readings: transposed, of the other side, of another layer.
+std::vector<Suspect> readings(const Subject& subject, const SubjectSide& side, int layer, const MatrixStack& rotation,
+                              int m, const Matrix& sigma) {
+  const std::string composition = composition_name(side.objective);
+  const auto dim = static_cast<std::size_t>(rotation.dim);
+  const Matrix matrix(rotation[m].begin(), rotation[m].end());
+  std::vector<Suspect> suspects{{"", matrix, sigma, composition},
+                                {"the matrix is transposed", transpose(matrix, dim), sigma, composition}};
+  for (const SubjectSide& other : subject.sides) {
+    for (const auto& [id, transform] : other.layers) {
+      if (transform.covariance.dim != rotation.dim || (id == layer && other.target == side.target)) continue;
+      const Matrix theirs = covariance_for(transform.covariance, rotation, m);
+      const std::string of = other.target == side.target ? "of layer " + std::to_string(id)
+                             : id == layer               ? "of the other side: keys and values are swapped"
+                                                         : "";
+      if (!of.empty()) suspects.push_back({"it is the matrix " + of, matrix, theirs, composition});
+    }
+  }
+  return suspects;
+}
+
+void check_constant(const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+  const std::string name = side.objective == "hadamard" ? side.objective : composition_name(side.objective);
+  const auto expected = constant_rotation(name, static_cast<std::size_t>(t.rotation.dim));
+  if (!expected) {
+    out.push_back({"composition", layer, side.target, {}, kConstantLimit, {}, "no known constant for this head_dim"});
+    return;
+  }
+  double worst = 0;
+  for (int m = 0; m < t.rotation.count; ++m) {
+    for (std::size_t i = 0; i < expected->size(); ++i)
+      worst = std::max(worst, std::abs(t.rotation[m][i] - (*expected)[i]));
+  }
+  const bool ok = worst <= kConstantLimit;
+  out.push_back(
+      {"composition", layer, side.target, worst, kConstantLimit, ok, ok ? "" : "this is not \"" + name + "\""});
+}
+
+Check unknown(const std::string& name, int layer, const SubjectSide& side, const std::string& message) {
+  return {name, layer, side.target, {}, {}, {}, message};
+}
+
+bool has_constant_rotation(const SubjectSide& side) {
+  return side.objective == "hadamard" || is_constant(composition_name(side.objective));
+}
+
+/// The error of a whole stack against a covariance, and in words what is wrong; nullopt if it cannot be taken apart.
+struct Finding {
+  double error = 0;
+  std::string message;
+};
+std::optional<Finding> examine(const Subject& subject, const SubjectSide& side, int layer, const SideTransform& t,
+                               const MatrixStack& covariance, bool exact, double limit) {
+  const auto dim = static_cast<std::size_t>(t.rotation.dim);
+  const std::string composition = composition_name(side.objective);
+  Finding finding;
+  for (int m = 0; m < t.rotation.count; ++m) {
+    const auto u = eigenvectors_of(t.rotation[m], dim, composition);
+    if (!u) return std::nullopt;
+    const Matrix sigma = covariance_for(covariance, t.rotation, m);
+    const auto values = std::span(t.eigenvalues).subspan(static_cast<std::size_t>(m) * dim, exact ? dim : 0);
+    const double error = exact ? decomposition_error(*u, sigma, values, dim) : off_diagonal(*u, sigma, dim);
+    if (!(error > limit) && error <= finding.error) continue;
+    finding.error = std::max(finding.error, std::isnan(error) ? INFINITY : error);
+    if (error <= limit || !finding.message.empty()) continue;
+    const bool diagonal = exact && off_diagonal(*u, sigma, dim) <= limit;
+    finding.message = diagonal ? "the eigenvalues are not those of the covariance"
+                               : explanation(readings(subject, side, layer, t.rotation, m, sigma), composition, dim,
+                                             exact ? limit : kForeignTextLimit);
+  }
+  return finding;
+}
+
+bool usable(const SideTransform& t, const MatrixStack& covariance) {
+  const bool sizes = covariance.dim == t.rotation.dim && covariance.count > 0 &&
+                     t.eigenvalues.size() == static_cast<std::size_t>(t.rotation.count) * t.rotation.dim;
+  return sizes && frobenius(covariance.data) > 0;
+}
+
+}  // namespace
+
+void check_decomposition(const Subject& subject, std::vector<Check>& checks) {
+  for_each_side(
+      subject, checks, [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+        if (has_constant_rotation(side)) return check_constant(side, layer, t, out);
+        if (!usable(t, t.covariance)) {
+          out.push_back(unknown("decomposition", layer, side, "the set carries no covariance: give --dump or --model"));
+          return;
+        }
+        const auto finding = examine(subject, side, layer, t, t.covariance, true, kDecompositionLimit);
+        if (!finding) {
+          out.push_back(unknown("decomposition", layer, side, "\"" + side.objective + "\" cannot be taken apart"));
+          return;
+        }
+        out.push_back({"decomposition", layer, side.target, finding->error, kDecompositionLimit,
+                       finding->error <= kDecompositionLimit, finding->message});
+      });
+}
+
+void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,
+                                 std::vector<Check>& checks) {
+  Subject with_data = subject;  // other readings are judged on the data, too
+  for (SubjectSide& side : with_data.sides) {
+    for (auto& [id, transform] : side.layers) transform.covariance = {};
+  }
+  for (const DataCovariance& d : data) {
+    for (SubjectSide& side : with_data.sides) {
+      for (auto& [id, transform] : side.layers) {
+        if (id == d.layer_id && side.target == d.target) transform.covariance = d.covariance;
+      }
+    }
+  }
+  for (const DataCovariance& d : data) {
+    for (const SubjectSide& side : with_data.sides) {
+      const SideTransform* t = find_layer(side, d.layer_id);
+      if (t == nullptr || side.target != d.target || has_constant_rotation(side) || !usable(*t, d.covariance)) continue;
+      const double limit = d.same_tokens ? kSameTokensLimit : kForeignTextLimit;
+      const auto finding = examine(with_data, side, d.layer_id, *t, d.covariance, d.same_tokens, limit);
+      if (!finding) {
+        checks.push_back(
+            unknown("decomposition_on_data", d.layer_id, side, "\"" + side.objective + "\" cannot be taken apart"));
+        continue;
+      }
+      checks.push_back({"decomposition_on_data", d.layer_id, side.target, finding->error, limit,
+                        finding->error <= limit, finding->message});
+    }
+  }
+}
+
+}  // namespace oscar::verify

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// Structure checks, one file each. Every check appends what it found; one that cannot be decided from what is given
+// says so
+// ("unknown") and never counts as passed. Limits stand here and nowhere else.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "kernels/types.hpp"
+#include "model/identity.hpp"
+#include "verify/report.hpp"
+#include "verify/subject.hpp"
+
+namespace oscar::verify {
+
+/// max |R^T R - I| of the float32 matrices.
+inline constexpr double kOrthogonalityLimit = 1e-5;
+/// The same after the cast to bfloat16: 2 * 2^-8, which rounding alone cannot exceed (Cauchy-Schwarz). Published files:
+/// 0.002.
+inline constexpr double kBf16OrthogonalityLimit = 0x1p-7;
+/// |U^T Sigma U - Lambda| / |Lambda| (Frobenius) with the matrix that was decomposed, which is stored in float32.
+inline constexpr double kDecompositionLimit = 1e-4;
+/// |off-diagonal part of U^T Sigma U| / |Sigma| with moments of other text. Measured on small samples of very different
+/// text: up to 0.58 for the right matrix, from 0.80 for a swapped, transposed or foreign one.
+inline constexpr double kForeignTextLimit = 0.7;
+/// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
+inline constexpr double kSameTokensLimit = 0.02;
+/// max |R - constant| for rotations that are made without data.
+inline constexpr double kConstantLimit = 1e-6;
+/// Eigenvalues may be below zero by this fraction of the largest, and count as zero below it.
+inline constexpr double kEigenvalueTolerance = 1e-7;
+
+/// What the set should cover; fields that are not known are empty or zero.
+struct Expectation {
+  ModelIdentity model;
+  std::string origin;            // "config.json of --model", "the manifest", …; empty: nothing is known
+  std::vector<int> data_layers;  // layers of the data that is measured on
+};
+
+/// Sizes and SHA-256 of the files that a folder's manifest lists. Runs before the set is read, on the folder itself.
+void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks);
+void check_finite(const Subject& subject, std::vector<Check>& checks);
+void check_orthogonality(const Subject& subject, std::vector<Check>& checks);
+/// Layers and shapes against the model and the data, keys against values, objectives against sides, clip ratios.
+void check_coverage(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+/// The set was fitted for the model that it is measured on.
+void check_model_identity(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+/// Eigenvalues: finite, ascending, not negative, not all equal (but for "hadamard"), at least half of them above zero.
+void check_spectrum(const Subject& subject, std::vector<Check>& checks);
+/// U^T Sigma U = Lambda with the covariance that the set carries; constant rotations against their constant.
+void check_decomposition(const Subject& subject, std::vector<Check>& checks);
+
+/// Second moments of one layer of the data at hand, for one side.
+struct DataCovariance {
+  int layer_id = 0;
+  std::string target;        // "key" or "value"
+  MatrixStack covariance;    // one per KV head, by the side's objective
+  bool same_tokens = false;  // the very tokens that the set was fitted on
+};
+/// U^T Sigma U with moments taken from data.
+void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,
+                                 std::vector<Check>& checks);
+
+}  // namespace oscar::verify

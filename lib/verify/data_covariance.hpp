@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// Second moments of the data at hand, by the objective that a side names: what its eigenvectors should diagonalise.
+//   qqt queries   ktk keys   sst values weighted by k C k^T   oto attention outputs   vtv values
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "dump/source.hpp"
+#include "kernels/backend.hpp"
+
+namespace oscar::verify {
+
+/// One matrix per KV head; nullopt for objectives that no second moment of the data explains ("hadamard", "uresidual").
+/// Leaves the stream at its end.
+[[nodiscard]] std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer,
+                                                       Backend& backend);
+
+}  // namespace oscar::verify

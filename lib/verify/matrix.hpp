@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+// The few dense products that checks need, row-major fp64 (dim, dim). Verify's own, on purpose: the checker shares no
+// code with what it checks.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace oscar::verify {
+
+using Matrix = std::vector<double>;
+
+/// a b, and a^T b.
+[[nodiscard]] Matrix multiply(std::span<const double> a, std::span<const double> b, std::size_t dim);
+[[nodiscard]] Matrix multiply_transposed(std::span<const double> a, std::span<const double> b, std::size_t dim);
+[[nodiscard]] Matrix transpose(std::span<const double> a, std::size_t dim);
+/// max |a^T a - I|; infinity if a is not finite.
+[[nodiscard]] double orthogonality_error(std::span<const double> a, std::size_t dim);
+
+}  // namespace oscar::verify

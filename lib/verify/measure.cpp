@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "verify/measure.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "verify/captured_layer.hpp"
+#include "verify/data_covariance.hpp"
+
+namespace oscar::verify {
+namespace {
+
+bool wanted(const MeasurePlan& plan, int layer) {
+  return plan.layers.empty() || std::find(plan.layers.begin(), plan.layers.end(), layer) != plan.layers.end();
+}
+
+std::int64_t count_tokens(LayerStream& stream) {
+  std::int64_t tokens = 0;
+  QkvChunk chunk;
+  stream.rewind();
+  while (stream.next(chunk)) tokens += chunk.view.q.num_tokens;
+  return tokens;
+}
+
+class Measurer {
+ public:
+  Measurer(const MeasurePlan& plan, Backend& backend) : plan_(plan), backend_(backend) {
+    found_.sums.resize(plan.methods->size());
+  }
+
+  void layer(int id, LayerStream& stream) {
+    take_covariances(id, stream);
+    found_.layers.push_back(id);
+    found_.tokens = count_tokens(stream);
+    if (plan_.methods->empty()) return;
+    const std::int64_t limit = plan_.max_queries > 0 ? plan_.max_queries : found_.tokens;
+    const std::int64_t stride =
+        std::max<std::int64_t>(1, (found_.tokens + limit - 1) / std::max<std::int64_t>(limit, 1));
+    for (auto& layers : found_.sums) layers.emplace_back();
+    found_.queries = 0;
+    QkvChunk chunk;
+    stream.rewind();
+    while (stream.next(chunk)) {
+      for (const SequenceRange& range : chunk.sequences) {
+        throw_if_interrupted();
+        if (range.size() > 0) take_attention(id, chunk.view.tokens(range), stride);
+      }
+    }
+  }
+
+  Measurements take() { return std::move(found_); }
+
+ private:
+  void take_covariances(int id, LayerStream& stream) {
+    for (const SubjectSide& side : plan_.subject->sides) {
+      if (side.target.empty()) continue;
+      auto covariance = covariance_of(side.objective, stream, backend_);
+      if (covariance) found_.covariances.push_back({id, side.target, std::move(*covariance), plan_.same_tokens});
+    }
+  }
+
+  void take_attention(int id, const QkvView& sequence, std::int64_t stride) {
+    for (std::size_t m = 0; m < plan_.methods->size(); ++m) {
+      const KvMethod& method = (*plan_.methods)[m];
+      found_.sums[m].back().add(measure_attention(sequence, method, id, stride, plan_.precision, backend_));
+    }
+    found_.queries += static_cast<std::int64_t>(sampled_positions(sequence.q.num_tokens, stride).size());
+  }
+
+  const MeasurePlan& plan_;
+  Backend& backend_;
+  Measurements found_;
+};
+
+}  // namespace
+
+Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status) {
+  Measurer measurer(plan, backend);
+  const auto total = static_cast<std::int64_t>(source.layer_ids().size());
+  std::int64_t done = 0;
+  for (const int id : source.layer_ids()) {
+    if (wanted(plan, id)) measurer.layer(id, *source.open(id));
+    status.progress("attention metrics, layer", ++done, total);
+  }
+  return measurer.take();
+}
+
+Measurements measure_live(ModelRunner& runner, const std::vector<TokenSequence>& texts, const MeasurePlan& plan,
+                          Backend& backend, Status& status) {
+  Measurer measurer(plan, backend);
+  auto captured = std::make_unique<CapturedLayer>(texts.size());
+  RunHooks hooks;
+  hooks.attention = [&](int layer, std::size_t sequence, const QkvView& qkv, std::span<float>) {
+    if (wanted(plan, layer)) captured->capture(sequence, qkv);
+    return false;
+  };
+  hooks.layer_done = [&](int layer) {
+    if (!wanted(plan, layer)) return;
+    measurer.layer(layer, *captured);
+    captured = std::make_unique<CapturedLayer>(texts.size());
+    status.progress("attention metrics, layer", layer + 1, runner.config().num_layers);
+  };
+  runner.run(texts, hooks, status);
+  return measurer.take();
+}
+
+}  // namespace oscar::verify

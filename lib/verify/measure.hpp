@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// Goes once through the layers of a dump, or of a running model, and takes everything that can be learned there: second
+// moments for the decomposition check, and the attention metrics of every method.
+#pragma once
+
+#include <vector>
+
+#include "verify/attention_metrics.hpp"
+#include "verify/checks.hpp"
+#include "verify/subject.hpp"
+#include "verify/verify.hpp"
+
+namespace oscar::verify {
+
+struct Measurements {
+  std::vector<DataCovariance> covariances;
+  std::vector<int> layers;
+  std::vector<std::vector<AttentionSums>> sums;  // [method][layer]
+  std::int64_t tokens = 0, queries = 0;          // of one layer
+};
+
+struct MeasurePlan {
+  const Subject* subject = nullptr;
+  const std::vector<KvMethod>* methods = nullptr;  // empty: only moments
+  std::vector<int> layers;                         // empty: all of the source
+  std::int64_t max_queries = 0;
+  Precision precision = Precision::kServing;
+  bool same_tokens = false;
+};
+
+[[nodiscard]] Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status);
+[[nodiscard]] Measurements measure_live(ModelRunner& runner, const std::vector<TokenSequence>& texts,
+                                        const MeasurePlan& plan, Backend& backend, Status& status);
+
+}  // namespace oscar::verify

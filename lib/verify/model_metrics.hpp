@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// What a KV method does to a model: the decoder runs with the method's attention in every layer, over whole sequences,
+// against the same run with exact attention.
+//   ppl = exp(mean negative log-likelihood of the next token)    kld = KL(exact || method) over the vocabulary, per
+//   position same_top = share of positions with the same most likely token retrieval = share of needles whose answer is
+//   the argmax at every one of its tokens but the last (the full stop), teacher-forced
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.hpp"
+#include "codec/kv_method.hpp"
+#include "kernels/backend.hpp"
+#include "model/runner.hpp"
+#include "verify/report.hpp"
+
+namespace oscar::verify {
+
+struct ModelData {
+  std::vector<TokenSequence> texts;    // at least two tokens each
+  std::vector<TokenSequence> needles;  // prompt and answer
+  std::vector<int> answer_lengths;     // one per needle: tokens of the answer, full stop included
+};
+
+/// Throws DataError if sequences or answers are too short or their numbers differ.
+void check_model_data(const ModelData& data);
+
+/// One entry per method, in order. Methods that quantise nothing get the figures of exact attention.
+[[nodiscard]] std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& data,
+                                                      const std::vector<KvMethod>& methods, Precision precision,
+                                                      Backend& backend, Status& status);
+
+}  // namespace oscar::verify

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#include "verify/record.hpp"
+
+namespace oscar {
+
+void record_verification(const std::filesystem::path& folder, const Json& summary) {
+  const std::filesystem::path path = folder / "manifest.json";
+  Json manifest = read_json(path);
+  validate_json(manifest, "oscar.rotation_set.v1", path.string());
+  manifest["verification"] = summary;
+  validate_json(manifest, "oscar.rotation_set.v1", path.string());
+  write_json(path, manifest);
+}
+
+}  // namespace oscar

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+#include "verify/report.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/version.hpp"
+
+namespace oscar {
+namespace {
+
+/// JSON has no infinities; an unbounded or undefined figure is null.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json number(const std::optional<double>& value) { return value ? number(*value) : Json(nullptr); }
+
+Json to_json(const Check& check) {
+  return {{"name", check.name},
+          {"layer", check.layer ? Json(*check.layer) : Json(nullptr)},
+          {"target", check.target.empty() ? Json(nullptr) : Json(check.target)},
+          {"value", number(check.value)},
+          {"limit", number(check.limit)},
+          {"ok", check.ok ? Json(*check.ok) : Json(nullptr)},
+          {"status", !check.ok ? "unknown" : (*check.ok ? "ok" : "failed")},
+          {"message", check.message}};
+}
+
+Json to_json(const AttentionMetrics& m) {
+  return {{"k_sqnr_db", number(m.k_sqnr_db)},
+          {"v_sqnr_db", number(m.v_sqnr_db)},
+          {"logit_nmse", number(m.logit_nmse)},
+          {"softmax_kl", number(m.softmax_kl)},
+          {"softmax_kl_p99", number(m.softmax_kl_p99)},
+          {"output_rel_error", number(m.output_rel_error)},
+          {"output_rel_error_k_only", number(m.output_rel_error_k_only)},
+          {"output_rel_error_v_only", number(m.output_rel_error_v_only)}};
+}
+
+Json to_json(const ModelMetrics& m) {
+  return {{"ppl", number(m.ppl)},
+          {"ppl_ratio", number(m.ppl_ratio)},
+          {"kld_mean", number(m.kld_mean)},
+          {"kld_p99", number(m.kld_p99)},
+          {"same_top", number(m.same_top)},
+          {"positions", m.positions},
+          {"retrieval", number(m.retrieval)},
+          {"needle_hits", m.needle_hits},
+          {"needles", m.needles}};
+}
+
+Json to_json(const MethodReport& method) {
+  Json layers = Json::array();
+  for (const auto& [layer, metrics] : method.layers)
+    layers.push_back({{"layer", layer}, {"attention", to_json(metrics)}});
+  return {{"name", method.name},
+          {"kind", name_of(method.kind)},
+          {"bits_per_element",
+           {{"fp16_params", number(method.bits.fp16_params)},
+            {"fp32_params", number(method.bits.fp32_params)},
+            {"at_context", number(method.bits.fp16_at_context)},
+            {"at_context_fp32_params", number(method.bits.fp32_at_context)},
+            {"context", method.bits.context}}},
+          {"attention", method.attention ? to_json(*method.attention) : Json(nullptr)},
+          {"layers", layers},
+          {"model", method.model ? to_json(*method.model) : Json(nullptr)}};
+}
+
+}  // namespace
+
+bool structure_ok(const VerifyReport& report) {
+  return std::none_of(report.checks.begin(), report.checks.end(), [](const Check& check) { return check.ok == false; });
+}
+
+Json to_json(const VerifyReport& report) {
+  Json checks = Json::array();
+  for (const Check& check : report.checks) checks.push_back(to_json(check));
+  Json methods = Json::array();
+  for (const MethodReport& method : report.methods) methods.push_back(to_json(method));
+  return {{"schema", "oscar.verify_report.v1"},
+          {"oscar_version", kVersion},
+          {"rotation_set", report.rotation_set},
+          {"data", report.data},
+          {"windows", {{"sink", report.windows.sink}, {"recent", report.windows.recent}}},
+          {"precision", report.precision == Precision::kServing ? "serving" : "fp32"},
+          {"structure", {{"ok", structure_ok(report)}, {"checks", checks}}},
+          {"methods", methods},
+          {"verdict", report.accepted ? "accepted" : "rejected"},
+          {"reasons", report.reasons},
+          {"warnings", report.warnings}};
+}
+
+Json verification_summary(const VerifyReport& report) {
+  Json summary = {{"schema", "oscar.verify_report.v1"},
+                  {"oscar_version", kVersion},
+                  {"verdict", report.accepted ? "accepted" : "rejected"},
+                  {"reasons", report.reasons},
+                  {"warnings", report.warnings},
+                  {"data", report.data},
+                  {"windows", {{"sink", report.windows.sink}, {"recent", report.windows.recent}}},
+                  {"methods", Json::array()}};
+  for (const MethodReport& method : report.methods) {
+    Json entry = to_json(method);
+    entry.erase("layers");
+    summary["methods"].push_back(std::move(entry));
+  }
+  return summary;
+}
+
+}  // namespace oscar

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// What verify found, as values; to_json() gives the document of schemas/oscar.verify_report.v1.schema.json.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/json.hpp"
+#include "codec/kv_method.hpp"
+#include "kernels/types.hpp"
+
+namespace oscar {
+
+/// One fact about the set that can be right or wrong.
+struct Check {
+  std::string name;             // "orthogonality"
+  std::optional<int> layer;     // none: the whole set
+  std::string target;           // "key", "value", or empty for both
+  std::optional<double> value;  // what was measured
+  std::optional<double> limit;  // and what it is held against
+  std::optional<bool> ok;       // none: it cannot be decided from what was given ("unknown")
+  std::string message;          // in words; for "unknown", what would decide it
+};
+
+/// Errors of attention over a quantised cache against exact attention; definitions in kernels/README.md.
+struct AttentionMetrics {
+  std::optional<double> k_sqnr_db, v_sqnr_db;  // of tokens outside the windows; none if every token lies in a window
+  double logit_nmse = 0, softmax_kl = 0, softmax_kl_p99 = 0;
+  double output_rel_error = 0, output_rel_error_k_only = 0, output_rel_error_v_only = 0;
+};
+
+/// What the quantised cache does to the model. KL in nats against exact attention, over the vocabulary.
+struct ModelMetrics {
+  double ppl = 0, ppl_ratio = 1, kld_mean = 0, kld_p99 = 0, same_top = 1;
+  std::int64_t positions = 0;
+  std::optional<double> retrieval;
+  std::int64_t needle_hits = 0, needles = 0;
+};
+
+struct MethodReport {
+  std::string name;
+  MethodKind kind = MethodKind::kBaseline;
+  BitsPerElement bits;
+  std::optional<AttentionMetrics> attention;
+  std::vector<std::pair<int, AttentionMetrics>> layers;
+  std::optional<ModelMetrics> model;
+};
+
+struct VerifyReport {
+  Json rotation_set = Json::object();  // path, model, objectives, recipe, calibration
+  Json data = Json::object();          // what was measured on
+  Windows windows;
+  Precision precision = Precision::kServing;
+  std::vector<Check> checks;
+  std::vector<MethodReport> methods;
+  bool accepted = true;
+  std::vector<std::string> reasons;   // why it was rejected
+  std::vector<std::string> warnings;  // what a reader should know before trusting or using it
+};
+
+/// False if a check failed; unknown checks do not count.
+[[nodiscard]] bool structure_ok(const VerifyReport& report);
+[[nodiscard]] Json to_json(const VerifyReport& report);
+/// What the manifest of the set keeps: verdict, data, and this set's pooled figures.
+[[nodiscard]] Json verification_summary(const VerifyReport& report);
+
+}  // namespace oscar

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// What is under test: a rotation set of ours, a folder with two foreign .pt files, or one foreign .pt file (one side
+// only).
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rotation/rotation_set.hpp"
+
+namespace oscar {
+
+/// Keys or values of all layers.
+struct SubjectSide {
+  std::string target;                                 // "key", "value", or empty if a lone file does not say
+  std::string objective;                              // "qqt_r_h_pbr"
+  std::vector<std::pair<int, SideTransform>> layers;  // ascending
+};
+
+struct Subject {
+  std::filesystem::path path;
+  std::vector<SubjectSide> sides;
+  /// The whole set; without layers if only one side is known.
+  RotationSet set;
+  /// True for a folder with a manifest of ours.
+  bool ours = false;
+};
+
+/// Throws DataError as read_rotation_set and read_rotation_pt do.
+[[nodiscard]] Subject read_subject(const std::filesystem::path& path);
+
+/// "qqt" of "qqt_r_h_pbr", and "r_h_pbr" (empty for "hadamard" and "uresidual").
+[[nodiscard]] std::string objective_name(const std::string& objective);
+[[nodiscard]] std::string composition_name(const std::string& objective);
+
+}  // namespace oscar

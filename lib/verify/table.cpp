@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#include "verify/table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+namespace oscar {
+namespace {
+
+using Cell = std::function<std::string(const MethodReport&)>;
+
+template <class Member>
+Cell attention_cell(Member member, const char* format) {
+  return [=](const MethodReport& m) {
+    return m.attention ? fmt::format(fmt::runtime(format), (*m.attention).*member) : "";
+  };
+}
+
+template <class Member>
+Cell model_cell(Member member, const char* format) {
+  return [=](const MethodReport& m) {
+    return m.model && m.model->positions > 0 ? fmt::format(fmt::runtime(format), (*m.model).*member) : "";
+  };
+}
+
+std::string retrieval_cell(const MethodReport& m) {
+  if (!m.model || !m.model->retrieval) return "";
+  return fmt::format("{}/{}", m.model->needle_hits, m.model->needles);
+}
+
+}  // namespace
+
+std::vector<std::vector<std::string>> table_of(const VerifyReport& report) {
+  const std::vector<std::pair<std::string, Cell>> columns{
+      {"method", [](const MethodReport& m) { return m.name; }},
+      {"bits fp16", [](const MethodReport& m) { return fmt::format("{:.2f}", m.bits.fp16_at_context); }},
+      {"bits fp32", [](const MethodReport& m) { return fmt::format("{:.2f}", m.bits.fp32_at_context); }},
+      {"attention error", attention_cell(&AttentionMetrics::output_rel_error, "{:.3g}")},
+      {"softmax KL", attention_cell(&AttentionMetrics::softmax_kl, "{:.3g}")},
+      {"ppl", model_cell(&ModelMetrics::ppl, "{:.3f}")},
+      {"KLD", model_cell(&ModelMetrics::kld_mean, "{:.4f}")},
+      {"same top", model_cell(&ModelMetrics::same_top, "{:.3f}")},
+      {"retrieval", retrieval_cell}};
+  std::vector<std::vector<std::string>> rows(report.methods.size() + 1);
+  for (const auto& [name, cell] : columns) {
+    std::vector<std::string> cells;
+    for (const MethodReport& method : report.methods) cells.push_back(cell(method));
+    if (std::all_of(cells.begin(), cells.end(), [](const std::string& text) { return text.empty(); })) continue;
+    rows[0].push_back(name);
+    for (std::size_t i = 0; i < cells.size(); ++i) rows[i + 1].push_back(cells[i].empty() ? "-" : cells[i]);
+  }
+  return rows;
+}
+
+std::string summary_of(const VerifyReport& report) {
+  int ok = 0;
+  int failed = 0;
+  int unknown = 0;
+  for (const Check& check : report.checks) ++(check.ok ? (*check.ok ? ok : failed) : unknown);
+  std::string text = fmt::format("structure: {} ok, {} unknown, {} failed\n", ok, unknown, failed);
+  for (const std::string& warning : report.warnings) text += "warning: " + warning + "\n";
+  for (const std::string& reason : report.reasons) text += "reason: " + reason + "\n";
+  return text + "verdict: " + (report.accepted ? "accepted" : "rejected") + "\n";
+}
+
+}  // namespace oscar

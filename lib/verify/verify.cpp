@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+#include "verify/verify.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "model/tokens.hpp"
+#include "verify/checks.hpp"
+#include "verify/measure.hpp"
+#include "verify/methods.hpp"
+#include "verify/verdict.hpp"
+
+namespace oscar {
+namespace {
+
+using verify::Expectation;
+using verify::Measurements;
+
+/// Checks without which nothing can be measured: the set does not fit the data, or arithmetic makes no sense.
+bool measurable(const VerifyReport& report) {
+  constexpr std::array kNeeded{"finite", "shape", "layer_coverage", "sides_agree"};
+  return std::none_of(report.checks.begin(), report.checks.end(), [&](const Check& check) {
+    return check.ok == false && std::find(kNeeded.begin(), kNeeded.end(), check.name) != kNeeded.end();
+  });
+}
+
+/// The best that is known about the model: its own config, then the data's manifest, then the set's.
+Expectation expectation(const Subject& subject, const VerifyInputs& inputs) {
+  Expectation expected;
+  if (inputs.runner != nullptr) {
+    expected.model = inputs.runner->config().identity;
+    expected.origin = "the model's config.json";
+  } else if (inputs.source != nullptr && inputs.source->model().num_layers > 0) {
+    expected.model = inputs.source->model();
+    expected.origin = "the data's manifest";
+  } else if (subject.ours) {
+    expected.model = subject.set.model;
+    expected.origin = "the set's manifest";
+  }
+  if (inputs.source != nullptr) expected.data_layers = inputs.source->layer_ids();
+  return expected;
+}
+
+Json describe_set(const std::filesystem::path& path, const Subject* subject) {
+  Json json = {{"path", path.string()}};
+  if (subject == nullptr) return json;
+  json["format"] = subject->ours ? "oscar.rotation_set.v1" : "foreign";
+  Json objectives = Json::object();
+  for (const SubjectSide& side : subject->sides)
+    objectives[side.target.empty() ? "unknown" : side.target] = side.objective;
+  json["objectives"] = objectives;
+  json["layers"] = subject->sides.front().layers.size();
+  if (!subject->ours) return json;
+  json["model"] = to_json(subject->set.model);
+  json["calibration"] = to_json(subject->set.calibration);
+  json["recipe"] = subject->set.recipe.value("name", "");
+  return json;
+}
+
+void check_structure(const Subject& subject, const Expectation& expected, std::vector<Check>& checks) {
+  verify::check_finite(subject, checks);
+  verify::check_coverage(subject, expected, checks);
+  verify::check_model_identity(subject, expected, checks);
+  verify::check_orthogonality(subject, checks);
+  verify::check_spectrum(subject, checks);
+  verify::check_decomposition(subject, checks);
+}
+
+CalibrationData data_of(const VerifyInputs& inputs) {
+  if (inputs.source != nullptr) return inputs.source->calibration();
+  return describe(inputs.model_data.texts);
+}
+
+bool same_tokens(const Subject& subject, const CalibrationData& data) {
+  const CalibrationData& fitted = subject.set.calibration;
+  return !data.data_sha256.empty() && data.data_sha256 == fitted.data_sha256;
+}
+
+void add_attention(VerifyReport& report, const Measurements& found) {
+  for (std::size_t m = 0; m < found.sums.size(); ++m) {
+    verify::AttentionSums pooled;
+    for (std::size_t i = 0; i < found.layers.size(); ++i) {
+      report.methods[m].layers.emplace_back(found.layers[i], found.sums[m][i].metrics());
+      pooled.add(found.sums[m][i]);
+    }
+    if (!found.layers.empty()) report.methods[m].attention = pooled.metrics();
+  }
+}
+
+/// Attention metrics and moments, from the dump if there is one, else from the model on its texts.
+void measure_layers(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
+                    const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
+  const bool live = inputs.source == nullptr && inputs.runner != nullptr && !inputs.model_data.texts.empty();
+  if (inputs.source == nullptr && !live) return;
+  const CalibrationData data = data_of(inputs);
+  const bool same = same_tokens(subject, data);
+  const verify::MeasurePlan plan{&subject, &methods, inputs.layers, options.max_queries, options.precision, same};
+  const Measurements found = live ? verify::measure_live(*inputs.runner, inputs.model_data.texts, plan, backend, status)
+                                  : verify::measure_source(*inputs.source, plan, backend, status);
+  verify::check_decomposition_on_data(subject, found.covariances, report.checks);
+  add_attention(report, found);
+  report.data["attention"] = {{"source", live ? "model" : "dump"},
+                              {"data_sha256", data.data_sha256},
+                              {"tokens_per_layer", found.tokens},
+                              {"queries_per_layer", found.queries},
+                              {"layers", found.layers.size()}};
+  if (same) {
+    report.warnings.push_back("attention is measured on the very tokens that the set was fitted on: give other data");
+  }
+}
+
+void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
+                           const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
+  const verify::ModelData& data = inputs.model_data;
+  if (inputs.runner == nullptr || (data.texts.empty() && data.needles.empty()) || methods.empty()) return;
+  const auto metrics = verify::measure_model(*inputs.runner, data, methods, options.precision, backend, status);
+  for (std::size_t m = 0; m < metrics.size(); ++m) report.methods[m].model = metrics[m];
+  const CalibrationData texts = describe(data.texts);
+  report.data["model"] = {{"data_sha256", texts.data_sha256},
+                          {"tokens", texts.tokens},
+                          {"sequences", texts.sequences},
+                          {"needles", data.needles.size()}};
+  if (!data.texts.empty() && same_tokens(subject, texts)) {
+    report.warnings.push_back("the model is measured on the very tokens that the set was fitted on: give other text");
+  }
+}
+
+/// Both sides are there: methods can be compared.
+std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, const VerifyOptions& options) {
+  if (subject.set.layers.empty()) return {};
+  std::vector<KvMethod> methods = verify::methods_for(subject, options.compare, report.windows);
+  for (const KvMethod& method : methods) {
+    report.methods.push_back({method.name, method.kind, bits_per_element(method, options.context), {}, {}, {}});
+  }
+  if (!subject.set.has_clip_ratios) {
+    report.warnings.push_back(
+        "the set does not say its clip ratios: measured with the published 0.96 for keys, 0.92 for values");
+  }
+  return methods;
+}
+
+}  // namespace
+
+VerifyReport verify_rotations(const std::filesystem::path& rotations, const VerifyInputs& inputs,
+                              const VerifyOptions& options, Backend& backend, Status& status) {
+  VerifyReport report;
+  report.precision = options.precision;
+  verify::check_file_hashes(rotations, report.checks);
+  if (!structure_ok(report)) {
+    // What the files hold is not what was fitted: there is nothing further to find out about it.
+    report.rotation_set = describe_set(rotations, nullptr);
+    verify::judge(report, {});
+    return report;
+  }
+  const Subject subject = read_subject(rotations);
+  report.rotation_set = describe_set(rotations, &subject);
+  report.windows = {options.sink.value_or(subject.set.windows.sink),
+                    options.recent.value_or(subject.set.windows.recent)};
+  check_structure(subject, expectation(subject, inputs), report.checks);
+  if (measurable(report)) {
+    const std::vector<KvMethod> methods = add_methods(report, subject, options);
+    measure_layers(report, subject, methods, inputs, options, backend, status);
+    measure_model_metrics(report, subject, methods, inputs, options, backend, status);
+  }
+  verify::judge(report, options.thresholds);
+  return report;
+}
+
+}  // namespace oscar

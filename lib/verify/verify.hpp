@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// The judge: structure checks, attention metrics, model metrics, and a verdict with reasons. Shares no code with fit,
+// spectral or transform. Only a failed structure check or a threshold that the user gave rejects a set; everything else
+// that a reader should know is a warning, for example being worse than a plain Hadamard rotation.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "dump/source.hpp"
+#include "kernels/backend.hpp"
+#include "model/runner.hpp"
+#include "verify/model_metrics.hpp"
+#include "verify/report.hpp"
+
+namespace oscar {
+
+struct VerifyThresholds {
+  std::optional<double> max_output_error;  // output_rel_error, pooled
+  std::optional<double> max_kld;           // kld_mean
+  std::optional<double> max_ppl_increase;  // ppl_ratio - 1
+};
+
+struct VerifyOptions {
+  /// Names of baselines, or "all", or "none".
+  std::vector<std::string> compare{"all"};
+  /// Windows for all methods; those not given come from the set.
+  std::optional<int> sink, recent;
+  Precision precision = Precision::kServing;
+  VerifyThresholds thresholds;
+  /// Queries per layer that attention metrics look at, evenly spread; 0 = all.
+  std::int64_t max_queries = 2048;
+  /// Context length for bits per element.
+  std::int64_t context = 131072;
+};
+
+/// What to measure on; all optional. Without a source, attention metrics are taken from the model while it reads the
+/// texts.
+struct VerifyInputs {
+  QkvSource* source = nullptr;
+  ModelRunner* runner = nullptr;
+  verify::ModelData model_data;
+  /// The layers to measure; empty: all.
+  std::vector<int> layers;
+};
+
+/// Throws UsageError for a threshold without the data that it needs or an unknown method, DataError for unreadable
+/// input.
+[[nodiscard]] VerifyReport verify_rotations(const std::filesystem::path& rotations, const VerifyInputs& inputs,
+                                            const VerifyOptions& options, Backend& backend, Status& status);
+
+}  // namespace oscar

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT
+// Attention metrics against an independent numpy oracle on a real dump, and against what must hold for any data.
+#include "verify/attention_metrics.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <random>
+
+#include "base/threads.hpp"
+#include "codec/mixed_sequence.hpp"
+#include "dump/folder_source.hpp"
+#include "spectral/spectrum.hpp"
+#include "stats/moments.hpp"
+#include "support/support.hpp"
+#include "transform/compose.hpp"
+
+namespace oscar {
+namespace {
+
+/// Random Q/K/V of one sequence, keys with an outlier channel.
+struct RandomSequence {
+  std::vector<float> q, k, v;
+  std::int64_t tokens;
+  explicit RandomSequence(std::int64_t tokens_, unsigned seed = 5) : tokens(tokens_) {
+    std::mt19937 engine(seed);
+    std::normal_distribution<float> normal;
+    q.resize(static_cast<std::size_t>(tokens) * 2 * 32), k.resize(q.size() / 2), v.resize(q.size() / 2);
+    for (auto* rows : {&q, &k, &v}) {
+      for (float& x : *rows) x = normal(engine);
+    }
+    for (std::size_t i = 3; i < k.size(); i += 32) k[i] *= 8;
+  }
+  [[nodiscard]] QkvView view() const {
+    return {heads_view(q, tokens, 2, 32), heads_view(k, tokens, 1, 32), heads_view(v, tokens, 1, 32)};
+  }
+};
+
+KvSide rotated_side(const MatrixStack& covariance, double clip_ratio, Backend& backend) {
+  KvSide side;
+  side.rotation = std::make_shared<const MatrixStack>(
+      compose(decompose(mean_over_heads(covariance), backend), Composition::kRHPbr));
+  side.codec.clip_ratio = clip_ratio;
+  return side;
+}
+
+/// The recipe "oscar" on one layer, with the published clip ratios.
+KvMethod published_method(int layer_id, LayerStream& stream, Backend& backend) {
+  const MatrixStack queries = query_moments(stream, backend).mean();
+  stream.rewind();
+  const MatrixStack values = score_weighted_value_moments(stream, queries, backend).mean();
+  stream.rewind();
+  KvMethod method{"oscar", MethodKind::kThis, {}, {}};
+  method.layers[layer_id] = {queries.dim, rotated_side(queries, kPublishedKeyClip, backend),
+                             rotated_side(values, kPublishedValueClip, backend)};
+  return method;
+}
+
+verify::AttentionSums measure_layer(LayerStream& stream, const KvMethod& method, int layer_id, Backend& backend) {
+  verify::AttentionSums sums;
+  QkvChunk chunk;
+  stream.rewind();
+  while (stream.next(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) {
+      sums.add(verify::measure_attention(chunk.view.tokens(range), method, layer_id, 1, Precision::kServing, backend));
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+TEST_CASE("softmax KL, output error and logit error of four methods equal the numpy oracle on a real dump") {
+  const auto golden = test::shared_data("golden/reference-fit");
+  if (!golden) return;
+  const auto backend = make_cpu_backend();
+  Status status;
+  const auto source = open_dump(*golden / "dump", {}, status);
+  const Json oracle = read_json(*golden / "oracle.json");
+  const auto near = [](const Json& value) { return doctest::Approx(value.get<double>()).epsilon(0.001); };
+  for (const int id : source->layer_ids()) {
+    const auto stream = source->open(id);
+    const Json& expected = oracle.at("layer_" + std::to_string(id));
+    for (const std::string name : {"naive", "hadamard", "hadamard_clip", "oscar"}) {
+      CAPTURE(id);
+      CAPTURE(name);
+      const KvMethod method =
+          name == "oscar" ? published_method(id, *stream, *backend) : make_baseline(name, {{id, 128}}, {}, 0);
+      const AttentionMetrics metrics = measure_layer(*stream, method, id, *backend).metrics();
+      CHECK(metrics.softmax_kl == near(expected.at(name).at("softmax_kl")));
+      CHECK(metrics.output_rel_error == near(expected.at(name).at("output_rel_error")));
+      CHECK(metrics.logit_nmse == near(expected.at(name).at("logit_nmse")));
+    }
+  }
+}
+
+TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only and V-only errors explain the whole") {
+  const RandomSequence sequence(200);
+  const auto backend = make_cpu_backend();
+  const std::vector<LayerShape> layers{{0, 32}};
+  const auto measure = [&](const char* name, Precision precision) {
+    return verify::measure_attention(sequence.view(), make_baseline(name, layers, {4, 16}, 0), 0, 1, precision,
+                                     *backend)
+        .metrics();
+  };
+  const AttentionMetrics exact = measure("bf16", Precision::kExact);
+  CHECK(exact.output_rel_error < 1e-12);
+  CHECK(exact.softmax_kl < 1e-9);
+  CHECK_FALSE(exact.k_sqnr_db.has_value());
+  const AttentionMetrics rounded = measure("bf16", Precision::kServing);
+  CHECK(rounded.output_rel_error < 1e-4);
+  CHECK(*rounded.k_sqnr_db > 45);
+  const AttentionMetrics naive = measure("naive", Precision::kServing);
+  CHECK(naive.output_rel_error > 100 * rounded.output_rel_error);
+  CHECK(naive.output_rel_error_k_only + naive.output_rel_error_v_only ==
+        doctest::Approx(naive.output_rel_error).epsilon(0.3));
+  CHECK(naive.softmax_kl_p99 > naive.softmax_kl);
+  // The outlier channel sets the scale of the keys; the rotation spreads it.
+  CHECK(*measure("hadamard", Precision::kServing).v_sqnr_db == doctest::Approx(*naive.v_sqnr_db).epsilon(0.1));
+  CHECK(measure("hadamard", Precision::kServing).softmax_kl < naive.softmax_kl);
+}
+
+TEST_CASE("a sequence inside the windows is not quantised") {
+  const RandomSequence sequence(60);
+  const auto backend = make_cpu_backend();
+  const KvMethod naive = make_baseline("naive", {{0, 32}}, {10, 60}, 0);
+  const auto metrics = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).metrics();
+  CHECK(metrics.softmax_kl < 1e-9);
+  CHECK_FALSE(metrics.k_sqnr_db.has_value());
+}
+
+TEST_CASE("signal to noise counts the tokens outside the windows only") {
+  RandomSequence sequence(100);
+  const Windows windows{10, 20};
+  for (std::size_t i = 0; i < sequence.k.size(); ++i) {
+    const std::size_t token = i / 32;
+    // Two levels, which the codec keeps exactly, but for one token whose values it cannot keep.
+    if (token >= 10 && token < 80) sequence.k[i] = i % 2 == 0 ? 0.0F : 1.0F;
+  }
+  const auto backend = make_cpu_backend();
+  const KvMethod naive = make_baseline("naive", {{0, 32}}, windows, 0);
+  const auto sums = [&] {
+    return verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend);
+  };
+  CHECK(sums().k_noise == 0);
+  CHECK(sums().k_signal == 70 * 16);
+  sequence.k[10 * 32] = 0.5F;
+  CHECK(sums().k_noise == doctest::Approx(0.25 / 9));  // 0.5 becomes 2/3 or 1/3
+}
+
+TEST_CASE("queries are sampled from the end, evenly") {
+  CHECK(verify::sampled_positions(5, 1) == std::vector<std::int64_t>{0, 1, 2, 3, 4});
+  CHECK(verify::sampled_positions(7, 3) == std::vector<std::int64_t>{0, 3, 6});
+  CHECK(verify::sampled_positions(2, 5) == std::vector<std::int64_t>{1});
+  const RandomSequence sequence(300);
+  const auto backend = make_cpu_backend();
+  const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
+  const auto all = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kServing, *backend).metrics();
+  const auto some = verify::measure_attention(sequence.view(), naive, 0, 3, Precision::kServing, *backend).metrics();
+  CHECK(some.softmax_kl == doctest::Approx(all.softmax_kl).epsilon(0.1));
+  CHECK(some.softmax_kl != all.softmax_kl);
+}
+
+TEST_CASE("metrics do not depend on the number of threads") {
+  const RandomSequence sequence(150);
+  const auto backend = make_cpu_backend();
+  const KvMethod method = make_baseline("hadamard_clip", {{0, 32}}, {4, 16}, 8);
+  std::vector<AttentionMetrics> found;
+  for (const int threads : {1, 3}) {
+    set_num_threads(threads);
+    found.push_back(verify::measure_attention(sequence.view(), method, 0, 1, Precision::kServing, *backend).metrics());
+  }
+  set_num_threads(0);
+  CHECK(found[0].softmax_kl == found[1].softmax_kl);
+  CHECK(found[0].output_rel_error == found[1].output_rel_error);
+  CHECK(found[0].k_sqnr_db == found[1].k_sqnr_db);
+}
+
+TEST_CASE("quantiles come from logarithmic bins of one per cent") {
+  verify::LogHistogram low, high;
+  std::vector<double> values;
+  for (int i = 1; i <= 500; ++i) values.push_back(i * 1e-3);
+  low.add(values);
+  for (double& x : values) x += 0.5;
+  high.add(values);
+  low.add(high);
+  CHECK(low.quantile(0.99) == doctest::Approx(0.990).epsilon(0.006));
+  CHECK(low.quantile(0.5) == doctest::Approx(0.500).epsilon(0.006));
+  CHECK(low.quantile(1.0) == doctest::Approx(1.0).epsilon(0.006));
+  verify::LogHistogram zeros;
+  CHECK(zeros.quantile(0.5) == 0);
+  zeros.add(std::vector<double>{0.0, 1e-15, 1e9});
+  CHECK(zeros.quantile(0.5) == 0);
+  CHECK(zeros.quantile(1.0) == doctest::Approx(1e4).epsilon(0.006));
+}
+
+}  // namespace oscar
