@@ -25,6 +25,11 @@ void pause(double seconds) {
   }
 }
 
+[[noreturn]] void throw_too_short(std::uint64_t size, std::uint64_t expected, const std::string& where) {
+  throw TransientError("only " + std::to_string(size) + " of " + std::to_string(expected) + " bytes came", where,
+                       "run again; if it stays so, the file in the zoo is truncated: publish it again");
+}
+
 /// Counts bytes over all files of a set; a file that is tried again takes its bytes back.
 class ByteCount {
  public:
@@ -64,10 +69,7 @@ class IncomingFile {
   }
 
   void finish() {
-    if (size_ < expected_.size) {
-      throw TransientError("only " + std::to_string(size_) + " of " + std::to_string(expected_.size) + " bytes came",
-                           where_, "run again; if it stays so, the file in the zoo is truncated: publish it again");
-    }
+    if (size_ < expected_.size) throw_too_short(size_, expected_.size, where_);
     if (std::fclose(stream_.release()) != 0) throw_io("cannot write");
     if (hash_.hex() != expected_.sha256) {
       throw TransportError("the content is not what the manifest lists: sha256 differs", where_,
@@ -132,18 +134,19 @@ void with_retries(const TransferOptions& options, Status& status, const std::fun
   }
 }
 
-std::string fetch_text(Transport& transport, const std::string& path, std::uint64_t max_bytes,
+std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,
                        const TransferOptions& options, Status& status) {
   std::string text;
   with_retries(options, status, [&] {
     text.clear();
-    transport.get(path, max_bytes, [&](std::span<const std::byte> bytes) {
-      if (bytes.size() > max_bytes - text.size()) {
-        throw TransportError("there are more than the " + std::to_string(max_bytes) + " bytes that are expected",
+    transport.get(path, limits.most, [&](std::span<const std::byte> bytes) {
+      if (bytes.size() > limits.most - text.size()) {
+        throw TransportError("there are more than the " + std::to_string(limits.most) + " bytes that are expected",
                              transport.where(path), "check that the address is a zoo; tell who hosts it");
       }
       text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     });
+    if (text.size() < limits.least) throw_too_short(text.size(), limits.least, transport.where(path));
   });
   return text;
 }

@@ -17,8 +17,12 @@ namespace oscar {
 /// Runs `attempt` until it succeeds, fails for good, or has failed transiently 1 + options.retries times.
 void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt);
 
-/// A whole document of at most max_bytes.
-[[nodiscard]] std::string fetch_text(Transport& transport, const std::string& path, std::uint64_t max_bytes,
+struct ByteLimits {
+  std::uint64_t least = 0, most = 0;
+};
+
+/// A whole document. Fewer bytes than limits.least are a lost connection, more than limits.most are refused.
+[[nodiscard]] std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,
                                      const TransferOptions& options, Status& status);
 
 /// Writes the set's files and its manifest.json into `folder` (a folder under construction). prefix: the set's place in

@@ -27,7 +27,7 @@ class Pull {
         status_(status),
         open_(open),
         name_(parse_set_name(options.name)),
-        zoo_(parse_zoo_location(options.zoo.empty() ? default_zoo() : options.zoo)),
+        zoo_(parse_zoo_location(options.zoo ? *options.zoo : default_zoo())),
         cache_(options.cache.empty() ? default_cache_folder() : options.cache) {}
 
   PullResult run() {
@@ -57,16 +57,16 @@ class Pull {
   PullResult ask_zoo() {
     const auto transport = open_(zoo_, options_.transfer);
     const std::string where = transport->where(kIndexName);
-    const ZooIndex index(fetch_text(*transport, kIndexName, kMaxDocumentBytes, options_.transfer, status_), where);
+    const ZooIndex index(fetch_text(*transport, kIndexName, {0, kMaxDocumentBytes}, options_.transfer, status_), where);
     const ZooEntry entry = index.require(name_, where);
     if (const auto manifest =
             find_set(cache_.set_folder(entry.manifest_sha256), entry.manifest_sha256, SetCheck::sizes)) {
-      if (options_.out.empty()) cache_.remember(zoo_, name_, manifest->sha256);
+      if (!options_.out) cache_.remember(zoo_, name_, manifest->sha256);
       return deliver_cached(*manifest);
     }
     const SetManifest manifest = fetch_manifest(*transport, entry);
     const Source source{*transport, entry.path};
-    return options_.out.empty() ? deliver_to_cache(manifest, source) : deliver_to_out(manifest, source, true);
+    return options_.out ? deliver_to_out(manifest, source, true) : deliver_to_cache(manifest, source);
   }
 
   SetManifest fetch_manifest(Transport& transport, const ZooEntry& entry) {
@@ -75,7 +75,8 @@ class Pull {
       throw DataError("the index announces a manifest of " + std::to_string(entry.manifest_size) + " bytes", where,
                       "tell who hosts the zoo");
     }
-    std::string text = fetch_text(transport, path, entry.manifest_size, options_.transfer, status_);
+    std::string text =
+        fetch_text(transport, path, {entry.manifest_size, entry.manifest_size}, options_.transfer, status_);
     if (sha256_hex(text) != entry.manifest_sha256) {
       throw TransportError("the manifest is not the one that the index names: sha256 differs", where,
                            "run again, since the zoo may be changing; if it stays so, publish the set again");
@@ -103,13 +104,14 @@ class Pull {
 
   PullResult deliver_cached(const SetManifest& manifest) {
     const fs::path folder = cache_.set_folder(manifest.sha256);
-    if (options_.out.empty()) return result(folder, manifest, false);
+    if (!options_.out) return result(folder, manifest, false);
     const auto transport = make_folder_transport(folder);
     return deliver_to_out(manifest, {*transport, ""}, false);
   }
 
   PullResult deliver_to_out(const SetManifest& manifest, const Source& source, bool fetched) {
-    const fs::path target = fs::absolute(options_.out).lexically_normal();
+    if (options_.out->empty()) throw UsageError("the output folder has an empty name", "--out", "name a folder");
+    const fs::path target = fs::absolute(*options_.out).lexically_normal();
     if (find_set(target, manifest.sha256, SetCheck::hashes)) {
       status_.notice("exactly this set is there already");
       return result(target, manifest, false);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "base/status.hpp"
@@ -15,13 +16,13 @@
 namespace oscar {
 
 struct PullOptions {
-  std::string name;             // ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX
-  std::string zoo;              // a folder, file://, http:// or https://; empty: default_zoo()
-  std::filesystem::path out;    // empty: into the cache; else the cache is only read
-  std::filesystem::path cache;  // empty: default_cache_folder()
-  bool offline = false;         // only what the cache has
-  bool refresh = false;         // ask the zoo again although the cache knows the name
-  bool force = false;           // replace another set in `out`
+  std::string name;                          // ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX
+  std::optional<std::string> zoo;            // a folder, file://, http:// or https://; default: default_zoo()
+  std::optional<std::filesystem::path> out;  // default: into the cache; else the cache is only read
+  std::filesystem::path cache;               // empty: default_cache_folder()
+  bool offline = false;                      // only what the cache has
+  bool refresh = false;                      // ask the zoo again although the cache knows the name
+  bool force = false;                        // replace another set in `out`
   TransferOptions transfer;
 };
 

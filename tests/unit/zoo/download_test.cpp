@@ -100,8 +100,11 @@ TEST_CASE("a file that is shorter, longer or different is refused, and no more i
 TEST_CASE("a document is read up to its limit only") {
   Fixture fixture;
   const auto transport = fixture.zoo.factory()({}, kQuick);
-  CHECK(fetch_text(*transport, kKeys, 5001, kQuick, fixture.status).size() == 5001);
-  CHECK_ERROR(fetch_text(*transport, kKeys, 5000, kQuick, fixture.status), TransportError, "more than the 5000 bytes");
+  CHECK(fetch_text(*transport, kKeys, {0, 5001}, kQuick, fixture.status).size() == 5001);
+  CHECK_ERROR(fetch_text(*transport, kKeys, {0, 5000}, kQuick, fixture.status), TransportError,
+              "more than the 5000 bytes");
+  CHECK_ERROR(fetch_text(*transport, kKeys, {5002, 6000}, kQuick, fixture.status), TransportError,
+              "only 5001 of 5002 bytes came (tried 3 times)");
 }
 
 TEST_CASE("a folder is a transport that refuses what is not a file") {
@@ -109,10 +112,10 @@ TEST_CASE("a folder is a transport that refuses what is not a file") {
   write_file(folder / "a/b", "text");
   const auto transport = make_folder_transport(folder.path());
   test::RecordedStatus status;
-  CHECK(fetch_text(*transport, "a/b", 4, kQuick, status) == "text");
-  CHECK_ERROR(fetch_text(*transport, "a/b", 3, kQuick, status), TransportError, "more than the 3");
-  CHECK_ERROR(fetch_text(*transport, "a", 3, kQuick, status), TransportError, "no such file");
-  CHECK_ERROR(fetch_text(*transport, "c", 3, kQuick, status), TransportError, "no such file");
+  CHECK(fetch_text(*transport, "a/b", {0, 4}, kQuick, status) == "text");
+  CHECK_ERROR(fetch_text(*transport, "a/b", {0, 3}, kQuick, status), TransportError, "more than the 3");
+  CHECK_ERROR(fetch_text(*transport, "a", {0, 3}, kQuick, status), TransportError, "no such file");
+  CHECK_ERROR(fetch_text(*transport, "c", {0, 3}, kQuick, status), TransportError, "no such file");
 }
 
 }  // namespace oscar

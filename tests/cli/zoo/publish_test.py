@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""`oscar publish` to a folder zoo, by one and by many processes: publish_test.py [PublishTest.test_…]"""
+import json
+import unittest
+
+from support import NAME, ZooTest, make_set, read_folder
+
+PUBLISHERS, SETS_EACH = 8, 6
+
+
+class PublishTest(ZooTest):
+    def index(self):
+        return json.loads((self.zoo / "index.json").read_text())
+
+    def test_makes_a_zoo_and_says_where(self):
+        files = make_set(self.folder / "set", 1)
+        done = self.succeed("publish", "set", "--zoo", "zoo", "--name", f"{NAME}:int2")
+        self.assertEqual(done.stdout, "")
+        self.assertIn(f"{self.zoo}/test/tiny/int2", done.stderr)
+        self.assertEqual(read_folder(self.zoo / NAME / "int2"), files)
+        entry = self.index()["entries"][0]
+        self.assertEqual(entry["total_size"], sum(map(len, files.values())))
+        self.assertEqual(entry["summary"]["bits"], {"key": 2, "value": 2})
+        self.assertRegex(entry["created"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+
+    def test_again_changes_nothing(self):
+        self.published()
+        before = read_folder(self.zoo)
+        done = self.succeed("publish", self.folder / "set-1", "--zoo", self.zoo, "--name", NAME, "--json")
+        self.assertIs(json.loads(done.stdout)["changed"], False)
+        self.assertEqual(read_folder(self.zoo), before)
+
+    def test_refuses_what_verify_did_not_accept(self):
+        for verdict in ("rejected", None):
+            make_set(self.folder / "set", 1, verdict)
+            arguments = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
+            self.fail_with(1, "oscar verify", *arguments)
+            self.assertFalse((self.zoo / "index.json").exists())
+        self.assertIn("warning", self.succeed(*arguments, "--force").stderr)
+        self.assertIs(self.index()["entries"][0]["forced"], True)
+
+    def test_refuses_another_set_under_a_taken_name(self):
+        files = self.published()
+        make_set(self.folder / "other", 2)
+        self.fail_with(2, "another set under test/tiny:latest", "publish", "other", "--zoo", self.zoo, "--name", NAME)
+        self.assertEqual(read_folder(self.zoo / NAME / "latest"), files)
+
+    def test_refuses_a_damaged_set_and_leaves_the_zoo_alone(self):
+        make_set(self.folder / "set", 1)
+        (self.folder / "set/serve.env").write_text("A=2\n")
+        self.fail_with(1, ["sha256 differs", "serve.env"], "publish", "set", "--zoo", self.zoo, "--name", NAME)
+        self.assertEqual(list(read_folder(self.zoo)), [".index.lock"])
+
+    def test_wrong_usage_is_told_apart(self):
+        make_set(self.folder / "set", 1)
+        self.fail_with(2, "static web server", "publish", "set", "--zoo", "https://host/zoo", "--name", NAME)
+        for arguments in (("--name", NAME), ("--zoo", "zoo"), ("--zoo", "zoo", "--name", "../x"), ("--zoo", "zoo", "--name", "x")):
+            self.fail_with(2, "error:", "publish", "set", *arguments)
+        self.fail_with(1, "nothing-here", "publish", "nothing-here", "--zoo", "zoo", "--name", NAME)
+
+    def test_many_at_once_lose_nothing(self):
+        make_set(self.folder / "set", 1)
+        for step in range(SETS_EACH):
+            running = [self.start_oscar("publish", "set", "--zoo", self.zoo, "--name", f"test/m{publisher}:v{step}")
+                       for publisher in range(PUBLISHERS)]
+            outputs = [process.communicate(timeout=120) for process in running]
+            self.assertEqual([process.returncode for process in running], [0] * PUBLISHERS, outputs)
+        names = [(entry["name"], entry["tag"]) for entry in self.index()["entries"]]
+        self.assertEqual(names, sorted(names))
+        self.assertEqual(set(names), {(f"test/m{p}", f"v{s}") for p in range(PUBLISHERS) for s in range(SETS_EACH)})
+        for name, tag in names:
+            self.assertEqual(read_folder(self.zoo / name / tag), read_folder(self.folder / "set"))
+
+    def test_the_same_by_many_at_once_succeeds_once(self):
+        make_set(self.folder / "set", 1)
+        running = [self.start_oscar("publish", "set", "--zoo", self.zoo, "--name", NAME) for _ in range(PUBLISHERS)]
+        outputs = [process.communicate(timeout=120) for process in running]
+        self.assertEqual([process.returncode for process in running], [0] * PUBLISHERS, outputs)
+        self.assertEqual(sum("published" in error for _, error in outputs), 1)
+        self.assertEqual(len(self.index()["entries"]), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

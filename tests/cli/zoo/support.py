@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""What the tests of publish and pull share: a small valid set, the binary, and a clean environment for it."""
+import hashlib
+import json
+import os
+import random
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+NAME = "test/tiny"
+KEYS = "k_rotation_qqt_r_h_pbr.pt"
+REMOTE_KEYS = f"{NAME}/latest/{KEYS}"
+
+
+def make_set(folder, seed, verdict="accepted"):
+    """Writes a set that differs for every seed; returns {path: bytes}."""
+    random_bytes = random.Random(seed).randbytes
+    files = {KEYS: random_bytes(300_000), "v_rotation_sst_r_h_pbr.pt": random_bytes(200_000), "serve.env": b"A=1\n",
+             "tables/empty": b""}
+    side = {"clip_ratio": 0.96, "eigenvalues": None}
+    manifest = {
+        "schema": "oscar.rotation_set.v1", "oscar_version": "0.1.0",
+        "model": {"id": NAME, "revision": "", "config_sha256": "", "num_layers": 1, "num_attention_heads": 3,
+                  "num_key_value_heads": 1, "head_dim": 128},
+        "calibration": {"data_sha256": "", "tokens": 10, "sequences": 1}, "recipe": {"name": "oscar"},
+        "objectives": {"key": "qqt_r_h_pbr", "value": "sst_r_h_pbr"}, "windows": {"sink": 64, "recent": 256},
+        "codec": {"name": "minmax", "levels": [4, 4], "group_size": 0},
+        "layers": [{"layer_id": 0, "head_dim": 128, "key": side, "value": side}],
+        "files": [{"path": path, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+                  for path, content in files.items()],
+        "verification": {"verdict": verdict} if verdict else None}
+    files["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
+    for path, content in files.items():
+        (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+        (Path(folder) / path).write_bytes(content)
+    return files
+
+
+def read_folder(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+class ZooTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="oscar-zoo-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        self.zoo, self.cache, self.out = self.folder / "zoo", self.folder / "cache", self.folder / "out"
+        # No proxies, tokens or caches of whoever runs the tests.
+        self.environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "OSCAR_CACHE": str(self.cache)}
+        for variable in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"):
+            if variable in os.environ:
+                self.environment[variable] = os.environ[variable]
+
+    def command(self, *arguments):
+        return [os.environ["OSCAR_BINARY"], *map(str, arguments)]
+
+    def run_oscar(self, *arguments, **more):
+        environment = {**self.environment, **more.pop("env", {})}
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, env=environment, timeout=120,
+                              cwd=self.folder, **more)
+
+    def start_oscar(self, *arguments):
+        return subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=self.environment, cwd=self.folder)
+
+    def succeed(self, *arguments, **more):
+        done = self.run_oscar(*arguments, **more)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def fail_with(self, exit_code, fragments, *arguments, **more):
+        done = self.run_oscar(*arguments, **more)
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertIn("try:", done.stderr)
+        for fragment in [fragments] if isinstance(fragments, str) else fragments:
+            self.assertIn(fragment, done.stderr)
+        self.assert_nothing_written()
+        return done
+
+    def assert_nothing_written(self):
+        """No set, whole or half, under any name, and no leftovers beside it."""
+        self.assertFalse(self.out.exists())
+        for path in self.cache.rglob("*") if self.cache.exists() else []:
+            self.assertIn(path.relative_to(self.cache).parts[0], ("locks", "sets"))
+            self.assertTrue(path == self.cache / "sets" or "locks" in path.parts, path)
+        self.assertEqual([path.name for path in self.folder.iterdir() if path.name.startswith(".")], [])
+
+    def published(self, seed=1, verdict="accepted", name=NAME):
+        """A set, published in self.zoo; returns its files."""
+        files = make_set(self.folder / f"set-{seed}", seed, verdict)
+        self.succeed("publish", self.folder / f"set-{seed}", "--zoo", self.zoo, "--name", name, "--force")
+        return files
