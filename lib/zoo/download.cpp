@@ -40,7 +40,7 @@ class ByteCount {
  private:
   void report(std::uint64_t done) {
     done_ = done;
-    status_.progress("bytes", static_cast<std::int64_t>(done_), static_cast<std::int64_t>(total_));
+    status_.progress("bytes checked:", static_cast<std::int64_t>(done_), static_cast<std::int64_t>(total_));
   }
   Status& status_;
   std::uint64_t total_, done_ = 0;
@@ -157,7 +157,9 @@ void fetch_set(Transport& transport, const std::string& prefix, const SetManifes
   for (const FileDigest& file : manifest.files) {
     throw_if_interrupted();
     const fs::path target = folder / file.path;
-    fs::create_directories(target.parent_path());
+    std::error_code error;
+    fs::create_directories(target.parent_path(), error);
+    if (error) throw IoError("cannot create folder: " + error.message(), target.parent_path().string(), "choose another place");
     with_retries(options, status, [&] { fetch_file(transport, join_path(prefix, file.path), file, target, count); });
   }
   write_file(folder / kManifestName, manifest.text);

@@ -83,7 +83,8 @@ SetManifest parse_set_manifest(std::string text, const std::string& where) {
 
 SetManifest read_set_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
-  if (fs::is_regular_file(path) && file_size(path) > kMaxDocumentBytes) {
+  std::error_code error;
+  if (fs::is_regular_file(path, error) && file_size(path) > kMaxDocumentBytes) {
     throw DataError("too large for a manifest", path.string(), kPublishAgain);
   }
   return parse_set_manifest(read_text(path), path.string());
@@ -111,7 +112,7 @@ std::optional<SetManifest> find_set(const fs::path& folder, const std::string& m
 
 void require_replaceable(const fs::path& folder) {
   std::error_code error;
-  if (!fs::exists(folder) || (fs::is_directory(folder) && fs::is_empty(folder, error))) return;
+  if (!fs::exists(folder, error) || (fs::is_directory(folder, error) && fs::is_empty(folder, error))) return;
   try {
     (void)read_set_manifest(folder);
   } catch (const Error&) {

@@ -26,7 +26,7 @@ class PublishTest(ZooTest):
     def test_again_changes_nothing(self):
         self.published()
         before = read_folder(self.zoo)
-        done = self.succeed("publish", self.folder / "set-1", "--zoo", self.zoo, "--name", NAME, "--json")
+        done = self.succeed("publish", self.folder / "set-1", "--name", NAME, "--json", env={"OSCAR_ZOO": str(self.zoo)})
         self.assertIs(json.loads(done.stdout)["changed"], False)
         self.assertEqual(read_folder(self.zoo), before)
 

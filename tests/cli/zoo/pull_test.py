@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`oscar pull` against real web servers on localhost, honest and otherwise: pull_test.py [PullTest.test_…]"""
 import base64
+import fcntl
+import hashlib
 import json
 import resource
 import signal
@@ -102,6 +104,9 @@ class PullTest(ZooTest):
             server = self.refused(servers.flood, "more than the", path)
             self.assertLess(server.flooded, 40)
 
+    def test_refuses_more_than_the_manifest_lists(self):
+        self.refused(servers.lengthen, ["offers more than the 300000 bytes", REMOTE_KEYS])
+
     def test_names_a_missing_file(self):
         self.refused(servers.status(404), ["HTTP 404", REMOTE_KEYS])
 
@@ -129,6 +134,21 @@ class PullTest(ZooTest):
             index["entries"][0]["path"] = path
             with OddServer({**read_folder(self.zoo), "index.json": json.dumps(index).encode()}) as url:
                 self.fail_with(1, "unsafe path", "pull", NAME, "--zoo", url)
+
+    def test_a_path_that_no_disk_takes_is_an_error(self):
+        files = self.published()
+        manifest = json.loads(files["manifest.json"])
+        for path in ("x" * 300, "x" * 300 + "/file", "/".join("x" * 3000)):
+            manifest["files"][0]["path"] = path
+            text = json.dumps(manifest).encode()
+            index = json.loads((self.zoo / "index.json").read_text())
+            index["entries"][0]["manifest"] = {"sha256": hashlib.sha256(text).hexdigest(), "size": len(text)}
+            index["entries"][0]["total_size"] = len(text) + sum(file["size"] for file in manifest["files"])
+            content = {**read_folder(self.zoo), "index.json": json.dumps(index).encode(),
+                       f"{NAME}/latest/manifest.json": text, f"{NAME}/latest/{path}": files[KEYS]}
+            with OddServer(content) as url:
+                done = self.fail_with(1, "cannot create", "pull", NAME, "--zoo", url)
+            self.assertNotIn("bug in oscar", done.stderr)
 
     def test_suggests_near_names(self):
         self.published()
@@ -215,6 +235,21 @@ class PullTest(ZooTest):
                 output = process.communicate(timeout=20)
             self.assertEqual((process.returncode, output[0]), (130, ""), output)
             self.assert_nothing_written()
+
+    def test_ctrl_c_ends_a_wait_for_another_pull(self):
+        files = self.published()
+        lock = self.cache / "locks" / (hashlib.sha256(files["manifest.json"]).hexdigest() + ".lock")
+        lock.parent.mkdir(parents=True)
+        with lock.open("w") as held, (server := self.odd()) as url:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            process = self.start_oscar("pull", NAME, "--zoo", url)
+            while not server.seen[f"{NAME}/latest/manifest.json"] and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            output = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, output[0]), (130, ""), output)
+        self.assert_nothing_written()
 
     def test_a_full_disk_is_an_error_without_a_trace(self):
         self.published()

@@ -108,6 +108,11 @@ def truncate(server, request, path):
     reply(request, 200, body[:len(body) // 2], length=len(body))
 
 
+def lengthen(server, request, path):
+    """Announces, and sends, one byte more."""
+    reply(request, 200, server.files[path] + b"x")
+
+
 def truncate_silently(server, request, path):
     """Sends half without saying how much there is: the end of the connection is the end of the body."""
     request.close_connection = True
