@@ -159,7 +159,8 @@ void fetch_set(Transport& transport, const std::string& prefix, const SetManifes
     const fs::path target = folder / file.path;
     std::error_code error;
     fs::create_directories(target.parent_path(), error);
-    if (error) throw IoError("cannot create folder: " + error.message(), target.parent_path().string(), "choose another place");
+    if (error)
+      throw IoError("cannot create folder: " + error.message(), target.parent_path().string(), "choose another place");
     with_retries(options, status, [&] { fetch_file(transport, join_path(prefix, file.path), file, target, count); });
   }
   write_file(folder / kManifestName, manifest.text);
