@@ -17,9 +17,10 @@ packages=(
   libcli11-dev libfmt-dev doctest-dev libcurl4-openssl-dev libhdf5-dev libssl-dev
   libopenblas-dev liblapacke-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
 )
+installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' "${packages[@]}" 2>/dev/null || true)
 missing=()
 for package in "${packages[@]}"; do
-  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  grep -q "^$package ii" <<<"$installed" || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then
   as_root=()
@@ -28,8 +29,9 @@ if [ ${#missing[@]} -gt 0 ]; then
     as_root=(sudo)
   fi
   say "installing ${missing[*]}"
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  "${as_root[@]}" apt-get update -qq || die "apt-get update failed; check the network and /etc/apt, then run this again"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
+    || die "apt-get could not install ${missing[*]}; see its message above, then run this again"
 fi
 
 requirements=scripts/requirements.txt
@@ -37,12 +39,16 @@ python=/usr/bin/python3 # the distribution's own, so that the shared environment
 key=$( { "$python" --version; cat "$requirements"; } | sha256sum | cut -c1-16)
 store="${XDG_CACHE_HOME:-$HOME/.cache}/oscar-build"
 venv="$store/venv-$key"
+needed_gb=8 # what pip unpacks, and the wheels beside it while it does
 mkdir -p "$store"
 (
   flock 9
   if [ ! -e "$venv/complete" ]; then
     say "installing libtorch and the test oracles into $venv (about 5 GB, once)"
     rm -rf "$venv"
+    free_gb=$(($(df -Pk "$store" | awk 'NR == 2 {print $4}') / 1048576))
+    [ "$free_gb" -ge "$needed_gb" ] \
+      || die "$store has $free_gb GB free and needs $needed_gb; free some space, or point XDG_CACHE_HOME at a larger disk"
     "$python" -m venv "$venv"
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$requirements" \
       || die "pip could not install $requirements; check the network and the free disk space, then run this again"
