@@ -110,7 +110,8 @@ void parse(CLI::App& app, const std::vector<std::string>& arguments) {
 
 void add_common_options(CLI::App& app, Context& context) {
   app.set_version_flag("--version", app.get_name() + " " + kVersion, "Print the version and exit");
-  app.set_config("--config", "", "Read options from a TOML file; [fit] holds those of fit, and so on");
+  app.set_config("--config", "", "Read options from a TOML file; [fit] holds those of fit, and so on")
+      ->type_name("FILE");
   app.allow_config_extras(CLI::config_extras_mode::error);
   app.add_flag("-q,--quiet", context.common.quiet, "Say nothing but warnings and errors");
   app.add_flag("-v,--verbose", context.common.verbose, "Say more");
@@ -124,7 +125,9 @@ void add_common_options(CLI::App& app, Context& context) {
 }
 
 void finish_commands(CLI::App& app) {
-  app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 3 verify rejected the set, 130 interrupted.");
+  app.footer(
+      "Options of a command: " + app.get_name() +
+      " COMMAND --help\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 verify rejected the set, 130 interrupted.");
   std::vector<CLI::App*> parts = commands_of(app);
   for (CLI::App* command : parts) {
     command->group("Commands");
