@@ -8,6 +8,7 @@
 #include "dump/dump_index.hpp"
 #include "model/config.hpp"
 #include "tensor/safetensors.hpp"
+#include "verify/checks.hpp"
 #include "verify/inspect/kinds.hpp"
 
 namespace oscar {
@@ -111,15 +112,10 @@ Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
                 {"verified", !manifest.value("verification", Json()).is_null()}};
   facts.update(found.facts);
   found.facts = std::move(facts);
-  for (const Json& file : manifest["files"]) {
-    const std::string name = file["path"].get<std::string>();
-    if (!is_safe_relative_path(name)) {
-      found.problems.push_back("the manifest lists a path outside the folder: " + name);
-    } else if (!fs::is_regular_file(folder / name)) {
-      found.problems.push_back(name + ": listed in the manifest but missing");
-    } else if (file_size(folder / name) != file["size"] || sha256_file(folder / name) != file["sha256"]) {
-      found.problems.push_back(name + ": not the file that the manifest lists (size or sha256 differs)");
-    }
+  std::vector<Check> checks;
+  verify::check_file_hashes(folder, checks);
+  for (const Check& check : checks) {
+    if (check.ok == false) found.problems.push_back(check.message);
   }
   return found;
 }

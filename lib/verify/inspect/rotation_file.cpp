@@ -4,13 +4,13 @@
 #include <optional>
 
 #include "base/errors.hpp"
+#include "verify/checks.hpp"
 #include "verify/inspect/kinds.hpp"
 
 namespace oscar {
 namespace {
 
-/// max |R R^T - I| that float32 files of orthogonal matrices stay below, and the same once cast to bfloat16.
-constexpr double kOrthogonalityLimit = 1e-5;
+using verify::kOrthogonalityLimit;
 
 struct Summary {
   std::vector<std::int64_t> layer_ids;
