@@ -2,7 +2,9 @@
 """Runs one case of a table of command lines: run_case.py TABLE.toml NAME, or run_case.py --list TABLE.toml.
 
 A case is a shell script that finds `oscar` in PATH and starts in an empty folder:
-  run      the script; $DATA = tests/data, $SHARED = reference data that only some machines have (without it: skipped)
+  run      the script; $PROJECT = the checkout, $DATA = its tests/data, $SHARED = reference data that only some machines
+           have (without it: skipped)
+  needs    paths in the checkout without which the case is skipped
   exit     expected exit status (0)
   stdout   fragments that must appear; without it nothing may be written there
   stderr   the same; [""] allows anything
@@ -53,6 +55,7 @@ def run(case, binary, data, shared):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(content)
         environment = {"PATH": f"{binary.parent}:/usr/bin:/bin", "HOME": name, "LC_ALL": "C.UTF-8", "DATA": data,
+                       "PROJECT": str(Path(data).parent.parent),
                        "SHARED": shared, **case.get("env", {})}
         for variable in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"):
             if variable in os.environ:
@@ -77,6 +80,10 @@ def main():
     if "$SHARED" in case["run"] and not Path(shared).is_dir():
         print(f"skipped: needs the reference data {shared}")
         return SKIPPED
+    for path in case.get("needs", []):
+        if not (Path(os.environ["OSCAR_TEST_DATA"]).parent.parent / path).exists():
+            print(f"skipped: needs {path}")
+            return SKIPPED
     return run(case, Path(os.environ["OSCAR_BINARY"]), os.environ["OSCAR_TEST_DATA"], shared)
 
 

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#include <fmt/format.h>
+
+#include "base/errors.hpp"
+#include "commands.hpp"
+#include "dump/live_source.hpp"
+#include "dump/writer.hpp"
+#include "model_input.hpp"
+
+namespace oscar {
+namespace {
+
+struct DumpCommand {
+  ModelInput input;
+  LiveOptions live;
+  std::filesystem::path out;
+  bool force = false;
+};
+
+/// The decoder is libtorch's on the CPU; a GPU that was asked for by name must not be ignored.
+void check_device(const std::string& device) {
+  if (device == "auto" || device == "cpu") return;
+  if (device.starts_with("cuda")) {
+    throw BackendUnavailable("models run on the CPU only", "--device " + device, "use --device cpu or auto");
+  }
+  throw UsageError("unknown device \"" + device + "\"", "--device", "use auto, cpu, cuda or cuda:N");
+}
+
+void run(DumpCommand& command, Context& context) {
+  check_device(context.common.device);
+  command.live.layers = parse_layers(command.input.layers);
+  const ModelConfig config = read_model_config(command.input.model);
+  std::vector<TokenSequence> sequences = read_sequences(command.input, config);
+  const std::unique_ptr<ModelRunner> runner = open_model(command.input.model);
+  const auto source = open_live(*runner, std::move(sequences), command.live, *context.status);
+  const DumpSummary summary = write_dump(*source, command.out, command.force, *context.status);
+  const CalibrationData& data = source->calibration();
+  context.status->notice(fmt::format("dumped {} layers, {} tokens in {} sequences, as {}: {:.1f} MB in {}",
+                                     summary.layers, summary.tokens, data.sequences, name_of(summary.dtype),
+                                     static_cast<double>(summary.bytes) / 1e6, command.out.string()));
+  emit_json(context, {{"path", command.out.string()},
+                      {"model", to_json(source->model())},
+                      {"calibration", to_json(data)},
+                      {"dtype", name_of(summary.dtype)},
+                      {"layers", summary.layers},
+                      {"chunks", summary.chunks},
+                      {"bytes", summary.bytes}});
+}
+
+}  // namespace
+
+void register_dump(CLI::App& app, Context& context) {
+  const auto options = std::make_shared<DumpCommand>();
+  CLI::App* dump = app.add_subcommand("dump", "Run a model over text and write its post-RoPE Q/K/V");
+  add_model_input_options(*dump, options->input);
+  dump->get_option("--model")->required();
+  dump->add_option("--out", options->out, "Folder to write")->type_name("DIR")->required()->group("Output");
+  dump->add_option("--dtype", options->live.dtype, "Type of the tensors; auto = the checkpoint's")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
+      ->capture_default_str()
+      ->group("Output");
+  dump->add_flag("--force", options->force, "Replace --out if it exists")->group("Output");
+  add_backend_options(*dump, context);
+  add_json_option(*dump, context);
+  dump->callback([options, &context] { run(*options, context); });
+}
+
+}  // namespace oscar

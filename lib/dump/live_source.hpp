@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// A running model as a QkvSource: nothing is dumped. Opening a layer takes the model through the layers up to it and
+// keeps that layer's q, k and v in memory, rounded to the type that a dump would have: a live fit equals a fit on the
+// dump. Layers open once each, in ascending order. Memory: one layer of q, k, v, and the hidden states of all
+// sequences.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "dump/source.hpp"
+#include "model/runner.hpp"
+
+namespace oscar {
+
+struct LiveOptions {
+  /// float32, bfloat16 or float16; "auto" = the checkpoint's own.
+  std::string dtype = "auto";
+  /// Only these layers; empty = all.
+  std::vector<int> layers;
+  /// Sequences share a chunk until it has this many tokens; a longer sequence has a chunk of its own.
+  std::int64_t chunk_tokens = 8192;
+};
+
+/// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have, DataError
+/// for sequences that it cannot take (runner.hpp) and, while a layer opens, for values that are not finite in the
+/// chosen type.
+[[nodiscard]] std::unique_ptr<QkvSource> open_live(ModelRunner& runner, std::vector<TokenSequence> sequences,
+                                                   const LiveOptions& options, Status& status);
+
+}  // namespace oscar

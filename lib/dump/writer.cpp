@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#include "dump/writer.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/version.hpp"
+#include "tensor/pt.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kSchema = "oscar.dump.v1";
+
+Tensor tensor_of(const HeadsView& view) {
+  Tensor tensor(view.dtype, {view.num_tokens, view.num_heads, view.head_dim});
+  std::copy_n(view.data, tensor.data.size(), tensor.data.begin());
+  return tensor;
+}
+
+std::vector<std::int32_t> lengths_of(const QkvChunk& chunk) {
+  std::vector<std::int32_t> lengths;
+  for (const SequenceRange& range : chunk.sequences) {
+    OSCAR_CHECK(range.size() > 0 && range.size() <= std::numeric_limits<std::int32_t>::max());
+    lengths.push_back(static_cast<std::int32_t>(range.size()));
+  }
+  return lengths;
+}
+
+/// Builds the folder's files and, along the way, the manifest.
+class Writer {
+ public:
+  Writer(fs::path folder, Status& status) : folder_(std::move(folder)), status_(status) {}
+
+  void write_layer(int layer_id, LayerStream& stream) {
+    const fs::path layer = folder_ / ("layer_" + std::to_string(layer_id));
+    Json chunks = Json::array();
+    QkvChunk chunk;
+    std::int64_t tokens = 0;
+    while (stream.next(chunk)) {
+      throw_if_interrupted();
+      chunks.push_back(write_chunk(layer, static_cast<int>(chunks.size()) + 1, chunk));
+      tokens += chunk.view.q.num_tokens;
+      status_.detail("wrote " + chunk.where);
+    }
+    summary_.layers += 1;
+    summary_.chunks = static_cast<std::int64_t>(chunks.size());
+    summary_.tokens = tokens;
+    layers_.push_back({{"layer_id", layer_id}, {"chunks", std::move(chunks)}});
+  }
+
+  DumpSummary finish(const QkvSource& source) {
+    OSCAR_CHECK(dtype_.has_value());
+    const Json manifest{{"schema", kSchema},
+                        {"oscar_version", kVersion},
+                        {"model", to_json(source.model())},
+                        {"calibration", to_json(source.calibration())},
+                        {"dtype", name_of(*dtype_)},
+                        {"layers", std::move(layers_)}};
+    const fs::path path = folder_ / "manifest.json";
+    validate_json(manifest, kSchema, path.string());
+    write_json(path, manifest);
+    for (const fs::path& file : list_files(folder_)) summary_.bytes += regular_file_size(folder_ / file);
+    summary_.dtype = *dtype_;
+    return summary_;
+  }
+
+ private:
+  Json write_chunk(const fs::path& layer, int number, const QkvChunk& chunk) {
+    const std::string name = std::to_string(number) + ".pt";
+    Json offsets = Json::object();
+    const auto write = [&](const char* what, const HeadsView& rows) {
+      if (!dtype_) dtype_ = rows.dtype;
+      if (*dtype_ != rows.dtype) {
+        throw DataError("the chunks are of different types: " + std::string(name_of(*dtype_)) + " and " +
+                            std::string(name_of(rows.dtype)),
+                        chunk.where, "dump this layer again");
+      }
+      const fs::path file = layer / what / name;
+      write_pt(file, {tensor_of(rows)});
+      offsets[what] = locate_pt_tensor(file).offset;
+    };
+    write("q", chunk.view.q);
+    write("k", chunk.view.k);
+    write("v", chunk.view.v);
+    const std::vector<std::int32_t> lengths = lengths_of(chunk);
+    write_pt(layer / "seq_lens" / name, {Tensor::from({static_cast<std::int64_t>(lengths.size())}, lengths)});
+    return {{"chunk", number}, {"tokens", chunk.view.q.num_tokens}, {"offsets", offsets}, {"seq_lens", lengths}};
+  }
+
+  fs::path folder_;
+  Status& status_;
+  std::optional<DType> dtype_;
+  Json layers_ = Json::array();
+  DumpSummary summary_;
+};
+
+}  // namespace
+
+DumpSummary write_dump(QkvSource& source, const fs::path& folder, bool replace, Status& status) {
+  AtomicFolder out(folder, replace);
+  Writer writer(out.path(), status);
+  for (const int layer_id : source.layer_ids()) {
+    throw_if_interrupted();
+    writer.write_layer(layer_id, *source.open(layer_id));
+  }
+  const DumpSummary summary = writer.finish(source);
+  out.commit();
+  return summary;
+}
+
+}  // namespace oscar
