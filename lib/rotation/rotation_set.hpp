@@ -19,6 +19,7 @@ struct SideTransform {
   std::vector<double> eigenvalues;  // (rotation.count, dim), ascending; empty: not known
   MatrixStack covariance;           // what was decomposed, rounded to float32; count 0: not known
   double clip_ratio = 0;            // RowCodec::clip_ratio; <= 0: no clipping
+  Json scores = Json::object();     // what the fit measured for this side; recorded, not interpreted
 };
 
 struct LayerRotation {
@@ -38,6 +39,8 @@ struct RotationSet {
   RowCodec codec;  // levels and group size; the clip ratios are per layer and side
   /// True if the clip ratios are known: they are not in a bare .pt file.
   bool has_clip_ratios = false;
+  /// The one ratio per side for servers that take no table.
+  double key_clip_scalar = 0, value_clip_scalar = 0;
   /// The recipe with every option, scores, timings …: recorded as given, not interpreted.
   Json recipe = Json::object();
   /// "verify" summary of the manifest; null until verified.

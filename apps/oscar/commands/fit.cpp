@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+#include "fit/fit.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "commands/commands.hpp"
+#include "dump/folder_source.hpp"
+#include "rotation/formats.hpp"
+
+namespace oscar {
+namespace {
+
+struct FitCommand {
+  std::filesystem::path dump, out;
+  SourceLimits limits;
+  std::string layers, formats = "pt,h5";
+  FitOptions fit;
+  bool force = false;
+};
+
+RotationFormats parse_formats(const std::string& text) {
+  RotationFormats formats{.pt = false, .h5 = false, .safetensors = false};
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string name = text.substr(begin, end - begin);
+    if (name == "pt") {
+      formats.pt = true;
+    } else if (name == "h5") {
+      formats.h5 = true;
+    } else if (name == "safetensors") {
+      formats.safetensors = true;
+    } else {
+      throw UsageError("unknown format \"" + name + "\"", "--format", "use a list of pt, h5, safetensors");
+    }
+    begin = end + 1;
+  }
+  if (!formats.pt && !formats.h5) {
+    throw UsageError("a set needs pt or h5", "--format", "add pt or h5 to the list");
+  }
+  return formats;
+}
+
+Json to_json(const FitResult& result, const std::filesystem::path& out, const std::string& device) {
+  Json layers = Json::array();
+  for (const LayerRotation& layer : result.set.layers) {
+    layers.push_back({{"layer_id", layer.layer_id},
+                      {"key_clip_ratio", layer.key.clip_ratio},
+                      {"value_clip_ratio", layer.value.clip_ratio}});
+  }
+  return {{"rotation_set", out.string()},
+          {"device", device},
+          {"recipe", result.set.recipe},
+          {"tokens", result.set.calibration.tokens},
+          {"sequences", result.set.calibration.sequences},
+          {"layers", std::move(layers)},
+          {"seconds", {{"rotations", result.rotation_seconds}, {"clip_fit", result.clip_seconds}}}};
+}
+
+void run(FitCommand& command, Context& context) {
+  Status& status = *context.status;
+  const RotationFormats formats = parse_formats(command.formats);
+  if (!command.layers.empty()) command.limits.layers = parse_layers(command.layers);
+  {
+    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
+  }
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device);
+  const std::unique_ptr<QkvSource> source = open_dump(command.dump, command.limits, status);
+  const FitResult result = fit(*source, command.fit, *backend, status);
+  write_rotation_set(command.out, result.set, formats, command.force);
+  status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s (rotations {:.2f} s, clip ratios {:.2f} s), {}",
+                            result.set.layers.size(), result.set.calibration.tokens,
+                            result.rotation_seconds + result.clip_seconds, result.rotation_seconds, result.clip_seconds,
+                            backend->description()));
+  if (result.set.recipe.contains("clip_sample")) {
+    status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
+  }
+  status.notice("wrote " + command.out.string());
+  emit_json(context, to_json(result, command.out, backend->description()));
+}
+
+void add_input_options(CLI::App& app, FitCommand& command) {
+  app.add_option("--dump", command.dump, "Folder written by \"oscar dump\" or by a server")->required()->group("Input");
+  app.add_option("--layers", command.layers, "Only these layers, like 0-3,7")->group("Input");
+  app.add_option("--max-tokens", command.limits.max_tokens, "Tokens per layer at most; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Input");
+  app.add_option("--sequences", command.limits.max_sequences, "Sequences per layer at most; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Input");
+}
+
+void add_fit_options(CLI::App& app, FitOptions& fit) {
+  const auto option = [&](const char* name, auto& value, const char* help) {
+    return app.add_option(name, value, help)->capture_default_str()->group("Fit");
+  };
+  option("--recipe", fit.recipe, "oscar, ktk_vtv, hadamard or uresidual");
+  option("--key-objective", fit.key_objective, "qqt or ktk (recipe oscar)");
+  option("--value-objective", fit.value_objective, "sst, oto or vtv (recipe oscar)");
+  option("--composition", fit.composition,
+         "r_h_pbr, plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr or h_pbr_r: factors from left to right");
+  option("--granularity", fit.granularity, "One rotation per layer or per head");
+  option("--target", fit.target, "What must be able to serve the set: sglang-v1 or any");
+  option("--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
+  option("--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
+      ->check(CLI::NonNegativeNumber);
+  option("--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(CLI::NonNegativeNumber);
+  option("--recent", fit.windows.recent, "Last tokens that stay bfloat16")->check(CLI::NonNegativeNumber);
+  option("--seed", fit.clip_fit.seed, "Seed of the clip fit's sample");
+  option("--reference-rotation", fit.reference_rotation, "Rotation set that recipe uresidual starts from");
+}
+
+}  // namespace
+
+void register_fit(CLI::App& app, Context& context) {
+  auto command = std::make_shared<FitCommand>();
+  CLI::App* fit = app.add_subcommand("fit", "Fit per-layer K and V rotations and clip ratios");
+  add_input_options(*fit, *command);
+  add_fit_options(*fit, command->fit);
+  fit->add_option("--out", command->out, "Folder for the rotation set")->required()->group("Output");
+  fit->add_option("--format", command->formats, "Files to write: pt, h5, safetensors")
+      ->capture_default_str()
+      ->group("Output");
+  fit->add_flag("--force", command->force, "Replace an existing output folder")->group("Output");
+  add_backend_options(*fit, context);
+  add_json_option(*fit, context);
+  fit->callback([command, &context] { run(*command, context); });
+}
+
+}  // namespace oscar

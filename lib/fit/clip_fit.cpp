@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+#include "fit/clip_fit.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "codec/mixed_sequence.hpp"
+
+namespace oscar {
+namespace {
+
+/// A number in [0, bound), the same on every platform (std::uniform_int_distribution is not).
+std::uint64_t draw(std::mt19937_64& random, std::uint64_t bound) { return random() % bound; }
+
+/// Indices of the layer's sequences to sample, ascending.
+std::set<std::size_t> choose_sequences(const std::vector<std::int64_t>& lengths, Windows windows,
+                                       const ClipFitOptions& options) {
+  std::vector<std::size_t> candidates;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] > windows.sink + windows.recent) candidates.push_back(i);
+  }
+  std::mt19937_64 random(options.seed);
+  for (std::size_t i = candidates.size(); i > 1; --i) std::swap(candidates[i - 1], candidates[draw(random, i)]);
+  std::set<std::size_t> chosen;
+  std::int64_t tokens = 0;
+  for (const std::size_t index : candidates) {
+    if (tokens >= options.sample_tokens) break;
+    chosen.insert(index);
+    tokens += std::min(lengths[index], options.max_sequence_tokens);
+  }
+  return chosen;
+}
+
+Tensor copy_tokens(const HeadsView& view, std::int64_t begin, std::int64_t count) {
+  Tensor out(view.dtype, {count, view.num_heads, view.head_dim});
+  std::memcpy(out.data.data(), view.tokens(begin, begin + count).data, out.data.size());
+  return out;
+}
+
+/// Distinct positions that see history: [sink + recent, tokens), ascending.
+std::vector<std::int64_t> choose_queries(std::int64_t tokens, Windows windows, const ClipFitOptions& options,
+                                         std::mt19937_64& random) {
+  const std::int64_t first = windows.sink + windows.recent;
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens - first));
+  std::iota(positions.begin(), positions.end(), first);
+  const auto wanted = std::min(positions.size(), static_cast<std::size_t>(options.queries_per_sequence));
+  for (std::size_t i = 0; i < wanted; ++i) std::swap(positions[i], positions[i + draw(random, positions.size() - i)]);
+  positions.resize(wanted);
+  std::sort(positions.begin(), positions.end());
+  return positions;
+}
+
+SampledSequence take(const QkvView& view, SequenceRange range, Windows windows, const ClipFitOptions& options,
+                     std::mt19937_64& random) {
+  const std::int64_t tokens = std::min(range.size(), options.max_sequence_tokens);
+  SampledSequence out{{},
+                      copy_tokens(view.k, range.begin, tokens),
+                      copy_tokens(view.v, range.begin, tokens),
+                      choose_queries(tokens, windows, options, random)};
+  out.q =
+      Tensor(view.q.dtype, {static_cast<std::int64_t>(out.query_positions.size()), view.q.num_heads, view.q.head_dim});
+  const auto row_bytes = static_cast<std::size_t>(view.q.bytes_per_token());
+  for (std::size_t i = 0; i < out.query_positions.size(); ++i) {
+    const std::int64_t token = range.begin + out.query_positions[i];
+    std::memcpy(out.q.data.data() + i * row_bytes, view.q.tokens(token, token + 1).data, row_bytes);
+  }
+  return out;
+}
+
+QkvView view_of(const SampledSequence& sequence) {
+  return {heads_view(sequence.q, "q"), heads_view(sequence.k, "k"), heads_view(sequence.v, "v")};
+}
+
+AttentionErrors total(const std::vector<AttentionErrors>& heads) {
+  AttentionErrors sum;
+  for (const AttentionErrors& head : heads) sum.add(head);
+  return sum;
+}
+
+RowCodec clipped(RowCodec codec, double ratio) {
+  codec.clip_ratio = ratio;
+  return codec;
+}
+
+}  // namespace
+
+const std::vector<double>& clip_candidates() {
+  static const std::vector<double> kRatios{1.0,  0.99, 0.98, 0.97, 0.96, 0.95, 0.94,
+                                           0.93, 0.92, 0.91, 0.9,  0.88, 0.86, 0.84};
+  return kRatios;
+}
+
+std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, const ClipFitOptions& options) {
+  std::vector<std::int64_t> lengths;
+  QkvChunk chunk;
+  layer.rewind();
+  while (layer.next(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) lengths.push_back(range.size());
+  }
+  const std::set<std::size_t> chosen = choose_sequences(lengths, windows, options);
+  std::mt19937_64 random(options.seed + 1);
+  std::vector<SampledSequence> sample;
+  std::size_t index = 0;
+  layer.rewind();
+  while (sample.size() < chosen.size() && layer.next(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) {
+      if (chosen.contains(index++)) sample.push_back(take(chunk.view, range, windows, options, random));
+    }
+  }
+  return sample;
+}
+
+std::string describe(const std::vector<SampledSequence>& sample, const ClipFitOptions& options) {
+  std::int64_t keys = 0;
+  std::size_t queries = 0;
+  for (const SampledSequence& sequence : sample) {
+    keys += sequence.k.shape[0];
+    queries += sequence.query_positions.size();
+  }
+  return std::to_string(keys) + " keys in " + std::to_string(sample.size()) + " sequences, " + std::to_string(queries) +
+         " queries per head, seed " + std::to_string(options.seed);
+}
+
+ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const MatrixStack& key_rotation,
+                             const MatrixStack& value_rotation, const RowCodec& codec, Windows windows,
+                             Backend& backend) {
+  std::vector<MixedSequence> mixed;
+  for (const SampledSequence& sequence : sample) {
+    mixed.emplace_back(view_of(sequence), &key_rotation, &value_rotation, Precision::kServing, backend);
+  }
+  const auto measure = [&](QuantizedSides sides) {
+    AttentionErrors sum;
+    for (std::size_t i = 0; i < sample.size(); ++i) {
+      sum.add(total(
+          backend.compare_attention(view_of(sample[i]), mixed[i].view(windows, sample[i].query_positions, sides))));
+    }
+    return sum;
+  };
+  ClipScores scores;
+  for (const double ratio : clip_candidates()) {
+    for (MixedSequence& sequence : mixed) sequence.quantize_keys(clipped(codec, ratio), backend);
+    const AttentionErrors errors = measure(QuantizedSides::kKeys);
+    scores.key.push_back(errors.softmax_kl / static_cast<double>(errors.queries));
+  }
+  for (MixedSequence& sequence : mixed) sequence.quantize_keys(clipped(codec, best_clip_ratio(scores.key)), backend);
+  for (const double ratio : clip_candidates()) {
+    for (MixedSequence& sequence : mixed) sequence.quantize_values(clipped(codec, ratio), backend);
+    const AttentionErrors errors = measure(QuantizedSides::kBoth);
+    scores.value.push_back(errors.output_error / std::max(errors.output_norm, 1e-300));
+  }
+  return scores;
+}
+
+double best_clip_ratio(const std::vector<double>& scores) {
+  const auto best = std::min_element(scores.begin(), scores.end());
+  return clip_candidates()[static_cast<std::size_t>(best - scores.begin())];
+}
+
+}  // namespace oscar

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// Clip ratios by what they do to attention, with windows and serving precision in place, on a fixed sample of the
+// layer.
+//   keys:   argmin over candidates of the softmax KL(exact || keys through the codec)
+//   values: argmin of the relative output error, keys through the codec at their chosen ratio
+// Squared error of the rows themselves is the wrong judge: it prefers heavier clipping, which flattens attention.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+#include "dump/source.hpp"
+#include "kernels/backend.hpp"
+
+namespace oscar {
+
+struct ClipFitOptions {
+  /// Keys per layer, in sequences of at most max_sequence_tokens; only sequences longer than the windows can tell
+  /// anything.
+  std::int64_t sample_tokens = 4096;
+  std::int64_t max_sequence_tokens = 2048;
+  /// Queries per sampled sequence and query head, at random positions behind the windows.
+  int queries_per_sequence = 64;
+  std::uint64_t seed = 0;
+};
+
+/// One sampled sequence, copied: all keys and values, a few queries.
+struct SampledSequence {
+  Tensor q, k, v;                             // (num_queries, Hq, d), (T, Hkv, d), (T, Hkv, d)
+  std::vector<std::int64_t> query_positions;  // ascending
+};
+
+/// Draws the sample; empty if no sequence is longer than the windows.
+[[nodiscard]] std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows,
+                                                        const ClipFitOptions& options);
+/// "4096 keys in 2 sequences, 128 queries per head, seed 0"
+[[nodiscard]] std::string describe(const std::vector<SampledSequence>& sample, const ClipFitOptions& options);
+
+/// Mean softmax KL per candidate for keys; relative output error per candidate for values.
+struct ClipScores {
+  std::vector<double> key, value;
+};
+
+/// Ratios that are tried, descending; 1 = nothing is clipped.
+[[nodiscard]] const std::vector<double>& clip_candidates();
+
+/// Scores every candidate for this layer. rotations: 1 matrix or one per KV head.
+[[nodiscard]] ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const MatrixStack& key_rotation,
+                                           const MatrixStack& value_rotation, const RowCodec& codec, Windows windows,
+                                           Backend& backend);
+
+/// The candidate with the lowest score; the larger ratio (less clipping) if several have it.
+[[nodiscard]] double best_clip_ratio(const std::vector<double>& scores);
+
+}  // namespace oscar

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/manifest.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "base/version.hpp"
+
+namespace oscar {
+namespace {
+
+/// Over all spectra of a side; effective rank = exp of the entropy of the normalised spectrum, averaged over spectra.
+Json summarize_spectrum(const SideTransform& side) {
+  if (side.eigenvalues.empty()) return nullptr;
+  const auto dim = static_cast<std::size_t>(side.rotation.dim);
+  double sum = 0, rank = 0;
+  for (std::size_t begin = 0; begin < side.eigenvalues.size(); begin += dim) {
+    double total = 0, entropy = 0;
+    for (std::size_t i = begin; i < begin + dim; ++i) total += std::max(side.eigenvalues[i], 0.0);
+    for (std::size_t i = begin; i < begin + dim; ++i) {
+      const double share = total > 0 ? side.eigenvalues[i] / total : 0;
+      if (share > 0) entropy -= share * std::log(share);
+      sum += side.eigenvalues[i];
+    }
+    rank += std::exp(entropy);
+  }
+  const auto [low, high] = std::minmax_element(side.eigenvalues.begin(), side.eigenvalues.end());
+  return {{"min", *low},
+          {"max", *high},
+          {"mean", sum / static_cast<double>(side.eigenvalues.size())},
+          {"effective_rank", rank * static_cast<double>(dim) / static_cast<double>(side.eigenvalues.size())}};
+}
+
+Json side_to_json(const SideTransform& side, bool has_clip_ratios) {
+  Json json;
+  json["clip_ratio"] = has_clip_ratios ? Json(side.clip_ratio) : Json(nullptr);
+  json["eigenvalues"] = summarize_spectrum(side);
+  json["scores"] = side.scores;
+  return json;
+}
+
+SideTransform side_from_json(const Json& json) {
+  SideTransform side;
+  if (json["clip_ratio"].is_number()) side.clip_ratio = json["clip_ratio"];
+  side.scores = json.value("scores", Json::object());
+  return side;
+}
+
+}  // namespace
+
+Json list_with_hashes(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& files) {
+  Json list = Json::array();
+  for (const auto& file : files) {
+    list.push_back({{"path", file.generic_string()},
+                    {"sha256", sha256_file(folder / file)},
+                    {"size", regular_file_size(folder / file)}});
+  }
+  return list;
+}
+
+Json make_manifest(const RotationSet& set, Json files) {
+  Json layers = Json::array();
+  for (const LayerRotation& layer : set.layers) {
+    layers.push_back({{"layer_id", layer.layer_id},
+                      {"head_dim", layer.key.rotation.dim},
+                      {"key", side_to_json(layer.key, set.has_clip_ratios)},
+                      {"value", side_to_json(layer.value, set.has_clip_ratios)}});
+  }
+  return {{"schema", "oscar.rotation_set.v1"},
+          {"oscar_version", kVersion},
+          {"model", to_json(set.model)},
+          {"calibration", to_json(set.calibration)},
+          {"recipe", set.recipe},
+          {"objectives", {{"key", set.key_objective}, {"value", set.value_objective}}},
+          {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
+          {"codec",
+           {{"name", "minmax"},
+            {"levels", {set.codec.levels, set.codec.levels}},
+            {"group_size", set.codec.group_size},
+            {"clip_scalar", {{"key", set.key_clip_scalar}, {"value", set.value_clip_scalar}}}}},
+          {"layers", std::move(layers)},
+          {"files", std::move(files)},
+          {"verification", set.verification}};
+}
+
+RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
+  validate_json(manifest, "oscar.rotation_set.v1", where);
+  RotationSet set;
+  set.model = model_identity_from_json(manifest["model"]);
+  set.calibration = calibration_data_from_json(manifest["calibration"]);
+  set.recipe = manifest["recipe"];
+  set.key_objective = manifest["objectives"]["key"];
+  set.value_objective = manifest["objectives"]["value"];
+  set.windows = {manifest["windows"]["sink"], manifest["windows"]["recent"]};
+  const Json& codec = manifest["codec"];
+  set.codec.levels = codec["levels"][0];
+  set.codec.group_size = codec["group_size"];
+  if (codec["levels"][0] != codec["levels"][1]) {
+    throw DataError("keys and values have different numbers of levels", where, "read this set with a newer oscar");
+  }
+  const Json scalar = codec.value("clip_scalar", Json::object());
+  set.key_clip_scalar = scalar.value("key", 0.0);
+  set.value_clip_scalar = scalar.value("value", 0.0);
+  set.has_clip_ratios = true;
+  for (const Json& layer : manifest["layers"]) {
+    set.has_clip_ratios = set.has_clip_ratios && layer["key"]["clip_ratio"].is_number();
+    set.layers.push_back({layer["layer_id"], side_from_json(layer["key"]), side_from_json(layer["value"])});
+  }
+  set.verification = manifest.value("verification", Json());
+  set.manifest = manifest;
+  return set;
+}
+
+void check_listed_files(const std::filesystem::path& folder, const Json& manifest) {
+  for (const Json& entry : manifest["files"]) {
+    const std::string name = entry["path"];
+    const fs::path path = folder / name;
+    const char* remedy = "fetch the set again with \"oscar pull\", or fit it again";
+    if (!is_safe_relative_path(name)) throw DataError("the manifest lists an unsafe path", path.string(), remedy);
+    if (regular_file_size(path) != entry["size"].get<std::uint64_t>()) {
+      throw DataError("the file does not have the size its manifest says", path.string(), remedy);
+    }
+    if (sha256_file(path) != entry["sha256"].get<std::string>()) {
+      throw DataError("the file does not have the sha256 its manifest says", path.string(), remedy);
+    }
+  }
+}
+
+}  // namespace oscar

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/serve_env.hpp"
+
+#include <fmt/format.h>
+
+#include "base/files.hpp"
+
+namespace oscar {
+namespace {
+
+/// Why OSCAR's SGLang cannot serve the set; empty if it can.
+std::string obstacle(const RotationSet& set) {
+  for (const LayerRotation& layer : set.layers) {
+    if (layer.key.rotation.count != 1 || layer.value.rotation.count != 1) {
+      return fmt::format("layer {} has one rotation per head, and the server takes one per layer", layer.layer_id);
+    }
+  }
+  if (set.codec.levels != 4) return fmt::format("the codec has {} levels, and the server has 4", set.codec.levels);
+  return {};
+}
+
+Json ratios_per_layer(const RotationSet& set, const SideTransform LayerRotation::*side, double scalar) {
+  Json list = Json::array();
+  for (const LayerRotation& layer : set.layers) {
+    while (list.size() < static_cast<std::size_t>(layer.layer_id)) list.push_back(scalar);
+    list.push_back((layer.*side).clip_ratio);
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string key_pt_name(const RotationSet& set) { return "k_rotation_" + set.key_objective + ".pt"; }
+std::string value_pt_name(const RotationSet& set) { return "v_rotation_" + set.value_objective + ".pt"; }
+
+std::string serve_env(const RotationSet& set) {
+  const std::string why_not = obstacle(set);
+  if (!why_not.empty()) return "# OSCAR's SGLang cannot serve this set: " + why_not + ".\n";
+  const int group = set.codec.group_size > 0 ? set.codec.group_size : set.layers.front().key.rotation.dim;
+  return fmt::format(
+      "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source serve.env; set +a\n"
+      "# Add to the command line: --kv-cache-dtype int2 --kv-cache-quant-group-size {group}\n"
+      "#   --prefill-attention-backend fa3 --decode-attention-backend triton\n"
+      "oscar_set=\"$(cd \"$(dirname \"${{BASH_SOURCE[0]}}\")\" && pwd)\"\n"
+      "SGLANG_ENABLE_MIXED_KV_WINDOWS=1\n"
+      "SGLANG_OSCAR_K_ROTATION_PATH=\"$oscar_set/{k}\"\n"
+      "SGLANG_OSCAR_V_ROTATION_PATH=\"$oscar_set/{v}\"\n"
+      "SGLANG_OSCAR_K_CLIP_RATIO={kc}\n"
+      "SGLANG_OSCAR_V_CLIP_RATIO={vc}\n"
+      "SGLANG_OSCAR_ABSORB_V_ROTATION=1\n"
+      "SGLANG_MIXED_KV_PREFIX_TOKENS={sink}\n"
+      "SGLANG_MIXED_KV_RECENT_TOKENS={recent}\n"
+      "SGLANG_MIXED_KV_HP_MAX_SPLITS=8\n"
+      "SGLANG_MIXED_KV_HP_DTYPE=bfloat16\n"
+      "SGLANG_MIXED_KV_SCALE_DTYPE=float32\n"
+      "SGLANG_LLOYD_MAX=0\n",
+      fmt::arg("group", group), fmt::arg("k", key_pt_name(set)), fmt::arg("v", value_pt_name(set)),
+      fmt::arg("kc", set.key_clip_scalar), fmt::arg("vc", set.value_clip_scalar), fmt::arg("sink", set.windows.sink),
+      fmt::arg("recent", set.windows.recent));
+}
+
+void write_clip_tables(const std::filesystem::path& folder, const RotationSet& set) {
+  write_json(folder / "k_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::key, set.key_clip_scalar));
+  write_json(folder / "v_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::value, set.value_clip_scalar));
+  Json per_head = Json::object();
+  for (const LayerRotation& layer : set.layers) {
+    for (int head = 0; head < set.model.num_key_value_heads; ++head) {
+      per_head[fmt::format("{},{}", layer.layer_id, head)] = layer.key.clip_ratio;
+    }
+  }
+  write_json(folder / "k_clip_per_head.json", per_head);
+}
+
+}  // namespace oscar

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/formats.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/files.hpp"
+#include "rotation/serve_env.hpp"
+#include "support/support.hpp"
+#include "tensor/pt.hpp"
+
+namespace oscar {
+namespace {
+
+SideTransform side(double seed, int heads) {
+  SideTransform out;
+  out.rotation = MatrixStack(heads, 2);
+  for (double& value : out.rotation.data) value = static_cast<float>(seed += 0.1);
+  for (int i = 0; i < heads * 2; ++i) out.eigenvalues.push_back(0.5 * i + 1);
+  out.covariance = out.rotation;
+  out.clip_ratio = 0.94;
+  out.scores["clip"] = {{"metric", "softmax_kl"}};
+  return out;
+}
+
+RotationSet sample(int heads = 1) {
+  RotationSet set;
+  set.key_objective = "qqt_r_h_pbr";
+  set.value_objective = "sst_r_h_pbr";
+  set.layers = {{3, side(1, heads), side(2, heads)}, {7, side(3, heads), side(4, heads)}};
+  set.model = {"org/model", "main", std::string(64, 'a'), 8, 4, 2, 2};
+  set.calibration = {std::string(64, 'b'), 100, 2};
+  set.windows = {32, 128};
+  set.codec.group_size = 2;
+  set.has_clip_ratios = true;
+  set.key_clip_scalar = 0.95;
+  set.value_clip_scalar = 0.9;
+  set.recipe = {{"name", "oscar"}};
+  return set;
+}
+
+void check_equal(const SideTransform& a, const SideTransform& b) {
+  CHECK(a.rotation.data == b.rotation.data);
+  CHECK(a.rotation.count == b.rotation.count);
+  CHECK(a.eigenvalues == b.eigenvalues);
+  CHECK(a.clip_ratio == b.clip_ratio);
+  CHECK(a.scores == b.scores);
+}
+
+}  // namespace
+
+TEST_CASE("a set gives back what was written, from HDF5 and from .pt alone, per layer and per head") {
+  for (const int heads : {1, 2}) {
+    for (const bool h5 : {true, false}) {
+      CAPTURE(heads);
+      CAPTURE(h5);
+      const test::TemporaryFolder folder;
+      const RotationSet set = sample(heads);
+      write_rotation_set(folder / "set", set, {.pt = true, .h5 = h5, .safetensors = true}, false);
+
+      const RotationSet read = read_rotation_set(folder / "set");
+
+      CHECK(read.key_objective == set.key_objective);
+      CHECK(read.model == set.model);
+      CHECK(read.calibration == set.calibration);
+      CHECK(read.windows == set.windows);
+      CHECK(read.codec.group_size == 2);
+      CHECK(read.key_clip_scalar == 0.95);
+      CHECK(read.has_clip_ratios);
+      REQUIRE(read.layers.size() == 2);
+      CHECK(read.layers[1].layer_id == 7);
+      check_equal(read.layers[1].key, set.layers[1].key);
+      check_equal(read.layers[0].value, set.layers[0].value);
+      CHECK((read.layers[0].key.covariance.count > 0) == h5);
+    }
+  }
+}
+
+TEST_CASE("a changed, truncated or missing file of a set is found") {
+  const test::TemporaryFolder folder;
+  write_rotation_set(folder / "set", sample(), {}, false);
+  const std::string file = (folder / "set/rotations.h5").string();
+  std::string bytes = read_text(file);
+  bytes[bytes.size() - 9] ^= 1;
+  write_file(file, bytes);
+  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "sha256");
+  write_file(file, bytes.substr(1));
+  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "size");
+  fs::remove(file);
+  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "rotations.h5");
+  CHECK_ERROR(read_rotation_set(folder / "none"), DataError, "no such folder");
+}
+
+TEST_CASE("an existing folder is kept unless it is to be replaced") {
+  const test::TemporaryFolder folder;
+  write_rotation_set(folder / "set", sample(), {}, false);
+  CHECK_ERROR(write_rotation_set(folder / "set", sample(), {}, false), UsageError, "--force");
+  RotationSet other = sample();
+  other.key_objective = "ktk_plain";
+  write_rotation_set(folder / "set", other, {}, true);
+  CHECK(fs::exists(folder / "set/k_rotation_ktk_plain.pt"));
+  CHECK_FALSE(fs::exists(folder / "set/k_rotation_qqt_r_h_pbr.pt"));
+}
+
+TEST_CASE("a folder of two foreign files is a set without clip ratios") {
+  const test::TemporaryFolder folder;
+  write_rotation_set(folder / "set", sample(), {}, false);
+  fs::remove(folder / "set/manifest.json");
+  const RotationSet set = read_rotation_set(folder / "set");
+  CHECK_FALSE(set.has_clip_ratios);
+  CHECK(set.layers[0].value.rotation.data == sample().layers[0].value.rotation.data);
+  fs::remove(folder / "set/v_rotation_sst_r_h_pbr.pt");
+  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "v_rotation");
+}
+
+TEST_CASE("rotation files with string keys, sparse layers and shared storage are read") {
+  const auto reference = test::shared_data("fixtures/rotations");
+  if (!reference) return;
+  const RotationFile sparse = read_rotation_pt(*reference / "Qwen3.5-4B/k_rotation.pt");
+  CHECK(sparse.layers.size() == 8);
+  CHECK(sparse.layers[1].first == 7);
+  CHECK(sparse.layers[1].second.rotation.dim == 256);
+  const RotationFile shared = read_rotation_pt(*reference / "Qwen3.5-4B-hadamard/k_rotation.pt");
+  CHECK(shared.objective == "hadamard");
+  CHECK(shared.layers[0].second.rotation.data == shared.layers[7].second.rotation.data);
+  CHECK(read_rotation_pt(*reference / "Qwen3-8B/v_rotation_sst_r_h_pbr.pt").layers.size() == 36);
+}
+
+TEST_CASE("archives that are not rotation files are errors that say what is missing") {
+  const test::TemporaryFolder folder;
+  const auto read = [&](const PtValue& value) {
+    write_pt(folder / "x.pt", value);
+    return read_rotation_pt(folder / "x.pt");
+  };
+  const auto text = [](const char* value) { return PtValue{std::string(value)}; };
+  CHECK_ERROR(read({PtDict{}}), DataError, "format_version");
+  CHECK_ERROR(read({PtDict{{text("format_version"), {std::int64_t{9}}}}}), DataError, "version 9");
+  const auto with_layers = [&](PtDict layers) {
+    return PtValue{PtDict{{text("format_version"), {std::int64_t{1}}},
+                          {text("objective"), text("x")},
+                          {text("layers"), {std::move(layers)}}}};
+  };
+  CHECK_ERROR(read(with_layers({})), DataError, "no layers");
+  CHECK_ERROR(read(with_layers({{text("a"), {PtDict{}}}})), DataError, "no number");
+  CHECK_ERROR(read(with_layers({{text("0"), {PtDict{}}}})), DataError, "\"rotation\"");
+  const PtValue wide{Tensor(DType::kF32, {2, 3})}, square{Tensor(DType::kF32, {2, 2})};
+  CHECK_ERROR(read(with_layers({{text("0"), {PtDict{{text("rotation"), wide}}}}})), DataError, "[2, 3]");
+  CHECK_ERROR(read(with_layers({{text("0"), {PtDict{{text("rotation"), square}, {text("q_rotation"), square}}}}})),
+              DataError, "version 3");
+}
+
+TEST_CASE("serve.env tells a server everything, or why it cannot serve the set") {
+  const std::string env = serve_env(sample());
+  for (const char* line : {"SGLANG_OSCAR_K_CLIP_RATIO=0.95", "SGLANG_OSCAR_V_CLIP_RATIO=0.9", "PREFIX_TOKENS=32",
+                           "RECENT_TOKENS=128", "--kv-cache-quant-group-size 2", "k_rotation_qqt_r_h_pbr.pt"}) {
+    CHECK_MESSAGE(env.find(line) != std::string::npos, line);
+  }
+  CHECK(serve_env(sample(2)).find("one rotation per head") != std::string::npos);
+}
+
+TEST_CASE("clip tables have an entry for every layer and head") {
+  const test::TemporaryFolder folder;
+  write_rotation_set(folder / "set", sample(), {}, false);
+  CHECK(read_json(folder / "set/k_clip_per_layer.json") == Json({0.95, 0.95, 0.95, 0.94, 0.95, 0.95, 0.95, 0.94}));
+  CHECK(read_json(folder / "set/k_clip_per_head.json").size() == 4);
+  CHECK(read_json(folder / "set/k_clip_per_head.json")["7,1"] == 0.94);
+}
+
+}  // namespace oscar
