@@ -34,6 +34,13 @@ class Handle {
   herr_t (*close_)(hid_t);
 };
 
+/// Properties of a new object without creation dates: the same content gives the same bytes, whenever it is written.
+Handle without_dates(hid_t property_class) {
+  Handle options(H5Pcreate(property_class), H5Pclose);
+  H5Pset_obj_track_times(options.get(), false);
+  return options;
+}
+
 void silence_library() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
 
 hid_t native_type(DType dtype) {
@@ -70,9 +77,9 @@ struct Hdf5Writer::Impl {
   explicit Impl(const std::filesystem::path& path) : target(path.string()), file(path) {
     silence_library();
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-    // No dates in the file: the same content gives the same bytes.
     H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V18);
-    Handle created(H5Fcreate(file.temporary_path().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
+    const Handle options = without_dates(H5P_FILE_CREATE);
+    Handle created(H5Fcreate(file.temporary_path().c_str(), H5F_ACC_TRUNC, options.get(), access.get()), H5Fclose);
     require(created.ok(), "cannot create the file");
     handle = std::make_unique<Handle>(std::move(created));
   }
@@ -81,19 +88,18 @@ struct Hdf5Writer::Impl {
     if (!ok) throw IoError(what, target, "free some disk space or choose another place, then run again");
   }
 
-  /// Opens a group or dataset, creating groups that are missing.
-  [[nodiscard]] Handle open_or_create(const std::string& object) const {
-    if (object == "/" || exists(object)) return {H5Oopen(handle->get(), object.c_str(), H5P_DEFAULT), H5Oclose};
-    const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
-    H5Pset_create_intermediate_group(links.get(), 1);
-    return {H5Gcreate2(handle->get(), object.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT), H5Oclose};
+  /// Creates the groups on the way to `object`, one by one: groups made implicitly would carry dates.
+  void create_parents(const std::string& object) const {
+    for (std::size_t slash = object.find('/', 1); slash != std::string::npos; slash = object.find('/', slash + 1)) {
+      create_group(object.substr(0, slash));
+    }
   }
 
-  [[nodiscard]] bool exists(const std::string& object) const {
-    for (std::size_t slash = object.find('/', 1);; slash = object.find('/', slash + 1)) {
-      if (H5Lexists(handle->get(), object.substr(0, slash).c_str(), H5P_DEFAULT) <= 0) return false;
-      if (slash == std::string::npos) return true;
-    }
+  void create_group(const std::string& group) const {
+    if (group == "/" || H5Lexists(handle->get(), group.c_str(), H5P_DEFAULT) > 0) return;
+    const Handle options = without_dates(H5P_GROUP_CREATE);
+    const Handle created(H5Gcreate2(handle->get(), group.c_str(), H5P_DEFAULT, options.get(), H5P_DEFAULT), H5Gclose);
+    require(created.ok(), "cannot create group " + group);
   }
 
   std::string target;
@@ -109,19 +115,19 @@ void Hdf5Writer::write(const std::string& dataset, const Tensor& tensor) {
   OSCAR_CHECK(type >= 0);
   const std::vector<hsize_t> dims(tensor.shape.begin(), tensor.shape.end());
   const Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose);
-  const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
-  H5Pset_create_intermediate_group(links.get(), 1);
-  const Handle options(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  H5Pset_obj_track_times(options.get(), false);
+  impl_->create_parents(dataset);
+  const Handle options = without_dates(H5P_DATASET_CREATE);
   const Handle set(
-      H5Dcreate2(impl_->handle->get(), dataset.c_str(), type, space.get(), links.get(), options.get(), H5P_DEFAULT),
+      H5Dcreate2(impl_->handle->get(), dataset.c_str(), type, space.get(), H5P_DEFAULT, options.get(), H5P_DEFAULT),
       H5Dclose);
   impl_->require(set.ok() && H5Dwrite(set.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) >= 0,
                  "cannot write " + dataset);
 }
 
 void Hdf5Writer::attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value) {
-  const Handle target = impl_->open_or_create(object);
+  impl_->create_parents(object);
+  impl_->create_group(object);
+  const Handle target(H5Oopen(impl_->handle->get(), object.c_str(), H5P_DEFAULT), H5Oclose);
   const auto put = [&](hid_t type, const Handle& space, const void* data) {
     const Handle attribute(H5Acreate2(target.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
                            H5Aclose);
