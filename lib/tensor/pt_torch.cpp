@@ -209,7 +209,7 @@ class TorchPlugin : public PtPlugin {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
     int failure = file != nullptr ? 0 : errno;
     const auto sink = [&](const void* data, std::size_t size) {
-      if (failure == 0 && std::fwrite(data, 1, size, file.get()) != size) failure = errno;
+      if (failure == 0 && size > 0 && std::fwrite(data, 1, size, file.get()) != size) failure = errno;
       return size;  // the writer must not throw from its destructor; `failure` is looked at below
     };
     if (failure == 0) {
