@@ -49,26 +49,38 @@ struct Suspect {
   std::string explanation;
   Matrix rotation, covariance;
   std::string composition;
+  std::span<const double> values;  // of that covariance; empty: not to be compared
 };
 
-/// Names the reading under which the matrix would be right; empty if there is none.
-std::string explanation(std::vector<Suspect> suspects, const std::string& composition, std::size_t dim, double limit) {
+/// What is measured for one matrix: with eigenvalues, against them; without, only whether the covariance becomes
+/// diagonal.
+double error_of(std::span<const double> u, std::span<const double> sigma, std::span<const double> values,
+                std::size_t dim) {
+  return values.empty() ? off_diagonal(u, sigma, dim) : decomposition_error(u, sigma, values, dim);
+}
+
+/// Names the reading under which the matrix would be right. suspects[0] is the matrix as it claims to be.
+std::string explanation(std::vector<Suspect> suspects, std::size_t dim, double limit) {
+  const Suspect claimed = suspects.front();
   for (const std::string& other : composition_names()) {
-    if (other == composition || suspects.empty()) continue;
-    suspects.push_back({"it is composed as \"" + other + "\", not as \"" + composition + "\"", suspects[0].rotation,
-                        suspects[0].covariance, other});
+    if (other == claimed.composition) continue;
+    suspects.push_back({"it is composed as \"" + other + "\", not as \"" + claimed.composition + "\"", claimed.rotation,
+                        claimed.covariance, other, claimed.values});
   }
   std::string best;
   double lowest = limit;
   for (std::size_t i = 1; i < suspects.size(); ++i) {
     const auto u = eigenvectors_of(suspects[i].rotation, dim, suspects[i].composition);
     if (!u) continue;
-    const double error = off_diagonal(*u, suspects[i].covariance, dim);
+    const double error = error_of(*u, suspects[i].covariance, suspects[i].values, dim);
     if (error >= lowest) continue;
     lowest = error;
     best = suspects[i].explanation;
   }
-  return best.empty() ? "it does not belong to this layer, side, model or data" : best;
+  if (!best.empty()) return best;
+  const auto u = eigenvectors_of(claimed.rotation, dim, claimed.composition);
+  if (u && off_diagonal(*u, claimed.covariance, dim) <= limit) return "the eigenvalues are not those of the covariance";
+  return "it does not belong to this layer, side, model or data";
 }
 
 const SideTransform* find_layer(const SubjectSide& side, int layer) {
@@ -78,22 +90,35 @@ const SideTransform* find_layer(const SubjectSide& side, int layer) {
   return nullptr;
 }
 
+/// One matrix of a stack, with what it is held against.
+struct Claim {
+  const SubjectSide& side;
+  int layer;
+  const MatrixStack& rotation;
+  int index;
+  Matrix covariance;
+  std::span<const double> values;
+};
+
 /// First the matrix as it claims to be, then other readings: transposed, of the other side, of another layer.
-std::vector<Suspect> readings(const Subject& subject, const SubjectSide& side, int layer, const MatrixStack& rotation,
-                              int m, const Matrix& sigma) {
-  const std::string composition = composition_name(side.objective);
-  const auto dim = static_cast<std::size_t>(rotation.dim);
-  const Matrix matrix(rotation[m].begin(), rotation[m].end());
-  std::vector<Suspect> suspects{{"", matrix, sigma, composition},
-                                {"the matrix is transposed", transpose(matrix, dim), sigma, composition}};
+std::vector<Suspect> readings(const Subject& subject, const Claim& claim) {
+  const std::string composition = composition_name(claim.side.objective);
+  const auto dim = static_cast<std::size_t>(claim.rotation.dim);
+  const auto stored = claim.rotation[claim.index];
+  const Matrix matrix(stored.begin(), stored.end());
+  std::vector<Suspect> suspects{
+      {"", matrix, claim.covariance, composition, claim.values},
+      {"the matrix is transposed", transpose(matrix, dim), claim.covariance, composition, claim.values}};
   for (const SubjectSide& other : subject.sides) {
+    const bool same_side = other.target == claim.side.target;
     for (const auto& [id, transform] : other.layers) {
-      if (transform.covariance.dim != rotation.dim || (id == layer && other.target == side.target)) continue;
-      const Matrix theirs = covariance_for(transform.covariance, rotation, m);
-      const std::string of = other.target == side.target ? "of layer " + std::to_string(id)
-                             : id == layer               ? "of the other side: keys and values are swapped"
-                                                         : "";
-      if (!of.empty()) suspects.push_back({"it is the matrix " + of, matrix, theirs, composition});
+      if (transform.covariance.dim != claim.rotation.dim || same_side == (id == claim.layer)) continue;
+      const std::string of =
+          same_side ? "of layer " + std::to_string(id) : "of the other side: keys and values are swapped";
+      const bool compare_values = !claim.values.empty() && transform.eigenvalues.size() >= dim;
+      suspects.push_back(
+          {"it is the matrix " + of, matrix, covariance_for(transform.covariance, claim.rotation, claim.index),
+           composition_name(other.objective), std::span(transform.eigenvalues).first(compare_values ? dim : 0)});
     }
   }
   return suspects;
@@ -139,14 +164,10 @@ std::optional<Finding> examine(const Subject& subject, const SubjectSide& side, 
     if (!u) return std::nullopt;
     const Matrix sigma = covariance_for(covariance, t.rotation, m);
     const auto values = std::span(t.eigenvalues).subspan(static_cast<std::size_t>(m) * dim, exact ? dim : 0);
-    const double error = exact ? decomposition_error(*u, sigma, values, dim) : off_diagonal(*u, sigma, dim);
-    if (!(error > limit) && error <= finding.error) continue;
+    const double error = error_of(*u, sigma, values, dim);
     finding.error = std::max(finding.error, std::isnan(error) ? INFINITY : error);
     if (error <= limit || !finding.message.empty()) continue;
-    const bool diagonal = exact && off_diagonal(*u, sigma, dim) <= limit;
-    finding.message = diagonal ? "the eigenvalues are not those of the covariance"
-                               : explanation(readings(subject, side, layer, t.rotation, m, sigma), composition, dim,
-                                             exact ? limit : kForeignTextLimit);
+    finding.message = explanation(readings(subject, {side, layer, t.rotation, m, sigma, values}), dim, limit);
   }
   return finding;
 }

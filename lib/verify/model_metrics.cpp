@@ -116,7 +116,7 @@ ModelMetrics metrics_of(MethodSums sums, const MethodSums& exact, const ModelDat
   m.ppl_ratio = std::exp((sums.nll - exact.nll) / positions);
   for (const double kl : sums.kld) m.kld_mean += kl / positions;
   if (!sums.kld.empty()) {
-    const auto p99 = sums.kld.begin() + static_cast<std::ptrdiff_t>(0.99 * (positions - 1));
+    const auto p99 = sums.kld.begin() + static_cast<std::ptrdiff_t>(std::ceil(0.99 * positions)) - 1;
     std::nth_element(sums.kld.begin(), p99, sums.kld.end());
     m.kld_p99 = *p99;
   }
@@ -180,7 +180,9 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
     }
     begin += count;
   }
-  run_needles(runner, data, {}, exact, status);
+  const bool exact_wanted = std::any_of(methods.begin(), methods.end(),
+                                        [](const KvMethod& method) { return method.kind == MethodKind::kExact; });
+  if (exact_wanted) run_needles(runner, data, {}, exact, status);
   std::vector<ModelMetrics> metrics;
   for (std::size_t i = 0; i < methods.size(); ++i) {
     if (quantizes(i)) run_needles(runner, data, hooks_for(&methods[i], precision, backend), sums[i], status);

@@ -21,13 +21,6 @@ std::string lone_target(const fs::path& path, const std::string& objective) {
 
 }  // namespace
 
-std::string objective_name(const std::string& objective) { return objective.substr(0, objective.find('_')); }
-
-std::string composition_name(const std::string& objective) {
-  const std::size_t underscore = objective.find('_');
-  return underscore == std::string::npos ? "" : objective.substr(underscore + 1);
-}
-
 Subject read_subject(const fs::path& path) {
   Subject subject;
   subject.path = path;

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT
+// Model metrics by hand on a decoder of four words, and against an independent numpy run of the sample model.
+#include "verify/model_metrics.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "codec/mixed_sequence.hpp"
+#include "model/tokens.hpp"
+#include "spectral/spectrum.hpp"
+#include "stats/moments.hpp"
+#include "support/support.hpp"
+#include "tensor/npy.hpp"
+#include "transform/compose.hpp"
+#include "verify/captured_layer.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr int kVocab = 4;
+
+/// Row t prefers the token (t + token) % 4.
+std::vector<float> rows_of(const TokenSequence& tokens) {
+  std::vector<float> rows(tokens.size() * kVocab);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const auto favourite = (t + static_cast<std::size_t>(tokens[t])) % kVocab;
+    for (std::size_t i = 0; i < kVocab; ++i)
+      rows[t * kVocab + i] = i == favourite ? 0.5F : 0.02F * static_cast<float>(i);
+  }
+  return rows;
+}
+
+/// One layer; its logits are what attention puts out, and exact attention puts out the values.
+class FourWordsPass : public ModelPass {
+ public:
+  explicit FourWordsPass(std::span<const TokenSequence> sequences) : sequences_(sequences) {}
+  [[nodiscard]] int layer() const override { return layer_; }
+  void step(const AttentionHook& attention, bool) override {
+    for (std::size_t s = 0; s < sequences_.size(); ++s) {
+      const std::vector<float> rows = rows_of(sequences_[s]);
+      const HeadsView view = heads_view(rows, static_cast<std::int64_t>(sequences_[s].size()), 1, kVocab);
+      outs_.push_back(rows);
+      if (attention && !attention(0, s, {view, view, view}, outs_.back())) outs_.back() = rows;
+    }
+    ++layer_;
+  }
+  void logits(const LogitsHook& hook) override {
+    for (std::size_t s = 0; s < outs_.size(); ++s) hook(s, outs_[s]);
+  }
+
+ private:
+  std::span<const TokenSequence> sequences_;
+  std::vector<std::vector<float>> outs_;
+  int layer_ = 0;
+};
+
+/// head_dim = vocabulary = 4.
+class FourWords : public ModelRunner {
+ public:
+  FourWords() { config_.vocab_size = kVocab, config_.num_layers = 1; }
+  [[nodiscard]] const ModelConfig& config() const override { return config_; }
+  [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status&) override {
+    return std::make_unique<FourWordsPass>(sequences);
+  }
+
+ private:
+  ModelConfig config_;
+};
+
+std::vector<double> log_softmax(const float* row) {
+  double sum = 0;
+  for (int i = 0; i < kVocab; ++i) sum += std::exp(double{row[i]});
+  std::vector<double> logs;
+  for (int i = 0; i < kVocab; ++i) logs.push_back(row[i] - std::log(sum));
+  return logs;
+}
+
+verify::ModelData small_data() {
+  return {{{0, 1, 2, 0, 3, 1}, {2, 2}}, {{0, 0, 1, 3, 2}, {0, 0, 1, 3, 1}, {0, 0, 1, 0, 1}}, {3, 3, 3}};
+}
+
+std::vector<TokenSequence> rows_from(const std::filesystem::path& path, std::size_t first, std::size_t count) {
+  const std::vector<TokenSequence> all = read_tokens(path, {1 << 20, 0, 0});
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+}
+
+KvSide side_of(const MatrixStack& covariance, double clip_ratio, Backend& backend) {
+  KvSide side;
+  side.rotation = std::make_shared<const MatrixStack>(compose(decompose(covariance, backend), Composition::kRHPbr));
+  side.codec.clip_ratio = clip_ratio;
+  return side;
+}
+
+/// Rotations of query and output moments, fitted on what the model does with `texts`.
+KvMethod fitted_method(ModelRunner& runner, const std::vector<TokenSequence>& texts, Backend& backend) {
+  KvMethod method{"oscar", MethodKind::kThis, {}, {}};
+  auto captured = std::make_unique<verify::CapturedLayer>(texts.size());
+  RunHooks hooks;
+  hooks.attention = [&](int, std::size_t sequence, const QkvView& qkv, std::span<float>) {
+    captured->capture(sequence, qkv);
+    return false;
+  };
+  hooks.layer_done = [&](int layer) {
+    const MatrixStack queries = query_moments(*captured, backend).mean();
+    captured->rewind();
+    const MatrixStack outputs = output_moments(*captured, backend).mean();
+    method.layers[layer] = {queries.dim, side_of(queries, kPublishedKeyClip, backend),
+                            side_of(outputs, kPublishedValueClip, backend)};
+    captured = std::make_unique<verify::CapturedLayer>(texts.size());
+  };
+  Status status;
+  runner.run(texts, hooks, status);
+  return method;
+}
+
+}  // namespace
+
+TEST_CASE("figures of a decoder of four words equal those by hand") {
+  FourWords runner;
+  const auto backend = make_cpu_backend();
+  const KvMethod naive = make_baseline("naive", {{0, kVocab}}, {0, 1}, 0);
+  const std::vector<KvMethod> methods{make_baseline("bf16", {{0, kVocab}}, {}, 0), naive};
+  const verify::ModelData data = small_data();
+  Status status;
+
+  const auto metrics = verify::measure_model(runner, data, methods, Precision::kServing, *backend, status);
+
+  double nll = 0, exact_nll = 0, kld = 0, same = 0, worst = 0;
+  for (const TokenSequence& text : data.texts) {
+    const std::vector<float> rows = rows_of(text);
+    const HeadsView view = heads_view(rows, static_cast<std::int64_t>(text.size()), 1, kVocab);
+    std::vector<float> out(rows.size());
+    const auto mixed = make_mixed_sequence({view, view, view}, naive.layer(0), Precision::kServing, *backend);
+    backend->attend(mixed.view({0, 1}, {}), out);
+    for (std::size_t t = 0; t + 1 < text.size(); ++t) {
+      const auto p = log_softmax(rows.data() + t * kVocab);
+      const auto q = log_softmax(out.data() + t * kVocab);
+      double kl = 0;
+      for (std::size_t i = 0; i < kVocab; ++i) kl += std::exp(p[i]) * (p[i] - q[i]);
+      kld += kl, worst = std::max(worst, kl);
+      nll -= q[static_cast<std::size_t>(text[t + 1])], exact_nll -= p[static_cast<std::size_t>(text[t + 1])];
+      same += (std::max_element(p.begin(), p.end()) - p.begin()) == (std::max_element(q.begin(), q.end()) - q.begin());
+    }
+  }
+  CHECK(metrics[0].positions == 6);
+  CHECK(metrics[0].ppl == doctest::Approx(std::exp(exact_nll / 6)));
+  CHECK(metrics[0].ppl_ratio == 1);
+  CHECK(metrics[0].kld_mean == doctest::Approx(0));
+  CHECK(metrics[0].same_top == 1);
+  CHECK(metrics[1].ppl == doctest::Approx(std::exp(nll / 6)));
+  CHECK(metrics[1].ppl_ratio == doctest::Approx(std::exp((nll - exact_nll) / 6)));
+  CHECK(metrics[1].kld_mean == doctest::Approx(kld / 6));
+  CHECK(metrics[1].kld_p99 <= worst);
+  CHECK(metrics[1].kld_p99 > metrics[1].kld_mean);
+  CHECK(metrics[1].same_top == doctest::Approx(same / 6));
+  CHECK(metrics[1].same_top < 1);
+}
+
+TEST_CASE("a needle counts if every token of its answer but the last is the most likely one") {
+  FourWords runner;
+  const auto backend = make_cpu_backend();
+  Status status;
+  const std::vector<KvMethod> methods{make_baseline("bf16", {{0, kVocab}}, {}, 0)};
+  // Row 1 of {0, 0, 1, …} prefers 1; row 2 prefers 3: the first two needles hit whatever their last token, the third
+  // misses.
+  const auto metrics = verify::measure_model(runner, small_data(), methods, Precision::kServing, *backend, status);
+  CHECK(metrics[0].needle_hits == 2);
+  CHECK(metrics[0].needles == 3);
+  CHECK(*metrics[0].retrieval == doctest::Approx(2.0 / 3));
+}
+
+TEST_CASE("sequences and answers that cannot be measured are refused") {
+  verify::ModelData data = small_data();
+  data.texts.push_back({1});
+  CHECK_ERROR(verify::check_model_data(data), DataError, "evaluation sequence 2");
+  data = small_data();
+  data.answer_lengths.pop_back();
+  CHECK_ERROR(verify::check_model_data(data), DataError, "3 needles, but 2 answer lengths");
+  data = small_data();
+  data.answer_lengths[1] = 5;
+  CHECK_ERROR(verify::check_model_data(data), DataError, "needle 1");
+}
+
+TEST_CASE("ppl, KL, same-top and needles of the sample model equal an independent numpy run") {
+  const auto golden = test::shared_data("golden/qwen3-2m");
+  if (!golden) return;
+  const auto runner = open_model(test::data("qwen3-2m"));
+  const auto backend = make_cpu_backend();
+  Status status;
+  verify::ModelData data{
+      rows_from(*golden / "tokens_eval.npy", 0, 6), rows_from(*golden / "tokens_passkey.npy", 0, 40), {}};
+  for (const std::int64_t length : read_npy(*golden / "passkey_answer_len.npy").to_int64()) {
+    if (data.answer_lengths.size() < 40) data.answer_lengths.push_back(static_cast<int>(length));
+  }
+  const auto texts = rows_from(*golden / "tokens_calib.npy", 10, 6);
+  const std::vector<KvMethod> methods{fitted_method(*runner, texts, *backend)};
+
+  const auto metrics = verify::measure_model(*runner, data, methods, Precision::kServing, *backend, status);
+
+  const Json expected = read_json(*golden / "model_metrics.json");
+  const Json& exact = expected.at("exact");
+  const Json& oscar = expected.at("oscar, clip .96/.92");
+  CHECK(metrics[0].ppl / metrics[0].ppl_ratio == doctest::Approx(exact.at("ppl").get<double>()).epsilon(1e-4));
+  CHECK(metrics[0].ppl == doctest::Approx(oscar.at("ppl").get<double>()).epsilon(0.002));
+  CHECK(metrics[0].kld_mean == doctest::Approx(oscar.at("kl").get<double>()).epsilon(0.05));
+  CHECK(metrics[0].same_top == doctest::Approx(oscar.at("same_top").get<double>()).epsilon(0.005));
+  CHECK(std::abs(static_cast<double>(metrics[0].needle_hits) - oscar.at("needles").get<double>()) <= 2);
+}
+
+}  // namespace oscar

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: MIT
+// Every structure check on a sound set, and on the set with one planted defect of the kind that it is there for.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "spectral/spectrum.hpp"
+#include "support/support.hpp"
+#include "tensor/pt.hpp"
+#include "transform/compose.hpp"
+#include "verify/checks.hpp"
+#include "verify/uncompose.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr int kDim = 16;
+
+/// A D A^T with random A: no two seeds share directions.
+MatrixStack random_covariance(unsigned seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<double> normal;
+  std::vector<double> a(kDim * kDim);
+  for (double& x : a) x = normal(engine);
+  MatrixStack covariance(1, kDim);
+  for (std::size_t i = 0; i < kDim; ++i) {
+    for (std::size_t j = 0; j < kDim; ++j) {
+      double sum = 0;
+      for (std::size_t k = 0; k < kDim; ++k)
+        sum += a[i * kDim + k] * a[j * kDim + k] * std::exp(0.3 * static_cast<double>(k));
+      covariance.data[i * kDim + j] = static_cast<float>(sum);
+    }
+  }
+  return covariance;
+}
+
+SideTransform fitted(unsigned seed, Composition composition) {
+  const auto backend = make_cpu_backend();
+  SideTransform side;
+  side.covariance = random_covariance(seed);
+  const auto spectra = decompose(side.covariance, *backend);
+  side.rotation = compose(spectra, composition);
+  for (double& x : side.rotation.data) x = static_cast<float>(x);
+  side.eigenvalues = spectra[0].values;
+  side.clip_ratio = 0.9;
+  return side;
+}
+
+Subject sound_set(Composition composition = Composition::kRHPbr) {
+  Subject subject;
+  subject.ours = true;
+  subject.set.has_clip_ratios = true;
+  subject.set.model.config_sha256 = "abc";
+  const std::string suffix = "_" + std::string(name_of(composition));
+  subject.sides = {{"key", "qqt" + suffix, {}}, {"value", "sst" + suffix, {}}};
+  for (int layer = 0; layer < 2; ++layer) {
+    subject.sides[0].layers.emplace_back(layer, fitted(10 + static_cast<unsigned>(layer), composition));
+    subject.sides[1].layers.emplace_back(layer, fitted(20 + static_cast<unsigned>(layer), composition));
+  }
+  return subject;
+}
+
+verify::Expectation expected_model() {
+  verify::Expectation expected;
+  expected.model.config_sha256 = "abc";
+  expected.model.num_layers = 2;
+  expected.model.num_key_value_heads = 1;
+  expected.model.head_dim = kDim;
+  expected.origin = "config.json";
+  return expected;
+}
+
+std::vector<Check> all_checks(const Subject& subject, const verify::Expectation& expected = expected_model()) {
+  std::vector<Check> checks;
+  verify::check_finite(subject, checks);
+  verify::check_coverage(subject, expected, checks);
+  verify::check_model_identity(subject, expected, checks);
+  verify::check_orthogonality(subject, checks);
+  verify::check_spectrum(subject, checks);
+  verify::check_decomposition(subject, checks);
+  return checks;
+}
+
+/// "name: message" of every check that failed, or is unknown.
+std::string with_status(const std::vector<Check>& checks, std::optional<bool> status) {
+  std::string text;
+  for (const Check& check : checks) {
+    if (check.ok == status) text += check.name + ": " + check.message + "\n";
+  }
+  return text;
+}
+
+std::string failures(const Subject& subject, const verify::Expectation& expected = expected_model()) {
+  return with_status(all_checks(subject, expected), false);
+}
+
+void check_contains(const std::string& text, const std::string& part) {
+  CHECK_MESSAGE(text.find(part) != std::string::npos, text);
+}
+
+SideTransform& key(Subject& subject, std::size_t layer = 0) { return subject.sides[0].layers[layer].second; }
+SideTransform& value(Subject& subject, std::size_t layer = 0) { return subject.sides[1].layers[layer].second; }
+
+void transpose(MatrixStack& m) {
+  for (std::size_t i = 0; i < kDim; ++i) {
+    for (std::size_t j = 0; j < i; ++j) std::swap(m.data[i * kDim + j], m.data[j * kDim + i]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a sound set passes every check, none unknown") {
+  const std::vector<Check> checks = all_checks(sound_set());
+  CHECK(with_status(checks, false) == "");
+  CHECK(with_status(checks, std::nullopt) == "");
+  CHECK(checks.size() > 20);
+}
+
+TEST_CASE("NaN, non-orthogonal matrices and wrong numbers of things are found") {
+  Subject set = sound_set();
+  key(set).rotation.data[5] = std::numeric_limits<double>::quiet_NaN();
+  check_contains(failures(set), "finite: ");
+  check_contains(failures(set), "orthogonality: ");
+
+  set = sound_set();
+  value(set).rotation.data[5] += 0.001;
+  check_contains(failures(set), "orthogonality: ");
+  CHECK(failures(set).find("orthogonality_bf16") == std::string::npos);
+  value(set).rotation.data[5] += 0.05;
+  check_contains(failures(set), "orthogonality_bf16: after the cast");
+
+  set = sound_set();
+  set.sides[1].layers.pop_back();
+  check_contains(failures(set), "sides_agree: ");
+  check_contains(failures(set), "layer_coverage: no rotation for layers 1");
+
+  verify::Expectation deeper = expected_model();
+  deeper.model.num_layers = 4;
+  check_contains(failures(sound_set(), deeper), "no rotation for layers 2, 3 of config.json");
+  deeper.model.num_layers = 1;
+  check_contains(failures(sound_set(), deeper), "layer 1 does not exist");
+
+  verify::Expectation wider = expected_model();
+  wider.model.head_dim = 128;
+  check_contains(failures(sound_set(), wider), "shape: the model's head_dim is 128");
+  verify::Expectation other = expected_model();
+  other.model.config_sha256 = "def";
+  check_contains(failures(sound_set(), other), "model_identity: fitted on another model");
+
+  set = sound_set();
+  key(set).eigenvalues.pop_back();
+  check_contains(failures(set), "shape: the number of eigenvalues");
+  set = sound_set();
+  key(set).clip_ratio = 1.5;
+  check_contains(failures(set), "clip_ratio: ");
+}
+
+TEST_CASE("degenerate spectra are found") {
+  Subject set = sound_set();
+  std::swap(key(set).eigenvalues[0], key(set).eigenvalues[3]);
+  check_contains(failures(set), "spectrum: eigenvalues are not ascending");
+  set = sound_set();
+  key(set).eigenvalues[0] = -1;
+  check_contains(failures(set), "spectrum: a covariance cannot have negative");
+  set = sound_set();
+  std::fill(value(set).eigenvalues.begin(), value(set).eigenvalues.end(), 2.0);
+  check_contains(failures(set), "spectrum: all eigenvalues are equal");
+  std::fill(value(set).eigenvalues.begin(), value(set).eigenvalues.end(), 0.0);
+  check_contains(failures(set), "spectrum: no eigenvalue is positive");
+  set = sound_set();
+  std::fill_n(key(set).eigenvalues.begin(), 9, 0.0);
+  check_contains(failures(set), "spectrum_rank: most directions had no data");
+}
+
+TEST_CASE("swapped, transposed, exchanged and differently composed matrices are found and named") {
+  Subject set = sound_set();
+  std::swap(key(set).rotation, value(set).rotation);
+  check_contains(failures(set), "decomposition: it is the matrix of the other side: keys and values are swapped");
+  set = sound_set();
+  std::swap(set.sides[0].objective, set.sides[1].objective);
+  check_contains(failures(set), "objective_side: \"sst_r_h_pbr\" is fitted for the other side");
+  set = sound_set();
+  transpose(key(set).rotation);
+  check_contains(failures(set), "decomposition: the matrix is transposed");
+  set = sound_set();
+  std::swap(key(set, 0).rotation, key(set, 1).rotation);
+  check_contains(failures(set), "decomposition: it is the matrix of layer 1");
+  set = sound_set();
+  set.sides[0].objective = "qqt_r_h";
+  check_contains(failures(set), "decomposition: it is composed as \"r_h_pbr\", not as \"r_h\"");
+  set = sound_set();
+  for (double& x : key(set).eigenvalues) x *= 1.01;
+  check_contains(failures(set), "decomposition: the eigenvalues are not those of the covariance");
+}
+
+TEST_CASE("what a bare foreign file cannot tell is unknown, and never ok") {
+  Subject set = sound_set();
+  set.ours = false;
+  set.set.has_clip_ratios = false;
+  set.set.model = {};
+  for (SubjectSide& side : set.sides) {
+    for (auto& [id, transform] : side.layers) transform.covariance = {};
+  }
+  const std::vector<Check> checks = all_checks(set, {});
+  CHECK(with_status(checks, false) == "");
+  const std::string unknown = with_status(checks, std::nullopt);
+  for (const char* name : {"layer_coverage", "shape", "model_identity", "clip_ratio", "decomposition"}) {
+    check_contains(unknown, std::string(name) + ": ");
+    for (const Check& check : checks) CHECK((check.name != name || !check.ok.has_value()));
+  }
+}
+
+TEST_CASE("data decides what a foreign file leaves open: same tokens exactly, other text roughly") {
+  Subject set = sound_set();
+  std::vector<verify::DataCovariance> data;
+  for (SubjectSide& side : set.sides) {
+    for (auto& [id, transform] : side.layers) {
+      data.push_back({id, side.target, transform.covariance, true});
+      transform.covariance = {};
+    }
+  }
+  const auto on_data = [&] {
+    std::vector<Check> checks;
+    verify::check_decomposition_on_data(set, data, checks);
+    CHECK(checks.size() == 4);
+    return with_status(checks, false);
+  };
+  CHECK(on_data() == "");
+  for (double& x : data[0].covariance.data) x *= 1.1;
+  check_contains(on_data(), "the eigenvalues are not those of the covariance");
+  for (auto& d : data) d.same_tokens = false;
+  CHECK(on_data() == "");
+  std::swap(key(set).rotation, value(set).rotation);
+  check_contains(on_data(), "keys and values are swapped");
+}
+
+TEST_CASE("rotations made without data are held against their constant") {
+  for (const Composition composition : {Composition::kPbr, Composition::kHPbr}) {
+    Subject set = sound_set(composition);
+    CHECK(failures(set) == "");
+    transpose(key(set).rotation);
+    key(set).rotation.data[1] += 0.5;
+    check_contains(failures(set), "composition: this is not \"" + std::string(name_of(composition)) + "\"");
+  }
+  Subject set = sound_set();
+  for (SubjectSide& side : set.sides) {
+    side.objective = "hadamard";
+    for (auto& [id, transform] : side.layers) {
+      transform.rotation = hadamard_rotation(kDim);
+      transform.eigenvalues.assign(kDim, 1.0);
+    }
+  }
+  CHECK(failures(set) == "");
+  std::swap(key(set).rotation.data[0], key(set).rotation.data[18]);
+  key(set).rotation.data[0] = -key(set).rotation.data[0];
+  check_contains(failures(set), "composition: this is not \"hadamard\"");
+}
+
+TEST_CASE("eigenvectors come out of every composition that holds them") {
+  for (const Composition composition : {Composition::kPlain, Composition::kBr, Composition::kRH, Composition::kHRPbr,
+                                        Composition::kHPbrR, Composition::kRHPbr}) {
+    CAPTURE(name_of(composition));
+    CHECK(failures(sound_set(composition)) == "");
+  }
+  const std::vector<double> identity = MatrixStack::identity(12).data;
+  CHECK_FALSE(verify::eigenvectors_of(identity, 12, "r_h_pbr").has_value());
+  CHECK_FALSE(verify::eigenvectors_of(identity, 12, "best").has_value());
+  CHECK(verify::eigenvectors_of(identity, 12, "plain") == identity);
+  CHECK_FALSE(verify::eigenvectors_of(MatrixStack::identity(16).data, 16, "br_h128").has_value());
+}
+
+TEST_CASE("the published fitter's compositions all hold the eigenvectors of its plain file") {
+  const auto expected = test::shared_data("golden/reference-fit/expected");
+  if (!expected) return;
+  const auto rotation_of = [&](const std::string& composition, int layer) {
+    const PtValue file = read_pt(*expected / ("k_rotation_qqt_" + composition + ".pt"));
+    return MatrixStack::from(*file.find("layers")->find(layer)->find("rotation")->get_if<Tensor>(), composition).data;
+  };
+  for (const std::string& composition : verify::composition_names()) {
+    for (int layer = 0; layer < 4; ++layer) {
+      CAPTURE(composition);
+      const std::vector<double> rotation = rotation_of(composition, layer);
+      std::vector<double> wanted = rotation_of("plain", layer);
+      std::vector<double> found;
+      if (verify::is_constant(composition)) {
+        wanted = *verify::constant_rotation(composition, 128);
+        found = rotation;
+      } else {
+        found = *verify::eigenvectors_of(rotation, 128, composition);
+      }
+      double worst = 0;
+      for (std::size_t i = 0; i < wanted.size(); ++i) worst = std::max(worst, std::abs(wanted[i] - found[i]));
+      CHECK(worst < 1e-5);
+    }
+  }
+}
+
+}  // namespace oscar
