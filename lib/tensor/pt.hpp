@@ -21,7 +21,8 @@ struct PtValue;
 /// Lists and tuples.
 using PtList = std::vector<PtValue>;
 /// In file order; keys are strings or integers.
-using PtDict = std::vector<std::pair<PtValue, PtValue>>;
+struct PtItem;
+using PtDict = std::vector<PtItem>;
 
 struct PtValue {
   std::variant<std::monostate, bool, std::int64_t, double, std::string, Tensor, PtList, PtDict> value;
@@ -34,6 +35,10 @@ struct PtValue {
   [[nodiscard]] const T* get_if() const {
     return std::get_if<T>(&value);
   }
+};
+
+struct PtItem {
+  PtValue key, value;
 };
 
 /// Reads a whole archive. Throws DataError: missing, truncated, not an archive, a forbidden global.

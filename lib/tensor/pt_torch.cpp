@@ -163,7 +163,7 @@ class TorchPlugin : public PtPlugin {
     if (value.isGenericDict()) {
       PtDict dict;
       for (const auto& entry : value.toGenericDict()) {
-        dict.emplace_back(from_ivalue(archive, entry.key(), path), from_ivalue(archive, entry.value(), path));
+        dict.push_back({from_ivalue(archive, entry.key(), path), from_ivalue(archive, entry.value(), path)});
       }
       return {std::move(dict)};
     }
@@ -194,7 +194,7 @@ class TorchPlugin : public PtPlugin {
         return list;
       }
       c10::IValue operator()(const PtDict& v) const {
-        const bool by_number = !v.empty() && v.front().first.get_if<std::int64_t>() != nullptr;
+        const bool by_number = !v.empty() && v.front().key.get_if<std::int64_t>() != nullptr;
         const c10::TypePtr key = by_number ? c10::TypePtr(c10::IntType::get()) : c10::TypePtr(c10::StringType::get());
         c10::impl::GenericDict dict(key, c10::AnyType::get());
         for (const auto& [name, item] : v) dict.insert(to_ivalue(name), to_ivalue(item));
