@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "base/status.hpp"
 #include "codec/mixed_sequence.hpp"
 
 namespace oscar {
@@ -134,6 +135,7 @@ ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const M
   const auto measure = [&](QuantizedSides sides) {
     AttentionErrors sum;
     for (std::size_t i = 0; i < sample.size(); ++i) {
+      throw_if_interrupted();
       sum.add(total(
           backend.compare_attention(view_of(sample[i]), mixed[i].view(windows, sample[i].query_positions, sides))));
     }
