@@ -9,6 +9,8 @@
 #include "base/files.hpp"
 #include "commands/commands.hpp"
 #include "dump/folder_source.hpp"
+#include "dump/live_source.hpp"
+#include "model_input.hpp"
 #include "rotation/formats.hpp"
 
 namespace oscar {
@@ -16,8 +18,8 @@ namespace {
 
 struct FitCommand {
   std::filesystem::path dump, out;
-  SourceLimits limits;
-  std::string layers, formats = "pt,h5";
+  ModelInput input;
+  std::string formats = "pt,h5";
   FitOptions fit;
   bool force = false;
 };
@@ -60,39 +62,53 @@ Json to_json(const FitResult& result, const std::filesystem::path& out, const st
           {"seconds", {{"rotations", result.rotation_seconds}, {"clip_fit", result.clip_seconds}}}};
 }
 
-void run(FitCommand& command, Context& context) {
-  Status& status = *context.status;
-  const RotationFormats formats = parse_formats(command.formats);
-  if (!command.layers.empty()) command.limits.layers = parse_layers(command.layers);
-  {
-    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
+/// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
+class Input {
+ public:
+  Input(const FitCommand& command, Status& status) {
+    const std::vector<int> layers = parse_layers(command.input.layers);
+    const TokenLimits& limits = command.input.limits;
+    if (command.dump.empty() == command.input.model.empty()) {
+      throw UsageError(command.dump.empty() ? "nothing to fit on" : "--dump and --model exclude each other",
+                       "oscar fit", "give either --dump DIR, or --model DIR with --text or --tokens");
+    }
+    if (!command.dump.empty()) {
+      source_ = open_dump(command.dump, {limits.max_tokens, limits.max_sequences, layers}, status);
+      return;
+    }
+    runner_ = open_model(command.input.model);
+    source_ = open_live(*runner_, read_sequences(command.input, runner_->config()), {.layers = layers}, status);
   }
-  const std::unique_ptr<Backend> backend = make_backend(context.common.device);
-  const std::unique_ptr<QkvSource> source = open_dump(command.dump, command.limits, status);
-  const FitResult result = fit(*source, command.fit, *backend, status);
-  write_rotation_set(command.out, result.set, formats, command.force);
+  [[nodiscard]] QkvSource& source() { return *source_; }
+
+ private:
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<QkvSource> source_;
+};
+
+void report(const FitResult& result, const FitCommand& command, const Backend& backend, Context& context) {
+  Status& status = *context.status;
   status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s (rotations {:.2f} s, clip ratios {:.2f} s), {}",
                             result.set.layers.size(), result.set.calibration.tokens,
                             result.rotation_seconds + result.clip_seconds, result.rotation_seconds, result.clip_seconds,
-                            backend->description()));
+                            backend.description()));
   if (result.set.recipe.contains("clip_sample")) {
     status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
   }
   status.notice("wrote " + command.out.string());
-  emit_json(context, to_json(result, command.out, backend->description()));
+  emit_json(context, to_json(result, command.out, backend.description()));
 }
 
-void add_input_options(CLI::App& app, FitCommand& command) {
-  app.add_option("--dump", command.dump, "Folder written by \"oscar dump\" or by a server")->required()->group("Input");
-  app.add_option("--layers", command.layers, "Only these layers, like 0-3,7")->group("Input");
-  app.add_option("--max-tokens", command.limits.max_tokens, "Tokens per layer at most; 0 = all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
-      ->group("Input");
-  app.add_option("--sequences", command.limits.max_sequences, "Sequences per layer at most; 0 = all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
-      ->group("Input");
+void run(FitCommand& command, Context& context) {
+  const RotationFormats formats = parse_formats(command.formats);
+  {
+    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
+  }
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device);
+  Input input(command, *context.status);
+  const FitResult result = fit(input.source(), command.fit, *backend, *context.status);
+  write_rotation_set(command.out, result.set, formats, command.force);
+  report(result, command, *backend, context);
 }
 
 void add_fit_options(CLI::App& app, FitOptions& fit) {
@@ -120,7 +136,10 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
 void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();
   CLI::App* fit = app.add_subcommand("fit", "Fit per-layer K and V rotations and clip ratios");
-  add_input_options(*fit, *command);
+  fit->add_option("--dump", command->dump, "Folder written by \"oscar dump\" or by a server")
+      ->type_name("DIR")
+      ->group("Input");
+  add_model_input_options(*fit, command->input);
   add_fit_options(*fit, command->fit);
   fit->add_option("--out", command->out, "Folder for the rotation set")->required()->group("Output");
   fit->add_option("--format", command->formats, "Files to write: pt, h5, safetensors")
