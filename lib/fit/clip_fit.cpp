@@ -42,25 +42,26 @@ Tensor copy_tokens(const HeadsView& view, std::int64_t begin, std::int64_t count
 }
 
 /// Distinct positions that see history: [sink + recent, tokens), ascending.
-std::vector<std::int64_t> choose_queries(std::int64_t tokens, Windows windows, const ClipFitOptions& options,
+std::vector<std::int64_t> choose_queries(std::int64_t tokens, Windows windows, std::int64_t count,
                                          std::mt19937_64& random) {
   const std::int64_t first = windows.sink + windows.recent;
   std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens - first));
   std::iota(positions.begin(), positions.end(), first);
-  const auto wanted = std::min(positions.size(), static_cast<std::size_t>(options.queries_per_sequence));
+  const auto wanted = std::min(positions.size(), static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < wanted; ++i) std::swap(positions[i], positions[i + draw(random, positions.size() - i)]);
   positions.resize(wanted);
   std::sort(positions.begin(), positions.end());
   return positions;
 }
 
-SampledSequence take(const QkvView& view, SequenceRange range, Windows windows, const ClipFitOptions& options,
+/// The first tokens of a sequence, with `num_queries` of its queries.
+SampledSequence take(const QkvView& view, SequenceRange range, Windows windows, std::int64_t num_queries,
                      std::mt19937_64& random) {
-  const std::int64_t tokens = std::min(range.size(), options.max_sequence_tokens);
+  const std::int64_t tokens = range.size();
   SampledSequence out{{},
                       copy_tokens(view.k, range.begin, tokens),
                       copy_tokens(view.v, range.begin, tokens),
-                      choose_queries(tokens, windows, options, random)};
+                      choose_queries(tokens, windows, num_queries, random)};
   out.q =
       Tensor(view.q.dtype, {static_cast<std::int64_t>(out.query_positions.size()), view.q.num_heads, view.q.head_dim});
   const auto row_bytes = static_cast<std::size_t>(view.q.bytes_per_token());
@@ -89,8 +90,7 @@ RowCodec clipped(RowCodec codec, double ratio) {
 }  // namespace
 
 const std::vector<double>& clip_candidates() {
-  static const std::vector<double> kRatios{1.0,  0.99, 0.98, 0.97, 0.96, 0.95, 0.94,
-                                           0.93, 0.92, 0.91, 0.9,  0.88, 0.86, 0.84};
+  static const std::vector<double> kRatios{1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.85, 0.8, 0.75};
   return kRatios;
 }
 
@@ -108,7 +108,11 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
   layer.rewind();
   while (sample.size() < chosen.size() && layer.next(chunk)) {
     for (const SequenceRange& range : chunk.sequences) {
-      if (chosen.contains(index++)) sample.push_back(take(chunk.view, range, windows, options, random));
+      if (!chosen.contains(index++)) continue;
+      const std::int64_t rows_per_query = chunk.view.q.num_heads * static_cast<std::int64_t>(chosen.size());
+      const std::int64_t queries = std::max<std::int64_t>(options.query_rows / rows_per_query, 1);
+      const SequenceRange part{range.begin, range.begin + std::min(range.size(), options.max_sequence_tokens)};
+      sample.push_back(take(chunk.view, part, windows, queries, random));
     }
   }
   return sample;

@@ -21,8 +21,8 @@ struct ClipFitOptions {
   /// anything.
   std::int64_t sample_tokens = 4096;
   std::int64_t max_sequence_tokens = 2048;
-  /// Queries per sampled sequence and query head, at random positions behind the windows.
-  int queries_per_sequence = 64;
+  /// Query rows in all (over sequences and query heads), at random positions behind the windows.
+  std::int64_t query_rows = 2048;
   std::uint64_t seed = 0;
 };
 
