@@ -32,6 +32,7 @@ void register_commands(CLI::App& app, Context& context) {
   // Help lists the commands in this order: that of the pipeline.
   register_dump(app, context);
   register_fit(app, context);
+  register_verify(app, context);
   register_publish(app, context);
   register_pull(app, context);
   register_inspect(app, context);

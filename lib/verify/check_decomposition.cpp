@@ -4,7 +4,7 @@
 // named.
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <numeric>
 
 #include "verify/checks.hpp"
 #include "verify/for_each_side.hpp"
@@ -24,6 +24,22 @@ double off_diagonal(std::span<const double> u, std::span<const double> sigma, st
   Matrix m = multiply_transposed(u, multiply(sigma, u, dim), dim);
   for (std::size_t i = 0; i < dim; ++i) m[i * dim + i] = 0;
   return frobenius(m) / frobenius(sigma);
+}
+
+/// 1 - Spearman's rank correlation of diag(U^T Sigma U) with its index: 0 if the directions keep their order on other
+/// data.
+double disorder(std::span<const double> u, std::span<const double> sigma, std::size_t dim) {
+  const Matrix m = multiply_transposed(u, multiply(sigma, u, dim), dim);
+  std::vector<std::size_t> order(dim);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return m[a * dim + a] < m[b * dim + b]; });
+  double sum = 0;
+  for (std::size_t rank = 0; rank < dim; ++rank) {
+    const double difference = static_cast<double>(rank) - static_cast<double>(order[rank]);
+    sum += difference * difference;
+  }
+  const auto n = static_cast<double>(dim);
+  return dim < 2 ? 0 : 6 * sum / (n * (n * n - 1));
 }
 
 /// |U^T Sigma U - Lambda| / |Lambda|.
@@ -56,7 +72,7 @@ struct Suspect {
 /// diagonal.
 double error_of(std::span<const double> u, std::span<const double> sigma, std::span<const double> values,
                 std::size_t dim) {
-  return values.empty() ? off_diagonal(u, sigma, dim) : decomposition_error(u, sigma, values, dim);
+  return values.empty() ? disorder(u, sigma, dim) : decomposition_error(u, sigma, values, dim);
 }
 
 /// Names the reading under which the matrix would be right. suspects[0] is the matrix as it claims to be.
@@ -79,7 +95,8 @@ std::string explanation(std::vector<Suspect> suspects, std::size_t dim, double l
   }
   if (!best.empty()) return best;
   const auto u = eigenvectors_of(claimed.rotation, dim, claimed.composition);
-  if (u && off_diagonal(*u, claimed.covariance, dim) <= limit) return "the eigenvalues are not those of the covariance";
+  if (u && !claimed.values.empty() && off_diagonal(*u, claimed.covariance, dim) <= limit)
+    return "the eigenvalues are not those of the covariance";
   return "it does not belong to this layer, side, model or data";
 }
 
@@ -215,15 +232,20 @@ void check_decomposition_on_data(const Subject& subject, const std::vector<DataC
     for (const SubjectSide& side : with_data.sides) {
       const SideTransform* t = find_layer(side, d.layer_id);
       if (t == nullptr || side.target != d.target || has_constant_rotation(side) || !usable(*t, d.covariance)) continue;
-      const double limit = d.same_tokens ? kSameTokensLimit : kForeignTextLimit;
+      const double limit = d.same_tokens ? kSameTokensLimit : kDisorderLimit;
       const auto finding = examine(with_data, side, d.layer_id, *t, d.covariance, d.same_tokens, limit);
       if (!finding) {
         checks.push_back(
             unknown("decomposition_on_data", d.layer_id, side, "\"" + side.objective + "\" cannot be taken apart"));
         continue;
       }
-      checks.push_back({"decomposition_on_data", d.layer_id, side.target, finding->error, limit,
-                        finding->error <= limit, finding->message});
+      std::optional<bool> ok = finding->error <= limit;
+      std::string message = finding->message;
+      if (!*ok && !d.same_tokens && d.tokens < std::int64_t{kMinTokensPerDim} * t->rotation.dim) {
+        ok = std::nullopt;
+        message = "too few tokens to tell: give at least " + std::to_string(kMinTokensPerDim * t->rotation.dim);
+      }
+      checks.push_back({"decomposition_on_data", d.layer_id, side.target, finding->error, limit, ok, message});
     }
   }
 }

@@ -22,9 +22,12 @@ inline constexpr double kOrthogonalityLimit = 1e-5;
 inline constexpr double kBf16OrthogonalityLimit = 0x1p-7;
 /// |U^T Sigma U - Lambda| / |Lambda| (Frobenius) with the matrix that was decomposed, which is stored in float32.
 inline constexpr double kDecompositionLimit = 1e-4;
-/// |off-diagonal part of U^T Sigma U| / |Sigma| with moments of other text. Measured on small samples of very different
-/// text: up to 0.58 for the right matrix, from 0.80 for a swapped, transposed or foreign one.
-inline constexpr double kForeignTextLimit = 0.7;
+/// 1 - rank correlation of diag(U^T Sigma U) with the order of the eigenvalues, with moments of other text. Measured:
+/// below 0.02 for the right matrix and 1024 tokens, 0.3 for 256; above 0.5 for a swapped, transposed, foreign or
+/// differently composed one.
+inline constexpr double kDisorderLimit = 0.4;
+/// Fewer tokens than this many head dimensions do not fail a set on other text.
+inline constexpr int kMinTokensPerDim = 4;
 /// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
 inline constexpr double kSameTokensLimit = 0.02;
 /// max |R - constant| for rotations that are made without data.
@@ -58,6 +61,7 @@ struct DataCovariance {
   std::string target;        // "key" or "value"
   MatrixStack covariance;    // one per KV head, by the side's objective
   bool same_tokens = false;  // the very tokens that the set was fitted on
+  std::int64_t tokens = 0;
 };
 /// U^T Sigma U with moments taken from data.
 void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,

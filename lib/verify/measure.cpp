@@ -2,9 +2,7 @@
 #include "verify/measure.hpp"
 
 #include <algorithm>
-#include <memory>
 
-#include "verify/captured_layer.hpp"
 #include "verify/data_covariance.hpp"
 
 namespace oscar::verify {
@@ -29,9 +27,9 @@ class Measurer {
   }
 
   void layer(int id, LayerStream& stream) {
+    found_.tokens = count_tokens(stream);
     take_covariances(id, stream);
     found_.layers.push_back(id);
-    found_.tokens = count_tokens(stream);
     if (plan_.methods->empty()) return;
     const std::int64_t limit = plan_.max_queries > 0 ? plan_.max_queries : found_.tokens;
     const std::int64_t stride =
@@ -55,7 +53,8 @@ class Measurer {
     for (const SubjectSide& side : plan_.subject->sides) {
       if (side.target.empty()) continue;
       auto covariance = covariance_of(side.objective, stream, backend_);
-      if (covariance) found_.covariances.push_back({id, side.target, std::move(*covariance), plan_.same_tokens});
+      if (covariance)
+        found_.covariances.push_back({id, side.target, std::move(*covariance), plan_.same_tokens, found_.tokens});
     }
   }
 
@@ -82,25 +81,6 @@ Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend&
     if (wanted(plan, id)) measurer.layer(id, *source.open(id));
     status.progress("attention metrics, layer", ++done, total);
   }
-  return measurer.take();
-}
-
-Measurements measure_live(ModelRunner& runner, const std::vector<TokenSequence>& texts, const MeasurePlan& plan,
-                          Backend& backend, Status& status) {
-  Measurer measurer(plan, backend);
-  auto captured = std::make_unique<CapturedLayer>(texts.size());
-  RunHooks hooks;
-  hooks.attention = [&](int layer, std::size_t sequence, const QkvView& qkv, std::span<float>) {
-    if (wanted(plan, layer)) captured->capture(sequence, qkv);
-    return false;
-  };
-  hooks.layer_done = [&](int layer) {
-    if (!wanted(plan, layer)) return;
-    measurer.layer(layer, *captured);
-    captured = std::make_unique<CapturedLayer>(texts.size());
-    status.progress("attention metrics, layer", layer + 1, runner.config().num_layers);
-  };
-  runner.run(texts, hooks, status);
   return measurer.take();
 }
 

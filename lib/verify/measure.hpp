@@ -29,7 +29,5 @@ struct MeasurePlan {
 };
 
 [[nodiscard]] Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status);
-[[nodiscard]] Measurements measure_live(ModelRunner& runner, const std::vector<TokenSequence>& texts,
-                                        const MeasurePlan& plan, Backend& backend, Status& status);
 
 }  // namespace oscar::verify

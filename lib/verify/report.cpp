@@ -96,11 +96,11 @@ Json verification_summary(const VerifyReport& report) {
                   {"warnings", report.warnings},
                   {"data", report.data},
                   {"windows", {{"sink", report.windows.sink}, {"recent", report.windows.recent}}},
-                  {"methods", Json::array()}};
+                  {"methods", Json::object()}};
   for (const MethodReport& method : report.methods) {
     Json entry = to_json(method);
     entry.erase("layers");
-    summary["methods"].push_back(std::move(entry));
+    summary["methods"][method.name] = std::move(entry);
   }
   return summary;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "verify/checks.hpp"
 #include "verify/measure.hpp"
@@ -54,6 +55,7 @@ Json describe_set(const std::filesystem::path& path, const Subject* subject) {
   json["model"] = to_json(subject->set.model);
   json["calibration"] = to_json(subject->set.calibration);
   json["recipe"] = subject->set.recipe.value("name", "");
+  json["verified_before"] = subject->set.verification.is_object();
   return json;
 }
 
@@ -64,11 +66,6 @@ void check_structure(const Subject& subject, const Expectation& expected, std::v
   verify::check_orthogonality(subject, checks);
   verify::check_spectrum(subject, checks);
   verify::check_decomposition(subject, checks);
-}
-
-CalibrationData data_of(const VerifyInputs& inputs) {
-  if (inputs.source != nullptr) return inputs.source->calibration();
-  return describe(inputs.model_data.texts);
 }
 
 bool same_tokens(const Subject& subject, const CalibrationData& data) {
@@ -92,11 +89,13 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
                     const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
   const bool live = inputs.source == nullptr && inputs.runner != nullptr && !inputs.model_data.texts.empty();
   if (inputs.source == nullptr && !live) return;
-  const CalibrationData data = data_of(inputs);
+  std::unique_ptr<QkvSource> live_source;
+  if (live) live_source = open_live(*inputs.runner, inputs.model_data.texts, {.layers = inputs.layers}, status);
+  QkvSource& source = live ? *live_source : *inputs.source;
+  const CalibrationData data = source.calibration();
   const bool same = same_tokens(subject, data);
   const verify::MeasurePlan plan{&subject, &methods, inputs.layers, options.max_queries, options.precision, same};
-  const Measurements found = live ? verify::measure_live(*inputs.runner, inputs.model_data.texts, plan, backend, status)
-                                  : verify::measure_source(*inputs.source, plan, backend, status);
+  const Measurements found = verify::measure_source(source, plan, backend, status);
   verify::check_decomposition_on_data(subject, found.covariances, report.checks);
   add_attention(report, found);
   report.data["attention"] = {{"source", live ? "model" : "dump"},

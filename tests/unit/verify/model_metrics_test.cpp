@@ -7,13 +7,13 @@
 #include <cmath>
 
 #include "codec/mixed_sequence.hpp"
+#include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "spectral/spectrum.hpp"
 #include "stats/moments.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "transform/compose.hpp"
-#include "verify/captured_layer.hpp"
 
 namespace oscar {
 namespace {
@@ -96,22 +96,16 @@ KvSide side_of(const MatrixStack& covariance, double clip_ratio, Backend& backen
 /// Rotations of query and output moments, fitted on what the model does with `texts`.
 KvMethod fitted_method(ModelRunner& runner, const std::vector<TokenSequence>& texts, Backend& backend) {
   KvMethod method{"oscar", MethodKind::kThis, {}, {}};
-  auto captured = std::make_unique<verify::CapturedLayer>(texts.size());
-  RunHooks hooks;
-  hooks.attention = [&](int, std::size_t sequence, const QkvView& qkv, std::span<float>) {
-    captured->capture(sequence, qkv);
-    return false;
-  };
-  hooks.layer_done = [&](int layer) {
-    const MatrixStack queries = query_moments(*captured, backend).mean();
-    captured->rewind();
-    const MatrixStack outputs = output_moments(*captured, backend).mean();
-    method.layers[layer] = {queries.dim, side_of(queries, kPublishedKeyClip, backend),
-                            side_of(outputs, kPublishedValueClip, backend)};
-    captured = std::make_unique<verify::CapturedLayer>(texts.size());
-  };
   Status status;
-  runner.run(texts, hooks, status);
+  const auto source = open_live(runner, texts, {.dtype = "float32"}, status);
+  for (const int id : source->layer_ids()) {
+    const auto layer = source->open(id);
+    const MatrixStack queries = query_moments(*layer, backend).mean();
+    layer->rewind();
+    const MatrixStack outputs = output_moments(*layer, backend).mean();
+    method.layers[id] = {queries.dim, side_of(queries, kPublishedKeyClip, backend),
+                         side_of(outputs, kPublishedValueClip, backend)};
+  }
   return method;
 }
 

@@ -218,7 +218,7 @@ TEST_CASE("data decides what a foreign file leaves open: same tokens exactly, ot
   std::vector<verify::DataCovariance> data;
   for (SubjectSide& side : set.sides) {
     for (auto& [id, transform] : side.layers) {
-      data.push_back({id, side.target, transform.covariance, true});
+      data.push_back({id, side.target, transform.covariance, true, 1000});
       transform.covariance = {};
     }
   }
@@ -235,6 +235,8 @@ TEST_CASE("data decides what a foreign file leaves open: same tokens exactly, ot
   CHECK(on_data() == "");
   std::swap(key(set).rotation, value(set).rotation);
   check_contains(on_data(), "keys and values are swapped");
+  for (auto& d : data) d.tokens = 60;
+  CHECK(on_data() == "");  // too few to fail a set on
 }
 
 TEST_CASE("rotations made without data are held against their constant") {

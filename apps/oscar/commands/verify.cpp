@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+#include "verify/verify.hpp"
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "base/errors.hpp"
+#include "commands/commands.hpp"
+#include "console.hpp"
+#include "dump/folder_source.hpp"
+#include "model_input.hpp"
+#include "tensor/npy.hpp"
+#include "verify/record.hpp"
+#include "verify/table.hpp"
+
+namespace oscar {
+namespace {
+
+struct VerifyCommand {
+  std::filesystem::path rotations, dump, needle, needle_answers;
+  ModelInput input;
+  std::string precision = "serving";
+  VerifyOptions options;
+  std::int64_t max_needles = 0;
+  bool record = true;
+};
+
+bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.input.texts.empty(); }
+
+void check_usage(const VerifyCommand& c) {
+  if ((has_text(c) || !c.needle.empty()) && c.input.model.empty()) {
+    throw UsageError("text, tokens and needles need a model to run", "--model", "give the folder of the checkpoint");
+  }
+  if (c.needle.empty() != c.needle_answers.empty()) {
+    throw UsageError("--needle and --needle-answers belong together", "--needle", "give both");
+  }
+}
+
+verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config) {
+  verify::ModelData data;
+  if (has_text(c)) data.texts = read_sequences(c.input, config);
+  if (c.needle.empty()) return data;
+  data.needles = read_tokens(c.needle, {config.max_position_embeddings, 0, c.max_needles});
+  for (const std::int64_t length : read_npy(c.needle_answers).to_int64()) {
+    // --max-needles keeps the first needles, so it keeps their answers.
+    if (c.max_needles > 0 && data.answer_lengths.size() >= data.needles.size()) break;
+    data.answer_lengths.push_back(
+        static_cast<int>(std::clamp<std::int64_t>(length, 0, config.max_position_embeddings)));
+  }
+  return data;
+}
+
+/// Structure checks alone do not replace figures that were measured before, unless they failed.
+bool worth_recording(const VerifyCommand& c, const VerifyReport& report) {
+  if (!c.record || report.rotation_set.value("format", "") != "oscar.rotation_set.v1") return false;
+  const bool measured = report.data.contains("attention") || report.data.contains("model");
+  return measured || !report.accepted || !report.rotation_set.value("verified_before", false);
+}
+
+void record(const VerifyCommand& c, const VerifyReport& report, Status& status) {
+  if (!worth_recording(c, report)) return;
+  try {
+    record_verification(c.rotations, verification_summary(report));
+    status.notice("the summary is recorded in " + (c.rotations / "manifest.json").string());
+  } catch (const IoError& error) {
+    status.warning(std::string("the summary is not recorded: ") + error.what() + " (" + error.where() + ")");
+  }
+}
+
+void run(VerifyCommand& c, Context& context) {
+  check_usage(c);
+  c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
+  const auto backend = make_backend(context.common.device);
+  VerifyInputs inputs;
+  inputs.layers = parse_layers(c.input.layers);
+  std::unique_ptr<QkvSource> source;
+  std::unique_ptr<ModelRunner> runner;
+  if (!c.dump.empty()) {
+    source =
+        open_dump(c.dump, {c.input.limits.max_tokens, c.input.limits.max_sequences, inputs.layers}, *context.status);
+  }
+  if (!c.input.model.empty()) {
+    runner = open_model(c.input.model);
+    inputs.model_data = read_model_data(c, runner->config());
+  }
+  inputs.source = source.get();
+  inputs.runner = runner.get();
+  const VerifyReport report = verify_rotations(c.rotations, inputs, c.options, *backend, *context.status);
+  const Json document = to_json(report);
+  validate_json(document, "oscar.verify_report.v1", "the report");
+  if (!context.common.json_to_stdout) {
+    if (!report.methods.empty()) std::cout << format_table(table_of(report)) << '\n';
+    std::cout << summary_of(report);
+  }
+  emit_json(context, document);
+  record(c, report, *context.status);
+  if (!report.accepted) context.exit_code = 3;
+}
+
+void add_inputs(CLI::App& command, VerifyCommand& c) {
+  command
+      .add_option("ROTATIONS", c.rotations,
+                  "A rotation set, a folder with k_rotation*.pt and v_rotation*.pt, or one .pt file")
+      ->required();
+  command.add_option("--dump", c.dump, "Measure attention on this dump")->type_name("DIR")->group("Input");
+  add_model_input_options(command, c.input);
+  command.add_option("--needle", c.needle, "Token ids of needles, one a row (.npy)")->type_name("FILE")->group("Input");
+  command.add_option("--needle-answers", c.needle_answers, "Number of tokens of each needle's answer (.npy)")
+      ->type_name("FILE")
+      ->group("Input");
+  command.add_option("--max-needles", c.max_needles, "Needles to use at most; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Input");
+}
+
+void add_settings(CLI::App& command, VerifyCommand& c) {
+  VerifyOptions& options = c.options;
+  command
+      .add_option("--compare", options.compare,
+                  "Methods to set beside it: all, none, or a list of bf16, naive, hadamard, hadamard_clip")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->group("Verify");
+  command.add_option("--precision", c.precision, "serving (bfloat16 as servers round) or fp32")
+      ->check(CLI::IsMember({"serving", "fp32"}))
+      ->capture_default_str()
+      ->group("Verify");
+  command.add_option("--sink", options.sink, "First tokens kept in bfloat16; default: the set's")
+      ->check(CLI::NonNegativeNumber)
+      ->group("Verify");
+  command.add_option("--recent", options.recent, "Last tokens kept in bfloat16; default: the set's")
+      ->check(CLI::NonNegativeNumber)
+      ->group("Verify");
+  command
+      .add_option("--max-queries", options.max_queries,
+                  "Queries per layer that attention metrics look at, evenly spread; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Verify");
+  command.add_option("--context", options.context, "Context length for bits per element")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group("Verify");
+  VerifyThresholds& limits = options.thresholds;
+  command
+      .add_option("--max-output-error", limits.max_output_error,
+                  "Reject above this relative error of attention outputs")
+      ->group("Verdict");
+  command.add_option("--max-kld", limits.max_kld, "Reject above this mean KL of the model's predictions")
+      ->group("Verdict");
+  command
+      .add_option("--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity")
+      ->group("Verdict");
+  command.add_flag("--record,!--no-record", c.record, "Keep the summary in the set's manifest (default on)")
+      ->group("Output");
+}
+
+}  // namespace
+
+void register_verify(CLI::App& app, Context& context) {
+  CLI::App* command =
+      app.add_subcommand("verify", "Check a rotation set and measure what it does, beside other methods");
+  auto options = std::make_shared<VerifyCommand>();
+  add_inputs(*command, *options);
+  add_settings(*command, *options);
+  add_backend_options(*command, context);
+  add_json_option(*command, context);
+  command->callback([options, &context] { run(*options, context); });
+}
+
+}  // namespace oscar

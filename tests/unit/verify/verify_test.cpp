@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT
+// The whole judge on a set that was really fitted on the sample model, and on what people do to such sets.
+#include "verify/verify.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "base/files.hpp"
+#include "dump/live_source.hpp"
+#include "fit/fit.hpp"
+#include "model/tokens.hpp"
+#include "rotation/formats.hpp"
+#include "support/support.hpp"
+#include "verify/record.hpp"
+#include "verify/table.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr int kTokens = 512;
+
+std::vector<TokenSequence> text(const char* name, std::size_t sequence) {
+  const auto all = read_tokens(test::data(std::string("golden/qwen3-2m/") + name), {kTokens, 0, 0});
+  return {all[sequence]};
+}
+
+/// Fitted once for all cases: the fit is not what is tested here.
+struct Sample {
+  std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
+  std::unique_ptr<Backend> backend = make_cpu_backend();
+  std::vector<TokenSequence> calibration = text("tokens_calib.npy", 0), held_out = text("tokens_eval.npy", 0);
+  RotationSet set;
+  Status status;
+  Sample() {
+    const auto source = open_live(*runner, calibration, {}, status);
+    FitOptions options;
+    options.clip = "0.96,0.92";
+    options.windows = {16, 64};
+    set = fit(*source, options, *backend, status).set;
+  }
+  static Sample& get() {
+    static Sample sample;
+    return sample;
+  }
+};
+
+struct Verified {
+  VerifyReport report;
+  std::string reasons, warnings;
+};
+
+Verified verified(const fs::path& path, const VerifyInputs& inputs = {}, const VerifyOptions& options = {}) {
+  Sample& sample = Sample::get();
+  Verified v{verify_rotations(path, inputs, options, *sample.backend, sample.status), "", ""};
+  validate_json(to_json(v.report), "oscar.verify_report.v1", "report");
+  for (const std::string& reason : v.report.reasons) v.reasons += reason + "\n";
+  for (const std::string& warning : v.report.warnings) v.warnings += warning + "\n";
+  return v;
+}
+
+VerifyInputs model_on(const std::vector<TokenSequence>& texts) {
+  VerifyInputs inputs;
+  inputs.runner = Sample::get().runner.get();
+  inputs.model_data.texts = texts;
+  return inputs;
+}
+
+void check_contains(const std::string& text, const std::string& part) {
+  CHECK_MESSAGE(text.find(part) != std::string::npos, text);
+}
+
+fs::path written(const test::TemporaryFolder& folder, const RotationSet& set) {
+  write_rotation_set(folder / "set", set, {}, true);
+  return folder / "set";
+}
+
+const MethodReport& method(const VerifyReport& report, const std::string& name) {
+  const auto found =
+      std::find_if(report.methods.begin(), report.methods.end(), [&](const auto& m) { return m.name == name; });
+  REQUIRE(found != report.methods.end());
+  return *found;
+}
+
+}  // namespace
+
+TEST_CASE("a fitted set is accepted, beats the methods beside it, and its figures go into its manifest") {
+  const test::TemporaryFolder folder;
+  const fs::path path = written(folder, Sample::get().set);
+
+  const Verified v = verified(path, model_on(Sample::get().held_out));
+
+  CHECK_MESSAGE(v.report.accepted, v.reasons);
+  CHECK(v.report.windows == Windows{16, 64});
+  CHECK(v.report.methods.size() == 5);
+  CHECK(v.report.methods[4].kind == MethodKind::kThis);
+  const MethodReport& oscar = method(v.report, "oscar");
+  const MethodReport& naive = method(v.report, "naive");
+  CHECK(oscar.layers.size() == 4);
+  CHECK(oscar.attention->softmax_kl < naive.attention->softmax_kl / 2);
+  CHECK(*oscar.attention->k_sqnr_db > *naive.attention->k_sqnr_db);
+  CHECK(oscar.model->kld_mean < naive.model->kld_mean / 2);
+  CHECK(oscar.model->positions == kTokens - 1);
+  CHECK(method(v.report, "bf16").model->kld_mean < 1e-9);
+  for (const Check& check : v.report.checks) CHECK_MESSAGE(check.ok == true, check.name, ": ", check.message);
+
+  record_verification(path, verification_summary(v.report));
+  const RotationSet again = read_rotation_set(path);
+  CHECK(again.verification.at("verdict") == "accepted");
+  CHECK(again.verification.at("methods").at("oscar").at("model").at("kld_mean") == oscar.model->kld_mean);
+  CHECK(verified(path).report.accepted);
+}
+
+TEST_CASE("thresholds reject with the figure and the option, and need their data") {
+  const test::TemporaryFolder folder;
+  const fs::path path = written(folder, Sample::get().set);
+  VerifyOptions options;
+  options.compare = {"none"};
+  options.thresholds = {1e-4, 1e-5, 1e-6};
+  const Verified v = verified(path, model_on(Sample::get().held_out), options);
+  CHECK_FALSE(v.report.accepted);
+  CHECK(v.report.methods.size() == 1);
+  for (const char* option : {"--max-output-error", "--max-kld", "--max-ppl-increase"})
+    check_contains(v.reasons, option);
+  options.thresholds = {10.0, 10.0, 10.0};
+  CHECK(verified(path, model_on(Sample::get().held_out), options).report.accepted);
+  CHECK_ERROR(verified(path, {}, options), UsageError, "--max-output-error");
+}
+
+TEST_CASE("measuring on the calibration text is said") {
+  const test::TemporaryFolder folder;
+  const Verified v = verified(written(folder, Sample::get().set), model_on(Sample::get().calibration));
+  CHECK(v.report.accepted);
+  check_contains(v.warnings, "attention is measured on the very tokens that the set was fitted on");
+  check_contains(v.warnings, "the model is measured on the very tokens");
+}
+
+TEST_CASE("a changed file, swapped sides, a stale model and missing layers reject the set") {
+  const test::TemporaryFolder folder;
+  const fs::path path = written(folder, Sample::get().set);
+  std::string bytes = read_text(path / "k_rotation_qqt_r_h_pbr.pt");
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  write_file(path / "k_rotation_qqt_r_h_pbr.pt", bytes);
+  check_contains(verified(path).reasons, "k_rotation_qqt_r_h_pbr.pt was changed after it was written");
+  fs::remove(path / "k_rotation_qqt_r_h_pbr.pt");
+  check_contains(verified(path).reasons, "k_rotation_qqt_r_h_pbr.pt is missing");
+
+  RotationSet set = Sample::get().set;
+  for (LayerRotation& layer : set.layers) std::swap(layer.key.rotation, layer.value.rotation);
+  check_contains(verified(written(folder, set)).reasons, "keys and values are swapped; and 7 more of this kind");
+
+  set = Sample::get().set;
+  set.model.config_sha256 = std::string(64, '0');
+  check_contains(verified(written(folder, set), model_on({})).reasons,
+                 "model_identity failed: fitted on another model");
+
+  set = Sample::get().set;
+  set.layers.pop_back();
+  const Verified v = verified(written(folder, set), model_on(Sample::get().held_out));
+  check_contains(v.reasons, "no rotation for layers 3 of the model's config.json");
+  CHECK(v.report.methods.empty());
+}
+
+TEST_CASE("foreign files: unknown where nothing can tell, decided by data") {
+  const test::TemporaryFolder folder;
+  const fs::path path = written(folder, Sample::get().set);
+  const fs::path key = folder / "bare/k_rotation.pt";
+  const fs::path value = folder / "bare/v_rotation.pt";
+  fs::create_directories(folder / "bare");
+  fs::copy(path / "k_rotation_qqt_r_h_pbr.pt", key);
+  fs::copy(path / "v_rotation_sst_r_h_pbr.pt", value);
+
+  Verified v = verified(folder / "bare");
+  CHECK(v.report.accepted);
+  for (const char* name : {"decomposition", "layer_coverage", "model_identity", "file_hashes", "clip_ratio"}) {
+    check_contains(v.warnings, std::string(name) + " is unknown");
+  }
+  v = verified(folder / "bare", model_on(Sample::get().held_out));
+  CHECK_MESSAGE(v.report.accepted, v.reasons);
+  check_contains(v.warnings, "measured with the published 0.96 for keys");
+  const auto on_data = std::count_if(v.report.checks.begin(), v.report.checks.end(), [](const Check& check) {
+    return check.name == "decomposition_on_data" && check.ok == true;
+  });
+  CHECK(on_data == 8);
+
+  v = verified(key);
+  CHECK(v.report.accepted);
+  check_contains(v.warnings, "only one side is given");
+  CHECK(v.report.methods.empty());
+
+  fs::rename(key, folder / "bare/x");
+  fs::rename(value, key);
+  fs::rename(folder / "bare/x", value);
+  v = verified(folder / "bare", model_on(Sample::get().held_out));
+  check_contains(v.reasons, "objective_side failed (key)");
+}
+
+TEST_CASE("files whose labels lie are found on data of other text") {
+  RotationSet set = Sample::get().set;
+  for (LayerRotation& layer : set.layers) {
+    std::swap(layer.key.rotation, layer.value.rotation);
+    std::swap(layer.key.eigenvalues, layer.value.eigenvalues);
+  }
+  const test::TemporaryFolder folder;
+  const fs::path path = written(folder, set);
+  fs::create_directories(folder / "bare");
+  for (const char* name : {"k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"})
+    fs::copy(path / name, folder / "bare" / name);
+  const Verified v = verified(folder / "bare", model_on(Sample::get().held_out));
+  check_contains(v.reasons, "decomposition_on_data failed (layer 0, key)");
+  check_contains(v.reasons, "keys and values are swapped");
+}
+
+TEST_CASE("the published files of a real model pass, with what they cannot tell said") {
+  const auto fixtures = test::shared_data("fixtures/rotations");
+  if (!fixtures) return;
+  for (const char* name : {"Qwen3-8B", "Qwen3-4B-Thinking-2507", "Qwen3.5-4B", "Qwen3.5-4B-hadamard"}) {
+    CAPTURE(name);
+    const Verified v = verified(*fixtures / name);
+    CHECK_MESSAGE(v.report.accepted, v.reasons);
+    check_contains(v.warnings, "layer_coverage is unknown");
+  }
+}
+
+TEST_CASE("the table leaves out what was not measured") {
+  VerifyReport report;
+  report.methods = {{"bf16", MethodKind::kExact, {}, {}, {}, {}}, {"oscar", MethodKind::kThis, {}, {}, {}, {}}};
+  CHECK(table_of(report)[0] == std::vector<std::string>{"method", "bits fp16", "bits fp32"});
+  report.methods[1].attention = AttentionMetrics{};
+  report.methods[1].model = ModelMetrics{.retrieval = 0.5, .needle_hits = 1, .needles = 2};
+  CHECK(table_of(report)[0] ==
+        std::vector<std::string>{"method", "bits fp16", "bits fp32", "attention error", "softmax KL", "retrieval"});
+  CHECK(table_of(report)[1][5] == "-");
+  CHECK(table_of(report)[2][5] == "1/2");
+  report.checks = {{"a", {}, "", {}, {}, true, ""}, {"b", {}, "", {}, {}, {}, ""}, {"c", {}, "", {}, {}, false, ""}};
+  check_contains(summary_of(report), "structure: 1 ok, 1 unknown, 1 failed");
+}
+
+}  // namespace oscar
