@@ -26,9 +26,9 @@ oscar dump --model "$model" --tokens "$golden/tokens_calib.npy" --out "$out/dump
 step "2/5  fit: one rotation and one clip ratio per layer, for keys and for values"
 oscar fit --dump "$out/dump" --recipe oscar --out "$out/rotations"
 
-step "3/5  verify: structure, attention and the model itself, beside the other methods"
+step "3/5  verify: structure, attention and the model itself on text it was not fitted on, beside other methods"
 oscar verify "$out/rotations" --model "$model" --tokens "$golden/tokens_eval.npy" --sequences 4 \
-  --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" --max-needles 40 \
+  --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" --max-needles 48 \
   --json "$out/report.json" | tee "$out/table.txt"
 
 step "4/5  publish: into a zoo that any web server can serve"
@@ -42,7 +42,8 @@ done
 
 printf '\n'
 cat "$out/table.txt"
-printf '\n%-10s %s\n' \
+printf '\n'
+printf '%-10s %s\n' \
   "report" "$out/report.json" \
   "rotations" "$out/rotations (serve.env has the lines to serve them in SGLang)" \
   "zoo" "$out/zoo" \

@@ -24,6 +24,7 @@ void start(Context& context) {
   context.status = std::make_unique<Console>(
       Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
   set_num_threads(context.common.threads);
+  keep_blas_on_calling_thread();
   context.status->detail(std::string("version ") + kVersion + ", " + std::to_string(num_threads()) + " threads");
 }
 

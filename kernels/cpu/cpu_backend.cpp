@@ -3,6 +3,7 @@
 
 #include "base/threads.hpp"
 #include "kernels/backend.hpp"
+#include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
 
 namespace oscar {
@@ -43,6 +44,8 @@ class CpuBackend : public Backend {
 };
 
 }  // namespace
+
+void keep_blas_on_calling_thread() { cpu::use_one_blas_thread(); }
 
 std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }
 
