@@ -19,10 +19,10 @@ namespace oscar {
 struct ClipFitOptions {
   /// Keys per layer, in sequences of at most max_sequence_tokens; only sequences longer than the windows can tell
   /// anything.
-  std::int64_t sample_tokens = 4096;
-  std::int64_t max_sequence_tokens = 2048;
+  std::int64_t sample_tokens = 3072;
+  std::int64_t max_sequence_tokens = 1536;
   /// Query rows in all (over sequences and query heads), at random positions behind the windows.
-  std::int64_t query_rows = 2048;
+  std::int64_t query_rows = 1024;
   std::uint64_t seed = 0;
 };
 
