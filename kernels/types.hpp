@@ -78,6 +78,9 @@ struct MixedAttention {
   Precision precision = Precision::kServing;
 };
 
+/// log(1e-300): probabilities below it count as 1e-300 in a divergence.
+inline constexpr double kLowestLogProbability = -690.7755278982137;
+
 /// Sums over the queries of one query head; see docs in kernels/README.md for the metrics they make.
 struct AttentionErrors {
   double softmax_kl = 0;    // sum over queries of KL(exact || approximate), nats

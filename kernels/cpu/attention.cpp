@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"
@@ -47,31 +48,6 @@ void attend_block(const MixedAttention& mixed, const MixedHead<float>& shared, s
 }
 
 }  // namespace
-
-std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed) {
-  if (!mixed.query_positions.empty()) return {mixed.query_positions.begin(), mixed.query_positions.end()};
-  std::vector<std::int64_t> positions(static_cast<std::size_t>(mixed.q.num_tokens));
-  for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<std::int64_t>(i);
-  return positions;
-}
-
-void check_mixed(const MixedAttention& mixed) {
-  const auto same_shape = [](const HeadsView& a, const HeadsView& b) {
-    return a.num_tokens == b.num_tokens && a.num_heads == b.num_heads && a.head_dim == b.head_dim;
-  };
-  OSCAR_CHECK(same_shape(mixed.window_k, mixed.history_k) && same_shape(mixed.window_v, mixed.history_v));
-  OSCAR_CHECK(mixed.window_k.num_tokens == mixed.window_v.num_tokens);
-  OSCAR_CHECK(mixed.window_k.num_heads == mixed.window_v.num_heads && mixed.window_k.num_heads > 0);
-  OSCAR_CHECK(mixed.q.num_heads % mixed.window_k.num_heads == 0 && mixed.q.head_dim == mixed.window_k.head_dim);
-  OSCAR_CHECK(mixed.windows.sink >= 0 && mixed.windows.recent >= 0);
-  const std::vector<std::int64_t> positions = resolve_positions(mixed);
-  OSCAR_CHECK(static_cast<std::int64_t>(positions.size()) == mixed.q.num_tokens);
-  OSCAR_CHECK(std::is_sorted(positions.begin(), positions.end()));
-  OSCAR_CHECK(positions.empty() || (positions.front() >= 0 && positions.back() < mixed.window_k.num_tokens));
-  const MatrixStack* back = mixed.native_from_rotated;
-  OSCAR_CHECK(back == nullptr ||
-              (back->dim == mixed.window_v.head_dim && (back->count == 1 || back->count == mixed.window_v.num_heads)));
-}
 
 void attend(const MixedAttention& mixed, std::span<float> out) {
   check_mixed(mixed);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.hpp"
 #include "base/threads.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"
@@ -12,16 +12,15 @@
 namespace oscar::cpu {
 namespace {
 
-/// log(1e-300): probabilities below it count as 1e-300.
-constexpr double kLowestLog = -690.7755278982137;
-
 struct ExactHead {
   std::vector<double> k, v;
 };
 
 struct Softmax {
   double highest = 0, log_sum = 0;
-  [[nodiscard]] double log_probability(double score) const { return std::max(score - highest - log_sum, kLowestLog); }
+  [[nodiscard]] double log_probability(double score) const {
+    return std::max(score - highest - log_sum, kLowestLogProbability);
+  }
 };
 
 /// weights = exp(scores - max), not yet divided by their sum.
@@ -120,13 +119,6 @@ AttentionErrors compare_block(const QkvView& exact, const ExactHead& exact_head,
   restore_outputs<double>(mixed_out, queries, value_dim, shared.native_from_rotated, mixed.precision);
   add_output_errors(outputs, mixed_out, errors);
   return errors;
-}
-
-void check_exact(const QkvView& exact, const MixedAttention& mixed) {
-  OSCAR_CHECK(exact.q.num_tokens == mixed.q.num_tokens && exact.q.num_heads == mixed.q.num_heads);
-  OSCAR_CHECK(exact.k.num_tokens == mixed.window_k.num_tokens && exact.k.num_heads == mixed.window_k.num_heads);
-  OSCAR_CHECK(exact.v.num_tokens == mixed.window_v.num_tokens && exact.v.num_heads == mixed.window_v.num_heads);
-  OSCAR_CHECK(exact.q.head_dim == exact.k.head_dim && exact.v.head_dim == mixed.window_v.head_dim);
 }
 
 }  // namespace

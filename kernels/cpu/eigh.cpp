@@ -2,12 +2,11 @@
 // Symmetric eigenproblems by LAPACK's divide and conquer (dsyevd), one matrix a task.
 #include <lapacke.h>
 
-#include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
 
@@ -15,9 +14,7 @@ namespace oscar::cpu {
 namespace {
 
 Eigenpairs solve(std::span<const double> symmetric, int dim) {
-  if (!std::all_of(symmetric.begin(), symmetric.end(), [](double v) { return std::isfinite(v); })) {
-    throw NumericalError("an eigenproblem has entries that are not finite", "", "check the dump for NaN and Inf");
-  }
+  check_finite(symmetric);
   std::vector<double> rows(symmetric.begin(), symmetric.end());
   Eigenpairs result{std::vector<double>(static_cast<std::size_t>(dim)), std::vector<double>(rows.size())};
   const lapack_int info = LAPACKE_dsyevd(LAPACK_COL_MAJOR, 'V', 'L', dim, rows.data(), dim, result.values.data());

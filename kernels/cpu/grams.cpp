@@ -7,10 +7,10 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/row_codec.hpp"
-#include "kernels/cpu/symmetric.hpp"
 
 namespace oscar::cpu {
 namespace {

@@ -38,11 +38,6 @@ std::vector<T> load_head(HeadsView view, int head) {
   return rows;
 }
 
-/// Positions of the queries among the keys, given or implied.
-[[nodiscard]] std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed);
-/// Throws std::logic_error if shapes or positions do not fit together.
-void check_mixed(const MixedAttention& mixed);
-
 struct KeyRanges {
   std::int64_t sink, tail, history_end, keys;
 

@@ -6,10 +6,10 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/ops.hpp"
-#include "kernels/cpu/symmetric.hpp"
 
 namespace oscar::cpu {
 namespace {

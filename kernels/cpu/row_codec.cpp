@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "base/check.hpp"
-#include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
 
 namespace oscar::cpu {
@@ -42,22 +41,9 @@ void decode_row(std::span<const std::uint8_t> codes, std::span<const GroupParams
 
 }  // namespace
 
-int checked_group_size(const RowCodec& codec, int head_dim) {
-  const int group_size = codec.group_size == 0 ? head_dim : codec.group_size;
-  if (group_size < 1 || group_size > head_dim || head_dim % group_size != 0) {
-    throw UsageError(
-        "group size " + std::to_string(group_size) + " does not divide head_dim " + std::to_string(head_dim),
-        "--group-size", "choose a divisor of head_dim, or 0 for the whole head");
-  }
-  if (codec.levels < 2 || codec.levels > 256) {
-    throw UsageError("cannot quantise to " + std::to_string(codec.levels) + " levels", "--levels", "choose 2 to 256");
-  }
-  return group_size;
-}
-
 float clip_threshold(std::span<const float> row, double ratio, ClipSearch search, std::span<float> scratch) {
   const int size = static_cast<int>(row.size());
-  const int rank = std::min(static_cast<int>(ratio * size), size - 1);
+  const int rank = clip_rank(ratio, size);
   std::transform(row.begin(), row.end(), scratch.begin(), [](float x) { return std::abs(x); });
   if (search == ClipSearch::kBisect) return bisected_threshold(scratch.first(row.size()), rank);
   std::nth_element(scratch.begin(), scratch.begin() + rank, scratch.begin() + size);

@@ -12,9 +12,6 @@
 
 namespace oscar::cpu {
 
-/// Throws UsageError if levels, group size and head_dim do not fit together; returns the size of a group.
-[[nodiscard]] int checked_group_size(const RowCodec& codec, int head_dim);
-
 /// The value that |x| is clamped to. scratch: as long as the row.
 [[nodiscard]] float clip_threshold(std::span<const float> row, double ratio, ClipSearch search,
                                    std::span<float> scratch);

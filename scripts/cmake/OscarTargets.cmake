@@ -49,13 +49,16 @@ function(oscar_add_plugin name)
   install(TARGETS oscar_${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/oscar)
 endfunction()
 
-# oscar_add_test(<name> SOURCES … LIBRARIES …): every TEST_CASE becomes a ctest named <name>/<test case>. A binary
+# oscar_add_test(<name> SOURCES … LIBRARIES … [LABELS …]): every TEST_CASE becomes a ctest named <name>/<test case>. A binary
 # that ends with status 77 counts as skipped (tests/support/main.cpp): the case lacks data and nothing failed.
 function(oscar_add_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   add_executable(${name}_test ${ARG_SOURCES})
   set_target_properties(${name}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${name}_test PRIVATE ${ARG_LIBRARIES} oscar_test_support oscar_warnings)
-  doctest_discover_tests(${name}_test TEST_PREFIX "${name}/"
-    PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)
+  set(properties SKIP_RETURN_CODE 77 TIMEOUT 600)
+  if(ARG_LABELS)
+    list(APPEND properties LABELS ${ARG_LABELS})
+  endif()
+  doctest_discover_tests(${name}_test TEST_PREFIX "${name}/" PROPERTIES ${properties})
 endfunction()

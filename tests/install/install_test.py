@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 
 SYSTEM_LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
+# The CUDA plug-in takes these from the CUDA toolkit of the machine, if there is one; nothing else may need them.
+TOOLKIT_LIBRARIES = ("libcublas", "libcusolver", "libcusparse", "libnvJitLink")
 
 
 def run(*command, exit_code=0):
@@ -36,6 +38,8 @@ def check_libraries(prefix):
     assert len(files) >= 3, f"too few binaries: {files}"
     for path in files:
         for line in run("ldd", str(path)).splitlines():
+            if path.name == "oscar_cuda.so" and line.strip().startswith(TOOLKIT_LIBRARIES):
+                continue
             assert "not found" not in line, f"{path}: {line}"
             target = line.split("=>")[1].split("(")[0].strip() if "=>" in line else ""
             assert not target or target.startswith((str(prefix), *SYSTEM_LIBRARIES)), f"{path}: {line}"

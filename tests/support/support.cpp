@@ -35,9 +35,13 @@ std::optional<fs::path> shared_data(const std::string& name) {
   const char* folder = std::getenv("OSCAR_SHARED");
   fs::path path = fs::path(folder != nullptr ? folder : OSCAR_SHARED_DATA) / name;
   if (fs::exists(path)) return path;
-  skipped = true;
-  std::printf("skipped: needs the reference data %s\n", name.c_str());
+  skip_case("needs the reference data " + name);
   return std::nullopt;
+}
+
+void skip_case(const std::string& reason) {
+  skipped = true;
+  std::printf("skipped: %s\n", reason.c_str());
 }
 
 bool any_case_skipped() { return skipped; }

@@ -34,7 +34,10 @@ class TemporaryFolder {
 /// count as skipped, if this machine does not have it.
 [[nodiscard]] std::optional<std::filesystem::path> shared_data(const std::string& name);
 
-/// True once shared_data() found something missing.
+/// Prints why, and makes the case count as skipped.
+void skip_case(const std::string& reason);
+
+/// True once skip_case() was called, as shared_data() does.
 [[nodiscard]] bool any_case_skipped();
 
 /// The whole text of an error as the user would see it: what, where, remedy.

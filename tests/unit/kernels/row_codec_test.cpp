@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/threads.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
 #include "tensor/hdf5.hpp"
@@ -154,9 +155,9 @@ TEST_CASE("serving rounds decoded rows to bfloat16; threads change no bit") {
 }
 
 TEST_CASE("a group size that does not divide the head is refused") {
-  CHECK_ERROR(cpu::checked_group_size({.group_size = 48}, 128), UsageError, "does not divide head_dim 128");
-  CHECK_ERROR(cpu::checked_group_size({.levels = 1}, 128), UsageError, "1 levels");
-  CHECK(cpu::checked_group_size({}, 96) == 96);
+  CHECK_ERROR(checked_group_size({.group_size = 48}, 128), UsageError, "does not divide head_dim 128");
+  CHECK_ERROR(checked_group_size({.levels = 1}, 128), UsageError, "1 levels");
+  CHECK(checked_group_size({}, 96) == 96);
 }
 
 }  // namespace oscar

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+// Status codes of CUDA, cuBLAS and cuSOLVER as errors that carry the text of the call.
+#pragma once
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <cusolverDn.h>
+
+namespace oscar::cuda {
+
+/// Throw BackendUnavailable unless the call succeeded.
+void check(cudaError_t status, const char* call);
+void check(cublasStatus_t status, const char* call);
+void check(cusolverStatus_t status, const char* call);
+
+}  // namespace oscar::cuda
+
+#define OSCAR_CUDA_TRY(...) ::oscar::cuda::check((__VA_ARGS__), #__VA_ARGS__)
+/// After a kernel launch: its configuration, and errors of earlier kernels that have come up since.
+#define OSCAR_CUDA_LAUNCHED(kernel) ::oscar::cuda::check(cudaGetLastError(), kernel)

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// The verbs of kernels/backend.hpp as free functions, one file each; CudaBackend forwards to them. Same parameters,
+// same contract (kernels/README.md); arguments and results lie in host memory. Non-goal: being called from elsewhere.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/context.hpp"
+#include "kernels/types.hpp"
+
+namespace oscar::cuda {
+
+void accumulate_grams(const Context& context, HeadsView x, std::span<const double> weights, MatrixStack& grams);
+void row_energies(const Context& context, HeadsView x, const MatrixStack& forms, std::span<double> energies);
+void accumulate_output_grams(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
+                             MatrixStack& grams);
+void accumulate_residual_grams(const Context& context, HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
+                               MatrixStack& grams);
+[[nodiscard]] std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric);
+void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
+            std::span<float> rows);
+void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+              std::span<float> decoded, QuantizedRows* codes);
+void attend(const Context& context, const MixedAttention& mixed, std::span<float> out);
+[[nodiscard]] std::vector<AttentionErrors> compare_attention(const Context& context, const QkvView& exact,
+                                                             const MixedAttention& mixed);
+
+}  // namespace oscar::cuda

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// rows = x M per head in fp64, rounded to fp32. Serving rounds x, M and the product to bfloat16.
+#include "kernels/cuda/blas.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/ops.hpp"
+#include "kernels/cuda/rows.hpp"
+
+namespace oscar::cuda {
+namespace {
+
+/// values (groups, tokens, width) -> rows (tokens, groups, width).
+__global__ void store_rows(const double* values, std::int64_t groups, std::int64_t tokens, std::int64_t width,
+                           float* rows) {
+  const std::int64_t i = task_index();
+  if (i >= groups * tokens * width) return;
+  const std::int64_t token = i / width % tokens;
+  const std::int64_t group = i / (width * tokens);
+  rows[(token * groups + group) * width + i % width] = static_cast<float>(values[i]);
+}
+
+}  // namespace
+
+void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
+            std::span<float> rows) {
+  OSCAR_CHECK(rotated_from_native.dim == x.head_dim && rotated_from_native.count > 0);
+  OSCAR_CHECK(x.num_heads % rotated_from_native.count == 0);
+  OSCAR_CHECK(rows.size() == static_cast<std::size_t>(x.num_tokens) * x.num_heads * x.head_dim);
+  const int groups = rotated_from_native.count;
+  const int g = x.num_heads / groups;
+  DeviceBuffer<double> matrices{std::span<const double>(rotated_from_native.data)};
+  if (precision == Precision::kServing) round_to_bf16(matrices);
+  for_each_chunk(x, [&](std::int64_t begin, HeadsView chunk) {
+    const DeviceBuffer<double> native = upload_rows<double>(chunk, {0, groups, g}, precision);
+    DeviceBuffer<double> rotated(native.size());
+    gemm(context, {.m = chunk.num_tokens * g, .n = x.head_dim, .k = x.head_dim, .batch = groups}, native.data(),
+         matrices.data(), rotated.data());
+    DeviceBuffer<float> chunk_rows(native.size());
+    store_rows<<<blocks_for(native.size()), kThreads>>>(rotated.data(), groups, chunk.num_tokens,
+                                                        std::int64_t{g} * x.head_dim, chunk_rows.data());
+    OSCAR_CUDA_LAUNCHED("store_rows");
+    if (precision == Precision::kServing) round_to_bf16(chunk_rows);
+    chunk_rows.download(rows.subspan(static_cast<std::size_t>(begin) * x.num_heads * x.head_dim, native.size()));
+  });
+}
+
+}  // namespace oscar::cuda

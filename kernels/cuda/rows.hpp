@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// Rows of heads on their way to the GPU and back: stored types become T, and heads become the outer index, so that
+// each group of heads is one dense matrix.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/device_buffer.hpp"
+#include "kernels/types.hpp"
+
+namespace oscar::cuda {
+
+/// Heads [first, first + groups * heads_per_group).
+struct HeadGroups {
+  int first = 0;
+  int groups = 1;
+  int heads_per_group = 1;
+};
+
+/// (groups, num_tokens, heads_per_group * head_dim). kServing rounds to bfloat16. T: float, double.
+template <class T>
+[[nodiscard]] DeviceBuffer<T> upload_rows(HeadsView x, HeadGroups heads, Precision precision = Precision::kExact);
+
+/// Rounds in place to the nearest bfloat16, by way of fp32. T: float, double.
+template <class T>
+void round_to_bf16(DeviceBuffer<T>& values);
+
+/// Tokens that go to the GPU at a time. A function of the shape alone, so that sums are cut in the same places on every
+/// GPU; 32 MiB of doubles.
+[[nodiscard]] inline std::int64_t chunk_tokens(const HeadsView& x) {
+  constexpr std::int64_t kValues = std::int64_t{1} << 22;
+  return std::max<std::int64_t>(kValues / (static_cast<std::int64_t>(x.num_heads) * x.head_dim), 1);
+}
+
+/// task(begin, chunk) for the tokens of x, in order.
+template <class Task>
+void for_each_chunk(HeadsView x, const Task& task) {
+  const std::int64_t step = chunk_tokens(x);
+  for (std::int64_t begin = 0; begin < x.num_tokens; begin += step) {
+    task(begin, x.tokens(begin, std::min(begin + step, x.num_tokens)));
+  }
+}
+
+/// Adds sums (count, dim, dim) to grams, upper triangles to both triangles.
+void add_sums(const DeviceBuffer<double>& sums, MatrixStack& grams);
+
+/// Whether the current GPU can run the kernels of this build.
+[[nodiscard]] bool has_code_for_this_gpu();
+
+}  // namespace oscar::cuda

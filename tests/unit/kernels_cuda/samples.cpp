@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#include "unit/kernels_cuda/samples.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+
+namespace oscar::test {
+
+std::unique_ptr<Backend> gpu_or_skip() {
+  if (cuda_device_count() > 0) return make_backend("cuda");
+  skip_case("needs an NVIDIA GPU and a build with CUDA");
+  return nullptr;
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    std::int64_t tokens = 301;
+    for (const int head_dim : {64, 80, 96, 112, 128, 192, 256}) all.push_back({dtype, head_dim, tokens -= 10});
+    all.push_back({dtype, 128, 1});
+  }
+  return all;
+}
+
+std::vector<double> gaussian(std::size_t size, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<double> normal;
+  std::vector<double> values(size);
+  for (double& x : values) x = normal(engine);
+  return values;
+}
+
+Tensor activations(const Shape& shape, int heads, unsigned seed) {
+  const auto dim = static_cast<std::size_t>(shape.head_dim);
+  const std::vector<double> random =
+      gaussian(static_cast<std::size_t>(shape.tokens) * static_cast<std::size_t>(heads) * dim, seed);
+  std::vector<float> values(random.begin(), random.end());
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] *= i % dim % 29 == 3 ? 6.0F : 1.0F;
+  return convert(Tensor::from({shape.tokens, heads, shape.head_dim}, std::span<const float>(values)), shape.dtype);
+}
+
+MatrixStack gaussian_matrices(int count, int dim, unsigned seed) {
+  MatrixStack stack(count, dim);
+  stack.data = gaussian(stack.data.size(), seed);
+  for (double& x : stack.data) x /= std::sqrt(static_cast<double>(dim));
+  return stack;
+}
+
+MatrixStack symmetric_matrices(int count, int dim, unsigned seed) {
+  const MatrixStack any = gaussian_matrices(count, dim, seed);
+  MatrixStack stack(count, dim);
+  const auto size = static_cast<std::size_t>(dim);
+  for (int m = 0; m < count; ++m) {
+    for (std::size_t i = 0; i < size; ++i) {
+      for (std::size_t j = 0; j < size; ++j) stack[m][i * size + j] = any[m][i * size + j] + any[m][j * size + i];
+    }
+  }
+  return stack;
+}
+
+void check_error(const std::string& what, const Shape& shape, double error, double tolerance) {
+  std::printf("measured: %s | %s | %d | %lld | %.3g | %.3g\n", what.c_str(), std::string(name_of(shape.dtype)).c_str(),
+              shape.head_dim, static_cast<long long>(shape.tokens), error, tolerance);
+  INFO(what, ", ", std::string(name_of(shape.dtype)), ", head_dim ", shape.head_dim, ", tokens ", shape.tokens);
+  CHECK(error <= tolerance);
+}
+
+bool all_bf16(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return round_to_bf16(x) == x; });
+}
+
+double error_over_trace(const MatrixStack& a, const MatrixStack& b) {
+  double worst = 0;
+  for (int m = 0; m < b.count; ++m) {
+    double trace = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(b.dim); ++i)
+      trace += b[m][i * (static_cast<std::size_t>(b.dim) + 1)];
+    worst = std::max(worst, largest_difference(a[m], b[m]) / trace);
+  }
+  return worst;
+}
+
+}  // namespace oscar::test
