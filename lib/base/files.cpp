@@ -35,7 +35,8 @@ class Descriptor {
 
 [[noreturn]] void throw_io(const std::string& what, const fs::path& path, int error) {
   const char* remedy = "";
-  if (error == ENOSPC || error == EDQUOT) remedy = "free some disk space or choose another place, then run again";
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+    remedy = "free some disk space or choose another place, then run again";
   if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions, or choose another place";
   throw IoError(what + ": " + std::strerror(error), path.string(), remedy);
 }
