@@ -63,8 +63,8 @@ class Backend {
 /// Throws BackendUnavailable if the device asked for is not there, UsageError if the name is none of these.
 [[nodiscard]] std::unique_ptr<Backend> make_backend(const std::string& device);
 
-/// Keeps BLAS and LAPACK on the calling thread, for the whole process: main calls it before anything computes. libtorch's own
-/// calls reach the same BLAS, and its sums must not depend on whether one of ours came first.
+/// Keeps BLAS and LAPACK on the calling thread, for the whole process: main calls it before anything computes.
+/// libtorch's own calls reach the same BLAS, and its sums must not depend on whether one of ours came first.
 void keep_blas_on_calling_thread();
 
 /// kernels/cpu: always there. kernels/cuda or kernels/absent: the second throws BackendUnavailable.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Configures and builds the preset "release" in build/. A second run rebuilds nothing.
+# Configures the preset "release" in build/ and builds the targets given, or everything. A second run rebuilds nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mkdir -p build
 # CMake's talk is only of interest when something is wrong.
 cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
-cmake --build --preset release
+cmake --build --preset release ${1:+--target "$@"}

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh
-scripts/build.sh >&2
+scripts/build.sh oscar >&2
 
 model=tests/data/qwen3-2m
 golden=tests/data/golden/qwen3-2m
@@ -29,7 +29,7 @@ oscar fit --dump "$out/dump" --recipe oscar --out "$out/rotations"
 step "3/5  verify: structure, attention and the model itself on text it was not fitted on, beside other methods"
 oscar verify "$out/rotations" --model "$model" --tokens "$golden/tokens_eval.npy" --sequences 4 \
   --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" --max-needles 48 \
-  --json "$out/report.json" | tee "$out/table.txt"
+  --json "$out/report.json" >"$out/table.txt" || { status=$?; cat "$out/table.txt"; exit "$status"; }
 
 step "4/5  publish: into a zoo that any web server can serve"
 oscar publish "$out/rotations" --zoo "$out/zoo" --name "$name"

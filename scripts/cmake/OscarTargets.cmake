@@ -46,6 +46,7 @@ function(oscar_add_plugin name)
   set_target_properties(oscar_${name} PROPERTIES PREFIX "" INSTALL_RPATH "$ORIGIN")
   target_include_directories(oscar_${name} PRIVATE ${CMAKE_SOURCE_DIR}/lib ${CMAKE_SOURCE_DIR})
   target_link_libraries(oscar_${name} PRIVATE ${ARG_PRIVATE} oscar_warnings)
+  set_property(GLOBAL APPEND PROPERTY OSCAR_PLUGINS oscar_${name})
   install(TARGETS oscar_${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/oscar)
 endfunction()
 

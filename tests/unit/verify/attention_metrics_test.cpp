@@ -120,6 +120,22 @@ TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only 
   CHECK(measure("hadamard", Precision::kServing).softmax_kl < naive.softmax_kl);
 }
 
+TEST_CASE("K-only leaves the values alone, V-only the keys") {
+  const auto backend = make_cpu_backend();
+  const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
+  for (const bool keys_survive : {true, false}) {
+    RandomSequence sequence(120);
+    auto& exact_rows = keys_survive ? sequence.k : sequence.v;  // two levels, which the codec keeps exactly
+    for (std::size_t i = 0; i < exact_rows.size(); ++i) exact_rows[i] = (i * i / 7) % 2 == 0 ? 0.0F : 1.0F;
+    const AttentionMetrics m =
+        verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).metrics();
+    CHECK(m.output_rel_error > 1e-3);
+    CHECK((keys_survive ? m.output_rel_error_k_only : m.output_rel_error_v_only) < 1e-9);
+    CHECK((keys_survive ? m.output_rel_error_v_only : m.output_rel_error_k_only) ==
+          doctest::Approx(m.output_rel_error).epsilon(1e-6));
+  }
+}
+
 TEST_CASE("a sequence inside the windows is not quantised") {
   const RandomSequence sequence(60);
   const auto backend = make_cpu_backend();
