@@ -1,24 +1,45 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# On a machine with an NVIDIA GPU: builds the kernels and their tests alone, runs the tests of the CUDA backend, and
-# writes cuda-tests.json (GPU, driver, commit, each case, each measured error) into $OUT or the folder given.
-# Needs nvcc and, of scripts/setup.sh's packages, those that the kernels use; scripts/gpu/pack.sh brings the rest.
+# On a machine with an NVIDIA GPU: test.sh [kernels] [suite] [sanitizers], all three without arguments. See place.sh for
+# what is run. Writes cuda-tests.json (GPU, driver, commit, every case, every measured error) into $OUT or .gpu/out.
+#   kernels     the tests of the CUDA backend against the CPU
+#   suite       every other test with OSCAR_DEVICE=cuda
+#   sanitizers  compute-sanitizer's memcheck and racecheck over the cases whose names start with "small:"
+# Exit status 1 if anything failed, ran past its limit, or if nothing ran.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
-out=$(mkdir -p "${1:-${OUT:-.gpu/out}}" && cd "${1:-${OUT:-.gpu/out}}" && pwd)
+. "$(dirname "$0")/place.sh"
+cores=$(nproc)
+rm -f "$out"/{kernels,suite}.{xml,log} "$out"/{memcheck,racecheck}.log
 
-nvidia-smi -L >&2 || { printf 'gpu/test: error: no NVIDIA GPU here; run this on a machine with one\n' >&2; exit 1; }
-commit=$(cat .gpu/commit 2>/dev/null || git describe --always --dirty --abbrev=40 --exclude='*')
-cmake -S . -B .gpu/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_COMPONENTS=KERNELS -DOSCAR_CUDA=ON \
-  -DCMAKE_PREFIX_PATH="$PWD/.gpu/prefix" -DCMAKE_CUDA_ARCHITECTURES=native >"$out/configure.log" 2>&1 \
-  || { cat "$out/configure.log" >&2; exit 1; }
-cmake --build .gpu/build --target oscar_cuda kernels_cuda_test >"$out/build.log" 2>&1 \
-  || { tail -60 "$out/build.log" >&2; exit 1; }
+# ctest with a limit for the whole: no results are a failure, which results.py sees. Its own status says nothing more.
+run_tests() {
+  local part=$1 limit=$2
+  shift 2
+  timeout "$limit" ctest --test-dir "$build" --parallel "$cores" --timeout 120 --test-output-size-passed 4000000 \
+    --test-output-size-failed 4000000 --output-junit "$out/$part.xml" "$@" >"$out/$part.log" 2>&1 \
+    || printf 'gpu/test: %s: ctest ended with status %s\n' "$part" $? >&2
+}
 
-status=0
-ctest --test-dir .gpu/build -L cuda --test-output-size-passed 4000000 --test-output-size-failed 4000000 \
-  --output-junit "$out/cuda-tests.xml" || status=$?
-gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -1)
-python3 -B scripts/gpu/results.py "$out/cuda-tests.xml" "$commit" "$gpu" "$(nvcc --version | sed -n 's/.*release //p')" \
-  >"$out/cuda-tests.json"
+kernels() { run_tests kernels 150 -L cuda; }
+
+suite() { OSCAR_DEVICE=cuda run_tests suite 240 -LE '^(cuda|install)$'; }
+
+sanitizers() {
+  for tool in memcheck racecheck; do
+    timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$build/tests/kernels_cuda_test" \
+      '--test-case=small:*' >"$out/$tool.log" 2>&1 || printf 'exit status %s\n' $? >>"$out/$tool.log"
+  done
+}
+
+parts=("$@")
+[ $# -gt 0 ] || parts=(kernels suite sanitizers)
+for part in "${parts[@]}"; do
+  case "$part" in
+    kernels | suite | sanitizers) "$part" ;;
+    *) die "unknown part \"$part\"; use kernels, suite, sanitizers" ;;
+  esac
+done
+python3 -B "$source/scripts/gpu/results.py" "$out" "$commit" "$gpu" "$(nvcc --version | sed -n 's/.*release //p')" \
+  "${parts[@]}" >"$out/cuda-tests.json" && status=0 || status=$?
+grep -v '^  {' "$out/cuda-tests.json" >&2
 exit "$status"

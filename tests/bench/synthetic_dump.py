@@ -2,14 +2,20 @@
 """Writes a seeded dump in the published layout whose Q, K and V have the spectra of a real model.
 
 synthetic_dump.py OUT [--layers 4] [--tokens 30000] [--query-heads 32] [--kv-heads 8] [--head-dim 128] [--chunk 4096]
-                  [--spectra FOLDER] [--seed 0]
+                  [--spectra FOLDER] [--seed 0] [--device cpu] [--manifest]
+--device cuda draws on the GPU: other numbers of the same distribution. --manifest makes it a dump of ours as well:
+manifest.json (oscar.dump.v1) tells where the payloads lie.
 --spectra: a folder with one k_rotation*.pt and one v_rotation*.pt of the published format; queries are drawn with the
 covariance that the key file was fitted to, values with that of the value file, keys with a mixture of the query
 covariance and an independent one. Without it, eigenvalues decay like a power law in a random basis per layer.
 Chunk 0 is a warm-up of six tokens, as in published dumps.
 """
 import argparse
+import json
+import struct
 import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -17,13 +23,17 @@ import torch
 WARM_UP_TOKENS = 6
 
 
+def normal(shape, generator):
+    return torch.randn(shape, generator=generator, device=generator.device)
+
+
 def random_basis(dim, generator):
-    return torch.linalg.qr(torch.randn(dim, dim, generator=generator))[0]
+    return torch.linalg.qr(normal((dim, dim), generator))[0]
 
 
 def decaying_root(dim, generator):
     """A square root of a covariance whose k-th largest eigenvalue is 4 k^-1.2."""
-    eigenvalues = 4.0 * torch.arange(1, dim + 1, dtype=torch.float32).pow(-1.2)
+    eigenvalues = 4.0 * torch.arange(1, dim + 1, dtype=torch.float32, device=generator.device).pow(-1.2)
     return random_basis(dim, generator) * eigenvalues.sqrt()
 
 
@@ -58,43 +68,79 @@ def read_roots(folder, side, count, dim):
 
 
 def draw(tokens, heads, root, generator):
-    """(tokens, heads, dim) rows with covariance root root^T, each head turned and scaled a little of its own."""
+    """(tokens, heads, dim) rows with covariance root root^T, each head turned and scaled a little of its own; in memory
+    of the CPU."""
     dim = root.shape[0]
-    rows = torch.empty(tokens, heads, dim, dtype=torch.bfloat16)
+    rows = torch.empty(tokens, heads, dim, dtype=torch.bfloat16, device=generator.device)
     for head in range(heads):
-        own = root + 0.2 * root.norm() / dim * torch.randn(dim, dim, generator=generator)
-        rows[:, head] = (torch.randn(tokens, dim, generator=generator) @ own.T).bfloat16()
-    return rows
+        own = root + 0.2 * root.norm() / dim * normal((dim, dim), generator)
+        rows[:, head] = (normal((tokens, dim), generator) @ own.T).bfloat16()
+    if rows.is_cpu:
+        return rows
+    return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows)
 
 
-def write_layer(folder, tensors, chunk):
+def payload_offset(path):
+    """Where the tensor's bytes begin in a file of torch.save: after the header of the archive's member <name>/data/0."""
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        begin = next(member.header_offset for member in archive.infolist() if member.filename.endswith("/data/0"))
+        file.seek(begin + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+        return begin + 30 + name + extra
+
+
+def write_chunk(layer, index, tensors):
+    """The chunk's entry in the manifest."""
+    tokens = tensors["q"].shape[0]
+    for name, tensor in {**tensors, "seq_lens": torch.tensor([tokens], dtype=torch.int32)}.items():
+        torch.save(tensor.clone(), layer / name / f"{index}.pt")
+    offsets = {name: payload_offset(layer / name / f"{index}.pt") for name in ("q", "k", "v")}
+    return {"chunk": index, "tokens": tokens, "offsets": offsets, "seq_lens": [tokens]}
+
+
+def write_layer(folder, tensors, chunk, pool):
+    """Futures of the entries of the layer's chunks."""
     tokens = tensors["q"].shape[0]
     bounds = [0, WARM_UP_TOKENS, *range(WARM_UP_TOKENS + chunk, tokens, chunk), tokens]
-    for index, (begin, end) in enumerate(zip(bounds, bounds[1:])):
-        for name, tensor in tensors.items():
-            path = folder / name / f"{index}.pt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(tensor[begin:end].clone(), path)
-        path = folder / "seq_lens" / f"{index}.pt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(torch.tensor([end - begin], dtype=torch.int32), path)
+    for name in (*tensors, "seq_lens"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return [pool.submit(write_chunk, folder, index, {name: tensor[begin:end] for name, tensor in tensors.items()})
+            for index, (begin, end) in enumerate(zip(bounds, bounds[1:]))]
 
 
-def make(out, layers, tokens, query_heads, kv_heads, dim, chunk, spectra, seed):
-    generator = torch.Generator().manual_seed(seed)
+def write_manifest(out, layers, tokens, query_heads, kv_heads, dim):
+    """The warm-up, chunk 0, is no part of a dump of ours."""
+    model = {"id": "synthetic", "revision": "", "config_sha256": "", "num_layers": len(layers),
+             "num_attention_heads": query_heads, "num_key_value_heads": kv_heads, "head_dim": dim}
+    manifest = {"schema": "oscar.dump.v1", "oscar_version": "0.1.0", "model": model,
+                "calibration": {"data_sha256": "", "tokens": tokens, "sequences": len(layers[0]) - 1}, "dtype": "bfloat16",
+                "layers": [{"layer_id": i, "chunks": chunks[1:]} for i, chunks in enumerate(layers)]}
+    (out / "manifest.json").write_text(json.dumps(manifest) + "\n")
+
+
+def make(out, layers, tokens, query_heads, kv_heads, dim, chunk, spectra, seed, device="cpu", manifest=False):
+    generator = torch.Generator(device).manual_seed(seed)
     if spectra:
-        query_roots, value_roots = read_roots(spectra, "k", layers, dim), read_roots(spectra, "v", layers, dim)
+        query_roots, value_roots = ([root.to(device) for root in read_roots(spectra, side, layers, dim)] for side in "kv")
     else:
         query_roots = [decaying_root(dim, generator) for _ in range(layers)]
         value_roots = [decaying_root(dim, generator) for _ in range(layers)]
     total = tokens + WARM_UP_TOKENS
-    for layer in range(layers):
-        key_root = 0.5 * query_roots[layer] + 0.5 * decaying_root(dim, generator)
-        write_layer(out / f"layer_{layer}", {
-            "q": draw(total, query_heads, query_roots[layer], generator),
-            "k": draw(total, kv_heads, key_root, generator),
-            "v": draw(total, kv_heads, value_roots[layer], generator),
-        }, chunk)
+    torch.serialization.set_crc32_options(False)  # they would take most of the time, and no reader looks at them
+    entries = []
+    with ThreadPoolExecutor(8) as pool:
+        for layer in range(layers):
+            key_root = 0.5 * query_roots[layer] + 0.5 * decaying_root(dim, generator)
+            entries.append(write_layer(out / f"layer_{layer}", {
+                "q": draw(total, query_heads, query_roots[layer], generator),
+                "k": draw(total, kv_heads, key_root, generator),
+                "v": draw(total, kv_heads, value_roots[layer], generator),
+            }, chunk, pool))
+            if layer >= 2:  # bounds the memory of what waits to be written
+                [entry.result() for entry in entries[layer - 2]]
+        entries = [[entry.result() for entry in layer] for layer in entries]
+    if manifest:
+        write_manifest(out, entries, tokens, query_heads, kv_heads, dim)
 
 
 def main():
@@ -104,8 +150,10 @@ def main():
                           ("chunk", 4096), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--spectra", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--manifest", action="store_true")
     o = parser.parse_args()
-    make(o.out, o.layers, o.tokens, o.query_heads, o.kv_heads, o.head_dim, o.chunk, o.spectra, o.seed)
+    make(o.out, o.layers, o.tokens, o.query_heads, o.kv_heads, o.head_dim, o.chunk, o.spectra, o.seed, o.device, o.manifest)
 
 
 if __name__ == "__main__":

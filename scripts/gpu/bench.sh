@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# On a machine with an NVIDIA GPU: bench.sh [PART...], all without arguments; parts and targets: tests/bench/bench_fit_cuda.py.
+# See place.sh for what is run. Writes fit.json into $OUT or .gpu/out. Exit status 1 if a part failed or missed its target.
+set -euo pipefail
+. "$(dirname "$0")/place.sh"
+needed_gb=36 # two dumps, in memory: the machine's disk is not what is measured
+
+free_gb() { df -Pk "$1" | awk 'NR == 2 {print int($4 / 1048576)}'; }
+work=/dev/shm
+if [ "$(free_gb "$work")" -lt "$needed_gb" ]; then
+  work=/tmp/oscar-bench
+  mkdir -p "$work"
+  mountpoint -q "$work" || mount -t tmpfs -o "size=${needed_gb}g" tmpfs "$work" \
+    || die "/dev/shm has less than $needed_gb GB free, and mounting another needs root"
+fi
+
+spectra=$source/../shared/fixtures/rotations/Qwen3-8B
+arguments=(--binary "$build/oscar" --out "$out/fit.json" --work "$work" --commit "$commit" --gpu "$gpu")
+[ ! -e "$published" ] || arguments+=(--published "$published")
+[ ! -e "$spectra" ] || arguments+=(--spectra "$spectra")
+parts=("$@")
+[ $# -gt 0 ] || parts=(start rates kernels accuracy f1 f2 f4)
+exec python3 -B "$source/tests/bench/bench_fit_cuda.py" "${parts[@]}" "${arguments[@]}"

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+# Sourced by test.sh and bench.sh: what to run and where results go. Sets source, build, commit, published, out, gpu.
+# .gpu/bundle.tar.xz (pack.sh) is unpacked where it was built; without it, this checkout is built for this machine's GPU.
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+out=$(mkdir -p "${OUT:-.gpu/out}" && cd "${OUT:-.gpu/out}" && pwd)
+
+die() { printf 'gpu: error: %s\n' "$*" >&2; exit 1; }
+
+unpack() {
+  local root torch stamp
+  root=$(cat .gpu/root)
+  source=$root/source build=$root/source/build-gpu published=$root/compute_kv_rotation.py
+  [ ! -e "$source/.git" ] || die "$root was built on this machine; remove it to unpack .gpu/bundle.tar.xz there"
+  stamp=$(sha256sum <.gpu/bundle.tar.xz)
+  if [ "$stamp" != "$(cat "$root/stamp" 2>/dev/null)" ]; then
+    rm -rf "${root:?}"/*
+    mkdir -p "$root"
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' .gpu/bundle.tar.xz "$root"
+    printf '%s\n' "$stamp" >"$root/stamp"
+  fi
+  commit=$(cat "$root/commit")
+  torch=$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])') \
+    || die "python3 has no torch"
+  ln -sfn "$torch/lib" "$build/bundled/torch"
+  ln -sfn "$(cuda_libraries "$torch")" "$build/bundled/cuda"
+  ln -sfn "$(python3 -c 'import sys; print(sys.prefix)')" "$source/.venv"
+}
+
+# The toolkit's libraries, else those beside torch.
+cuda_libraries() {
+  local nvcc
+  nvcc=$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")
+  for folder in "${nvcc%/bin/nvcc}/lib64" "$1/../nvidia/cu13/lib"; do
+    if [ -e "$folder/libcublas.so.13" ]; then readlink -f "$folder"; return; fi
+  done
+  die "cuBLAS 13 is neither beside nvcc nor beside torch"
+}
+
+build_here() {
+  source=$PWD build=$PWD/build-gpu published=${PUBLISHED_FITTER:-}
+  commit=$(git describe --always --dirty --abbrev=40 --exclude='*')
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native \
+    >"$out/configure.log" 2>&1 || { cat "$out/configure.log" >&2; exit 1; }
+  cmake --build "$build" >"$out/build.log" 2>&1 || { tail -60 "$out/build.log" >&2; exit 1; }
+}
+
+nvidia-smi -L >&2 || die "no NVIDIA GPU here; run this on a machine with one"
+gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -1)
+if [ -e .gpu/bundle.tar.xz ]; then unpack; else build_here; fi
