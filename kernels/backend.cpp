@@ -18,14 +18,25 @@ int cuda_ordinal(const std::string& device) {
   return error == std::errc() && stop == end ? ordinal : -1;
 }
 
+/// A GPU that cannot be used is worth a notice; a machine without one is not.
+std::unique_ptr<Backend> best_backend(Status& status) {
+  if (cuda_device_count() == 0) return make_cpu_backend();
+  try {
+    return make_cuda_backend(0, status);
+  } catch (const BackendUnavailable& error) {
+    status.notice("running on the CPU, since the GPU cannot be used: " + std::string(error.what()));
+    return make_cpu_backend();
+  }
+}
+
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(const std::string& device) {
+std::unique_ptr<Backend> make_backend(const std::string& device, Status& status) {
   if (device == "cpu") return make_cpu_backend();
-  if (device == "auto") return cuda_device_count() > 0 ? make_cuda_backend(0) : make_cpu_backend();
+  if (device == "auto") return best_backend(status);
   const int ordinal = cuda_ordinal(device);
   if (ordinal < 0) throw UsageError("unknown device \"" + device + "\"", "--device", "use auto, cpu, cuda or cuda:N");
-  return make_cuda_backend(ordinal);
+  return make_cuda_backend(ordinal, status);
 }
 
 }  // namespace oscar

@@ -1,31 +1,45 @@
 // SPDX-License-Identifier: MIT
 // The one place where heavy arithmetic happens: a handful of coarse operations. The CPU backend defines the result
 // (textbook algorithms, fp64 accumulation); others must agree with it as kernels/README.md says. Calls are synchronous,
-// arguments and results live in host memory, and no result depends on the number of threads. Non-goals: a tensor
-// library, asynchronous calls, ownership of data.
+// arguments and results lie in host memory (or in files: HeadsView::file), and no result depends on the number of
+// threads. Non-goals: a tensor library, asynchronous calls.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <string>
 
+#include "base/status.hpp"
+#include "kernels/mixed_sequence.hpp"
 #include "kernels/types.hpp"
 
 namespace oscar {
 
+/// How much work a backend wants at once.
+struct WorkShape {
+  /// Layers whose moments to accumulate at the same time, each from a thread of its own.
+  int concurrent_layers = 1;
+  /// Layers whose eigenproblems and clip fits to collect before solving them.
+  int layers_per_batch = 1;
+};
+
+/// May be called from several threads at a time.
 class Backend {
  public:
   virtual ~Backend() = default;
 
   /// One line for people: "cpu, 2 threads".
   [[nodiscard]] virtual std::string description() const = 0;
+  [[nodiscard]] virtual WorkShape work_shape() const { return {}; }
 
-  /// grams[h] += sum over tokens t and over the g = x.num_heads / grams.count rows of group h of w[t, h] * row^T row.
-  /// weights: (num_tokens, grams.count), or empty for 1. x: (num_tokens, grams.count * g, grams.dim).
-  virtual void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams) = 0;
+  /// grams[h] += sum over tokens t and over the g = x.num_heads / grams.count rows of group h of row^T row.
+  /// x: (num_tokens, grams.count * g, grams.dim).
+  virtual void accumulate_grams(HeadsView x, MatrixStack& grams) = 0;
 
-  /// energies[t, h] = x[t, h] forms[h] x[t, h]^T for symmetric forms; (num_tokens, num_heads).
-  virtual void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies) = 0;
+  /// grams[h] += sum over tokens t of max(w, 0) v[t, h]^T v[t, h] and weights[h] += sum of w, where
+  /// w = k[t, h] forms[h] k[t, h]^T for symmetric forms.
+  virtual void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+                                         std::span<double> weights) = 0;
 
   /// grams[h] += sum over queries and the g query heads of o^T o, o = causal softmax(q k^T / sqrt(d)) v inside each
   /// sequence.
@@ -50,18 +64,14 @@ class Backend {
   virtual void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
                         std::span<float> decoded, QuantizedRows* codes) = 0;
 
-  /// out (num_queries, Hq, d_v) = attention over the mixed-precision keys and values.
-  virtual void attend(const MixedAttention& mixed, std::span<float> out) = 0;
-
-  /// Errors of `mixed` against exact causal attention over `exact` (same keys; exact.q rows = mixed.q rows), one entry
-  /// per query head.
-  [[nodiscard]] virtual std::vector<AttentionErrors> compare_attention(const QkvView& exact,
-                                                                       const MixedAttention& mixed) = 0;
+  /// The sequence rotated and kept for attention and its errors.
+  [[nodiscard]] virtual std::unique_ptr<MixedSequence> hold(const SequenceInput& input) = 0;
 };
 
-/// `device`: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU if the build and the machine have one.
-/// Throws BackendUnavailable if the device asked for is not there, UsageError if the name is none of these.
-[[nodiscard]] std::unique_ptr<Backend> make_backend(const std::string& device);
+/// `device`: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU if the build and the machine have one that works,
+/// and says so if it falls back. Throws BackendUnavailable if the device asked for is not there, UsageError if the name
+/// is none of these. `status` must outlive the backend.
+[[nodiscard]] std::unique_ptr<Backend> make_backend(const std::string& device, Status& status);
 
 /// Keeps BLAS and LAPACK on the calling thread, for the whole process: main calls it before anything computes.
 /// libtorch's own calls reach the same BLAS, and its sums must not depend on whether one of ours came first.
@@ -69,7 +79,7 @@ void keep_blas_on_calling_thread();
 
 /// kernels/cpu: always there. kernels/cuda or kernels/absent: the second throws BackendUnavailable.
 [[nodiscard]] std::unique_ptr<Backend> make_cpu_backend();
-[[nodiscard]] std::unique_ptr<Backend> make_cuda_backend(int ordinal);
+[[nodiscard]] std::unique_ptr<Backend> make_cuda_backend(int ordinal, Status& status);
 /// Number of usable GPUs; 0 without CUDA.
 [[nodiscard]] int cuda_device_count();
 

@@ -47,6 +47,7 @@ struct RowCodec {
   /// Threshold = the int(ratio * d)-th smallest |x|; <= 0 switches clipping off.
   double clip_ratio = 0.0;
   ClipSearch clip_search = ClipSearch::kSort;
+  friend bool operator==(const RowCodec&, const RowCodec&) = default;
 };
 
 /// Quantised rows: codes and the affine map x^ = (code - zero) * scale of each group.

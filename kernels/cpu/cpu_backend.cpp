@@ -5,6 +5,7 @@
 #include "kernels/backend.hpp"
 #include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/host_sequence.hpp"
 
 namespace oscar {
 namespace {
@@ -13,11 +14,10 @@ class CpuBackend : public Backend {
  public:
   [[nodiscard]] std::string description() const override { return fmt::format("cpu, {} threads", num_threads()); }
 
-  void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams) override {
-    cpu::accumulate_grams(x, weights, grams);
-  }
-  void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies) override {
-    cpu::row_energies(x, forms, energies);
+  void accumulate_grams(HeadsView x, MatrixStack& grams) override { cpu::accumulate_grams(x, grams); }
+  void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+                                 std::span<double> weights) override {
+    cpu::accumulate_weighted_grams(k, forms, v, grams, weights);
   }
   void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
                                MatrixStack& grams) override {
@@ -36,10 +36,16 @@ class CpuBackend : public Backend {
                 std::span<float> decoded, QuantizedRows* codes) override {
     cpu::quantize(rows, head_dim, codec, precision, decoded, codes);
   }
-  void attend(const MixedAttention& mixed, std::span<float> out) override { cpu::attend(mixed, out); }
-  [[nodiscard]] std::vector<AttentionErrors> compare_attention(const QkvView& exact,
-                                                               const MixedAttention& mixed) override {
-    return cpu::compare_attention(exact, mixed);
+  [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
+    return hold_on_host(
+        input,
+        {.rotate = [](HeadsView x, const MatrixStack& matrices, Precision precision,
+                      std::span<float> rows) { cpu::rotate(x, matrices, precision, rows); },
+         .quantize = [](std::span<const float> rows, int dim, const RowCodec& codec, Precision precision,
+                        std::span<float> decoded) { cpu::quantize(rows, dim, codec, precision, decoded, nullptr); },
+         .attend = [](const MixedAttention& mixed, std::span<float> out) { cpu::attend(mixed, out); },
+         .compare = [](const QkvView& exact,
+                       const MixedAttention& mixed) { return cpu::compare_attention(exact, mixed); }});
   }
 };
 

@@ -50,38 +50,9 @@ void group_rows(HeadsView x, int head, int g, std::int64_t begin, std::int64_t c
   }
 }
 
-void scale_rows(std::span<const double> weights, int head, int num_heads, std::int64_t begin, std::int64_t count,
-                std::size_t row_size, double* rows) {
-  for (std::int64_t t = 0; t < count; ++t) {
-    const double root = std::sqrt(std::max(weights[static_cast<std::size_t>((begin + t) * num_heads + head)], 0.0));
-    double* row = rows + static_cast<std::size_t>(t) * row_size;
-    for (std::size_t i = 0; i < row_size; ++i) row[i] *= root;
-  }
-}
-
-}  // namespace
-
-void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams) {
-  OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads % grams.count == 0);
-  OSCAR_CHECK(weights.empty() || weights.size() == static_cast<std::size_t>(x.num_tokens) * grams.count);
-  const int g = x.num_heads / grams.count;
-  const std::int64_t block = std::max<std::int64_t>(kBlockRows / g, 1);
-  sum_slabs(x.num_tokens, grams, [&](int head, std::int64_t begin, std::int64_t end, double* upper) {
-    std::vector<double> rows(static_cast<std::size_t>(block * g) * x.head_dim);
-    for (; begin < end; begin += block) {
-      const std::int64_t count = std::min(block, end - begin);
-      group_rows(x, head, g, begin, count, rows.data());
-      if (!weights.empty()) {
-        scale_rows(weights, head, grams.count, begin, count, static_cast<std::size_t>(g) * x.head_dim, rows.data());
-      }
-      add_gram_upper(rows.data(), count * g, x.head_dim, upper);
-    }
-  });
-}
-
-void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies) {
-  OSCAR_CHECK(x.head_dim == forms.dim && x.num_heads == forms.count);
-  OSCAR_CHECK(energies.size() == static_cast<std::size_t>(x.num_tokens) * x.num_heads);
+/// energies[t, h] = x[t, h] forms[h] x[t, h]^T, (num_tokens, num_heads).
+std::vector<double> row_energies(HeadsView x, const MatrixStack& forms) {
+  std::vector<double> energies(static_cast<std::size_t>(x.num_tokens) * x.num_heads);
   const int d = x.head_dim;
   const std::int64_t blocks = (x.num_tokens + kBlockRows - 1) / kBlockRows;
   parallel_for(static_cast<std::size_t>(blocks * x.num_heads), [&](std::size_t task) {
@@ -97,6 +68,46 @@ void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energ
       double sum = 0;
       for (int i = 0; i < d; ++i) sum += row[i] * product[i];
       energies[static_cast<std::size_t>((begin + t) * x.num_heads + head)] = sum;
+    }
+  });
+  return energies;
+}
+
+}  // namespace
+
+void accumulate_grams(HeadsView x, MatrixStack& grams) {
+  OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads % grams.count == 0);
+  const int g = x.num_heads / grams.count;
+  const std::int64_t block = std::max<std::int64_t>(kBlockRows / g, 1);
+  sum_slabs(x.num_tokens, grams, [&](int head, std::int64_t begin, std::int64_t end, double* upper) {
+    std::vector<double> rows(static_cast<std::size_t>(block * g) * x.head_dim);
+    for (; begin < end; begin += block) {
+      const std::int64_t count = std::min(block, end - begin);
+      group_rows(x, head, g, begin, count, rows.data());
+      add_gram_upper(rows.data(), count * g, x.head_dim, upper);
+    }
+  });
+}
+
+void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+                               std::span<double> weights) {
+  OSCAR_CHECK(k.head_dim == forms.dim && k.num_heads == forms.count && k.num_tokens == v.num_tokens);
+  OSCAR_CHECK(v.head_dim == grams.dim && v.num_heads == grams.count && k.num_heads == v.num_heads);
+  OSCAR_CHECK(weights.size() == static_cast<std::size_t>(grams.count));
+  const std::vector<double> energies = row_energies(k, forms);
+  for (std::size_t i = 0; i < energies.size(); ++i) weights[i % weights.size()] += energies[i];
+  const std::size_t heads = weights.size();
+  sum_slabs(v.num_tokens, grams, [&](int head, std::int64_t begin, std::int64_t end, double* upper) {
+    std::vector<double> rows(static_cast<std::size_t>(kBlockRows) * v.head_dim);
+    for (; begin < end; begin += kBlockRows) {
+      const std::int64_t count = std::min(kBlockRows, end - begin);
+      v.head_rows(begin, count, head, rows.data());
+      for (std::int64_t t = 0; t < count; ++t) {
+        const double energy = energies[static_cast<std::size_t>(begin + t) * heads + static_cast<std::size_t>(head)];
+        const double root = std::sqrt(std::max(energy, 0.0));
+        for (std::int64_t i = t * v.head_dim; i < (t + 1) * v.head_dim; ++i) rows[static_cast<std::size_t>(i)] *= root;
+      }
+      add_gram_upper(rows.data(), count, v.head_dim, upper);
     }
   });
 }

@@ -3,15 +3,17 @@
 // contract (kernels/README.md). Non-goal: being called from outside kernels/cpu and its tests.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "kernels/mixed_sequence.hpp"
 
 namespace oscar::cpu {
 
-void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams);
-void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies);
+void accumulate_grams(HeadsView x, MatrixStack& grams);
+void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+                               std::span<double> weights);
 void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams);
 void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric);

@@ -5,6 +5,7 @@
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/plugin.hpp"
+#include "kernels/host_sequence.hpp"
 
 namespace oscar {
 namespace {
@@ -16,13 +17,17 @@ class CudaBackend : public Backend {
 
   [[nodiscard]] std::string description() const override { return context_.description(); }
 
-  void accumulate_grams(HeadsView x, std::span<const double> weights, MatrixStack& grams) override {
+  void accumulate_grams(HeadsView x, MatrixStack& grams) override {
     const auto turn = take_turn();
-    cuda::accumulate_grams(context_, x, weights, grams);
+    cuda::accumulate_grams(context_, x, {}, grams);
   }
-  void row_energies(HeadsView x, const MatrixStack& forms, std::span<double> energies) override {
+  void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+                                 std::span<double> weights) override {
     const auto turn = take_turn();
-    cuda::row_energies(context_, x, forms, energies);
+    std::vector<double> energies(static_cast<std::size_t>(k.num_tokens) * static_cast<std::size_t>(k.num_heads));
+    cuda::row_energies(context_, k, forms, energies);
+    cuda::accumulate_grams(context_, v, energies, grams);
+    for (std::size_t i = 0; i < energies.size(); ++i) weights[i % weights.size()] += energies[i];
   }
   void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
                                MatrixStack& grams) override {
@@ -48,14 +53,29 @@ class CudaBackend : public Backend {
     const auto turn = take_turn();
     cuda::quantize(rows, head_dim, codec, precision, decoded, codes);
   }
-  void attend(const MixedAttention& mixed, std::span<float> out) override {
-    const auto turn = take_turn();
-    cuda::attend(context_, mixed, out);
-  }
-  [[nodiscard]] std::vector<AttentionErrors> compare_attention(const QkvView& exact,
-                                                               const MixedAttention& mixed) override {
-    const auto turn = take_turn();
-    return cuda::compare_attention(context_, exact, mixed);
+  [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
+    return hold_on_host(
+        input, {.rotate =
+                    [this](HeadsView x, const MatrixStack& matrices, Precision precision, std::span<float> rows) {
+                      const auto turn = take_turn();
+                      cuda::rotate(context_, x, matrices, precision, rows);
+                    },
+                .quantize =
+                    [this](std::span<const float> rows, int dim, const RowCodec& codec, Precision precision,
+                           std::span<float> decoded) {
+                      const auto turn = take_turn();
+                      cuda::quantize(rows, dim, codec, precision, decoded, nullptr);
+                    },
+                .attend =
+                    [this](const MixedAttention& mixed, std::span<float> out) {
+                      const auto turn = take_turn();
+                      cuda::attend(context_, mixed, out);
+                    },
+                .compare =
+                    [this](const QkvView& exact, const MixedAttention& mixed) {
+                      const auto turn = take_turn();
+                      return cuda::compare_attention(context_, exact, mixed);
+                    }});
   }
 
  private:
@@ -77,7 +97,7 @@ class Plugin : public CudaPlugin {
     (void)cudaGetLastError();
     return 0;
   }
-  [[nodiscard]] std::unique_ptr<Backend> make_backend(int ordinal) const override {
+  [[nodiscard]] std::unique_ptr<Backend> make_backend(int ordinal, Status&) const override {
     return std::make_unique<CudaBackend>(ordinal);
   }
 };

@@ -21,12 +21,12 @@ const CudaPlugin& plugin() {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(int ordinal) {
+std::unique_ptr<Backend> make_cuda_backend(int ordinal, Status& status) {
   if (!has_driver()) {
     throw BackendUnavailable("this machine has no NVIDIA driver (/dev/nvidiactl is not there)", "--device cuda",
                              "use --device cpu, or install the driver");
   }
-  return plugin().make_backend(ordinal);
+  return plugin().make_backend(ordinal, status);
 }
 
 int cuda_device_count() {

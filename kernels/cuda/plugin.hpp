@@ -14,7 +14,7 @@ class CudaPlugin {
   /// 0 if the driver is missing, too old, or sees no GPU.
   [[nodiscard]] virtual int device_count() const = 0;
   /// Throws BackendUnavailable that says what the driver answered, or why this GPU cannot be used.
-  [[nodiscard]] virtual std::unique_ptr<Backend> make_backend(int ordinal) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<Backend> make_backend(int ordinal, Status& status) const = 0;
 };
 
 }  // namespace oscar

@@ -28,6 +28,7 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   [[nodiscard]] int get() const noexcept { return value_; }
+  [[nodiscard]] int release() noexcept { return std::exchange(value_, -1); }
 
  private:
   int value_;
@@ -188,22 +189,27 @@ FileLock::FileLock(const fs::path& path, bool wait) {
 FileLock::~FileLock() { ::close(descriptor_); }
 
 MappedFile::MappedFile(const fs::path& path) {
-  const Descriptor file = open_for_reading(path);
+  Descriptor file = open_for_reading(path);
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) throw_io("cannot stat", path, errno);
   size_ = static_cast<std::size_t>(info.st_size);
-  if (size_ == 0) return;
-  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (address == MAP_FAILED) throw_io("cannot map", path, errno);
-  data_ = static_cast<const std::byte*>(address);
+  if (size_ > 0) {
+    void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+    if (address == MAP_FAILED) throw_io("cannot map", path, errno);
+    data_ = static_cast<const std::byte*>(address);
+  }
+  descriptor_ = file.release();
 }
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out) {
   const Descriptor file = open_for_reading(path);

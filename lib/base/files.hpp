@@ -74,7 +74,7 @@ class FileLock {
   int descriptor_ = -1;
 };
 
-/// A file mapped for reading. Move-only.
+/// A file mapped for reading, and kept open. Move-only.
 class MappedFile {
  public:
   explicit MappedFile(const fs::path& path);
@@ -83,8 +83,11 @@ class MappedFile {
   MappedFile& operator=(MappedFile&&) = delete;
 
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
+  /// For pread().
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
 
  private:
+  int descriptor_ = -1;
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };

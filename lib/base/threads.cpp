@@ -23,8 +23,9 @@ int num_threads() {
   return count > 0 ? count : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void parallel_for(std::size_t count, const std::function<void(std::size_t)>& task) {
-  const std::size_t workers = inside_task ? 1 : std::min<std::size_t>(count, static_cast<std::size_t>(num_threads()));
+void parallel_for(std::size_t count, const std::function<void(std::size_t)>& task, int max_threads) {
+  const auto limit = static_cast<std::size_t>(max_threads > 0 ? max_threads : num_threads());
+  const std::size_t workers = inside_task ? 1 : std::min(count, limit);
   if (workers <= 1) {
     for (std::size_t i = 0; i < count; ++i) task(i);
     return;

@@ -12,8 +12,8 @@ namespace oscar {
 void set_num_threads(int count);
 [[nodiscard]] int num_threads();
 
-/// Runs task(0) … task(count - 1), each once, on up to num_threads() threads; the first exception is rethrown after all
-/// threads have stopped. A call from inside a task runs in that task's thread.
-void parallel_for(std::size_t count, const std::function<void(std::size_t)>& task);
+/// Runs task(0) … task(count - 1), each once, on up to num_threads() threads, or `max_threads` if that is not 0; the
+/// first exception is rethrown after all threads have stopped. A call from inside a task runs in that task's thread.
+void parallel_for(std::size_t count, const std::function<void(std::size_t)>& task, int max_threads = 0);
 
 }  // namespace oscar

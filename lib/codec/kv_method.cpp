@@ -41,6 +41,18 @@ std::string name_of(MethodKind kind) {
   return "this";
 }
 
+HistoryCodecs KvLayer::codecs() const {
+  HistoryCodecs codecs;
+  if (key.quantized) codecs.key = key.codec;
+  if (value.quantized) codecs.value = value.codec;
+  return codecs;
+}
+
+SequenceInput KvLayer::hold(const QkvView& qkv, std::span<const std::int64_t> query_positions,
+                            Precision precision) const {
+  return {qkv, query_positions, key.rotation.get(), value.rotation.get(), precision};
+}
+
 const KvLayer& KvMethod::layer(int layer_id) const {
   const auto found = layers.find(layer_id);
   if (found != layers.end()) return found->second;

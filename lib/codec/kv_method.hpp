@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A way to store keys and values, as data: per layer and side an optional rotation and a row codec, and the windows
 // that stay in bfloat16. Methods of other people and a rotation set under test look the same from here. Non-goals:
-// arithmetic (mixed_sequence.hpp), fitting.
+// arithmetic, fitting.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "kernels/mixed_sequence.hpp"
 
 namespace oscar {
 
@@ -33,6 +33,11 @@ struct KvSide {
 struct KvLayer {
   int head_dim = 0;
   KvSide key, value;
+
+  [[nodiscard]] HistoryCodecs codecs() const;
+  /// A sequence in this layer's coordinates; refers to this layer's rotations.
+  [[nodiscard]] SequenceInput hold(const QkvView& qkv, std::span<const std::int64_t> query_positions,
+                                   Precision precision) const;
 };
 
 struct KvMethod {

@@ -76,8 +76,12 @@ class FolderStream : public LayerStream {
  private:
   static HeadsView view(const MappedFile& file, const ChunkTensor& tensor, std::int64_t tokens) {
     const PtTensorLocation& place = tensor.location;
-    const HeadsView whole{file.bytes().data() + place.offset, place.dtype, place.shape[0],
-                          static_cast<int>(place.shape[1]), static_cast<int>(place.shape[2])};
+    const HeadsView whole{file.bytes().data() + place.offset,
+                          place.dtype,
+                          place.shape[0],
+                          static_cast<int>(place.shape[1]),
+                          static_cast<int>(place.shape[2]),
+                          {file.descriptor(), place.offset}};
     const auto needed = static_cast<std::uint64_t>(whole.bytes_per_token()) * static_cast<std::uint64_t>(tokens);
     if (place.offset + needed > file.bytes().size()) {
       throw DataError("the file became shorter while it was read", tensor.file.string(), "dump this layer again");

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
-
-#include "base/status.hpp"
-#include "codec/mixed_sequence.hpp"
 
 namespace oscar {
 namespace {
@@ -76,15 +75,32 @@ QkvView view_of(const SampledSequence& sequence) {
   return {heads_view(sequence.q, "q"), heads_view(sequence.k, "k"), heads_view(sequence.v, "v")};
 }
 
-AttentionErrors total(const std::vector<AttentionErrors>& heads) {
-  AttentionErrors sum;
-  for (const AttentionErrors& head : heads) sum.add(head);
-  return sum;
-}
-
 RowCodec clipped(RowCodec codec, double ratio) {
   codec.clip_ratio = ratio;
   return codec;
+}
+
+/// The codec at every ratio: for the keys, or for the values if the key codec is settled.
+std::vector<HistoryCodecs> candidates(const RowCodec& codec, const std::optional<RowCodec>& key) {
+  std::vector<HistoryCodecs> all;
+  for (const double ratio : clip_candidates()) {
+    const RowCodec candidate = clipped(codec, ratio);
+    all.push_back(key ? HistoryCodecs{key, candidate} : HistoryCodecs{candidate, {}});
+  }
+  return all;
+}
+
+/// Per candidate, over all sequences and heads.
+std::vector<AttentionErrors> total_errors(const std::vector<std::unique_ptr<MixedSequence>>& sequences,
+                                          const std::vector<HistoryCodecs>& candidates, Windows windows) {
+  std::vector<AttentionErrors> sums(candidates.size());
+  for (const auto& sequence : sequences) {
+    const auto errors = sequence->compare(candidates, windows);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      for (const AttentionErrors& head : errors[i]) sums[i].add(head);
+    }
+  }
+  return sums;
 }
 
 }  // namespace
@@ -132,29 +148,16 @@ std::string describe(const std::vector<SampledSequence>& sample, const ClipFitOp
 ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const MatrixStack& key_rotation,
                              const MatrixStack& value_rotation, const RowCodec& codec, Windows windows,
                              Backend& backend) {
-  std::vector<MixedSequence> mixed;
+  std::vector<std::unique_ptr<MixedSequence>> held;
   for (const SampledSequence& sequence : sample) {
-    mixed.emplace_back(view_of(sequence), &key_rotation, &value_rotation, Precision::kServing, backend);
+    held.push_back(backend.hold({view_of(sequence), sequence.query_positions, &key_rotation, &value_rotation}));
   }
-  const auto measure = [&](QuantizedSides sides) {
-    AttentionErrors sum;
-    for (std::size_t i = 0; i < sample.size(); ++i) {
-      throw_if_interrupted();
-      sum.add(total(
-          backend.compare_attention(view_of(sample[i]), mixed[i].view(windows, sample[i].query_positions, sides))));
-    }
-    return sum;
-  };
   ClipScores scores;
-  for (const double ratio : clip_candidates()) {
-    for (MixedSequence& sequence : mixed) sequence.quantize_keys(clipped(codec, ratio), backend);
-    const AttentionErrors errors = measure(QuantizedSides::kKeys);
+  for (const AttentionErrors& errors : total_errors(held, candidates(codec, std::nullopt), windows)) {
     scores.key.push_back(errors.softmax_kl / static_cast<double>(errors.queries));
   }
-  for (MixedSequence& sequence : mixed) sequence.quantize_keys(clipped(codec, best_clip_ratio(scores.key)), backend);
-  for (const double ratio : clip_candidates()) {
-    for (MixedSequence& sequence : mixed) sequence.quantize_values(clipped(codec, ratio), backend);
-    const AttentionErrors errors = measure(QuantizedSides::kBoth);
+  const RowCodec key_codec = clipped(codec, best_clip_ratio(scores.key));
+  for (const AttentionErrors& errors : total_errors(held, candidates(codec, key_codec), windows)) {
     scores.value.push_back(errors.output_error / std::max(errors.output_norm, 1e-300));
   }
   return scores;

@@ -2,11 +2,16 @@
 #include "fit/fit.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
+#include <functional>
+#include <iterator>
+#include <mutex>
 #include <optional>
 
 #include "base/errors.hpp"
+#include "base/threads.hpp"
 #include "codec/kv_method.hpp"
 #include "fit/layer_fit.hpp"
 #include "rotation/formats.hpp"
@@ -44,7 +49,9 @@ ReferenceRotation read_reference(const std::filesystem::path& path) {
 }
 
 /// Sums of scores over layers: the best single ratio for servers without tables.
-void add_scores(std::vector<double>& sum, const std::vector<double>& scores) {
+void add_scores(std::vector<double>& sum, const SideTransform& side) {
+  if (!side.scores.contains("clip")) return;
+  const auto scores = side.scores["clip"]["scores"].get<std::vector<double>>();
   sum.resize(scores.size());
   for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += scores[i];
 }
@@ -53,41 +60,49 @@ Json scores_to_json(const char* metric, const std::vector<double>& scores) {
   return {{"metric", metric}, {"clip_ratios", clip_candidates()}, {"scores", scores}};
 }
 
-/// Chooses the clip ratios of layers one by one and the scalar of the whole set.
+/// Chooses the clip ratios of layers one by one, from any thread, and at last the scalar of the whole set.
 class ClipFit {
  public:
   ClipFit(const FitOptions& options, const RowCodec& codec, Backend& backend, Status& status)
       : options_(options), codec_(codec), fixed_(parse_clip(options.clip)), backend_(backend), status_(status) {}
 
-  void apply(LayerStream& stream, LayerRotation& layer) {
+  /// What the fit must keep of a layer's data.
+  [[nodiscard]] std::vector<SampledSequence> sample(LayerStream& stream) const {
+    if (fixed_) return {};
+    return sample_layer(stream, options_.windows, options_.clip_fit);
+  }
+
+  void apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const {
     std::tie(layer.key.clip_ratio, layer.value.clip_ratio) =
         fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));
     if (fixed_) return;
-    const auto sample = sample_layer(stream, options_.windows, options_.clip_fit);
     if (sample.empty()) {
       status_.warning("layer " + std::to_string(layer.layer_id) +
                       ": no sequence is longer than the windows, so nothing can be measured; the clip ratios are the "
                       "published constants");
       return;
     }
-    description_ = describe(sample, options_.clip_fit);
     const ClipScores scores =
         score_clip_ratios(sample, layer.key.rotation, layer.value.rotation, codec_, options_.windows, backend_);
     layer.key.clip_ratio = best_clip_ratio(scores.key);
     layer.value.clip_ratio = best_clip_ratio(scores.value);
     layer.key.scores["clip"] = scores_to_json("softmax_kl", scores.key);
     layer.value.scores["clip"] = scores_to_json("output_rel_error", scores.value);
-    add_scores(key_sum_, scores.key);
-    add_scores(value_sum_, scores.value);
   }
 
-  void finish(RotationSet& set) const {
+  void finish(const std::string& description, RotationSet& set) const {
     const auto [key, value] = fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));
-    set.key_clip_scalar = key_sum_.empty() ? key : best_clip_ratio(key_sum_);
-    set.value_clip_scalar = value_sum_.empty() ? value : best_clip_ratio(value_sum_);
+    std::vector<double> key_sum, value_sum;
+    for (const LayerRotation& layer : set.layers) {
+      add_scores(key_sum, layer.key);
+      add_scores(value_sum, layer.value);
+    }
+    set.key_clip_scalar = key_sum.empty() ? key : best_clip_ratio(key_sum);
+    set.value_clip_scalar = value_sum.empty() ? value : best_clip_ratio(value_sum);
     set.has_clip_ratios = true;
-    if (!description_.empty()) status_.detail("clip fit on " + description_);
-    if (!description_.empty()) set.recipe["clip_sample"] = description_;
+    if (key_sum.empty()) return;
+    status_.detail("clip fit on " + description);
+    set.recipe["clip_sample"] = description;
   }
 
  private:
@@ -96,8 +111,6 @@ class ClipFit {
   std::optional<std::pair<double, double>> fixed_;
   Backend& backend_;
   Status& status_;
-  std::vector<double> key_sum_, value_sum_;
-  std::string description_;
 };
 
 Json recipe_to_json(const FitOptions& options, const Recipe& recipe) {
@@ -114,38 +127,103 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// task(i, stream of ids[i]) on up to `lanes` threads. Streams are opened in order, as a live model demands.
+void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
+                    const std::function<void(std::size_t, LayerStream&)>& task) {
+  std::mutex mutex;
+  std::size_t next = 0;
+  const auto work = [&](std::size_t) {
+    while (true) {
+      std::unique_lock lock(mutex);
+      if (next == ids.size()) return;
+      const std::size_t i = next++;
+      const std::unique_ptr<LayerStream> stream = source.open(ids[i]);
+      lock.unlock();
+      throw_if_interrupted();
+      task(i, *stream);
+    }
+  };
+  const auto stop_others = [&](std::size_t lane) {
+    try {
+      work(lane);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      next = ids.size();
+      throw;
+    }
+  };
+  parallel_for(static_cast<std::size_t>(lanes), stop_others, lanes);
+}
+
+/// Moments and samples of some layers, then all their eigenproblems, then their clip ratios.
+class BatchFit {
+ public:
+  BatchFit(QkvSource& source, const FitOptions& options, const RowCodec& codec, Backend& backend, Status& status)
+      : source_(source),
+        recipe_(resolve_recipe(options)),
+        reference_(read_reference(options.reference_rotation)),
+        clip_(options, codec, backend, status),
+        clip_options_(options.clip_fit),
+        backend_(backend),
+        status_(status) {}
+
+  [[nodiscard]] const Recipe& recipe() const { return recipe_; }
+
+  void add(std::span<const int> ids, FitResult& result) {
+    const int lanes = backend_.work_shape().concurrent_layers;
+    const auto total = static_cast<std::int64_t>(source_.layer_ids().size());
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<LayerMoments> moments(ids.size());
+    std::vector<std::vector<SampledSequence>> samples(ids.size());
+    std::atomic<std::int64_t> done = static_cast<std::int64_t>(result.set.layers.size());
+    status_.progress("fit: layer", done, total);
+    for_each_layer(source_, ids, lanes, [&](std::size_t i, LayerStream& stream) {
+      moments[i] = take_moments(ids[i], stream, recipe_, reference_, backend_);
+      samples[i] = clip_.sample(stream);
+      status_.progress("fit: layer", ++done, total);
+    });
+    std::vector<LayerRotation> layers = fit_rotations(moments, recipe_, backend_);
+    const double rotation_seconds = seconds_since(start);
+    parallel_for(
+        layers.size(), [&](std::size_t i) { clip_.apply(samples[i], layers[i]); }, lanes);
+    result.rotation_seconds += rotation_seconds;
+    result.clip_seconds += seconds_since(start) - rotation_seconds;
+    if (!samples.back().empty()) sample_description_ = describe(samples.back(), clip_options_);
+    std::move(layers.begin(), layers.end(), std::back_inserter(result.set.layers));
+  }
+
+  void finish(RotationSet& set) const { clip_.finish(sample_description_, set); }
+
+ private:
+  QkvSource& source_;
+  Recipe recipe_;
+  ReferenceRotation reference_;
+  ClipFit clip_;
+  ClipFitOptions clip_options_;
+  Backend& backend_;
+  Status& status_;
+  std::string sample_description_;
+};
+
 }  // namespace
 
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status) {
-  const Recipe recipe = resolve_recipe(options);
   const RowCodec codec{.levels = 4, .group_size = options.group_size};
-  ClipFit clip(options, codec, backend, status);
-  const ReferenceRotation reference = read_reference(options.reference_rotation);
+  BatchFit batch(source, options, codec, backend, status);
   FitResult result;
-  result.set = {.key_objective = recipe.key_name(),
-                .value_objective = recipe.value_name(),
+  result.set = {.key_objective = batch.recipe().key_name(),
+                .value_objective = batch.recipe().value_name(),
                 .model = source.model(),
                 .calibration = source.calibration(),
                 .windows = options.windows,
                 .codec = codec,
-                .recipe = recipe_to_json(options, recipe)};
-  const auto total = static_cast<std::int64_t>(source.layer_ids().size());
-  for (const int layer_id : source.layer_ids()) {
-    throw_if_interrupted();
-    status.progress("fit: layer", static_cast<std::int64_t>(result.set.layers.size()), total);
-    const auto start = std::chrono::steady_clock::now();
-    const std::unique_ptr<LayerStream> stream = source.open(layer_id);
-    // Moments, spectra, rotations.
-    LayerRotation layer = fit_layer(layer_id, *stream, recipe, reference, backend);
-    const double rotation_seconds = seconds_since(start);
-    // Clip ratios, judged on sampled tokens in the rotated basis.
-    clip.apply(*stream, layer);
-    result.rotation_seconds += rotation_seconds;
-    result.clip_seconds += seconds_since(start) - rotation_seconds;
-    result.set.layers.push_back(std::move(layer));
+                .recipe = recipe_to_json(options, batch.recipe())};
+  const std::span<const int> ids = source.layer_ids();
+  const auto step = static_cast<std::size_t>(backend.work_shape().layers_per_batch);
+  for (std::size_t first = 0; first < ids.size(); first += step) {
+    batch.add(ids.subspan(first, std::min(step, ids.size() - first)), result);
   }
-  status.progress("fit: layer", total, total);
-  clip.finish(result.set);
+  batch.finish(result.set);
   return result;
 }
 

@@ -27,25 +27,24 @@ MatrixStack rounded_to_f32(MatrixStack stack) {
   return stack;
 }
 
-/// Covariances of a layer, one matrix or one per KV head.
-struct Covariances {
-  MatrixStack key, value;
-};
+MatrixStack of_heads_or_layer(MatrixStack per_head, const Recipe& recipe) {
+  return recipe.per_head ? std::move(per_head) : mean_over_heads(per_head);
+}
 
-Covariances layer_covariances(LayerStream& layer, const Recipe& recipe, Backend& backend) {
-  Covariances out;
+void take_covariances(LayerStream& layer, const Recipe& recipe, Backend& backend, LayerMoments& out) {
   MatrixStack query;
   if (recipe.key_objective == "qqt" || recipe.value_objective == "sst") query = query_moments(layer, backend).mean();
-  out.key = recipe.key_objective == "qqt" ? query : plain_moments(layer, Side::kKey, backend).mean();
+  MatrixStack key = recipe.key_objective == "qqt" ? query : plain_moments(layer, Side::kKey, backend).mean();
+  MatrixStack value;
   if (recipe.value_objective == "sst") {
-    out.value = score_weighted_value_moments(layer, query, backend).mean();
+    value = score_weighted_value_moments(layer, query, backend).mean();
   } else if (recipe.value_objective == "oto") {
-    out.value = output_moments(layer, backend).mean();
+    value = output_moments(layer, backend).mean();
   } else {
-    out.value = plain_moments(layer, Side::kValue, backend).mean();
+    value = plain_moments(layer, Side::kValue, backend).mean();
   }
-  if (!recipe.per_head) out = {mean_over_heads(out.key), mean_over_heads(out.value)};
-  return out;
+  out.key = of_heads_or_layer(std::move(key), recipe);
+  out.value = of_heads_or_layer(std::move(value), recipe);
 }
 
 SideTransform transform_from(const MatrixStack& covariance, const std::vector<Spectrum>& spectra,
@@ -65,17 +64,6 @@ const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>
   }
   throw DataError("the reference rotation has no layer " + std::to_string(layer_id), "--reference-rotation",
                   "give a reference that covers every layer, or choose --layers");
-}
-
-SideTransform fit_side(LayerStream& layer, Side side, const MatrixStack& covariance, const Recipe& recipe,
-                       const std::vector<std::pair<int, SideTransform>>& reference, int layer_id, Backend& backend) {
-  const std::vector<Spectrum> spectra = decompose(covariance, backend);
-  if (recipe.kind == Recipe::Kind::kSpectral) {
-    return transform_from(covariance, spectra, compose(spectra, composition_from_name(recipe.composition)));
-  }
-  MatrixStack residual = residual_moments(layer, side, reference_of(reference, layer_id), backend).mean();
-  if (!recipe.per_head) residual = mean_over_heads(residual);
-  return transform_from(covariance, spectra, residual_rotation(decompose(residual, backend), spectra));
 }
 
 SideTransform hadamard_side(int dim) {
@@ -120,17 +108,50 @@ Recipe resolve_recipe(const FitOptions& options) {
   return recipe;
 }
 
-LayerRotation fit_layer(int layer_id, LayerStream& layer, const Recipe& recipe, const ReferenceRotation& reference,
-                        Backend& backend) {
-  if (recipe.kind == Recipe::Kind::kHadamard) {
-    QkvChunk chunk;
-    layer.rewind();
-    if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
-    return {layer_id, hadamard_side(chunk.view.k.head_dim), hadamard_side(chunk.view.v.head_dim)};
+LayerMoments take_moments(int layer_id, LayerStream& layer, const Recipe& recipe, const ReferenceRotation& reference,
+                          Backend& backend) {
+  QkvChunk chunk;
+  layer.rewind();
+  if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
+  LayerMoments out{layer_id, chunk.view.k.head_dim, chunk.view.v.head_dim, {}, {}, {}, {}};
+  if (recipe.kind != Recipe::Kind::kHadamard) take_covariances(layer, recipe, backend, out);
+  if (recipe.kind == Recipe::Kind::kResidual) {
+    const auto residual = [&](Side side, const std::vector<std::pair<int, SideTransform>>& layers) {
+      return of_heads_or_layer(residual_moments(layer, side, reference_of(layers, layer_id), backend).mean(), recipe);
+    };
+    out.key_residual = residual(Side::kKey, reference.key);
+    out.value_residual = residual(Side::kValue, reference.value);
   }
-  const Covariances covariances = layer_covariances(layer, recipe, backend);
-  return {layer_id, fit_side(layer, Side::kKey, covariances.key, recipe, reference.key, layer_id, backend),
-          fit_side(layer, Side::kValue, covariances.value, recipe, reference.value, layer_id, backend)};
+  return out;
+}
+
+std::vector<LayerRotation> fit_rotations(const std::vector<LayerMoments>& layers, const Recipe& recipe,
+                                         Backend& backend) {
+  std::vector<const MatrixStack*> problems;
+  for (const LayerMoments& layer : layers) {
+    if (recipe.kind == Recipe::Kind::kHadamard) break;
+    problems.insert(problems.end(), {&layer.key, &layer.value});
+    if (recipe.kind == Recipe::Kind::kResidual) {
+      problems.insert(problems.end(), {&layer.key_residual, &layer.value_residual});
+    }
+  }
+  const std::vector<std::vector<Spectrum>> spectra = decompose(problems, backend);
+  const std::size_t stride = layers.empty() ? 0 : spectra.size() / layers.size();
+  const Composition composition = composition_from_name(recipe.composition);
+  std::vector<LayerRotation> fitted;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto side = [&](int dim, const MatrixStack& covariance, std::size_t which) {
+      if (recipe.kind == Recipe::Kind::kHadamard) return hadamard_side(dim);
+      const std::vector<Spectrum>& own = spectra[i * stride + which];
+      return transform_from(covariance, own,
+                            recipe.kind == Recipe::Kind::kSpectral
+                                ? compose(own, composition)
+                                : residual_rotation(spectra[i * stride + which + 2], own));
+    };
+    fitted.push_back(
+        {layers[i].layer_id, side(layers[i].key_dim, layers[i].key, 0), side(layers[i].value_dim, layers[i].value, 1)});
+  }
+  return fitted;
 }
 
 }  // namespace oscar

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One layer's rotations: which moments a recipe takes, and what it makes of them.
+// Rotations: which moments of a layer a recipe takes, and what it makes of those of many layers.
 #pragma once
 
 #include <optional>
@@ -27,8 +27,18 @@ struct Recipe {
 /// Throws UsageError.
 [[nodiscard]] Recipe resolve_recipe(const FitOptions& options);
 
-/// Rotations, eigenvalues and covariances of a layer; matrices rounded to float32. Clip ratios are left at 0.
-[[nodiscard]] LayerRotation fit_layer(int layer_id, LayerStream& layer, const Recipe& recipe,
-                                      const ReferenceRotation& reference, Backend& backend);
+/// What must be read from a layer's data before any eigenproblem is solved; one matrix, or one per KV head.
+struct LayerMoments {
+  int layer_id = 0, key_dim = 0, value_dim = 0;
+  MatrixStack key, value;                    // covariances; count 0 for recipe hadamard
+  MatrixStack key_residual, value_residual;  // of recipe uresidual
+};
+
+[[nodiscard]] LayerMoments take_moments(int layer_id, LayerStream& layer, const Recipe& recipe,
+                                        const ReferenceRotation& reference, Backend& backend);
+
+/// Rotations, eigenvalues and covariances of layers, in order; matrices rounded to float32. Clip ratios are left at 0.
+[[nodiscard]] std::vector<LayerRotation> fit_rotations(const std::vector<LayerMoments>& layers, const Recipe& recipe,
+                                                       Backend& backend);
 
 }  // namespace oscar

@@ -2,6 +2,7 @@
 #include "spectral/spectrum.hpp"
 
 #include <cmath>
+#include <map>
 
 namespace oscar {
 namespace {
@@ -19,22 +20,41 @@ void fix_signs(Spectrum& spectrum) {
   }
 }
 
-}  // namespace
-
-std::vector<Spectrum> decompose(const MatrixStack& covariance, Backend& backend) {
-  MatrixStack symmetric(covariance.count, covariance.dim);
+/// Appends (C + C^T) / 2 of each matrix.
+void append_symmetric_part(const MatrixStack& covariance, MatrixStack& out) {
   const auto d = static_cast<std::size_t>(covariance.dim);
   for (int h = 0; h < covariance.count; ++h) {
     for (std::size_t i = 0; i < d; ++i) {
       for (std::size_t j = 0; j < d; ++j) {
-        symmetric[h][i * d + j] = (covariance[h][i * d + j] + covariance[h][j * d + i]) / 2;
+        out.data.push_back((covariance[h][i * d + j] + covariance[h][j * d + i]) / 2);
       }
     }
   }
-  std::vector<Spectrum> spectra;
-  for (Eigenpairs& pairs : backend.eigh(symmetric)) {
-    spectra.push_back({covariance.dim, std::move(pairs.values), std::move(pairs.vectors)});
-    fix_signs(spectra.back());
+  out.count += covariance.count;
+}
+
+}  // namespace
+
+std::vector<Spectrum> decompose(const MatrixStack& covariance, Backend& backend) {
+  return std::move(decompose(std::vector{&covariance}, backend).front());
+}
+
+std::vector<std::vector<Spectrum>> decompose(const std::vector<const MatrixStack*>& covariances, Backend& backend) {
+  std::map<int, MatrixStack> by_dim;
+  for (const MatrixStack* covariance : covariances) {
+    append_symmetric_part(*covariance, by_dim.try_emplace(covariance->dim, 0, covariance->dim).first->second);
+  }
+  std::map<int, std::vector<Eigenpairs>> solved;
+  std::map<int, std::size_t> next;
+  for (const auto& [dim, stack] : by_dim) solved[dim] = backend.eigh(stack);
+  std::vector<std::vector<Spectrum>> spectra;
+  for (const MatrixStack* covariance : covariances) {
+    spectra.emplace_back();
+    for (int h = 0; h < covariance->count; ++h) {
+      Eigenpairs& pairs = solved[covariance->dim][next[covariance->dim]++];
+      spectra.back().push_back({covariance->dim, std::move(pairs.values), std::move(pairs.vectors)});
+      fix_signs(spectra.back().back());
+    }
   }
   return spectra;
 }

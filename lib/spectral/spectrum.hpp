@@ -21,6 +21,10 @@ struct Spectrum {
 /// are kept as the solver gives them. Throws NumericalError if an entry is not finite or the solver fails.
 [[nodiscard]] std::vector<Spectrum> decompose(const MatrixStack& covariance, Backend& backend);
 
+/// The same for many stacks, whose eigenproblems of equal size are solved in one call.
+[[nodiscard]] std::vector<std::vector<Spectrum>> decompose(const std::vector<const MatrixStack*>& covariances,
+                                                           Backend& backend);
+
 /// Mean over the matrices of a stack: the layer's covariance from its heads'.
 [[nodiscard]] MatrixStack mean_over_heads(const MatrixStack& covariance);
 

@@ -83,26 +83,21 @@ MatrixStack MomentSums::mean() const {
 
 MomentSums query_moments(LayerStream& layer, Backend& backend) {
   return accumulate(layer, Side::kKey, [&](const QkvChunk& chunk, MomentSums& moments) {
-    backend.accumulate_grams(chunk.view.q, {}, moments.sums);
+    backend.accumulate_grams(chunk.view.q, moments.sums);
     count_rows(moments, query_rows_per_head(chunk));
   });
 }
 
 MomentSums plain_moments(LayerStream& layer, Side side, Backend& backend) {
   return accumulate(layer, side, [&](const QkvChunk& chunk, MomentSums& moments) {
-    backend.accumulate_grams(rows_of(chunk, side), {}, moments.sums);
+    backend.accumulate_grams(rows_of(chunk, side), moments.sums);
     count_rows(moments, chunk.view.k.num_tokens);
   });
 }
 
 MomentSums score_weighted_value_moments(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend) {
-  std::vector<double> weights;
   return accumulate(layer, Side::kValue, [&](const QkvChunk& chunk, MomentSums& moments) {
-    const HeadsView& k = chunk.view.k;
-    weights.resize(static_cast<std::size_t>(k.num_tokens) * k.num_heads);
-    backend.row_energies(k, query_covariance, weights);
-    backend.accumulate_grams(chunk.view.v, weights, moments.sums);
-    for (std::size_t i = 0; i < weights.size(); ++i) moments.total[i % moments.total.size()] += weights[i];
+    backend.accumulate_weighted_grams(chunk.view.k, query_covariance, chunk.view.v, moments.sums, moments.total);
   });
 }
 

@@ -54,6 +54,12 @@ struct Tensor {
 /// `count` elements of any type, converted to double (exact for every float type and for int32).
 void doubles_from(DType dtype, const std::byte* data, std::size_t count, double* out);
 
+/// A place in an open file. Negative descriptor: none.
+struct FilePlace {
+  int descriptor = -1;
+  std::uint64_t offset = 0;
+};
+
 /// Rows of a layer as they come from a model: [num_tokens, num_heads, head_dim], one of the activation types.
 struct HeadsView {
   const std::byte* data = nullptr;
@@ -61,13 +67,17 @@ struct HeadsView {
   std::int64_t num_tokens = 0;
   int num_heads = 0;
   int head_dim = 0;
+  /// Where `data` is mapped from, if it is: who copies all of it anyway reads it there faster than by page faults.
+  FilePlace file = {};
 
   [[nodiscard]] std::int64_t bytes_per_token() const {
     return static_cast<std::int64_t>(size_of(dtype)) * num_heads * head_dim;
   }
   /// Tokens [begin, end).
   [[nodiscard]] HeadsView tokens(std::int64_t begin, std::int64_t end) const {
-    return {data + begin * bytes_per_token(), dtype, end - begin, num_heads, head_dim};
+    const std::int64_t skipped = begin * bytes_per_token();
+    return {data + skipped, dtype,    end - begin,
+            num_heads,      head_dim, {file.descriptor, file.offset + static_cast<std::uint64_t>(skipped)}};
   }
   /// The row of one (token, head) as float, into `out` (head_dim values).
   void row(std::int64_t token, int head, std::span<float> out) const;

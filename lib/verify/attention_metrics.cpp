@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "codec/mixed_sequence.hpp"
-
 namespace oscar::verify {
 namespace {
 
@@ -36,44 +34,19 @@ std::vector<float> gather(HeadsView q, std::span<const std::int64_t> positions) 
   return rows;
 }
 
-/// Signal and noise of the tokens that end up quantised, decoded rows against exact rows in the same coordinates.
-void add_row_errors(HeadsView native, const MatrixStack* rotation, HeadsView decoded, const Windows& windows,
-                    Backend& backend, double& signal, double& noise) {
-  const std::int64_t begin = windows.sink;
-  const std::int64_t end = native.num_tokens - windows.recent;
-  if (begin >= end) return;
-  const HeadsView rows = native.tokens(begin, end);
-  std::vector<float> exact;
-  std::vector<std::int64_t> all(static_cast<std::size_t>(end - begin));
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
-  if (rotation == nullptr) {
-    exact = gather(rows, all);
-  } else {
-    exact.resize(all.size() * static_cast<std::size_t>(native.num_heads * native.head_dim));
-    backend.rotate(rows, *rotation, Precision::kExact, exact);
-  }
-  const std::vector<float> approximate = gather(decoded.tokens(begin, end), all);
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double e = double{exact[i]} - approximate[i];
-    signal += double{exact[i]} * exact[i];
-    noise += e * e;
-  }
-}
-
 }  // namespace
 
 void AttentionSums::add(const AttentionSums& other) {
   both.add(other.both);
   output_error_k_only += other.output_error_k_only;
   output_error_v_only += other.output_error_v_only;
-  k_signal += other.k_signal, k_noise += other.k_noise;
-  v_signal += other.v_signal, v_noise += other.v_noise;
+  rows.add(other.rows);
   kl.add(other.kl);
 }
 
 AttentionMetrics AttentionSums::metrics() const {
-  return {.k_sqnr_db = decibels(k_signal, k_noise),
-          .v_sqnr_db = decibels(v_signal, v_noise),
+  return {.k_sqnr_db = decibels(rows.key_signal, rows.key_noise),
+          .v_sqnr_db = decibels(rows.value_signal, rows.value_noise),
           .logit_nmse = ratio(both.logit_error, both.logit_norm),
           .softmax_kl = ratio(both.softmax_kl, static_cast<double>(both.queries)),
           .softmax_kl_p99 = kl.quantile(0.99),
@@ -97,21 +70,18 @@ AttentionSums measure_attention(const QkvView& sequence, const KvMethod& method,
   const QkvView exact{
       heads_view(q, static_cast<std::int64_t>(positions.size()), sequence.q.num_heads, sequence.q.head_dim), sequence.k,
       sequence.v};
-  const MixedSequence mixed = make_mixed_sequence(exact, layer, precision, backend);
-  const auto errors = [&](QuantizedSides sides) {
-    return over_heads(backend.compare_attention(exact, mixed.view(method.windows, positions, sides)));
-  };
+  const std::unique_ptr<MixedSequence> held = backend.hold(layer.hold(exact, positions, precision));
+  const HistoryCodecs codecs = layer.codecs();
+  std::vector<HistoryCodecs> candidates{codecs};
+  if (codecs != HistoryCodecs{}) candidates.insert(candidates.end(), {{codecs.key, {}}, {{}, codecs.value}});
+  const auto errors = held->compare(candidates, method.windows);
   AttentionSums sums;
-  sums.both = errors(QuantizedSides::kBoth);
+  sums.both = over_heads(errors.front());
   sums.kl.add(sums.both.query_kl);
   sums.both.query_kl.clear();
-  const bool quantized = layer.key.quantized || layer.value.quantized;
-  sums.output_error_k_only = quantized ? errors(QuantizedSides::kKeys).output_error : sums.both.output_error;
-  sums.output_error_v_only = quantized ? errors(QuantizedSides::kValues).output_error : sums.both.output_error;
-  add_row_errors(sequence.k, layer.key.rotation.get(), mixed.history_k(), method.windows, backend, sums.k_signal,
-                 sums.k_noise);
-  add_row_errors(sequence.v, layer.value.rotation.get(), mixed.history_v(), method.windows, backend, sums.v_signal,
-                 sums.v_noise);
+  sums.output_error_k_only = errors.size() > 1 ? over_heads(errors[1]).output_error : sums.both.output_error;
+  sums.output_error_v_only = errors.size() > 1 ? over_heads(errors[2]).output_error : sums.both.output_error;
+  sums.rows = held->row_errors(codecs, method.windows);
   return sums;
 }
 

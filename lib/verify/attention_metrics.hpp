@@ -18,7 +18,7 @@ namespace oscar::verify {
 struct AttentionSums {
   AttentionErrors both;  // over heads; query_kl is kept in `kl` instead
   double output_error_k_only = 0, output_error_v_only = 0;
-  double k_signal = 0, k_noise = 0, v_signal = 0, v_noise = 0;
+  RowErrors rows;
   LogHistogram kl;
 
   void add(const AttentionSums& other);

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "base/errors.hpp"
-#include "codec/mixed_sequence.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -73,8 +72,8 @@ RunHooks hooks_for(const KvMethod* method, Precision precision, Backend& backend
   RunHooks hooks;
   if (method == nullptr) return hooks;
   hooks.attention = [method, precision, &backend](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
-    const MixedSequence mixed = make_mixed_sequence(qkv, method->layer(layer), precision, backend);
-    backend.attend(mixed.view(method->windows, {}), out);
+    const KvLayer& kv = method->layer(layer);
+    backend.hold(kv.hold(qkv, {}, precision))->attend(kv.codecs(), method->windows, out);
     return true;
   };
   return hooks;

@@ -104,7 +104,7 @@ void run(FitCommand& command, Context& context) {
   {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
   }
-  const std::unique_ptr<Backend> backend = make_backend(context.common.device);
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   Input input(command, *context.status);
   const FitResult result = fit(input.source(), command.fit, *backend, *context.status);
   write_rotation_set(command.out, result.set, formats, command.force);

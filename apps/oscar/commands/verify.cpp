@@ -71,7 +71,7 @@ void record(const VerifyCommand& c, const VerifyReport& report, Status& status) 
 void run(VerifyCommand& c, Context& context) {
   check_usage(c);
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
-  const auto backend = make_backend(context.common.device);
+  const auto backend = make_backend(context.common.device, *context.status);
   VerifyInputs inputs;
   inputs.layers = parse_layers(c.input.layers);
   std::unique_ptr<QkvSource> source;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "codec/mixed_sequence.hpp"
 #include "fit/fit.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
@@ -57,14 +56,14 @@ TEST_CASE("scores are those of the codec at each ratio, and ties prefer less cli
 
   REQUIRE(scores.key.size() == clip_candidates().size());
   const QkvView view{heads_view(sample[0].q, "q"), heads_view(sample[0].k, "k"), heads_view(sample[0].v, "v")};
-  MixedSequence mixed(view, &identity, &identity, Precision::kServing, *backend);
   RowCodec codec;
   codec.clip_ratio = clip_candidates()[4];
-  mixed.quantize_keys(codec, *backend);
+  const HistoryCodecs codecs{codec, {}};
   double kl = 0;
   std::int64_t queries = 0;
-  for (const AttentionErrors& head :
-       backend->compare_attention(view, mixed.view(kWindows, sample[0].query_positions, QuantizedSides::kKeys))) {
+  const auto held = backend->hold({view, sample[0].query_positions, &identity, &identity});
+  const auto errors = held->compare({&codecs, 1}, kWindows);
+  for (const AttentionErrors& head : errors.front()) {
     kl += head.softmax_kl;
     queries += head.queries;
   }

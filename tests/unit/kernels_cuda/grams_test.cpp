@@ -32,35 +32,32 @@ TEST_CASE("accumulate_grams_matches_cpu") {
   for (const Shape& shape : shapes_and_a_long_one()) {
     const Tensor x = activations(shape, kHeads, 1);
     for (const int count : {kHeads, 2, 1}) {
-      const std::vector<double> random = gaussian(static_cast<std::size_t>(shape.tokens * count), 2);
-      for (const auto& weights : {std::vector<double>{}, random}) {
-        Sums sums(count, shape.head_dim);
-        cpu->accumulate_grams(heads_view(x, "x"), weights, sums.expected);
-        gpu->accumulate_grams(heads_view(x, "x"), weights, sums.got);
-        // Traces come without the start, which has negative eigenvalues.
-        MatrixStack added(count, shape.head_dim);
-        cpu->accumulate_grams(heads_view(x, "x"), {}, added);
-        for (std::size_t i = 0; i < added.data.size(); ++i) sums.got.data[i] += added.data[i] - sums.expected.data[i];
-        check_error(weights.empty() ? "grams" : "grams, weighted", shape, error_over_trace(sums.got, added),
-                    kTraceTolerance);
-      }
+      Sums sums(count, shape.head_dim);
+      cpu->accumulate_grams(heads_view(x, "x"), sums.expected);
+      gpu->accumulate_grams(heads_view(x, "x"), sums.got);
+      // Traces come without the start, which has negative eigenvalues.
+      MatrixStack added(count, shape.head_dim);
+      cpu->accumulate_grams(heads_view(x, "x"), added);
+      for (std::size_t i = 0; i < added.data.size(); ++i) sums.got.data[i] += added.data[i] - sums.expected.data[i];
+      check_error("grams", shape, error_over_trace(sums.got, added), kTraceTolerance);
     }
   }
 }
 
-TEST_CASE("row_energies_match_cpu") {
+TEST_CASE("accumulate_weighted_grams_matches_cpu") {
   const std::unique_ptr<Backend> gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   const std::unique_ptr<Backend> cpu = make_cpu_backend();
   for (const Shape& shape : shapes_and_a_long_one()) {
-    const Tensor x = activations(shape, kHeads, 3);
+    const Tensor k = activations(shape, kHeads, 2), v = activations(shape, kHeads, 3);
+    // Of any sign, so that some weights are negative and count as zero in the sums.
     const MatrixStack forms = symmetric_matrices(kHeads, shape.head_dim, 4);
-    std::vector<double> expected(static_cast<std::size_t>(shape.tokens) * kHeads);
-    Guarded<double> got(expected.size());
-    cpu->row_energies(heads_view(x, "x"), forms, expected);
-    gpu->row_energies(heads_view(x, "x"), forms, got.get());
-    CHECK(got.intact());
-    check_error("row_energies", shape, largest_difference(got.get(), expected) / largest_magnitude(expected),
+    MatrixStack expected(kHeads, shape.head_dim), got(kHeads, shape.head_dim);
+    std::vector<double> weights(kHeads, 3.5), expected_weights = weights;
+    cpu->accumulate_weighted_grams(heads_view(k, "k"), forms, heads_view(v, "v"), expected, expected_weights);
+    gpu->accumulate_weighted_grams(heads_view(k, "k"), forms, heads_view(v, "v"), got, weights);
+    check_error("grams, weighted", shape, error_over_trace(got, expected), kTraceTolerance);
+    check_error("weights", shape, largest_difference(weights, expected_weights) / largest_magnitude(expected_weights),
                 kTraceTolerance);
   }
 }
@@ -107,7 +104,7 @@ TEST_CASE("sums on the GPU are the same to the bit in every run") {
   const Shape shape{DType::kBF16, 128, 7001};
   const Tensor x = activations(shape, kHeads, 10);
   std::vector<MatrixStack> runs(3, MatrixStack(2, shape.head_dim));
-  for (MatrixStack& grams : runs) gpu->accumulate_grams(heads_view(x, "x"), {}, grams);
+  for (MatrixStack& grams : runs) gpu->accumulate_grams(heads_view(x, "x"), grams);
   CHECK(largest_magnitude(runs[0].data) > 0);
   CHECK(runs[0].data == runs[1].data);
   CHECK(runs[0].data == runs[2].data);

@@ -8,7 +8,8 @@
 namespace oscar::test {
 
 std::unique_ptr<Backend> gpu_or_skip() {
-  if (cuda_device_count() > 0) return make_backend("cuda");
+  static Status silent;
+  if (cuda_device_count() > 0) return make_backend("cuda", silent);
   skip_case("needs an NVIDIA GPU and a build with CUDA");
   return nullptr;
 }

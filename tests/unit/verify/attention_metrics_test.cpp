@@ -8,7 +8,6 @@
 #include <random>
 
 #include "base/threads.hpp"
-#include "codec/mixed_sequence.hpp"
 #include "dump/folder_source.hpp"
 #include "spectral/spectrum.hpp"
 #include "stats/moments.hpp"
@@ -158,10 +157,10 @@ TEST_CASE("signal to noise counts the tokens outside the windows only") {
   const auto sums = [&] {
     return verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend);
   };
-  CHECK(sums().k_noise == 0);
-  CHECK(sums().k_signal == 70 * 16);
+  CHECK(sums().rows.key_noise == 0);
+  CHECK(sums().rows.key_signal == 70 * 16);
   sequence.k[10 * 32] = 0.5F;
-  CHECK(sums().k_noise == doctest::Approx(0.25 / 9));  // 0.5 becomes 2/3 or 1/3
+  CHECK(sums().rows.key_noise == doctest::Approx(0.25 / 9));  // 0.5 becomes 2/3 or 1/3
 }
 
 TEST_CASE("queries are sampled from the end, evenly") {

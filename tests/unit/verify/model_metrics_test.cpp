@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "codec/mixed_sequence.hpp"
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "spectral/spectrum.hpp"
@@ -130,8 +129,8 @@ TEST_CASE("figures of a decoder of four words equal those by hand") {
     const std::vector<float> rows = rows_of(text);
     const HeadsView view = heads_view(rows, static_cast<std::int64_t>(text.size()), 1, kVocab);
     std::vector<float> out(rows.size());
-    const auto mixed = make_mixed_sequence({view, view, view}, naive.layer(0), Precision::kServing, *backend);
-    backend->attend(mixed.view({0, 1}, {}), out);
+    const KvLayer& layer = naive.layer(0);
+    backend->hold(layer.hold({view, view, view}, {}, Precision::kServing))->attend(layer.codecs(), {0, 1}, out);
     for (std::size_t t = 0; t + 1 < text.size(); ++t) {
       const auto p = log_softmax(rows.data() + t * kVocab);
       const auto q = log_softmax(out.data() + t * kVocab);

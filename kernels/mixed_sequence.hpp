@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+// One sequence of one layer as a mixed-precision server holds it: queries, keys and values in transformed coordinates,
+// kept where the backend computes. The history is read through codecs that each call names, so that many candidates can
+// be judged on the same rows; the windows are read as stored.
+//   stored = x R (rounded as Precision says),   history = decode(encode(stored)),   o = o' R_v^T
+// Non-goals: growing, paging, codecs that see more than one row.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/types.hpp"
+
+namespace oscar {
+
+/// What to hold. The views and matrices must outlive the MixedSequence.
+struct SequenceInput {
+  /// Native rows; q may hold fewer tokens than k and v.
+  QkvView qkv;
+  /// Position of each query among the keys, ascending; empty: query i stands at key i.
+  std::span<const std::int64_t> query_positions;
+  /// Stacks of 1 or Hkv orthogonal matrices (d, d); null: none.
+  const MatrixStack* key_rotation = nullptr;
+  const MatrixStack* value_rotation = nullptr;
+  Precision precision = Precision::kServing;
+};
+
+/// The codecs through which the history is read; none: as the windows store it.
+struct HistoryCodecs {
+  std::optional<RowCodec> key, value;
+  friend bool operator==(const HistoryCodecs&, const HistoryCodecs&) = default;
+};
+
+/// Over the tokens that end up quantised, all KV heads: energy of the exact rows x R, and of decoded - x R.
+struct RowErrors {
+  double key_signal = 0, key_noise = 0, value_signal = 0, value_noise = 0;
+
+  void add(const RowErrors& other) {
+    key_signal += other.key_signal, key_noise += other.key_noise;
+    value_signal += other.value_signal, value_noise += other.value_noise;
+  }
+};
+
+class MixedSequence {
+ public:
+  virtual ~MixedSequence() = default;
+
+  /// out (num_queries, Hq, d_v), in native coordinates.
+  virtual void attend(const HistoryCodecs& codecs, Windows windows, std::span<float> out) = 0;
+
+  /// Errors against exact causal attention over the native rows: [candidate][query head].
+  [[nodiscard]] virtual std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
+                                                                          Windows windows) = 0;
+
+  /// Of the tokens [sink, num_keys - recent).
+  [[nodiscard]] virtual RowErrors row_errors(const HistoryCodecs& codecs, Windows windows) = 0;
+};
+
+}  // namespace oscar
