@@ -2,6 +2,7 @@
 // What every command gets: the common options, and where its talk goes.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -27,6 +28,8 @@ struct CommonOptions {
 };
 
 struct Context {
+  /// About when the process began.
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   CommonOptions common;
   /// Set by main once the options are known.
   std::unique_ptr<Status> status;

@@ -8,6 +8,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "dump/chunk_file.hpp"
 
 namespace oscar {
 namespace {
@@ -37,8 +38,8 @@ std::vector<int> numbered_entries(const fs::path& folder, std::string_view prefi
 
 fs::path layer_folder(const fs::path& dump, int layer_id) { return dump / ("layer_" + std::to_string(layer_id)); }
 
-fs::path chunk_file(const fs::path& layer, const char* what, int chunk) {
-  return layer / what / (std::to_string(chunk) + ".pt");
+fs::path chunk_path(const fs::path& layer, const char* what, int chunk, std::string_view suffix) {
+  return layer / what / (std::to_string(chunk) + std::string(suffix));
 }
 
 [[noreturn]] void fail(const std::string& what, const fs::path& where) {
@@ -46,7 +47,7 @@ fs::path chunk_file(const fs::path& layer, const char* what, int chunk) {
 }
 
 void check_tensor(const ChunkTensor& tensor) {
-  const PtTensorLocation& location = tensor.location;
+  const TensorLocation& location = tensor.location;
   if (location.shape.size() != 3 || !is_activation_dtype(location.dtype)) {
     fail("expected [tokens, heads, head_dim] of float32, float16 or bfloat16, found " + shape_text(location.shape) +
              " of " + std::string(name_of(location.dtype)),
@@ -88,12 +89,13 @@ void check_layer(const std::vector<DumpChunk>& chunks) {
 }
 
 DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs::path& layer) {
+  const std::string suffix = chunk_suffix(manifest.value("format", "pt"));
   const Json& model = manifest.at("model");
   const std::int64_t tokens = entry.at("tokens"), dim = model.at("head_dim");
   const DType dtype = dtype_from_name(manifest.at("dtype").get<std::string>());
   DumpChunk chunk{.number = entry.at("chunk"), .q = {}, .k = {}, .v = {}, .seq_lens = {}};
   const auto place = [&](const char* what, const char* heads) {
-    return ChunkTensor{chunk_file(layer, what, chunk.number),
+    return ChunkTensor{chunk_path(layer, what, chunk.number, suffix),
                        {dtype, {tokens, model.at(heads), dim}, entry.at("offsets").at(what)}};
   };
   chunk.q = place("q", "num_attention_heads");
@@ -104,18 +106,18 @@ DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs:
   return chunk;
 }
 
-DumpChunk chunk_from_files(const fs::path& layer, int number, Status& status) {
+DumpChunk chunk_from_files(const fs::path& layer, int number, std::string_view suffix, Status& status) {
   DumpChunk chunk{.number = number, .q = {}, .k = {}, .v = {}, .seq_lens = {}};
   const auto place = [&](const char* what) {
-    const fs::path file = chunk_file(layer, what, number);
-    return ChunkTensor{file, locate_pt_tensor(file)};
+    const fs::path file = chunk_path(layer, what, number, suffix);
+    return ChunkTensor{file, locate_chunk(file, what)};
   };
   chunk.q = place("q");
   chunk.k = place("k");
   chunk.v = place("v");
-  const fs::path lens = chunk_file(layer, "seq_lens", number);
+  const fs::path lens = chunk_path(layer, "seq_lens", number, suffix);
   if (fs::exists(lens)) {
-    chunk.seq_lens = read_pt_tensor(lens).to_int64();
+    chunk.seq_lens = read_chunk(lens, "seq_lens").to_int64();
   } else if (!chunk.q.location.shape.empty()) {
     status.notice(lens.string() + " is missing: the chunk counts as one sequence");
     chunk.seq_lens = {chunk.q.location.shape[0]};
@@ -149,8 +151,11 @@ std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
       for (const Json& chunk : entry["chunks"]) chunks.push_back(chunk_from_manifest(chunk, manifest_, layer));
     }
   } else {
-    for (const int number : numbered_entries(layer / "q", "", ".pt")) {
-      chunks.push_back(chunk_from_files(layer, number, status));
+    for (const std::string_view suffix : kChunkSuffixes) {
+      for (const int number : numbered_entries(layer / "q", "", suffix)) {
+        chunks.push_back(chunk_from_files(layer, number, suffix, status));
+      }
+      if (!chunks.empty()) break;
     }
   }
   if (chunks.empty()) fail("the layer has no chunks", layer);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What a dump folder holds: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt, bare tensors q [T, Hq, d], k and v [T, Hkv, d], and
-// int32 sequence lengths. Our own dumps have a manifest.json (oscar.dump.v1) that tells where payloads lie, so that
-// libtorch is not needed to read them; in the published layout every file is looked at. Non-goals: reading payloads,
-// per-rank folders.
+// What a dump folder holds: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt (or .h5, .safetensors: chunk_file.hpp), tensors
+// q [T, Hq, d], k and v [T, Hkv, d], and int32 sequence lengths. Our own dumps have a manifest.json (oscar.dump.v1)
+// that tells where payloads lie, so that libtorch is not needed to read them; in the published layout every file is
+// looked at. Non-goals: reading payloads, per-rank folders.
 #pragma once
 
 #include <filesystem>
@@ -11,14 +11,14 @@
 
 #include "base/status.hpp"
 #include "model/identity.hpp"
-#include "tensor/pt.hpp"
+#include "tensor/tensor.hpp"
 
 namespace oscar {
 
 /// One tensor inside one file.
 struct ChunkTensor {
   std::filesystem::path file;
-  PtTensorLocation location;
+  TensorLocation location;
 };
 
 struct DumpChunk {

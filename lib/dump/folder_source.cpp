@@ -75,7 +75,7 @@ class FolderStream : public LayerStream {
 
  private:
   static HeadsView view(const MappedFile& file, const ChunkTensor& tensor, std::int64_t tokens) {
-    const PtTensorLocation& place = tensor.location;
+    const TensorLocation& place = tensor.location;
     const HeadsView whole{file.bytes().data() + place.offset,
                           place.dtype,
                           place.shape[0],

@@ -9,7 +9,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/version.hpp"
-#include "tensor/pt.hpp"
+#include "dump/chunk_file.hpp"
 
 namespace oscar {
 namespace {
@@ -34,7 +34,8 @@ std::vector<std::int32_t> lengths_of(const QkvChunk& chunk) {
 /// Builds the folder's files and, along the way, the manifest.
 class Writer {
  public:
-  Writer(fs::path folder, Status& status) : folder_(std::move(folder)), status_(status) {}
+  Writer(fs::path folder, std::string format, Status& status)
+      : folder_(std::move(folder)), format_(std::move(format)), suffix_(chunk_suffix(format_)), status_(status) {}
 
   void write_layer(int layer_id, LayerStream& stream) {
     const fs::path layer = folder_ / ("layer_" + std::to_string(layer_id));
@@ -43,7 +44,7 @@ class Writer {
     std::int64_t tokens = 0;
     while (stream.next(chunk)) {
       throw_if_interrupted();
-      chunks.push_back(write_chunk(layer, static_cast<int>(chunks.size()) + 1, chunk));
+      chunks.push_back(add_chunk(layer, static_cast<int>(chunks.size()) + 1, chunk));
       tokens += chunk.view.q.num_tokens;
       status_.detail("wrote " + chunk.where);
     }
@@ -59,6 +60,7 @@ class Writer {
                         {"oscar_version", kVersion},
                         {"model", to_json(source.model())},
                         {"calibration", to_json(source.calibration())},
+                        {"format", format_},
                         {"dtype", name_of(*dtype_)},
                         {"layers", std::move(layers_)}};
     const fs::path path = folder_ / "manifest.json";
@@ -70,8 +72,8 @@ class Writer {
   }
 
  private:
-  Json write_chunk(const fs::path& layer, int number, const QkvChunk& chunk) {
-    const std::string name = std::to_string(number) + ".pt";
+  Json add_chunk(const fs::path& layer, int number, const QkvChunk& chunk) {
+    const std::string name = std::to_string(number) + suffix_;
     Json offsets = Json::object();
     const auto write = [&](const char* what, const HeadsView& rows) {
       if (!dtype_) dtype_ = rows.dtype;
@@ -81,18 +83,20 @@ class Writer {
                         chunk.where, "dump this layer again");
       }
       const fs::path file = layer / what / name;
-      write_pt(file, {tensor_of(rows)});
-      offsets[what] = locate_pt_tensor(file).offset;
+      write_chunk(file, what, tensor_of(rows));
+      offsets[what] = locate_chunk(file, what).offset;
     };
     write("q", chunk.view.q);
     write("k", chunk.view.k);
     write("v", chunk.view.v);
     const std::vector<std::int32_t> lengths = lengths_of(chunk);
-    write_pt(layer / "seq_lens" / name, {Tensor::from({static_cast<std::int64_t>(lengths.size())}, lengths)});
+    write_chunk(layer / "seq_lens" / name, "seq_lens",
+                Tensor::from({static_cast<std::int64_t>(lengths.size())}, lengths));
     return {{"chunk", number}, {"tokens", chunk.view.q.num_tokens}, {"offsets", offsets}, {"seq_lens", lengths}};
   }
 
   fs::path folder_;
+  std::string format_, suffix_;
   Status& status_;
   std::optional<DType> dtype_;
   Json layers_ = Json::array();
@@ -101,9 +105,11 @@ class Writer {
 
 }  // namespace
 
-DumpSummary write_dump(QkvSource& source, const fs::path& folder, bool replace, Status& status) {
+DumpSummary write_dump(QkvSource& source, const fs::path& folder, const std::string& format, bool replace,
+                       Status& status) {
+  (void)chunk_suffix(format);
   AtomicFolder out(folder, replace);
-  Writer writer(out.path(), status);
+  Writer writer(out.path(), format, status);
   for (const int layer_id : source.layer_ids()) {
     throw_if_interrupted();
     writer.write_layer(layer_id, *source.open(layer_id));

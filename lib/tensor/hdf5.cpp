@@ -43,8 +43,22 @@ Handle without_dates(hid_t property_class) {
 
 void silence_library() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
 
+/// A little-endian 16-bit float with these widths of exponent and mantissa, as HDF5 describes such types.
+hid_t make_half(std::size_t exponent, std::size_t mantissa) {
+  const hid_t type = H5Tcopy(H5T_IEEE_F32LE);
+  H5Tset_fields(type, 15, mantissa, exponent, 0, mantissa);
+  H5Tset_size(type, 2);
+  H5Tset_ebias(type, (std::size_t{1} << (exponent - 1)) - 1);
+  return type;
+}
+
 hid_t native_type(DType dtype) {
+  static const hid_t kFloat16 = make_half(5, 10), kBfloat16 = make_half(8, 7);
   switch (dtype) {
+    case DType::kF16:
+      return kFloat16;
+    case DType::kBF16:
+      return kBfloat16;
     case DType::kF64:
       return H5T_NATIVE_DOUBLE;
     case DType::kF32:
@@ -60,7 +74,8 @@ hid_t native_type(DType dtype) {
   }
 }
 
-constexpr std::array kStorable{DType::kF64, DType::kF32, DType::kI64, DType::kI32, DType::kU8};
+constexpr std::array kStorable{DType::kF64, DType::kF32, DType::kF16, DType::kBF16,
+                               DType::kI64, DType::kI32, DType::kU8};
 
 Handle string_type(std::size_t size) {
   Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
@@ -169,6 +184,23 @@ struct Hdf5Reader::Impl {
     throw DataError(what, path + ":" + object, kRemedy);
   }
 
+  [[nodiscard]] Handle open_dataset(const std::string& dataset) const {
+    Handle set(H5Dopen2(file.get(), dataset.c_str(), H5P_DEFAULT), H5Dclose);
+    if (!set.ok()) fail("no such dataset", dataset);
+    return set;
+  }
+
+  /// Type and shape; no offset.
+  [[nodiscard]] TensorLocation describe(const Handle& set, const std::string& dataset) const {
+    const Handle space(H5Dget_space(set.get()), H5Sclose), type(H5Dget_type(set.get()), H5Tclose);
+    std::vector<hsize_t> dims(static_cast<std::size_t>(std::max(H5Sget_simple_extent_ndims(space.get()), 0)));
+    H5Sget_simple_extent_dims(space.get(), dims.data(), nullptr);
+    for (const DType dtype : kStorable) {
+      if (H5Tequal(type.get(), native_type(dtype)) > 0) return {dtype, {dims.begin(), dims.end()}, 0};
+    }
+    fail("unsupported element type", dataset);
+  }
+
   std::string path;
   Handle file;
 };
@@ -195,20 +227,22 @@ std::vector<std::string> Hdf5Reader::members(const std::string& group) const {
 }
 
 Tensor Hdf5Reader::read(const std::string& dataset) const {
-  const Handle set(H5Dopen2(impl_->file.get(), dataset.c_str(), H5P_DEFAULT), H5Dclose);
-  if (!set.ok()) impl_->fail("no such dataset", dataset);
-  const Handle space(H5Dget_space(set.get()), H5Sclose), type(H5Dget_type(set.get()), H5Tclose);
-  std::vector<hsize_t> dims(static_cast<std::size_t>(std::max(H5Sget_simple_extent_ndims(space.get()), 0)));
-  H5Sget_simple_extent_dims(space.get(), dims.data(), nullptr);
-  for (const DType dtype : kStorable) {
-    if (H5Tequal(type.get(), native_type(dtype)) <= 0) continue;
-    Tensor tensor(dtype, {dims.begin(), dims.end()});
-    if (H5Dread(set.get(), native_type(dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) < 0) {
-      impl_->fail("cannot read the dataset; the file may be truncated", dataset);
-    }
-    return tensor;
+  const Handle set = impl_->open_dataset(dataset);
+  const TensorLocation found = impl_->describe(set, dataset);
+  Tensor tensor(found.dtype, found.shape);
+  if (H5Dread(set.get(), native_type(found.dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) < 0) {
+    impl_->fail("cannot read the dataset; the file may be truncated", dataset);
   }
-  impl_->fail("unsupported element type", dataset);
+  return tensor;
+}
+
+TensorLocation Hdf5Reader::locate(const std::string& dataset) const {
+  const Handle set = impl_->open_dataset(dataset);
+  TensorLocation found = impl_->describe(set, dataset);
+  const haddr_t offset = H5Dget_offset(set.get());
+  if (offset == HADDR_UNDEF) impl_->fail("the dataset is chunked, compressed, external or empty", dataset);
+  found.offset = offset;
+  return found;
 }
 
 bool Hdf5Reader::has_attribute(const std::string& object, const std::string& name) const {

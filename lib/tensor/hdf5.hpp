@@ -24,7 +24,8 @@ class Hdf5Writer {
   Hdf5Writer(const Hdf5Writer&) = delete;
   Hdf5Writer& operator=(const Hdf5Writer&) = delete;
 
-  /// Groups on the way ("/layers/0/key") are created. float16/bfloat16 are not supported (std::logic_error).
+  /// Groups on the way ("/layers/0/key") are created. float16 and bfloat16 are 16-bit floats of HDF5, which its
+  /// readers convert (h5py: the first to float16, the second to float32).
   void write(const std::string& dataset, const Tensor& tensor);
   /// On a group (created if missing) or dataset; "/" is the root.
   void attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value);
@@ -49,6 +50,8 @@ class Hdf5Reader {
   [[nodiscard]] std::vector<std::string> members(const std::string& group) const;
   /// Throws DataError if the dataset is missing or of a foreign type.
   [[nodiscard]] Tensor read(const std::string& dataset) const;
+  /// Where a dataset lies in the file. Throws DataError as read() does, and if it is chunked, compressed or external.
+  [[nodiscard]] TensorLocation locate(const std::string& dataset) const;
   [[nodiscard]] bool has_attribute(const std::string& object, const std::string& name) const;
   /// Throws DataError if it is missing.
   [[nodiscard]] Hdf5Attribute attribute(const std::string& object, const std::string& name) const;

@@ -54,6 +54,6 @@ void write_pt(const std::filesystem::path& path, const PtValue& value) {
   file.commit();
 }
 
-PtTensorLocation locate_pt_tensor(const std::filesystem::path& path) { return plugin().locate(path); }
+TensorLocation locate_pt_tensor(const std::filesystem::path& path) { return plugin().locate(path); }
 
 }  // namespace oscar

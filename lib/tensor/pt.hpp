@@ -48,14 +48,8 @@ struct PtItem {
 /// Writes atomically.
 void write_pt(const std::filesystem::path& path, const PtValue& value);
 
-/// Where the bytes of the one tensor of an archive lie in the file.
-struct PtTensorLocation {
-  DType dtype = DType::kF32;
-  std::vector<std::int64_t> shape;
-  std::uint64_t offset = 0;
-};
-/// Looks the place up without reading the payload. Throws DataError as read_pt_tensor does, and for a tensor that is
-/// not contiguous.
-[[nodiscard]] PtTensorLocation locate_pt_tensor(const std::filesystem::path& path);
+/// Where the one tensor of an archive lies, without reading the payload. Throws DataError as read_pt_tensor does, and
+/// for a tensor that is not contiguous.
+[[nodiscard]] TensorLocation locate_pt_tensor(const std::filesystem::path& path);
 
 }  // namespace oscar

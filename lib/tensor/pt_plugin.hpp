@@ -12,7 +12,7 @@ class PtPlugin {
  public:
   virtual ~PtPlugin() = default;
   [[nodiscard]] virtual PtValue read(const std::filesystem::path& path) const = 0;
-  [[nodiscard]] virtual PtTensorLocation locate(const std::filesystem::path& path) const = 0;
+  [[nodiscard]] virtual TensorLocation locate(const std::filesystem::path& path) const = 0;
   /// Writes to `path` itself; making that atomic is the caller's part.
   virtual void write(const std::filesystem::path& path, const PtValue& value) const = 0;
 };

@@ -121,7 +121,7 @@ class TorchPlugin : public PtPlugin {
     return from_ivalue(archive, archive.value(), path.string());
   }
 
-  [[nodiscard]] PtTensorLocation locate(const std::filesystem::path& path) const override {
+  [[nodiscard]] TensorLocation locate(const std::filesystem::path& path) const override {
     const Archive archive(path);
     if (!archive.value().isTensor()) {
       throw DataError("expected an archive with one bare tensor", path.string(), "check that this is a dump's chunk");

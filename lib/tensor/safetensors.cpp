@@ -154,6 +154,11 @@ const TensorRef& SafetensorsFile::at(const std::string& name) const {
   throw DataError("there is no tensor " + name, path_, "check that this is the right file");
 }
 
+TensorLocation SafetensorsFile::locate(const std::string& name) const {
+  const TensorRef& tensor = at(name);
+  return {tensor.dtype, tensor.shape, static_cast<std::uint64_t>(tensor.data.data() - file_.bytes().data())};
+}
+
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();

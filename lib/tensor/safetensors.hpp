@@ -34,6 +34,7 @@ class SafetensorsFile {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Throws DataError that names the file and the tensor.
   [[nodiscard]] const TensorRef& at(const std::string& name) const;
+  [[nodiscard]] TensorLocation locate(const std::string& name) const;
 
  private:
   std::string path_;

@@ -54,6 +54,13 @@ struct Tensor {
 /// `count` elements of any type, converted to double (exact for every float type and for int32).
 void doubles_from(DType dtype, const std::byte* data, std::size_t count, double* out);
 
+/// Where the bytes of a tensor lie in a file.
+struct TensorLocation {
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t offset = 0;
+};
+
 /// A place in an open file. Negative descriptor: none.
 struct FilePlace {
   int descriptor = -1;

@@ -14,6 +14,7 @@ struct DumpCommand {
   ModelInput input;
   LiveOptions live;
   std::filesystem::path out;
+  std::string format = "pt";
   bool force = false;
 };
 
@@ -33,7 +34,7 @@ void run(DumpCommand& command, Context& context) {
   std::vector<TokenSequence> sequences = read_sequences(command.input, config);
   const std::unique_ptr<ModelRunner> runner = open_model(command.input.model);
   const auto source = open_live(*runner, std::move(sequences), command.live, *context.status);
-  const DumpSummary summary = write_dump(*source, command.out, command.force, *context.status);
+  const DumpSummary summary = write_dump(*source, command.out, command.format, command.force, *context.status);
   const CalibrationData& data = source->calibration();
   context.status->notice(fmt::format("dumped {} layers, {} tokens in {} sequences, as {}: {:.1f} MB in {}",
                                      summary.layers, summary.tokens, data.sequences, name_of(summary.dtype),
@@ -57,6 +58,10 @@ void register_dump(CLI::App& app, Context& context) {
   dump->add_option("--out", options->out, "Folder to write")->type_name("DIR")->required()->group("Output");
   dump->add_option("--dtype", options->live.dtype, "Type of the tensors; auto = the checkpoint's")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
+      ->capture_default_str()
+      ->group("Output");
+  dump->add_option("--format", options->format, "Files to write")
+      ->check(CLI::IsMember({"pt", "h5", "safetensors"}))
       ->capture_default_str()
       ->group("Output");
   dump->add_flag("--force", options->force, "Replace --out if it exists")->group("Output");

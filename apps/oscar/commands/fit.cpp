@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 
 #include "base/errors.hpp"
@@ -46,7 +48,17 @@ RotationFormats parse_formats(const std::string& text) {
   return formats;
 }
 
-Json to_json(const FitResult& result, const std::filesystem::path& out, const std::string& device) {
+/// Wall time of the parts of a run.
+struct Times {
+  double startup = 0;  // until the first layer is read
+  double writing = 0;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Json to_json(const FitResult& result, const Times& times, const std::filesystem::path& out, const std::string& device) {
   Json layers = Json::array();
   for (const LayerRotation& layer : result.set.layers) {
     layers.push_back({{"layer_id", layer.layer_id},
@@ -59,7 +71,11 @@ Json to_json(const FitResult& result, const std::filesystem::path& out, const st
           {"tokens", result.set.calibration.tokens},
           {"sequences", result.set.calibration.sequences},
           {"layers", std::move(layers)},
-          {"seconds", {{"rotations", result.rotation_seconds}, {"clip_fit", result.clip_seconds}}}};
+          {"seconds",
+           {{"startup", times.startup},
+            {"rotations", result.rotation_seconds},
+            {"clip_fit", result.clip_seconds},
+            {"writing", times.writing}}}};
 }
 
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
@@ -86,7 +102,8 @@ class Input {
   std::unique_ptr<QkvSource> source_;
 };
 
-void report(const FitResult& result, const FitCommand& command, const Backend& backend, Context& context) {
+void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
+            Context& context) {
   Status& status = *context.status;
   status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s (rotations {:.2f} s, clip ratios {:.2f} s), {}",
                             result.set.layers.size(), result.set.calibration.tokens,
@@ -96,7 +113,7 @@ void report(const FitResult& result, const FitCommand& command, const Backend& b
     status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
   }
   status.notice("wrote " + command.out.string());
-  emit_json(context, to_json(result, command.out, backend.description()));
+  emit_json(context, to_json(result, times, command.out, backend.description()));
 }
 
 void run(FitCommand& command, Context& context) {
@@ -104,11 +121,17 @@ void run(FitCommand& command, Context& context) {
   {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
   }
-  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  // A GPU takes a while to start: meanwhile the input is opened.
+  std::future<std::unique_ptr<Backend>> starting =
+      std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
   Input input(command, *context.status);
+  const std::unique_ptr<Backend> backend = starting.get();
+  Times times{.startup = seconds_since(context.started)};
   const FitResult result = fit(input.source(), command.fit, *backend, *context.status);
+  const auto fitted = std::chrono::steady_clock::now();
   write_rotation_set(command.out, result.set, formats, command.force);
-  report(result, command, *backend, context);
+  times.writing = seconds_since(fitted);
+  report(result, times, command, *backend, context);
 }
 
 void add_fit_options(CLI::App& app, FitOptions& fit) {

@@ -37,7 +37,7 @@ Inspection inspect_dump(const fs::path& folder) {
     for (const DumpChunk& chunk : index.chunks(layer, quiet)) tokens += chunk.tokens(), ++chunks;
     tokens_of_layers.insert(tokens);
   }
-  const PtTensorLocation &q = first.front().q.location, &k = first.front().k.location;
+  const TensorLocation &q = first.front().q.location, &k = first.front().k.location;
   Inspection found{index.manifest().is_null() ? "dump (published layout)" : "dump", {}, {}};
   if (!index.manifest().is_null()) found.facts["model"] = index.manifest()["model"].value("id", Json());
   found.facts["num_layers"] = index.layer_ids().size();

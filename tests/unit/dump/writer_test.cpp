@@ -3,6 +3,7 @@
 #include "dump/writer.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <cmath>
 
@@ -49,8 +50,9 @@ class Fixture {
     runner_ = open_model(model);
     return open_live(*runner_, sequences, options, status);
   }
-  void dump(const fs::path& folder, const LiveOptions& options = {.chunk_tokens = 100}) {
-    write_dump(*live(options), folder, false, status);
+  void dump(const fs::path& folder, const LiveOptions& options = {.chunk_tokens = 100},
+            const std::string& format = "pt") {
+    write_dump(*live(options), folder, format, false, status);
   }
 
   fs::path model = test::data("qwen3-2m");
@@ -102,6 +104,41 @@ TEST_CASE("the files are bare tensors in the checkpoint's type, in chunks from 1
   const Json manifest = read_json(f.folder / "dump/manifest.json");
   validate_json(manifest, "oscar.dump.v1", "");
   CHECK(manifest["layers"][3]["chunks"][3]["seq_lens"] == Json({60, 10}));
+}
+
+TEST_CASE("every format holds the same rows, with and without its manifest") {
+  Fixture f;
+  for (const std::string dtype : {"bfloat16", "float16", "float32"}) {
+    const LiveOptions options{.dtype = dtype, .chunk_tokens = 100};
+    f.dump(f.folder / (dtype + "pt"), options);
+    const auto expected = open_dump(f.folder / (dtype + "pt"), {}, f.status);
+    for (const std::string format : {"h5", "safetensors"}) {
+      const fs::path folder = f.folder / (dtype + format);
+      f.dump(folder, options, format);
+      CHECK(fs::exists(folder / "layer_2/seq_lens" / ("4." + format)));
+      for (const bool with_manifest : {true, false}) {
+        if (!with_manifest) fs::remove(folder / "manifest.json");
+        const auto dump = open_dump(folder, {}, f.status);
+        CHECK((read_all(*dump->open(2)) == read_all(*expected->open(2))));
+      }
+    }
+  }
+  CHECK_ERROR(f.dump(f.folder / "x", {}, "zip"), UsageError, "use pt, h5 or safetensors");
+  CHECK(!fs::exists(f.folder / "x"));
+}
+
+TEST_CASE("the rows of a dump say where in their file they lie") {
+  Fixture f;
+  f.dump(f.folder / "dump");
+  const auto stream = open_dump(f.folder / "dump", {}, f.status)->open(1);
+  QkvChunk chunk;
+  while (stream->next(chunk)) {
+    const HeadsView rows = chunk.view.k.tokens(chunk.view.k.num_tokens / 2, chunk.view.k.num_tokens);
+    std::vector<std::byte> read(static_cast<std::size_t>(rows.num_tokens * rows.bytes_per_token()));
+    REQUIRE(::pread(rows.file.descriptor, read.data(), read.size(), static_cast<off_t>(rows.file.offset)) ==
+            static_cast<ssize_t>(read.size()));
+    CHECK(std::equal(read.begin(), read.end(), rows.data));
+  }
 }
 
 TEST_CASE("a chosen type holds the same values, rounded once") {
@@ -163,7 +200,7 @@ TEST_CASE("an output that exists is kept unless it may be replaced") {
   write_file(f.folder / "out/precious", "");
   CHECK_ERROR((f.dump(f.folder / "out"), 0), UsageError, "the output exists already");
   CHECK(fs::exists(f.folder / "out/precious"));
-  write_dump(*f.live(), f.folder / "out", true, f.status);
+  write_dump(*f.live(), f.folder / "out", "pt", true, f.status);
   CHECK_FALSE(fs::exists(f.folder / "out/precious"));
   CHECK(fs::exists(f.folder / "out/manifest.json"));
 }

@@ -50,7 +50,7 @@ TEST_CASE("the payload of a bare tensor is where locate says") {
   const std::vector<float> values{1, 2, 3, 4, 5, 6};
   write_pt(folder / "t.pt", {Tensor::from({3, 1, 2}, std::span(values))});
 
-  const PtTensorLocation location = locate_pt_tensor(folder / "t.pt");
+  const TensorLocation location = locate_pt_tensor(folder / "t.pt");
 
   CHECK(location.dtype == DType::kF32);
   CHECK(location.shape == std::vector<std::int64_t>{3, 1, 2});
