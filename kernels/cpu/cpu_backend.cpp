@@ -5,7 +5,6 @@
 #include "kernels/backend.hpp"
 #include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
-#include "kernels/host_sequence.hpp"
 
 namespace oscar {
 namespace {
@@ -36,17 +35,7 @@ class CpuBackend : public Backend {
                 std::span<float> decoded, QuantizedRows* codes) override {
     cpu::quantize(rows, head_dim, codec, precision, decoded, codes);
   }
-  [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
-    return hold_on_host(
-        input,
-        {.rotate = [](HeadsView x, const MatrixStack& matrices, Precision precision,
-                      std::span<float> rows) { cpu::rotate(x, matrices, precision, rows); },
-         .quantize = [](std::span<const float> rows, int dim, const RowCodec& codec, Precision precision,
-                        std::span<float> decoded) { cpu::quantize(rows, dim, codec, precision, decoded, nullptr); },
-         .attend = [](const MixedAttention& mixed, std::span<float> out) { cpu::attend(mixed, out); },
-         .compare = [](const QkvView& exact,
-                       const MixedAttention& mixed) { return cpu::compare_attention(exact, mixed); }});
-  }
+  [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override { return cpu::hold(input); }
 };
 
 }  // namespace

@@ -22,5 +22,6 @@ void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, 
               std::span<float> decoded, QuantizedRows* codes);
 void attend(const MixedAttention& mixed, std::span<float> out);
 [[nodiscard]] std::vector<AttentionErrors> compare_attention(const QkvView& exact, const MixedAttention& mixed);
+[[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input);
 
 }  // namespace oscar::cpu
