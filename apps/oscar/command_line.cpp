@@ -139,7 +139,8 @@ void finish_commands(CLI::App& app) {
   for (CLI::App* part : parts) {
     for (const std::string name : kFromEnvironment) {
       CLI::Option* option = part->get_option_no_throw("--" + name);
-      if (option == nullptr) continue;
+      // Models run on the CPU only: a device for everything is not meant for dump.
+      if (option == nullptr || (name == "device" && part->get_name() == "dump")) continue;
       std::string variable = "OSCAR_" + name;
       for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
       option->envname(variable);

@@ -12,7 +12,7 @@ A case is a shell script that finds `oscar` in PATH and starts in an empty folde
   files    {name = content} to make before
   exists   paths that must be there afterwards;   missing   paths that must not
   env      further environment variables
-Environment: OSCAR_BINARY, OSCAR_TEST_DATA, OSCAR_SHARED.
+Environment: OSCAR_BINARY, OSCAR_TEST_DATA, OSCAR_SHARED; of the rest, cases see HANDED_DOWN only.
 """
 import os
 import subprocess
@@ -23,6 +23,7 @@ from pathlib import Path
 
 SKIPPED = 77
 TIMEOUT_SECONDS = 300
+HANDED_DOWN = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS", "OSCAR_DEVICE", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 
 def problems(case, done, folder):
@@ -57,9 +58,9 @@ def run(case, binary, data, shared):
         environment = {"PATH": f"{binary.parent}:/usr/bin:/bin", "HOME": name, "LC_ALL": "C.UTF-8", "DATA": data,
                        "PROJECT": str(Path(data).parent.parent),
                        "SHARED": shared, **case.get("env", {})}
-        for variable in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"):
+        for variable in HANDED_DOWN:
             if variable in os.environ:
-                environment[variable] = os.environ[variable]
+                environment.setdefault(variable, os.environ[variable])
         done = subprocess.run(["/bin/sh", "-eu", "-c", case["run"]], cwd=folder, env=environment, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS)
         found = list(problems(case, done, folder))

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "fit/fit.hpp"
+#include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
@@ -49,7 +50,7 @@ TEST_CASE("scores are those of the codec at each ratio, and ties prefer less cli
   test::MemoryStream layer(chunks);
   const ClipFitOptions options;
   const auto sample = sample_layer(layer, kWindows, options);
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const MatrixStack identity = MatrixStack::identity(16);
 
   const ClipScores scores = score_clip_ratios(sample, identity, identity, RowCodec{}, kWindows, *backend);
@@ -73,7 +74,7 @@ TEST_CASE("scores are those of the codec at each ratio, and ties prefer less cli
 
 TEST_CASE("a fit without sequences longer than the windows takes the published constants and says so") {
   test::MemorySource source({{0, test::synthetic_layer({.tokens = 40})}});
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   Warnings warnings;
   FitOptions options;
   options.windows = kWindows;
@@ -88,7 +89,7 @@ TEST_CASE("a fit without sequences longer than the windows takes the published c
 
 TEST_CASE("fixed ratios and off are taken as given") {
   test::MemorySource source({{0, test::synthetic_layer({})}});
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   Status status;
   FitOptions options;
   options.clip = "0.97,0.5";

@@ -10,6 +10,7 @@
 #include "base/files.hpp"
 #include "base/threads.hpp"
 #include "rotation/formats.hpp"
+#include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
@@ -18,7 +19,7 @@ namespace {
 
 RotationSet fit_layers(const test::SyntheticLayer& layer, const FitOptions& options) {
   test::MemorySource source({{3, test::synthetic_layer(layer)}, {7, test::synthetic_layer(layer)}});
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   Status status;
   return fit(source, options, *backend, status).set;
 }
@@ -132,7 +133,7 @@ TEST_CASE("NaN in a layer is an error that names it") {
   chunks[0].v = convert(chunks[0].v, DType::kF32);
   chunks[0].v.values<float>()[33] = std::numeric_limits<float>::quiet_NaN();
   test::MemorySource source({{5, chunks}});
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   Status status;
   CHECK_ERROR(fit(source, without_clip(), *backend, status), DataError, "v has NaN or Inf");
 }

@@ -11,6 +11,7 @@
 #include "dump/folder_source.hpp"
 #include "fit/fit.hpp"
 #include "rotation/formats.hpp"
+#include "support/backend.hpp"
 #include "support/support.hpp"
 #include "transform/bases.hpp"
 
@@ -95,7 +96,7 @@ void check_fit(const fs::path& reference, const FitOptions& options, const std::
                const std::string& suffix_v, const std::string& composition) {
   CAPTURE(suffix_k);
   Status status;
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const auto source = open_dump(reference / "dump", {}, status);
 
   const RotationSet set = fit(*source, options, *backend, status).set;
@@ -155,7 +156,7 @@ TEST_CASE("uresidual, started from the published rotations, equals the published
   options.reference_rotation = folder.path();
   options.clip = "off";
   Status status;
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const auto source = open_dump(*reference / "dump", {}, status);
 
   const RotationSet set = fit(*source, options, *backend, status).set;

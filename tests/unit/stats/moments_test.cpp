@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/threads.hpp"
+#include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
 
@@ -42,7 +43,7 @@ std::vector<test::MemoryChunk> random_chunks(std::int64_t tokens, int chunks, in
 }  // namespace
 
 TEST_CASE("moments of a hand-checkable layer") {
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const auto chunks = tiny();
   test::MemoryStream layer(chunks);
 
@@ -64,7 +65,7 @@ TEST_CASE("moments of a hand-checkable layer") {
 }
 
 TEST_CASE("residual moments are those of the INT2 error of rotated rows") {
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const std::vector<test::MemoryChunk> chunks{
       {rows({1, 1, 4}, {0, 0, 0, 0}), rows({1, 1, 4}, {0, 1, 2.4F, 3}), rows({1, 1, 4}, {0, 0, 0, 0}), {{0, 1}}}};
   test::MemoryStream layer(chunks);
@@ -75,7 +76,7 @@ TEST_CASE("residual moments are those of the INT2 error of rotated rows") {
 }
 
 TEST_CASE("moments have the same bits whatever the thread count, and parts merge to the whole") {
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const auto chunks = random_chunks(5000, 2, 6, 2, 16);
   const auto observe = [&](const std::vector<test::MemoryChunk>& part, int threads) {
     set_num_threads(threads);
@@ -97,7 +98,7 @@ TEST_CASE("moments have the same bits whatever the thread count, and parts merge
 }
 
 TEST_CASE("NaN and Inf are found and named") {
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     auto chunks = tiny();
     chunks[0].q.values<float>()[6] = bad;  // token 1, head 1
@@ -107,7 +108,7 @@ TEST_CASE("NaN and Inf are found and named") {
 }
 
 TEST_CASE("a layer without tokens is an error") {
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const std::vector<test::MemoryChunk> none;
   test::MemoryStream layer(none);
   CHECK_ERROR(query_moments(layer, *backend), DataError, "no tokens");

@@ -11,6 +11,7 @@
 #include "dump/folder_source.hpp"
 #include "spectral/spectrum.hpp"
 #include "stats/moments.hpp"
+#include "support/backend.hpp"
 #include "support/support.hpp"
 #include "transform/compose.hpp"
 
@@ -72,7 +73,7 @@ verify::AttentionSums measure_layer(LayerStream& stream, const KvMethod& method,
 TEST_CASE("softmax KL, output error and logit error of four methods equal the numpy oracle on a real dump") {
   const auto golden = test::shared_data("golden/reference-fit");
   if (!golden) return;
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   Status status;
   const auto source = open_dump(*golden / "dump", {}, status);
   const Json oracle = read_json(*golden / "oracle.json");
@@ -95,7 +96,7 @@ TEST_CASE("softmax KL, output error and logit error of four methods equal the nu
 
 TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only and V-only errors explain the whole") {
   const RandomSequence sequence(200);
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const std::vector<LayerShape> layers{{0, 32}};
   const auto measure = [&](const char* name, Precision precision) {
     return verify::measure_attention(sequence.view(), make_baseline(name, layers, {4, 16}, 0), 0, 1, precision,
@@ -120,7 +121,7 @@ TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only 
 }
 
 TEST_CASE("K-only leaves the values alone, V-only the keys") {
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
   for (const bool keys_survive : {true, false}) {
     RandomSequence sequence(120);
@@ -137,7 +138,7 @@ TEST_CASE("K-only leaves the values alone, V-only the keys") {
 
 TEST_CASE("a sequence inside the windows is not quantised") {
   const RandomSequence sequence(60);
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {10, 60}, 0);
   const auto metrics = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).metrics();
   CHECK(metrics.softmax_kl < 1e-9);
@@ -152,7 +153,7 @@ TEST_CASE("signal to noise counts the tokens outside the windows only") {
     // Two levels, which the codec keeps exactly, but for one token whose values it cannot keep.
     if (token >= 10 && token < 80) sequence.k[i] = i % 2 == 0 ? 0.0F : 1.0F;
   }
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, windows, 0);
   const auto sums = [&] {
     return verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend);
@@ -168,7 +169,7 @@ TEST_CASE("queries are sampled from the end, evenly") {
   CHECK(verify::sampled_positions(7, 3) == std::vector<std::int64_t>{0, 3, 6});
   CHECK(verify::sampled_positions(2, 5) == std::vector<std::int64_t>{1});
   const RandomSequence sequence(300);
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
   const auto all = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kServing, *backend).metrics();
   const auto some = verify::measure_attention(sequence.view(), naive, 0, 3, Precision::kServing, *backend).metrics();
@@ -178,7 +179,7 @@ TEST_CASE("queries are sampled from the end, evenly") {
 
 TEST_CASE("metrics do not depend on the number of threads") {
   const RandomSequence sequence(150);
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const KvMethod method = make_baseline("hadamard_clip", {{0, 32}}, {4, 16}, 8);
   std::vector<AttentionMetrics> found;
   for (const int threads : {1, 3}) {

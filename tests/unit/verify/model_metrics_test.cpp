@@ -11,6 +11,7 @@
 #include "model/tokens.hpp"
 #include "spectral/spectrum.hpp"
 #include "stats/moments.hpp"
+#include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "transform/compose.hpp"
@@ -115,7 +116,7 @@ KvMethod fitted_method(ModelRunner& runner, const std::vector<TokenSequence>& te
 
 TEST_CASE("figures of a decoder of four words equal those by hand") {
   FourWords runner;
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, kVocab}}, {0, 1}, 0);
   const std::vector<KvMethod> methods{make_baseline("bf16", {{0, kVocab}}, {}, 0), naive};
   const verify::ModelData data = small_data();
@@ -157,7 +158,7 @@ TEST_CASE("figures of a decoder of four words equal those by hand") {
 
 TEST_CASE("a needle counts if every token of its answer but the last is the most likely one") {
   FourWords runner;
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   Status status;
   const std::vector<KvMethod> methods{make_baseline("bf16", {{0, kVocab}}, {}, 0)};
   // Row 1 of {0, 0, 1, …} prefers 1; row 2 prefers 3: the first two needles hit whatever their last token, the third
@@ -184,7 +185,7 @@ TEST_CASE("ppl, KL, same-top and needles of the sample model equal an independen
   const auto golden = test::shared_data("golden/qwen3-2m");
   if (!golden) return;
   const auto runner = open_model(test::data("qwen3-2m"));
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   Status status;
   verify::ModelData data{
       rows_from(*golden / "tokens_eval.npy", 0, 6), rows_from(*golden / "tokens_passkey.npy", 0, 40), {}};

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "spectral/spectrum.hpp"
+#include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
 #include "transform/compose.hpp"
@@ -38,7 +39,7 @@ MatrixStack random_covariance(unsigned seed) {
 }
 
 SideTransform fitted(unsigned seed, Composition composition) {
-  const auto backend = make_cpu_backend();
+  const auto backend = test::make_test_backend();
   SideTransform side;
   side.covariance = random_covariance(seed);
   const auto spectra = decompose(side.covariance, *backend);

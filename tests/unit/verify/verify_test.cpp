@@ -11,6 +11,7 @@
 #include "fit/fit.hpp"
 #include "model/tokens.hpp"
 #include "rotation/formats.hpp"
+#include "support/backend.hpp"
 #include "support/support.hpp"
 #include "verify/record.hpp"
 #include "verify/table.hpp"
@@ -28,7 +29,7 @@ std::vector<TokenSequence> text(const char* name, std::size_t sequence) {
 /// Fitted once for all cases: the fit is not what is tested here.
 struct Sample {
   std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
-  std::unique_ptr<Backend> backend = make_cpu_backend();
+  std::unique_ptr<Backend> backend = test::make_test_backend();
   std::vector<TokenSequence> calibration = text("tokens_calib.npy", 0), held_out = text("tokens_eval.npy", 0);
   RotationSet set;
   Status status;
