@@ -18,17 +18,19 @@ void attend_head(const Context& context, const MixedAttention& mixed, std::span<
   const std::int64_t width = g * std::int64_t{mixed.window_v.head_dim};
   const std::int64_t out_width = std::int64_t{mixed.q.num_heads} * mixed.window_v.head_dim;
   const std::int64_t block = queries_per_block(g, mixed.window_k.num_tokens);
-  const MixedHead<float> head(mixed, kv_head);
+  const MixedHead<float> head(context, mixed, kv_head);
   for_each_query_block(mixed.q.num_tokens, block, [&](std::int64_t first, std::int64_t count) {
     const auto block_positions = positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-    const DeviceBuffer<std::int64_t> device_positions(block_positions);
+    const DeviceBuffer<std::int64_t> device_positions(context, block_positions);
     const std::int64_t keys = block_positions.back() + 1;
-    const DeviceBuffer<float> q = upload_rows<float>(mixed.q.tokens(first, first + count), {kv_head * g, 1, g});
-    DeviceBuffer<float> window(static_cast<std::size_t>(count * g * keys));
-    DeviceBuffer<float> history(window.size());
+    const DeviceBuffer<float> q =
+        upload_rows<float>(context, mixed.q.tokens(first, first + count), {kv_head * g, 1, g});
+    DeviceBuffer<float> window(context, static_cast<std::size_t>(count * g * keys));
+    DeviceBuffer<float> history(context, window.size());
     head.scores(context, q.data(), count * g, keys, window.data(), history.data());
-    mixed_softmax({device_positions, g, keys}, mixed.windows, window.data(), history.data());
-    const std::vector<float> outputs = head.outputs(context, window.data(), history.data(), count * g, keys).to_host();
+    mixed_softmax(context, {device_positions, g, keys}, mixed.windows, window.data(), history.data());
+    const std::vector<float> outputs =
+        head.outputs(context, window.data(), history.data(), count * g, keys).to_host(context);
     for (std::int64_t i = 0; i < count; ++i) {
       std::copy_n(outputs.data() + i * width, width, out.data() + (first + i) * out_width + kv_head * width);
     }

@@ -6,9 +6,16 @@
 #include <cuda_runtime.h>
 #include <cusolverDn.h>
 
+#include "base/errors.hpp"
+
 namespace oscar::cuda {
 
-/// Throw BackendUnavailable unless the call succeeded.
+/// The GPU has no room for what was asked for; Lanes::run() tries again with smaller chunks.
+struct OutOfMemory : BackendUnavailable {
+  explicit OutOfMemory(std::string where);
+};
+
+/// Throw BackendUnavailable unless the call succeeded: OutOfMemory if memory was what it lacked.
 void check(cudaError_t status, const char* call);
 void check(cublasStatus_t status, const char* call);
 void check(cusolverStatus_t status, const char* call);

@@ -1,53 +1,44 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/cuda/context.hpp"
 
-#include "base/errors.hpp"
-#include "kernels/cuda/check.hpp"
-#include "kernels/cuda/rows.hpp"
-
 namespace oscar::cuda {
 namespace {
 
-std::string device_name(int ordinal) { return "cuda:" + std::to_string(ordinal); }
-
-void check_device(int ordinal) {
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess) {
-    (void)cudaGetLastError();
-    throw BackendUnavailable(std::string("the NVIDIA driver gives no GPU: ") + cudaGetErrorString(status),
-                             device_name(ordinal), "use --device cpu, or update the driver");
-  }
-  if (ordinal < count) return;
-  throw BackendUnavailable("no such GPU; this machine has " + std::to_string(count), device_name(ordinal),
-                           "choose a smaller number, or look at CUDA_VISIBLE_DEVICES");
-}
+constexpr std::size_t kBlasWorkspaceBytes = std::size_t{8} << 20;
 
 }  // namespace
 
-Context::Context(int ordinal) : ordinal_(ordinal) {
-  check_device(ordinal);
-  activate();
-  if (!has_code_for_this_gpu()) {
-    throw BackendUnavailable("this build has CUDA code for " OSCAR_CUDA_ARCHITECTURES " only, not for this GPU",
-                             description(), "use --device cpu, or build with -DCMAKE_CUDA_ARCHITECTURES=native");
-  }
-  OSCAR_CUDA_TRY(cublasCreate(&blas_));
-  OSCAR_CUDA_TRY(cusolverDnCreate(&solver_));
+Context::Context(Device& device) : device_(device) {
+  device_.activate();
+  OSCAR_CUDA_TRY(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 
 Context::~Context() {
   if (solver_ != nullptr) cusolverDnDestroy(solver_);
   if (blas_ != nullptr) cublasDestroy(blas_);
+  device_.release(blas_workspace_, kBlasWorkspaceBytes, stream_);
+  (void)cudaStreamDestroy(stream_);
 }
 
-void Context::activate() const { OSCAR_CUDA_TRY(cudaSetDevice(ordinal_)); }
+cublasHandle_t Context::blas() const {
+  if (blas_ == nullptr) {
+    if (blas_workspace_ == nullptr) blas_workspace_ = device_.allocate(kBlasWorkspaceBytes, stream_);
+    cublasHandle_t handle = nullptr;
+    OSCAR_CUDA_TRY(cublasCreate(&handle));
+    blas_ = handle;
+    OSCAR_CUDA_TRY(cublasSetStream(blas_, stream_));  // first, since it takes the workspace away
+    OSCAR_CUDA_TRY(cublasSetWorkspace(blas_, blas_workspace_, kBlasWorkspaceBytes));
+  }
+  return blas_;
+}
 
-std::string Context::description() const {
-  cudaDeviceProp properties{};
-  OSCAR_CUDA_TRY(cudaGetDeviceProperties(&properties, ordinal_));
-  return device_name(ordinal_) + ", " + properties.name + ", " + std::to_string(properties.totalGlobalMem >> 30) +
-         " GiB";
+cusolverDnHandle_t Context::solver() const {
+  if (solver_ == nullptr) {
+    OSCAR_CUDA_TRY(cusolverDnCreate(&solver_));
+    OSCAR_CUDA_TRY(cusolverDnSetStream(solver_, stream_));
+    OSCAR_CUDA_TRY(cusolverDnSetDeterministicMode(solver_, CUSOLVER_DETERMINISTIC_RESULTS));
+  }
+  return solver_;
 }
 
 }  // namespace oscar::cuda

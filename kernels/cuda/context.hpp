@@ -1,34 +1,38 @@
 // SPDX-License-Identifier: MIT
-// One GPU and the library handles that belong to it. Everything runs on the default stream, so that the order of
-// operations, and with it every result, is the same in each run.
+// What one verb works with: a stream of its own, so that several verbs share the GPU, and the library handles that
+// belong to it. All of a verb's work goes to its stream, so the order of operations, and with it every result, is the
+// same in each run. Belongs to one thread at a time (lanes.hpp).
 #pragma once
 
 #include <cublas_v2.h>
 #include <cusolverDn.h>
 
-#include <string>
+#include "kernels/cuda/device.hpp"
 
 namespace oscar::cuda {
 
 class Context {
  public:
-  /// Throws BackendUnavailable if the GPU is not there, or if this build has no code for it.
-  explicit Context(int ordinal);
+  explicit Context(Device& device);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Makes this GPU the calling thread's current one.
-  void activate() const;
-  /// "cuda:0, NVIDIA H200, 139 GiB"
-  [[nodiscard]] std::string description() const;
-  [[nodiscard]] cublasHandle_t blas() const { return blas_; }
-  [[nodiscard]] cusolverDnHandle_t solver() const { return solver_; }
+  [[nodiscard]] Device& device() const { return device_; }
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  /// Handles are made when first asked for, since that takes a while. cuBLAS has a workspace of its own here, without
+  /// which its results could differ from run to run.
+  [[nodiscard]] cublasHandle_t blas() const;
+  [[nodiscard]] cusolverDnHandle_t solver() const;
+  /// Waits for what has been launched, and throws its errors.
+  void synchronize() const { OSCAR_CUDA_TRY(cudaStreamSynchronize(stream_)); }
 
  private:
-  int ordinal_;
-  cublasHandle_t blas_ = nullptr;
-  cusolverDnHandle_t solver_ = nullptr;
+  Device& device_;
+  cudaStream_t stream_ = nullptr;
+  mutable cublasHandle_t blas_ = nullptr;
+  mutable void* blas_workspace_ = nullptr;
+  mutable cusolverDnHandle_t solver_ = nullptr;
 };
 
 }  // namespace oscar::cuda

@@ -18,9 +18,10 @@ __global__ void scale_rows(const double* weights, std::int64_t groups, std::int6
   rows[i] *= sqrt(fmax(weights[token * groups + group], 0.0));
 }
 
-void weigh(std::span<const double> weights, std::int64_t groups, std::int64_t tokens, DeviceBuffer<double>& rows) {
-  const DeviceBuffer<double> device_weights(weights);
-  scale_rows<<<blocks_for(rows.size()), kThreads>>>(
+void weigh(const Context& context, std::span<const double> weights, std::int64_t groups, std::int64_t tokens,
+           DeviceBuffer<double>& rows) {
+  const DeviceBuffer<double> device_weights(context, weights);
+  scale_rows<<<blocks_for(rows.size()), kThreads, 0, context.stream()>>>(
       device_weights.data(), groups, tokens, static_cast<std::int64_t>(rows.size()) / (groups * tokens), rows.data());
   OSCAR_CUDA_LAUNCHED("scale_rows");
 }
@@ -31,19 +32,20 @@ void accumulate_grams(const Context& context, HeadsView x, std::span<const doubl
   OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads % grams.count == 0);
   OSCAR_CHECK(weights.empty() || weights.size() == static_cast<std::size_t>(x.num_tokens) * grams.count);
   const int g = x.num_heads / grams.count;
-  DeviceBuffer<double> sums(grams.data.size());
-  sums.fill_with_zeros();
+  DeviceBuffer<double> sums(context, grams.data.size());
+  sums.fill_with_zeros(context);
   for_each_chunk(x, [&](std::int64_t begin, HeadsView chunk) {
-    DeviceBuffer<double> rows = upload_rows<double>(chunk, {0, grams.count, g});
+    DeviceBuffer<double> rows = upload_rows<double>(context, chunk, {0, grams.count, g});
     if (!weights.empty()) {
       const auto count = static_cast<std::size_t>(grams.count);
       weigh(
+          context,
           weights.subspan(static_cast<std::size_t>(begin) * count, static_cast<std::size_t>(chunk.num_tokens) * count),
           grams.count, chunk.num_tokens, rows);
     }
     add_grams(context, rows.data(), grams.count, chunk.num_tokens * g, grams.dim, sums.data());
   });
-  add_sums(sums, grams);
+  add_sums(context, sums, grams);
 }
 
 }  // namespace oscar::cuda

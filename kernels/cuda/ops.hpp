@@ -20,8 +20,8 @@ void accumulate_residual_grams(const Context& context, HeadsView x, const Matrix
 [[nodiscard]] std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric);
 void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
             std::span<float> rows);
-void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
-              std::span<float> decoded, QuantizedRows* codes);
+void quantize(const Context& context, std::span<const float> rows, int head_dim, const RowCodec& codec,
+              Precision precision, std::span<float> decoded, QuantizedRows* codes);
 void attend(const Context& context, const MixedAttention& mixed, std::span<float> out);
 [[nodiscard]] std::vector<AttentionErrors> compare_attention(const Context& context, const QkvView& exact,
                                                              const MixedAttention& mixed);

@@ -98,8 +98,8 @@ __global__ void quantize_row(const float* rows, std::int64_t num_rows, Plan plan
 
 }  // namespace
 
-void quantize_rows(const DeviceBuffer<float>& rows, int head_dim, const RowCodec& codec, Precision precision,
-                   DeviceBuffer<float>& decoded, DeviceCodes out) {
+void quantize_rows(const Context& context, const DeviceBuffer<float>& rows, int head_dim, const RowCodec& codec,
+                   Precision precision, DeviceBuffer<float>& decoded, DeviceCodes out) {
   if (rows.size() == 0) return;
   const Plan plan{.dim = head_dim,
                   .group_size = checked_group_size(codec, head_dim),
@@ -110,13 +110,13 @@ void quantize_rows(const DeviceBuffer<float>& rows, int head_dim, const RowCodec
                   .bisections = static_cast<int>(std::bit_width(static_cast<unsigned>(head_dim))) - 1,
                   .round_decoded = precision == Precision::kServing};
   const std::size_t count = rows.size() / static_cast<std::size_t>(head_dim);
-  quantize_row<<<blocks_for(count), kThreads>>>(rows.data(), static_cast<std::int64_t>(count), plan, decoded.data(),
-                                                out);
+  quantize_row<<<blocks_for(count), kThreads, 0, context.stream()>>>(rows.data(), static_cast<std::int64_t>(count),
+                                                                     plan, decoded.data(), out);
   OSCAR_CUDA_LAUNCHED("quantize_row");
 }
 
-void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
-              std::span<float> decoded, QuantizedRows* out) {
+void quantize(const Context& context, std::span<const float> rows, int head_dim, const RowCodec& codec,
+              Precision precision, std::span<float> decoded, QuantizedRows* out) {
   constexpr std::size_t kChunkRows = std::size_t{1} << 16;
   const auto dim = static_cast<std::size_t>(head_dim);
   const std::size_t groups = dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
@@ -129,20 +129,21 @@ void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, 
   }
   for (std::size_t first = 0; first < num_rows; first += kChunkRows) {
     const std::size_t count = std::min(kChunkRows, num_rows - first);
-    const DeviceBuffer<float> device_rows(rows.subspan(first * dim, count * dim));
-    DeviceBuffer<float> device_decoded(count * dim);
+    const DeviceBuffer<float> device_rows(context, rows.subspan(first * dim, count * dim));
+    DeviceBuffer<float> device_decoded(context, count * dim);
     if (out == nullptr) {
-      quantize_rows(device_rows, head_dim, codec, precision, device_decoded, {});
+      quantize_rows(context, device_rows, head_dim, codec, precision, device_decoded, {});
     } else {
-      DeviceBuffer<std::uint8_t> codes(count * dim);
-      DeviceBuffer<float> scale(count * groups);
-      DeviceBuffer<float> zero(count * groups);
-      quantize_rows(device_rows, head_dim, codec, precision, device_decoded, {codes.data(), scale.data(), zero.data()});
-      codes.download(std::span(out->codes).subspan(first * dim, count * dim));
-      scale.download(std::span(out->scale).subspan(first * groups, count * groups));
-      zero.download(std::span(out->zero).subspan(first * groups, count * groups));
+      DeviceBuffer<std::uint8_t> codes(context, count * dim);
+      DeviceBuffer<float> scale(context, count * groups);
+      DeviceBuffer<float> zero(context, count * groups);
+      quantize_rows(context, device_rows, head_dim, codec, precision, device_decoded,
+                    {codes.data(), scale.data(), zero.data()});
+      codes.download(context, std::span(out->codes).subspan(first * dim, count * dim));
+      scale.download(context, std::span(out->scale).subspan(first * groups, count * groups));
+      zero.download(context, std::span(out->zero).subspan(first * groups, count * groups));
     }
-    device_decoded.download(decoded.subspan(first * dim, count * dim));
+    device_decoded.download(context, decoded.subspan(first * dim, count * dim));
   }
 }
 

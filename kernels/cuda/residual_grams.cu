@@ -21,14 +21,14 @@ __global__ void subtract_from(const float* decoded, std::int64_t count, double* 
 }
 
 /// rotated -> residuals, in place.
-void replace_by_residuals(DeviceBuffer<double>& rotated, int dim, const RowCodec& codec) {
+void replace_by_residuals(const Context& context, DeviceBuffer<double>& rotated, int dim, const RowCodec& codec) {
   const auto count = static_cast<std::int64_t>(rotated.size());
-  DeviceBuffer<float> rows(rotated.size());
-  DeviceBuffer<float> decoded(rotated.size());
-  round_to_f32<<<blocks_for(rotated.size()), kThreads>>>(rotated.data(), count, rows.data());
+  DeviceBuffer<float> rows(context, rotated.size());
+  DeviceBuffer<float> decoded(context, rotated.size());
+  round_to_f32<<<blocks_for(rotated.size()), kThreads, 0, context.stream()>>>(rotated.data(), count, rows.data());
   OSCAR_CUDA_LAUNCHED("round_to_f32");
-  quantize_rows(rows, dim, codec, Precision::kExact, decoded, {});
-  subtract_from<<<blocks_for(rotated.size()), kThreads>>>(decoded.data(), count, rotated.data());
+  quantize_rows(context, rows, dim, codec, Precision::kExact, decoded, {});
+  subtract_from<<<blocks_for(rotated.size()), kThreads, 0, context.stream()>>>(decoded.data(), count, rotated.data());
   OSCAR_CUDA_LAUNCHED("subtract_from");
 }
 
@@ -38,19 +38,19 @@ void accumulate_residual_grams(const Context& context, HeadsView x, const Matrix
                                MatrixStack& grams) {
   OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads == grams.count && rotation.dim == grams.dim);
   OSCAR_CHECK(rotation.count == 1 || rotation.count == grams.count);
-  const DeviceBuffer<double> matrices{std::span(rotation.data)};
-  DeviceBuffer<double> sums(grams.data.size());
-  sums.fill_with_zeros();
+  const DeviceBuffer<double> matrices{context, std::span(rotation.data)};
+  DeviceBuffer<double> sums(context, grams.data.size());
+  sums.fill_with_zeros(context);
   for_each_chunk(x, [&](std::int64_t, HeadsView chunk) {
-    const DeviceBuffer<double> rows = upload_rows<double>(chunk, {0, x.num_heads, 1});
-    DeviceBuffer<double> rotated(rows.size());
+    const DeviceBuffer<double> rows = upload_rows<double>(context, chunk, {0, x.num_heads, 1});
+    DeviceBuffer<double> rotated(context, rows.size());
     gemm(context,
          {.m = chunk.num_tokens, .n = grams.dim, .k = grams.dim, .batch = grams.count, .shared_b = rotation.count == 1},
          rows.data(), matrices.data(), rotated.data());
-    replace_by_residuals(rotated, grams.dim, codec);
+    replace_by_residuals(context, rotated, grams.dim, codec);
     add_grams(context, rotated.data(), grams.count, chunk.num_tokens, grams.dim, sums.data());
   });
-  add_sums(sums, grams);
+  add_sums(context, sums, grams);
 }
 
 }  // namespace oscar::cuda

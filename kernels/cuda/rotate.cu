@@ -27,19 +27,20 @@ void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from
   OSCAR_CHECK(rows.size() == static_cast<std::size_t>(x.num_tokens) * x.num_heads * x.head_dim);
   const int groups = rotated_from_native.count;
   const int g = x.num_heads / groups;
-  DeviceBuffer<double> matrices{std::span<const double>(rotated_from_native.data)};
-  if (precision == Precision::kServing) round_to_bf16(matrices);
+  DeviceBuffer<double> matrices{context, std::span<const double>(rotated_from_native.data)};
+  if (precision == Precision::kServing) round_to_bf16(context, matrices);
   for_each_chunk(x, [&](std::int64_t begin, HeadsView chunk) {
-    const DeviceBuffer<double> native = upload_rows<double>(chunk, {0, groups, g}, precision);
-    DeviceBuffer<double> rotated(native.size());
+    const DeviceBuffer<double> native = upload_rows<double>(context, chunk, {0, groups, g}, precision);
+    DeviceBuffer<double> rotated(context, native.size());
     gemm(context, {.m = chunk.num_tokens * g, .n = x.head_dim, .k = x.head_dim, .batch = groups}, native.data(),
          matrices.data(), rotated.data());
-    DeviceBuffer<float> chunk_rows(native.size());
-    store_rows<<<blocks_for(native.size()), kThreads>>>(rotated.data(), groups, chunk.num_tokens,
-                                                        std::int64_t{g} * x.head_dim, chunk_rows.data());
+    DeviceBuffer<float> chunk_rows(context, native.size());
+    store_rows<<<blocks_for(native.size()), kThreads, 0, context.stream()>>>(
+        rotated.data(), groups, chunk.num_tokens, std::int64_t{g} * x.head_dim, chunk_rows.data());
     OSCAR_CUDA_LAUNCHED("store_rows");
-    if (precision == Precision::kServing) round_to_bf16(chunk_rows);
-    chunk_rows.download(rows.subspan(static_cast<std::size_t>(begin) * x.num_heads * x.head_dim, native.size()));
+    if (precision == Precision::kServing) round_to_bf16(context, chunk_rows);
+    chunk_rows.download(context,
+                        rows.subspan(static_cast<std::size_t>(begin) * x.num_heads * x.head_dim, native.size()));
   });
 }
 

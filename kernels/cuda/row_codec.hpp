@@ -17,7 +17,7 @@ struct DeviceCodes {
 };
 
 /// rows and decoded: (n, head_dim), or a whole number of such rows. Throws UsageError as checked_group_size() does.
-void quantize_rows(const DeviceBuffer<float>& rows, int head_dim, const RowCodec& codec, Precision precision,
-                   DeviceBuffer<float>& decoded, DeviceCodes out);
+void quantize_rows(const Context& context, const DeviceBuffer<float>& rows, int head_dim, const RowCodec& codec,
+                   Precision precision, DeviceBuffer<float>& decoded, DeviceCodes out);
 
 }  // namespace oscar::cuda

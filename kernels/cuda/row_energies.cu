@@ -27,18 +27,18 @@ __global__ void dot_rows(const double* a, const double* b, std::int64_t heads, s
 void row_energies(const Context& context, HeadsView x, const MatrixStack& forms, std::span<double> energies) {
   OSCAR_CHECK(x.head_dim == forms.dim && x.num_heads == forms.count);
   OSCAR_CHECK(energies.size() == static_cast<std::size_t>(x.num_tokens) * x.num_heads);
-  const DeviceBuffer<double> device_forms{std::span(forms.data)};
+  const DeviceBuffer<double> device_forms{context, std::span(forms.data)};
   for_each_chunk(x, [&](std::int64_t begin, HeadsView chunk) {
     const std::size_t count = static_cast<std::size_t>(chunk.num_tokens) * x.num_heads;
-    const DeviceBuffer<double> rows = upload_rows<double>(chunk, {0, x.num_heads, 1});
-    DeviceBuffer<double> products(rows.size());
-    DeviceBuffer<double> sums(count);
+    const DeviceBuffer<double> rows = upload_rows<double>(context, chunk, {0, x.num_heads, 1});
+    DeviceBuffer<double> products(context, rows.size());
+    DeviceBuffer<double> sums(context, count);
     gemm(context, {.m = chunk.num_tokens, .n = x.head_dim, .k = x.head_dim, .batch = x.num_heads}, rows.data(),
          device_forms.data(), products.data());
-    dot_rows<<<blocks_for(count * kWarp), kThreads>>>(rows.data(), products.data(), x.num_heads, chunk.num_tokens,
-                                                      x.head_dim, sums.data());
+    dot_rows<<<blocks_for(count * kWarp), kThreads, 0, context.stream()>>>(rows.data(), products.data(), x.num_heads,
+                                                                           chunk.num_tokens, x.head_dim, sums.data());
     OSCAR_CUDA_LAUNCHED("dot_rows");
-    sums.download(energies.subspan(static_cast<std::size_t>(begin) * x.num_heads, count));
+    sums.download(context, energies.subspan(static_cast<std::size_t>(begin) * x.num_heads, count));
   });
 }
 

@@ -21,11 +21,12 @@ struct HeadGroups {
 
 /// (groups, num_tokens, heads_per_group * head_dim). kServing rounds to bfloat16. T: float, double.
 template <class T>
-[[nodiscard]] DeviceBuffer<T> upload_rows(HeadsView x, HeadGroups heads, Precision precision = Precision::kExact);
+[[nodiscard]] DeviceBuffer<T> upload_rows(const Context& context, HeadsView x, HeadGroups heads,
+                                          Precision precision = Precision::kExact);
 
 /// Rounds in place to the nearest bfloat16, by way of fp32. T: float, double.
 template <class T>
-void round_to_bf16(DeviceBuffer<T>& values);
+void round_to_bf16(const Context& context, DeviceBuffer<T>& values);
 
 /// Tokens that go to the GPU at a time. A function of the shape alone, so that sums are cut in the same places on every
 /// GPU; 32 MiB of doubles.
@@ -44,7 +45,7 @@ void for_each_chunk(HeadsView x, const Task& task) {
 }
 
 /// Adds sums (count, dim, dim) to grams, upper triangles to both triangles.
-void add_sums(const DeviceBuffer<double>& sums, MatrixStack& grams);
+void add_sums(const Context& context, const DeviceBuffer<double>& sums, MatrixStack& grams);
 
 /// Whether the current GPU can run the kernels of this build.
 [[nodiscard]] bool has_code_for_this_gpu();

@@ -89,17 +89,17 @@ __global__ void compare_outputs_row(const double* exact, const double* mixed, st
 
 }  // namespace
 
-void compare_scores(const ScoreShape& shape, Windows windows, double* exact, double* window, double* history,
-                    DeviceBuffer<RowErrors>& errors) {
-  compare_scores_row<<<static_cast<unsigned>(shape.rows()), kThreads>>>(
+void compare_scores(const Context& context, const ScoreShape& shape, Windows windows, double* exact, double* window,
+                    double* history, DeviceBuffer<RowErrors>& errors) {
+  compare_scores_row<<<static_cast<unsigned>(shape.rows()), kThreads, 0, context.stream()>>>(
       shape.positions.data(), shape.heads_per_query, shape.keys, windows, exact, window, history, errors.data());
   OSCAR_CUDA_LAUNCHED("compare_scores_row");
 }
 
-void compare_outputs(const DeviceBuffer<double>& exact, const DeviceBuffer<double>& mixed, std::int64_t dim,
-                     DeviceBuffer<RowErrors>& errors) {
-  compare_outputs_row<<<static_cast<unsigned>(errors.size()), kThreads>>>(exact.data(), mixed.data(), dim,
-                                                                          errors.data());
+void compare_outputs(const Context& context, const DeviceBuffer<double>& exact, const DeviceBuffer<double>& mixed,
+                     std::int64_t dim, DeviceBuffer<RowErrors>& errors) {
+  compare_outputs_row<<<static_cast<unsigned>(errors.size()), kThreads, 0, context.stream()>>>(
+      exact.data(), mixed.data(), dim, errors.data());
   OSCAR_CUDA_LAUNCHED("compare_outputs_row");
 }
 

@@ -14,11 +14,11 @@ struct RowErrors {
 };
 
 /// Fills kl, logit_error and logit_norm, and turns the scores into probabilities as softmax.hpp says.
-void compare_scores(const ScoreShape& shape, Windows windows, double* exact, double* window, double* history,
-                    DeviceBuffer<RowErrors>& errors);
+void compare_scores(const Context& context, const ScoreShape& shape, Windows windows, double* exact, double* window,
+                    double* history, DeviceBuffer<RowErrors>& errors);
 
 /// Fills output_error and output_norm; outputs are (rows, dim).
-void compare_outputs(const DeviceBuffer<double>& exact, const DeviceBuffer<double>& mixed, std::int64_t dim,
-                     DeviceBuffer<RowErrors>& errors);
+void compare_outputs(const Context& context, const DeviceBuffer<double>& exact, const DeviceBuffer<double>& mixed,
+                     std::int64_t dim, DeviceBuffer<RowErrors>& errors);
 
 }  // namespace oscar::cuda

@@ -41,14 +41,15 @@ __global__ void mixed_softmax_row(const std::int64_t* positions, int heads_per_q
 
 }  // namespace
 
-void causal_softmax(const ScoreShape& shape, double* scores) {
-  softmax_row<<<static_cast<unsigned>(shape.rows()), kThreads>>>(shape.positions.data(), shape.heads_per_query,
-                                                                 shape.keys, scores);
+void causal_softmax(const Context& context, const ScoreShape& shape, double* scores) {
+  softmax_row<<<static_cast<unsigned>(shape.rows()), kThreads, 0, context.stream()>>>(
+      shape.positions.data(), shape.heads_per_query, shape.keys, scores);
   OSCAR_CUDA_LAUNCHED("softmax_row");
 }
 
-void mixed_softmax(const ScoreShape& shape, Windows windows, float* window_scores, float* history_scores) {
-  mixed_softmax_row<<<static_cast<unsigned>(shape.rows()), kThreads>>>(
+void mixed_softmax(const Context& context, const ScoreShape& shape, Windows windows, float* window_scores,
+                   float* history_scores) {
+  mixed_softmax_row<<<static_cast<unsigned>(shape.rows()), kThreads, 0, context.stream()>>>(
       shape.positions.data(), shape.heads_per_query, shape.keys, windows, window_scores, history_scores);
   OSCAR_CUDA_LAUNCHED("mixed_softmax_row");
 }

@@ -19,10 +19,11 @@ struct ScoreShape {
 };
 
 /// Scores -> probabilities, in place; keys after a query's position get 0.
-void causal_softmax(const ScoreShape& shape, double* scores);
+void causal_softmax(const Context& context, const ScoreShape& shape, double* scores);
 
 /// Likewise over the scores that the windows choose. Each probability ends up in the buffer that its score came from;
 /// the other one gets 0.
-void mixed_softmax(const ScoreShape& shape, Windows windows, float* window_scores, float* history_scores);
+void mixed_softmax(const Context& context, const ScoreShape& shape, Windows windows, float* window_scores,
+                   float* history_scores);
 
 }  // namespace oscar::cuda

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cuda/device.hpp"
+
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+
+#include "kernels/cuda/rows.hpp"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr std::size_t kMebi = std::size_t{1} << 20;
+constexpr std::size_t kChunkBytes = 16 * kMebi;
+constexpr std::size_t kSmallestChunkBytes = kMebi;
+
+std::string device_name(int ordinal) { return "cuda:" + std::to_string(ordinal); }
+
+void check_device(int ordinal) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) {
+    (void)cudaGetLastError();
+    throw BackendUnavailable("the NVIDIA driver is too old for CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
+                                 std::to_string(CUDART_VERSION % 1000 / 10),
+                             device_name(ordinal), "update the driver, or use --device cpu");
+  }
+  if (status != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw BackendUnavailable(std::string("the NVIDIA driver gives no GPU: ") + cudaGetErrorString(status),
+                             device_name(ordinal), "use --device cpu, or look at nvidia-smi");
+  }
+  if (ordinal < count) return;
+  throw BackendUnavailable("no such GPU; this machine has " + std::to_string(count), device_name(ordinal),
+                           "choose a smaller number, or look at CUDA_VISIBLE_DEVICES");
+}
+
+int attribute(int ordinal, cudaDeviceAttr which) {
+  int value = 0;
+  OSCAR_CUDA_TRY(cudaDeviceGetAttribute(&value, which, ordinal));
+  return value;
+}
+
+void check_code(int ordinal) {
+  if (has_code_for_this_gpu()) return;
+  throw BackendUnavailable("this build has CUDA code for " OSCAR_CUDA_ARCHITECTURES
+                           " only, and this GPU's compute capability is " +
+                               std::to_string(attribute(ordinal, cudaDevAttrComputeCapabilityMajor)) + "." +
+                               std::to_string(attribute(ordinal, cudaDevAttrComputeCapabilityMinor)),
+                           device_name(ordinal), "use --device cpu, or build with -DCMAKE_CUDA_ARCHITECTURES=native");
+}
+
+/// A pool that keeps what it once had: memory comes and goes with every verb.
+cudaMemPool_t make_pool(int ordinal) {
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;  // memory of the GPU
+  properties.location = {cudaMemLocationTypeDevice, ordinal};
+  cudaMemPool_t pool = nullptr;
+  OSCAR_CUDA_TRY(cudaMemPoolCreate(&pool, &properties));
+  std::uint64_t everything = std::numeric_limits<std::uint64_t>::max();
+  OSCAR_CUDA_TRY(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything));
+  return pool;
+}
+
+/// From OSCAR_CUDA_MEMORY_LIMIT, in MiB.
+std::size_t memory_limit() {
+  const char* text = std::getenv("OSCAR_CUDA_MEMORY_LIMIT");
+  const std::size_t mebibytes = text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+  return mebibytes == 0 ? std::numeric_limits<std::size_t>::max() : mebibytes * kMebi;
+}
+
+}  // namespace
+
+Device::Device(int ordinal, Status& status)
+    : ordinal_(ordinal), status_(status), memory_limit_(memory_limit()), chunk_bytes_(kChunkBytes) {
+  check_device(ordinal);
+  activate();
+  check_code(ordinal);
+  pool_ = make_pool(ordinal);
+}
+
+Device::~Device() { (void)cudaMemPoolDestroy(pool_); }
+
+void Device::activate() const { OSCAR_CUDA_TRY(cudaSetDevice(ordinal_)); }
+
+std::string Device::description() const {
+  cudaDeviceProp properties{};
+  OSCAR_CUDA_TRY(cudaGetDeviceProperties(&properties, ordinal_));
+  return device_name(ordinal_) + ", " + properties.name + ", " + std::to_string(properties.totalGlobalMem >> 30) +
+         " GiB";
+}
+
+void* Device::allocate(std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  void* data = nullptr;
+  const bool allowed = (allocated_ += bytes) <= memory_limit_;
+  const cudaError_t status = allowed ? cudaMallocFromPoolAsync(&data, bytes, pool_, stream) : cudaErrorMemoryAllocation;
+  if (status != cudaSuccess) allocated_ -= bytes;
+  check(status, "cudaMallocFromPoolAsync");
+  return data;
+}
+
+void Device::release(void* data, std::size_t bytes, cudaStream_t stream) noexcept {
+  if (data == nullptr) return;
+  (void)cudaSetDevice(ordinal_);  // whoever drops a buffer need not be in a verb
+  (void)cudaFreeAsync(data, stream);
+  allocated_ -= bytes;
+}
+
+void Device::work_in_smaller_chunks(std::size_t chunk_bytes, const OutOfMemory& error) {
+  (void)cudaMemPoolTrimTo(pool_, 0);
+  if (chunk_bytes <= kSmallestChunkBytes) throw OutOfMemory(error.where());
+  if (!chunk_bytes_.compare_exchange_strong(chunk_bytes, chunk_bytes / 2)) return;
+  status_.notice("GPU memory is short: working in chunks of " + std::to_string(chunk_bytes / 2 / kMebi) + " MiB");
+}
+
+}  // namespace oscar::cuda
