@@ -26,11 +26,11 @@ build() {
   cmake --build "$build" >.gpu/build.log 2>&1 || { tail -60 .gpu/build.log >&2; exit 1; }
 }
 
-# Programs and plug-ins, stripped, and ctest's files.
+# Programs and plug-ins, stripped, ctest's files, and the link to the project's zoo.
 copy_build() {
   local to=$stage/source/build-gpu
-  (cd "$build" && find . -not -path '*/CMakeFiles/*' -type f \
-    \( -perm -100 -o -name CTestTestfile.cmake -o -name '*_test_*.cmake' \) -print0 | tar -c --null -T -) | tar -x -C "$to"
+  (cd "$build" && find . -not -path '*/CMakeFiles/*' \( -path ./zoo -o -type f \( -perm -100 -o -name CTestTestfile.cmake \
+    -o -name '*_test_*.cmake' \) \) -print0 | tar -c --null -T -) | tar -x -C "$to"
   find "$to" -type f -perm -100 -exec strip --strip-unneeded {} +
 }
 
