@@ -15,7 +15,11 @@ unpack() {
   if [ "$stamp" != "$(cat "$root/stamp" 2>/dev/null)" ]; then
     rm -rf "${root:?}"/*
     mkdir -p "$root"
-    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' .gpu/bundle.tar.xz "$root"
+    # tar itself needs xz for this; newer Pythons refuse absolute links unless told to trust them.
+    python3 -c 'import sys, tarfile
+with tarfile.open(sys.argv[1]) as archive:
+    archive.extraction_filter = lambda member, path: member
+    archive.extractall(sys.argv[2])' .gpu/bundle.tar.xz "$root"
     printf '%s\n' "$stamp" >"$root/stamp"
   fi
   commit=$(cat "$root/commit")

@@ -77,6 +77,7 @@ class Bench:
                   "parts_of_last": runs[-1]["parts"], "dump_gb": data_bytes / 1e9, "gb_per_s": data_bytes / 1e9 / seconds}
         if runs[0]["startup"] is not None:
             result["startup_seconds"] = statistics.median(entry["startup"] for entry in runs)
+            result["seconds_after_work"] = result["wall_seconds"] - result["startup_seconds"] - seconds
         if rates := self.result.get("rates"):
             result["fraction_of_upload"] = result["gb_per_s"] / rates["host_to_device_gb_per_s"]
             result["fraction_of_hbm_copy"] = result["gb_per_s"] / rates["hbm_copy_gb_per_s"]
