@@ -22,9 +22,12 @@ def read_cases(path):
 
 
 def explain(case):
-    """A failed case's last words, for whoever watches."""
-    words = (case.findtext("system-out") or "").strip().splitlines()[-25:]
-    print("\n".join([f"--- failed: {case.get('name')}", *words]), file=sys.stderr)
+    last_words(case.get("name"), case.findtext("system-out") or "")
+
+
+def last_words(name, output):
+    """What a failure said, for whoever watches."""
+    print("\n".join([f"--- failed: {name}", *output.strip().splitlines()[-25:]]), file=sys.stderr)
 
 
 def measurements(text):
@@ -72,8 +75,11 @@ def sanitizer(path):
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
     cases = re.search(r"test cases: +(\d+) \| +(\d+) passed", text)
     run, passed = (int(count) for count in cases.groups()) if cases else (0, 0)
-    clean = summary is not None and bool(re.match(r"0 (errors|hazards)", summary[1])) and "exit status" not in text
-    return {"tool": path.stem, "cases": run, "clean": clean and run > 0 and passed == run,
+    clean = (summary is not None and bool(re.match(r"0 (errors|hazards)", summary[1])) and 0 < run == passed
+             and "exit status" not in text and "skipped:" not in text)
+    if not clean:
+        last_words(path.stem, text)
+    return {"tool": path.stem, "cases": run, "clean": clean,
             "summary": summary[1] if summary else "none: cut off, or it could not run"}
 
 

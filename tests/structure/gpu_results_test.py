@@ -53,7 +53,8 @@ class ResultsTests(unittest.TestCase):
     def test_sanitizers_must_have_watched_something_and_said_nothing(self):
         status, result = conclude(["sanitizers"], memcheck=CLEAN, racecheck=NO_RACE)
         self.assertEqual((status, [entry["cases"] for entry in result["sanitizers"]]), (0, [2, 2]))
-        for bad in (CLEAN.replace("0 errors", "3 errors"), CLEAN.replace(" 2 ", " 0 "), CLEAN + "exit status 124\n", ""):
+        for bad in (CLEAN.replace("0 errors", "3 errors"), CLEAN.replace(" 2 ", " 0 "), CLEAN + "exit status 124\n",
+                    CLEAN + "skipped: no GPU\n", ""):
             self.assertEqual(conclude(["sanitizers"], memcheck=bad, racecheck=NO_RACE)[0], 1, bad)
 
 
