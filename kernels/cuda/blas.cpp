@@ -31,13 +31,20 @@ void gemm(const Context& context, const Gemm& s, const float* a, const float* b,
                                               s.m * s.n, s.batch));
 }
 
-void add_grams(const Context& context, const double* rows, std::int64_t batch, std::int64_t count, std::int64_t dim,
-               double* grams) {
-  if (batch == 0 || count == 0) return;
-  const double one = 1.0;
-  OSCAR_CUDA_TRY(cublasDgemmStridedBatched_64(context.blas(), CUBLAS_OP_N, CUBLAS_OP_T, dim, dim, count, &one, rows,
-                                              dim, count * dim, rows, dim, count * dim, &one, grams, dim, dim * dim,
-                                              batch));
+void multiply_transposed(const Context& context, std::int64_t batch, std::int64_t rows, std::int64_t dim,
+                         const double* a, const double* b, double* products) {
+  const double one = 1.0, zero = 0.0;
+  OSCAR_CUDA_TRY(cublasDgemmStridedBatched_64(context.blas(), CUBLAS_OP_N, CUBLAS_OP_T, dim, dim, rows, &one, b, dim,
+                                              rows * dim, a, dim, rows * dim, &zero, products, dim, dim * dim, batch));
+}
+
+void multiply_transposed(const Context& context, std::int64_t batch, std::int64_t rows, std::int64_t dim,
+                         const float* a, const float* b, float* products) {
+  const float one = 1.0F, zero = 0.0F;
+  OSCAR_CUDA_TRY(cublasGemmStridedBatchedEx_64(context.blas(), CUBLAS_OP_N, CUBLAS_OP_T, dim, dim, rows, &one, b,
+                                               CUDA_R_32F, dim, rows * dim, a, CUDA_R_32F, dim, rows * dim, &zero,
+                                               products, CUDA_R_32F, dim, dim * dim, batch, CUBLAS_COMPUTE_32F_PEDANTIC,
+                                               CUBLAS_GEMM_DEFAULT));
 }
 
 }  // namespace oscar::cuda

@@ -24,8 +24,10 @@ struct Gemm {
 void gemm(const Context& context, const Gemm& shape, const double* a, const double* b, double* c);
 void gemm(const Context& context, const Gemm& shape, const float* a, const float* b, float* c);
 
-/// grams (batch, dim, dim) += rows^T rows for each of `batch` matrices rows (count, dim).
-void add_grams(const Context& context, const double* rows, std::int64_t batch, std::int64_t count, std::int64_t dim,
-               double* grams);
+/// products (batch, dim, dim) = a^T b for each of `batch` pairs of matrices (rows, dim).
+void multiply_transposed(const Context& context, std::int64_t batch, std::int64_t rows, std::int64_t dim,
+                         const double* a, const double* b, double* products);
+void multiply_transposed(const Context& context, std::int64_t batch, std::int64_t rows, std::int64_t dim,
+                         const float* a, const float* b, float* products);
 
 }  // namespace oscar::cuda

@@ -8,7 +8,7 @@ constexpr std::size_t kBlasWorkspaceBytes = std::size_t{8} << 20;
 
 }  // namespace
 
-Context::Context(Device& device) : device_(device) {
+Context::Context(Device& device, Ingest& ingest) : device_(device), ingest_(ingest) {
   device_.activate();
   OSCAR_CUDA_TRY(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }

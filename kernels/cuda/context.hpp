@@ -8,17 +8,19 @@
 #include <cusolverDn.h>
 
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/ingest.hpp"
 
 namespace oscar::cuda {
 
 class Context {
  public:
-  explicit Context(Device& device);
+  Context(Device& device, Ingest& ingest);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
   [[nodiscard]] Device& device() const { return device_; }
+  [[nodiscard]] Ingest& ingest() const { return ingest_; }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
   /// Handles are made when first asked for, since that takes a while. cuBLAS has a workspace of its own here, without
   /// which its results could differ from run to run.
@@ -29,6 +31,7 @@ class Context {
 
  private:
   Device& device_;
+  Ingest& ingest_;
   cudaStream_t stream_ = nullptr;
   mutable cublasHandle_t blas_ = nullptr;
   mutable void* blas_workspace_ = nullptr;

@@ -14,22 +14,18 @@ constexpr int kLanes = 3;
 
 class CudaBackend : public Backend {
  public:
-  CudaBackend(int ordinal, Status& status) : device_(ordinal, status), lanes_(device_, kLanes) {}
+  CudaBackend(int ordinal, Status& status)
+      : device_(ordinal, status), ingest_(device_), lanes_(device_, ingest_, kLanes) {}
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] WorkShape work_shape() const override { return {.concurrent_layers = kLanes, .layers_per_batch = 64}; }
 
   void accumulate_grams(HeadsView x, MatrixStack& grams) override {
-    lanes_.run([&](const Context& context) { cuda::accumulate_grams(context, x, {}, grams); });
+    lanes_.run([&](const Context& context) { cuda::accumulate_grams(context, x, grams); });
   }
   void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
                                  std::span<double> weights) override {
-    lanes_.run([&](const Context& context) {
-      std::vector<double> energies(static_cast<std::size_t>(k.num_tokens) * static_cast<std::size_t>(k.num_heads));
-      cuda::row_energies(context, k, forms, energies);
-      cuda::accumulate_grams(context, v, energies, grams);
-      for (std::size_t i = 0; i < energies.size(); ++i) weights[i % weights.size()] += energies[i];
-    });
+    lanes_.run([&](const Context& context) { cuda::accumulate_weighted_grams(context, k, forms, v, grams, weights); });
   }
   void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
                                MatrixStack& grams) override {
@@ -73,6 +69,7 @@ class CudaBackend : public Backend {
   using Context = cuda::Context;
 
   cuda::Device device_;
+  cuda::Ingest ingest_;
   cuda::Lanes lanes_;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "kernels/cuda/rows.hpp"
 
@@ -62,6 +63,13 @@ cudaMemPool_t make_pool(int ordinal) {
   return pool;
 }
 
+/// H100 and A100 have fp64 tensor cores and half as many fp64 units as fp32 ones; other GPUs 1/32 or 1/64 as many.
+bool has_fast_f64(int ordinal) {
+  const char* products = std::getenv("OSCAR_CUDA_PRODUCTS");
+  if (products != nullptr) return std::string_view(products) != "fp32";
+  return attribute(ordinal, cudaDevAttrSingleToDoublePrecisionPerfRatio) <= 4;
+}
+
 /// From OSCAR_CUDA_MEMORY_LIMIT, in MiB.
 std::size_t memory_limit() {
   const char* text = std::getenv("OSCAR_CUDA_MEMORY_LIMIT");
@@ -76,6 +84,7 @@ Device::Device(int ordinal, Status& status)
   check_device(ordinal);
   activate();
   check_code(ordinal);
+  multiplies_in_f64_ = has_fast_f64(ordinal);
   pool_ = make_pool(ordinal);
 }
 

@@ -31,6 +31,10 @@ class Device {
   [[nodiscard]] void* allocate(std::size_t bytes, cudaStream_t stream);
   void release(void* data, std::size_t bytes, cudaStream_t stream) noexcept;
 
+  /// Whether sums of products are made in fp64. Where fp64 is slow they are made in fp32 over few rows, and those sums
+  /// added in fp64.
+  [[nodiscard]] bool multiplies_in_f64() const { return multiplies_in_f64_; }
+
   /// Stored bytes of rows that a verb may keep on the GPU in one buffer. No result depends on it.
   [[nodiscard]] std::size_t chunk_bytes() const { return chunk_bytes_; }
   /// After a verb that worked with `chunk_bytes` found no memory: halves it, and says so, unless another verb just did.
@@ -43,6 +47,7 @@ class Device {
   int ordinal_;
   Status& status_;
   cudaMemPool_t pool_ = nullptr;
+  bool multiplies_in_f64_ = true;
   std::size_t memory_limit_;
   std::atomic<std::size_t> allocated_ = 0;
   std::atomic<std::size_t> chunk_bytes_;

@@ -1,21 +1,30 @@
 // SPDX-License-Identifier: MIT
-// Symmetric eigenproblems by cuSOLVER, many matrices at a time.
+// Symmetric eigenproblems by cuSOLVER, all in one call. Every result is checked; what fails is solved again alone.
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "base/errors.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cuda/device_buffer.hpp"
+#include "kernels/cuda/eigen_errors.hpp"
 #include "kernels/cuda/ops.hpp"
 
 namespace oscar::cuda {
 namespace {
 
-constexpr int kMatricesAtATime = 256;  // bounds the workspace
+/// Of eigen_errors(). Rounding leaves about 1e-14, a solver that stopped early much more.
+constexpr double kLargestError = 1e-11;
+constexpr std::size_t kChunksPerBatch = 4;  // of Device::chunk_bytes(): 512 matrices of 128 x 128
 
 class SolverParameters {
  public:
-  SolverParameters() { OSCAR_CUDA_TRY(cusolverDnCreateParams(&handle_)); }
+  SolverParameters() {
+    OSCAR_CUDA_TRY(cusolverDnCreateParams(&handle_));
+#if CUDART_VERSION >= 13000
+    // Or the algorithm, and with it the result, could change with the number of matrices.
+    (void)cusolverDnSetAdvOptions(handle_, CUSOLVERDN_SYEVBATCHED, CUSOLVER_ALG_1);
+#endif
+  }
   ~SolverParameters() { cusolverDnDestroyParams(handle_); }
   SolverParameters(const SolverParameters&) = delete;
   SolverParameters& operator=(const SolverParameters&) = delete;
@@ -25,62 +34,130 @@ class SolverParameters {
   cusolverDnParams_t handle_ = nullptr;
 };
 
-void check_info(const std::vector<int>& info) {
-  for (const int status : info) {
-    if (status == 0) continue;
-    throw NumericalError("the eigensolver did not converge (cuSOLVER info " + std::to_string(status) + ")", "",
-                         "use more tokens, or regularise the covariance");
-  }
-}
-
-/// matrices (count, dim, dim) -> eigenvectors, each contiguous; values (count, dim).
-void solve(const Context& context, int count, int dim, DeviceBuffer<double>& matrices, DeviceBuffer<double>& values) {
-  const SolverParameters parameters;
+/// solve(workspace on the GPU, workspace here, info) -> info (count): not 0 where there was no convergence.
+template <class Solve>
+std::vector<int> with_workspace(const Context& context, std::size_t device_bytes, std::size_t host_bytes, int count,
+                                const Solve& solve) {
+  DeviceBuffer<std::byte> on_device(context, device_bytes);
+  std::vector<std::byte> on_host(host_bytes);
   DeviceBuffer<int> info(context, static_cast<std::size_t>(count));
-  std::size_t device_bytes = 0;
-  std::size_t host_bytes = 0;
-  OSCAR_CUDA_TRY(cusolverDnXsyevBatched_bufferSize(
-      context.solver(), parameters.handle(), CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER, dim, CUDA_R_64F,
-      matrices.data(), dim, CUDA_R_64F, values.data(), CUDA_R_64F, &device_bytes, &host_bytes, count));
-  DeviceBuffer<std::byte> device_workspace(context, device_bytes);
-  std::vector<std::byte> host_workspace(host_bytes);
-  OSCAR_CUDA_TRY(cusolverDnXsyevBatched(context.solver(), parameters.handle(), CUSOLVER_EIG_MODE_VECTOR,
-                                        CUBLAS_FILL_MODE_LOWER, dim, CUDA_R_64F, matrices.data(), dim, CUDA_R_64F,
-                                        values.data(), CUDA_R_64F, device_workspace.data(), device_bytes,
-                                        host_workspace.data(), host_bytes, info.data(), count));
-  check_info(info.to_host(context));
+  solve(on_device.data(), on_host.data(), info.data());
+  return info.to_host(context);
 }
 
-/// Eigenvector j, contiguous in `rows`, becomes column j.
-Eigenpairs eigenpairs(std::span<const double> values, std::span<const double> rows, int dim) {
-  Eigenpairs result{{values.begin(), values.end()}, std::vector<double>(rows.size())};
-  for (int j = 0; j < dim; ++j) {
-    for (int i = 0; i < dim; ++i) {
-      result.vectors[static_cast<std::size_t>(i) * dim + j] = rows[static_cast<std::size_t>(j) * dim + i];
+/// Eigenvectors replace the matrices.
+std::vector<int> solve_together(const Context& context, EigenBatch& batch) {
+  const SolverParameters parameters;
+  std::size_t device_bytes = 0, host_bytes = 0;
+  OSCAR_CUDA_TRY(cusolverDnXsyevBatched_bufferSize(context.solver(), parameters.handle(), CUSOLVER_EIG_MODE_VECTOR,
+                                                   CUBLAS_FILL_MODE_LOWER, batch.dim, CUDA_R_64F, batch.vectors.data(),
+                                                   batch.dim, CUDA_R_64F, batch.values.data(), CUDA_R_64F,
+                                                   &device_bytes, &host_bytes, batch.count));
+  return with_workspace(context, device_bytes, host_bytes, batch.count, [&](void* on_device, void* on_host, int* info) {
+    OSCAR_CUDA_TRY(cusolverDnXsyevBatched(context.solver(), parameters.handle(), CUSOLVER_EIG_MODE_VECTOR,
+                                          CUBLAS_FILL_MODE_LOWER, batch.dim, CUDA_R_64F, batch.vectors.data(),
+                                          batch.dim, CUDA_R_64F, batch.values.data(), CUDA_R_64F, on_device,
+                                          device_bytes, on_host, host_bytes, info, batch.count));
+  });
+}
+
+void copy_on_gpu(const Context& context, double* to, const double* from, std::size_t count) {
+  OSCAR_CUDA_TRY(cudaMemcpyAsync(to, from, count * sizeof(double), cudaMemcpyDeviceToDevice, context.stream()));
+}
+
+void copy_to_host(const Context& context, const double* from, std::span<double> to) {
+  OSCAR_CUDA_TRY(cudaMemcpyAsync(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, context.stream()));
+}
+
+/// By another algorithm, divide and conquer.
+int solve_alone(const Context& context, EigenBatch& batch, std::size_t i) {
+  const SolverParameters parameters;
+  double* const vectors = batch.vectors.data() + i * batch.size();
+  double* const values = batch.values.data() + i * static_cast<std::size_t>(batch.dim);
+  copy_on_gpu(context, vectors, batch.matrices.data() + i * batch.size(), batch.size());
+  std::size_t device_bytes = 0, host_bytes = 0;
+  OSCAR_CUDA_TRY(cusolverDnXsyevd_bufferSize(context.solver(), parameters.handle(), CUSOLVER_EIG_MODE_VECTOR,
+                                             CUBLAS_FILL_MODE_LOWER, batch.dim, CUDA_R_64F, vectors, batch.dim,
+                                             CUDA_R_64F, values, CUDA_R_64F, &device_bytes, &host_bytes));
+  return with_workspace(context, device_bytes, host_bytes, 1,
+                        [&](void* on_device, void* on_host, int* info) {
+                          OSCAR_CUDA_TRY(cusolverDnXsyevd(
+                              context.solver(), parameters.handle(), CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER,
+                              batch.dim, CUDA_R_64F, vectors, batch.dim, CUDA_R_64F, values, CUDA_R_64F, on_device,
+                              device_bytes, on_host, host_bytes, info));
+                        })
+      .front();
+}
+
+/// The problems whose results cannot be used, by cuSOLVER's word or by their errors.
+std::vector<std::size_t> unsolved(const std::vector<int>& info, const std::vector<double>& errors) {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < info.size(); ++i) {
+    if (info[i] != 0 || !(errors[i] <= kLargestError)) indices.push_back(i);
+  }
+  return indices;
+}
+
+/// Solves all in one call; what that leaves unsolved comes back.
+std::vector<std::size_t> try_together(const Context& context, EigenBatch& batch) {
+  Status& status = context.device().status();
+  std::vector<int> info;
+  try {
+    info = solve_together(context, batch);
+  } catch (const BackendUnavailable& error) {
+    status.notice("eigenproblems are solved one by one, since the batched solver failed: " + std::string(error.what()));
+    std::vector<std::size_t> all(static_cast<std::size_t>(batch.count));
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    return all;
+  }
+  std::vector<std::size_t> left = unsolved(info, eigen_errors(context, batch));
+  if (!left.empty()) {
+    status.notice(std::to_string(left.size()) + " of " + std::to_string(batch.count) +
+                  " eigenproblems failed their check and are solved again, one by one");
+  }
+  return left;
+}
+
+/// Problems [first, first + results.size()).
+void solve(const Context& context, const MatrixStack& symmetric, std::size_t first, std::span<Eigenpairs> results) {
+  const std::size_t dim = static_cast<std::size_t>(symmetric.dim), size = dim * dim;
+  const auto matrices = std::span(symmetric.data).subspan(first * size, results.size() * size);
+  EigenBatch batch{.count = static_cast<int>(results.size()),
+                   .dim = symmetric.dim,
+                   .matrices = {context, matrices},
+                   .vectors = {context, matrices.size()},
+                   .values = {context, results.size() * dim}};
+  copy_on_gpu(context, batch.vectors.data(), batch.matrices.data(), matrices.size());
+  const std::vector<std::size_t> left = try_together(context, batch);
+  std::vector<int> info(results.size());
+  for (const std::size_t i : left) info[i] = solve_alone(context, batch, i);
+  if (!left.empty()) {
+    const std::vector<std::size_t> lost = unsolved(info, eigen_errors(context, batch));
+    if (!lost.empty()) {
+      throw NumericalError("the eigensolver did not converge",
+                           "matrix " + std::to_string(first + lost.front()) + " of " + std::to_string(symmetric.count),
+                           "use more tokens, or regularise the covariance");
     }
   }
-  return result;
+  transpose_vectors(context, batch);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    results[i] = {std::vector<double>(dim), std::vector<double>(size)};
+    copy_to_host(context, batch.values.data() + i * dim, results[i].values);
+    copy_to_host(context, batch.matrices.data() + i * size, results[i].vectors);
+  }
+  context.synchronize();
 }
 
 }  // namespace
 
 std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric) {
   check_finite(symmetric.data);
-  const auto dim = static_cast<std::size_t>(symmetric.dim);
-  std::vector<Eigenpairs> results;
-  for (int first = 0; first < symmetric.count; first += kMatricesAtATime) {
-    const int count = std::min(kMatricesAtATime, symmetric.count - first);
-    DeviceBuffer<double> matrices(context, std::span(symmetric.data)
-                                               .subspan(static_cast<std::size_t>(first) * dim * dim,
-                                                        static_cast<std::size_t>(count) * dim * dim));
-    DeviceBuffer<double> values(context, static_cast<std::size_t>(count) * dim);
-    solve(context, count, symmetric.dim, matrices, values);
-    const std::vector<double> vectors = matrices.to_host(context);
-    const std::vector<double> eigenvalues = values.to_host(context);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-      results.push_back(eigenpairs(std::span(eigenvalues).subspan(i * dim, dim),
-                                   std::span(vectors).subspan(i * dim * dim, dim * dim), symmetric.dim));
-    }
+  const std::size_t bytes = symmetric.data.size() * sizeof(double) / std::max<std::size_t>(symmetric.count, 1);
+  const std::size_t most =
+      std::max<std::size_t>(kChunksPerBatch * context.device().chunk_bytes() / std::max<std::size_t>(bytes, 1), 1);
+  std::vector<Eigenpairs> results(static_cast<std::size_t>(symmetric.count));
+  for (std::size_t first = 0; first < results.size(); first += most) {
+    solve(context, symmetric, first, std::span(results).subspan(first, std::min(most, results.size() - first)));
   }
   return results;
 }

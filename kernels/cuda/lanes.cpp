@@ -14,7 +14,7 @@ std::unique_ptr<Context> Lanes::take() {
     idle_.pop_back();
     return context;
   }
-  auto context = std::make_unique<Context>(device_);
+  auto context = std::make_unique<Context>(device_, ingest_);
   --not_made_;
   return context;
 }

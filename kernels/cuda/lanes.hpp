@@ -13,7 +13,7 @@ namespace oscar::cuda {
 
 class Lanes {
  public:
-  Lanes(Device& device, int count) : device_(device), not_made_(count) {}
+  Lanes(Device& device, Ingest& ingest, int count) : device_(device), ingest_(ingest), not_made_(count) {}
 
   /// Returns what task(context) returns, once its work on the GPU is done. Waits while all lanes are taken. A task that
   /// runs out of memory starts again with smaller chunks: until it succeeds it must leave what it was given unchanged.
@@ -59,6 +59,7 @@ class Lanes {
   void give_back(std::unique_ptr<Context> context);
 
   Device& device_;
+  Ingest& ingest_;
   std::mutex mutex_;
   std::condition_variable returned_;
   std::vector<std::unique_ptr<Context>> idle_;

@@ -11,8 +11,9 @@
 
 namespace oscar::cuda {
 
-void accumulate_grams(const Context& context, HeadsView x, std::span<const double> weights, MatrixStack& grams);
-void row_energies(const Context& context, HeadsView x, const MatrixStack& forms, std::span<double> energies);
+void accumulate_grams(const Context& context, HeadsView x, MatrixStack& grams);
+void accumulate_weighted_grams(const Context& context, HeadsView k, const MatrixStack& forms, HeadsView v,
+                               MatrixStack& grams, std::span<double> weights);
 void accumulate_output_grams(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
                              MatrixStack& grams);
 void accumulate_residual_grams(const Context& context, HeadsView x, const MatrixStack& rotation, const RowCodec& codec,

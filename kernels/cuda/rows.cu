@@ -2,35 +2,51 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "kernels/arguments.hpp"
+#include "kernels/cuda/ingest.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/rows.hpp"
 
 namespace oscar::cuda {
 namespace {
 
-__device__ float stored_value(const std::byte* data, DType dtype, std::int64_t i) {
-  if (dtype == DType::kF32) return reinterpret_cast<const float*>(data)[i];
-  if (dtype == DType::kF16) return __half2float(reinterpret_cast<const __half*>(data)[i]);
-  return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(data)[i]);
-}
+/// n neighbours, moved as one word.
+template <class T, int n>
+struct alignas(sizeof(T) * n) Pack {
+  T values[n];
+};
 
 __device__ float nearest_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
 
-/// stored (tokens, groups, width) -> rows (groups, tokens, width).
-template <class T>
-__global__ void load_rows(const std::byte* stored, DType dtype, std::int64_t tokens, std::int64_t groups,
-                          std::int64_t width, bool round, T* rows) {
-  const std::int64_t i = task_index();
-  if (i >= tokens * groups * width) return;
-  const std::int64_t token = i / (groups * width);
-  const std::int64_t group = i / width % groups;
-  const float value = stored_value(stored, dtype, i);
-  rows[(group * tokens + token) * width + i % width] = round ? nearest_bf16(value) : value;
+template <int n>
+__device__ void load_values(const std::byte* stored, DType dtype, std::int64_t first, float (&values)[n]) {
+  if (dtype == DType::kF32) {
+    const auto pack = *reinterpret_cast<const Pack<float, n>*>(stored + first * 4);
+    for (int i = 0; i < n; ++i) values[i] = pack.values[i];
+    return;
+  }
+  const auto pack = *reinterpret_cast<const Pack<std::uint16_t, n>*>(stored + first * 2);
+  for (int i = 0; i < n; ++i) {
+    values[i] = dtype == DType::kF16 ? __half2float(__ushort_as_half(pack.values[i]))
+                                     : __uint_as_float(unsigned{pack.values[i]} << 16);
+  }
+}
+
+/// One row of blocks a token, n values a thread; width is a multiple of n.
+template <class T, int n>
+__global__ void convert_token(const std::byte* stored, DType dtype, std::int64_t tokens, int groups, int width,
+                              bool round, T* rows) {
+  const std::int64_t token = blockIdx.x;
+  const int column = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * n;
+  if (column >= groups * width) return;
+  float values[n] = {};
+  if (token < tokens) load_values(stored, dtype, token * groups * width + column, values);
+  const std::int64_t row = std::int64_t{column / width} * gridDim.x + token;
+  Pack<T, n> out;
+  for (int i = 0; i < n; ++i) out.values[i] = round ? nearest_bf16(values[i]) : values[i];
+  *reinterpret_cast<Pack<T, n>*>(rows + row * width + column % width) = out;
 }
 
 template <class T>
@@ -39,31 +55,50 @@ __global__ void round_values(T* values, std::int64_t count) {
   if (i < count) values[i] = nearest_bf16(static_cast<float>(values[i]));
 }
 
-/// The stored bytes of some heads, token by token.
-DeviceBuffer<std::byte> upload_stored(const Context& context, HeadsView x, HeadGroups heads) {
-  const std::size_t head_bytes = size_of(x.dtype) * static_cast<std::size_t>(x.head_dim);
-  const std::size_t bytes = head_bytes * static_cast<std::size_t>(heads.groups * heads.heads_per_group);
-  const auto tokens = static_cast<std::size_t>(x.num_tokens);
-  const auto token_bytes = static_cast<std::size_t>(x.bytes_per_token());
-  if (bytes == token_bytes) return DeviceBuffer<std::byte>(context, std::span(x.data, tokens * token_bytes));
-  std::vector<std::byte> dense(tokens * bytes);
-  const std::byte* source = x.data + head_bytes * static_cast<std::size_t>(heads.first);
-  for (std::size_t t = 0; t < tokens; ++t) std::memcpy(&dense[t * bytes], source + t * token_bytes, bytes);
-  return DeviceBuffer<std::byte>(context, std::span<const std::byte>(dense));
+/// A view of some heads that is dense, and the memory it may need.
+HeadsView only_heads(const HeadsView& x, HeadGroups heads, std::vector<std::byte>& memory) {
+  HeadsView dense{x.data, x.dtype, x.num_tokens, heads.groups * heads.heads_per_group, x.head_dim, x.file};
+  if (dense.num_heads == x.num_heads) return dense;
+  const auto bytes = static_cast<std::size_t>(dense.bytes_per_token());
+  const auto stride = static_cast<std::size_t>(x.bytes_per_token());
+  memory.resize(static_cast<std::size_t>(x.num_tokens) * bytes);
+  const std::byte* source = x.data + size_of(x.dtype) * static_cast<std::size_t>(heads.first * x.head_dim);
+  for (std::size_t t = 0; t * bytes < memory.size(); ++t) std::memcpy(&memory[t * bytes], source + t * stride, bytes);
+  dense.data = memory.data();
+  dense.file = {};
+  return dense;
 }
 
 }  // namespace
 
 template <class T>
+void convert_rows(const Context& context, const HeadsView& stored, int groups, std::int64_t padded_tokens, T* rows,
+                  Precision precision) {
+  OSCAR_CHECK(is_activation_dtype(stored.dtype) && stored.num_heads % groups == 0 &&
+              padded_tokens >= stored.num_tokens);
+  if (padded_tokens == 0) return;
+  const int width = stored.num_heads / groups * stored.head_dim;
+  const auto launch = [&]<int n>(std::integral_constant<int, n>) {
+    const dim3 grid(static_cast<unsigned>(padded_tokens), blocks_for(static_cast<std::size_t>(groups * width / n)));
+    convert_token<T, n><<<grid, kThreads, 0, context.stream()>>>(stored.data, stored.dtype, stored.num_tokens, groups,
+                                                                 width, precision == Precision::kServing, rows);
+    OSCAR_CUDA_LAUNCHED("convert_token");
+  };
+  width % 4 == 0 ? launch(std::integral_constant<int, 4>()) : launch(std::integral_constant<int, 1>());
+}
+template void convert_rows(const Context&, const HeadsView&, int, std::int64_t, float*, Precision);
+template void convert_rows(const Context&, const HeadsView&, int, std::int64_t, double*, Precision);
+
+template <class T>
 DeviceBuffer<T> upload_rows(const Context& context, HeadsView x, HeadGroups heads, Precision precision) {
-  OSCAR_CHECK(is_activation_dtype(x.dtype) && heads.first + heads.groups * heads.heads_per_group <= x.num_heads);
-  const std::int64_t width = std::int64_t{heads.heads_per_group} * x.head_dim;
-  DeviceBuffer<T> rows(context, static_cast<std::size_t>(x.num_tokens * heads.groups * width));
-  if (rows.size() == 0) return rows;
-  const DeviceBuffer<std::byte> stored = upload_stored(context, x, heads);
-  load_rows<<<blocks_for(rows.size()), kThreads, 0, context.stream()>>>(
-      stored.data(), x.dtype, x.num_tokens, heads.groups, width, precision == Precision::kServing, rows.data());
-  OSCAR_CUDA_LAUNCHED("load_rows");
+  OSCAR_CHECK(heads.first + heads.groups * heads.heads_per_group <= x.num_heads);
+  std::vector<std::byte> memory;
+  HeadsView view = only_heads(x, heads, memory);
+  DeviceBuffer<std::byte> stored(context, static_cast<std::size_t>(view.num_tokens * view.bytes_per_token()));
+  DeviceBuffer<T> rows(context, static_cast<std::size_t>(view.num_tokens) * view.num_heads * view.head_dim);
+  Transfer(context, view, stored.data()).wait();
+  view.data = stored.data();
+  convert_rows(context, view, heads.groups, view.num_tokens, rows.data(), precision);
   return rows;
 }
 template DeviceBuffer<float> upload_rows(const Context&, HeadsView, HeadGroups, Precision);
@@ -78,14 +113,6 @@ void round_to_bf16(const Context& context, DeviceBuffer<T>& values) {
 }
 template void round_to_bf16(const Context&, DeviceBuffer<float>&);
 template void round_to_bf16(const Context&, DeviceBuffer<double>&);
-
-void add_sums(const Context& context, const DeviceBuffer<double>& sums, MatrixStack& grams) {
-  const std::vector<double> host = sums.to_host(context);
-  const std::size_t size = static_cast<std::size_t>(grams.dim) * grams.dim;
-  for (int i = 0; i < grams.count; ++i) {
-    add_symmetric(std::span(host).subspan(static_cast<std::size_t>(i) * size, size), grams[i], grams.dim);
-  }
-}
 
 bool has_code_for_this_gpu() {
   cudaFuncAttributes attributes{};

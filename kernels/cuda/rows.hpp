@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Rows of heads on their way to the GPU and back: stored types become T, and heads become the outer index, so that
-// each group of heads is one dense matrix.
+// Rows of heads as the GPU computes on them: stored types become T, and heads become the outer index, so that each
+// group of heads is one dense matrix. T: float, double.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
 
 #include "kernels/cuda/device_buffer.hpp"
 #include "kernels/types.hpp"
@@ -19,17 +18,22 @@ struct HeadGroups {
   int heads_per_group = 1;
 };
 
-/// (groups, num_tokens, heads_per_group * head_dim). kServing rounds to bfloat16. T: float, double.
+/// rows (groups, padded_tokens, width) from stored, in GPU memory, where width = num_heads / groups * head_dim; zeros
+/// after the last token. kServing rounds to bfloat16.
+template <class T>
+void convert_rows(const Context& context, const HeadsView& stored, int groups, std::int64_t padded_tokens, T* rows,
+                  Precision precision = Precision::kExact);
+
+/// The same from host memory: (groups, num_tokens, heads_per_group * head_dim).
 template <class T>
 [[nodiscard]] DeviceBuffer<T> upload_rows(const Context& context, HeadsView x, HeadGroups heads,
                                           Precision precision = Precision::kExact);
 
-/// Rounds in place to the nearest bfloat16, by way of fp32. T: float, double.
+/// Rounds in place to the nearest bfloat16, by way of fp32.
 template <class T>
 void round_to_bf16(const Context& context, DeviceBuffer<T>& values);
 
-/// Tokens that go to the GPU at a time. A function of the shape alone, so that sums are cut in the same places on every
-/// GPU; 32 MiB of doubles.
+/// Tokens that go to the GPU at a time; 32 MiB of doubles.
 [[nodiscard]] inline std::int64_t chunk_tokens(const HeadsView& x) {
   constexpr std::int64_t kValues = std::int64_t{1} << 22;
   return std::max<std::int64_t>(kValues / (static_cast<std::int64_t>(x.num_heads) * x.head_dim), 1);
@@ -43,9 +47,6 @@ void for_each_chunk(HeadsView x, const Task& task) {
     task(begin, x.tokens(begin, std::min(begin + step, x.num_tokens)));
   }
 }
-
-/// Adds sums (count, dim, dim) to grams, upper triangles to both triangles.
-void add_sums(const Context& context, const DeviceBuffer<double>& sums, MatrixStack& grams);
 
 /// Whether the current GPU can run the kernels of this build.
 [[nodiscard]] bool has_code_for_this_gpu();
