@@ -20,9 +20,10 @@ int cuda_ordinal(const std::string& device) {
 
 /// A GPU that cannot be used is worth a notice; a machine without one is not.
 std::unique_ptr<Backend> best_backend(Status& status) {
-  if (cuda_device_count() == 0) return make_cpu_backend();
   try {
     return make_cuda_backend(0, status);
+  } catch (const NoGpu&) {
+    return make_cpu_backend();
   } catch (const BackendUnavailable& error) {
     status.notice("running on the CPU, since the GPU cannot be used: " + std::string(error.what()));
     return make_cpu_backend();

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "base/errors.hpp"
 #include "base/status.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/types.hpp"
@@ -76,6 +77,11 @@ class Backend {
 /// Keeps BLAS and LAPACK on the calling thread, for the whole process: main calls it before anything computes.
 /// libtorch's own calls reach the same BLAS, and its sums must not depend on whether one of ours came first.
 void keep_blas_on_calling_thread();
+
+/// There is no GPU to be used, rather than one that cannot be used.
+struct NoGpu : BackendUnavailable {
+  using BackendUnavailable::BackendUnavailable;
+};
 
 /// kernels/cpu: always there. kernels/cuda or kernels/absent: the second throws BackendUnavailable.
 [[nodiscard]] std::unique_ptr<Backend> make_cpu_backend();

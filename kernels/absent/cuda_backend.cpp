@@ -6,8 +6,8 @@
 namespace oscar {
 
 std::unique_ptr<Backend> make_cuda_backend(int, Status&) {
-  throw BackendUnavailable("this build has no CUDA backend", "--device cuda",
-                           "use --device cpu, or build with the preset \"cuda\" on a machine with nvcc");
+  throw NoGpu("this build has no CUDA backend", "--device cuda",
+              "use --device cpu, or build with the preset \"cuda\" on a machine with nvcc");
 }
 
 int cuda_device_count() { return 0; }

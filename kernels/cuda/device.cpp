@@ -6,6 +6,7 @@
 #include <limits>
 #include <string_view>
 
+#include "kernels/backend.hpp"
 #include "kernels/cuda/rows.hpp"
 
 namespace oscar::cuda {
@@ -25,6 +26,10 @@ void check_device(int ordinal) {
     throw BackendUnavailable("the NVIDIA driver is too old for CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
                                  std::to_string(CUDART_VERSION % 1000 / 10),
                              device_name(ordinal), "update the driver, or use --device cpu");
+  }
+  if (status == cudaErrorNoDevice) {
+    (void)cudaGetLastError();
+    throw NoGpu("this machine has no NVIDIA GPU", device_name(ordinal), "use --device cpu, or look at nvidia-smi");
   }
   if (status != cudaSuccess) {
     (void)cudaGetLastError();

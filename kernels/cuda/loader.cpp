@@ -15,7 +15,8 @@ bool has_driver() { return std::filesystem::exists("/dev/nvidiactl") || std::fil
 
 const CudaPlugin& plugin() {
   using Factory = const CudaPlugin*();
-  static const CudaPlugin* const opened = reinterpret_cast<Factory*>(plugin_symbol("cuda", "oscar_cuda_plugin"))();
+  static const CudaPlugin* const opened = reinterpret_cast<Factory*>(plugin_symbol(
+      "cuda", "oscar_cuda_plugin", "install the CUDA runtime libraries (cuBLAS and cuSOLVER), or use --device cpu"))();
   return *opened;
 }
 
@@ -23,8 +24,8 @@ const CudaPlugin& plugin() {
 
 std::unique_ptr<Backend> make_cuda_backend(int ordinal, Status& status) {
   if (!has_driver()) {
-    throw BackendUnavailable("this machine has no NVIDIA driver (/dev/nvidiactl is not there)", "--device cuda",
-                             "use --device cpu, or install the driver");
+    throw NoGpu("this machine has no NVIDIA driver (/dev/nvidiactl is not there)", "--device cuda",
+                "use --device cpu, or install the driver");
   }
   return plugin().make_backend(ordinal, status);
 }

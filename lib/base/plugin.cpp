@@ -23,7 +23,7 @@ fs::path find_plugin(const std::string& file) {
 
 }  // namespace
 
-void* plugin_symbol(const std::string& name, const std::string& symbol) {
+void* plugin_symbol(const std::string& name, const std::string& symbol, const std::string& remedy) {
   const fs::path path = find_plugin("oscar_" + name + ".so");
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* address = library == nullptr ? nullptr : ::dlsym(library, symbol.c_str());
@@ -31,7 +31,7 @@ void* plugin_symbol(const std::string& name, const std::string& symbol) {
     const char* reason = ::dlerror();
     throw BackendUnavailable(
         std::string("cannot open the plug-in: ") + (reason != nullptr ? reason : "no reason given"), path.string(),
-        "run scripts/setup.sh and build again, or install oscar again");
+        remedy);
   }
   return address;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 
 namespace oscar::test {
@@ -12,6 +13,24 @@ std::unique_ptr<Backend> gpu_or_skip() {
   if (cuda_device_count() > 0) return make_backend("cuda", silent);
   skip_case("needs an NVIDIA GPU and a build with CUDA");
   return nullptr;
+}
+
+void Notices::notice(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  texts_.push_back(text);
+}
+
+bool Notices::mention(const std::string& fragment) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(texts_.begin(), texts_.end(),
+                     [&](const std::string& text) { return text.find(fragment) != std::string::npos; });
+}
+
+std::unique_ptr<Backend> gpu_with(const char* variable, const std::string& value, Status& status) {
+  ::setenv(variable, value.c_str(), 1);
+  std::unique_ptr<Backend> backend = make_backend("cuda", status);
+  ::unsetenv(variable);
+  return backend;
 }
 
 std::vector<Shape> shapes() {
@@ -71,13 +90,16 @@ bool all_bf16(std::span<const float> values) {
   return std::all_of(values.begin(), values.end(), [](float x) { return round_to_bf16(x) == x; });
 }
 
-double error_over_trace(const MatrixStack& a, const MatrixStack& b) {
+double relative_error(const MatrixStack& a, const MatrixStack& b) {
   double worst = 0;
   for (int m = 0; m < b.count; ++m) {
-    double trace = 0;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(b.dim); ++i)
-      trace += b[m][i * (static_cast<std::size_t>(b.dim) + 1)];
-    worst = std::max(worst, largest_difference(a[m], b[m]) / trace);
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < b[m].size(); ++i) {
+      difference += (a[m][i] - b[m][i]) * (a[m][i] - b[m][i]);
+      norm += b[m][i] * b[m][i];
+    }
+    const double error = std::sqrt(difference / norm);
+    worst = error <= worst ? worst : std::isnan(error) ? INFINITY : error;
   }
   return worst;
 }

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,19 @@ namespace oscar::test {
 
 /// The GPU's backend; null, and the case counts as skipped, if there is no GPU.
 [[nodiscard]] std::unique_ptr<Backend> gpu_or_skip();
+
+/// What a backend had to say.
+class Notices : public Status {
+ public:
+  void notice(const std::string& text) override;
+  [[nodiscard]] bool mention(const std::string& fragment) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> texts_;
+};
+/// A backend made while an environment variable has this value; the GPU must be there.
+[[nodiscard]] std::unique_ptr<Backend> gpu_with(const char* variable, const std::string& value, Status& status);
 
 struct Shape {
   DType dtype;
@@ -77,7 +91,7 @@ template <class A>
 /// True if rounding to bfloat16 would change nothing.
 [[nodiscard]] bool all_bf16(std::span<const float> values);
 
-/// Over the matrices: max |a - b| / trace of b.
-[[nodiscard]] double error_over_trace(const MatrixStack& a, const MatrixStack& b);
+/// Over the matrices: the largest |a - b| / |b|, Frobenius norms.
+[[nodiscard]] double relative_error(const MatrixStack& a, const MatrixStack& b);
 
 }  // namespace oscar::test
