@@ -7,16 +7,32 @@
 namespace oscar::cuda {
 namespace {
 
-/// sums (groups, size) += products (groups, blocks, size), block by block.
+/// sums (groups, dim, dim) += products (groups, blocks, dim, dim), block by block, with diagonals (groups, blocks, dim)
+/// in place of theirs unless null.
 template <class T>
-__global__ void add_products(const T* products, std::int64_t blocks, std::int64_t size, double* sums) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void add_products(const T* products, const double* diagonals, std::int64_t blocks, int dim, double* sums) {
+  const std::int64_t size = std::int64_t{dim} * dim, i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= size) return;
-  const T* product = products + blockIdx.y * blocks * size + i;
-  double& sum = sums[blockIdx.y * size + i];
-  double total = sum;
-  for (std::int64_t block = 0; block < blocks; ++block) total += product[block * size];
-  sum = total;
+  const bool replaced = diagonals != nullptr && i % (dim + 1) == 0;
+  const std::int64_t first = blockIdx.y * blocks;
+  double total = sums[blockIdx.y * size + i];
+  for (std::int64_t block = first; block < first + blocks; ++block) {
+    total += replaced ? diagonals[block * dim + i / (dim + 1)] : static_cast<double>(products[block * size + i]);
+  }
+  sums[blockIdx.y * size + i] = total;
+}
+
+/// One block of threads a product: its diagonal in fp64. Where both sides are equal and of few bits, as bfloat16 rows
+/// are, the tails of squares are more often small than large, and fp32 sums of them come out too small.
+__global__ void sum_diagonals(const float* a, const float* b, std::int64_t rows, int dim, double* diagonals) {
+  for (int column = static_cast<int>(threadIdx.x); column < dim; column += kThreads) {
+    double sum = 0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const std::int64_t i = (blockIdx.x * rows + row) * dim + column;
+      sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+    }
+    diagonals[std::int64_t{blockIdx.x} * dim + column] = sum;
+  }
 }
 
 }  // namespace
@@ -29,12 +45,18 @@ GramSums<T>::GramSums(const Context& context, int groups, int dim)
 
 template <class T>
 void GramSums<T>::add(std::int64_t blocks, std::int64_t block_rows, const T* a, const T* b) {
-  const std::int64_t size = std::int64_t{dim_} * dim_;
-  const auto needed = static_cast<std::size_t>(groups_ * blocks * size);
-  if (products_.size() < needed) products_ = DeviceBuffer<T>(context_, needed);
+  const std::size_t count = static_cast<std::size_t>(groups_ * blocks), dim = static_cast<std::size_t>(dim_);
+  if (products_.size() < count * dim * dim) products_ = DeviceBuffer<T>(context_, count * dim * dim);
   multiply_transposed(context_, groups_ * blocks, block_rows, dim_, a, b, products_.data());
-  const dim3 grid(blocks_for(static_cast<std::size_t>(size)), static_cast<unsigned>(groups_));
-  add_products<<<grid, kThreads, 0, context_.stream()>>>(products_.data(), blocks, size, sums_.data());
+  if constexpr (std::is_same_v<T, float>) {
+    if (diagonals_.size() < count * dim) diagonals_ = DeviceBuffer<double>(context_, count * dim);
+    sum_diagonals<<<static_cast<unsigned>(count), kThreads, 0, context_.stream()>>>(a, b, block_rows, dim_,
+                                                                                    diagonals_.data());
+    OSCAR_CUDA_LAUNCHED("sum_diagonals");
+  }
+  const dim3 grid(blocks_for(dim * dim), static_cast<unsigned>(groups_));
+  add_products<<<grid, kThreads, 0, context_.stream()>>>(products_.data(), diagonals_.data(), blocks, dim_,
+                                                         sums_.data());
   OSCAR_CUDA_LAUNCHED("add_products");
 }
 

@@ -34,8 +34,8 @@ struct Cut {
 /// rows_per_token: of one group. values_per_token: of all groups.
 template <class T>
 [[nodiscard]] Cut cut_tokens(std::int64_t num_tokens, std::int64_t rows_per_token, std::int64_t values_per_token) {
-  constexpr std::int64_t kBlockRows = sizeof(T) == 8 ? 512 : 64;  // fp32 sums of more rows lose digits
-  constexpr std::int64_t kSlabValues = std::int64_t{1} << 21;     // 16 MiB of doubles, which an L2 cache holds
+  constexpr std::int64_t kBlockRows = sizeof(T) == 8 ? 512 : 128;  // fp32 sums of more rows lose digits
+  constexpr std::int64_t kSlabValues = std::int64_t{1} << 21;      // 16 MiB of doubles, which an L2 cache holds
   const std::int64_t most = std::max<std::int64_t>(kSlabValues / values_per_token, 1);
   const std::int64_t block = std::clamp<std::int64_t>(kBlockRows / rows_per_token, 1, most);
   const std::int64_t needed = std::max<std::int64_t>((num_tokens + block - 1) / block, 1);
@@ -68,7 +68,7 @@ class GramSums {
   const Context& context_;
   int groups_, dim_;
   DeviceBuffer<T> products_;
-  DeviceBuffer<double> sums_;
+  DeviceBuffer<double> sums_, diagonals_;
 };
 
 }  // namespace oscar::cuda

@@ -98,7 +98,7 @@ double relative_error(const MatrixStack& a, const MatrixStack& b) {
       difference += (a[m][i] - b[m][i]) * (a[m][i] - b[m][i]);
       norm += b[m][i] * b[m][i];
     }
-    const double error = std::sqrt(difference / norm);
+    const double error = difference == 0 ? 0.0 : std::sqrt(difference / norm);
     worst = error <= worst ? worst : std::isnan(error) ? INFINITY : error;
   }
   return worst;
