@@ -14,7 +14,8 @@ namespace {
 
 /// Of eigen_errors(). Rounding leaves about 1e-14, a solver that stopped early much more.
 constexpr double kLargestError = 1e-11;
-constexpr std::size_t kChunksPerBatch = 4;  // of Device::chunk_bytes(): 512 matrices of 128 x 128
+constexpr std::size_t kLargestBatch = 1 << 15;  // cuSOLVER has refused twice as many
+constexpr std::size_t kChunksPerBatch = 4;      // of Device::chunk_bytes(): 512 matrices of 128 x 128
 
 class SolverParameters {
  public:
@@ -153,8 +154,8 @@ void solve(const Context& context, const MatrixStack& symmetric, std::size_t fir
 std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric) {
   check_finite(symmetric.data);
   const std::size_t bytes = symmetric.data.size() * sizeof(double) / std::max<std::size_t>(symmetric.count, 1);
-  const std::size_t most =
-      std::max<std::size_t>(kChunksPerBatch * context.device().chunk_bytes() / std::max<std::size_t>(bytes, 1), 1);
+  const std::size_t limit = kChunksPerBatch * context.device().chunk_bytes();
+  const std::size_t most = std::clamp<std::size_t>(limit / std::max<std::size_t>(bytes, 1), 1, kLargestBatch);
   std::vector<Eigenpairs> results(static_cast<std::size_t>(symmetric.count));
   for (std::size_t first = 0; first < results.size(); first += most) {
     solve(context, symmetric, first, std::span(results).subspan(first, std::min(most, results.size() - first)));

@@ -24,7 +24,7 @@ std::vector<Kind> kinds_or_skip() {
   static Status silent;
   if (gpu_or_skip() == nullptr) return kinds;
   kinds.push_back({"", gpu_with("OSCAR_CUDA_PRODUCTS", "fp64", silent), 1e-12, 1e-12});
-  kinds.push_back({", fp32", gpu_with("OSCAR_CUDA_PRODUCTS", "fp32", silent), 1e-7, 2e-6});
+  kinds.push_back({", fp32", gpu_with("OSCAR_CUDA_PRODUCTS", "fp32", silent), 2e-7, 2e-6});
   return kinds;
 }
 
