@@ -22,6 +22,8 @@ struct WorkShape {
   int concurrent_layers = 1;
   /// Layers whose eigenproblems and clip fits to collect before solving them.
   int layers_per_batch = 1;
+  /// Bytes of rows that one call should get at least, if there are more: 1 = a part at a time.
+  std::int64_t bytes_per_call = 1;
 };
 
 /// May be called from several threads at a time.
@@ -33,13 +35,14 @@ class Backend {
   [[nodiscard]] virtual std::string description() const = 0;
   [[nodiscard]] virtual WorkShape work_shape() const { return {}; }
 
-  /// grams[h] += sum over tokens t and over the g = x.num_heads / grams.count rows of group h of row^T row.
-  /// x: (num_tokens, grams.count * g, grams.dim).
-  virtual void accumulate_grams(HeadsView x, MatrixStack& grams) = 0;
+  /// grams[h] += sum over tokens t of all parts and over the g = x.num_heads / grams.count rows of group h of row^T
+  /// row. Each part x: (num_tokens, grams.count * g, grams.dim).
+  virtual void accumulate_grams(std::span<const HeadsView> parts, MatrixStack& grams) = 0;
 
   /// grams[h] += sum over tokens t of max(w, 0) v[t, h]^T v[t, h] and weights[h] += sum of w, where
-  /// w = k[t, h] forms[h] k[t, h]^T for symmetric forms.
-  virtual void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+  /// w = k[t, h] forms[h] k[t, h]^T for symmetric forms. keys[i] and values[i]: the same tokens.
+  virtual void accumulate_weighted_grams(std::span<const HeadsView> keys, const MatrixStack& forms,
+                                         std::span<const HeadsView> values, MatrixStack& grams,
                                          std::span<double> weights) = 0;
 
   /// grams[h] += sum over queries and the g query heads of o^T o, o = causal softmax(q k^T / sqrt(d)) v inside each

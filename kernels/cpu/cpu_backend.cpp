@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <fmt/format.h>
 
+#include "base/check.hpp"
 #include "base/threads.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/cpu/blas.hpp"
@@ -13,10 +14,16 @@ class CpuBackend : public Backend {
  public:
   [[nodiscard]] std::string description() const override { return fmt::format("cpu, {} threads", num_threads()); }
 
-  void accumulate_grams(HeadsView x, MatrixStack& grams) override { cpu::accumulate_grams(x, grams); }
-  void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+  void accumulate_grams(std::span<const HeadsView> parts, MatrixStack& grams) override {
+    for (const HeadsView& x : parts) cpu::accumulate_grams(x, grams);
+  }
+  void accumulate_weighted_grams(std::span<const HeadsView> keys, const MatrixStack& forms,
+                                 std::span<const HeadsView> values, MatrixStack& grams,
                                  std::span<double> weights) override {
-    cpu::accumulate_weighted_grams(k, forms, v, grams, weights);
+    OSCAR_CHECK(keys.size() == values.size());
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      cpu::accumulate_weighted_grams(keys[i], forms, values[i], grams, weights);
+    }
   }
   void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
                                MatrixStack& grams) override {

@@ -14,49 +14,50 @@
 
 namespace oscar::cuda {
 
-/// Room on the GPU for some tokens of `n` views of the same tokens.
+/// Views of the same tokens.
+template <std::size_t n>
+using Views = std::array<HeadsView, n>;
+
+/// Room on the GPU for up to `capacity` tokens of views like `shape`.
 template <std::size_t n>
 class Chunk {
  public:
-  Chunk(const Context& context, const std::array<HeadsView, n>& views, std::int64_t capacity)
-      : context_(context), views_(views) {
+  Chunk(const Context& context, const Views<n>& shape, std::int64_t capacity) : context_(context) {
     for (std::size_t i = 0; i < n; ++i) {
-      buffers_[i] = DeviceBuffer<std::byte>(context, static_cast<std::size_t>(capacity * views[i].bytes_per_token()));
+      buffers_[i] = DeviceBuffer<std::byte>(context, static_cast<std::size_t>(capacity * shape[i].bytes_per_token()));
     }
   }
 
   /// Sends the tokens on their way, in place of those before.
-  void fetch(SequenceRange tokens) {
+  void fetch(const Views<n>& source) {
     for (std::size_t i = 0; i < n; ++i) {
-      const HeadsView source = views_[i].tokens(tokens.begin, tokens.end);
-      transfers_[i].emplace(context_, source, buffers_[i].data());
-      on_gpu_[i] = {buffers_[i].data(), source.dtype, source.num_tokens, source.num_heads, source.head_dim};
+      transfers_[i].emplace(context_, source[i], buffers_[i].data());
+      on_gpu_[i] = {buffers_[i].data(), source[i].dtype, source[i].num_tokens, source[i].num_heads, source[i].head_dim};
     }
   }
   /// The views of those tokens in GPU memory.
-  [[nodiscard]] const std::array<HeadsView, n>& arrived() {
+  [[nodiscard]] const Views<n>& arrived() {
     for (std::optional<Transfer>& transfer : transfers_) transfer->wait();
     return on_gpu_;
   }
 
  private:
   const Context& context_;
-  std::array<HeadsView, n> views_, on_gpu_;
+  Views<n> on_gpu_;
   std::array<DeviceBuffer<std::byte>, n> buffers_;
   std::array<std::optional<Transfer>, n> transfers_;  // last, since what they write to must outlive them
 };
 
-/// task(i, tokens ranges[i] of the views, in GPU memory), in order.
+/// task(i, pieces[i] in GPU memory), in order.
 template <std::size_t n, class Task>
-void for_each_chunk(const Context& context, const std::array<HeadsView, n>& views,
-                    std::span<const SequenceRange> ranges, const Task& task) {
-  if (ranges.empty()) return;
+void for_each_chunk(const Context& context, std::span<const Views<n>> pieces, const Task& task) {
+  if (pieces.empty()) return;
   std::int64_t capacity = 0;
-  for (const SequenceRange& range : ranges) capacity = std::max(capacity, range.size());
-  Chunk<n> chunks[] = {{context, views, capacity}, {context, views, ranges.size() > 1 ? capacity : 0}};
-  chunks[0].fetch(ranges[0]);
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (i + 1 < ranges.size()) chunks[(i + 1) % 2].fetch(ranges[i + 1]);
+  for (const Views<n>& piece : pieces) capacity = std::max(capacity, piece[0].num_tokens);
+  Chunk<n> chunks[] = {{context, pieces[0], capacity}, {context, pieces[0], pieces.size() > 1 ? capacity : 0}};
+  chunks[0].fetch(pieces[0]);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (i + 1 < pieces.size()) chunks[(i + 1) % 2].fetch(pieces[i + 1]);
     task(i, chunks[i % 2].arrived());
   }
 }
@@ -68,6 +69,27 @@ void for_each_chunk(const Context& context, const std::array<HeadsView, n>& view
     ranges.push_back({begin, std::min(begin + step, num_tokens)});
   }
   return ranges;
+}
+
+/// The tokens of each part in pieces of `step`.
+template <std::size_t n>
+[[nodiscard]] std::vector<Views<n>> pieces_of(std::span<const Views<n>> parts, std::int64_t step) {
+  std::vector<Views<n>> pieces;
+  for (const Views<n>& part : parts) {
+    for (const SequenceRange& range : ranges_of(part[0].num_tokens, step)) {
+      Views<n>& piece = pieces.emplace_back(part);
+      for (HeadsView& view : piece) view = view.tokens(range.begin, range.end);
+    }
+  }
+  return pieces;
+}
+
+/// Of the longest part.
+template <std::size_t n>
+[[nodiscard]] std::int64_t most_tokens(std::span<const Views<n>> parts) {
+  std::int64_t most = 0;
+  for (const Views<n>& part : parts) most = std::max(most, part[0].num_tokens);
+  return most;
 }
 
 }  // namespace oscar::cuda

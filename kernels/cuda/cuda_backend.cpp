@@ -18,14 +18,18 @@ class CudaBackend : public Backend {
       : device_(ordinal, status), ingest_(device_), lanes_(device_, ingest_, kLanes) {}
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
-  [[nodiscard]] WorkShape work_shape() const override { return {.concurrent_layers = kLanes, .layers_per_batch = 64}; }
-
-  void accumulate_grams(HeadsView x, MatrixStack& grams) override {
-    lanes_.run([&](const Context& context) { cuda::accumulate_grams(context, x, grams); });
+  [[nodiscard]] WorkShape work_shape() const override {
+    return {.concurrent_layers = kLanes, .layers_per_batch = 64, .bytes_per_call = std::int64_t{1} << 30};
   }
-  void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
+
+  void accumulate_grams(std::span<const HeadsView> parts, MatrixStack& grams) override {
+    lanes_.run([&](const Context& context) { cuda::accumulate_grams(context, parts, grams); });
+  }
+  void accumulate_weighted_grams(std::span<const HeadsView> keys, const MatrixStack& forms,
+                                 std::span<const HeadsView> values, MatrixStack& grams,
                                  std::span<double> weights) override {
-    lanes_.run([&](const Context& context) { cuda::accumulate_weighted_grams(context, k, forms, v, grams, weights); });
+    lanes_.run(
+        [&](const Context& context) { cuda::accumulate_weighted_grams(context, keys, forms, values, grams, weights); });
   }
   void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
                                MatrixStack& grams) override {

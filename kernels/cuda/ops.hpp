@@ -11,9 +11,9 @@
 
 namespace oscar::cuda {
 
-void accumulate_grams(const Context& context, HeadsView x, MatrixStack& grams);
-void accumulate_weighted_grams(const Context& context, HeadsView k, const MatrixStack& forms, HeadsView v,
-                               MatrixStack& grams, std::span<double> weights);
+void accumulate_grams(const Context& context, std::span<const HeadsView> parts, MatrixStack& grams);
+void accumulate_weighted_grams(const Context& context, std::span<const HeadsView> keys, const MatrixStack& forms,
+                               std::span<const HeadsView> values, MatrixStack& grams, std::span<double> weights);
 void accumulate_output_grams(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
                              MatrixStack& grams);
 void accumulate_residual_grams(const Context& context, HeadsView x, const MatrixStack& rotation, const RowCodec& codec,

@@ -210,13 +210,14 @@ void add_output_grams(const Context& context, const QkvView& qkv, std::span<cons
     const auto run = next_run(sequences, most);
     sequences = sequences.subspan(run.size());
     const SequenceRange tokens{run.front().begin, run.back().end};
+    const QkvView run_rows = qkv.tokens(tokens);
     Chunk<2> keys(context, {qkv.k, qkv.v}, tokens.size());
-    keys.fetch(tokens);
+    keys.fetch({run_rows.k, run_rows.v});
     const auto& [k, v] = keys.arrived();
     const std::vector<Block> blocks = blocks_of(run, sums.queries_per_block());
-    std::vector<SequenceRange> queries;
-    for (const Block& block : blocks) queries.push_back(block.queries);
-    for_each_chunk(context, std::array{qkv.q}, queries, [&](std::size_t i, const auto& chunk) {
+    std::vector<Views<1>> queries;
+    for (const Block& block : blocks) queries.push_back({qkv.q.tokens(block.queries.begin, block.queries.end)});
+    for_each_chunk<1>(context, queries, [&](std::size_t i, const auto& chunk) {
       const std::int64_t begin = blocks[i].sequence.begin, end = blocks[i].queries.end;
       sums.add(chunk[0], blocks[i].queries.begin - begin, k.tokens(begin - tokens.begin, end - tokens.begin),
                v.tokens(begin - tokens.begin, end - tokens.begin));

@@ -73,9 +73,9 @@ void add_residual_grams(const Context& context, const HeadsView& x, const Matrix
                         MatrixStack& grams) {
   const Cut cut = cut_tokens<T>(x.num_tokens, 1, std::int64_t{x.num_heads} * x.head_dim);
   ResidualSums<T> sums(context, rotation, codec, x.num_heads, cut.slab_tokens);
-  const std::array views{x};
-  const auto ranges = ranges_of(x.num_tokens, cut.chunk_tokens(context, x.bytes_per_token()));
-  for_each_chunk(context, views, ranges, [&](std::size_t, const auto& chunk) {
+  const Views<1> views{x};
+  const auto pieces = pieces_of<1>({&views, 1}, cut.chunk_tokens(context, x.bytes_per_token()));
+  for_each_chunk<1>(context, pieces, [&](std::size_t, const auto& chunk) {
     for_each_slab(cut, chunk,
                   [&](const auto& slab) { sums.add(slab[0], cut.blocks(slab[0].num_tokens), cut.block_tokens); });
   });

@@ -99,13 +99,13 @@ class WeightedSums {
 };
 
 template <class T>
-void add_weighted_grams(const Context& context, const HeadsView& k, const MatrixStack& forms, const HeadsView& v,
+void add_weighted_grams(const Context& context, std::span<const Views<2>> parts, const MatrixStack& forms,
                         MatrixStack& grams, std::span<double> weights) {
-  const Cut cut = cut_tokens<T>(k.num_tokens, 1, std::int64_t{k.num_heads} * std::max(k.head_dim, v.head_dim));
+  const auto& [k, v] = parts[0];
+  const Cut cut = cut_tokens<T>(most_tokens(parts), 1, std::int64_t{k.num_heads} * std::max(k.head_dim, v.head_dim));
   WeightedSums<T> sums(context, forms, v.head_dim, cut.slab_tokens);
-  const std::array views{k, v};
-  const auto ranges = ranges_of(k.num_tokens, cut.chunk_tokens(context, k.bytes_per_token() + v.bytes_per_token()));
-  for_each_chunk(context, views, ranges, [&](std::size_t, const auto& chunk) {
+  const auto pieces = pieces_of(parts, cut.chunk_tokens(context, k.bytes_per_token() + v.bytes_per_token()));
+  for_each_chunk<2>(context, pieces, [&](std::size_t, const auto& chunk) {
     for_each_slab(cut, chunk, [&](const auto& slab) {
       sums.add(slab[0], slab[1], cut.blocks(slab[0].num_tokens), cut.block_tokens);
     });
@@ -115,13 +115,20 @@ void add_weighted_grams(const Context& context, const HeadsView& k, const Matrix
 
 }  // namespace
 
-void accumulate_weighted_grams(const Context& context, HeadsView k, const MatrixStack& forms, HeadsView v,
-                               MatrixStack& grams, std::span<double> weights) {
-  OSCAR_CHECK(k.head_dim == forms.dim && k.num_heads == forms.count && k.num_tokens == v.num_tokens);
-  OSCAR_CHECK(v.head_dim == grams.dim && v.num_heads == grams.count && k.num_heads == v.num_heads);
-  OSCAR_CHECK(weights.size() == static_cast<std::size_t>(grams.count));
+void accumulate_weighted_grams(const Context& context, std::span<const HeadsView> keys, const MatrixStack& forms,
+                               std::span<const HeadsView> values, MatrixStack& grams, std::span<double> weights) {
+  OSCAR_CHECK(weights.size() == static_cast<std::size_t>(grams.count) && keys.size() == values.size());
+  std::vector<Views<2>> views;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const HeadsView &k = keys[i], &v = values[i];
+    OSCAR_CHECK(k.head_dim == forms.dim && k.num_heads == forms.count && k.num_tokens == v.num_tokens);
+    OSCAR_CHECK(v.head_dim == grams.dim && v.num_heads == grams.count && k.num_heads == v.num_heads);
+    OSCAR_CHECK(k.dtype == keys[0].dtype && v.dtype == values[0].dtype);
+    views.push_back({k, v});
+  }
+  if (views.empty()) return;
   with_product_type(context,
-                    [&](auto type) { add_weighted_grams<decltype(type)>(context, k, forms, v, grams, weights); });
+                    [&](auto type) { add_weighted_grams<decltype(type)>(context, views, forms, grams, weights); });
 }
 
 }  // namespace oscar::cuda

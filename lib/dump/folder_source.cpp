@@ -2,7 +2,6 @@
 #include "dump/folder_source.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -57,16 +56,16 @@ class FolderStream : public LayerStream {
   bool next(QkvChunk& out) override {
     if (next_ == chunks_.size()) return false;
     const DumpChunk& chunk = chunks_[next_++];
-    q_.emplace(chunk.q.file);
-    k_.emplace(chunk.k.file);
-    v_.emplace(chunk.v.file);
+    const auto files = std::make_shared<const Files>(
+        Files{MappedFile(chunk.q.file), MappedFile(chunk.k.file), MappedFile(chunk.v.file)});
     std::int64_t tokens = 0;
     out.sequences.clear();
     for (const std::int64_t length : chunk.seq_lens) {
       out.sequences.push_back({tokens, tokens + length});
       tokens += length;
     }
-    out.view = {view(*q_, chunk.q, tokens), view(*k_, chunk.k, tokens), view(*v_, chunk.v, tokens)};
+    out.view = {view(files->q, chunk.q, tokens), view(files->k, chunk.k, tokens), view(files->v, chunk.v, tokens)};
+    out.owner = files;
     out.where = chunk.q.file.string();
     return true;
   }
@@ -74,6 +73,10 @@ class FolderStream : public LayerStream {
   void rewind() override { next_ = 0; }
 
  private:
+  struct Files {
+    MappedFile q, k, v;
+  };
+
   static HeadsView view(const MappedFile& file, const ChunkTensor& tensor, std::int64_t tokens) {
     const TensorLocation& place = tensor.location;
     const HeadsView whole{file.bytes().data() + place.offset,
@@ -91,7 +94,6 @@ class FolderStream : public LayerStream {
 
   std::vector<DumpChunk> chunks_;
   std::size_t next_ = 0;
-  std::optional<MappedFile> q_, k_, v_;
 };
 
 class FolderSource : public QkvSource {

@@ -53,6 +53,7 @@ class LiveStream : public LayerStream {
     if (next_ == layer_->size()) return false;
     const Chunk& chunk = (*layer_)[next_++];
     out.view = {heads_view(chunk.q, chunk.where), heads_view(chunk.k, chunk.where), heads_view(chunk.v, chunk.where)};
+    out.owner = layer_;
     out.sequences = chunk.sequences;
     out.where = chunk.where;
     return true;

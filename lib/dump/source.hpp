@@ -14,9 +14,10 @@
 
 namespace oscar {
 
-/// Some consecutive tokens of one layer. The views stay valid until the next call on the stream that filled it.
+/// Some consecutive tokens of one layer. The views stay valid as long as a copy of the chunk.
 struct QkvChunk {
   QkvView view;
+  std::shared_ptr<const void> owner;     // of what the views refer to; null: the source itself
   std::vector<SequenceRange> sequences;  // cover the chunk, relative to its first token
   std::string where;                     // for error messages: file or "layer 3, sequence 7"
 };

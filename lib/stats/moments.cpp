@@ -33,34 +33,61 @@ void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
   }
 }
 
-/// Reads the whole stream; add() does the arithmetic of one chunk and adds to total.
-MomentSums accumulate(LayerStream& layer, Side side, const std::function<void(const QkvChunk&, MomentSums&)>& add) {
+using Chunks = std::vector<QkvChunk>;
+
+std::vector<HeadsView> views_of(const Chunks& chunks, HeadsView QkvView::*rows) {
+  std::vector<HeadsView> views;
+  for (const QkvChunk& chunk : chunks) views.push_back(chunk.view.*rows);
+  return views;
+}
+
+std::int64_t bytes_of(const QkvView& view) {
+  return view.q.num_tokens * (view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token());
+}
+
+/// The next chunks of a layer, as many as a backend wants for one call; empty at the end.
+Chunks next_chunks(LayerStream& layer, std::int64_t wanted_bytes) {
+  Chunks chunks;
+  for (std::int64_t bytes = 0; bytes < wanted_bytes;) {
+    QkvChunk chunk;
+    if (!layer.next(chunk)) break;
+    bytes += std::max<std::int64_t>(bytes_of(chunk.view), 1);
+    chunks.push_back(std::move(chunk));
+  }
+  return chunks;
+}
+
+/// Reads the whole stream; add() does the arithmetic of some chunks and adds to total.
+MomentSums accumulate(LayerStream& layer, Side side, Backend& backend,
+                      const std::function<void(const Chunks&, MomentSums&)>& add) {
   layer.rewind();
   MomentSums moments;
-  QkvChunk chunk;
-  while (layer.next(chunk)) {
+  const std::int64_t wanted = backend.work_shape().bytes_per_call;
+  for (Chunks chunks = next_chunks(layer, wanted); !chunks.empty(); chunks = next_chunks(layer, wanted)) {
     throw_if_interrupted();
     if (moments.sums.count == 0) {
-      moments.sums = MatrixStack(rows_of(chunk, side).num_heads, rows_of(chunk, side).head_dim);
+      const HeadsView& rows = rows_of(chunks.front(), side);
+      moments.sums = MatrixStack(rows.num_heads, rows.head_dim);
       moments.total.assign(static_cast<std::size_t>(moments.sums.count), 0.0);
     }
-    add(chunk, moments);
+    add(chunks, moments);
     if (all_finite(moments.sums.data) && all_finite(moments.total)) continue;
-    throw_if_not_finite(chunk.view.q, "q", chunk);
-    throw_if_not_finite(chunk.view.k, "k", chunk);
-    throw_if_not_finite(chunk.view.v, "v", chunk);
-    throw NumericalError("a second moment overflows", chunk.where, "check the scale of the dumped values");
+    for (const QkvChunk& chunk : chunks) {
+      throw_if_not_finite(chunk.view.q, "q", chunk);
+      throw_if_not_finite(chunk.view.k, "k", chunk);
+      throw_if_not_finite(chunk.view.v, "v", chunk);
+    }
+    throw NumericalError("a second moment overflows", chunks.front().where, "check the scale of the dumped values");
   }
   if (moments.sums.count == 0) throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens");
   return moments;
 }
 
-void count_rows(MomentSums& moments, std::int64_t rows) {
-  for (double& total : moments.total) total += static_cast<double>(rows);
-}
-
-std::int64_t query_rows_per_head(const QkvChunk& chunk) {
-  return chunk.view.q.num_tokens * (chunk.view.q.num_heads / chunk.view.k.num_heads);
+void count_rows(const Chunks& chunks, bool queries, MomentSums& moments) {
+  for (const QkvChunk& chunk : chunks) {
+    const std::int64_t per_token = queries ? chunk.view.q.num_heads / chunk.view.k.num_heads : 1;
+    for (double& total : moments.total) total += static_cast<double>(chunk.view.q.num_tokens * per_token);
+  }
 }
 
 }  // namespace
@@ -82,41 +109,44 @@ MatrixStack MomentSums::mean() const {
 }
 
 MomentSums query_moments(LayerStream& layer, Backend& backend) {
-  return accumulate(layer, Side::kKey, [&](const QkvChunk& chunk, MomentSums& moments) {
-    backend.accumulate_grams(chunk.view.q, moments.sums);
-    count_rows(moments, query_rows_per_head(chunk));
+  return accumulate(layer, Side::kKey, backend, [&](const Chunks& chunks, MomentSums& moments) {
+    backend.accumulate_grams(views_of(chunks, &QkvView::q), moments.sums);
+    count_rows(chunks, true, moments);
   });
 }
 
 MomentSums plain_moments(LayerStream& layer, Side side, Backend& backend) {
-  return accumulate(layer, side, [&](const QkvChunk& chunk, MomentSums& moments) {
-    backend.accumulate_grams(rows_of(chunk, side), moments.sums);
-    count_rows(moments, chunk.view.k.num_tokens);
+  return accumulate(layer, side, backend, [&](const Chunks& chunks, MomentSums& moments) {
+    backend.accumulate_grams(views_of(chunks, side == Side::kValue ? &QkvView::v : &QkvView::k), moments.sums);
+    count_rows(chunks, false, moments);
   });
 }
 
 MomentSums score_weighted_value_moments(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend) {
-  return accumulate(layer, Side::kValue, [&](const QkvChunk& chunk, MomentSums& moments) {
-    backend.accumulate_weighted_grams(chunk.view.k, query_covariance, chunk.view.v, moments.sums, moments.total);
+  return accumulate(layer, Side::kValue, backend, [&](const Chunks& chunks, MomentSums& moments) {
+    backend.accumulate_weighted_grams(views_of(chunks, &QkvView::k), query_covariance, views_of(chunks, &QkvView::v),
+                                      moments.sums, moments.total);
   });
 }
 
 MomentSums output_moments(LayerStream& layer, Backend& backend) {
-  return accumulate(layer, Side::kValue, [&](const QkvChunk& chunk, MomentSums& moments) {
-    backend.accumulate_output_grams(chunk.view, chunk.sequences, moments.sums);
-    count_rows(moments, query_rows_per_head(chunk));
+  return accumulate(layer, Side::kValue, backend, [&](const Chunks& chunks, MomentSums& moments) {
+    for (const QkvChunk& chunk : chunks) backend.accumulate_output_grams(chunk.view, chunk.sequences, moments.sums);
+    count_rows(chunks, true, moments);
   });
 }
 
 MomentSums residual_moments(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend) {
-  return accumulate(layer, side, [&](const QkvChunk& chunk, MomentSums& moments) {
-    const HeadsView& x = rows_of(chunk, side);
-    if (x.head_dim != rotation.dim || (rotation.count != 1 && rotation.count != x.num_heads)) {
-      throw DataError("the reference rotation does not fit the dump's heads", chunk.where,
-                      "give a reference rotation fitted for this model");
+  return accumulate(layer, side, backend, [&](const Chunks& chunks, MomentSums& moments) {
+    for (const QkvChunk& chunk : chunks) {
+      const HeadsView& x = rows_of(chunk, side);
+      if (x.head_dim != rotation.dim || (rotation.count != 1 && rotation.count != x.num_heads)) {
+        throw DataError("the reference rotation does not fit the dump's heads", chunk.where,
+                        "give a reference rotation fitted for this model");
+      }
+      backend.accumulate_residual_grams(x, rotation, RowCodec{}, moments.sums);
     }
-    backend.accumulate_residual_grams(x, rotation, RowCodec{}, moments.sums);
-    count_rows(moments, x.num_tokens);
+    count_rows(chunks, false, moments);
   });
 }
 

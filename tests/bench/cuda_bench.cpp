@@ -111,13 +111,13 @@ struct Layer {
   [[nodiscard]] double value_flops() const { return 4.0 * static_cast<double>(k.size() / 2) * kDim; }
   void add_grams(Backend& backend, const HeadsView& queries) const {
     MatrixStack grams(kKvHeads, kDim);
-    backend.accumulate_grams(queries, grams);
+    backend.accumulate_grams(std::array{queries}, grams);
   }
   void add_weighted_grams(Backend& backend) const {
     static const MatrixStack forms = covariances(kKvHeads, kDim);
     MatrixStack grams(kKvHeads, kDim);
     std::vector<double> weights(kKvHeads);
-    backend.accumulate_weighted_grams(k.file(), forms, v.file(), grams, weights);
+    backend.accumulate_weighted_grams(std::array{k.file()}, forms, std::array{v.file()}, grams, weights);
   }
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Sums over tokens: the GPU against the CPU, in fp64 and in the fp32 products of GPUs that are slow in fp64.
+#include <array>
 #include <functional>
 #include <thread>
 
@@ -42,8 +43,9 @@ void compare(const Kind& kind, const std::string& what, const Shape& shape, Matr
 void check_grams(const Kind& kind, const Shape& shape) {
   const Tensor x = activations(shape, kHeads, 1);
   for (const int count : {kHeads, 2, 1}) {
-    compare(kind, "grams", shape, symmetric_matrices(count, shape.head_dim, 77), kind.tolerance,
-            [&](Backend& backend, MatrixStack& grams) { backend.accumulate_grams(heads_view(x, "x"), grams); });
+    compare(
+        kind, "grams", shape, symmetric_matrices(count, shape.head_dim, 77), kind.tolerance,
+        [&](Backend& backend, MatrixStack& grams) { backend.accumulate_grams(std::array{heads_view(x, "x")}, grams); });
   }
 }
 
@@ -56,7 +58,8 @@ void check_weighted_grams(const Kind& kind, const Shape& shape) {
   compare(kind, "grams, weighted", shape, symmetric_matrices(kHeads, shape.head_dim, 77), kind.tolerance,
           [&](Backend& backend, MatrixStack& grams) {
             weights.push_back(start);
-            backend.accumulate_weighted_grams(heads_view(k, "k"), forms, heads_view(v, "v"), grams, weights.back());
+            backend.accumulate_weighted_grams(std::array{heads_view(k, "k")}, forms, std::array{heads_view(v, "v")},
+                                              grams, weights.back());
           });
   // Weights of both signs cancel, so their sum is compared with the largest.
   check_error("weights" + kind.name, shape, largest_difference(weights[1], weights[0]) / largest_magnitude(weights[0]),
@@ -105,6 +108,31 @@ TEST_CASE("accumulate_grams_matches_cpu") {
   }
 }
 
+TEST_CASE("small: sums over several parts are those of the whole") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  const Shape shape{DType::kBF16, 64, 301};
+  const Tensor k = activations(shape, kHeads, 31), v = activations(shape, kHeads, 32);
+  const auto parts = [](const Tensor& x) {
+    const HeadsView whole = heads_view(x, "x");
+    return std::array{whole.tokens(0, 1), whole.tokens(1, 200), whole.tokens(200, whole.num_tokens)};
+  };
+  const MatrixStack forms = symmetric_matrices(kHeads, shape.head_dim, 4);
+  MatrixStack plain(2, shape.head_dim), weighted(kHeads, shape.head_dim), expected_plain = plain,
+                                                                          expected_weighted = weighted;
+  std::vector<double> weights(kHeads), expected_weights(kHeads);
+  cpu->accumulate_grams(std::array{heads_view(k, "k")}, expected_plain);
+  gpu->accumulate_grams(parts(k), plain);
+  cpu->accumulate_weighted_grams(std::array{heads_view(k, "k")}, forms, std::array{heads_view(v, "v")},
+                                 expected_weighted, expected_weights);
+  gpu->accumulate_weighted_grams(parts(k), forms, parts(v), weighted, weights);
+  check_error("grams of parts", shape, relative_error(plain, expected_plain), 1e-12);
+  check_error("weighted grams of parts", shape, relative_error(weighted, expected_weighted), 1e-12);
+  check_error("weights of parts", shape,
+              largest_difference(weights, expected_weights) / largest_magnitude(expected_weights), 1e-12);
+}
+
 TEST_CASE("accumulate_weighted_grams_matches_cpu") {
   for (const Kind& kind : kinds_or_skip()) {
     for (const Shape& shape : shapes()) check_weighted_grams(kind, shape);
@@ -130,8 +158,9 @@ TEST_CASE("fp32 products of a whole layer are close to fp64") {
   for (const Kind& kind : kinds_or_skip()) {
     const Shape shape{DType::kBF16, 64, 30'001};
     const Tensor x = activations(shape, 4, 11);
-    compare(kind, "grams, one layer", shape, MatrixStack(1, 64), 1e-8,
-            [&](Backend& backend, MatrixStack& grams) { backend.accumulate_grams(heads_view(x, "x"), grams); });
+    compare(kind, "grams, one layer", shape, MatrixStack(1, 64), 1e-8, [&](Backend& backend, MatrixStack& grams) {
+      backend.accumulate_grams(std::array{heads_view(x, "x")}, grams);
+    });
   }
 }
 
@@ -171,8 +200,8 @@ class Layer {
     LayerSums result;
     const QkvView qkv{heads_view(q_, "q"), heads_view(k_, "k"), heads_view(v_, "v")};
     const std::vector<SequenceRange> sequences{{0, 900}, {900, 2500}};
-    backend.accumulate_grams(qkv.q, result.grams);
-    backend.accumulate_weighted_grams(qkv.k, forms_, qkv.v, result.weighted, result.weights);
+    backend.accumulate_grams(std::array{qkv.q}, result.grams);
+    backend.accumulate_weighted_grams(std::array{qkv.k}, forms_, std::array{qkv.v}, result.weighted, result.weights);
     backend.accumulate_output_grams(qkv, sequences, result.outputs);
     backend.accumulate_residual_grams(qkv.k, rotation_, RowCodec{.clip_ratio = 0.96}, result.residuals);
     return result;
@@ -213,13 +242,14 @@ TEST_CASE("with little memory, chunks are smaller and sums are the same to the b
   const MatrixStack forms = symmetric_matrices(8, 128, 92);
   const auto grams = [&](Backend& backend) {
     MatrixStack sums(2, 128);
-    backend.accumulate_grams(heads_view(q, "q"), sums);
+    backend.accumulate_grams(std::array{heads_view(q, "q")}, sums);
     return sums.data;
   };
   const auto weighted_grams = [&](Backend& backend) {
     MatrixStack sums(8, 128);
     std::vector<double> weights(8);
-    backend.accumulate_weighted_grams(heads_view(k, "k"), forms, heads_view(v, "v"), sums, weights);
+    backend.accumulate_weighted_grams(std::array{heads_view(k, "k")}, forms, std::array{heads_view(v, "v")}, sums,
+                                      weights);
     sums.data.insert(sums.data.end(), weights.begin(), weights.end());
     return sums.data;
   };

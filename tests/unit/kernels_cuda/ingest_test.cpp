@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rows on their way from files to the GPU: what arrives is what the file holds, wherever it lies and however much it
 // is.
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -38,7 +39,7 @@ class FileRows {
 
 MatrixStack grams(Backend& backend, const HeadsView& x, int count) {
   MatrixStack sums(count, x.head_dim);
-  backend.accumulate_grams(x, sums);
+  backend.accumulate_grams(std::array{x}, sums);
   return sums;
 }
 
