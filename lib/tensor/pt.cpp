@@ -37,6 +37,8 @@ const PtValue* PtValue::find(std::int64_t key) const {
   return find(std::to_string(key));
 }
 
+void open_pt_support() { (void)plugin(); }
+
 PtValue read_pt(const std::filesystem::path& path) { return plugin().read(path); }
 
 Tensor read_pt_tensor(const std::filesystem::path& path) {

@@ -14,6 +14,7 @@
 #include "dump/live_source.hpp"
 #include "model_input.hpp"
 #include "rotation/formats.hpp"
+#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {
@@ -121,7 +122,10 @@ void run(FitCommand& command, Context& context) {
   {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
   }
-  // A GPU takes a while to start: meanwhile the input is opened.
+  // A GPU takes a while to start, and so does libtorch, which writes .pt files at the end: meanwhile the input is
+  // opened.
+  std::future<void> writer_ready;
+  if (formats.pt) writer_ready = std::async(std::launch::async, open_pt_support);
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
   Input input(command, *context.status);
@@ -129,6 +133,7 @@ void run(FitCommand& command, Context& context) {
   Times times{.startup = seconds_since(context.started)};
   const FitResult result = fit(input.source(), command.fit, *backend, *context.status);
   const auto fitted = std::chrono::steady_clock::now();
+  if (writer_ready.valid()) writer_ready.get();
   write_rotation_set(command.out, result.set, formats, command.force);
   times.writing = seconds_since(fitted);
   report(result, times, command, *backend, context);
