@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Symmetric eigenproblems by cuSOLVER, all in one call. Every result is checked; what fails is solved again alone.
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <string>
 
@@ -47,7 +48,7 @@ std::vector<int> with_workspace(const Context& context, std::size_t device_bytes
 }
 
 /// Eigenvectors replace the matrices.
-std::vector<int> solve_together(const Context& context, EigenBatch& batch) {
+std::vector<int> solve_together(const Context& context, EigenBatch& batch, const std::function<void()>& meanwhile) {
   const SolverParameters parameters;
   std::size_t device_bytes = 0, host_bytes = 0;
   OSCAR_CUDA_TRY(cusolverDnXsyevBatched_bufferSize(context.solver(), parameters.handle(), CUSOLVER_EIG_MODE_VECTOR,
@@ -59,6 +60,7 @@ std::vector<int> solve_together(const Context& context, EigenBatch& batch) {
                                           CUBLAS_FILL_MODE_LOWER, batch.dim, CUDA_R_64F, batch.vectors.data(),
                                           batch.dim, CUDA_R_64F, batch.values.data(), CUDA_R_64F, on_device,
                                           device_bytes, on_host, host_bytes, info, batch.count));
+    meanwhile();
   });
 }
 
@@ -99,12 +101,13 @@ std::vector<std::size_t> unsolved(const std::vector<int>& info, const std::vecto
   return indices;
 }
 
-/// Solves all in one call; what that leaves unsolved comes back.
-std::vector<std::size_t> try_together(const Context& context, EigenBatch& batch) {
+/// Solves all in one call; what that leaves unsolved comes back. meanwhile(): while the GPU is busy.
+std::vector<std::size_t> try_together(const Context& context, EigenBatch& batch,
+                                      const std::function<void()>& meanwhile) {
   Status& status = context.device().status();
   std::vector<int> info;
   try {
-    info = solve_together(context, batch);
+    info = solve_together(context, batch, meanwhile);
   } catch (const BackendUnavailable& error) {
     status.notice("eigenproblems are solved one by one, since the batched solver failed: " + std::string(error.what()));
     std::vector<std::size_t> all(static_cast<std::size_t>(batch.count));
@@ -129,7 +132,9 @@ void solve(const Context& context, const MatrixStack& symmetric, std::size_t fir
                    .vectors = {context, matrices.size()},
                    .values = {context, results.size() * dim}};
   copy_on_gpu(context, batch.vectors.data(), batch.matrices.data(), matrices.size());
-  const std::vector<std::size_t> left = try_together(context, batch);
+  const std::vector<std::size_t> left = try_together(context, batch, [&] {
+    for (Eigenpairs& pairs : results) pairs.vectors.resize(size);  // costs as much as copying them
+  });
   std::vector<int> info(results.size());
   for (const std::size_t i : left) info[i] = solve_alone(context, batch, i);
   if (!left.empty()) {
@@ -141,9 +146,11 @@ void solve(const Context& context, const MatrixStack& symmetric, std::size_t fir
     }
   }
   transpose_vectors(context, batch);
+  const std::vector<double> values = batch.values.to_host(context);
   for (std::size_t i = 0; i < results.size(); ++i) {
-    results[i] = {std::vector<double>(dim), std::vector<double>(size)};
-    copy_to_host(context, batch.values.data() + i * dim, results[i].values);
+    results[i].vectors.resize(size);
+    results[i].values.assign(values.begin() + static_cast<std::ptrdiff_t>(i * dim),
+                             values.begin() + static_cast<std::ptrdiff_t>((i + 1) * dim));
     copy_to_host(context, batch.matrices.data() + i * size, results[i].vectors);
   }
   context.synchronize();
