@@ -1,118 +1,203 @@
 // SPDX-License-Identifier: MIT
-// The row codec, one thread a row, with the operations of kernels/cpu/row_codec.cpp in their order. Compiled without
-// contraction of a*b+c, so that every bit is the same.
-#include <cuda_bf16.h>
-
+// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once, and none is a
+// product that a sum follows, so the compiler has nothing to contract and every bit is the same.
+#include <algorithm>
 #include <bit>
+#include <string>
+#include <vector>
 
+#include "base/errors.hpp"
 #include "kernels/arguments.hpp"
+#include "kernels/cuda/device_buffer.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"
+#include "kernels/cuda/warp.cuh"
 
 namespace oscar::cuda {
 namespace {
 
 struct Plan {
-  int dim, group_size, levels;
-  bool clip, bisect;
+  int group_size;
+  float highest_code;
+  bool clips, bisects;
   int clip_rank;
-  int bisections;  // floor(log2 dim)
-  bool round_decoded;
+};
+struct Plans {
+  Plan plan[kMaxCodecs];
 };
 
-struct Group {
-  float scale, zero;
+/// A row in the registers of a warp: slot s of a lane holds channel lane + 32 s.
+template <int kSlots>
+struct WarpRow {
+  float x[kSlots];
+  int dim, lane;
+
+  [[nodiscard]] __device__ int channel(int slot) const { return lane + slot * kWarp; }
 };
 
-/// The clip_rank-th smallest magnitude: the largest number below which at most clip_rank of them lie, found bit by bit,
-/// since floats that are not negative are ordered as their bits are.
-__device__ float sorted_threshold(const float* row, const Plan& plan) {
+/// The rank-th smallest magnitude: the largest number below which at most `rank` of them lie, found bit by bit, since
+/// floats that are not negative are ordered as their bits are.
+template <int kSlots>
+__device__ float sorted_threshold(const WarpRow<kSlots>& row, int rank) {
   unsigned threshold = 0;
   for (int bit = 30; bit >= 0; --bit) {
     const unsigned candidate = threshold | 1U << bit;
-    int below = 0;
-    for (int i = 0; i < plan.dim; ++i) below += __float_as_uint(fabsf(row[i])) < candidate ? 1 : 0;
-    if (below <= plan.clip_rank) threshold = candidate;
+    unsigned below = 0;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      below += row.channel(s) < row.dim && __float_as_uint(fabsf(row.x[s])) < candidate ? 1 : 0;
+    }
+    if (__reduce_add_sync(kAllLanes, below) <= static_cast<unsigned>(rank)) threshold = candidate;
   }
   return __uint_as_float(threshold);
 }
 
-__device__ float bisected_threshold(const float* row, const Plan& plan) {
+/// floor(log2 dim) halvings. Slots behind the row hold zeros, which lie above nothing.
+template <int kSlots>
+__device__ float bisected_threshold(const WarpRow<kSlots>& row, int rank) {
   float low = 0.0F;
   float high = 0.0F;
-  for (int i = 0; i < plan.dim; ++i) high = fmaxf(high, fabsf(row[i]));
-  for (int step = 0; step < plan.bisections; ++step) {
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) high = fmaxf(high, fabsf(row.x[s]));
+  high = warp_max(high);
+  for (int size = row.dim; size > 1; size /= 2) {
     const float middle = (low + high) * 0.5F;
     int above = 0;
-    for (int i = 0; i < plan.dim; ++i) above += fabsf(row[i]) > middle ? 1 : 0;
-    (above > plan.dim - plan.clip_rank ? low : high) = middle;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) above += fabsf(row.x[s]) > middle ? 1 : 0;
+    (__reduce_add_sync(kAllLanes, above) > row.dim - rank ? low : high) = middle;
   }
   return high;
 }
 
-__device__ float clamped(float x, float threshold) {
-  return x < -threshold ? -threshold : threshold < x ? threshold : x;
+template <int kSlots>
+__device__ void clip(WarpRow<kSlots>& row, const Plan& plan) {
+  const float threshold =
+      plan.bisects ? bisected_threshold(row, plan.clip_rank) : sorted_threshold(row, plan.clip_rank);
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    const float x = row.x[s];
+    row.x[s] = x < -threshold ? -threshold : threshold < x ? threshold : x;
+  }
 }
 
-/// With comparisons that keep the first of equals, as std::min and std::max do: it decides the sign of a zero.
-__device__ Group fit_group(const float* values, const Plan& plan, float threshold) {
-  float low = clamped(values[0], threshold);
-  float high = low;
-  for (int i = 0; i < plan.group_size; ++i) {
-    const float x = clamped(values[i], threshold);
-    low = x < low ? x : low;
-    high = high < x ? x : high;
+/// Scale and zero of the channels [begin, end), the same in every lane.
+template <int kSlots>
+__device__ GroupParams fit_group(const WarpRow<kSlots>& row, int begin, int end, float highest_code) {
+  float low = INFINITY;
+  float high = -INFINITY;
+  unsigned first_zero = ~0U;  // 2 * channel + sign bit
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    const int channel = row.channel(s);
+    if (channel < begin || channel >= end) continue;
+    low = fminf(low, row.x[s]);
+    high = fmaxf(high, row.x[s]);
+    if (row.x[s] == 0.0F) first_zero = min(first_zero, 2U * channel + (signbit(row.x[s]) ? 1U : 0U));
   }
+  low = warp_min(low);
+  high = warp_max(high);
+  // Of several zeros the CPU keeps the first, whose sign shows in `zero`.
+  first_zero = __reduce_min_sync(kAllLanes, first_zero);
+  if (low == 0.0F) low = first_zero % 2 == 1 ? -0.0F : 0.0F;
   const float range = high - low;
-  const float scale = (range < 1e-8F ? 1e-8F : range) / static_cast<float>(plan.levels - 1);
+  const float scale = (range < 1e-8F ? 1e-8F : range) / highest_code;
   return {scale, -low / scale};
 }
 
-__device__ std::uint8_t encode(float x, Group group, float highest_code) {
+__device__ std::uint8_t encode(float x, GroupParams group, float highest_code) {
   const float position = x / group.scale + group.zero + 0.5F;
   // Rounding can push the ends past the code range; a group of equal huge values makes the position NaN.
   return static_cast<std::uint8_t>(position > 0.0F ? (highest_code < position ? highest_code : position) : 0.0F);
 }
 
-__global__ void quantize_row(const float* rows, std::int64_t num_rows, Plan plan, float* decoded, DeviceCodes out) {
-  const std::int64_t index = task_index();
-  if (index >= num_rows) return;
-  const float* row = rows + index * plan.dim;
-  float threshold = INFINITY;
-  if (plan.clip) threshold = plan.bisect ? bisected_threshold(row, plan) : sorted_threshold(row, plan);
-  const int groups = plan.dim / plan.group_size;
+__device__ void store(const CodecOutput& out, std::int64_t i, std::uint8_t code, GroupParams group, bool round) {
+  const float exact = decoded_value(code, group);
+  const float value = round ? nearest_bf16(exact) : exact;
+  if (out.codes != nullptr) out.codes[i] = code;
+  if (out.decoded != nullptr) out.decoded[i] = value;
+  if (out.decoded_f64 != nullptr) out.decoded_f64[i] = value;
+}
+
+/// blockIdx.y: the codec.
+template <int kSlots>
+__global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans, bool round, CodecOutput out) {
+  const std::int64_t index = task_index() / kWarp;
+  if (index >= rows.count()) return;
+  const Plan& plan = plans.plan[blockIdx.y];
+  WarpRow<kSlots> row;
+  row.dim = rows.dim;
+  row.lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t first = rows.offset(index);
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) row.x[s] = row.channel(s) < rows.dim ? rows.value(first + row.channel(s)) : 0.0F;
+  if (plan.clips) clip(row, plan);
+
+  const std::int64_t out_index = blockIdx.y * rows.count() + index;
+  const int groups = rows.dim / plan.group_size;
   for (int g = 0; g < groups; ++g) {
-    const std::int64_t first = index * plan.dim + g * plan.group_size;
-    const Group group = fit_group(rows + first, plan, threshold);
-    for (std::int64_t i = first; i < first + plan.group_size; ++i) {
-      const std::uint8_t code = encode(clamped(rows[i], threshold), group, static_cast<float>(plan.levels - 1));
-      const float value = (static_cast<float>(code) - group.zero) * group.scale;
-      decoded[i] = plan.round_decoded ? __bfloat162float(__float2bfloat16_rn(value)) : value;
-      if (out.codes != nullptr) out.codes[i] = code;
+    const int begin = g * plan.group_size;
+    const int end = begin + plan.group_size;
+    const GroupParams group = fit_group(row, begin, end, plan.highest_code);
+    if (out.params != nullptr && row.lane == 0) out.params[out_index * groups + g] = group;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int channel = row.channel(s);
+      if (channel < begin || channel >= end) continue;
+      store(out, out_index * rows.dim + channel, encode(row.x[s], group, plan.highest_code), group, round);
     }
-    if (out.scale != nullptr) out.scale[index * groups + g] = group.scale;
-    if (out.zero != nullptr) out.zero[index * groups + g] = group.zero;
   }
+}
+
+__global__ void pack_byte(const std::uint8_t* codes, std::int64_t count, int dim, std::uint8_t* bytes) {
+  const std::int64_t i = task_index();
+  const int width = dim / 4;
+  if (i < count) bytes[i] = packed_byte(codes + i / width * dim, dim, static_cast<int>(i % width));
+}
+
+Plan plan_of(const RowCodec& codec, int dim) {
+  return {.group_size = checked_group_size(codec, dim),
+          .highest_code = static_cast<float>(codec.levels - 1),
+          .clips = codec.clip_ratio > 0,
+          .bisects = codec.clip_search == ClipSearch::kBisect,
+          .clip_rank = clip_rank(codec.clip_ratio, dim)};
+}
+
+using QuantizeRow = void (*)(RowsView, Plans, bool, CodecOutput);
+
+/// The kernel whose warps have room for a row.
+QuantizeRow kernel_for(int dim) {
+  if (dim <= 64) return quantize_row<2>;
+  if (dim <= 96) return quantize_row<3>;
+  if (dim <= 128) return quantize_row<4>;
+  if (dim <= 256) return quantize_row<8>;
+  if (dim <= 1024) return quantize_row<32>;
+  throw UsageError("rows of " + std::to_string(dim) + " values are longer than the GPU's codec takes", "--device",
+                   "use --device cpu");
 }
 
 }  // namespace
 
-void quantize_rows(const Context& context, const DeviceBuffer<float>& rows, int head_dim, const RowCodec& codec,
-                   Precision precision, DeviceBuffer<float>& decoded, DeviceCodes out) {
-  if (rows.size() == 0) return;
-  const Plan plan{.dim = head_dim,
-                  .group_size = checked_group_size(codec, head_dim),
-                  .levels = codec.levels,
-                  .clip = codec.clip_ratio > 0,
-                  .bisect = codec.clip_search == ClipSearch::kBisect,
-                  .clip_rank = clip_rank(codec.clip_ratio, head_dim),
-                  .bisections = static_cast<int>(std::bit_width(static_cast<unsigned>(head_dim))) - 1,
-                  .round_decoded = precision == Precision::kServing};
-  const std::size_t count = rows.size() / static_cast<std::size_t>(head_dim);
-  quantize_row<<<blocks_for(count), kThreads, 0, context.stream()>>>(rows.data(), static_cast<std::int64_t>(count),
-                                                                     plan, decoded.data(), out);
+void quantize_rows(const Context& context, const RowsView& rows, std::span<const RowCodec> codecs, Precision precision,
+                   const CodecOutput& out) {
+  const QuantizeRow kernel = kernel_for(rows.dim);
+  std::vector<Plan> all;
+  for (const RowCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
+  OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));
+  if (rows.count() == 0 || all.empty()) return;
+  Plans plans{};
+  std::copy(all.begin(), all.end(), plans.plan);
+  const dim3 grid(blocks_for(static_cast<std::size_t>(rows.count()) * kWarp), static_cast<unsigned>(all.size()));
+  kernel<<<grid, kThreads, 0, context.stream()>>>(rows, plans, precision == Precision::kServing, out);
   OSCAR_CUDA_LAUNCHED("quantize_row");
+}
+
+void pack_codes(const Context& context, const std::uint8_t* codes, std::int64_t rows, int dim, std::uint8_t* bytes) {
+  const std::int64_t count = rows * (dim / 4);
+  if (count == 0) return;
+  pack_byte<<<blocks_for(static_cast<std::size_t>(count)), kThreads, 0, context.stream()>>>(codes, count, dim, bytes);
+  OSCAR_CUDA_LAUNCHED("pack_byte");
 }
 
 void quantize(const Context& context, std::span<const float> rows, int head_dim, const RowCodec& codec,
@@ -122,28 +207,26 @@ void quantize(const Context& context, std::span<const float> rows, int head_dim,
   const std::size_t groups = dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
   const std::size_t num_rows = rows.size() / dim;
   OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
-  if (out != nullptr) {
-    out->codes.resize(rows.size());
-    out->scale.resize(num_rows * groups);
-    out->zero.resize(num_rows * groups);
-  }
+  const bool wants_codes = out != nullptr;
+  if (wants_codes)
+    *out = {std::vector<std::uint8_t>(rows.size()), std::vector<float>(num_rows * groups),
+            std::vector<float>(num_rows * groups)};
   for (std::size_t first = 0; first < num_rows; first += kChunkRows) {
     const std::size_t count = std::min(kChunkRows, num_rows - first);
     const DeviceBuffer<float> device_rows(context, rows.subspan(first * dim, count * dim));
     DeviceBuffer<float> device_decoded(context, count * dim);
-    if (out == nullptr) {
-      quantize_rows(context, device_rows, head_dim, codec, precision, device_decoded, {});
-    } else {
-      DeviceBuffer<std::uint8_t> codes(context, count * dim);
-      DeviceBuffer<float> scale(context, count * groups);
-      DeviceBuffer<float> zero(context, count * groups);
-      quantize_rows(context, device_rows, head_dim, codec, precision, device_decoded,
-                    {codes.data(), scale.data(), zero.data()});
-      codes.download(context, std::span(out->codes).subspan(first * dim, count * dim));
-      scale.download(context, std::span(out->scale).subspan(first * groups, count * groups));
-      zero.download(context, std::span(out->zero).subspan(first * groups, count * groups));
-    }
+    DeviceBuffer<std::uint8_t> codes(context, wants_codes ? count * dim : 0);
+    DeviceBuffer<GroupParams> params(context, wants_codes ? count * groups : 0);
+    quantize_rows(context, dense_rows(device_rows.data(), static_cast<std::int64_t>(count), head_dim), {&codec, 1},
+                  precision, {.decoded = device_decoded.data(), .codes = codes.data(), .params = params.data()});
     device_decoded.download(context, decoded.subspan(first * dim, count * dim));
+    if (!wants_codes) continue;
+    codes.download(context, std::span(out->codes).subspan(first * dim, count * dim));
+    const std::vector<GroupParams> host = params.to_host(context);
+    for (std::size_t i = 0; i < host.size(); ++i) {
+      out->scale[first * groups + i] = host[i].scale;
+      out->zero[first * groups + i] = host[i].zero;
+    }
   }
 }
 

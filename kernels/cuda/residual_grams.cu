@@ -49,7 +49,8 @@ class ResidualSums {
     const unsigned grid = blocks_for(static_cast<std::size_t>(count));
     round_to_f32<<<grid, kThreads, 0, context_.stream()>>>(rotated_.data(), count, rounded_.data());
     OSCAR_CUDA_LAUNCHED("round_to_f32");
-    quantize_rows(context_, rounded_, dim_, codec_, Precision::kExact, decoded_, {});
+    quantize_rows(context_, dense_rows(rounded_.data(), heads_ * tokens, dim_), {&codec_, 1}, Precision::kExact,
+                  {.decoded = decoded_.data()});
     subtract<<<grid, kThreads, 0, context_.stream()>>>(decoded_.data(), rotated_.data(), count, residuals_.data());
     OSCAR_CUDA_LAUNCHED("subtract");
     sums_.add(blocks, block_tokens, residuals_.data(), residuals_.data());

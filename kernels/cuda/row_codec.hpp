@@ -3,21 +3,31 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
-#include "kernels/cuda/device_buffer.hpp"
-#include "kernels/types.hpp"
+#include "kernels/cuda/cache_format.hpp"
+#include "kernels/cuda/context.hpp"
+#include "kernels/cuda/rows_view.hpp"
 
 namespace oscar::cuda {
 
-/// Where codes (rows, head_dim), scales and zeros (rows, groups) go; null pointers: nowhere.
-struct DeviceCodes {
-  std::uint8_t* codes = nullptr;
-  float* scale = nullptr;
-  float* zero = nullptr;
+/// Where results go; null: nowhere. With n codecs every array is n times as long, codec by codec.
+struct CodecOutput {
+  float* decoded = nullptr;       // (rows, dim)
+  double* decoded_f64 = nullptr;  // (rows, dim), the same values
+  std::uint8_t* codes = nullptr;  // (rows, dim), one code a byte
+  GroupParams* params = nullptr;  // (rows, dim / group_size): all codecs must have the same group size
 };
 
-/// rows and decoded: (n, head_dim), or a whole number of such rows. Throws UsageError as checked_group_size() does.
-void quantize_rows(const Context& context, const DeviceBuffer<float>& rows, int head_dim, const RowCodec& codec,
-                   Precision precision, DeviceBuffer<float>& decoded, DeviceCodes out);
+/// Codecs that one launch takes.
+inline constexpr std::size_t kMaxCodecs = 64;
+
+/// Encodes and decodes every row with every codec, in one launch. Rows must be finite. Throws UsageError as
+/// checked_group_size() does, and for rows of more than 1024 values.
+void quantize_rows(const Context& context, const RowsView& rows, std::span<const RowCodec> codecs, Precision precision,
+                   const CodecOutput& out);
+
+/// codes (rows, dim) of 4 levels -> bytes (rows, dim / 4), packed as cache_format.hpp says.
+void pack_codes(const Context& context, const std::uint8_t* codes, std::int64_t rows, int dim, std::uint8_t* bytes);
 
 }  // namespace oscar::cuda

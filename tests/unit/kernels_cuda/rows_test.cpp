@@ -32,7 +32,8 @@ double differing(const std::vector<T>& a, const std::vector<T>& b) {
   return differing(std::span<const T>(a), std::span<const T>(b));
 }
 
-/// Ordinary rows, and rows that are zero, constant, huge, tiny or of few values.
+/// Ordinary rows, and rows that are zero, constant, huge, tiny or of few values; some have a zero of either sign as
+/// their smallest value, or a clip threshold of zero.
 std::vector<float> codec_rows(std::size_t count, std::size_t dim) {
   const std::vector<double> random = gaussian(count * dim, 21);
   std::vector<float> rows(random.begin(), random.end());
@@ -45,7 +46,9 @@ std::vector<float> codec_rows(std::size_t count, std::size_t dim) {
       if (row % 11 == 4) x[i] *= 1e-30F;
       if (row % 11 == 5) x[i] = std::round(x[i]);
       if (row % 11 == 6) x[i] = round_to_bf16(x[i]);
-      if (row % 11 == 7) x[i] = i % 2 == 0 ? 0.0F : -0.0F;
+      if (row % 11 == 7) x[i] = i % 2 == row / 11 % 2 ? 0.0F : -0.0F;
+      if (row % 11 == 8) x[i] = i % 3 == 0 ? (i % 2 == row / 11 % 2 ? 0.0F : -0.0F) : std::abs(x[i]);
+      if (row % 11 == 9 && i % 5 != row / 11 % 5) x[i] = 0.0F;
     }
   }
   return rows;
@@ -67,7 +70,32 @@ void check_codec(Backend& cpu, Backend& gpu, const Shape& shape, const RowCodec&
   check_error("quantize, values that differ", shape, bits, 0);
 }
 
+void check_rotation(Backend& cpu, Backend& gpu, const Shape& shape) {
+  const Tensor x = activations(shape, 6, 22);
+  for (const int count : {1, 2, 6}) {
+    const MatrixStack matrices = gaussian_matrices(count, shape.head_dim, 23);
+    for (const Precision precision : {Precision::kExact, Precision::kServing}) {
+      const bool serving = precision == Precision::kServing;
+      std::vector<float> expected(static_cast<std::size_t>(x.size()));
+      Guarded<float> got(expected.size());
+      cpu.rotate(heads_view(x, "x"), matrices, precision, expected);
+      gpu.rotate(heads_view(x, "x"), matrices, precision, got.get());
+      CHECK(got.intact());
+      CHECK((!serving || all_bf16(got.get())));
+      check_error(serving ? "rotate, serving, units in the last place" : "rotate, units in the last place", shape,
+                  largest_ulps(got.get(), expected, serving ? 8 : 24), 1);
+    }
+  }
+}
+
 }  // namespace
+
+TEST_CASE("small: rotate_matches_cpu") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  for (const int head_dim : {64, 80}) check_rotation(*cpu, *gpu, {DType::kBF16, head_dim, 37});
+}
 
 TEST_CASE("rotate_matches_cpu") {
   const std::unique_ptr<Backend> gpu = gpu_or_skip();
@@ -75,22 +103,18 @@ TEST_CASE("rotate_matches_cpu") {
   const std::unique_ptr<Backend> cpu = make_cpu_backend();
   std::vector<Shape> all = shapes();
   all.push_back({DType::kF32, 256, 5001});
-  for (const Shape& shape : all) {
-    const Tensor x = activations(shape, 6, 22);
-    for (const int count : {1, 2, 6}) {
-      const MatrixStack matrices = gaussian_matrices(count, shape.head_dim, 23);
-      for (const Precision precision : {Precision::kExact, Precision::kServing}) {
-        const bool serving = precision == Precision::kServing;
-        std::vector<float> expected(static_cast<std::size_t>(x.size()));
-        Guarded<float> got(expected.size());
-        cpu->rotate(heads_view(x, "x"), matrices, precision, expected);
-        gpu->rotate(heads_view(x, "x"), matrices, precision, got.get());
-        CHECK(got.intact());
-        CHECK((!serving || all_bf16(got.get())));
-        check_error(serving ? "rotate, serving, units in the last place" : "rotate, units in the last place", shape,
-                    largest_ulps(got.get(), expected, serving ? 8 : 24), 1);
-      }
-    }
+  for (const Shape& shape : all) check_rotation(*cpu, *gpu, shape);
+}
+
+TEST_CASE("small: quantize_matches_cpu") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  for (const int head_dim : {64, 80, 112, 256, 576}) {
+    const Shape shape{DType::kF32, head_dim, 67};
+    check_codec(*cpu, *gpu, shape, {.clip_ratio = 0.5}, Precision::kServing);
+    check_codec(*cpu, *gpu, shape, {.group_size = 16, .clip_ratio = 0.96, .clip_search = ClipSearch::kBisect},
+                Precision::kExact);
   }
 }
 
@@ -99,7 +123,8 @@ TEST_CASE("quantize_matches_cpu") {
   if (gpu == nullptr) return;
   const std::unique_ptr<Backend> cpu = make_cpu_backend();
   std::vector<Shape> all;
-  for (const int head_dim : {64, 80, 96, 112, 128, 192, 256}) all.push_back({DType::kF32, head_dim, 1003});
+  for (const int head_dim : {5, 64, 80, 96, 112, 128, 192, 256, 576, 1024})
+    all.push_back({DType::kF32, head_dim, 1003});
   all.push_back({DType::kF32, 64, 65555});  // more rows than go to the GPU at a time
   for (const Shape& shape : all) {
     for (const Precision precision : {Precision::kExact, Precision::kServing}) {
@@ -108,18 +133,23 @@ TEST_CASE("quantize_matches_cpu") {
           check_codec(*cpu, *gpu, shape, {.clip_ratio = ratio, .clip_search = search}, precision);
         }
       }
-      check_codec(*cpu, *gpu, shape, {.levels = 16, .group_size = 16, .clip_ratio = 0.9}, precision);
+      for (const int group_size : {16, 32, 64, 5}) {
+        if (shape.head_dim % group_size != 0) continue;
+        check_codec(*cpu, *gpu, shape, {.levels = 16, .group_size = group_size, .clip_ratio = 0.9}, precision);
+      }
       check_codec(*cpu, *gpu, shape, {.levels = 256, .group_size = 1}, precision);
     }
   }
 }
 
-TEST_CASE("the codec on the GPU refuses what the CPU refuses") {
+TEST_CASE("the codec on the GPU refuses what the CPU refuses, and rows that are too long for it") {
   const std::unique_ptr<Backend> gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   std::vector<float> rows(128), decoded(128);
   CHECK_ERROR(gpu->quantize(rows, 128, {.group_size = 48}, Precision::kExact, decoded, nullptr), UsageError,
               "does not divide head_dim 128");
+  rows.resize(1025), decoded.resize(1025);
+  CHECK_ERROR(gpu->quantize(rows, 1025, {}, Precision::kExact, decoded, nullptr), UsageError, "longer than");
 }
 
 }  // namespace oscar

@@ -1,25 +1,11 @@
 // SPDX-License-Identifier: MIT
 // rows = x M per head in fp64, rounded to fp32. Serving rounds x, M and the product to bfloat16.
 #include "kernels/cuda/blas.hpp"
-#include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/rows.hpp"
+#include "kernels/cuda/rows_view.hpp"
 
 namespace oscar::cuda {
-namespace {
-
-/// values (groups, tokens, width) -> rows (tokens, groups, width).
-__global__ void store_rows(const double* values, std::int64_t groups, std::int64_t tokens, std::int64_t width,
-                           float* rows) {
-  const std::int64_t i = task_index();
-  if (i >= groups * tokens * width) return;
-  const std::int64_t token = i / width % tokens;
-  const std::int64_t group = i / (width * tokens);
-  rows[(token * groups + group) * width + i % width] = static_cast<float>(values[i]);
-}
-
-}  // namespace
-
 void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
             std::span<float> rows) {
   OSCAR_CHECK(rotated_from_native.dim == x.head_dim && rotated_from_native.count > 0);
@@ -35,9 +21,13 @@ void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from
     gemm(context, {.m = chunk.num_tokens * g, .n = x.head_dim, .k = x.head_dim, .batch = groups}, native.data(),
          matrices.data(), rotated.data());
     DeviceBuffer<float> chunk_rows(context, native.size());
-    store_rows<<<blocks_for(native.size()), kThreads, 0, context.stream()>>>(
-        rotated.data(), groups, chunk.num_tokens, std::int64_t{g} * x.head_dim, chunk_rows.data());
-    OSCAR_CUDA_LAUNCHED("store_rows");
+    narrow(context, rotated.data(),
+           {.values = chunk_rows.data(),
+            .dim = g * x.head_dim,
+            .heads = groups,
+            .rows_per_head = chunk.num_tokens,
+            .head_stride = 1,
+            .row_stride = groups});
     if (precision == Precision::kServing) round_to_bf16(context, chunk_rows);
     chunk_rows.download(context,
                         rows.subspan(static_cast<std::size_t>(begin) * x.num_heads * x.head_dim, native.size()));
