@@ -29,36 +29,28 @@ int clip_rank(double clip_ratio, int head_dim) {
   return std::min(static_cast<int>(clip_ratio * head_dim), head_dim - 1);
 }
 
-std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed) {
-  if (!mixed.query_positions.empty()) return {mixed.query_positions.begin(), mixed.query_positions.end()};
-  std::vector<std::int64_t> positions(static_cast<std::size_t>(mixed.q.num_tokens));
+std::vector<std::int64_t> resolve_positions(std::span<const std::int64_t> given, std::int64_t queries) {
+  if (!given.empty()) return {given.begin(), given.end()};
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(queries));
   std::iota(positions.begin(), positions.end(), std::int64_t{0});
   return positions;
 }
 
-void check_mixed(const MixedAttention& mixed) {
-  const auto same_shape = [](const HeadsView& a, const HeadsView& b) {
-    return a.num_tokens == b.num_tokens && a.num_heads == b.num_heads && a.head_dim == b.head_dim;
-  };
-  OSCAR_CHECK(same_shape(mixed.window_k, mixed.history_k) && same_shape(mixed.window_v, mixed.history_v));
-  OSCAR_CHECK(mixed.window_k.num_tokens == mixed.window_v.num_tokens);
-  OSCAR_CHECK(mixed.window_k.num_heads == mixed.window_v.num_heads && mixed.window_k.num_heads > 0);
-  OSCAR_CHECK(mixed.q.num_heads % mixed.window_k.num_heads == 0 && mixed.q.head_dim == mixed.window_k.head_dim);
-  OSCAR_CHECK(mixed.windows.sink >= 0 && mixed.windows.recent >= 0);
-  const std::vector<std::int64_t> positions = resolve_positions(mixed);
-  OSCAR_CHECK(static_cast<std::int64_t>(positions.size()) == mixed.q.num_tokens);
+void check_positions(std::span<const std::int64_t> positions, std::int64_t queries, std::int64_t keys) {
+  OSCAR_CHECK(static_cast<std::int64_t>(positions.size()) == queries);
   OSCAR_CHECK(std::is_sorted(positions.begin(), positions.end()));
-  OSCAR_CHECK(positions.empty() || (positions.front() >= 0 && positions.back() < mixed.window_k.num_tokens));
-  const MatrixStack* back = mixed.native_from_rotated;
-  OSCAR_CHECK(back == nullptr ||
-              (back->dim == mixed.window_v.head_dim && (back->count == 1 || back->count == mixed.window_v.num_heads)));
+  OSCAR_CHECK(positions.empty() || (positions.front() >= 0 && positions.back() < keys));
 }
 
-void check_exact(const QkvView& exact, const MixedAttention& mixed) {
-  OSCAR_CHECK(exact.q.num_tokens == mixed.q.num_tokens && exact.q.num_heads == mixed.q.num_heads);
-  OSCAR_CHECK(exact.k.num_tokens == mixed.window_k.num_tokens && exact.k.num_heads == mixed.window_k.num_heads);
-  OSCAR_CHECK(exact.v.num_tokens == mixed.window_v.num_tokens && exact.v.num_heads == mixed.window_v.num_heads);
-  OSCAR_CHECK(exact.q.head_dim == exact.k.head_dim && exact.v.head_dim == mixed.window_v.head_dim);
+void check_sequence(const SequenceInput& input) {
+  const auto& [q, k, v] = input.qkv;
+  OSCAR_CHECK(k.num_tokens == v.num_tokens && k.num_heads == v.num_heads && k.num_heads > 0);
+  OSCAR_CHECK(q.num_heads % k.num_heads == 0 && q.head_dim == k.head_dim);
+  check_positions(resolve_positions(input.query_positions, q.num_tokens), q.num_tokens, k.num_tokens);
+  const auto fits = [&](const MatrixStack* rotation, int dim) {
+    return rotation == nullptr || (rotation->dim == dim && (rotation->count == 1 || rotation->count == k.num_heads));
+  };
+  OSCAR_CHECK(fits(input.key_rotation, k.head_dim) && fits(input.value_rotation, v.head_dim));
 }
 
 void check_finite(std::span<const double> symmetric) {

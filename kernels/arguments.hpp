@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/types.hpp"
+#include "kernels/mixed_sequence.hpp"
 
 namespace oscar {
 
@@ -16,12 +16,12 @@ namespace oscar {
 /// Index of the clip threshold among the magnitudes in ascending order.
 [[nodiscard]] int clip_rank(double clip_ratio, int head_dim);
 
-/// Positions of the queries among the keys, given or implied.
-[[nodiscard]] std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed);
-/// Throws std::logic_error if shapes or positions do not fit together.
-void check_mixed(const MixedAttention& mixed);
-/// Likewise for what compare_attention() compares.
-void check_exact(const QkvView& exact, const MixedAttention& mixed);
+/// Positions of the queries among the keys, given (one for each query) or implied: query i stands at key i.
+[[nodiscard]] std::vector<std::int64_t> resolve_positions(std::span<const std::int64_t> given, std::int64_t queries);
+/// Throws std::logic_error unless there are `queries` positions, ascending, in [0, keys).
+void check_positions(std::span<const std::int64_t> positions, std::int64_t queries, std::int64_t keys);
+/// Throws std::logic_error if shapes or positions of a sequence do not fit together.
+void check_sequence(const SequenceInput& input);
 
 /// Throws NumericalError if an entry of an eigenproblem is not finite.
 void check_finite(std::span<const double> symmetric);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Value types of the backend interface: sequences, windows, the row codec, mixed-precision attention and its errors.
+// Value types of the backend interface: sequences, windows, the row codec, errors of attention.
 #pragma once
 
 #include <cstdint>
@@ -62,21 +62,6 @@ struct Windows {
   int sink = 64;
   int recent = 256;
   friend bool operator==(const Windows&, const Windows&) = default;
-};
-
-/// One sequence of one layer as a mixed-precision server sees it, in transformed coordinates.
-/// q is (num_queries, Hq, d); the keys and values are (num_keys, Hkv, d), once as stored in the windows and once
-/// decoded.
-struct MixedAttention {
-  HeadsView q;
-  HeadsView window_k, history_k;
-  HeadsView window_v, history_v;
-  /// Position of each query among the keys, ascending; empty: query i stands at key i.
-  std::span<const std::int64_t> query_positions;
-  Windows windows;
-  /// Maps outputs back: o = o' * native_from_rotated; stacks of 1 or Hkv matrices (d, d). Empty: none.
-  const MatrixStack* native_from_rotated = nullptr;
-  Precision precision = Precision::kServing;
 };
 
 /// log(1e-300): probabilities below it count as 1e-300 in a divergence.

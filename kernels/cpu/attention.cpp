@@ -5,7 +5,6 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
-#include "kernels/arguments.hpp"
 #include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"

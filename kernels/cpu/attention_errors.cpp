@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/threads.hpp"
-#include "kernels/arguments.hpp"
 #include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"

@@ -16,7 +16,7 @@
 
 #include "base/threads.hpp"
 #include "kernels/cpu/blas.hpp"
-#include "kernels/types.hpp"
+#include "kernels/cpu/mixed_attention.hpp"
 
 namespace oscar::cpu {
 

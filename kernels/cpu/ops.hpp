@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/mixed_attention.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar::cpu {

@@ -1,49 +1,87 @@
 // SPDX-License-Identifier: MIT
-// attend(): softmax(scores) values over mixed-precision keys and values, in fp32, block by block of queries.
-#include <algorithm>
-
+// attend(): packs the history as a server's cache has it, lets the reference kernel read it, and maps the outputs back.
 #include "kernels/arguments.hpp"
-#include "kernels/cuda/mixed_head.hpp"
-#include "kernels/cuda/ops.hpp"
-#include "kernels/cuda/query_blocks.hpp"
-#include "kernels/cuda/softmax.hpp"
+#include "kernels/cuda/held_sequence.hpp"
+#include "kernels/cuda/mixed_attention.hpp"
+#include "kernels/cuda/row_codec.hpp"
 
 namespace oscar::cuda {
 namespace {
 
-/// The outputs of one KV head's g query heads, (queries, g * d_v), go into out (queries, Hq * d_v).
-void attend_head(const Context& context, const MixedAttention& mixed, std::span<const std::int64_t> positions,
-                 int kv_head, std::span<float> out) {
-  const int g = mixed.q.num_heads / mixed.window_k.num_heads;
-  const std::int64_t width = g * std::int64_t{mixed.window_v.head_dim};
-  const std::int64_t out_width = std::int64_t{mixed.q.num_heads} * mixed.window_v.head_dim;
-  const std::int64_t block = queries_per_block(g, mixed.window_k.num_tokens);
-  const MixedHead<float> head(context, mixed, kv_head);
-  for_each_query_block(mixed.q.num_tokens, block, [&](std::int64_t first, std::int64_t count) {
-    const auto block_positions = positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-    const DeviceBuffer<std::int64_t> device_positions(context, block_positions);
-    const std::int64_t keys = block_positions.back() + 1;
-    const DeviceBuffer<float> q =
-        upload_rows<float>(context, mixed.q.tokens(first, first + count), {kv_head * g, 1, g});
-    DeviceBuffer<float> window(context, static_cast<std::size_t>(count * g * keys));
-    DeviceBuffer<float> history(context, window.size());
-    head.scores(context, q.data(), count * g, keys, window.data(), history.data());
-    mixed_softmax(context, {device_positions, g, keys}, mixed.windows, window.data(), history.data());
-    const std::vector<float> outputs =
-        head.outputs(context, window.data(), history.data(), count * g, keys).to_host(context);
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::copy_n(outputs.data() + i * width, width, out.data() + (first + i) * out_width + kv_head * width);
+/// The history of one side.
+class CodedRows {
+ public:
+  CodedRows(const Context& context, const HeldRows& rows, const std::optional<RowCodec>& codec, Precision precision) {
+    side_.stored = rows.stored(rows.everything());
+    if (!codec) return;
+    const std::int64_t count = side_.stored.count();
+    const int dim = rows.dim();
+    side_.group_size = checked_group_size(*codec, dim);
+    side_.packed = is_packed(codec->levels, dim);
+    side_.round_decoded = precision == Precision::kServing;
+    codes_ = DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(count * dim));
+    params_ = DeviceBuffer<GroupParams>(context, static_cast<std::size_t>(count * (dim / side_.group_size)));
+    quantize_rows(context, side_.stored, {&*codec, 1}, precision, {.codes = codes_.data(), .params = params_.data()});
+    if (side_.packed) {
+      DeviceBuffer<std::uint8_t> bytes(context, codes_.size() / 4);
+      pack_codes(context, codes_.data(), count, dim, bytes.data());
+      codes_ = std::move(bytes);
     }
-  });
+    side_.codes = codes_.data();
+    side_.params = params_.data();
+  }
+
+  [[nodiscard]] const CacheSide& side() const { return side_; }
+
+ private:
+  CacheSide side_;
+  DeviceBuffer<std::uint8_t> codes_;
+  DeviceBuffer<GroupParams> params_;
+};
+
+/// native (queries, Hq, d) = rotated R^T in fp32, R the matrix of the query head's KV head.
+void restore(const Context& context, const HeldData& held, const float* rotated, float* native) {
+  const std::int64_t dim = held.v.dim();
+  const std::int64_t heads = std::int64_t{held.k.kv_heads()} * held.q.heads_per_kv_head();
+  const std::int64_t count = held.value_rotation.count();
+  DeviceBuffer<float> matrices(context, static_cast<std::size_t>(count * dim * dim));
+  narrow(context, held.value_rotation.matrix(0, held.precision),
+         dense_rows(matrices.data(), count * dim, static_cast<int>(dim)));
+  const float one = 1.0F, zero = 0.0F;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t first = i * (heads / count) * dim;
+    // Query head by query head: the rows of one lie heads * dim apart. By columns, n and m change places.
+    OSCAR_CUDA_TRY(cublasSgemmStridedBatched_64(
+        context.blas(), CUBLAS_OP_T, CUBLAS_OP_N, dim, held.q.tokens(), dim, &one, matrices.data() + i * dim * dim, dim,
+        0, rotated + first, heads * dim, dim, &zero, native + first, heads * dim, dim, heads / count));
+  }
 }
 
 }  // namespace
 
-void attend(const Context& context, const MixedAttention& mixed, std::span<float> out) {
-  check_mixed(mixed);
-  OSCAR_CHECK(out.size() == static_cast<std::size_t>(mixed.q.num_tokens) * mixed.q.num_heads * mixed.window_v.head_dim);
-  const std::vector<std::int64_t> positions = resolve_positions(mixed);
-  for (int head = 0; head < mixed.window_k.num_heads; ++head) attend_head(context, mixed, positions, head, out);
+void attend(const Context& context, const HeldData& held, const HistoryCodecs& codecs, Windows windows,
+            std::span<float> out) {
+  OSCAR_CHECK(out.size() == held.q.size(held.q.everything()) / static_cast<std::size_t>(held.q.dim()) *
+                                static_cast<std::size_t>(held.v.dim()));
+  if (out.empty()) return;
+  const CodedRows key(context, held.k, codecs.key, held.precision);
+  const CodedRows value(context, held.v, codecs.value, held.precision);
+  DeviceBuffer<float> rotated(context, out.size());
+  mixed_attention(context,
+                  {.rows = held.q.stored(held.q.everything()),
+                   .positions = held.positions.data(),
+                   .count = held.q.tokens(),
+                   .g = held.q.heads_per_kv_head()},
+                  {.key = key.side(),
+                   .value = value.side(),
+                   .keys = held.k.tokens(),
+                   .kv_heads = held.k.kv_heads(),
+                   .windows = windows},
+                  held.precision == Precision::kServing, rotated.data());
+  if (!held.value_rotation.exists()) return rotated.download(context, out);
+  DeviceBuffer<float> native(context, out.size());
+  restore(context, held, rotated.data(), native.data());
+  native.download(context, out);
 }
 
 }  // namespace oscar::cuda

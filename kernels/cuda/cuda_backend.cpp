@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include <memory>
 
+#include "kernels/cuda/held_sequence.hpp"
 #include "kernels/cuda/lanes.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/plugin.hpp"
-#include "kernels/host_sequence.hpp"
 
 namespace oscar {
 namespace {
@@ -52,21 +52,7 @@ class CudaBackend : public Backend {
         [&](const Context& context) { cuda::quantize(context, rows, head_dim, codec, precision, decoded, codes); });
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
-    return hold_on_host(
-        input,
-        {.rotate = [this](HeadsView x, const MatrixStack& matrices, Precision precision,
-                          std::span<float> rows) { rotate(x, matrices, precision, rows); },
-         .quantize = [this](std::span<const float> rows, int dim, const RowCodec& codec, Precision precision,
-                            std::span<float> decoded) { quantize(rows, dim, codec, precision, decoded, nullptr); },
-         .attend =
-             [this](const MixedAttention& mixed, std::span<float> out) {
-               lanes_.run([&](const Context& context) { cuda::attend(context, mixed, out); });
-             },
-         .compare =
-             [this](const QkvView& exact, const MixedAttention& mixed) {
-               return lanes_.run(
-                   [&](const Context& context) { return cuda::compare_attention(context, exact, mixed); });
-             }});
+    return cuda::hold(lanes_, input);
   }
 
  private:

@@ -23,8 +23,5 @@ void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from
             std::span<float> rows);
 void quantize(const Context& context, std::span<const float> rows, int head_dim, const RowCodec& codec,
               Precision precision, std::span<float> decoded, QuantizedRows* codes);
-void attend(const Context& context, const MixedAttention& mixed, std::span<float> out);
-[[nodiscard]] std::vector<AttentionErrors> compare_attention(const Context& context, const QkvView& exact,
-                                                             const MixedAttention& mixed);
 
 }  // namespace oscar::cuda

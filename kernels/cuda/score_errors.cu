@@ -1,106 +1,150 @@
 // SPDX-License-Identifier: MIT
-// One block of threads a row; each thread takes every kThreads-th key. Means come first, squares of differences second.
+// Each thread takes every kThreads-th key. Means and maxima come first, what is measured from them second.
 #include <cfloat>
 
 #include "kernels/cuda/block_reduce.cuh"
-#include "kernels/cuda/mixed_row.cuh"
+#include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/score_errors.hpp"
+#include "kernels/cuda/warp.cuh"
 
 namespace oscar::cuda {
 namespace {
 
-struct Softmax {
-  double highest, log_sum;
-  __device__ double log_probability(double score) const {
-    return fmax(score - highest - log_sum, kLowestLogProbability);
-  }
+/// blockIdx: x the row, y the head, z the codec or candidate.
+struct Row {
+  std::int64_t position;
+  std::int64_t buffer;      // number of its row in a buffer of one codec's rows
+  std::int64_t all_buffer;  // in one of all codecs' rows
+  std::int64_t result, all_results;
+
+  __device__ Row(const QueryBlock& block, const PassErrors& errors)
+      : position(block.positions[blockIdx.x / block.g]),
+        buffer(blockIdx.y * block.capacity + blockIdx.x),
+        all_buffer(blockIdx.z * block.heads * block.capacity + buffer),
+        result(blockIdx.y * errors.total + errors.first_row + blockIdx.x),
+        all_results(blockIdx.z * block.heads * errors.total + result) {}
 };
 
-/// Over the keys that the row's query sees; score(j) is the score of key j.
-template <class Score>
-__device__ Softmax softmax_of(std::int64_t position, Score score) {
-  double highest = -DBL_MAX;
-  for (std::int64_t j = threadIdx.x; j <= position; j += kThreads) highest = fmax(highest, score(j));
-  highest = block_max(highest);
-  double sum = 0;
-  for (std::int64_t j = threadIdx.x; j <= position; j += kThreads) sum += exp(score(j) - highest);
-  return {highest, log(block_sum(sum))};
-}
-
-__device__ void add_logit_errors(const double* exact, const MixedRow<double>& mixed, RowErrors& errors) {
-  const auto keys = static_cast<double>(mixed.position + 1);
-  double mean_error = 0;
+__global__ void exact_softmax_row(QueryBlock block, const double* scores, double* probabilities, ExactRow* rows,
+                                  PassErrors errors) {
+  const Row row(block, errors);
+  const double* s = scores + row.buffer * block.stride;
+  double* p = probabilities + row.buffer * block.stride;
   double mean = 0;
-  for (std::int64_t j = threadIdx.x; j <= mixed.position; j += kThreads) {
-    mean_error += mixed.at(j) - exact[j];
-    mean += exact[j];
+  double highest = -DBL_MAX;
+  for (std::int64_t j = threadIdx.x; j <= row.position; j += kThreads) {
+    mean += s[j];
+    highest = fmax(highest, s[j]);
   }
-  mean_error = block_sum(mean_error) / keys;
-  mean = block_sum(mean) / keys;
-  double error = 0;
+  mean = block_sum(mean) / static_cast<double>(row.position + 1);
+  highest = block_max(highest);
   double norm = 0;
-  for (std::int64_t j = threadIdx.x; j <= mixed.position; j += kThreads) {
-    const double e = mixed.at(j) - exact[j] - mean_error;
-    const double s = exact[j] - mean;
-    error += e * e;
-    norm += s * s;
+  double sum = 0;
+  for (std::int64_t j = threadIdx.x; j <= row.position; j += kThreads) {
+    norm += (s[j] - mean) * (s[j] - mean);
+    sum += exp(s[j] - highest);
   }
-  errors.logit_error = block_sum(error);
-  errors.logit_norm = block_sum(norm);
+  norm = block_sum(norm);
+  const double log_sum = log(block_sum(sum));
+  for (std::int64_t j = threadIdx.x; j < block.keys; j += kThreads) {
+    p[j] = j <= row.position ? exp(s[j] - highest - log_sum) : 0.0;
+  }
+  if (threadIdx.x != 0) return;
+  rows[row.buffer] = {highest, log_sum};
+  errors.logit_norm[row.result] = norm;
 }
 
-__global__ void compare_scores_row(const std::int64_t* positions, int heads_per_query, std::int64_t keys,
-                                   Windows windows, double* exact, double* window, double* history,
-                                   RowErrors* row_errors) {
-  const std::int64_t first = std::int64_t{blockIdx.x} * keys;
-  double* row = exact + first;
-  const MixedRow<double> mixed{window + first, history + first, positions[blockIdx.x / heads_per_query], windows};
-  RowErrors errors;
-  add_logit_errors(row, mixed, errors);
-  const Softmax a = softmax_of(mixed.position, [&](std::int64_t j) { return row[j]; });
-  const Softmax b = softmax_of(mixed.position, [&](std::int64_t j) { return mixed.at(j); });
-  double kl = 0;
-  for (std::int64_t j = threadIdx.x; j < keys; j += kThreads) {
-    const bool seen = j <= mixed.position;
-    const double p = seen ? exp(row[j] - a.highest - a.log_sum) : 0.0;
-    if (seen) kl += p * (a.log_probability(row[j]) - b.log_probability(mixed.at(j)));
-    mixed.store(j, seen ? exp(mixed.at(j) - b.highest - b.log_sum) : 0.0);
-    row[j] = p;
-  }
-  errors.kl = block_sum(kl);
-  if (threadIdx.x == 0) row_errors[blockIdx.x] = errors;
+/// Logarithms of probabilities below 1e-300 count as that of 1e-300.
+__device__ double log_probability(double score, double highest, double log_sum) {
+  return fmax(score - highest - log_sum, kLowestLogProbability);
 }
 
-__global__ void compare_outputs_row(const double* exact, const double* mixed, std::int64_t dim, RowErrors* errors) {
-  const std::int64_t first = std::int64_t{blockIdx.x} * dim;
+__global__ void mixed_softmax_row(QueryBlock block, MixedScores scores, PassErrors errors) {
+  const Row row(block, errors);
+  const double* exact = scores.exact + row.buffer * block.stride;
+  const double* p = scores.probabilities + row.buffer * block.stride;
+  const double* window = scores.window + row.buffer * block.stride;
+  double* history = scores.history + row.all_buffer * block.stride;
+  double* window_weights = scores.window_weights + row.all_buffer * block.stride;
+  const auto mixed = [&](std::int64_t j) { return in_window(j, row.position, block.windows) ? window[j] : history[j]; };
+  double mean_error = 0;
+  double highest = -DBL_MAX;
+  for (std::int64_t j = threadIdx.x; j <= row.position; j += kThreads) {
+    mean_error += mixed(j) - exact[j];
+    highest = fmax(highest, mixed(j));
+  }
+  mean_error = block_sum(mean_error) / static_cast<double>(row.position + 1);
+  highest = block_max(highest);
   double error = 0;
-  double norm = 0;
-  for (std::int64_t i = first + threadIdx.x; i < first + dim; i += kThreads) {
-    const double e = exact[i] - mixed[i];
+  double sum = 0;
+  for (std::int64_t j = threadIdx.x; j <= row.position; j += kThreads) {
+    const double e = mixed(j) - exact[j] - mean_error;
     error += e * e;
-    norm += exact[i] * exact[i];
+    sum += exp(mixed(j) - highest);
   }
   error = block_sum(error);
-  norm = block_sum(norm);
+  const double log_sum = log(block_sum(sum));
+  const ExactRow a = scores.rows[row.buffer];
+  double kl = 0;
+  for (std::int64_t j = threadIdx.x; j < block.keys; j += kThreads) {
+    const bool seen = j <= row.position;
+    const double score = seen ? mixed(j) : 0.0;
+    if (seen) {
+      kl += p[j] * (log_probability(exact[j], a.highest, a.log_sum) - log_probability(score, highest, log_sum));
+    }
+    const double weight = seen ? exp(score - highest - log_sum) : 0.0;
+    const bool stored = in_window(j, row.position, block.windows);
+    window_weights[j] = stored ? weight : 0.0;
+    history[j] = stored ? 0.0 : weight;
+  }
+  kl = block_sum(kl);
   if (threadIdx.x != 0) return;
-  errors[blockIdx.x].output_error = error;
-  errors[blockIdx.x].output_norm = norm;
+  errors.kl[row.all_results] = kl;
+  errors.logit_error[row.all_results] = error;
+}
+
+/// One warp a row.
+__global__ void output_errors_row(QueryBlock block, const double* exact, const double* mixed, int dim,
+                                  PassErrors errors) {
+  const Row row(block, errors);
+  const double* o = exact + row.buffer * dim;
+  const double* o_hat = mixed + row.all_buffer * dim;
+  double error = 0;
+  double norm = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < dim; i += kWarp) {
+    const double e = o[i] - o_hat[i];
+    error += e * e;
+    norm += o[i] * o[i];
+  }
+  error = warp_sum(error);
+  norm = warp_sum(norm);
+  if (threadIdx.x != 0) return;
+  errors.output_error[row.all_results] = error;
+  if (blockIdx.z == 0) errors.output_norm[row.result] = norm;
+}
+
+dim3 grid_of(const QueryBlock& block, std::size_t copies) {
+  return {static_cast<unsigned>(block.rows), static_cast<unsigned>(block.heads), static_cast<unsigned>(copies)};
 }
 
 }  // namespace
 
-void compare_scores(const Context& context, const ScoreShape& shape, Windows windows, double* exact, double* window,
-                    double* history, DeviceBuffer<RowErrors>& errors) {
-  compare_scores_row<<<static_cast<unsigned>(shape.rows()), kThreads, 0, context.stream()>>>(
-      shape.positions.data(), shape.heads_per_query, shape.keys, windows, exact, window, history, errors.data());
-  OSCAR_CUDA_LAUNCHED("compare_scores_row");
+void exact_softmax(const Context& context, const QueryBlock& block, const double* scores, double* probabilities,
+                   ExactRow* rows, const PassErrors& errors) {
+  exact_softmax_row<<<grid_of(block, 1), kThreads, 0, context.stream()>>>(block, scores, probabilities, rows, errors);
+  OSCAR_CUDA_LAUNCHED("exact_softmax_row");
 }
 
-void compare_outputs(const Context& context, const DeviceBuffer<double>& exact, const DeviceBuffer<double>& mixed,
-                     std::int64_t dim, DeviceBuffer<RowErrors>& errors) {
-  compare_outputs_row<<<static_cast<unsigned>(errors.size()), kThreads, 0, context.stream()>>>(
-      exact.data(), mixed.data(), dim, errors.data());
-  OSCAR_CUDA_LAUNCHED("compare_outputs_row");
+void mixed_softmax(const Context& context, const QueryBlock& block, const MixedScores& scores, std::size_t codecs,
+                   const PassErrors& errors) {
+  mixed_softmax_row<<<grid_of(block, codecs), kThreads, 0, context.stream()>>>(block, scores, errors);
+  OSCAR_CUDA_LAUNCHED("mixed_softmax_row");
+}
+
+void output_errors(const Context& context, const QueryBlock& block, const double* exact, const double* mixed, int dim,
+                   std::size_t candidates, const PassErrors& errors) {
+  output_errors_row<<<grid_of(block, candidates), kWarp, 0, context.stream()>>>(block, exact, mixed, dim, errors);
+  OSCAR_CUDA_LAUNCHED("output_errors_row");
 }
 
 }  // namespace oscar::cuda

@@ -1,24 +1,59 @@
 // SPDX-License-Identifier: MIT
-// The kernels of compare_attention(): what one query's scores, and then its outputs, add to AttentionErrors.
+// The kernels of compare(): what the scores of one query head at one position, and then its outputs, add to
+// AttentionErrors. All in fp64, one block of threads a row; a row is one query head at one position.
 #pragma once
 
-#include "kernels/cuda/softmax.hpp"
+#include <cstdint>
+
+#include "kernels/cuda/context.hpp"
+#include "kernels/types.hpp"
 
 namespace oscar::cuda {
 
-/// Of one row: one query of one head.
-struct RowErrors {
-  double kl = 0;
-  double logit_error = 0, logit_norm = 0;
-  double output_error = 0, output_norm = 0;
+/// A block of queries. Score buffers are (heads, …, keys) with room for `capacity` rows a head, `stride` scores a row;
+/// buffers of several codecs or candidates follow each other.
+struct QueryBlock {
+  const std::int64_t* positions;  // of its queries
+  int g;                          // rows of a query
+  int heads;                      // KV heads
+  std::int64_t rows, capacity;    // rows of a head: queries * g
+  std::int64_t keys, stride;      // no query of the block sees key `keys` or a later one
+  Windows windows;
 };
 
-/// Fills kl, logit_error and logit_norm, and turns the scores into probabilities as softmax.hpp says.
-void compare_scores(const Context& context, const ScoreShape& shape, Windows windows, double* exact, double* window,
-                    double* history, DeviceBuffer<RowErrors>& errors);
+/// Results of a pass, (heads, total) each, where total counts the rows of all blocks; of several codecs or candidates
+/// one after the other.
+struct PassErrors {
+  double *logit_norm, *output_norm;
+  double *kl, *logit_error;  // by key codec
+  double* output_error;      // by candidate
+  std::int64_t total;
+  std::int64_t first_row;  // of the block
+};
 
-/// Fills output_error and output_norm; outputs are (rows, dim).
-void compare_outputs(const Context& context, const DeviceBuffer<double>& exact, const DeviceBuffer<double>& mixed,
-                     std::int64_t dim, DeviceBuffer<RowErrors>& errors);
+/// What the exact scores of a row come to: (heads, capacity).
+struct ExactRow {
+  double highest, log_sum;
+};
+
+/// scores -> probabilities (0 for keys that the query does not see), rows, logit_norm.
+void exact_softmax(const Context& context, const QueryBlock& block, const double* scores, double* probabilities,
+                   ExactRow* rows, const PassErrors& errors);
+
+/// For each of `codecs` key codecs: scores with stored keys (the same for all) and with decoded ones -> weights, those
+/// of keys in a window in window_weights and the others in place of the history's scores, 0 elsewhere; kl and
+/// logit_error.
+struct MixedScores {
+  const double *exact, *probabilities;
+  const ExactRow* rows;
+  const double* window;
+  double *history, *window_weights;
+};
+void mixed_softmax(const Context& context, const QueryBlock& block, const MixedScores& scores, std::size_t codecs,
+                   const PassErrors& errors);
+
+/// exact (heads, capacity, dim), mixed (candidates, heads, capacity, dim) -> output_norm, output_error.
+void output_errors(const Context& context, const QueryBlock& block, const double* exact, const double* mixed, int dim,
+                   std::size_t candidates, const PassErrors& errors);
 
 }  // namespace oscar::cuda

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Causal softmax of scores on the GPU, with one value a key or two (window and history) of which each query uses one.
-// A row is one query of one head; g neighbouring rows are the heads of one query.
+// Causal softmax of scores on the GPU. A row is one query of one head; g neighbouring rows are the heads of one query.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +19,5 @@ struct ScoreShape {
 
 /// Scores -> probabilities, in place; keys after a query's position get 0.
 void causal_softmax(const Context& context, const ScoreShape& shape, double* scores);
-
-/// Likewise over the scores that the windows choose. Each probability ends up in the buffer that its score came from;
-/// the other one gets 0.
-void mixed_softmax(const Context& context, const ScoreShape& shape, Windows windows, float* window_scores,
-                   float* history_scores);
 
 }  // namespace oscar::cuda

@@ -2,6 +2,8 @@
 // The CUDA backend's verbs by themselves, on shapes of Qwen3-8B (32 query heads) and GLM-4.7 (96), 30,000 tokens:
 // prints one JSON document. Rows come from files in memory, as a dump in the page cache does. Milliseconds are medians
 // after a first call that is told apart: it pays for handles and pinned memory.
+#include "bench/cuda_bench.hpp"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,10 +16,45 @@
 #include <thread>
 
 #include "base/errors.hpp"
-#include "base/json.hpp"
-#include "kernels/backend.hpp"
 
 namespace oscar {
+
+double milliseconds(const std::function<void()>& task) {
+  const auto start = std::chrono::steady_clock::now();
+  task();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+Json measure(std::size_t bytes, double flops, const std::function<void()>& task, int repeats) {
+  const double first = milliseconds(task);
+  std::vector<double> times;
+  for (int i = 0; i < repeats; ++i) times.push_back(milliseconds(task));
+  std::sort(times.begin(), times.end());
+  const double median = times[times.size() / 2];
+  return {{"ms", median},
+          {"ms_min", times.front()},
+          {"ms_first", first},
+          {"gb_per_s", static_cast<double>(bytes) / median * 1e-6},
+          {"tflop_per_s", flops / median * 1e-9}};
+}
+
+MatrixStack covariances(int count, int dim) {
+  MatrixStack stack(count, dim);
+  std::uint32_t seed = 1;
+  for (double& value : stack.data) {
+    seed = seed * 1664525U + 1013904223U;
+    value = static_cast<double>(seed >> 8) / (1 << 24) - 0.5;
+  }
+  const auto size = static_cast<std::size_t>(dim);
+  for (int m = 0; m < count; ++m) {
+    for (std::size_t i = 0; i < size; ++i) {
+      for (std::size_t j = 0; j < i; ++j) stack[m][i * size + j] = stack[m][j * size + i];
+      stack[m][i * size + i] += static_cast<double>(i);
+    }
+  }
+  return stack;
+}
+
 namespace {
 
 constexpr std::int64_t kTokens = 30'000;
@@ -62,43 +99,6 @@ class FileRows {
   void* map_ = nullptr;
   HeadsView view_;
 };
-
-double milliseconds(const std::function<void()>& task) {
-  const auto start = std::chrono::steady_clock::now();
-  task();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// bytes: read from the host; flops: of the products as they are done.
-Json measure(std::size_t bytes, double flops, const std::function<void()>& task, int repeats = 9) {
-  const double first = milliseconds(task);
-  std::vector<double> times;
-  for (int i = 0; i < repeats; ++i) times.push_back(milliseconds(task));
-  std::sort(times.begin(), times.end());
-  const double median = times[times.size() / 2];
-  return {{"ms", median},
-          {"ms_min", times.front()},
-          {"ms_first", first},
-          {"gb_per_s", static_cast<double>(bytes) / median * 1e-6},
-          {"tflop_per_s", flops / median * 1e-9}};
-}
-
-MatrixStack covariances(int count, int dim) {
-  MatrixStack stack(count, dim);
-  std::uint32_t seed = 1;
-  for (double& value : stack.data) {
-    seed = seed * 1664525U + 1013904223U;
-    value = static_cast<double>(seed >> 8) / (1 << 24) - 0.5;
-  }
-  const auto size = static_cast<std::size_t>(dim);
-  for (int m = 0; m < count; ++m) {
-    for (std::size_t i = 0; i < size; ++i) {
-      for (std::size_t j = 0; j < i; ++j) stack[m][i * size + j] = stack[m][j * size + i];
-      stack[m][i * size + i] += static_cast<double>(i);
-    }
-  }
-  return stack;
-}
 
 /// The moments of one layer, as a fit takes them.
 struct Layer {
@@ -169,6 +169,7 @@ void run() {
   report["glm_4_7"] = measure_layer(*backend, 96);
   report["output_grams_8x4096"] = measure_outputs(*backend, 4096, 8);
   report["output_grams_150x200"] = measure_outputs(*backend, 200, 150);
+  report["sequences"] = measure_sequences(*backend);
   std::puts(report.dump(1).c_str());
 }
 

@@ -58,7 +58,7 @@ struct Case {
     return {heads_view(q, queries(), heads, dim), heads_view(k, keys, kv_heads, dim),
             heads_view(v, keys, kv_heads, dim)};
   }
-  [[nodiscard]] MixedAttention mixed() const {
+  [[nodiscard]] cpu::MixedAttention mixed() const {
     const auto rows = [&](const std::vector<float>& x) { return heads_view(x, keys, kv_heads, dim); };
     return {.q = heads_view(mixed_q, queries(), heads, dim),
             .window_k = rows(window_k),

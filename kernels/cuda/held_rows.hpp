@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// The queries, keys or values of one sequence on the GPU: native as they came, and in transformed coordinates as a
+// server stores them. KV heads are the outer index of all that is made from them, so that what belongs to one of them
+// is one dense matrix; a query token has g = q heads / KV heads rows in it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device_buffer.hpp"
+#include "kernels/cuda/rows_view.hpp"
+#include "kernels/types.hpp"
+
+namespace oscar::cuda {
+
+/// A stack of 1 or Hkv matrices (d, d) in fp64, as given and as kServing rounds it.
+class Rotation {
+ public:
+  /// `matrices` may be null: no rotation.
+  Rotation(const Context& context, const MatrixStack* matrices, Precision precision);
+
+  [[nodiscard]] bool exists() const { return count_ > 0; }
+  [[nodiscard]] int count() const { return count_; }
+  /// kServing only if it was made for that.
+  [[nodiscard]] const double* matrix(int kv_head, Precision precision) const;
+
+ private:
+  int count_ = 0;
+  std::int64_t size_ = 0;  // of one matrix
+  DeviceBuffer<double> exact_, rounded_;
+};
+
+/// Some KV heads, and some tokens.
+struct Part {
+  int first_head = 0, heads = 0;
+  std::int64_t first_token = 0, tokens = 0;
+};
+
+class HeldRows {
+ public:
+  /// native: the bytes of x on the GPU.
+  HeldRows(const Context& context, const HeadsView& x, DeviceBuffer<std::byte> native, int kv_heads,
+           const Rotation& rotation, Precision precision);
+
+  [[nodiscard]] int dim() const { return dim_; }
+  /// Query heads of a KV head; 1 for keys and values.
+  [[nodiscard]] int heads_per_kv_head() const { return g_; }
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+  [[nodiscard]] int kv_heads() const { return kv_heads_; }
+  [[nodiscard]] Part everything() const { return {0, kv_heads_, 0, tokens_}; }
+  /// Values of a part: heads * tokens * g * d.
+  [[nodiscard]] std::size_t size(const Part& part) const {
+    return static_cast<std::size_t>(part.heads * part.tokens * g_) * static_cast<std::size_t>(dim_);
+  }
+
+  /// tokens rows of g * d values for each head.
+  [[nodiscard]] RowsView native(const Part& part) const;
+  /// tokens * g rows of d values for each head: bfloat16 for kServing, fp32 for kExact.
+  [[nodiscard]] RowsView stored(const Part& part) const;
+  /// Native rows times the rotation, if there is one, (heads, tokens, g, d): the products as `precision` forms them,
+  /// not yet rounded.
+  [[nodiscard]] DeviceBuffer<double> rotated(const Context& context, const Part& part, const Rotation& rotation,
+                                             Precision precision) const;
+
+ private:
+  DType dtype_, stored_dtype_;
+  int kv_heads_, g_, dim_;
+  std::int64_t tokens_;
+  DeviceBuffer<std::byte> native_;  // (tokens, Hkv, g, d) of dtype
+  DeviceBuffer<std::byte> stored_;  // (Hkv, tokens, g, d) of stored_dtype
+};
+
+}  // namespace oscar::cuda

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT
+// The reference kernel of mixed-precision attention, written to be read: it states the format of the cache by computing
+// with it. Key j and value j are read as stored if the query's windows hold j, else as (code - zero) * scale.
+//
+// A block of threads serves kRows neighbouring rows of one KV head, a row being one query head at one position. It goes
+// through the keys in tiles of one key a lane. A tile is brought to shared memory once for all rows, as stored,
+// decoded, or one after the other where some rows need this and some that; in each reading a pair of row and key counts
+// if it is the row's reading of that key, so every key that a row sees counts exactly once. Softmax is kept up to date
+// as tiles come by:  m' = max(m, scores),  sum' = sum e^(m - m') + sum_j e^(s_j - m'),  o' = o e^(m - m') + sum_j
+// e^(s_j - m') v_j
+#include <cmath>
+#include <string>
+
+#include "base/errors.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/mixed_attention.hpp"
+#include "kernels/cuda/warp.cuh"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kRowsPerWarp = 4;
+constexpr int kRows = kWarps * kRowsPerWarp;
+constexpr int kTile = kWarp;  // keys
+constexpr int kLargestHead = 256;
+
+/// A tile row's channels in shared memory are padded to whole float4s; an odd stride keeps the lanes' keys in different
+/// banks.
+__host__ __device__ int padded(int dim) { return (dim + 3) / 4 * 4; }
+__host__ __device__ int key_stride(int dim) { return padded(dim) + 1; }
+
+/// Row `row` of a side as the history has it, into out[0, dim): lanes share the work.
+__device__ void decode_row(const CacheSide& side, std::int64_t row, int lane, float* out) {
+  const int dim = side.stored.dim;
+  const GroupParams* const params = side.params + row * (dim / side.group_size);
+  const auto put = [&](int channel, int code) {
+    const float value = decoded_value(code, params[channel / side.group_size]);
+    out[channel] = side.round_decoded ? nearest_bf16(value) : value;
+  };
+  if (side.packed) {
+    const int quarter = dim / 4;
+    for (int i = lane; i < quarter; i += kWarp) {
+      const std::uint8_t byte = side.codes[row * quarter + i];
+      for (int part = 0; part < 4; ++part) put(part * quarter + i, packed_code(byte, part));
+    }
+  } else {
+    for (int i = lane; i < dim; i += kWarp) put(i, side.codes[row * dim + i]);
+  }
+}
+
+/// Rows [first, first + kTile) of one KV head, decoded or as stored, each `width` floats wide: zeros behind a row's
+/// channels and behind the last key.
+__device__ void load_tile(const CacheSide& side, int head, std::int64_t first, std::int64_t keys, bool decoded,
+                          int width, int stride, float* tile) {
+  const int dim = side.stored.dim;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int t = static_cast<int>(threadIdx.x) / kWarp; t < kTile; t += kWarps) {
+    float* const out = tile + t * stride;
+    const bool exists = first + t < keys;
+    const std::int64_t row = head * keys + first + t;
+    if (exists && decoded && side.codes != nullptr) {
+      decode_row(side, row, lane, out);
+    } else if (exists) {
+      for (int i = lane; i < dim; i += kWarp) out[i] = side.stored.value(row * dim + i);
+    }
+    for (int i = (exists ? dim : 0) + lane; i < width; i += kWarp) out[i] = 0.0F;
+  }
+}
+
+/// The rows of a warp: lane t works on key t of a tile, and on output channels t, t + 32, …
+template <int kSlots>
+struct RowState {
+  std::int64_t position[kRowsPerWarp];  // -1: no such row, it sees nothing
+  float highest[kRowsPerWarp];
+  float sum[kRowsPerWarp];  // this lane's keys only
+  float out[kRowsPerWarp][kSlots];
+};
+
+/// Scores of the warp's rows with this lane's key, not yet divided by sqrt(d).
+__device__ void dot_products(const float* q, const float* key, int dim, float (&scores)[kRowsPerWarp]) {
+  for (float& score : scores) score = 0.0F;
+  for (int i = 0; i < dim; i += 4) {
+    const float k[4] = {key[i], key[i + 1], key[i + 2], key[i + 3]};
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      const float4 x = *reinterpret_cast<const float4*>(q + r * dim + i);
+      scores[r] += x.x * k[0] + x.y * k[1] + x.z * k[2] + x.w * k[3];
+    }
+  }
+}
+
+/// Scores -> weights e^(score - highest so far); what was summed with the old maximum is scaled to the new one.
+/// Keys that do not count have the score -infinity.
+template <int kSlots>
+__device__ void update_softmax(RowState<kSlots>& rows, float (&scores)[kRowsPerWarp]) {
+#pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    const float highest = fmaxf(rows.highest[r], warp_max(scores[r]));
+    const float correction = highest == -INFINITY ? 1.0F : expf(rows.highest[r] - highest);
+    scores[r] = highest == -INFINITY ? 0.0F : expf(scores[r] - highest);
+    rows.highest[r] = highest;
+    rows.sum[r] = rows.sum[r] * correction + scores[r];
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) rows.out[r][s] *= correction;
+  }
+}
+
+/// out += weights values. values: (kTile, 32 * kSlots)
+template <int kSlots>
+__device__ void add_values(RowState<kSlots>& rows, const float (&weights)[kRowsPerWarp], const float* values,
+                           int lane) {
+  for (int t = 0; t < kTile; ++t) {
+    float v[kSlots];
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) v[s] = values[(t * kSlots + s) * kWarp + lane];
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      const float weight = __shfl_sync(kAllLanes, weights[r], t);
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) rows.out[r][s] += weight * v[s];
+    }
+  }
+}
+
+/// blockIdx: x the rows, y the KV head.
+template <int kSlots>
+__global__ void __launch_bounds__(kWarps* kWarp)
+    mixed_attention_rows(CacheQueries queries, MixedCache cache, bool round_outputs, float* out) {
+  extern __shared__ float4 shared[];
+  const int dim = padded(cache.key.stored.dim);
+  float* const q_tile = reinterpret_cast<float*>(shared);       // (kRows, dim)
+  float* const value_tile = q_tile + kRows * dim;               // (kTile, 32 * kSlots)
+  float* const key_tile = value_tile + kTile * kSlots * kWarp;  // (kTile, key_stride)
+
+  const int head = static_cast<int>(blockIdx.y);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first_of_warp = static_cast<int>(threadIdx.x) / kWarp * kRowsPerWarp;
+  const std::int64_t rows_of_head = queries.count * queries.g;
+  // Later rows see more keys: they go first, so that no block starts long after the others.
+  const std::int64_t first_row = std::int64_t{gridDim.x - 1 - blockIdx.x} * kRows;
+  const std::int64_t last_row = min(first_row + kRows, rows_of_head) - 1;
+  const std::int64_t lowest = queries.positions[first_row / queries.g];
+  const std::int64_t highest = queries.positions[last_row / queries.g];
+
+  for (int r = first_of_warp; r < first_of_warp + kRowsPerWarp; ++r) {
+    const std::int64_t row = head * rows_of_head + first_row + r;
+    for (int i = lane; i < dim; i += kWarp) {
+      const bool exists = first_row + r <= last_row && i < queries.rows.dim;
+      q_tile[r * dim + i] = exists ? queries.rows.value(row * queries.rows.dim + i) : 0.0F;
+    }
+  }
+  RowState<kSlots> rows;
+#pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    const std::int64_t row = first_row + first_of_warp + r;
+    rows.position[r] = row <= last_row ? queries.positions[row / queries.g] : -1;
+    rows.highest[r] = -INFINITY;
+    rows.sum[r] = 0.0F;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) rows.out[r][s] = 0.0F;
+  }
+
+  const float scale = 1.0F / sqrtf(static_cast<float>(queries.rows.dim));
+  for (std::int64_t first = 0; first <= highest; first += kTile) {
+    const TileReadings needed = tile_readings(first, min(first + kTile - 1, highest), lowest, highest, cache.windows);
+    for (int reading = 0; reading < 2; ++reading) {
+      const bool decoded = reading == 1;
+      if (!(decoded ? needed.decoded : needed.stored)) continue;
+      __syncthreads();  // nobody reads the last tile any more
+      load_tile(cache.key, head, first, cache.keys, decoded, dim, key_stride(cache.key.stored.dim), key_tile);
+      load_tile(cache.value, head, first, cache.keys, decoded, kSlots * kWarp, kSlots * kWarp, value_tile);
+      __syncthreads();
+      float weights[kRowsPerWarp];
+      dot_products(q_tile + first_of_warp * dim, key_tile + lane * key_stride(cache.key.stored.dim), dim, weights);
+      const std::int64_t key = first + lane;
+#pragma unroll
+      for (int r = 0; r < kRowsPerWarp; ++r) {
+        const bool counts = key <= rows.position[r] && in_window(key, rows.position[r], cache.windows) != decoded;
+        weights[r] = counts ? weights[r] * scale : -INFINITY;
+      }
+      update_softmax(rows, weights);
+      add_values(rows, weights, value_tile, lane);
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    const float sum = warp_sum(rows.sum[r]);
+    if (rows.position[r] < 0) continue;
+    const std::int64_t row = first_row + first_of_warp + r;  // = query * g + head of the group
+    const std::int64_t query = row / queries.g;
+    const std::int64_t out_row = (query * cache.kv_heads + head) * queries.g + row % queries.g;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int channel = lane + s * kWarp;
+      if (channel >= cache.value.stored.dim) continue;
+      const float value = rows.out[r][s] / sum;
+      out[out_row * cache.value.stored.dim + channel] = round_outputs ? nearest_bf16(value) : value;
+    }
+  }
+}
+
+using Kernel = void (*)(CacheQueries, MixedCache, bool, float*);
+
+/// The kernel whose lanes have room for the outputs, and how many channels each has.
+struct Choice {
+  Kernel kernel;
+  int slots;
+};
+Choice choose(int value_dim) {
+  if (value_dim <= 64) return {mixed_attention_rows<2>, 2};
+  if (value_dim <= 96) return {mixed_attention_rows<3>, 3};
+  if (value_dim <= 128) return {mixed_attention_rows<4>, 4};
+  if (value_dim <= 192) return {mixed_attention_rows<6>, 6};
+  return {mixed_attention_rows<8>, 8};
+}
+
+void check_dim(int dim) {
+  if (dim <= kLargestHead) return;
+  throw UsageError("heads of " + std::to_string(dim) + " channels are larger than the GPU's attention takes",
+                   "--device", "use --device cpu");
+}
+
+}  // namespace
+
+void mixed_attention(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
+                     float* out) {
+  check_dim(cache.key.stored.dim);
+  check_dim(cache.value.stored.dim);
+  const std::int64_t rows = queries.count * queries.g;
+  if (rows == 0) return;
+  const auto [kernel, slots] = choose(cache.value.stored.dim);
+  const std::size_t floats = static_cast<std::size_t>(kRows * padded(cache.key.stored.dim) + kTile * slots * kWarp +
+                                                      kTile * key_stride(cache.key.stored.dim));
+  const auto bytes = static_cast<int>(floats * sizeof(float));
+  OSCAR_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows), static_cast<unsigned>(cache.kv_heads));
+  kernel<<<grid, kWarps * kWarp, floats * sizeof(float), context.stream()>>>(queries, cache, round_outputs, out);
+  OSCAR_CUDA_LAUNCHED("mixed_attention_rows");
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// Attention over a mixed-precision KV cache: the reference kernel, and what it reads.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/cache_format.hpp"
+#include "kernels/cuda/context.hpp"
+#include "kernels/cuda/rows_view.hpp"
+
+namespace oscar::cuda {
+
+/// The keys or the values of a cache; rows are (KV heads, keys).
+struct CacheSide {
+  RowsView stored;
+  /// As cache_format.hpp says. Null: there is no codec, and the history is read as stored.
+  const std::uint8_t* codes = nullptr;
+  const GroupParams* params = nullptr;
+  bool packed = false;
+  int group_size = 0;
+  /// Servers compute with bfloat16: decoded values are rounded to it.
+  bool round_decoded = false;
+};
+
+struct MixedCache {
+  CacheSide key, value;
+  std::int64_t keys = 0;
+  int kv_heads = 0;
+  Windows windows;
+};
+
+/// `count` query tokens with g heads for each KV head.
+struct CacheQueries {
+  RowsView rows;                  // (KV heads, queries, g), in transformed coordinates
+  const std::int64_t* positions;  // of the queries among the keys, ascending
+  std::int64_t count;
+  int g;
+};
+
+/// out (queries, KV heads * g, d_v) = softmax(q k^T / sqrt(d)) v in transformed coordinates; kServing's `round_outputs`
+/// rounds it to bfloat16. Head sizes up to 256; throws UsageError for larger ones.
+void mixed_attention(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
+                     float* out);
+
+}  // namespace oscar::cuda
