@@ -62,7 +62,7 @@ copy_reference_data
 [ -z "${PUBLISHED_FITTER:-}" ] || cp "$PUBLISHED_FITTER" "$stage/compute_kv_rotation.py"
 
 rm -f .gpu/bundle.tar.xz
-tar -C "$stage" -c . | xz -6 -T1 >.gpu/bundle.tar.xz
+tar -C "$stage" -c . | xz -3 -T2 >.gpu/bundle.tar.xz
 printf '%s\n' "$root" >.gpu/root
 size_mib=$(($(stat -c %s .gpu/bundle.tar.xz) / 1048576))
 printf 'gpu/pack: %s, %s MiB\n' "$(cat "$stage/commit")" "$size_mib" >&2
