@@ -258,6 +258,21 @@ TEST_CASE("compare_matches_cpu where candidates, heads and queries need several 
                 on.cpu->hold(input)->compare(candidates, {64, 256}));
 }
 
+TEST_CASE("compare_matches_cpu where GPU memory is short") {
+  if (gpu_or_skip() == nullptr) return;
+  Notices notices;
+  const auto gpu = gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "100", notices);
+  std::vector<std::int64_t> positions;
+  for (std::int64_t p = 400; p < 4096; p += 200) positions.push_back(p);
+  const Sequence s({DType::kBF16, 128, 4096}, 6, 2, positions);
+  std::vector<HistoryCodecs> candidates;
+  for (int i = 0; i < 12; ++i) candidates.push_back({RowCodec{.clip_ratio = 1 - 0.03 * i}, RowCodec{}});
+  const SequenceInput input = s.input(Precision::kServing);
+  check_compare(s, gpu->hold(input)->compare(candidates, {64, 256}),
+                make_cpu_backend()->hold(input)->compare(candidates, {64, 256}));
+  CHECK(notices.mention("GPU memory is short"));
+}
+
 TEST_CASE("held sequences give the same bits in every run, and from several threads at once") {
   const std::unique_ptr<Backend> gpu = gpu_or_skip();
   if (gpu == nullptr) return;
