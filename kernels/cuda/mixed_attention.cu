@@ -5,9 +5,8 @@
 // A block of threads serves kRows neighbouring rows of one KV head, a row being one query head at one position. It goes
 // through the keys in tiles of one key a lane. A tile is brought to shared memory once for all rows, as stored,
 // decoded, or one after the other where some rows need this and some that; in each reading a pair of row and key counts
-// if it is the row's reading of that key, so every key that a row sees counts exactly once. Softmax is kept up to date
-// as tiles come by:  m' = max(m, scores),  sum' = sum e^(m - m') + sum_j e^(s_j - m'),  o' = o e^(m - m') + sum_j
-// e^(s_j - m') v_j
+// if it is the row's reading of that key, so every key that a row sees counts exactly once. Softmax is kept up to date:
+//   m' = max(m, s_j)   sum' = sum e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 #include <cmath>
 #include <string>
 
@@ -123,44 +122,92 @@ __device__ void add_values(RowState<kSlots>& rows, const float (&weights)[kRowsP
   }
 }
 
-/// blockIdx: x the rows, y the KV head.
-template <int kSlots>
-__global__ void __launch_bounds__(kWarps* kWarp)
-    mixed_attention_rows(CacheQueries queries, MixedCache cache, bool round_outputs, float* out) {
-  extern __shared__ float4 shared[];
-  const int dim = padded(cache.key.stored.dim);
-  float* const q_tile = reinterpret_cast<float*>(shared);       // (kRows, dim)
-  float* const value_tile = q_tile + kRows * dim;               // (kTile, 32 * kSlots)
-  float* const key_tile = value_tile + kTile * kSlots * kWarp;  // (kTile, key_stride)
+/// The rows of this block, and this thread's share of them. blockIdx: x the rows, y the KV head.
+struct Work {
+  int head, lane, first_of_warp;
+  std::int64_t rows_of_head, first_row, last_row;
 
-  const int head = static_cast<int>(blockIdx.y);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first_of_warp = static_cast<int>(threadIdx.x) / kWarp * kRowsPerWarp;
-  const std::int64_t rows_of_head = queries.count * queries.g;
-  // Later rows see more keys: they go first, so that no block starts long after the others.
-  const std::int64_t first_row = std::int64_t{gridDim.x - 1 - blockIdx.x} * kRows;
-  const std::int64_t last_row = min(first_row + kRows, rows_of_head) - 1;
-  const std::int64_t lowest = queries.positions[first_row / queries.g];
-  const std::int64_t highest = queries.positions[last_row / queries.g];
+  __device__ explicit Work(const CacheQueries& queries)
+      : head(static_cast<int>(blockIdx.y)),
+        lane(static_cast<int>(threadIdx.x) % kWarp),
+        first_of_warp(static_cast<int>(threadIdx.x) / kWarp * kRowsPerWarp),
+        rows_of_head(queries.count * queries.g),
+        // Later rows see more keys: they go first, so that no block starts long after the others.
+        first_row(std::int64_t{gridDim.x - 1 - blockIdx.x} * kRows),
+        last_row(min(first_row + kRows, rows_of_head) - 1) {}
+};
 
-  for (int r = first_of_warp; r < first_of_warp + kRowsPerWarp; ++r) {
-    const std::int64_t row = head * rows_of_head + first_row + r;
-    for (int i = lane; i < dim; i += kWarp) {
-      const bool exists = first_row + r <= last_row && i < queries.rows.dim;
-      q_tile[r * dim + i] = exists ? queries.rows.value(row * queries.rows.dim + i) : 0.0F;
+/// The warp's queries into q_tile (kRows, width), zeros behind their channels and for rows that are not there.
+__device__ void load_queries(const Work& work, const CacheQueries& queries, int width, float* q_tile) {
+  const int dim = queries.rows.dim;
+  for (int r = work.first_of_warp; r < work.first_of_warp + kRowsPerWarp; ++r) {
+    const std::int64_t row = work.first_row + r;
+    for (int i = work.lane; i < width; i += kWarp) {
+      const bool exists = row <= work.last_row && i < dim;
+      q_tile[r * width + i] = exists ? queries.rows.value((work.head * work.rows_of_head + row) * dim + i) : 0.0F;
     }
   }
-  RowState<kSlots> rows;
+}
+
+template <int kSlots>
+__device__ void begin_rows(const Work& work, const CacheQueries& queries, RowState<kSlots>& rows) {
 #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
-    const std::int64_t row = first_row + first_of_warp + r;
-    rows.position[r] = row <= last_row ? queries.positions[row / queries.g] : -1;
+    const std::int64_t row = work.first_row + work.first_of_warp + r;
+    rows.position[r] = row <= work.last_row ? queries.positions[row / queries.g] : -1;
     rows.highest[r] = -INFINITY;
     rows.sum[r] = 0.0F;
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) rows.out[r][s] = 0.0F;
   }
+}
 
+/// Dot products -> scores of the pairs that count in this reading of the tile; -infinity for the others.
+template <int kSlots>
+__device__ void mask_scores(const RowState<kSlots>& rows, std::int64_t key, bool decoded, Windows windows, float scale,
+                            float (&scores)[kRowsPerWarp]) {
+#pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    const bool counts = key <= rows.position[r] && in_window(key, rows.position[r], windows) != decoded;
+    scores[r] = counts ? scores[r] * scale : -INFINITY;
+  }
+}
+
+/// out (queries, KV heads, g, dim) = what the rows have summed, divided by the sum of their weights.
+template <int kSlots>
+__device__ void store_rows(const Work& work, const RowState<kSlots>& rows, int g, int kv_heads, int dim, bool round,
+                           float* out) {
+#pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    const float sum = warp_sum(rows.sum[r]);
+    if (rows.position[r] < 0) continue;
+    const std::int64_t row = work.first_row + work.first_of_warp + r;  // = query * g + head among the g
+    const std::int64_t out_row = (row / g * kv_heads + work.head) * g + row % g;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int channel = work.lane + s * kWarp;
+      if (channel >= dim) continue;
+      const float value = rows.out[r][s] / sum;
+      out[out_row * dim + channel] = round ? nearest_bf16(value) : value;
+    }
+  }
+}
+
+template <int kSlots>
+__global__ void __launch_bounds__(kWarps* kWarp, 2)
+    mixed_attention_rows(CacheQueries queries, MixedCache cache, bool round_outputs, float* out) {
+  extern __shared__ float4 shared[];
+  const int width = padded(cache.key.stored.dim), stride = key_stride(cache.key.stored.dim);
+  float* const q_tile = reinterpret_cast<float*>(shared);       // (kRows, width)
+  float* const value_tile = q_tile + kRows * width;             // (kTile, 32 * kSlots)
+  float* const key_tile = value_tile + kTile * kSlots * kWarp;  // (kTile, stride)
+  const Work work(queries);
+  RowState<kSlots> rows;
+  load_queries(work, queries, width, q_tile);
+  begin_rows(work, queries, rows);
+
+  const std::int64_t lowest = queries.positions[work.first_row / queries.g];
+  const std::int64_t highest = queries.positions[work.last_row / queries.g];
   const float scale = 1.0F / sqrtf(static_cast<float>(queries.rows.dim));
   for (std::int64_t first = 0; first <= highest; first += kTile) {
     const TileReadings needed = tile_readings(first, min(first + kTile - 1, highest), lowest, highest, cache.windows);
@@ -168,37 +215,17 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       const bool decoded = reading == 1;
       if (!(decoded ? needed.decoded : needed.stored)) continue;
       __syncthreads();  // nobody reads the last tile any more
-      load_tile(cache.key, head, first, cache.keys, decoded, dim, key_stride(cache.key.stored.dim), key_tile);
-      load_tile(cache.value, head, first, cache.keys, decoded, kSlots * kWarp, kSlots * kWarp, value_tile);
+      load_tile(cache.key, work.head, first, cache.keys, decoded, width, stride, key_tile);
+      load_tile(cache.value, work.head, first, cache.keys, decoded, kSlots * kWarp, kSlots * kWarp, value_tile);
       __syncthreads();
       float weights[kRowsPerWarp];
-      dot_products(q_tile + first_of_warp * dim, key_tile + lane * key_stride(cache.key.stored.dim), dim, weights);
-      const std::int64_t key = first + lane;
-#pragma unroll
-      for (int r = 0; r < kRowsPerWarp; ++r) {
-        const bool counts = key <= rows.position[r] && in_window(key, rows.position[r], cache.windows) != decoded;
-        weights[r] = counts ? weights[r] * scale : -INFINITY;
-      }
+      dot_products(q_tile + work.first_of_warp * width, key_tile + work.lane * stride, width, weights);
+      mask_scores(rows, first + work.lane, decoded, cache.windows, scale, weights);
       update_softmax(rows, weights);
-      add_values(rows, weights, value_tile, lane);
+      add_values(rows, weights, value_tile, work.lane);
     }
   }
-
-#pragma unroll
-  for (int r = 0; r < kRowsPerWarp; ++r) {
-    const float sum = warp_sum(rows.sum[r]);
-    if (rows.position[r] < 0) continue;
-    const std::int64_t row = first_row + first_of_warp + r;  // = query * g + head of the group
-    const std::int64_t query = row / queries.g;
-    const std::int64_t out_row = (query * cache.kv_heads + head) * queries.g + row % queries.g;
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const int channel = lane + s * kWarp;
-      if (channel >= cache.value.stored.dim) continue;
-      const float value = rows.out[r][s] / sum;
-      out[out_row * cache.value.stored.dim + channel] = round_outputs ? nearest_bf16(value) : value;
-    }
-  }
+  store_rows(work, rows, queries.g, cache.kv_heads, cache.value.stored.dim, round_outputs, out);
 }
 
 using Kernel = void (*)(CacheQueries, MixedCache, bool, float*);
