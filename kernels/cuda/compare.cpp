@@ -8,8 +8,9 @@
 namespace oscar::cuda {
 namespace {
 
-/// Bytes of rows, and again of scores: 256 MiB, less where memory has been short.
-std::size_t pass_budget(const Context& context) { return 16 * context.device().chunk_bytes(); }
+/// Bytes of rows, and again of scores: 96 MiB, so that three sequences at a time stay within a layer or two; less where
+/// memory has been short.
+std::size_t pass_budget(const Context& context) { return 6 * context.device().chunk_bytes(); }
 
 }  // namespace
 
