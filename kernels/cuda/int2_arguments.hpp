@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// What the C functions of oscar/int2_attention.h refuse, and how they say so.
+#pragma once
+
+#include <string>
+
+#include "oscar/int2_attention.h"
+
+namespace oscar::cuda {
+
+/// What is wrong; null if nothing is.
+[[nodiscard]] const char* shape_problem(int head_dim, int group_size, oscar_dtype param_dtype);
+/// The same for rows that are read or written `alignment` bytes at a time.
+[[nodiscard]] const char* rows_problem(const oscar_paged_rows& rows, int alignment);
+
+/// Keeps the reason for oscar_int2_error(), and returns cudaErrorInvalidValue.
+int refuse(const std::string& reason);
+
+}  // namespace oscar::cuda

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT
+// The INT2 decode kernel itself: who does what, and how the parts are added up.
+#pragma once
+
+#include "kernels/cuda/int2_decode_window.cuh"
+
+namespace oscar::cuda {
+
+/// The result of one split: out (heads, kDim) relative to the heads' factors, then the heads' sums of weights, then
+/// log2 of the factors.
+struct PartialView {
+  float* data;
+  int heads, dim;
+  __device__ float* out() const { return data; }
+  __device__ float& sum(int head) const { return data[heads * dim + head]; }
+  __device__ float& highest(int head) const { return data[heads * (dim + 1) + head]; }
+  __device__ PartialView split(int i) const {
+    const int size = (heads * (dim + 2) + 3) / 4 * 4;  // whole 16 bytes
+    return {data + static_cast<std::int64_t>(i) * size, heads, dim};
+  }
+};
+
+/// 2^(from - to); 0 for a part that saw nothing.
+__device__ inline float rescaling(float from, float to) { return from == -INFINITY ? 0.0F : fast_exp2(from - to); }
+
+__device__ __forceinline__ float sum_over_tokens(float x) {
+#pragma unroll
+  for (int step = 4; step < kWarp; step *= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+/// A head's channels of one warp, to `row`: of packed values less `zero`, in all lanes the sum over the warp's tokens.
+template <class S>
+__device__ __forceinline__ void write_packed(const WarpState<S>& state, int tile_of_heads, float* row) {
+  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const auto& out = state.out[tile_of_heads / 2];
+  const int j = tile_of_heads % 2;
+  float zero[S::kGroups];
+#pragma unroll
+  for (int i = 0; i < S::kGroups; ++i) zero[i] = sum_over_tokens(state.zero[tile_of_heads][i]);
+#pragma unroll
+  for (int piece = 0; piece < S::kPieces; ++piece) {
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const auto value = [&](int half, int odd) {
+        const float unit = 16777216 / code_factor(quarter + 4 * odd);
+        return out[8 * piece + 4 * half + quarter][2 * odd + j] * unit - zero[S::group(quarter, piece)];
+      };
+      float* const to = row + quarter * S::kRowBytes + 32 * piece;
+      if constexpr (S::kDim == 64) {
+        *reinterpret_cast<float2*>(to + 2 * g) = {value(0, 0), value(0, 1)};
+      } else {
+        *reinterpret_cast<float4*>(to + 4 * g) = {value(0, 0), value(0, 1), value(1, 0), value(1, 1)};
+      }
+    }
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void write_window(const WarpState<S>& state, int tile_of_heads, float* row) {
+  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const auto& out = state.out[tile_of_heads / 2];
+  const int j = tile_of_heads % 2;
+#pragma unroll
+  for (int tile = 0; tile < S::kTiles; ++tile) {
+    const int channel = 64 * (tile / 4) + 8 * g + 2 * (tile % 4);
+    *reinterpret_cast<float2*>(row + channel) = {out[tile][j], out[tile][j + 2]};
+  }
+}
+
+/// Adds up the block's warps: `state` of each, at last in `to`. Each warp's results lie where its copies did.
+template <class S>
+__device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool packed, unsigned char* copies,
+                                            PartialView to) {
+  using Stages = DecodeStages<S>;
+  constexpr int kStride = S::kDim + 8;  // floats of a head; + 8 against bank conflicts
+  static_assert(4 * kStride * 4 <= Stages::kWarpBytes);
+  const auto result = [&](int of_warp) { return reinterpret_cast<float*>(copies + of_warp * Stages::kWarpBytes); };
+  __shared__ float highest[S::kHeads][kDecodeWarps], sums[S::kHeads][kDecodeWarps];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int tile = 0; tile < S::kKeyTiles; ++tile) {
+    float* const row = result(warp) + lane % 4 * kStride;
+    if (tile > 0) __syncthreads();
+    __syncwarp();
+    if (packed) {
+      write_packed(state, tile, row);
+    } else {
+      write_window(state, tile, row);
+    }
+    const float own_sum = sum_over_tokens(state.sum[tile]);
+    if (lane < 4) highest[4 * tile + lane][warp] = state.highest[tile], sums[4 * tile + lane][warp] = own_sum;
+    __syncthreads();
+    const int items = min(4, to.heads - 4 * tile) * S::kDim / 2;
+    for (int i = static_cast<int>(threadIdx.x); i < items; i += kDecodeThreads) {
+      const int head = 4 * tile + i / (S::kDim / 2), channel = i % (S::kDim / 2) * 2;
+      float top = highest[head][0], sum = 0;
+#pragma unroll
+      for (int w = 1; w < kDecodeWarps; ++w) top = fmaxf(top, highest[head][w]);
+      float2 total{0, 0};
+#pragma unroll
+      for (int w = 0; w < kDecodeWarps; ++w) {
+        const float factor = rescaling(highest[head][w], top);
+        const float2 part = *reinterpret_cast<const float2*>(result(w) + head % 4 * kStride + channel);
+        total.x += factor * part.x, total.y += factor * part.y;
+        sum += factor * sums[head][w];
+      }
+      *reinterpret_cast<float2*>(to.out() + head * S::kDim + channel) = total;
+      if (channel == 0) to.sum(head) = sum, to.highest(head) = top;
+    }
+  }
+}
+
+/// Adds up the splits of a sequence's part and writes its outputs: rows (heads, kDim) of out, and lse if it is not
+/// null. Four heads at a time. `scratch`: 8 floats a split.
+template <class S>
+class SplitMerge {
+ public:
+  __device__ SplitMerge(PartialView all, int splits, float* scratch) : all_(all), splits_(splits), scratch_(scratch) {}
+
+  __device__ __forceinline__ void run(float* out, float* lse) const {
+    for (int first = 0; first < all_.heads; first += 4) {
+      const int heads = min(4, all_.heads - first), items = heads * S::kDim / 2;
+      float2 parts[kAhead];
+      const int own = static_cast<int>(threadIdx.x);
+      if (own < items) load(first, own, 0, parts);  // on their way while the factors are computed
+      if (first > 0) __syncthreads();
+      if (own / kWarp < heads) find_factors(first, own / kWarp, lse);
+      __syncthreads();
+      for (int i = own; i < items; i += kDecodeThreads) {
+        if (i != own) load(first, i, 0, parts);
+        float2 total{0, 0};
+        add(i, 0, parts, total);
+        for (int s = kAhead; s < splits_; s += kAhead) {
+          load(first, i, s, parts);
+          add(i, s, parts, total);
+        }
+        reinterpret_cast<float2*>(out + first * S::kDim)[i] = total;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kAhead = 16;
+
+  __device__ __forceinline__ void load(int first, int i, int split, float2 (&parts)[kAhead]) const {
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      const auto* const from = reinterpret_cast<const float2*>(all_.split(split + s).out() + first * S::kDim) + i;
+      parts[s] = split + s < splits_ ? __ldcg(from) : float2{0, 0};
+    }
+  }
+  __device__ __forceinline__ void add(int i, int split, const float2 (&parts)[kAhead], float2& total) const {
+    const float* const factor = scratch_ + i / (S::kDim / 2) * 2 * splits_ + split;
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      const float by = split + s < splits_ ? factor[s] : 0.0F;
+      total.x += by * parts[s].x, total.y += by * parts[s].y;
+    }
+  }
+
+  /// What the splits of head first + h must be multiplied by, to scratch.
+  __device__ void find_factors(int first, int h, float* lse) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    float *const factors = scratch_ + 2 * h * splits_, *const sums = factors + splits_;
+    float top = -INFINITY, sum = 0;
+    for (int i = lane; i < splits_; i += kWarp) {
+      const float highest = __ldcg(&all_.split(i).highest(first + h));
+      sums[i] = __ldcg(&all_.split(i).sum(first + h));
+      factors[i] = highest;
+      top = fmaxf(top, highest);
+    }
+    for (int step = 1; step < kWarp; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+    for (int i = lane; i < splits_; i += kWarp) {
+      factors[i] = rescaling(factors[i], top);
+      sum += factors[i] * sums[i];
+    }
+    for (int step = 1; step < kWarp; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    for (int i = lane; i < splits_; i += kWarp) factors[i] *= sum > 0 ? 1 / sum : 0.0F;
+    if (lane == 0 && lse != nullptr) lse[first + h] = (top + log2f(sum)) * 0.6931471805599453F;
+  }
+
+  PartialView all_;
+  int splits_;
+  float* scratch_;
+};
+
+/// True in every thread of the last of `count` blocks that come here. What the others wrote before can be read then.
+__device__ inline bool is_last_block(int* ticket, int count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;\n" : "=r"(before) : "l"(ticket) : "memory");
+    last = before == count - 1;
+    if (last) *ticket = 0;  // ready for the next launch
+  }
+  __syncthreads();
+  return last;
+}
+
+/// Grid: (splits, num_kv_heads * parts, batch).
+template <class S>
+__global__ void __launch_bounds__(kDecodeThreads, S::kBlocks) int2_decode(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int split = static_cast<int>(blockIdx.x), part = static_cast<int>(blockIdx.y);
+  const int sequence = static_cast<int>(blockIdx.z), kv_head = part / p.parts;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
+  const SplitPlan plan(length, window, p.args.num_kv_heads);
+  if (split >= plan.count()) return;
+  const int heads_per_kv = p.args.num_q_heads / p.args.num_kv_heads, part_first = part % p.parts * p.part_heads;
+  const int first_head = kv_head * heads_per_kv + part_first;
+  const int num_heads = min(p.part_heads, heads_per_kv - part_first);
+  const auto* q = static_cast<const __nv_bfloat16*>(p.args.q) +
+                  (std::int64_t{sequence} * p.args.num_q_heads + first_head) * S::kDim;
+
+  WarpState<S> state;
+  const bool packed = split >= plan.window_splits;
+  if (!packed) {
+    const int first = split * plan.window_tokens;
+    WindowWarp<S>(p, sequence, kv_head).run(first, min(first + plan.window_tokens, window), warp, q, num_heads, state);
+  } else {
+    __shared__ BlockQueries<S> queries;
+    HistoryWarp<S> history(p, sequence, kv_head, shared + warp * DecodeStages<S>::kWarpBytes);
+    const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
+    history.start(first, end, warp);
+    queries.template load<kDecodeWarps>(q, num_heads, p.score_scale);
+    __syncthreads();
+    history.run(PackedQueries<S>(queries, lane), state);
+  }
+  const std::int64_t unit = std::int64_t{sequence} * gridDim.y + part;
+  const PartialView all{p.partials + unit * p.unit_floats, num_heads, S::kDim};
+  merge_warps<S>(state, packed, shared, all.split(split));
+  if (!is_last_block(p.tickets + unit, plan.count())) return;
+  const std::int64_t row = std::int64_t{sequence} * p.args.num_q_heads + first_head;
+  SplitMerge<S>(all, plan.count(), reinterpret_cast<float*>(shared))
+      .run(p.args.out + row * S::kDim, p.args.lse == nullptr ? nullptr : p.args.lse + row);
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// The bfloat16 window of the INT2 decode kernel: few tokens, read straight from global memory, the same products.
+#pragma once
+
+#include "kernels/cuda/int2_decode.cuh"
+
+namespace oscar::cuda {
+
+/// Words of eight bfloat16 channels.
+struct __align__(16) Eight {
+  unsigned word[4];
+};
+
+/// Tile 4 * c + w of the values has at row g (odd = 0) or g + 8 (odd = 1) the channel 64 * c + 8 * g + 2 * w + odd; the
+/// steps of K Q^T take the channels of 16-byte pieces as they come. A lane so reads 16 bytes at a time.
+template <class S>
+class WindowWarp {
+ public:
+  __device__ WindowWarp(const DecodeParams& p, int sequence, int kv_head)
+      : p_(p),
+        pages_(p.args.window.pages + static_cast<std::int64_t>(sequence) * p.args.window.pages_per_sequence),
+        kv_head_(kv_head),
+        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+  /// Tokens [first, end), every kDecodeWarps-th 16 of them from the warp's own on. q: (num_heads, kDim).
+  __device__ void run(int first, int end, int warp, const __nv_bfloat16* q, int num_heads, WarpState<S>& state) const {
+    const int t = lane_ % 4, g = lane_ / 4;
+    for (int begin = first + 16 * warp; begin < end; begin += 16 * kDecodeWarps) {
+      float products[S::kValueTiles][4] = {};
+      const Eight* const top = row(p_.k_window, begin + token_of_row(g), end);
+      const Eight* const bottom = row(p_.k_window, begin + token_of_row(g + 8), end);
+#pragma unroll
+      for (int k = t; k < S::kDim / 8; k += 4) {
+        const Eight a = top[k], b = bottom[k];
+#pragma unroll
+        for (int n = 0; n < S::kValueTiles; ++n) {
+          const int head = head_of_column(n, g);
+          Eight query{};
+          if (head < num_heads) query = reinterpret_cast<const Eight*>(q + head * S::kDim)[k];
+#pragma unroll
+          for (int w = 0; w < 4; w += 2) {
+            mma<Half::kBfloat16>(products[n], a.word[w], b.word[w], a.word[w + 1], b.word[w + 1], query.word[w],
+                                 query.word[w + 1]);
+          }
+        }
+      }
+      finish(products, begin, end, state);
+    }
+  }
+
+ private:
+  __device__ const Eight* row(const PagedRows& rows, int token, int end) const {
+    token = min(token, end - 1);
+    const int page = pages_[token >> p_.window_shift], slot = token & ((1 << p_.window_shift) - 1);
+    return reinterpret_cast<const Eight*>(rows.at(rows.head(kv_head_), page, slot));
+  }
+
+  __device__ void finish(const float (&products)[S::kValueTiles][4], int begin, int end, WarpState<S>& state) const {
+    const int t = lane_ % 4, g = lane_ / 4;
+    float scores[S::kKeyTiles][2], tops[S::kKeyTiles];
+#pragma unroll
+    for (int i = 0; i < S::kKeyTiles; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const bool counts = begin + token_of_row(g + 8 * r) < end;
+        scores[i][r] = counts ? products[i / 2][2 * r + i % 2] * p_.score_scale : -INFINITY;
+      }
+      tops[i] = fmaxf(scores[i][0], scores[i][1]);
+    }
+    state.raise(tops);
+    // As the sum of two bfloat16 numbers: the values are bfloat16, and eight bits of a weight are too few.
+    unsigned weights[S::kValueTiles][2], rest[S::kValueTiles][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float weight[2 * S::kValueTiles] = {};
+#pragma unroll
+      for (int i = 0; i < S::kKeyTiles; ++i) {
+        weight[i] = fast_exp2(scores[i][r] - state.highest[i]);
+        state.sum[i] += weight[i];
+      }
+#pragma unroll
+      for (int n = 0; n < S::kValueTiles; ++n) {
+        const unsigned pair = pack_bf16(weight[2 * n], weight[2 * n + 1]);
+        weights[n][r] = transpose8(pair);
+        rest[n][r] = transpose8(pack_bf16(weight[2 * n] - low_bf16(pair), weight[2 * n + 1] - high_bf16(pair)));
+      }
+    }
+    const auto value = [&](int j) { return row(p_.v_window, begin + token_of_row(j), end); };
+    const Eight *v0 = value(2 * t), *v1 = value(2 * t + 1), *v2 = value(2 * t + 8), *v3 = value(2 * t + 9);
+#pragma unroll
+    for (int c = 0; c < S::kDim / 64; ++c) {
+      const Eight e0 = v0[8 * c + g], e1 = v1[8 * c + g], e2 = v2[8 * c + g], e3 = v3[8 * c + g];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const unsigned a0 = __byte_perm(e0.word[w], e1.word[w], 0x5410),
+                       a1 = __byte_perm(e0.word[w], e1.word[w], 0x7632);
+        const unsigned a2 = __byte_perm(e2.word[w], e3.word[w], 0x5410),
+                       a3 = __byte_perm(e2.word[w], e3.word[w], 0x7632);
+#pragma unroll
+        for (int n = 0; n < S::kValueTiles; ++n) {
+          mma<Half::kBfloat16>(state.out[n][4 * c + w], a0, a1, a2, a3, weights[n][0], weights[n][1]);
+          mma<Half::kBfloat16>(state.out[n][4 * c + w], a0, a1, a2, a3, rest[n][0], rest[n][1]);
+        }
+      }
+    }
+  }
+
+  const DecodeParams& p_;
+  const std::int32_t* pages_;
+  int kv_head_, lane_;
+};
+
+}  // namespace oscar::cuda

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/* Decode attention over a paged, mixed-precision KV cache on NVIDIA GPUs: bfloat16 windows (sink and recent tokens) and
+ * an INT2 history, one launch from query to output. C ABI, for servers.
+ *
+ *   out[b, h] = softmax(scale * q[b, h] K_b^T) V_b      over the window tokens and the history tokens of sequence b
+ *
+ * Queries, keys and values are in transformed coordinates (q' = q R_k, k' = k R_k, v' = v R_v); the caller undoes R_v.
+ * A history row of head_dim channels is stored as head_dim / 4 bytes,
+ *   byte[i] = code[i] | code[i + d/4] << 2 | code[i + d/2] << 4 | code[i + 3d/4] << 6,
+ * and one (scale, zero) pair per group of group_size channels: x = (code - zero) * scale.
+ * A result depends on its own sequence alone, to the bit, whatever else is in the batch. */
+#ifndef OSCAR_INT2_ATTENTION_H_
+#define OSCAR_INT2_ATTENTION_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { OSCAR_FLOAT32 = 0, OSCAR_FLOAT16 = 1, OSCAR_BFLOAT16 = 2 } oscar_dtype;
+
+/* Rows of a paged pool: row (page, token in page, KV head) starts at data + the sum of index * stride. Device memory. */
+typedef struct {
+  const void* data;
+  int64_t page_stride, token_stride, head_stride; /* bytes */
+} oscar_paged_rows;
+
+/* Which pages hold the tokens of each sequence. Device memory. */
+typedef struct {
+  const int32_t* pages;   /* (batch, pages_per_sequence): token t of sequence b lies in pages[b][t / page_size] */
+  const int32_t* lengths; /* (batch): tokens of each sequence; 0 is allowed */
+  int32_t pages_per_sequence; /* enough for max_length; what lies behind a sequence's own pages is not used */
+  int32_t page_size;  /* a power of two, 1 to 256 */
+  int32_t max_length; /* no length is larger */
+} oscar_page_table;
+
+typedef struct {
+  int32_t batch, num_q_heads, num_kv_heads; /* num_q_heads / num_kv_heads: 1 to 16 */
+  int32_t head_dim;                         /* 64, 128 or 256 */
+  int32_t group_size;                       /* head_dim, 64 or 32 */
+  oscar_dtype param_dtype;                  /* of scales and zeros */
+  float softmax_scale;                   /* positive */
+  const void* q;                         /* bfloat16 (batch, num_q_heads, head_dim), 16-byte aligned */
+  oscar_paged_rows k_codes, v_codes;     /* rows 16-byte aligned */
+  oscar_paged_rows k_params, v_params;   /* (groups, 2) per row, rows aligned to their size or to 16 bytes */
+  oscar_page_table history;
+  oscar_paged_rows k_window, v_window;   /* bfloat16, rows 16-byte aligned */
+  oscar_page_table window;
+  float* out; /* (batch, num_q_heads, head_dim), 8-byte aligned */
+  float* lse; /* (batch, num_q_heads): log of the sum of exp(scores); may be null */
+  void* workspace;
+  size_t workspace_bytes;
+} oscar_int2_decode_args;
+
+/* Bytes of workspace that these arguments need. The workspace must be zeroed once; every call leaves it ready for the
+ * next. 0 if the arguments are refused. */
+size_t oscar_int2_decode_workspace(const oscar_int2_decode_args* args);
+
+/* Enqueues the work on `stream` (a cudaStream_t). Returns 0, or a cudaError_t: cudaErrorInvalidValue if the arguments
+ * are refused; oscar_int2_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph. */
+int oscar_int2_decode(const oscar_int2_decode_args* args, void* stream);
+
+/* What was wrong with the calling thread's last refused arguments. */
+const char* oscar_int2_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* OSCAR_INT2_ATTENTION_H_ */

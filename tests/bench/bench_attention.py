@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: MIT
+"""INT2 decode attention on a GPU: checked against fp64, then timed beside bfloat16 attention of torch in the same run.
+
+bench_attention.py LIBRARY [--check] [--out FILE.json] [--commit HASH]
+LIBRARY: the shared object with oscar_int2_decode (oscar_cuda.so). Cases cycle over enough distinct layers that no cache
+holds them; times are medians of CUDA graph replays. Prints one line a case: microseconds, TB/s of the bytes that must be
+read, the fraction of the measured copy rate, and the ratio to the best bfloat16 kernel.
+"""
+import argparse
+import ctypes
+import json
+import math
+import sys
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("page_stride", ctypes.c_int64), ("token_stride", ctypes.c_int64),
+                ("head_stride", ctypes.c_int64)]
+
+
+class Table(ctypes.Structure):
+    _fields_ = [("pages", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("pages_per_sequence", ctypes.c_int32),
+                ("page_size", ctypes.c_int32), ("max_length", ctypes.c_int32)]
+
+
+class Args(ctypes.Structure):
+    _fields_ = ([(name, ctypes.c_int32) for name in
+                 ("batch", "num_q_heads", "num_kv_heads", "head_dim", "group_size", "param_dtype")] +
+                [("softmax_scale", ctypes.c_float), ("q", ctypes.c_void_p)] +
+                [(name, Rows) for name in ("k_codes", "v_codes", "k_params", "v_params")] + [("history", Table)] +
+                [(name, Rows) for name in ("k_window", "v_window")] + [("window", Table)] +
+                [("out", ctypes.c_void_p), ("lse", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
+                 ("workspace_bytes", ctypes.c_size_t)])
+
+
+class Pool:
+    """Rows in pages (page, KV head, token in page, width): contiguous per head."""
+
+    def __init__(self, rows_per_sequence, page_size, heads, make):
+        self.page_size = page_size
+        counts = [max(1, -(-n // page_size)) for n in rows_per_sequence]
+        total = sum(counts)
+        order = torch.randperm(total, device="cuda").int()
+        self.table = torch.zeros(len(counts), max(counts), dtype=torch.int32, device="cuda")
+        start = 0
+        for b, count in enumerate(counts):
+            self.table[b, :count] = order[start:start + count]
+            start += count
+        self.lengths = torch.tensor(rows_per_sequence, dtype=torch.int32, device="cuda")
+        self.tensors = [make(width, dtype, (total, heads, page_size)) for width, dtype in make.widths]
+
+    def rows(self, i):
+        t = self.tensors[i]
+        return Rows(t.data_ptr(), t.stride(0) * t.element_size(), t.stride(2) * t.element_size(),
+                    t.stride(1) * t.element_size())
+
+    def gather(self, i, b):
+        """(heads, tokens, width) of sequence b."""
+        n = int(self.lengths[b])
+        pages = self.tensors[i][self.table[b].long()]
+        flat = pages.permute(1, 0, 2, 3).reshape(pages.shape[1], -1, pages.shape[3])
+        return flat[:, :n]
+
+    def fill(self, table, args_table):
+        args_table.pages, args_table.lengths = self.table.data_ptr(), self.lengths.data_ptr()
+        args_table.pages_per_sequence = self.table.shape[1]
+        args_table.page_size = self.page_size
+        args_table.max_length = int(self.lengths.max())
+
+
+class Case:
+    def __init__(self, library, heads, kv_heads, dim, group, param_dtype, lengths, windows, page_size, peak=1.0):
+        self.library = library
+        batch = len(lengths)
+        groups = dim // group
+
+        def make_history(width, dtype, shape):
+            if dtype == torch.uint8:
+                return torch.randint(0, 256, (*shape, width), dtype=torch.uint8, device="cuda")
+            scale = torch.rand(*shape, groups, 1, device="cuda") + 0.3
+            zero = 1.5 + 0.3 * torch.randn(*shape, groups, 1, device="cuda")
+            return torch.cat([scale, zero], -1).reshape(*shape, 2 * groups).to(dtype)
+
+        make_history.widths = [(dim // 4, torch.uint8)] * 2 + [(2 * groups, param_dtype)] * 2
+
+        def make_window(width, dtype, shape):
+            return torch.randn(*shape, width, device="cuda").to(dtype)
+
+        make_window.widths = [(dim, torch.bfloat16)] * 2
+        self.history = Pool(lengths, page_size, kv_heads, make_history)
+        self.window = Pool(windows, page_size, kv_heads, make_window)
+        self.q = (peak * torch.randn(batch, heads, dim, device="cuda")).bfloat16()
+        self.out = torch.full((batch, heads, dim), float("nan"), device="cuda")
+        self.lse = torch.full((batch, heads), float("nan"), device="cuda")
+        a = self.args = Args(batch=batch, num_q_heads=heads, num_kv_heads=kv_heads, head_dim=dim, group_size=group,
+                             param_dtype=DTYPES[param_dtype], softmax_scale=dim**-0.5)
+        a.q, a.out, a.lse = self.q.data_ptr(), self.out.data_ptr(), self.lse.data_ptr()
+        a.k_codes, a.v_codes, a.k_params, a.v_params = (self.history.rows(i) for i in range(4))
+        a.k_window, a.v_window = self.window.rows(0), self.window.rows(1)
+        self.history.fill(None, a.history)
+        self.window.fill(None, a.window)
+        a.workspace_bytes = library.oscar_int2_decode_workspace(ctypes.byref(a))
+        if a.workspace_bytes == 0:
+            raise ValueError(library.oscar_int2_error().decode())
+        self.workspace = torch.zeros(a.workspace_bytes, dtype=torch.uint8, device="cuda")
+        a.workspace = self.workspace.data_ptr()
+
+    def run(self):
+        status = self.library.oscar_int2_decode(ctypes.byref(self.args), ctypes.c_void_p(
+            torch.cuda.current_stream().cuda_stream))
+        if status != 0:
+            raise RuntimeError(f"cuda error {status}: {self.library.oscar_int2_error().decode()}")
+
+    def decoded(self, side, b):
+        """(kv_heads, tokens, dim), fp64: history, then window."""
+        packed = self.history.gather(side, b)
+        params = self.history.gather(2 + side, b).double()
+        codes = torch.cat([packed >> shift & 3 for shift in (0, 2, 4, 6)], -1).double()
+        heads, tokens, dim = codes.shape
+        groups = params.shape[-1] // 2
+        params = params.reshape(heads, tokens, groups, 2)
+        codes = codes.reshape(heads, tokens, groups, dim // groups)
+        rows = ((codes - params[..., 1:]) * params[..., :1]).reshape(heads, tokens, dim)
+        return torch.cat([rows, self.window.gather(side, b).double()], 1)
+
+    def reference(self):
+        batch, heads, dim = self.q.shape
+        out, lse = torch.zeros(batch, heads, dim, dtype=torch.float64, device="cuda"), []
+        for b in range(batch):
+            k, v = self.decoded(0, b), self.decoded(1, b)
+            group = heads // k.shape[0]
+            q = self.q[b].double().reshape(k.shape[0], group, dim)
+            if k.shape[1] == 0:
+                lse.append(torch.full((heads,), -math.inf, dtype=torch.float64, device="cuda"))
+                continue
+            scores = q @ k.transpose(1, 2) * dim**-0.5
+            out[b] = (scores.softmax(-1) @ v).reshape(heads, dim)
+            lse.append(scores.logsumexp(-1).reshape(heads))
+        return out, torch.stack(lse)
+
+
+def check(library):
+    """Every class of shapes; returns the largest relative error."""
+    worst, worst_lse, count = 0.0, 0.0, 0
+    for heads, kv_heads in ((32, 8), (4, 4), (12, 2), (6, 1), (7, 1), (24, 2), (16, 1), (13, 1), (8, 1)):
+        for dim in (64, 128, 256):
+            for group in sorted({dim, 64, 32}):
+                for param_dtype, page_size, peak in ((torch.float32, 1, 1.0), (torch.float16, 16, 4.0),
+                                                     (torch.bfloat16, 256, 0.1), (torch.float32, 64, 12.0)):
+                    torch.manual_seed(count)
+                    case = Case(library, heads, kv_heads, dim, group, param_dtype, [0, 1, 31, 257, 1000, 5003],
+                                [1, 0, 320, 17, 64, 319], page_size, peak)
+                    case.run()
+                    first = case.out.clone()
+                    case.out.fill_(float("nan"))
+                    case.run()
+                    torch.cuda.synchronize()
+                    out, lse = case.reference()
+                    assert torch.equal(first, case.out), "not the same bits"
+                    error = max(float((case.out[b] - out[b]).norm() / out[b].norm()) for b in range(out.shape[0]))
+                    lse_error = float(((case.lse - lse).abs() / lse.abs().clamp(min=1)).max())
+                    if not (error < 2e-3 and lse_error < 2e-3):
+                        print("FAILED", heads, kv_heads, dim, group, param_dtype, page_size, peak, error, lse_error,
+                              [float((case.out[b] - out[b]).norm() / out[b].norm()) for b in range(out.shape[0])])
+                    worst, worst_lse, count = max(worst, error), max(worst_lse, lse_error), count + 1
+    # A sequence's result does not depend on its neighbours.
+    torch.manual_seed(7)
+    case = Case(library, 32, 8, 128, 128, torch.float32, [3000, 70, 9000], [320, 5, 320], 16)
+    case.run()
+    both = case.out.clone()
+    a = case.args
+    a.batch, a.q, a.out = 1, a.q + 2 * 32 * 128 * 2, a.out + 2 * 32 * 128 * 4
+    for table, pool in ((a.history, case.history), (a.window, case.window)):
+        table.pages += 2 * table.pages_per_sequence * 4
+        table.lengths += 8
+    case.out.fill_(float("nan"))
+    case.run()
+    torch.cuda.synchronize()
+    assert torch.equal(both[2], case.out[2]), "depends on the batch"
+    return {"cases": count, "largest_relative_error": worst, "largest_lse_error": worst_lse}
+
+
+def time_graph(run, per_graph, repeats=40):
+    """Median microseconds of one call; run(i) enqueues the i-th of per_graph calls."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(per_graph):
+            run(i)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for i in range(per_graph):
+                run(i)
+        times = []
+        for _ in range(repeats):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            stream.synchronize()
+            times.append(begin.elapsed_time(end) * 1000 / per_graph)
+    return sorted(times)[repeats // 2]
+
+
+def copy_rate():
+    a = torch.rand(1 << 30, device="cuda")
+    b = torch.empty_like(a)
+    return 8 * a.numel() / (time_graph(lambda i: torch.add(a, 1, out=b), 4, 10) * 1e6)
+
+
+def time_sdpa(batch, heads, kv_heads, dim, length, layers):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    best = {}
+    q = torch.randn(batch, heads, 1, dim, device="cuda", dtype=torch.bfloat16)
+    kv = [torch.randn(2, batch, kv_heads, length, dim, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
+        try:
+            with sdpa_kernel(getattr(SDPBackend, name)):
+                best[name.split("_")[0].lower()] = time_graph(
+                    lambda i: torch.nn.functional.scaled_dot_product_attention(
+                        q, kv[i % layers][0], kv[i % layers][1], enable_gqa=True), max(layers, 5), 15)
+        except RuntimeError as error:
+            print("peer", name, "cannot run:", str(error).splitlines()[0], file=sys.stderr)
+    return best
+
+
+def bench(library):
+    rate = copy_rate()
+    rows = []
+    for name, batch, length, heads, kv_heads, group, param_dtype in (
+            ("B=1, 100K", 1, 100000, 32, 8, 128, torch.float32), ("B=32, 32K", 32, 32768, 32, 8, 128, torch.float32),
+            ("B=1, 32K", 1, 32768, 32, 8, 128, torch.float32), ("B=1, 100K, fp16", 1, 100000, 32, 8, 128, torch.float16),
+            ("B=1, 100K, G=64", 1, 100000, 32, 8, 64, torch.float32),
+            ("B=1, 100K, 96/8", 1, 100000, 96, 8, 128, torch.float32),
+            ("B=8, 8K", 8, 8192, 32, 8, 128, torch.float32)):
+        dim, window = 128, 320
+        layer_bytes = batch * kv_heads * ((length - window) * (dim // 2 + 4 * dim // group * param_dtype.itemsize) +
+                                          window * 4 * dim)
+        layers = max(5, int(400e6 / layer_bytes) + 1) if batch == 1 else 5
+        cases = [Case(library, heads, kv_heads, dim, group, param_dtype, [length - window] * batch, [window] * batch, 64)
+                 for _ in range(layers)]
+        us = time_graph(lambda i: cases[i % layers].run(), layers * (1 if batch > 1 else 2))
+        del cases
+        peers = time_sdpa(batch, heads, kv_heads, dim, length, 5 if batch * length < 1e6 else 2)
+        best = min(peers.values()) if peers else float("nan")
+        tb = layer_bytes / us / 1e6
+        rows.append({"case": name, "microseconds": us, "bytes": layer_bytes, "tb_per_s": tb,
+                     "fraction_of_copy_rate": tb / rate, "bf16_microseconds": peers, "ratio_to_best_bf16": best / us})
+        print(f"{name:18} {us:8.2f} us  {tb:5.2f} TB/s  {tb / rate:5.1%} of copy  bf16 {best:8.1f} us  {best / us:5.2f}x",
+              flush=True)
+    return {"copy_tb_per_s": rate, "cases": rows}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library")
+    parser.add_argument("--check", action="store_true", help="check only")
+    parser.add_argument("--out")
+    parser.add_argument("--commit", default="", help="of the library, for the results")
+    options = parser.parse_args()
+    library = ctypes.CDLL(options.library)
+    library.oscar_int2_decode_workspace.restype = ctypes.c_size_t
+    library.oscar_int2_error.restype = ctypes.c_char_p
+    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": options.commit, "check": check(library)}
+    print(result["check"], flush=True)
+    if not options.check:
+        result.update(bench(library))
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
