@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/cuda/ingest.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 
+#include "base/files.hpp"
 #include "kernels/cuda/context.hpp"
 
 namespace oscar::cuda {
@@ -21,26 +18,6 @@ constexpr int kOtherThreads = 4;            // the lanes' and the caller's
 
 int reader_count() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - kOtherThreads, 1, kReaders);
-}
-
-std::string path_of(int descriptor) {
-  std::error_code ignored;
-  return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), ignored).string();
-}
-
-void read_file(FilePlace place, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const ssize_t count = ::pread(place.descriptor, out.data(), out.size(), static_cast<off_t>(place.offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      throw IoError(std::string("cannot read: ") + std::strerror(errno), path_of(place.descriptor), "check the disk");
-    }
-    if (count == 0) {
-      throw DataError("the file became shorter while it was read", path_of(place.descriptor), "dump this layer again");
-    }
-    out = out.subspan(static_cast<std::size_t>(count));
-    place.offset += static_cast<std::uint64_t>(count);
-  }
 }
 
 }  // namespace
@@ -62,7 +39,7 @@ class Ingest::Slot {
   void pass_on(const Piece& piece, cudaStream_t stream) {
     OSCAR_CUDA_TRY(cudaEventSynchronize(fetched_.get()));
     if (piece.file.descriptor >= 0) {
-      read_file(piece.file, {static_cast<std::byte*>(bytes_), piece.bytes});
+      read_at(piece.file.descriptor, piece.file.offset, {static_cast<std::byte*>(bytes_), piece.bytes});
     } else {
       std::memcpy(bytes_, piece.data, piece.bytes);
     }

@@ -212,13 +212,23 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       size_(std::exchange(other.size_, 0)) {}
 
 void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out) {
-  const Descriptor file = open_for_reading(path);
-  std::size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t count = ::pread(file.get(), out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
-    if (count < 0) throw_io("cannot read", path, errno);
-    if (count == 0) throw DataError("the file ends before its data does", path.string(), "write or fetch it again");
-    done += static_cast<std::size_t>(count);
+  read_at(open_for_reading(path).get(), offset, out);
+}
+
+void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out) {
+  const auto path = [&] {
+    std::error_code ignored;
+    return fs::read_symlink("/proc/self/fd/" + std::to_string(descriptor), ignored);
+  };
+  while (!out.empty()) {
+    const ssize_t count = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_io("cannot read", path(), errno);
+    if (count == 0) {
+      throw DataError("the file ends before its data does", path().string(), "write or fetch it again");
+    }
+    out = out.subspan(static_cast<std::size_t>(count));
+    offset += static_cast<std::uint64_t>(count);
   }
 }
 

@@ -94,6 +94,8 @@ class MappedFile {
 
 /// Reads `out.size()` bytes at `offset`. Throws DataError if the file ends before.
 void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out);
+/// The same for an open file.
+void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out);
 
 /// Regular files under `folder`, as sorted relative paths.
 [[nodiscard]] std::vector<fs::path> list_files(const fs::path& folder);

@@ -9,6 +9,8 @@
 #include <random>
 #include <set>
 
+#include "base/files.hpp"
+
 namespace oscar {
 namespace {
 
@@ -36,7 +38,12 @@ std::set<std::size_t> choose_sequences(const std::vector<std::int64_t>& lengths,
 
 Tensor copy_tokens(const HeadsView& view, std::int64_t begin, std::int64_t count) {
   Tensor out(view.dtype, {count, view.num_heads, view.head_dim});
-  std::memcpy(out.data.data(), view.tokens(begin, begin + count).data, out.data.size());
+  const HeadsView rows = view.tokens(begin, begin + count);
+  if (rows.file.descriptor >= 0) {
+    read_at(rows.file.descriptor, rows.file.offset, out.data);
+  } else {
+    std::memcpy(out.data.data(), rows.data, out.data.size());
+  }
   return out;
 }
 

@@ -44,6 +44,7 @@ copy_libraries() {
 # Reference data that tests use, without the largest: cases that lack it skip, and say so.
 copy_reference_data() {
   [ -d "$shared" ] || { printf 'gpu/pack: no reference data in %s: tests that need it will skip\n' "$shared" >&2; return; }
+  mkdir -p "$stage/shared"
   tar -C "$shared" -c fixtures golden/reference-fit golden/qwen3-2m | tar -x -C "$stage/shared"
 }
 
@@ -53,7 +54,7 @@ flock 9
 [ -z "$(git status --porcelain)" ] || printf 'gpu/pack: uncommitted changes are left out\n' >&2
 build
 rm -rf "$stage"
-mkdir -p "$stage/source/build-gpu/bundled" "$stage/shared"
+mkdir -p "$stage/source/build-gpu/bundled"
 git -C "$source" archive HEAD | tar -x -C "$stage/source"
 git -C "$source" rev-parse HEAD >"$stage/commit"
 copy_build
