@@ -122,14 +122,17 @@ void run(FitCommand& command, Context& context) {
   {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
   }
-  // A GPU takes a while to start, and so does libtorch, which writes .pt files at the end: meanwhile the input is
-  // opened.
-  std::future<void> writer_ready;
-  if (formats.pt) writer_ready = std::async(std::launch::async, open_pt_support);
+  // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
   Input input(command, *context.status);
   const std::unique_ptr<Backend> backend = starting.get();
+  // libtorch, which writes .pt files at the end, takes a tenth of a second: much of a fit on a GPU, nothing beside one
+  // on the CPU, where its memory would come on top of the rows'.
+  std::future<void> writer_ready;
+  if (formats.pt && backend->work_shape().layers_per_batch > 1) {
+    writer_ready = std::async(std::launch::async, open_pt_support);
+  }
   Times times{.startup = seconds_since(context.started)};
   const FitResult result = fit(input.source(), command.fit, *backend, *context.status);
   const auto fitted = std::chrono::steady_clock::now();
