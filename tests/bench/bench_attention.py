@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """INT2 decode attention on a GPU: checked against fp64, then timed beside bfloat16 attention of torch in the same run.
 
-bench_attention.py LIBRARY [--check] [--out FILE.json] [--commit HASH]
-LIBRARY: the shared object with oscar_int2_decode (oscar_cuda.so). Cases cycle over enough distinct layers that no cache
+bench_attention.py KERNELS [--check] [--out FILE.json] [--commit HASH]
+KERNELS: the shared object with oscar_int2_decode (oscar_cuda.so). Cases cycle over enough distinct layers that no cache
 holds them; times are medians of CUDA graph replays. Prints one line a case: microseconds, TB/s of the bytes that must be
 read, the fraction of the measured copy rate, and the ratio to the best bfloat16 kernel.
 """
@@ -74,7 +74,7 @@ class Pool:
 
 class Case:
     def __init__(self, library, heads, kv_heads, dim, group, param_dtype, lengths, windows, page_size, peak=1.0):
-        self.library = library
+        self.kernels = library
         batch = len(lengths)
         groups = dim // group
 
@@ -110,10 +110,10 @@ class Case:
         a.workspace = self.workspace.data_ptr()
 
     def run(self):
-        status = self.library.oscar_int2_decode(ctypes.byref(self.args), ctypes.c_void_p(
+        status = self.kernels.oscar_int2_decode(ctypes.byref(self.args), ctypes.c_void_p(
             torch.cuda.current_stream().cuda_stream))
         if status != 0:
-            raise RuntimeError(f"cuda error {status}: {self.library.oscar_int2_error().decode()}")
+            raise RuntimeError(f"cuda error {status}: {self.kernels.oscar_int2_error().decode()}")
 
     def decoded(self, side, b):
         """(kv_heads, tokens, dim), fp64: history, then window."""
@@ -257,12 +257,12 @@ def bench(library):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
+    parser.add_argument("kernels")
     parser.add_argument("--check", action="store_true", help="check only")
     parser.add_argument("--out")
     parser.add_argument("--commit", default="", help="of the library, for the results")
     options = parser.parse_args()
-    library = ctypes.CDLL(options.library)
+    library = ctypes.CDLL(options.kernels)
     library.oscar_int2_decode_workspace.restype = ctypes.c_size_t
     library.oscar_int2_error.restype = ctypes.c_char_p
     result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": options.commit, "check": check(library)}
