@@ -6,7 +6,6 @@
 #include <charconv>
 #include <chrono>
 #include <functional>
-#include <future>
 #include <iterator>
 #include <mutex>
 #include <optional>
@@ -178,12 +177,6 @@ class BatchFit {
     std::vector<std::vector<SampledSequence>> samples(ids.size());
     std::atomic<std::int64_t> done = static_cast<std::int64_t>(result.set.layers.size());
     status_.progress("fit: layer", done, total);
-    // A GPU's eigensolver takes longer to load than to solve: it is loaded while rows arrive. What goes wrong here goes
-    // wrong again, and is reported, when it is needed.
-    std::future<void> solver_ready;
-    if (backend_.work_shape().layers_per_batch > 1 && result.set.layers.empty()) {
-      solver_ready = std::async(std::launch::async, [this] { (void)backend_.eigh(MatrixStack::identity(128)); });
-    }
     for_each_layer(source_, ids, lanes, [&](std::size_t i, LayerStream& stream) {
       moments[i] = take_moments(ids[i], stream, recipe_, reference_, backend_);
       samples[i] = clip_.sample(stream);
