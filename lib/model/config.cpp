@@ -115,6 +115,7 @@ ModelIdentity identify(const fs::path& model, const ModelConfig& config) {
   identity.num_attention_heads = config.num_attention_heads;
   identity.num_key_value_heads = config.num_key_value_heads;
   identity.head_dim = config.head_dim;
+  identity.rope_theta = config.rope_theta;
   return identity;
 }
 

@@ -10,7 +10,8 @@ Json to_json(const ModelIdentity& model) {
           {"num_layers", model.num_layers},
           {"num_attention_heads", model.num_attention_heads},
           {"num_key_value_heads", model.num_key_value_heads},
-          {"head_dim", model.head_dim}};
+          {"head_dim", model.head_dim},
+          {"rope_theta", model.rope_theta}};
 }
 
 Json to_json(const CalibrationData& calibration) {
@@ -21,7 +22,7 @@ Json to_json(const CalibrationData& calibration) {
 ModelIdentity model_identity_from_json(const Json& json) {
   return {json.value("id", ""),        json.value("revision", ""),           json.value("config_sha256", ""),
           json.value("num_layers", 0), json.value("num_attention_heads", 0), json.value("num_key_value_heads", 0),
-          json.value("head_dim", 0)};
+          json.value("head_dim", 0),   json.value("rope_theta", 0.0)};
 }
 
 CalibrationData calibration_data_from_json(const Json& json) {

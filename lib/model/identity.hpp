@@ -19,6 +19,7 @@ struct ModelIdentity {
   int num_attention_heads = 0;
   int num_key_value_heads = 0;
   int head_dim = 0;
+  double rope_theta = 0;  // of rotary embeddings over whole heads
 
   friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
 };

@@ -49,6 +49,7 @@ TEST_CASE("the sample's config is read") {
   CHECK(config.identity.id == "qwen3-2m");
   CHECK(config.identity.config_sha256.size() == 64);
   CHECK(config.identity.head_dim == 128);
+  CHECK(config.identity.rope_theta == config.rope_theta);
 }
 
 TEST_CASE("a model in a Hugging Face cache knows its name and revision") {
