@@ -3,6 +3,7 @@
 // results. Non-goal: arithmetic that a backend could do differently.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -13,6 +14,25 @@ namespace oscar {
 
 /// Throws UsageError if levels, group size and head_dim do not fit together; returns the size of a group.
 [[nodiscard]] int checked_group_size(const RowCodec& codec, int head_dim);
+/// The best uniform grid for N(0, 1), where "lsq" starts: the distance of its levels, and its middle in steps.
+struct LsqStart {
+  double step, centre;
+};
+[[nodiscard]] LsqStart lsq_start(int levels);
+
+/// Strands of a sum: i and i + kStrands go to the same one, and strands are added in pairs at distances 16, 8, 4, 2, 1.
+/// One order for all backends, so that their sums agree to the bit.
+inline constexpr std::size_t kStrands = 32;
+template <class Term>
+[[nodiscard]] double strand_sum(std::size_t count, const Term& term) {
+  std::array<double, kStrands> strands{};
+  for (std::size_t i = 0; i < count; ++i) strands[i % kStrands] += term(i);
+  for (std::size_t step = kStrands / 2; step > 0; step /= 2) {
+    for (std::size_t i = 0; i < step; ++i) strands[i] += strands[i + step];
+  }
+  return strands[0];
+}
+
 /// Index of the clip threshold among the magnitudes in ascending order.
 [[nodiscard]] int clip_rank(double clip_ratio, int head_dim);
 

@@ -38,7 +38,13 @@ enum class Precision { kServing, kExact };
 /// How the clip threshold of a row is found: kSort as prefill kernels do, kBisect as decode kernels do.
 enum class ClipSearch { kSort, kBisect };
 
-/// The codec of one (token, head) row: optional clip over the whole row, then min/max affine codes per group.
+/// How the affine grid of a group is chosen; kernels/README.md has the formulas. Readers do not see the difference.
+enum class Grid {
+  kMinMax,       // from the smallest to the largest value, as servers do
+  kLeastSquares  // "lsq": fitted to the values, and scaled so that <x, x^> = <x, x>: the logits along x are unbiased
+};
+
+/// The codec of one (token, head) row: optional clip over the whole row (min/max only), then affine codes per group.
 struct RowCodec {
   /// Number of levels; 4 = INT2.
   int levels = 4;
@@ -47,6 +53,7 @@ struct RowCodec {
   /// Threshold = the int(ratio * d)-th smallest |x|; <= 0 switches clipping off.
   double clip_ratio = 0.0;
   ClipSearch clip_search = ClipSearch::kSort;
+  Grid grid = Grid::kMinMax;
   friend bool operator==(const RowCodec&, const RowCodec&) = default;
 };
 

@@ -68,6 +68,38 @@ GroupParams encode_group(std::span<const float> group, int levels, std::span<std
   return {scale, zero};
 }
 
+GroupParams encode_group_lsq(std::span<const float> group, int levels, std::span<std::uint8_t> codes) {
+  constexpr int kRefits = 3;
+  const auto size = static_cast<double>(group.size());
+  const double mean = strand_sum(group.size(), [&](std::size_t i) { return double{group[i]}; }) / size;
+  const auto centred = [&](std::size_t i) { return group[i] - mean; };
+  const double variance = strand_sum(group.size(), [&](std::size_t i) { return centred(i) * centred(i); }) / size;
+  const LsqStart start = lsq_start(levels);
+  double scale = std::sqrt(variance) * start.step + 1e-8, low = mean - start.centre * scale;
+  const auto take_codes = [&] {
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const double position = std::floor((group[i] - low) / scale + 0.5);
+      codes[i] = static_cast<std::uint8_t>(std::clamp(position, 0.0, static_cast<double>(levels - 1)));
+    }
+  };
+  for (int refit = 0; refit < kRefits; ++refit) {
+    take_codes();
+    const double code_mean =
+        strand_sum(group.size(), [&](std::size_t i) { return static_cast<double>(codes[i]); }) / size;
+    const double covariance =
+        strand_sum(group.size(), [&](std::size_t i) { return (codes[i] - code_mean) * centred(i); });
+    const double spread =
+        strand_sum(group.size(), [&](std::size_t i) { return (codes[i] - code_mean) * (codes[i] - code_mean); });
+    scale = std::max(covariance / std::max(spread, 1e-6), 1e-8);
+    low = mean - scale * code_mean;
+  }
+  take_codes();
+  const double energy = strand_sum(group.size(), [&](std::size_t i) { return double{group[i]} * group[i]; });
+  const double projection =
+      strand_sum(group.size(), [&](std::size_t i) { return group[i] * (codes[i] * scale + low); });
+  return {static_cast<float>(scale * (energy / std::max(projection, 1e-9))), static_cast<float>(-low / scale)};
+}
+
 void encode_row(std::span<const float> row, const RowCodec& codec, int group_size, std::span<float> scratch,
                 std::span<std::uint8_t> codes, std::span<GroupParams> params) {
   std::span<const float> source = row;
@@ -78,7 +110,8 @@ void encode_row(std::span<const float> row, const RowCodec& codec, int group_siz
   }
   const auto size = static_cast<std::size_t>(group_size);
   for (std::size_t group = 0; group < params.size(); ++group) {
-    params[group] = encode_group(source.subspan(group * size, size), codec.levels, codes.subspan(group * size, size));
+    const auto encode = codec.grid == Grid::kMinMax ? encode_group : encode_group_lsq;
+    params[group] = encode(source.subspan(group * size, size), codec.levels, codes.subspan(group * size, size));
   }
 }
 

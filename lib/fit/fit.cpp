@@ -64,7 +64,11 @@ Json scores_to_json(const char* metric, const std::vector<double>& scores) {
 class ClipFit {
  public:
   ClipFit(const FitOptions& options, const RowCodec& codec, Backend& backend, Status& status)
-      : options_(options), codec_(codec), fixed_(parse_clip(options.clip)), backend_(backend), status_(status) {}
+      : options_(options),
+        codec_(codec),
+        fixed_(codec.grid == Grid::kMinMax ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
+        backend_(backend),
+        status_(status) {}
 
   /// What the fit must keep of a layer's data.
   [[nodiscard]] std::vector<SampledSequence> sample(LayerStream& stream) const {
@@ -119,6 +123,7 @@ Json recipe_to_json(const FitOptions& options, const Recipe& recipe) {
           {"key_objective", recipe.key_name()},
           {"value_objective", recipe.value_name()},
           {"granularity", options.granularity},
+          {"codec", options.codec},
           {"clip", options.clip},
           {"group_size", options.group_size}};
 }
@@ -208,7 +213,9 @@ class BatchFit {
 }  // namespace
 
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status) {
-  const RowCodec codec{.levels = 4, .group_size = options.group_size};
+  const RowCodec codec{.levels = 4,
+                       .group_size = options.group_size,
+                       .grid = options.codec == "lsq" ? Grid::kLeastSquares : Grid::kMinMax};
   BatchFit batch(source, options, codec, backend, status);
   FitResult result;
   result.set = {.key_objective = batch.recipe().key_name(),

@@ -28,7 +28,9 @@ struct FitOptions {
   std::string granularity = "layer";
   /// What must be able to use the result: sglang-v1 (one orthogonal matrix per layer) or any.
   std::string target = "sglang-v1";
-  /// "auto": fitted per layer; "off"; or "K,V", two ratios.
+  /// How rows become codes: minmax, as servers do, or lsq (unbiased; only for target any; takes no clip ratio).
+  std::string codec = "minmax";
+  /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codec minmax.
   std::string clip = "auto";
   /// Channels per (scale, zero) pair; 0 = the whole head.
   int group_size = 0;

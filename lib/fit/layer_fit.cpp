@@ -91,6 +91,15 @@ Recipe resolve_recipe(const FitOptions& options) {
   require_one_of<3>(options.value_objective, "--value-objective", {"sst", "oto", "vtv"});
   require_one_of<2>(options.granularity, "--granularity", {"layer", "head"});
   require_one_of<2>(options.target, "--target", {"sglang-v1", "any"});
+  require_one_of<2>(options.codec, "--codec", {"minmax", "lsq"});
+  if (options.codec != "minmax" && options.target != "any") {
+    throw UsageError("target " + options.target + " writes min/max codes", "--codec " + options.codec,
+                     "use --target any, or --codec minmax");
+  }
+  if (options.codec == "lsq" && options.clip != "auto" && options.clip != "off") {
+    throw UsageError("codec lsq takes no clip ratios", "--clip " + options.clip,
+                     "leave --clip out, or use --codec minmax");
+  }
   (void)composition_from_name(options.composition);
   if (options.granularity == "head" && options.target != "any") {
     throw UsageError("target " + options.target + " cannot serve one rotation per head", "--granularity head",

@@ -77,7 +77,7 @@ Json make_manifest(const RotationSet& set, Json files) {
           {"objectives", {{"key", set.key_objective}, {"value", set.value_objective}}},
           {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
           {"codec",
-           {{"name", "minmax"},
+           {{"name", set.codec.grid == Grid::kMinMax ? "minmax" : "lsq"},
             {"levels", {set.codec.levels, set.codec.levels}},
             {"group_size", set.codec.group_size},
             {"clip_scalar", {{"key", set.key_clip_scalar}, {"value", set.value_clip_scalar}}}}},
@@ -96,6 +96,7 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
   set.value_objective = manifest["objectives"]["value"];
   set.windows = {manifest["windows"]["sink"], manifest["windows"]["recent"]};
   const Json& codec = manifest["codec"];
+  set.codec.grid = codec["name"] == "lsq" ? Grid::kLeastSquares : Grid::kMinMax;
   set.codec.levels = codec["levels"][0];
   set.codec.group_size = codec["group_size"];
   if (codec["levels"][0] != codec["levels"][1]) {

@@ -15,6 +15,7 @@ std::string obstacle(const RotationSet& set) {
       return fmt::format("layer {} has one rotation per head, and the server takes one per layer", layer.layer_id);
     }
   }
+  if (set.codec.grid != Grid::kMinMax) return "the codec is lsq, and the server writes min/max codes";
   if (set.codec.levels != 4) return fmt::format("the codec has {} levels, and the server has 4", set.codec.levels);
   return {};
 }

@@ -153,6 +153,7 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
          "r_h_pbr, plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr or h_pbr_r: factors from left to right");
   option("--granularity", fit.granularity, "One rotation per layer or per head");
   option("--target", fit.target, "What must be able to serve the set: sglang-v1 or any");
+  option("--codec", fit.codec, "minmax, or lsq: unbiased codes of the same size (target any)");
   option("--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option("--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
       ->check(CLI::NonNegativeNumber);

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 ROWS_PER_LAYER = 8
-CODECS = ("minmax", "clip_sort", "clip_bisect")
+CODECS = ("minmax", "clip_sort", "clip_bisect", "lsq")
 PARTS = ("packed", "scale", "minimum")
 
 

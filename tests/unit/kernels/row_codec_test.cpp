@@ -109,6 +109,44 @@ TEST_CASE("codes and parameters equal the independent oracle to the bit") {
   }
 }
 
+TEST_CASE("lsq equals an independent implementation on real rows, and its logits are unbiased") {
+  const Hdf5Reader oracle(test::data("codec/oracle_rows.h5"));
+  const Tensor rows = oracle.read("/rows");
+  const RowCodec codec{.grid = Grid::kLeastSquares};
+  std::vector<float> decoded(static_cast<std::size_t>(rows.size()));
+  QuantizedRows codes;
+  cpu::quantize(rows.values<float>(), 128, codec, Precision::kExact, decoded, &codes);
+  CHECK(packed(codes.codes, 128) == copy_of<std::uint8_t>(oracle.read("/lsq.packed")));
+  const std::vector<double> scale = oracle.read("/lsq.scale").to_doubles(),
+                            low = oracle.read("/lsq.minimum").to_doubles();
+  for (std::size_t i = 0; i < scale.size(); ++i) {
+    CHECK(codes.scale[i] == doctest::Approx(scale[i]).epsilon(1e-6));
+    CHECK(-codes.zero[i] * codes.scale[i] == doctest::Approx(low[i]).epsilon(1e-6));
+    double energy = 0, projection = 0;
+    for (std::size_t j = i * 128; j < (i + 1) * 128; ++j) {
+      energy += double{rows.values<float>()[j]} * rows.values<float>()[j];
+      projection += double{rows.values<float>()[j]} * decoded[j];
+    }
+    CHECK(projection == doctest::Approx(energy).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("lsq starts from the best uniform grid for a Gaussian") {
+  CHECK(lsq_start(4).step == 0.9957);  // J. Max 1960, table II
+  CHECK(lsq_start(2).step == 1.5958);
+  CHECK(lsq_start(8).step == 0.586);
+  CHECK(lsq_start(16).centre == 7.5);
+}
+
+TEST_CASE("lsq of rows without range decodes to zero or to the constant") {
+  for (const float value : {0.0F, -5.0F, 1e-30F, 3e4F}) {
+    const std::vector<float> row(8, value);
+    std::vector<float> decoded(8);
+    cpu::quantize(row, 8, RowCodec{.grid = Grid::kLeastSquares}, Precision::kExact, decoded, nullptr);
+    for (const float x : decoded) CHECK(x == doctest::Approx(value).epsilon(0.004));
+  }
+}
+
 TEST_CASE("signal to noise of Gaussian rows is what theory and measurement say") {
   const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
   CHECK(gaussian_sqnr_db({}) == near(6.01));
