@@ -93,10 +93,16 @@ void check_sequence(const SequenceInput& input) {
   OSCAR_CHECK(k.num_tokens == v.num_tokens && k.num_heads == v.num_heads && k.num_heads > 0);
   OSCAR_CHECK(q.num_heads % k.num_heads == 0 && q.head_dim == k.head_dim);
   check_positions(resolve_positions(input.query_positions, q.num_tokens), q.num_tokens, k.num_tokens);
-  const auto fits = [&](const MatrixStack* rotation, int dim) {
-    return rotation == nullptr || (rotation->dim == dim && (rotation->count == 1 || rotation->count == k.num_heads));
+  const auto fits = [](const Transform* transform, const HeadsView& rows) {
+    if (transform == nullptr) return true;
+    const auto stack_fits = [&](const MatrixStack& stack) {
+      return stack.dim == rows.head_dim && (stack.count == 1 || stack.count == rows.num_heads);
+    };
+    const auto dim = static_cast<std::size_t>(rows.head_dim), size = transform->mean.size();
+    const bool mean_fits = size == 0 || size == dim || size == dim * static_cast<std::size_t>(rows.num_heads);
+    return stack_fits(transform->rotation) && stack_fits(transform->read()) && mean_fits;
   };
-  OSCAR_CHECK(fits(input.key_rotation, k.head_dim) && fits(input.value_rotation, v.head_dim));
+  OSCAR_CHECK(fits(input.key, k) && fits(input.value, v));
 }
 
 void check_finite(std::span<const double> symmetric) {

@@ -50,6 +50,10 @@ class Backend {
   virtual void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
                                        MatrixStack& grams) = 0;
 
+  /// See FisherSums; the softmax is causal inside each sequence.
+  virtual void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
+                                      FisherSums& sums) = 0;
+
   /// grams[h] += sum over tokens of e^T e, where y = x[t, h] rotation in fp64 and e = decode(encode(fp32(y))) - y.
   virtual void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
                                          MatrixStack& grams) = 0;

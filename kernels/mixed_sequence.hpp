@@ -2,7 +2,7 @@
 // One sequence of one layer as a mixed-precision server holds it: queries, keys and values in transformed coordinates,
 // kept where the backend computes. The history is read through codecs that each call names, so that many candidates can
 // be judged on the same rows; the windows are read as stored.
-//   stored = x R (rounded as Precision says),   history = decode(encode(stored)),   o = o' R_v^T
+//   stored = transformed rows, see Transform (rounded as Precision says),   history = decode(encode(stored))
 // Non-goals: growing, paging, codecs that see more than one row.
 #pragma once
 
@@ -14,15 +14,15 @@
 
 namespace oscar {
 
-/// What to hold. The views and matrices must outlive the MixedSequence.
+/// What to hold. Views and transforms must outlive the MixedSequence.
 struct SequenceInput {
   /// Native rows; q may hold fewer tokens than k and v.
   QkvView qkv;
   /// Position of each query among the keys, ascending; empty: query i stands at key i.
   std::span<const std::int64_t> query_positions;
-  /// Stacks of 1 or Hkv orthogonal matrices (d, d); null: none.
-  const MatrixStack* key_rotation = nullptr;
-  const MatrixStack* value_rotation = nullptr;
+  /// Null: rows are stored as they are.
+  const Transform* key = nullptr;
+  const Transform* value = nullptr;
   Precision precision = Precision::kServing;
 };
 
@@ -32,7 +32,8 @@ struct HistoryCodecs {
   friend bool operator==(const HistoryCodecs&, const HistoryCodecs&) = default;
 };
 
-/// Over the tokens that end up quantised, all KV heads: energy of the exact rows x R, and of decoded - x R.
+/// Over the tokens that end up quantised, all KV heads: energy of the native rows, and of what the cache adds to them
+/// (measured in stored coordinates where the rotation is orthogonal, which keeps lengths).
 struct RowErrors {
   double key_signal = 0, key_noise = 0, value_signal = 0, value_noise = 0;
 

@@ -1,7 +1,20 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/types.hpp"
 
+#include <string>
+
+#include "base/errors.hpp"
+
 namespace oscar {
+
+std::string_view name_of(Grid grid) { return grid == Grid::kMinMax ? "minmax" : "lsq"; }
+
+Grid grid_from_name(std::string_view name) {
+  for (const Grid grid : {Grid::kMinMax, Grid::kLeastSquares}) {
+    if (name == name_of(grid)) return grid;
+  }
+  throw UsageError("unknown codec \"" + std::string(name) + "\"", "--codec", "use minmax or lsq");
+}
 
 void AttentionErrors::add(const AttentionErrors& other) {
   softmax_kl += other.softmax_kl;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "tensor/tensor.hpp"
@@ -31,6 +32,19 @@ struct Eigenpairs {
   std::vector<double> vectors;  // (dim, dim), row-major: vectors[i * dim + j] = component i of eigenvector j
 };
 
+/// What a cache does to the keys, or values, of a layer before it stores them, and what its readers do. Row vectors;
+/// stacks of 1 matrix (d, d), or one per KV head.
+///   keys:    k' = (k - mean) rotation,   q' = q read_rotation     q' k'^T = q (k - mean)^T
+///   values:  v' = v rotation,            o  = o' read_rotation^T
+/// so read_rotation = rotation^-T. Named as in format version 3, where the read side is q_rotation or o_rotation.
+struct Transform {
+  MatrixStack rotation;
+  MatrixStack read_rotation;  // count 0: `rotation` is orthogonal and serves both sides
+  std::vector<double> mean;   // of keys: (Hkv, d), or (d) for all heads; empty: none
+
+  [[nodiscard]] const MatrixStack& read() const { return read_rotation.count > 0 ? read_rotation : rotation; }
+};
+
 /// How serving rounds: kServing casts matrices, rows, rotated rows and outputs to bfloat16 as servers do; kExact keeps
 /// fp32.
 enum class Precision { kServing, kExact };
@@ -43,6 +57,11 @@ enum class Grid {
   kMinMax,       // from the smallest to the largest value, as servers do
   kLeastSquares  // "lsq": fitted to the values, and scaled so that <x, x^> = <x, x>: the logits along x are unbiased
 };
+
+/// "minmax", "lsq".
+[[nodiscard]] std::string_view name_of(Grid grid);
+/// Throws UsageError that lists the names.
+[[nodiscard]] Grid grid_from_name(std::string_view name);
 
 /// The codec of one (token, head) row: optional clip over the whole row (min/max only), then affine codes per group.
 struct RowCodec {
@@ -69,6 +88,22 @@ struct Windows {
   int sink = 64;
   int recent = 256;
   friend bool operator==(const Windows&, const Windows&) = default;
+};
+
+/// Queries and keys weighted by what softmax feels of an error in a score, f_ij = p_ij (1 - p_ij) over the keys j of
+/// the history of query i (j >= sink and j <= i - recent): the second order of the softmax KL.
+struct FisherSums {
+  MatrixStack query;            // (Hkv, d, d): sum_i (sum_j f_ij) q_i^T q_i, over the g query heads of a KV head too
+  MatrixStack key;              // (Hkv, d, d): sum_j (sum_i f_ij) k_j^T k_j
+  std::vector<double> key_sum;  // (Hkv, d): sum_j (sum_i f_ij) k_j
+  std::vector<double> weight;   // (Hkv): sum_ij f_ij
+
+  FisherSums() = default;
+  FisherSums(int num_kv_heads, int head_dim)
+      : query(num_kv_heads, head_dim),
+        key(num_kv_heads, head_dim),
+        key_sum(static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(head_dim)),
+        weight(static_cast<std::size_t>(num_kv_heads)) {}
 };
 
 /// log(1e-300): probabilities below it count as 1e-300 in a divergence.

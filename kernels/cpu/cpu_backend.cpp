@@ -29,6 +29,10 @@ class CpuBackend : public Backend {
                                MatrixStack& grams) override {
     cpu::accumulate_output_grams(qkv, sequences, grams);
   }
+  void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
+                              FisherSums& sums) override {
+    cpu::accumulate_fisher_sums(qkv, sequences, windows, sums);
+  }
   void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
                                  MatrixStack& grams) override {
     cpu::accumulate_residual_grams(x, rotation, codec, grams);

@@ -8,22 +8,35 @@
 namespace oscar::cpu {
 namespace {
 
-/// x as floats (num_tokens, num_heads, d), rotated unless there is no rotation.
-std::vector<float> transformed(HeadsView x, const MatrixStack* rotation, Precision precision) {
+std::vector<float> floats(HeadsView x) {
   const auto dim = static_cast<std::size_t>(x.head_dim);
-  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * static_cast<std::size_t>(x.num_heads) * dim);
-  if (rotation != nullptr) {
-    rotate(x, *rotation, precision, rows);
-    return rows;
-  }
+  const auto heads = static_cast<std::size_t>(x.num_heads);
+  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * heads * dim);
   for (std::size_t row = 0; row * dim < rows.size(); ++row) {
-    const auto heads = static_cast<std::size_t>(x.num_heads);
     x.row(static_cast<std::int64_t>(row / heads), static_cast<int>(row % heads),
           std::span(rows).subspan(row * dim, dim));
   }
-  if (precision == Precision::kServing) {
-    for (float& value : rows) value = round_to_bf16(value);
+  return rows;
+}
+
+/// Rows as stored, (num_tokens, num_heads, d): (x - mean) matrices. matrices null: x; mean empty: zero.
+std::vector<float> transformed(HeadsView x, const MatrixStack* matrices, std::span<const double> mean,
+                               Precision precision) {
+  if (matrices == nullptr) {
+    std::vector<float> rows = floats(x);
+    if (precision == Precision::kServing) {
+      for (float& value : rows) value = round_to_bf16(value);
+    }
+    return rows;
   }
+  std::vector<float> centred;
+  if (!mean.empty()) {
+    centred = floats(x);
+    for (std::size_t i = 0; i < centred.size(); ++i) centred[i] -= static_cast<float>(mean[i % mean.size()]);
+    x = heads_view(centred, x.num_tokens, x.num_heads, x.head_dim);
+  }
+  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * static_cast<std::size_t>(x.num_heads * x.head_dim));
+  rotate(x, *matrices, precision, rows);
   return rows;
 }
 
@@ -38,14 +51,24 @@ MatrixStack transposed(const MatrixStack& stack) {
   return result;
 }
 
+double energy(std::span<const float> values) {
+  double sum = 0;
+  for (const float value : values) sum += double{value} * value;
+  return sum;
+}
+
 /// Keys or values: as stored, and decoded with the codec that was asked for last.
 class Side {
  public:
-  Side(HeadsView native, const MatrixStack* rotation, Precision precision)
-      : native_(native),
-        rotation_(rotation),
-        precision_(precision),
-        stored_(transformed(native, rotation, precision)) {}
+  Side(HeadsView native, const Transform* transform, Precision precision)
+      : native_(native), transform_(transform), precision_(precision), stored_(written(native, precision)) {
+    if (transform != nullptr) native_from_stored_ = transposed(transform->read());
+  }
+
+  /// Null: rows are stored as they are.
+  [[nodiscard]] const MatrixStack* native_from_stored() const {
+    return transform_ != nullptr ? &native_from_stored_ : nullptr;
+  }
 
   [[nodiscard]] HeadsView stored() const { return view(stored_); }
 
@@ -59,27 +82,37 @@ class Side {
     return view(decoded_);
   }
 
-  /// Adds the energies of the exact rows of tokens [begin, end) and of what the codec and the rounding add to them.
+  /// Adds the energies of the native rows of tokens [begin, end) and of what the codec and the rounding add to them,
+  /// which a transform that does not keep lengths maps back.
   void add_errors(const std::optional<RowCodec>& codec, std::int64_t begin, std::int64_t end, double& signal,
                   double& noise) {
     if (begin >= end) return;
-    const std::vector<float> exact = transformed(native_.tokens(begin, end), rotation_, Precision::kExact);
+    const HeadsView native = native_.tokens(begin, end);
+    const std::vector<float> exact = written(native, Precision::kExact);
     const auto* approximate = reinterpret_cast<const float*>(history(codec).tokens(begin, end).data);
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      const double e = double{exact[i]} - approximate[i];
-      signal += double{exact[i]} * exact[i];
-      noise += e * e;
+    std::vector<float> error(exact.size());
+    for (std::size_t i = 0; i < exact.size(); ++i) error[i] = exact[i] - approximate[i];
+    signal += energy(floats(native));
+    if (transform_ != nullptr && transform_->read_rotation.count > 0) {
+      error = transformed(heads_view(error, native.num_tokens, native.num_heads, native.head_dim), &native_from_stored_,
+                          {}, Precision::kExact);
     }
+    noise += energy(error);
   }
 
  private:
+  [[nodiscard]] std::vector<float> written(HeadsView native, Precision precision) const {
+    if (transform_ == nullptr) return transformed(native, nullptr, {}, precision);
+    return transformed(native, &transform_->rotation, transform_->mean, precision);
+  }
   [[nodiscard]] HeadsView view(const std::vector<float>& rows) const {
     return heads_view(rows, native_.num_tokens, native_.num_heads, native_.head_dim);
   }
 
   HeadsView native_;
-  const MatrixStack* rotation_;
+  const Transform* transform_;
   Precision precision_;
+  MatrixStack native_from_stored_;  // rotation^-1
   std::vector<float> stored_, decoded_;
   std::optional<RowCodec> decoded_with_;
 };
@@ -88,11 +121,9 @@ class HeldSequence : public MixedSequence {
  public:
   explicit HeldSequence(const SequenceInput& input)
       : input_(input),
-        q_(transformed(input.qkv.q, input.key_rotation, input.precision)),
-        key_(input.qkv.k, input.key_rotation, input.precision),
-        value_(input.qkv.v, input.value_rotation, input.precision) {
-    if (input.value_rotation != nullptr) native_from_rotated_ = transposed(*input.value_rotation);
-  }
+        q_(transformed(input.qkv.q, input.key != nullptr ? &input.key->read() : nullptr, {}, input.precision)),
+        key_(input.qkv.k, input.key, input.precision),
+        value_(input.qkv.v, input.value, input.precision) {}
 
   void attend(const HistoryCodecs& codecs, Windows windows, std::span<float> out) override {
     cpu::attend(mixed(codecs, windows), out);
@@ -126,14 +157,13 @@ class HeldSequence : public MixedSequence {
             .history_v = value_.history(codecs.value),
             .query_positions = input_.query_positions,
             .windows = windows,
-            .native_from_rotated = native_from_rotated_.count > 0 ? &native_from_rotated_ : nullptr,
+            .native_from_rotated = value_.native_from_stored(),
             .precision = input_.precision};
   }
 
   SequenceInput input_;
   std::vector<float> q_;
   Side key_, value_;
-  MatrixStack native_from_rotated_;  // count 0: values are not rotated
 };
 
 }  // namespace

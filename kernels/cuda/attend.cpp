@@ -43,9 +43,9 @@ class CodedRows {
 void restore(const Context& context, const HeldData& held, const float* rotated, float* native) {
   const std::int64_t dim = held.v.dim();
   const std::int64_t heads = std::int64_t{held.k.kv_heads()} * held.q.heads_per_kv_head();
-  const std::int64_t count = held.value_rotation.count();
+  const std::int64_t count = held.value_read.count();
   DeviceBuffer<float> matrices(context, static_cast<std::size_t>(count * dim * dim));
-  narrow(context, held.value_rotation.matrix(0, held.precision),
+  narrow(context, held.value_read.matrix(0, held.precision),
          dense_rows(matrices.data(), count * dim, static_cast<int>(dim)));
   const float one = 1.0F, zero = 0.0F;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -78,7 +78,7 @@ void attend(const Context& context, const HeldData& held, const HistoryCodecs& c
                    .kv_heads = held.k.kv_heads(),
                    .windows = windows},
                   held.precision == Precision::kServing, rotated.data());
-  if (!held.value_rotation.exists()) return rotated.download(context, out);
+  if (!held.value_read.exists()) return rotated.download(context, out);
   DeviceBuffer<float> native(context, out.size());
   restore(context, held, rotated.data(), native.data());
   native.download(context, out);

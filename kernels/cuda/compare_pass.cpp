@@ -74,7 +74,7 @@ ComparePassRun::ComparePassRun(const Context& context, const HeldData& held, std
       window_weights_(context, key_codecs_, pass.heads, capacity_, stride_),
       outputs_(context, 1, pass.heads, capacity_, held.v.dim()),
       mixed_outputs_(context, candidates_, pass.heads, capacity_, held.v.dim()),
-      restored_(context, held.value_rotation.exists() ? candidates_ : 0, pass.heads, capacity_, held.v.dim()),
+      restored_(context, held.value_read.exists() ? candidates_ : 0, pass.heads, capacity_, held.v.dim()),
       rows_(context, static_cast<std::size_t>(pass.heads * capacity_)),
       results_(context, (2 + 2 * key_codecs_ + candidates_) * static_cast<std::size_t>(pass.heads * total_)),
       products_(kLists) {
@@ -95,9 +95,9 @@ void ComparePassRun::list_products(std::size_t head) {
     products_.add(kWindowOutputs, window_weights_.at(head, key_codec), value_.stored(head), mixed_outputs_.at(head, i));
     products_.add(kHistoryOutputs, history_.at(head, key_codec), value_.history(head, value_codec),
                   mixed_outputs_.at(head, i));
-    if (!held_.value_rotation.exists()) continue;
+    if (!held_.value_read.exists()) continue;
     products_.add(kRestored, mixed_outputs_.at(head, i),
-                  held_.value_rotation.matrix(pass_.first_head + static_cast<int>(head), held_.precision),
+                  held_.value_read.matrix(pass_.first_head + static_cast<int>(head), held_.precision),
                   restored_.at(head, i));
   }
 }
@@ -147,9 +147,8 @@ void ComparePassRun::add_outputs(const QueryBlock& block, const PassErrors& erro
   // o = o' R^T
   products_.multiply(context_, kRestored,
                      {.m = block.rows, .n = dim, .k = dim, .lda = dim, .ldb = dim, .ldc = dim, .b = Transpose::kYes});
-  output_errors(context_, block, outputs_.data(),
-                held_.value_rotation.exists() ? restored_.data() : mixed_outputs_.data(), static_cast<int>(dim),
-                candidates_, errors);
+  output_errors(context_, block, outputs_.data(), held_.value_read.exists() ? restored_.data() : mixed_outputs_.data(),
+                static_cast<int>(dim), candidates_, errors);
 }
 
 PassErrors ComparePassRun::errors_at(double* values, std::int64_t first_row) const {

@@ -35,6 +35,10 @@ class CudaBackend : public Backend {
                                MatrixStack& grams) override {
     lanes_.run([&](const Context& context) { cuda::accumulate_output_grams(context, qkv, sequences, grams); });
   }
+  void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
+                              FisherSums& sums) override {
+    lanes_.run([&](const Context& context) { cuda::accumulate_fisher_sums(context, qkv, sequences, windows, sums); });
+  }
   void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
                                  MatrixStack& grams) override {
     lanes_.run([&](const Context& context) { cuda::accumulate_residual_grams(context, x, rotation, codec, grams); });

@@ -14,11 +14,13 @@ constexpr std::int64_t kValuesAtATime = std::int64_t{1} << 22;
 
 }  // namespace
 
-Rotation::Rotation(const Context& context, const MatrixStack* matrices, Precision precision) {
+Rotation::Rotation(const Context& context, const MatrixStack* matrices, std::span<const double> mean,
+                   Precision precision) {
   if (matrices == nullptr) return;
   count_ = matrices->count;
-  size_ = std::int64_t{matrices->dim} * matrices->dim;
+  dim_ = matrices->dim;
   exact_ = DeviceBuffer<double>(context, std::span(matrices->data));
+  if (!mean.empty()) mean_ = DeviceBuffer<double>(context, mean);
   if (precision == Precision::kExact) return;
   rounded_ = DeviceBuffer<double>(context, exact_.size());
   OSCAR_CUDA_TRY(cudaMemcpyAsync(rounded_.data(), exact_.data(), exact_.size() * sizeof(double),
@@ -28,8 +30,10 @@ Rotation::Rotation(const Context& context, const MatrixStack* matrices, Precisio
 
 const double* Rotation::matrix(int kv_head, Precision precision) const {
   const DeviceBuffer<double>& matrices = precision == Precision::kServing ? rounded_ : exact_;
-  return matrices.data() + (count_ == 1 ? 0 : kv_head * size_);
+  return matrices.data() + (count_ == 1 ? 0 : kv_head * dim_ * dim_);
 }
+
+const double* Rotation::mean(int kv_head) const { return mean_.size() == 0 ? nullptr : mean_.data() + kv_head * dim_; }
 
 HeldRows::HeldRows(const Context& context, const HeadsView& x, DeviceBuffer<std::byte> native, int kv_heads,
                    const Rotation& rotation, Precision precision)
@@ -75,8 +79,10 @@ DeviceBuffer<double> HeldRows::rotated(const Context& context, const Part& part,
                                        Precision precision) const {
   const std::int64_t rows_per_head = part.tokens * g_;
   DeviceBuffer<double> rows(context, size(part));
-  widen(context, native(part), precision, rows.data(), rows_per_head * dim_);
+  const double* const mean = rotation.mean(part.first_head);
+  widen(context, native(part), mean == nullptr ? precision : Precision::kExact, rows.data(), rows_per_head * dim_);
   if (!rotation.exists()) return rows;
+  if (mean != nullptr) subtract_mean(context, rows, mean, rows_per_head, dim_, precision);
   DeviceBuffer<double> rotated(context, rows.size());
   const std::int64_t batch = rotation.count() == 1 ? 1 : part.heads;
   gemm(context, {.m = part.heads * rows_per_head / batch, .n = dim_, .k = dim_, .batch = batch}, rows.data(),

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/device_buffer.hpp"
 #include "kernels/cuda/rows_view.hpp"
@@ -12,21 +13,24 @@
 
 namespace oscar::cuda {
 
-/// A stack of 1 or Hkv matrices (d, d) in fp64, as given and as kServing rounds it.
+/// A stack of 1 or Hkv matrices (d, d) in fp64, as given and as kServing rounds it, and what is subtracted from rows
+/// before they are multiplied.
 class Rotation {
  public:
-  /// `matrices` may be null: no rotation.
-  Rotation(const Context& context, const MatrixStack* matrices, Precision precision);
+  /// `matrices` may be null: no rotation. mean: (Hkv, d), or empty.
+  Rotation(const Context& context, const MatrixStack* matrices, std::span<const double> mean, Precision precision);
 
   [[nodiscard]] bool exists() const { return count_ > 0; }
   [[nodiscard]] int count() const { return count_; }
   /// kServing only if it was made for that.
   [[nodiscard]] const double* matrix(int kv_head, Precision precision) const;
+  /// Of a head; null if there is none.
+  [[nodiscard]] const double* mean(int kv_head) const;
 
  private:
   int count_ = 0;
-  std::int64_t size_ = 0;  // of one matrix
-  DeviceBuffer<double> exact_, rounded_;
+  std::int64_t dim_ = 0;
+  DeviceBuffer<double> exact_, rounded_, mean_;
 };
 
 /// Some KV heads, and some tokens.

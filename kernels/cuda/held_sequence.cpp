@@ -9,6 +9,22 @@ namespace {
 
 std::size_t bytes_of(const HeadsView& x) { return static_cast<std::size_t>(x.num_tokens * x.bytes_per_token()); }
 
+Rotation write_side(const Context& context, const Transform* transform, int kv_heads, Precision precision) {
+  if (transform == nullptr) return {context, nullptr, {}, precision};
+  std::vector<double> mean = transform->mean;
+  if (mean.size() == static_cast<std::size_t>(transform->rotation.dim)) {
+    for (int head = 1; head < kv_heads; ++head) {
+      mean.insert(mean.end(), transform->mean.begin(), transform->mean.end());
+    }
+  }
+  return {context, &transform->rotation, mean, precision};
+}
+Rotation read_side(const Context& context, const Transform* transform, Precision precision) {
+  return {context, transform == nullptr ? nullptr : &transform->read(), {}, precision};
+}
+
+bool keeps_lengths(const Transform* transform) { return transform == nullptr || transform->read_rotation.count == 0; }
+
 class HeldSequence : public MixedSequence {
  public:
   HeldSequence(Lanes& lanes, const SequenceInput& input) : lanes_(lanes) {
@@ -55,11 +71,15 @@ HeldData::HeldData(const Context& context, const SequenceInput& input, NativeByt
     : precision(input.precision),
       host_positions(resolve_positions(input.query_positions, input.qkv.q.num_tokens)),
       positions(context, std::span<const std::int64_t>(host_positions)),
-      key_rotation(context, input.key_rotation, precision),
-      value_rotation(context, input.value_rotation, precision),
-      q(context, input.qkv.q, std::move(native.q), input.qkv.k.num_heads, key_rotation, precision),
-      k(context, input.qkv.k, std::move(native.k), input.qkv.k.num_heads, key_rotation, precision),
-      v(context, input.qkv.v, std::move(native.v), input.qkv.k.num_heads, value_rotation, precision) {}
+      query_read(read_side(context, input.key, precision)),
+      key_write(write_side(context, input.key, input.qkv.k.num_heads, precision)),
+      value_write(write_side(context, input.value, input.qkv.v.num_heads, precision)),
+      value_read(read_side(context, input.value, precision)),
+      key_keeps_lengths(keeps_lengths(input.key)),
+      value_keeps_lengths(keeps_lengths(input.value)),
+      q(context, input.qkv.q, std::move(native.q), input.qkv.k.num_heads, query_read, precision),
+      k(context, input.qkv.k, std::move(native.k), input.qkv.k.num_heads, key_write, precision),
+      v(context, input.qkv.v, std::move(native.v), input.qkv.k.num_heads, value_write, precision) {}
 
 std::unique_ptr<MixedSequence> hold(Lanes& lanes, const SequenceInput& input) {
   return std::make_unique<HeldSequence>(lanes, input);

@@ -17,7 +17,8 @@ struct HeldData {
   Precision precision;
   std::vector<std::int64_t> host_positions;
   DeviceBuffer<std::int64_t> positions;  // of the queries among the keys
-  Rotation key_rotation, value_rotation;
+  Rotation query_read, key_write, value_write, value_read;
+  bool key_keeps_lengths, value_keeps_lengths;  // orthogonal, or no transform
   HeldRows q, k, v;
 
   HeldData(const Context& context, const SequenceInput& input);

@@ -183,7 +183,13 @@ void quantize_rows(const Context& context, const RowsView& rows, std::span<const
                    const CodecOutput& out) {
   const QuantizeRow kernel = kernel_for(rows.dim);
   std::vector<Plan> all;
-  for (const RowCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
+  for (const RowCodec& codec : codecs) {
+    if (codec.grid != Grid::kMinMax) {
+      throw BackendUnavailable("the GPU does not compute codec " + std::string(name_of(codec.grid)), "--device cuda",
+                               "use --device cpu");
+    }
+    all.push_back(plan_of(codec, rows.dim));
+  }
   OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));
   if (rows.count() == 0 || all.empty()) return;
   Plans plans{};

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// row_errors(): energies of the exact rows x R, rounded to fp32, and of what rounding and codec add to them.
+// row_errors(): energies of the native rows, and of what rounding and codec add to the exact transformed rows, in fp32;
+// mapped back where the transform does not keep lengths.
 #include <algorithm>
 
+#include "kernels/cuda/blas.hpp"
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/held_sequence.hpp"
 #include "kernels/cuda/row_codec.hpp"
@@ -17,40 +19,67 @@ struct Energies {
   double signal, noise;
 };
 
-/// Of kValuesPerBlock values a block. exact: dense, as many as `history` has.
-__global__ void add_energies(const double* exact, RowsView history, Energies* energies) {
+/// errors: exact rows, dense, become exact - history.
+__global__ void subtract_history(double* errors, RowsView history) {
+  const std::int64_t i = task_index();
+  if (i >= history.count() * history.dim) return;
+  errors[i] = static_cast<float>(errors[i]) - history.value(history.offset(i / history.dim) + i % history.dim);
+}
+
+/// Of kValuesPerBlock values a block: native values and errors, in any order.
+__global__ void add_energies(const double* errors, RowsView native, Energies* energies) {
   const std::int64_t first = blockIdx.x * kValuesPerBlock;
-  const std::int64_t end = min(first + kValuesPerBlock, history.count() * history.dim);
+  const std::int64_t end = min(first + kValuesPerBlock, native.count() * native.dim);
   double signal = 0;
   double noise = 0;
   for (std::int64_t i = first + threadIdx.x; i < end; i += kThreads) {
-    const double x = static_cast<float>(exact[i]);
-    const double e = x - history.value(history.offset(i / history.dim) + i % history.dim);
+    const double x = native.value(native.offset(i / native.dim) + i % native.dim);
     signal += x * x;
-    noise += e * e;
+    noise += errors[i] * errors[i];
   }
   signal = block_sum(signal);
   noise = block_sum(noise);
   if (threadIdx.x == 0) energies[blockIdx.x] = {signal, noise};
 }
 
+/// errors read^T for the matrix of each head.
+DeviceBuffer<double> mapped_back(const Context& context, DeviceBuffer<double> errors, const HeldRows& rows,
+                                 const Rotation& read) {
+  const std::int64_t dim = rows.dim();
+  const std::int64_t batch = read.count() == 1 ? 1 : rows.kv_heads();
+  DeviceBuffer<double> native(context, errors.size());
+  gemm(context,
+       {.m = static_cast<std::int64_t>(errors.size()) / dim / batch,
+        .n = dim,
+        .k = dim,
+        .b = Transpose::kYes,
+        .batch = batch},
+       errors.data(), read.matrix(0, Precision::kExact), native.data());
+  return native;
+}
+
 /// One side, tokens [begin, end). The rows of a step are few enough to rotate and decode at once.
-Energies energies_of(const Context& context, const HeldRows& rows, const Rotation& rotation,
+/// read: null if the transform keeps lengths.
+Energies energies_of(const Context& context, const HeldRows& rows, const Rotation& write, const Rotation* read,
                      const std::optional<RowCodec>& codec, Precision precision, std::int64_t begin, std::int64_t end) {
   Energies sums{0, 0};
   const std::int64_t step = std::max<std::int64_t>(kValuesAtATime / (std::int64_t{rows.kv_heads()} * rows.dim()), 1);
   for (std::int64_t first = begin; first < end; first += step) {
     const Part part{0, rows.kv_heads(), first, std::min(step, end - first)};
-    const DeviceBuffer<double> exact = rows.rotated(context, part, rotation, Precision::kExact);
+    DeviceBuffer<double> errors = rows.rotated(context, part, write, Precision::kExact);
     RowsView history = rows.stored(part);
     DeviceBuffer<float> decoded(context, codec ? rows.size(part) : 0);
     if (codec) {
       quantize_rows(context, history, {&*codec, 1}, precision, {.decoded = decoded.data()});
       history = dense_rows(decoded.data(), history.count(), history.dim);
     }
+    subtract_history<<<blocks_for(errors.size()), kThreads, 0, context.stream()>>>(errors.data(), history);
+    OSCAR_CUDA_LAUNCHED("subtract_history");
+    if (read != nullptr) errors = mapped_back(context, std::move(errors), rows, *read);
     const auto blocks = (rows.size(part) + kValuesPerBlock - 1) / kValuesPerBlock;
     DeviceBuffer<Energies> parts(context, blocks);
-    add_energies<<<static_cast<unsigned>(blocks), kThreads, 0, context.stream()>>>(exact.data(), history, parts.data());
+    add_energies<<<static_cast<unsigned>(blocks), kThreads, 0, context.stream()>>>(errors.data(), rows.native(part),
+                                                                                   parts.data());
     OSCAR_CUDA_LAUNCHED("add_energies");
     for (const Energies& energies : parts.to_host(context)) {
       sums.signal += energies.signal;
@@ -65,8 +94,12 @@ Energies energies_of(const Context& context, const HeldRows& rows, const Rotatio
 RowErrors row_errors(const Context& context, const HeldData& held, const HistoryCodecs& codecs, Windows windows) {
   const std::int64_t begin = windows.sink;
   const std::int64_t end = held.k.tokens() - windows.recent;
-  const Energies key = energies_of(context, held.k, held.key_rotation, codecs.key, held.precision, begin, end);
-  const Energies value = energies_of(context, held.v, held.value_rotation, codecs.value, held.precision, begin, end);
+  const auto of_side = [&](const HeldRows& rows, const Rotation& write, const Rotation& read, bool keeps_lengths,
+                           const std::optional<RowCodec>& codec) {
+    return energies_of(context, rows, write, keeps_lengths ? nullptr : &read, codec, held.precision, begin, end);
+  };
+  const Energies key = of_side(held.k, held.key_write, held.query_read, held.key_keeps_lengths, codecs.key);
+  const Energies value = of_side(held.v, held.value_write, held.value_read, held.value_keeps_lengths, codecs.value);
   return {key.signal, key.noise, value.signal, value.noise};
 }
 

@@ -55,6 +55,15 @@ __global__ void round_values(T* values, std::int64_t count) {
   if (i < count) values[i] = nearest_bf16(static_cast<float>(values[i]));
 }
 
+__global__ void subtract_values(double* rows, std::int64_t count, const double* mean, std::int64_t values_per_head,
+                                int dim, bool round) {
+  const std::int64_t i = task_index();
+  if (i >= count) return;
+  const double shift = mean[i / values_per_head * dim + i % dim];
+  const float centred = static_cast<float>(rows[i]) - static_cast<float>(shift);
+  rows[i] = round ? nearest_bf16(centred) : centred;
+}
+
 /// A view of some heads that is dense, and the memory it may need.
 HeadsView only_heads(const HeadsView& x, HeadGroups heads, std::vector<std::byte>& memory) {
   HeadsView dense{x.data, x.dtype, x.num_tokens, heads.groups * heads.heads_per_group, x.head_dim, x.file};
@@ -113,6 +122,15 @@ void round_to_bf16(const Context& context, DeviceBuffer<T>& values) {
 }
 template void round_to_bf16(const Context&, DeviceBuffer<float>&);
 template void round_to_bf16(const Context&, DeviceBuffer<double>&);
+
+void subtract_mean(const Context& context, DeviceBuffer<double>& rows, const double* mean, std::int64_t rows_per_head,
+                   int dim, Precision precision) {
+  if (rows.size() == 0) return;
+  subtract_values<<<blocks_for(rows.size()), kThreads, 0, context.stream()>>>(
+      rows.data(), static_cast<std::int64_t>(rows.size()), mean, rows_per_head * dim, dim,
+      precision == Precision::kServing);
+  OSCAR_CUDA_LAUNCHED("subtract_values");
+}
 
 bool has_code_for_this_gpu() {
   cudaFuncAttributes attributes{};

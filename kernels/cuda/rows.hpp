@@ -33,6 +33,10 @@ template <class T>
 template <class T>
 void round_to_bf16(const Context& context, DeviceBuffer<T>& values);
 
+/// rows (heads, rows_per_head, dim) -= mean (heads, dim) in fp32; kServing rounds to bfloat16.
+void subtract_mean(const Context& context, DeviceBuffer<double>& rows, const double* mean, std::int64_t rows_per_head,
+                   int dim, Precision precision);
+
 /// Tokens that go to the GPU at a time; 32 MiB of doubles.
 [[nodiscard]] inline std::int64_t chunk_tokens(const HeadsView& x) {
   constexpr std::int64_t kValues = std::int64_t{1} << 22;

@@ -34,15 +34,16 @@ KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& l
     throw UsageError("unknown method \"" + name + "\"", "--compare", "choose from " + known + "; or all, or none");
   }
   KvMethod method{name, name == "bf16" ? MethodKind::kExact : MethodKind::kBaseline, windows, {}};
-  std::map<int, std::shared_ptr<const MatrixStack>> rotations;
+  std::map<int, std::shared_ptr<const Transform>> rotations;
   for (const LayerShape& shape : layers) {
     KvSide side;
     side.quantized = name != "bf16";
     side.codec.group_size = group_size;
     if (rotated) {
       auto& rotation = rotations[shape.head_dim];
-      if (!rotation) rotation = std::make_shared<const MatrixStack>(hadamard_baseline_matrix(shape.head_dim));
-      side.rotation = rotation;
+      if (!rotation)
+        rotation = std::make_shared<const Transform>(Transform{hadamard_baseline_matrix(shape.head_dim), {}, {}});
+      side.transform = rotation;
     }
     KvLayer layer{shape.head_dim, side, side};
     if (name == "hadamard_clip") {

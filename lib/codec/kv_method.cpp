@@ -50,7 +50,7 @@ HistoryCodecs KvLayer::codecs() const {
 
 SequenceInput KvLayer::hold(const QkvView& qkv, std::span<const std::int64_t> query_positions,
                             Precision precision) const {
-  return {qkv, query_positions, key.rotation.get(), value.rotation.get(), precision};
+  return {qkv, query_positions, key.transform.get(), value.transform.get(), precision};
 }
 
 const KvLayer& KvMethod::layer(int layer_id) const {

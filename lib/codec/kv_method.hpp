@@ -24,8 +24,8 @@ enum class MethodKind {
 
 /// Keys, or values, of one layer.
 struct KvSide {
-  /// rotated = native * rotation, orthogonal; one matrix or one per KV head. Null: none.
-  std::shared_ptr<const MatrixStack> rotation;
+  /// Null: rows are stored as they are.
+  std::shared_ptr<const Transform> transform;
   RowCodec codec;
   bool quantized = true;
 };
@@ -35,7 +35,7 @@ struct KvLayer {
   KvSide key, value;
 
   [[nodiscard]] HistoryCodecs codecs() const;
-  /// A sequence in this layer's coordinates; refers to this layer's rotations.
+  /// A sequence in this layer's coordinates; refers to this layer's transforms.
   [[nodiscard]] SequenceInput hold(const QkvView& qkv, std::span<const std::int64_t> query_positions,
                                    Precision precision) const;
 };

@@ -152,19 +152,18 @@ std::string describe(const std::vector<SampledSequence>& sample, const ClipFitOp
          " queries per head, seed " + std::to_string(options.seed);
 }
 
-ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const MatrixStack& key_rotation,
-                             const MatrixStack& value_rotation, const RowCodec& codec, Windows windows,
-                             Backend& backend) {
+ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const Transform& key, const Transform& value,
+                             const HistoryCodecs& codecs, Windows windows, Backend& backend) {
   std::vector<std::unique_ptr<MixedSequence>> held;
   for (const SampledSequence& sequence : sample) {
-    held.push_back(backend.hold({view_of(sequence), sequence.query_positions, &key_rotation, &value_rotation}));
+    held.push_back(backend.hold({view_of(sequence), sequence.query_positions, &key, &value}));
   }
   ClipScores scores;
-  for (const AttentionErrors& errors : total_errors(held, candidates(codec, std::nullopt), windows)) {
+  for (const AttentionErrors& errors : total_errors(held, candidates(*codecs.key, std::nullopt), windows)) {
     scores.key.push_back(errors.softmax_kl / static_cast<double>(errors.queries));
   }
-  const RowCodec key_codec = clipped(codec, best_clip_ratio(scores.key));
-  for (const AttentionErrors& errors : total_errors(held, candidates(codec, key_codec), windows)) {
+  const RowCodec key_codec = clipped(*codecs.key, best_clip_ratio(scores.key));
+  for (const AttentionErrors& errors : total_errors(held, candidates(*codecs.value, key_codec), windows)) {
     scores.value.push_back(errors.output_error / std::max(errors.output_norm, 1e-300));
   }
   return scores;

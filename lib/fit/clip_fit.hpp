@@ -46,9 +46,9 @@ struct ClipScores {
 /// Ratios that are tried, descending; 1 = nothing is clipped.
 [[nodiscard]] const std::vector<double>& clip_candidates();
 
-/// Scores every candidate for this layer. rotations: 1 matrix or one per KV head.
-[[nodiscard]] ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const MatrixStack& key_rotation,
-                                           const MatrixStack& value_rotation, const RowCodec& codec, Windows windows,
+/// Scores every candidate for this layer; codecs: of both sides, at any ratio.
+[[nodiscard]] ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const Transform& key,
+                                           const Transform& value, const HistoryCodecs& codecs, Windows windows,
                                            Backend& backend);
 
 /// The candidate with the lowest score; the larger ratio (less clipping) if several have it.

@@ -63,17 +63,18 @@ Json scores_to_json(const char* metric, const std::vector<double>& scores) {
 /// Chooses the clip ratios of layers one by one, from any thread, and at last the scalar of the whole set.
 class ClipFit {
  public:
-  ClipFit(const FitOptions& options, const RowCodec& codec, Backend& backend, Status& status)
-      : options_(options),
-        codec_(codec),
-        fixed_(codec.grid == Grid::kMinMax ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
+  ClipFit(const FitOptions& options, const Recipe& recipe, Backend& backend, Status& status)
+      : options_(options.clip_fit),
+        windows_(recipe.windows),
+        codecs_(recipe.codecs),
+        fixed_(recipe.codecs.key->grid == Grid::kMinMax ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
         backend_(backend),
         status_(status) {}
 
   /// What the fit must keep of a layer's data.
   [[nodiscard]] std::vector<SampledSequence> sample(LayerStream& stream) const {
     if (fixed_) return {};
-    return sample_layer(stream, options_.windows, options_.clip_fit);
+    return sample_layer(stream, windows_, options_);
   }
 
   void apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const {
@@ -86,8 +87,7 @@ class ClipFit {
                       "published constants");
       return;
     }
-    const ClipScores scores =
-        score_clip_ratios(sample, layer.key.rotation, layer.value.rotation, codec_, options_.windows, backend_);
+    const ClipScores scores = score_clip_ratios(sample, layer.key, layer.value, codecs_, windows_, backend_);
     layer.key.clip_ratio = best_clip_ratio(scores.key);
     layer.value.clip_ratio = best_clip_ratio(scores.value);
     layer.key.scores["clip"] = scores_to_json("softmax_kl", scores.key);
@@ -110,23 +110,13 @@ class ClipFit {
   }
 
  private:
-  const FitOptions& options_;
-  RowCodec codec_;
+  ClipFitOptions options_;
+  Windows windows_;
+  HistoryCodecs codecs_;
   std::optional<std::pair<double, double>> fixed_;
   Backend& backend_;
   Status& status_;
 };
-
-Json recipe_to_json(const FitOptions& options, const Recipe& recipe) {
-  return {{"name", options.recipe},
-          {"target", options.target},
-          {"key_objective", recipe.key_name()},
-          {"value_objective", recipe.value_name()},
-          {"granularity", options.granularity},
-          {"codec", options.codec},
-          {"clip", options.clip},
-          {"group_size", options.group_size}};
-}
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -163,11 +153,11 @@ void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
 /// Moments and samples of some layers, then all their eigenproblems, then their clip ratios.
 class BatchFit {
  public:
-  BatchFit(QkvSource& source, const FitOptions& options, const RowCodec& codec, Backend& backend, Status& status)
+  BatchFit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status)
       : source_(source),
         recipe_(resolve_recipe(options)),
         reference_(read_reference(options.reference_rotation)),
-        clip_(options, codec, backend, status),
+        clip_(options, recipe_, backend, status),
         clip_options_(options.clip_fit),
         backend_(backend),
         status_(status) {}
@@ -183,11 +173,11 @@ class BatchFit {
     std::atomic<std::int64_t> done = static_cast<std::int64_t>(result.set.layers.size());
     status_.progress("fit: layer", done, total);
     for_each_layer(source_, ids, lanes, [&](std::size_t i, LayerStream& stream) {
-      moments[i] = take_moments(ids[i], stream, recipe_, reference_, backend_);
+      moments[i] = take_moments(ids[i], stream, {recipe_}, reference_, backend_);
       samples[i] = clip_.sample(stream);
       status_.progress("fit: layer", ++done, total);
     });
-    std::vector<LayerRotation> layers = fit_rotations(moments, recipe_, backend_);
+    std::vector<LayerRotation> layers = fit_transforms(moments, recipe_, backend_, status_);
     const double rotation_seconds = seconds_since(start);
     parallel_for(
         layers.size(), [&](std::size_t i) { clip_.apply(samples[i], layers[i]); }, lanes);
@@ -213,18 +203,16 @@ class BatchFit {
 }  // namespace
 
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status) {
-  const RowCodec codec{.levels = 4,
-                       .group_size = options.group_size,
-                       .grid = options.codec == "lsq" ? Grid::kLeastSquares : Grid::kMinMax};
-  BatchFit batch(source, options, codec, backend, status);
+  BatchFit batch(source, options, backend, status);
   FitResult result;
   result.set = {.key_objective = batch.recipe().key_name(),
                 .value_objective = batch.recipe().value_name(),
                 .model = source.model(),
                 .calibration = source.calibration(),
                 .windows = options.windows,
-                .codec = codec,
-                .recipe = recipe_to_json(options, batch.recipe())};
+                .key_codec = *batch.recipe().codecs.key,
+                .value_codec = *batch.recipe().codecs.value,
+                .recipe = to_json(batch.recipe(), options)};
   const std::span<const int> ids = source.layer_ids();
   const auto step = static_cast<std::size_t>(backend.work_shape().layers_per_batch);
   for (std::size_t first = 0; first < ids.size(); first += step) {

@@ -4,41 +4,14 @@
 // same bits, whatever the number of threads.
 #pragma once
 
-#include <filesystem>
-#include <string>
-
 #include "base/status.hpp"
 #include "dump/source.hpp"
 #include "fit/clip_fit.hpp"
+#include "fit/recipe.hpp"
 #include "kernels/backend.hpp"
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {
-
-struct FitOptions {
-  /// oscar: the objectives and composition below. ktk_vtv: plain key and value moments. hadamard: no data but the clip
-  /// fit. uresidual: eigenvectors of the residual moment aligned to those of the covariance.
-  std::string recipe = "oscar";
-  /// qqt or ktk; value objective: sst, oto or vtv. Only for recipe oscar.
-  std::string key_objective = "qqt";
-  std::string value_objective = "sst";
-  /// See transform/compose.hpp. Only for recipes oscar and ktk_vtv.
-  std::string composition = "r_h_pbr";
-  /// layer: one rotation per layer; head: one per KV head.
-  std::string granularity = "layer";
-  /// What must be able to use the result: sglang-v1 (one orthogonal matrix per layer) or any.
-  std::string target = "sglang-v1";
-  /// How rows become codes: minmax, as servers do, or lsq (unbiased; only for target any; takes no clip ratio).
-  std::string codec = "minmax";
-  /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codec minmax.
-  std::string clip = "auto";
-  /// Channels per (scale, zero) pair; 0 = the whole head.
-  int group_size = 0;
-  Windows windows;
-  ClipFitOptions clip_fit;
-  /// Folder (or rotation set) with the reference k_rotation and v_rotation of recipe uresidual.
-  std::filesystem::path reference_rotation;
-};
 
 /// The set, and how long its parts took.
 struct FitResult {

@@ -1,61 +1,31 @@
 // SPDX-License-Identifier: MIT
 #include "fit/layer_fit.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
+#include <functional>
 
 #include "base/errors.hpp"
 #include "spectral/spectrum.hpp"
 #include "stats/moments.hpp"
 #include "transform/compose.hpp"
+#include "transform/stretch.hpp"
 
 namespace oscar {
 namespace {
 
-template <std::size_t N>
-void require_one_of(const std::string& value, const char* option, const std::array<const char*, N>& known) {
-  std::string list;
-  for (const char* name : known) {
-    if (value == name) return;
-    list += (list.empty() ? "" : ", ") + std::string(name);
-  }
-  throw UsageError("unknown value \"" + value + "\"", option, "use one of: " + list);
-}
+/// Largest share of the logits' energy that bfloat16 copies of a stretch may make by themselves.
+constexpr double kMostDisturbance = 1e-3;
+constexpr double kMostLambda = 1;
 
 MatrixStack rounded_to_f32(MatrixStack stack) {
   for (double& value : stack.data) value = static_cast<double>(static_cast<float>(value));
   return stack;
 }
 
-MatrixStack of_heads_or_layer(MatrixStack per_head, const Recipe& recipe) {
-  return recipe.per_head ? std::move(per_head) : mean_over_heads(per_head);
-}
-
-void take_covariances(LayerStream& layer, const Recipe& recipe, Backend& backend, LayerMoments& out) {
-  MatrixStack query;
-  if (recipe.key_objective == "qqt" || recipe.value_objective == "sst") query = query_moments(layer, backend).mean();
-  MatrixStack key = recipe.key_objective == "qqt" ? query : plain_moments(layer, Side::kKey, backend).mean();
-  MatrixStack value;
-  if (recipe.value_objective == "sst") {
-    value = score_weighted_value_moments(layer, query, backend).mean();
-  } else if (recipe.value_objective == "oto") {
-    value = output_moments(layer, backend).mean();
-  } else {
-    value = plain_moments(layer, Side::kValue, backend).mean();
-  }
-  out.key = of_heads_or_layer(std::move(key), recipe);
-  out.value = of_heads_or_layer(std::move(value), recipe);
-}
-
-SideTransform transform_from(const MatrixStack& covariance, const std::vector<Spectrum>& spectra,
-                             MatrixStack rotation) {
-  SideTransform side;
-  side.rotation = rounded_to_f32(std::move(rotation));
-  for (const Spectrum& spectrum : spectra) {
-    side.eigenvalues.insert(side.eigenvalues.end(), spectrum.values.begin(), spectrum.values.end());
-  }
-  side.covariance = rounded_to_f32(covariance);
-  return side;
+bool any(const std::vector<Recipe>& recipes, const std::function<bool(const Recipe&)>& wants) {
+  return std::any_of(recipes.begin(), recipes.end(), wants);
 }
 
 const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>& layers, int layer_id) {
@@ -66,6 +36,22 @@ const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>
                   "give a reference that covers every layer, or choose --layers");
 }
 
+/// One matrix per head, or their mean.
+MatrixStack of_heads(const LayerMoments& layer, const std::string& name, bool per_head) {
+  const MatrixStack& covariance = layer.covariance.at(name);
+  return per_head ? covariance : mean_over_heads(covariance);
+}
+
+SideTransform side_from(const MatrixStack& covariance, const std::vector<Spectrum>& spectra, MatrixStack rotation) {
+  SideTransform side;
+  side.rotation = rounded_to_f32(std::move(rotation));
+  for (const Spectrum& spectrum : spectra) {
+    side.eigenvalues.insert(side.eigenvalues.end(), spectrum.values.begin(), spectrum.values.end());
+  }
+  side.covariance = rounded_to_f32(covariance);
+  return side;
+}
+
 SideTransform hadamard_side(int dim) {
   SideTransform side;
   side.rotation = rounded_to_f32(hadamard_rotation(dim));
@@ -73,92 +59,192 @@ SideTransform hadamard_side(int dim) {
   return side;
 }
 
+/// Rotations by the spectra of one named covariance of each layer.
+std::vector<SideTransform> rotated_sides(const std::vector<LayerMoments>& layers, const std::string& name,
+                                         bool per_head, const Recipe& recipe, Backend& backend) {
+  std::vector<MatrixStack> covariances;
+  for (const LayerMoments& layer : layers) covariances.push_back(of_heads(layer, name, per_head));
+  std::vector<const MatrixStack*> problems;
+  for (const MatrixStack& covariance : covariances) problems.push_back(&covariance);
+  const auto spectra = decompose(problems, backend);
+  std::vector<SideTransform> sides;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    sides.push_back(
+        side_from(covariances[i], spectra[i], compose(spectra[i], composition_from_name(recipe.composition))));
+  }
+  return sides;
+}
+
+std::vector<SideTransform> residual_sides(const std::vector<LayerMoments>& layers, const std::string& name,
+                                          const std::string& residual, bool per_head, Backend& backend) {
+  std::vector<MatrixStack> covariances;
+  for (const LayerMoments& layer : layers) {
+    covariances.push_back(of_heads(layer, name, per_head));
+    covariances.push_back(of_heads(layer, residual, per_head));
+  }
+  std::vector<const MatrixStack*> problems;
+  for (const MatrixStack& covariance : covariances) problems.push_back(&covariance);
+  const auto spectra = decompose(problems, backend);
+  std::vector<SideTransform> sides;
+  for (std::size_t i = 0; i < spectra.size(); i += 2) {
+    sides.push_back(side_from(covariances[i], spectra[i], residual_rotation(spectra[i + 1], spectra[i])));
+  }
+  return sides;
+}
+
+/// The covariances that a stretch weighs against each other.
+struct KeysAndQueries {
+  MatrixStack key, query;
+};
+
+KeysAndQueries stretch_covariances(const LayerMoments& layer, const Recipe& recipe) {
+  const bool fisher = recipe.key_objective == "fisher";
+  MatrixStack key = layer.covariance.at(fisher ? "fisher_key" : "ktk");
+  if (recipe.center) key = centred(std::move(key), fisher ? layer.fisher_key_mean : layer.key_mean, layer.key_mean);
+  MatrixStack query = layer.covariance.at(recipe.key_objective);
+  if (recipe.key_per_head) return {std::move(key), std::move(query)};
+  return {mean_over_heads(key), mean_over_heads(query)};
+}
+
+double worst(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
+
+SideTransform side_from(Stretched stretched, double lambda) {
+  SideTransform side;
+  static_cast<Transform&>(side) = std::move(stretched.transform);
+  side.eigenvalues = std::move(stretched.eigenvalues);
+  side.scores["stretch"] = {{"predicted_gain", stretched.predicted_gain},
+                            {"condition", stretched.condition},
+                            {"bf16_disturbance", stretched.bf16_disturbance},
+                            {"lambda", lambda}};
+  return side;
+}
+
+/// Again, for one layer, until bfloat16 copies of the matrices are good enough.
+SideTransform regularised_side(const LayerMoments& layer, const KeysAndQueries& covariances, const Recipe& recipe,
+                               StretchOptions options, Backend& backend, Status& status) {
+  while (options.lambda * 10 <= kMostLambda) {
+    options.lambda *= 10;
+    Stretched stretched = std::move(stretch({{&covariances.key, &covariances.query}}, options, backend).front());
+    if (worst(stretched.bf16_disturbance) > kMostDisturbance) continue;
+    status.notice(
+        fmt::format("layer {}: the stretch is regularised with lambda {} instead of {}, or bfloat16 would "
+                    "spoil it",
+                    layer.layer_id, options.lambda, recipe.stretch_lambda));
+    return side_from(std::move(stretched), options.lambda);
+  }
+  throw NumericalError("the metric of the stretch is so ill-conditioned that bfloat16 copies disturb the logits",
+                       "layer " + std::to_string(layer.layer_id), "use --recipe oscar, or leave the layer out");
+}
+
+std::vector<SideTransform> stretched_sides(const std::vector<LayerMoments>& layers, const Recipe& recipe,
+                                           Backend& backend, Status& status) {
+  std::vector<KeysAndQueries> covariances;
+  for (const LayerMoments& layer : layers) covariances.push_back(stretch_covariances(layer, recipe));
+  std::vector<StretchProblem> problems;
+  for (const KeysAndQueries& each : covariances) problems.push_back({&each.key, &each.query});
+  const StretchOptions options{.power = recipe.stretch_power,
+                               .lambda = recipe.stretch_lambda,
+                               .composition = composition_from_name(recipe.composition)};
+  std::vector<Stretched> stretched = stretch(problems, options, backend);
+  std::vector<SideTransform> sides;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const bool good = worst(stretched[i].bf16_disturbance) <= kMostDisturbance;
+    sides.push_back(good ? side_from(std::move(stretched[i]), options.lambda)
+                         : regularised_side(layers[i], covariances[i], recipe, options, backend, status));
+  }
+  return sides;
+}
+
+std::vector<SideTransform> key_sides(const std::vector<LayerMoments>& layers, const Recipe& recipe, Backend& backend,
+                                     Status& status) {
+  const bool per_head = recipe.key_per_head;
+  if (recipe.kind == Recipe::Kind::kStretch) return stretched_sides(layers, recipe, backend, status);
+  if (recipe.kind == Recipe::Kind::kResidual) {
+    return residual_sides(layers, recipe.key_objective, "key_residual", per_head, backend);
+  }
+  return rotated_sides(layers, recipe.key_objective, per_head, recipe, backend);
+}
+
+std::vector<SideTransform> value_sides(const std::vector<LayerMoments>& layers, const Recipe& recipe,
+                                       Backend& backend) {
+  const bool per_head = recipe.value_per_head;
+  if (recipe.kind == Recipe::Kind::kResidual) {
+    return residual_sides(layers, recipe.value_objective, "value_residual", per_head, backend);
+  }
+  return rotated_sides(layers, recipe.value_objective, per_head, recipe, backend);
+}
+
+void take_key_moments(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, LayerMoments& out) {
+  const auto stretches = [](const Recipe& r) { return r.kind == Recipe::Kind::kStretch; };
+  const auto by = [&](const char* objective) {
+    return any(recipes, [&](const Recipe& r) { return r.key_objective == objective; });
+  };
+  if (by("qqt") || any(recipes, [](const Recipe& r) { return r.value_objective == "sst"; })) {
+    out.covariance["qqt"] = query_moments(layer, backend).mean();
+  }
+  if (by("ktk") || any(recipes, [&](const Recipe& r) { return stretches(r) && r.key_objective == "qqt"; })) {
+    out.covariance["ktk"] = plain_moments(layer, Side::kKey, backend).mean();
+  }
+  if (by("fisher")) {
+    FisherMoments fisher = fisher_moments(layer, recipes.front().windows, backend);
+    out.covariance["fisher"] = std::move(fisher.query);
+    out.covariance["fisher_key"] = std::move(fisher.key);
+    out.fisher_key_mean = std::move(fisher.key_mean);
+  }
+  if (any(recipes, [](const Recipe& r) { return r.center; })) out.key_mean = mean_keys(layer);
+}
+
+void take_value_moments(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, LayerMoments& out) {
+  const auto by = [&](const char* objective) {
+    return any(recipes, [&](const Recipe& r) { return r.value_objective == objective; });
+  };
+  if (by("sst")) {
+    out.covariance["sst"] = score_weighted_value_moments(layer, out.covariance["qqt"], backend).mean();
+  }
+  if (by("oto")) out.covariance["oto"] = output_moments(layer, backend).mean();
+  if (by("vtv")) out.covariance["vtv"] = plain_moments(layer, Side::kValue, backend).mean();
+}
+
 }  // namespace
 
-std::string Recipe::key_name() const {
-  if (kind == Kind::kHadamard) return "hadamard";
-  return kind == Kind::kResidual ? "uresidual" : key_objective + "_" + composition;
-}
-
-std::string Recipe::value_name() const {
-  if (kind == Kind::kHadamard) return "hadamard";
-  return kind == Kind::kResidual ? "uresidual" : value_objective + "_" + composition;
-}
-
-Recipe resolve_recipe(const FitOptions& options) {
-  require_one_of<4>(options.recipe, "--recipe", {"oscar", "ktk_vtv", "hadamard", "uresidual"});
-  require_one_of<2>(options.key_objective, "--key-objective", {"qqt", "ktk"});
-  require_one_of<3>(options.value_objective, "--value-objective", {"sst", "oto", "vtv"});
-  require_one_of<2>(options.granularity, "--granularity", {"layer", "head"});
-  require_one_of<2>(options.target, "--target", {"sglang-v1", "any"});
-  require_one_of<2>(options.codec, "--codec", {"minmax", "lsq"});
-  if (options.codec != "minmax" && options.target != "any") {
-    throw UsageError("target " + options.target + " writes min/max codes", "--codec " + options.codec,
-                     "use --target any, or --codec minmax");
-  }
-  if (options.codec == "lsq" && options.clip != "auto" && options.clip != "off") {
-    throw UsageError("codec lsq takes no clip ratios", "--clip " + options.clip,
-                     "leave --clip out, or use --codec minmax");
-  }
-  (void)composition_from_name(options.composition);
-  if (options.granularity == "head" && options.target != "any") {
-    throw UsageError("target " + options.target + " cannot serve one rotation per head", "--granularity head",
-                     "use --target any, or --granularity layer");
-  }
-  if (options.recipe == "uresidual" && options.reference_rotation.empty()) {
-    throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
-                     "give a rotation set, for example one fitted with --recipe oscar");
-  }
-  Recipe recipe{Recipe::Kind::kSpectral, options.key_objective, options.value_objective, options.composition,
-                options.granularity == "head"};
-  if (options.recipe == "ktk_vtv") recipe.key_objective = "ktk", recipe.value_objective = "vtv";
-  if (options.recipe == "hadamard") recipe.kind = Recipe::Kind::kHadamard;
-  if (options.recipe == "uresidual") recipe.kind = Recipe::Kind::kResidual;
-  return recipe;
-}
-
-LayerMoments take_moments(int layer_id, LayerStream& layer, const Recipe& recipe, const ReferenceRotation& reference,
-                          Backend& backend) {
+LayerMoments take_moments(int layer_id, LayerStream& layer, const std::vector<Recipe>& recipes,
+                          const ReferenceRotation& reference, Backend& backend) {
   QkvChunk chunk;
   layer.rewind();
   if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
-  LayerMoments out{layer_id, chunk.view.k.head_dim, chunk.view.v.head_dim, {}, {}, {}, {}};
-  if (recipe.kind != Recipe::Kind::kHadamard) take_covariances(layer, recipe, backend, out);
-  if (recipe.kind == Recipe::Kind::kResidual) {
-    const auto residual = [&](Side side, const std::vector<std::pair<int, SideTransform>>& layers) {
-      return of_heads_or_layer(residual_moments(layer, side, reference_of(layers, layer_id), backend).mean(), recipe);
-    };
-    out.key_residual = residual(Side::kKey, reference.key);
-    out.value_residual = residual(Side::kValue, reference.value);
+  LayerMoments out{.layer_id = layer_id, .key_dim = chunk.view.k.head_dim, .value_dim = chunk.view.v.head_dim};
+  chunk = {};
+  std::vector<Recipe> spectral = recipes;
+  std::erase_if(spectral, [](const Recipe& r) { return r.kind == Recipe::Kind::kHadamard; });
+  if (spectral.empty()) return out;
+  take_key_moments(layer, spectral, backend, out);
+  take_value_moments(layer, spectral, backend, out);
+  if (any(spectral, [](const Recipe& r) { return r.kind == Recipe::Kind::kResidual; })) {
+    out.covariance["key_residual"] =
+        residual_moments(layer, Side::kKey, reference_of(reference.key, layer_id), backend).mean();
+    out.covariance["value_residual"] =
+        residual_moments(layer, Side::kValue, reference_of(reference.value, layer_id), backend).mean();
   }
   return out;
 }
 
-std::vector<LayerRotation> fit_rotations(const std::vector<LayerMoments>& layers, const Recipe& recipe,
-                                         Backend& backend) {
-  std::vector<const MatrixStack*> problems;
-  for (const LayerMoments& layer : layers) {
-    if (recipe.kind == Recipe::Kind::kHadamard) break;
-    problems.insert(problems.end(), {&layer.key, &layer.value});
-    if (recipe.kind == Recipe::Kind::kResidual) {
-      problems.insert(problems.end(), {&layer.key_residual, &layer.value_residual});
-    }
-  }
-  const std::vector<std::vector<Spectrum>> spectra = decompose(problems, backend);
-  const std::size_t stride = layers.empty() ? 0 : spectra.size() / layers.size();
-  const Composition composition = composition_from_name(recipe.composition);
+std::vector<LayerRotation> fit_transforms(const std::vector<LayerMoments>& layers, const Recipe& recipe,
+                                          Backend& backend, Status& status) {
   std::vector<LayerRotation> fitted;
+  if (recipe.kind == Recipe::Kind::kHadamard) {
+    for (const LayerMoments& layer : layers) {
+      fitted.push_back({layer.layer_id, hadamard_side(layer.key_dim), hadamard_side(layer.value_dim)});
+    }
+    return fitted;
+  }
+  std::vector<SideTransform> keys = key_sides(layers, recipe, backend, status);
+  std::vector<SideTransform> values = value_sides(layers, recipe, backend);
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    const auto side = [&](int dim, const MatrixStack& covariance, std::size_t which) {
-      if (recipe.kind == Recipe::Kind::kHadamard) return hadamard_side(dim);
-      const std::vector<Spectrum>& own = spectra[i * stride + which];
-      return transform_from(covariance, own,
-                            recipe.kind == Recipe::Kind::kSpectral
-                                ? compose(own, composition)
-                                : residual_rotation(spectra[i * stride + which + 2], own));
-    };
-    fitted.push_back(
-        {layers[i].layer_id, side(layers[i].key_dim, layers[i].key, 0), side(layers[i].value_dim, layers[i].value, 1)});
+    fitted.push_back({layers[i].layer_id, std::move(keys[i]), std::move(values[i])});
+    if (!recipe.center) continue;
+    for (const double mean : layers[i].key_mean) {
+      fitted.back().key.mean.push_back(static_cast<double>(static_cast<float>(mean)));
+    }
   }
   return fitted;
 }

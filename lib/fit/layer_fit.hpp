@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Rotations: which moments of a layer a recipe takes, and what it makes of those of many layers.
+// Transforms: which moments of a layer recipes take, and what a recipe makes of those of many layers.
 #pragma once
 
-#include <optional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "fit/fit.hpp"
+#include "base/status.hpp"
+#include "dump/source.hpp"
+#include "fit/recipe.hpp"
+#include "kernels/backend.hpp"
+#include "rotation/rotation_set.hpp"
 
 namespace oscar {
 
@@ -13,32 +20,21 @@ struct ReferenceRotation {
   std::vector<std::pair<int, SideTransform>> key, value;
 };
 
-/// Options, checked and resolved once per fit: ktk_vtv is oscar with other objectives.
-struct Recipe {
-  enum class Kind { kSpectral, kHadamard, kResidual } kind = Kind::kSpectral;
-  std::string key_objective, value_objective;  // qqt | ktk, sst | oto | vtv
-  std::string composition;
-  bool per_head = false;
-  /// "<objective>_<composition>", "hadamard" or "uresidual".
-  [[nodiscard]] std::string key_name() const;
-  [[nodiscard]] std::string value_name() const;
-};
-
-/// Throws UsageError.
-[[nodiscard]] Recipe resolve_recipe(const FitOptions& options);
-
-/// What must be read from a layer's data before any eigenproblem is solved; one matrix, or one per KV head.
+/// What must be read from a layer's data before any eigenproblem is solved, per KV head.
 struct LayerMoments {
   int layer_id = 0, key_dim = 0, value_dim = 0;
-  MatrixStack key, value;                    // covariances; count 0 for recipe hadamard
-  MatrixStack key_residual, value_residual;  // of recipe uresidual
+  /// By name: qqt, ktk, fisher (of queries), fisher_key, sst, oto, vtv, key_residual, value_residual.
+  std::map<std::string, MatrixStack> covariance;
+  std::vector<double> key_mean, fisher_key_mean;  // (Hkv, d)
 };
 
-[[nodiscard]] LayerMoments take_moments(int layer_id, LayerStream& layer, const Recipe& recipe,
+/// Everything that one of the recipes needs, in as few passes as there are moments.
+[[nodiscard]] LayerMoments take_moments(int layer_id, LayerStream& layer, const std::vector<Recipe>& recipes,
                                         const ReferenceRotation& reference, Backend& backend);
 
-/// Rotations, eigenvalues and covariances of layers, in order; matrices rounded to float32. Clip ratios are left at 0.
-[[nodiscard]] std::vector<LayerRotation> fit_rotations(const std::vector<LayerMoments>& layers, const Recipe& recipe,
-                                                       Backend& backend);
+/// Transforms, eigenvalues and covariances of layers, in order; matrices rounded to float32. Clip ratios are left at 0.
+/// A stretch that bfloat16 would spoil is regularised until it does not, with a notice.
+[[nodiscard]] std::vector<LayerRotation> fit_transforms(const std::vector<LayerMoments>& layers, const Recipe& recipe,
+                                                        Backend& backend, Status& status);
 
 }  // namespace oscar

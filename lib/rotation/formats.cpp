@@ -16,7 +16,33 @@ void write_side_pt(const fs::path& path, const std::string& objective, const Rot
                    const SideTransform LayerRotation::*side) {
   std::vector<std::pair<int, const SideTransform*>> layers;
   for (const LayerRotation& layer : set.layers) layers.emplace_back(layer.layer_id, &(layer.*side));
-  write_rotation_pt(path, objective, layers);
+  const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
+  const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
+  const PtDict transform{text("recipe", set.recipe.is_object() ? set.recipe.value("name", "") : ""),
+                         text("codec", std::string(name_of(set.key_codec.grid))),
+                         number("key_levels", set.key_codec.levels), number("value_levels", set.value_codec.levels),
+                         number("group_size", set.key_codec.group_size)};
+  const PtDict calibration{text("model_path", set.model.id),
+                           text("model_revision", set.model.revision),
+                           text("prompt_sha256", set.calibration.data_sha256),
+                           number("tokens", set.calibration.tokens),
+                           number("global_kv_heads", set.model.num_key_value_heads),
+                           number("global_q_heads", set.model.num_attention_heads)};
+  const bool key = side == &LayerRotation::key;
+  write_rotation_pt(path, objective, layers, {key ? "q_rotation" : "o_rotation", transform, calibration});
+}
+
+void append_tensors(const std::string& prefix, const SideTransform& side,
+                    std::vector<std::pair<std::string, Tensor>>& tensors) {
+  const auto add = [&](const char* name, const MatrixStack& stack) {
+    if (stack.count > 0) tensors.emplace_back(prefix + name, stack.to_f32(stack.count == 1));
+  };
+  add(".rotation", side.rotation);
+  add(prefix.ends_with(".key") ? ".q_rotation" : ".o_rotation", side.read_rotation);
+  if (side.mean.empty()) return;
+  const auto dim = static_cast<std::int64_t>(side.rotation.dim);
+  tensors.emplace_back(prefix + ".mean",
+                       Tensor::from({static_cast<std::int64_t>(side.mean.size()) / dim, dim}, std::span(side.mean)));
 }
 
 void write_rotation_safetensors(const fs::path& path, const RotationSet& set) {
@@ -24,7 +50,7 @@ void write_rotation_safetensors(const fs::path& path, const RotationSet& set) {
   for (const LayerRotation& layer : set.layers) {
     const std::string prefix = "layers." + std::to_string(layer.layer_id);
     for (const auto& [name, side] : {std::pair(".key", &layer.key), std::pair(".value", &layer.value)}) {
-      tensors.emplace_back(prefix + name + ".rotation", side->rotation.to_f32(side->rotation.count == 1));
+      append_tensors(prefix + name, *side, tensors);
     }
   }
   write_safetensors(path, tensors,
@@ -71,7 +97,7 @@ void fill_from_pt(const fs::path& folder, RotationSet& set) {
         throw DataError("the .pt files lack layer " + std::to_string(layer.layer_id), folder.string(),
                         "fit the set again");
       }
-      side.rotation = file.layers[i].second.rotation;
+      static_cast<Transform&>(side) = file.layers[i].second;
       side.eigenvalues = file.layers[i].second.eigenvalues;
     };
     copy(keys, layer.key);

@@ -77,9 +77,9 @@ Json make_manifest(const RotationSet& set, Json files) {
           {"objectives", {{"key", set.key_objective}, {"value", set.value_objective}}},
           {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
           {"codec",
-           {{"name", set.codec.grid == Grid::kMinMax ? "minmax" : "lsq"},
-            {"levels", {set.codec.levels, set.codec.levels}},
-            {"group_size", set.codec.group_size},
+           {{"name", name_of(set.key_codec.grid)},
+            {"levels", {set.key_codec.levels, set.value_codec.levels}},
+            {"group_size", set.key_codec.group_size},
             {"clip_scalar", {{"key", set.key_clip_scalar}, {"value", set.value_clip_scalar}}}}},
           {"layers", std::move(layers)},
           {"files", std::move(files)},
@@ -96,12 +96,11 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
   set.value_objective = manifest["objectives"]["value"];
   set.windows = {manifest["windows"]["sink"], manifest["windows"]["recent"]};
   const Json& codec = manifest["codec"];
-  set.codec.grid = codec["name"] == "lsq" ? Grid::kLeastSquares : Grid::kMinMax;
-  set.codec.levels = codec["levels"][0];
-  set.codec.group_size = codec["group_size"];
-  if (codec["levels"][0] != codec["levels"][1]) {
-    throw DataError("keys and values have different numbers of levels", where, "read this set with a newer oscar");
-  }
+  set.key_codec = {.levels = codec["levels"][0],
+                   .group_size = codec["group_size"],
+                   .grid = grid_from_name(codec["name"].get<std::string>())};
+  set.value_codec = set.key_codec;
+  set.value_codec.levels = codec["levels"][1];
   const Json scalar = codec.value("clip_scalar", Json::object());
   set.key_clip_scalar = scalar.value("key", 0.0);
   set.value_clip_scalar = scalar.value("value", 0.0);

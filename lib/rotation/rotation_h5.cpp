@@ -10,9 +10,18 @@ namespace {
 
 std::string side_group(int layer_id, const char* side) { return "/layers/" + std::to_string(layer_id) + "/" + side; }
 
+/// Of the read side, as in format version 3 of the .pt files.
+const char* read_name(const std::string& group) { return group.ends_with("/key") ? "q_rotation" : "o_rotation"; }
+
 void write_side(Hdf5Writer& file, const std::string& group, const SideTransform& side, bool has_clip_ratios) {
   const bool squeeze = side.rotation.count == 1;
   file.write(group + "/rotation", side.rotation.to_f32(squeeze));
+  if (side.read_rotation.count > 0) file.write(group + "/" + read_name(group), side.read_rotation.to_f32(squeeze));
+  if (!side.mean.empty()) {
+    const auto dim = static_cast<std::int64_t>(side.rotation.dim);
+    file.write(group + "/mean",
+               Tensor::from({static_cast<std::int64_t>(side.mean.size()) / dim, dim}, std::span(side.mean)));
+  }
   if (!side.eigenvalues.empty()) {
     const std::vector<float> eigenvalues(side.eigenvalues.begin(), side.eigenvalues.end());
     std::vector<std::int64_t> shape{side.rotation.dim};
@@ -25,15 +34,22 @@ void write_side(Hdf5Writer& file, const std::string& group, const SideTransform&
 
 void read_side(const Hdf5Reader& file, const std::string& where, const std::string& group, SideTransform& side) {
   side.rotation = MatrixStack::from(file.read(group + "/rotation"), where + ":" + group + "/rotation");
+  if (file.has(group + "/" + read_name(group))) {
+    side.read_rotation = MatrixStack::from(file.read(group + "/" + read_name(group)), where + ":" + group);
+  }
+  if (file.has(group + "/mean")) side.mean = file.read(group + "/mean").to_doubles();
   if (file.has(group + "/eigenvalues")) side.eigenvalues = file.read(group + "/eigenvalues").to_doubles();
   if (file.has(group + "/covariance")) {
     side.covariance = MatrixStack::from(file.read(group + "/covariance"), where + ":" + group + "/covariance");
   }
   const auto numbers = static_cast<std::size_t>(side.rotation.count) * side.rotation.dim;
   const bool fits = (side.eigenvalues.empty() || side.eigenvalues.size() == numbers) &&
-                    (side.covariance.count == 0 || side.covariance.data.size() == side.rotation.data.size());
+                    (side.covariance.count == 0 || side.covariance.data.size() == side.rotation.data.size()) &&
+                    (side.read_rotation.count == 0 || side.read_rotation.data.size() == side.rotation.data.size()) &&
+                    side.mean.size() % static_cast<std::size_t>(side.rotation.dim) == 0;
   if (!fits)
-    throw DataError("eigenvalues or covariance do not fit the rotation", where + ":" + group, "fit the set again");
+    throw DataError("read side, mean, eigenvalues or covariance do not fit the rotation", where + ":" + group,
+                    "fit the set again");
 }
 
 }  // namespace
@@ -51,8 +67,10 @@ void write_rotation_h5(const std::filesystem::path& path, const RotationSet& set
   file.attribute("/", "value_objective", set.value_objective);
   file.attribute("/", "sink", std::int64_t{set.windows.sink});
   file.attribute("/", "recent", std::int64_t{set.windows.recent});
-  file.attribute("/", "levels", std::int64_t{set.codec.levels});
-  file.attribute("/", "group_size", std::int64_t{set.codec.group_size});
+  file.attribute("/", "codec", std::string(name_of(set.key_codec.grid)));
+  file.attribute("/", "key_levels", std::int64_t{set.key_codec.levels});
+  file.attribute("/", "value_levels", std::int64_t{set.value_codec.levels});
+  file.attribute("/", "group_size", std::int64_t{set.key_codec.group_size});
   for (const LayerRotation& layer : set.layers) {
     write_side(file, side_group(layer.layer_id, "key"), layer.key, set.has_clip_ratios);
     write_side(file, side_group(layer.layer_id, "value"), layer.value, set.has_clip_ratios);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One side of a set as a .pt file: format version 1 (one matrix per layer) or 2 (one per KV head), float32.
+// One side of a set as a .pt file, float32: format version 1 (one matrix per layer), 2 (one per KV head), or 3 (with a
+// read side or a mean of its own).
 #pragma once
 
 #include <filesystem>
@@ -12,8 +13,14 @@
 
 namespace oscar {
 
+/// What version 3 says of itself, and what it calls the read side: "q_rotation" or "o_rotation".
+struct PtSide {
+  const char* read_name;
+  PtDict transform, calibration;
+};
+
 /// Layers in the order given. Sides without eigenvalues are not written (std::logic_error).
 void write_rotation_pt(const std::filesystem::path& path, const std::string& objective,
-                       const std::vector<std::pair<int, const SideTransform*>>& layers);
+                       const std::vector<std::pair<int, const SideTransform*>>& layers, const PtSide& side_info);
 
 }  // namespace oscar

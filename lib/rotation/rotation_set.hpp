@@ -13,9 +13,9 @@
 
 namespace oscar {
 
-/// The transform of the keys, or of the values, of one layer. Row vectors: rotated = native * rotation.
-struct SideTransform {
-  MatrixStack rotation;             // 1 matrix per layer, or one per KV head; values are exact in float32
+/// The transform of the keys, or of the values, of one layer, and what it was made from. Its numbers are exact in
+/// float32.
+struct SideTransform : Transform {
   std::vector<double> eigenvalues;  // (rotation.count, dim), ascending; empty: not known
   MatrixStack covariance;           // what was decomposed, rounded to float32; count 0: not known
   double clip_ratio = 0;            // RowCodec::clip_ratio; <= 0: no clipping
@@ -36,7 +36,7 @@ struct RotationSet {
   ModelIdentity model;
   CalibrationData calibration;
   Windows windows;
-  RowCodec codec;  // levels and group size; the clip ratios are per layer and side
+  RowCodec key_codec, value_codec;  // grid, levels and group size; the clip ratios are per layer and side
   /// True if the clip ratios are known: they are not in a bare .pt file.
   bool has_clip_ratios = false;
   /// The one ratio per side for servers that take no table.

@@ -15,8 +15,13 @@ std::string obstacle(const RotationSet& set) {
       return fmt::format("layer {} has one rotation per head, and the server takes one per layer", layer.layer_id);
     }
   }
-  if (set.codec.grid != Grid::kMinMax) return "the codec is lsq, and the server writes min/max codes";
-  if (set.codec.levels != 4) return fmt::format("the codec has {} levels, and the server has 4", set.codec.levels);
+  if (set.key_codec.grid != Grid::kMinMax) {
+    return fmt::format("the codec is {}, and the server writes min/max codes", name_of(set.key_codec.grid));
+  }
+  if (set.key_codec.levels != 4 || set.value_codec.levels != 4) {
+    return fmt::format("keys have {} levels and values {}, and the server has 4", set.key_codec.levels,
+                       set.value_codec.levels);
+  }
   return {};
 }
 
@@ -37,7 +42,7 @@ std::string value_pt_name(const RotationSet& set) { return "v_rotation_" + set.v
 std::string serve_env(const RotationSet& set) {
   const std::string why_not = obstacle(set);
   if (!why_not.empty()) return "# OSCAR's SGLang cannot serve this set: " + why_not + ".\n";
-  const int group = set.codec.group_size > 0 ? set.codec.group_size : set.layers.front().key.rotation.dim;
+  const int group = set.key_codec.group_size > 0 ? set.key_codec.group_size : set.layers.front().key.rotation.dim;
   return fmt::format(
       "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source serve.env; set +a\n"
       "# Add to the command line: --kv-cache-dtype int2 --kv-cache-quant-group-size {group}\n"

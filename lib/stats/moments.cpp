@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/errors.hpp"
+#include "base/threads.hpp"
 
 namespace oscar {
 namespace {
@@ -134,6 +135,63 @@ MomentSums output_moments(LayerStream& layer, Backend& backend) {
     for (const QkvChunk& chunk : chunks) backend.accumulate_output_grams(chunk.view, chunk.sequences, moments.sums);
     count_rows(chunks, true, moments);
   });
+}
+
+FisherMoments fisher_moments(LayerStream& layer, Windows windows, Backend& backend) {
+  FisherSums fisher;
+  (void)accumulate(layer, Side::kKey, backend, [&](const Chunks& chunks, MomentSums& moments) {
+    if (fisher.weight.empty()) fisher = FisherSums(moments.sums.count, moments.sums.dim);
+    for (const QkvChunk& chunk : chunks) {
+      backend.accumulate_fisher_sums(chunk.view, chunk.sequences, windows, fisher);
+    }
+    moments.sums = fisher.query;  // for the check that everything is finite
+    moments.total = fisher.weight;
+  });
+  for (const double weight : fisher.weight) {
+    if (weight > 0) continue;
+    throw DataError("no sequence is longer than the windows, so the fisher objective has no history to weigh", "",
+                    "calibrate on sequences of more than " + std::to_string(windows.sink + windows.recent) +
+                        " tokens, or use another --key-objective");
+  }
+  FisherMoments moments{MomentSums{fisher.query, fisher.weight}.mean(), MomentSums{fisher.key, fisher.weight}.mean(),
+                        fisher.key_sum};
+  const auto dim = static_cast<std::size_t>(fisher.key.dim);
+  for (std::size_t i = 0; i < moments.key_mean.size(); ++i) moments.key_mean[i] /= fisher.weight[i / dim];
+  return moments;
+}
+
+std::vector<double> mean_keys(LayerStream& layer) {
+  std::vector<double> sums;
+  std::int64_t tokens = 0;
+  QkvChunk chunk;
+  layer.rewind();
+  while (layer.next(chunk)) {
+    throw_if_interrupted();
+    const HeadsView& k = chunk.view.k;
+    const auto dim = static_cast<std::size_t>(k.head_dim);
+    sums.resize(static_cast<std::size_t>(k.num_heads) * dim);
+    parallel_for(static_cast<std::size_t>(k.num_heads), [&](std::size_t head) {
+      std::vector<double> rows(static_cast<std::size_t>(k.num_tokens) * dim);
+      k.head_rows(0, k.num_tokens, static_cast<int>(head), rows.data());
+      for (std::size_t i = 0; i < rows.size(); ++i) sums[head * dim + i % dim] += rows[i];
+    });
+    tokens += k.num_tokens;
+  }
+  for (double& value : sums) value /= static_cast<double>(std::max<std::int64_t>(tokens, 1));
+  return sums;
+}
+
+MatrixStack centred(MatrixStack moments, std::span<const double> own, std::span<const double> mean) {
+  const auto d = static_cast<std::size_t>(moments.dim);
+  for (std::size_t h = 0; h < static_cast<std::size_t>(moments.count); ++h) {
+    const auto a = own.subspan(h * d, d), m = mean.subspan(h * d, d);
+    for (std::size_t i = 0; i < d; ++i) {
+      for (std::size_t j = 0; j < d; ++j) {
+        moments[static_cast<int>(h)][i * d + j] += m[i] * m[j] - a[i] * m[j] - m[i] * a[j];
+      }
+    }
+  }
+  return moments;
 }
 
 MomentSums residual_moments(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What calibration remembers of a layer: fp64 sums of outer products, per KV head. Sums of parts of the data add up to
-// the sum of the whole (merge). Paper: OSCAR (arXiv 2605.17757); formulas stand at the functions. Non-goals: centring,
-// storing rows.
+// the sum of the whole (merge). Paper: OSCAR (arXiv 2605.17757); formulas stand at the functions. Non-goal: storing
+// rows.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/status.hpp"
@@ -36,6 +37,20 @@ enum class Side { kKey, kValue };
                                                       Backend& backend);
 /// The paper's V^T S^T S V: second moment of exact attention outputs, softmax causal inside each sequence.
 [[nodiscard]] MomentSums output_moments(LayerStream& layer, Backend& backend);
+/// What softmax feels of errors in the scores of a layer, per KV head: FisherSums over their weight.
+struct FisherMoments {
+  MatrixStack query, key;        // (Hkv, d, d)
+  std::vector<double> key_mean;  // (Hkv, d)
+};
+/// Throws DataError if no sequence is longer than the windows: then there is no history to weigh.
+[[nodiscard]] FisherMoments fisher_moments(LayerStream& layer, Windows windows, Backend& backend);
+
+/// Mean key of each head, (Hkv, d). Read on the CPU.
+[[nodiscard]] std::vector<double> mean_keys(LayerStream& layer);
+/// Second moments about a mean m, where `moments` are about 0 and `own` is the mean of the rows themselves (equal to m
+/// for plain moments): C - own^T m - m^T own + m^T m. means: (count, d).
+[[nodiscard]] MatrixStack centred(MatrixStack moments, std::span<const double> own, std::span<const double> mean);
+
 /// Second moments of the INT2 residual of keys (or values) under `rotation`, in the rotated basis ("uresidual").
 [[nodiscard]] MomentSums residual_moments(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend);
 

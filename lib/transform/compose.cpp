@@ -8,11 +8,10 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "transform/bases.hpp"
+#include "transform/matrix.hpp"
 
 namespace oscar {
 namespace {
-
-using Matrix = std::vector<double>;
 
 constexpr std::array<std::pair<Composition, std::string_view>, 9> kNames{{{Composition::kPlain, "plain"},
                                                                           {Composition::kPbr, "pbr"},
@@ -23,18 +22,6 @@ constexpr std::array<std::pair<Composition, std::string_view>, 9> kNames{{{Compo
                                                                           {Composition::kHRPbr, "h_r_pbr"},
                                                                           {Composition::kHPbrR, "h_pbr_r"},
                                                                           {Composition::kRHPbr, "r_h_pbr"}}};
-
-Matrix multiply(const Matrix& a, const Matrix& b, int dim) {
-  const auto d = static_cast<std::size_t>(dim);
-  Matrix out(d * d);
-  for (std::size_t i = 0; i < d; ++i) {
-    for (std::size_t k = 0; k < d; ++k) {
-      const double factor = a[i * d + k];
-      for (std::size_t j = 0; j < d; ++j) out[i * d + j] += factor * b[k * d + j];
-    }
-  }
-  return out;
-}
 
 /// a P.
 Matrix permute_columns(const Matrix& a, const std::vector<int>& perm) {

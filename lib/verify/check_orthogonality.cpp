@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "verify/checks.hpp"
 #include "verify/for_each_side.hpp"
@@ -16,6 +18,22 @@ double worst_error(const MatrixStack& stack) {
   return worst;
 }
 
+/// max |rotation read^T - I|: what is left of a product of query and key, relative to the largest row lengths that meet
+/// in it.
+double worst_pair_error(const MatrixStack& rotation, const MatrixStack& read) {
+  if (read.dim != rotation.dim || read.count != rotation.count) return std::numeric_limits<double>::infinity();
+  double worst = 0;
+  const auto dim = static_cast<std::size_t>(rotation.dim);
+  for (int m = 0; m < rotation.count; ++m) {
+    const Matrix product = multiply(rotation[m], transpose(read[m], dim), dim);
+    for (std::size_t i = 0; i < product.size(); ++i) {
+      const double error = std::abs(product[i] - (i / dim == i % dim ? 1.0 : 0.0));
+      worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
+    }
+  }
+  return worst;
+}
+
 MatrixStack as_bf16(MatrixStack stack) {
   for (double& x : stack.data) x = round_to_bf16(static_cast<float>(x));
   return stack;
@@ -26,14 +44,17 @@ MatrixStack as_bf16(MatrixStack stack) {
 void check_orthogonality(const Subject& subject, std::vector<Check>& checks) {
   for_each_side(
       subject, checks, [](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-        const double exact = worst_error(t.rotation);
-        const double served = worst_error(as_bf16(t.rotation));
-        const std::string remedy = "the inverse of the matrix is not its transpose: fit the set again";
+        const bool pair = t.read_rotation.count > 0;
+        const double exact = pair ? worst_pair_error(t.rotation, t.read_rotation) : worst_error(t.rotation);
+        const double served =
+            pair ? worst_pair_error(as_bf16(t.rotation), as_bf16(t.read_rotation)) : worst_error(as_bf16(t.rotation));
+        const std::string name = pair ? "inverse_pair" : "orthogonality";
+        const std::string remedy = pair ? "the read side does not undo the write side: fit the set again"
+                                        : "the inverse of the matrix is not its transpose: fit the set again";
         const bool exact_ok = exact <= kOrthogonalityLimit;
         const bool served_ok = served <= kBf16OrthogonalityLimit;
-        out.push_back(
-            {"orthogonality", layer, side.target, exact, kOrthogonalityLimit, exact_ok, exact_ok ? "" : remedy});
-        out.push_back({"orthogonality_bf16", layer, side.target, served, kBf16OrthogonalityLimit, served_ok,
+        out.push_back({name, layer, side.target, exact, kOrthogonalityLimit, exact_ok, exact_ok ? "" : remedy});
+        out.push_back({name + "_bf16", layer, side.target, served, kBf16OrthogonalityLimit, served_ok,
                        served_ok ? "" : "after the cast that servers make, " + remedy});
       });
 }

@@ -8,7 +8,7 @@ namespace {
 
 KvSide side_of(const SideTransform& transform, const RowCodec& codec, double clip_ratio) {
   KvSide side;
-  side.rotation = std::make_shared<const MatrixStack>(transform.rotation);
+  side.transform = std::make_shared<const Transform>(transform);
   side.codec = codec;
   side.codec.clip_ratio = clip_ratio;
   return side;
@@ -26,8 +26,8 @@ KvMethod method_of_set(const RotationSet& set, Windows windows) {
   for (const LayerRotation& layer : set.layers) {
     const double key_clip = set.has_clip_ratios ? layer.key.clip_ratio : kPublishedKeyClip;
     const double value_clip = set.has_clip_ratios ? layer.value.clip_ratio : kPublishedValueClip;
-    method.layers[layer.layer_id] = {layer.key.rotation.dim, side_of(layer.key, set.codec, key_clip),
-                                     side_of(layer.value, set.codec, value_clip)};
+    method.layers[layer.layer_id] = {layer.key.rotation.dim, side_of(layer.key, set.key_codec, key_clip),
+                                     side_of(layer.value, set.value_codec, value_clip)};
   }
   return method;
 }
@@ -42,7 +42,7 @@ std::vector<KvMethod> methods_for(const Subject& subject, const std::vector<std:
   if (compare == std::vector<std::string>{"none"}) names.clear();
   std::vector<KvMethod> methods;
   for (const std::string& name : names) {
-    methods.push_back(make_baseline(name, shapes, windows, subject.set.codec.group_size));
+    methods.push_back(make_baseline(name, shapes, windows, subject.set.key_codec.group_size));
   }
   methods.push_back(method_of_set(subject.set, windows));
   return methods;

@@ -33,7 +33,7 @@ MatrixStack rotations() {
 struct Sequence {
   Tensor q, k, v;
   std::vector<std::int64_t> positions;
-  MatrixStack rotation = rotations();
+  Transform rotation{rotations(), {}, {}};
 
   Sequence(std::int64_t keys, std::int64_t queries, std::uint32_t seed)
       : q(random_rows(queries, kHeads, seed)),

@@ -146,14 +146,19 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   const auto option = [&](const char* name, auto& value, const char* help) {
     return app.add_option(name, value, help)->capture_default_str()->group("Fit");
   };
-  option("--recipe", fit.recipe, "oscar, ktk_vtv, hadamard or uresidual");
-  option("--key-objective", fit.key_objective, "qqt or ktk (recipe oscar)");
-  option("--value-objective", fit.value_objective, "sst, oto or vtv (recipe oscar)");
+  option("--recipe", fit.recipe, "oscar, lsq, stretch, ktk_vtv, hadamard or uresidual");
+  option("--key-objective", fit.key_objective, "qqt, ktk or fisher (recipes oscar, lsq, stretch)");
+  option("--value-objective", fit.value_objective, "sst, oto or vtv (recipes oscar, lsq, stretch)");
   option("--composition", fit.composition,
          "r_h_pbr, plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr or h_pbr_r: factors from left to right");
-  option("--granularity", fit.granularity, "One rotation per layer or per head");
-  option("--target", fit.target, "What must be able to serve the set: sglang-v1 or any");
-  option("--codec", fit.codec, "minmax, or lsq: unbiased codes of the same size (target any)");
+  option("--granularity", fit.granularity,
+         "One matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer for stretch");
+  option("--target", fit.target, "What must be able to serve the set: sglang-v1, sglang-v3, llamacpp or any");
+  option("--codec", fit.codec, "minmax, or lsq: unbiased codes of the same size (target any). Default: the recipe's");
+  option("--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
+  app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group("Fit");
+  option("--stretch-power", fit.stretch_power, "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
+  option("--stretch-lambda", fit.stretch_lambda, "Recipe stretch: part of the mean eigenvalue added to both moments");
   option("--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option("--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
       ->check(CLI::NonNegativeNumber);

@@ -53,11 +53,11 @@ TEST_CASE("the Hadamard baseline is orthogonal, symmetric and made of equal entr
 TEST_CASE("baselines differ as their names say") {
   const std::vector<LayerShape> layers{{3, 16}, {7, 16}};
   CHECK_FALSE(make_baseline("bf16", layers, {}, 0).layer(7).key.quantized);
-  CHECK(make_baseline("naive", layers, {}, 0).layer(3).value.rotation == nullptr);
+  CHECK(make_baseline("naive", layers, {}, 0).layer(3).value.transform == nullptr);
   const KvMethod clipped = make_baseline("hadamard_clip", layers, {}, 0);
   CHECK(clipped.layer(3).key.codec.clip_ratio == 0.96);
   CHECK(clipped.layer(3).value.codec.clip_ratio == 0.92);
-  CHECK(clipped.layer(3).key.rotation == clipped.layer(7).value.rotation);
+  CHECK(clipped.layer(3).key.transform == clipped.layer(7).value.transform);
   CHECK(make_baseline("hadamard", layers, {}, 0).layer(3).key.codec.clip_ratio == 0);
   CHECK_ERROR(clipped.layer(5), DataError, "no layer 5");
   CHECK_ERROR(make_baseline("best", layers, {}, 0), UsageError, "bf16, naive, hadamard, hadamard_clip");

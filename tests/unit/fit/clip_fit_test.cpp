@@ -51,9 +51,9 @@ TEST_CASE("scores are those of the codec at each ratio, and ties prefer less cli
   const ClipFitOptions options;
   const auto sample = sample_layer(layer, kWindows, options);
   const auto backend = test::make_test_backend();
-  const MatrixStack identity = MatrixStack::identity(16);
+  const Transform identity{MatrixStack::identity(16), {}, {}};
 
-  const ClipScores scores = score_clip_ratios(sample, identity, identity, RowCodec{}, kWindows, *backend);
+  const ClipScores scores = score_clip_ratios(sample, identity, identity, {RowCodec{}, RowCodec{}}, kWindows, *backend);
 
   REQUIRE(scores.key.size() == clip_candidates().size());
   const QkvView view{heads_view(sample[0].q, "q"), heads_view(sample[0].k, "k"), heads_view(sample[0].v, "v")};

@@ -79,7 +79,7 @@ TEST_CASE("every recipe gives orthogonal float32 matrices, for any head dimensio
 TEST_CASE("per-head rotations need a target that can serve them") {
   FitOptions options = without_clip();
   options.granularity = "head";
-  CHECK_ERROR(fit_layers({}, options), UsageError, "use --target any");
+  CHECK_ERROR(fit_layers({}, options), UsageError, "use --target sglang-v3 or --target any");
   options.target = "any";
   const RotationSet set = fit_layers({}, options);
   CHECK(set.layers[0].key.rotation.count == 2);
@@ -117,11 +117,12 @@ TEST_CASE("options that do not exist or do not fit are usage errors before any w
     change(options);
     return [options] { return fit_layers({}, options); };
   };
-  CHECK_ERROR(with([](FitOptions& o) { o.recipe = "magic"; })(), UsageError, "oscar, ktk_vtv, hadamard, uresidual");
-  CHECK_ERROR(with([](FitOptions& o) { o.key_objective = "sst"; })(), UsageError, "qqt, ktk");
+  CHECK_ERROR(with([](FitOptions& o) { o.recipe = "magic"; })(), UsageError,
+              "oscar, lsq, stretch, ktk_vtv, hadamard, uresidual");
+  CHECK_ERROR(with([](FitOptions& o) { o.key_objective = "sst"; })(), UsageError, "qqt, ktk, fisher");
   CHECK_ERROR(with([](FitOptions& o) { o.value_objective = "qqt"; })(), UsageError, "sst, oto, vtv");
   CHECK_ERROR(with([](FitOptions& o) { o.composition = "hr"; })(), UsageError, "r_h_pbr");
-  CHECK_ERROR(with([](FitOptions& o) { o.target = "vllm"; })(), UsageError, "sglang-v1, any");
+  CHECK_ERROR(with([](FitOptions& o) { o.target = "vllm"; })(), UsageError, "sglang-v1, sglang-v3, llamacpp, any");
   CHECK_ERROR(with([](FitOptions& o) { o.recipe = "uresidual"; })(), UsageError, "--reference-rotation");
   for (const char* clip : {"1.2,0.9", "0.9", "a,b", "0.9,", "0.9,0.9,0.9", "-1,0.5", ""}) {
     CHECK_ERROR(with([&](FitOptions& o) { o.clip = clip; })(), UsageError, "--clip");

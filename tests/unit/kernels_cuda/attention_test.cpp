@@ -10,12 +10,18 @@ namespace {
 
 using namespace test;
 
-/// A sequence and its matrices; values may have heads of another size than queries and keys.
+MatrixStack scaled_matrices(int count, int dim, std::uint32_t seed) {
+  MatrixStack matrices = gaussian_matrices(count, dim, seed);
+  for (double& x : matrices.data) x /= std::sqrt(dim);
+  return matrices;
+}
+
+/// A sequence and its transforms, with a read side of its own for keys and for values of another size than keys.
 struct Sequence {
   Shape shape;
   int heads, kv_heads;
   std::vector<std::int64_t> positions;
-  MatrixStack key_rotation, value_rotation;
+  Transform key, value;
   Tensor q, k, v;
 
   Sequence(const Shape& shape_, int heads_, int kv_heads_, std::vector<std::int64_t> positions_, int value_dim = 0)
@@ -23,23 +29,24 @@ struct Sequence {
         heads(heads_),
         kv_heads(kv_heads_),
         positions(std::move(positions_)),
-        key_rotation(gaussian_matrices(kv_heads_, shape_.head_dim, 40)),
-        value_rotation(gaussian_matrices(1, value_dim == 0 ? shape_.head_dim : value_dim, 41)) {
-    for (double& x : key_rotation.data) x /= std::sqrt(shape.head_dim);
+        key{scaled_matrices(kv_heads_, shape_.head_dim, 40), scaled_matrices(kv_heads_, shape_.head_dim, 45), {}},
+        value{gaussian_matrices(1, value_dim == 0 ? shape_.head_dim : value_dim, 41), {}, {}} {
+    key.mean.assign(key.rotation.data.begin(), key.rotation.data.begin() + kv_heads * shape.head_dim);
+    if (value_dim != 0) value.read_rotation = scaled_matrices(1, value_dim, 46);
     Shape queries = shape, values = shape;
     if (!positions.empty()) queries.tokens = static_cast<std::int64_t>(positions.size());
-    values.head_dim = value_rotation.dim;
+    values.head_dim = value.rotation.dim;
     q = activations(queries, heads, 42), k = activations(shape, kv_heads, 43), v = activations(values, kv_heads, 44);
   }
   [[nodiscard]] SequenceInput input(Precision precision, bool rotated = true) const {
     return {{heads_view(q, "q"), heads_view(k, "k"), heads_view(v, "v")},
             positions,
-            rotated ? &key_rotation : nullptr,
-            rotated ? &value_rotation : nullptr,
+            rotated ? &key : nullptr,
+            rotated ? &value : nullptr,
             precision};
   }
   [[nodiscard]] std::size_t out_size() const {
-    return static_cast<std::size_t>(q.shape[0]) * static_cast<std::size_t>(heads * value_rotation.dim);
+    return static_cast<std::size_t>(q.shape[0]) * static_cast<std::size_t>(heads * value.rotation.dim);
   }
 };
 
@@ -78,7 +85,7 @@ const std::vector<Windows> kSmallWindows{{4, 7}, {0, 0}};
 
 /// Both sides, one side, none; whole rows and groups, with and without clipping, 4 levels and more.
 std::vector<HistoryCodecs> codecs_for(const Sequence& s) {
-  const int key_dim = s.shape.head_dim, value_dim = s.value_rotation.dim;
+  const int key_dim = s.shape.head_dim, value_dim = s.value.rotation.dim;
   std::vector<HistoryCodecs> all{
       {RowCodec{.clip_ratio = 0.96}, RowCodec{.clip_ratio = 0.92}},
       {RowCodec{}, {}},

@@ -38,8 +38,8 @@ struct RandomSequence {
 
 KvSide rotated_side(const MatrixStack& covariance, double clip_ratio, Backend& backend) {
   KvSide side;
-  side.rotation = std::make_shared<const MatrixStack>(
-      compose(decompose(mean_over_heads(covariance), backend), Composition::kRHPbr));
+  side.transform = std::make_shared<const Transform>(
+      Transform{compose(decompose(mean_over_heads(covariance), backend), Composition::kRHPbr), {}, {}});
   side.codec.clip_ratio = clip_ratio;
   return side;
 }

@@ -91,7 +91,8 @@ std::vector<TokenSequence> rows_from(const std::filesystem::path& path, std::siz
 
 KvSide side_of(const MatrixStack& covariance, double clip_ratio, Backend& backend) {
   KvSide side;
-  side.rotation = std::make_shared<const MatrixStack>(compose(decompose(covariance, backend), Composition::kRHPbr));
+  side.transform = std::make_shared<const Transform>(
+      Transform{compose(decompose(covariance, backend), Composition::kRHPbr), {}, {}});
   side.codec.clip_ratio = clip_ratio;
   return side;
 }

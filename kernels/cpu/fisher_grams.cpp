@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// Second moments of queries and keys, weighted by what softmax feels of an error in a score: p (1 - p), over the keys
+// of the quantised history. Partial sums are added in the order of the blocks, and keys sequence by sequence.
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.hpp"
+#include "base/threads.hpp"
+#include "kernels/arguments.hpp"
+#include "kernels/cpu/blas.hpp"
+#include "kernels/cpu/causal_blocks.hpp"
+#include "kernels/cpu/ops.hpp"
+
+namespace oscar::cpu {
+namespace {
+
+/// What one block of queries adds.
+struct BlockSums {
+  std::vector<double> query_upper;  // (d, d)
+  std::vector<double> key_weights;  // of the keys up to its last query
+};
+
+void scale_rows(std::vector<double>& rows, std::span<const double> weights, int dim) {
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= std::sqrt(weights[i / static_cast<std::size_t>(dim)]);
+}
+
+BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows) {
+  const int d = qkv.q.head_dim, head = block.query_head / (qkv.q.num_heads / qkv.k.num_heads);
+  std::vector<double> q = query_rows(qkv.q, block);
+  const std::vector<double> p = causal_probabilities(block, q, key_rows(qkv.k, block, head), d);
+  BlockSums sums{std::vector<double>(static_cast<std::size_t>(d) * d),
+                 std::vector<double>(static_cast<std::size_t>(block.keys()))};
+  std::vector<double> query_weights(static_cast<std::size_t>(block.queries));
+  for (std::int64_t i = 0; i < block.queries; ++i) {
+    const std::int64_t end = block.first_query + i - windows.recent + 1;
+    for (std::int64_t j = windows.sink; j < end; ++j) {
+      const double probability = p[static_cast<std::size_t>(i * block.keys() + j)];
+      const double weight = probability * (1 - probability);
+      query_weights[static_cast<std::size_t>(i)] += weight;
+      sums.key_weights[static_cast<std::size_t>(j)] += weight;
+    }
+  }
+  scale_rows(q, query_weights, d);
+  add_gram_upper(q.data(), block.queries, d, sums.query_upper.data());
+  return sums;
+}
+
+/// The keys of one sequence and KV head, once their weights are complete.
+void add_keys(const HeadsView& k, SequenceRange sequence, int head, std::span<const double> weights, FisherSums& sums) {
+  const auto d = static_cast<std::size_t>(k.head_dim);
+  std::vector<double> rows(static_cast<std::size_t>(sequence.size()) * d);
+  k.head_rows(sequence.begin, sequence.size(), head, rows.data());
+  const auto total = std::span(sums.key_sum).subspan(static_cast<std::size_t>(head) * d, d);
+  for (std::size_t i = 0; i < rows.size(); ++i) total[i % d] += weights[i / d] * rows[i];
+  for (const double weight : weights) sums.weight[static_cast<std::size_t>(head)] += weight;
+  scale_rows(rows, weights, k.head_dim);
+  std::vector<double> upper(d * d);
+  add_gram_upper(rows.data(), sequence.size(), k.head_dim, upper.data());
+  add_symmetric(upper, sums.key[head], k.head_dim);
+}
+
+}  // namespace
+
+void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
+                            FisherSums& sums) {
+  const int heads = qkv.k.num_heads, g = qkv.q.num_heads / heads, d = qkv.k.head_dim;
+  OSCAR_CHECK(sums.query.dim == d && sums.query.count == heads &&
+              sums.weight.size() == static_cast<std::size_t>(heads));
+  for (const SequenceRange& sequence : sequences) {
+    const std::vector<CausalBlock> blocks = causal_blocks({&sequence, 1}, qkv.q.num_heads);
+    std::vector<std::vector<double>> key_weights(static_cast<std::size_t>(heads),
+                                                 std::vector<double>(static_cast<std::size_t>(sequence.size())));
+    for (std::size_t first = 0; first < blocks.size(); first += kBlocksPerWave) {
+      std::vector<BlockSums> found(std::min(kBlocksPerWave, blocks.size() - first));
+      parallel_for(found.size(), [&](std::size_t i) { found[i] = sums_of(qkv, blocks[first + i], windows); });
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const int head = blocks[first + i].query_head / g;
+        add_symmetric(found[i].query_upper, sums.query[head], d);
+        std::vector<double>& weights = key_weights[static_cast<std::size_t>(head)];
+        for (std::size_t j = 0; j < found[i].key_weights.size(); ++j) weights[j] += found[i].key_weights[j];
+      }
+    }
+    parallel_for(static_cast<std::size_t>(heads),
+                 [&](std::size_t head) { add_keys(qkv.k, sequence, static_cast<int>(head), key_weights[head], sums); });
+  }
+}
+
+}  // namespace oscar::cpu

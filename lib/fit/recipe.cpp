@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+#include "fit/recipe.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <initializer_list>
+
+#include "base/errors.hpp"
+#include "transform/compose.hpp"
+
+namespace oscar {
+namespace {
+
+void require_one_of(const std::string& value, const char* option, std::initializer_list<const char*> known) {
+  std::string list;
+  for (const char* name : known) {
+    if (value == name) return;
+    list += (list.empty() ? "" : ", ") + std::string(name);
+  }
+  throw UsageError("unknown value \"" + value + "\"", option, "use one of: " + list);
+}
+
+/// "a,b", or "a" for both.
+std::pair<std::string, std::string> both_sides(const std::string& text) {
+  const std::size_t comma = text.find(',');
+  if (comma == std::string::npos) return {text, text};
+  return {text.substr(0, comma), text.substr(comma + 1)};
+}
+
+int levels_from(const std::string& text, const std::string& whole) {
+  int levels = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), levels);
+  if (error == std::errc() && end == text.data() + text.size() && levels >= 2 && levels <= 16) return levels;
+  throw UsageError("cannot read the levels \"" + whole + "\"", "--levels",
+                   "use two numbers from 2 to 16 for keys and values, like 4,4 or 5,3");
+}
+
+bool per_head(const std::string& granularity) {
+  require_one_of(granularity, "--granularity", {"layer", "head"});
+  return granularity == "head";
+}
+
+/// Throws if the target lacks what `option` asks for.
+void require(bool wanted, bool Target::*ability, const FitOptions& options, const std::string& option,
+             const std::string& what) {
+  if (!wanted || target_from_name(options.target).*ability) return;
+  std::string able;
+  for (const Target& target : targets()) {
+    if (target.*ability) able += (able.empty() ? "" : " or ") + ("--target " + target.name);
+  }
+  throw UsageError("target " + options.target + " cannot serve " + what, option, "use " + able);
+}
+
+void require_target(const Recipe& recipe, const FitOptions& options) {
+  const bool stretched = recipe.kind == Recipe::Kind::kStretch;
+  require(stretched, &Target::linear, options, "--recipe " + options.recipe, "transforms that are not rotations");
+  require(recipe.key_per_head || recipe.value_per_head, &Target::per_head, options, "--granularity head",
+          "one rotation per head");
+  require(recipe.center, &Target::mean, options, "--center", "centred keys");
+  const RowCodec &key = *recipe.codecs.key, &value = *recipe.codecs.value;
+  require(key.grid != Grid::kMinMax, &Target::any_codec, options, "--codec " + std::string(name_of(key.grid)),
+          "codec " + std::string(name_of(key.grid)));
+  require(key.levels != 4 || value.levels != 4, &Target::any_codec, options, "--levels " + options.levels,
+          "other numbers of levels than 4,4");
+}
+
+HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
+  std::string name = options.codec;
+  if (name.empty()) name = prefers_lsq ? "lsq" : "minmax";
+  const auto [key_levels, value_levels] = both_sides(options.levels);
+  RowCodec codec{.levels = levels_from(key_levels, options.levels),
+                 .group_size = options.group_size,
+                 .grid = grid_from_name(name)};
+  HistoryCodecs codecs{codec, codec};
+  codecs.value->levels = levels_from(value_levels, options.levels);
+  if (codec.grid != Grid::kMinMax && options.clip != "auto" && options.clip != "off") {
+    throw UsageError("codec " + name + " takes no clip ratios", "--clip " + options.clip,
+                     "leave --clip out, or use --codec minmax");
+  }
+  return codecs;
+}
+
+Recipe::Kind kind_of(const std::string& recipe) {
+  if (recipe == "hadamard") return Recipe::Kind::kHadamard;
+  if (recipe == "uresidual") return Recipe::Kind::kResidual;
+  return recipe == "stretch" ? Recipe::Kind::kStretch : Recipe::Kind::kSpectral;
+}
+
+void check_options(const FitOptions& options) {
+  require_one_of(options.recipe, "--recipe", {"oscar", "lsq", "stretch", "ktk_vtv", "hadamard", "uresidual"});
+  require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
+  require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv"});
+  (void)composition_from_name(options.composition);
+  if (options.recipe == "uresidual" && options.reference_rotation.empty()) {
+    throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
+                     "give a rotation set, for example one fitted with --recipe oscar");
+  }
+  if (options.recipe == "stretch" && options.key_objective == "ktk") {
+    throw UsageError("a stretch weighs keys against queries", "--key-objective ktk", "use qqt or fisher");
+  }
+  if (!(options.stretch_power > 0 && options.stretch_power <= 1) || !(options.stretch_lambda > 0)) {
+    throw UsageError("the power of a stretch lies above 0 and up to 1, its lambda above 0",
+                     "--stretch-power, --stretch-lambda", "use for example 1 and 0.01");
+  }
+}
+
+}  // namespace
+
+std::string Recipe::key_name() const {
+  if (kind == Kind::kHadamard) return "hadamard";
+  if (kind == Kind::kResidual) return "uresidual";
+  return (kind == Kind::kStretch ? "stretch_" : "") + key_objective + "_" + composition;
+}
+
+std::string Recipe::value_name() const {
+  if (kind == Kind::kHadamard) return "hadamard";
+  return kind == Kind::kResidual ? "uresidual" : value_objective + "_" + composition;
+}
+
+Recipe resolve_recipe(const FitOptions& options) {
+  check_options(options);
+  const Target& target = target_from_name(options.target);
+  Recipe recipe{.kind = kind_of(options.recipe),
+                .name = options.recipe,
+                .key_objective = options.key_objective,
+                .value_objective = options.value_objective,
+                .composition = options.composition,
+                .center = options.center,
+                .stretch_power = options.stretch_power,
+                .stretch_lambda = options.stretch_lambda,
+                .windows = options.windows};
+  if (options.recipe == "ktk_vtv") recipe.key_objective = "ktk", recipe.value_objective = "vtv";
+  const bool stretched = recipe.kind == Recipe::Kind::kStretch;
+  const auto [key, value] =
+      both_sides(options.granularity.empty() ? (stretched ? "head,layer" : "layer") : options.granularity);
+  recipe.key_per_head = per_head(key);
+  recipe.value_per_head = per_head(value);
+  recipe.codecs = codecs_of(options, options.recipe == "lsq" || (stretched && target.any_codec));
+  require_target(recipe, options);
+  return recipe;
+}
+
+Json to_json(const Recipe& recipe, const FitOptions& options) {
+  const std::string key = recipe.key_per_head ? "head" : "layer", value = recipe.value_per_head ? "head" : "layer";
+  Json json{{"name", recipe.name},
+            {"target", options.target},
+            {"key_objective", recipe.key_name()},
+            {"value_objective", recipe.value_name()},
+            {"granularity", key == value ? key : key + "," + value},
+            {"codec", name_of(recipe.codecs.key->grid)},
+            {"levels", {recipe.codecs.key->levels, recipe.codecs.value->levels}},
+            {"clip", recipe.codecs.key->grid == Grid::kMinMax ? options.clip : "off"},
+            {"group_size", recipe.codecs.key->group_size},
+            {"center", recipe.center}};
+  if (recipe.kind == Recipe::Kind::kStretch) {
+    json["stretch"] = {{"power", recipe.stretch_power}, {"lambda", recipe.stretch_lambda}};
+  }
+  return json;
+}
+
+const std::vector<Target>& targets() {
+  static const std::vector<Target> kTargets{{"sglang-v1", false, false, false, false},
+                                            {"sglang-v3", true, true, true, false},
+                                            {"llamacpp", false, false, false, false},
+                                            {"any", true, true, true, true}};
+  return kTargets;
+}
+
+const Target& target_from_name(const std::string& name) {
+  std::string known;
+  for (const Target& target : targets()) {
+    if (target.name == name) return target;
+    known += (known.empty() ? "" : ", ") + target.name;
+  }
+  throw UsageError("unknown value \"" + name + "\"", "--target", "use one of: " + known);
+}
+
+}  // namespace oscar
