@@ -103,6 +103,12 @@ void check_sequence(const SequenceInput& input) {
     return stack_fits(transform->rotation) && stack_fits(transform->read()) && mean_fits;
   };
   OSCAR_CHECK(fits(input.key, k) && fits(input.value, v));
+  const auto decoded_fits = [](const HeadsView& decoded, const HeadsView& rows, const Transform* transform) {
+    return decoded.data == nullptr ||
+           (transform == nullptr && decoded.dtype == DType::kF32 && decoded.num_tokens == rows.num_tokens &&
+            decoded.num_heads == rows.num_heads && decoded.head_dim == rows.head_dim);
+  };
+  OSCAR_CHECK(decoded_fits(input.decoded_k, k, input.key) && decoded_fits(input.decoded_v, v, input.value));
 }
 
 void check_finite(std::span<const double> symmetric) {

@@ -3,7 +3,7 @@
 // kept where the backend computes. The history is read through codecs that each call names, so that many candidates can
 // be judged on the same rows; the windows are read as stored.
 //   stored = transformed rows, see Transform (rounded as Precision says),   history = decode(encode(stored))
-// Non-goals: growing, paging, codecs that see more than one row.
+// Non-goals: growing, paging.
 #pragma once
 
 #include <optional>
@@ -24,6 +24,9 @@ struct SequenceInput {
   const Transform* key = nullptr;
   const Transform* value = nullptr;
   Precision precision = Precision::kServing;
+  /// What a codec that sees more than one row made of k and v, native float32 rows. Where given (data is not null),
+  /// there is no transform, and the history is these rows whatever codec a call names.
+  HeadsView decoded_k = {}, decoded_v = {};
 };
 
 /// The codecs through which the history is read; none: as the windows store it.

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/status.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
 
 namespace oscar::cpu {
@@ -60,8 +61,12 @@ double energy(std::span<const float> values) {
 /// Keys or values: as stored, and decoded with the codec that was asked for last.
 class Side {
  public:
-  Side(HeadsView native, const Transform* transform, Precision precision)
-      : native_(native), transform_(transform), precision_(precision), stored_(written(native, precision)) {
+  Side(HeadsView native, const Transform* transform, HeadsView decoded, Precision precision)
+      : native_(native),
+        given_(decoded),
+        transform_(transform),
+        precision_(precision),
+        stored_(written(native, precision)) {
     if (transform != nullptr) native_from_stored_ = transposed(transform->read());
   }
 
@@ -74,6 +79,7 @@ class Side {
 
   [[nodiscard]] HeadsView history(const std::optional<RowCodec>& codec) {
     if (!codec) return stored();
+    if (given_.data != nullptr) return given_;
     if (decoded_with_ != codec) {
       decoded_.resize(stored_.size());
       quantize(stored_, native_.head_dim, *codec, precision_, decoded_, nullptr);
@@ -109,7 +115,7 @@ class Side {
     return heads_view(rows, native_.num_tokens, native_.num_heads, native_.head_dim);
   }
 
-  HeadsView native_;
+  HeadsView native_, given_;
   const Transform* transform_;
   Precision precision_;
   MatrixStack native_from_stored_;  // rotation^-1
@@ -122,8 +128,8 @@ class HeldSequence : public MixedSequence {
   explicit HeldSequence(const SequenceInput& input)
       : input_(input),
         q_(transformed(input.qkv.q, input.key != nullptr ? &input.key->read() : nullptr, {}, input.precision)),
-        key_(input.qkv.k, input.key, input.precision),
-        value_(input.qkv.v, input.value, input.precision) {}
+        key_(input.qkv.k, input.key, input.decoded_k, input.precision),
+        value_(input.qkv.v, input.value, input.decoded_v, input.precision) {}
 
   void attend(const HistoryCodecs& codecs, Windows windows, std::span<float> out) override {
     cpu::attend(mixed(codecs, windows), out);
@@ -168,6 +174,9 @@ class HeldSequence : public MixedSequence {
 
 }  // namespace
 
-std::unique_ptr<MixedSequence> hold(const SequenceInput& input) { return std::make_unique<HeldSequence>(input); }
+std::unique_ptr<MixedSequence> hold(const SequenceInput& input) {
+  check_sequence(input);
+  return std::make_unique<HeldSequence>(input);
+}
 
 }  // namespace oscar::cpu

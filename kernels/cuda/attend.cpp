@@ -14,6 +14,10 @@ class CodedRows {
   CodedRows(const Context& context, const HeldRows& rows, const std::optional<RowCodec>& codec, Precision precision) {
     side_.stored = rows.stored(rows.everything());
     if (!codec) return;
+    if (rows.has_history()) {
+      side_.decoded = rows.history(rows.everything());
+      return;
+    }
     const std::int64_t count = side_.stored.count();
     const int dim = rows.dim();
     side_.group_size = checked_group_size(*codec, dim);

@@ -53,6 +53,11 @@ HeldRows::HeldRows(const Context& context, const HeadsView& x, DeviceBuffer<std:
   }
 }
 
+void HeldRows::set_history(const Context& context, const HeadsView& decoded, DeviceBuffer<std::byte> bytes) {
+  const Rotation none(context, nullptr, {}, Precision::kExact);
+  history_ = std::make_unique<HeldRows>(context, decoded, std::move(bytes), kv_heads_, none, Precision::kExact);
+}
+
 RowsView HeldRows::native(const Part& part) const {
   const std::int64_t width = std::int64_t{g_} * dim_;
   const std::int64_t first = (part.first_token * kv_heads_ + part.first_head) * width;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "kernels/cuda/device_buffer.hpp"
@@ -45,6 +46,11 @@ class HeldRows {
   HeldRows(const Context& context, const HeadsView& x, DeviceBuffer<std::byte> native, int kv_heads,
            const Rotation& rotation, Precision precision);
 
+  /// The history of these rows is `decoded` (tokens, Hkv, d), float32 on the GPU, whatever codec is named.
+  void set_history(const Context& context, const HeadsView& decoded, DeviceBuffer<std::byte> bytes);
+  [[nodiscard]] bool has_history() const { return history_ != nullptr; }
+  [[nodiscard]] RowsView history(const Part& part) const { return history_->stored(part); }
+
   [[nodiscard]] int dim() const { return dim_; }
   /// Query heads of a KV head; 1 for keys and values.
   [[nodiscard]] int heads_per_kv_head() const { return g_; }
@@ -71,6 +77,7 @@ class HeldRows {
   std::int64_t tokens_;
   DeviceBuffer<std::byte> native_;  // (tokens, Hkv, g, d) of dtype
   DeviceBuffer<std::byte> stored_;  // (Hkv, tokens, g, d) of stored_dtype
+  std::unique_ptr<HeldRows> history_;
 };
 
 }  // namespace oscar::cuda

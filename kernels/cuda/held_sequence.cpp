@@ -50,6 +50,13 @@ class HeldSequence : public MixedSequence {
   std::unique_ptr<HeldData> data_;
 };
 
+void set_history(const Context& context, const HeadsView& decoded, HeldRows& rows) {
+  if (decoded.data == nullptr) return;
+  DeviceBuffer<std::byte> bytes(context, bytes_of(decoded));
+  Transfer(context, decoded, bytes.data()).wait();
+  rows.set_history(context, decoded, std::move(bytes));
+}
+
 }  // namespace
 
 struct HeldData::NativeBytes {
@@ -79,7 +86,10 @@ HeldData::HeldData(const Context& context, const SequenceInput& input, NativeByt
       value_keeps_lengths(keeps_lengths(input.value)),
       q(context, input.qkv.q, std::move(native.q), input.qkv.k.num_heads, query_read, precision),
       k(context, input.qkv.k, std::move(native.k), input.qkv.k.num_heads, key_write, precision),
-      v(context, input.qkv.v, std::move(native.v), input.qkv.k.num_heads, value_write, precision) {}
+      v(context, input.qkv.v, std::move(native.v), input.qkv.k.num_heads, value_write, precision) {
+  set_history(context, input.decoded_k, k);
+  set_history(context, input.decoded_v, v);
+}
 
 std::unique_ptr<MixedSequence> hold(Lanes& lanes, const SequenceInput& input) {
   return std::make_unique<HeldSequence>(lanes, input);

@@ -60,6 +60,8 @@ __device__ void load_tile(const CacheSide& side, int head, std::int64_t first, s
     const std::int64_t row = head * keys + first + t;
     if (exists && decoded && side.codes != nullptr) {
       decode_row(side, row, lane, out);
+    } else if (exists && decoded && side.decoded.values != nullptr) {
+      for (int i = lane; i < dim; i += kWarp) out[i] = side.decoded.value(row * dim + i);
     } else if (exists) {
       for (int i = lane; i < dim; i += kWarp) out[i] = side.stored.value(row * dim + i);
     }

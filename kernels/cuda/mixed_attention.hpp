@@ -18,6 +18,8 @@ struct CacheSide {
   const GroupParams* params = nullptr;
   bool packed = false;
   int group_size = 0;
+  /// The history, already decoded, in place of codes. values null: none.
+  RowsView decoded;
   /// Servers compute with bfloat16: decoded values are rounded to it.
   bool round_decoded = false;
 };

@@ -69,7 +69,9 @@ Energies energies_of(const Context& context, const HeldRows& rows, const Rotatio
     DeviceBuffer<double> errors = rows.rotated(context, part, write, Precision::kExact);
     RowsView history = rows.stored(part);
     DeviceBuffer<float> decoded(context, codec ? rows.size(part) : 0);
-    if (codec) {
+    if (codec && rows.has_history()) {
+      history = rows.history(part);
+    } else if (codec) {
       quantize_rows(context, history, {&*codec, 1}, precision, {.decoded = decoded.data()});
       history = dense_rows(decoded.data(), history.count(), history.dim);
     }

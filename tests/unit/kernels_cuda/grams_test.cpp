@@ -75,6 +75,32 @@ void check_output_grams(const Kind& kind, const Shape& shape) {
           [&](Backend& backend, MatrixStack& grams) { backend.accumulate_output_grams(qkv, sequences, grams); });
 }
 
+FisherSums fisher_sums(Backend& backend, const QkvView& qkv, std::span<const SequenceRange> sequences,
+                       Windows windows) {
+  FisherSums sums(qkv.k.num_heads, qkv.k.head_dim);
+  backend.accumulate_fisher_sums(qkv, sequences, windows, sums);
+  return sums;
+}
+
+void check_fisher_sums(Backend& gpu, const Shape& shape) {
+  const Tensor q = activations(shape, kHeads, 5), k = activations(shape, 2, 6), v = activations(shape, 2, 7);
+  const QkvView qkv{heads_view(q, "q"), heads_view(k, "k"), heads_view(v, "v")};
+  const std::int64_t cut = shape.tokens / 7;
+  const std::vector<SequenceRange> sequences{{0, cut}, {cut, cut}, {cut, shape.tokens}};
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  for (const Windows windows : {Windows{2, 5}, Windows{0, 1}}) {
+    const FisherSums expected = fisher_sums(*cpu, qkv, sequences, windows);
+    const FisherSums got = fisher_sums(gpu, qkv, sequences, windows);
+    const auto check = [&](const char* what, const std::vector<double>& a, const std::vector<double>& b) {
+      check_error(what, shape, largest_difference(a, b) / std::max(largest_magnitude(b), 1e-300), 1e-11);
+    };
+    check("fisher, queries", got.query.data, expected.query.data);
+    check("fisher, keys", got.key.data, expected.key.data);
+    check("fisher, sum of keys", got.key_sum, expected.key_sum);
+    check("fisher, weight", got.weight, expected.weight);
+  }
+}
+
 void check_residual_grams(const Kind& kind, const Shape& shape) {
   const Tensor x = activations(shape, kHeads, 8);
   for (const int matrices : {1, kHeads}) {
@@ -145,6 +171,21 @@ TEST_CASE("accumulate_output_grams_matches_cpu") {
     for (const Shape& shape : shapes()) check_output_grams(kind, shape);
     check_output_grams(kind, {DType::kF16, 64, 3001});  // several blocks of queries and tiles of keys
   }
+}
+
+TEST_CASE("small: accumulate_fisher_sums_matches_cpu") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for (const Shape& shape : {Shape{DType::kBF16, 128, 37}, Shape{DType::kF16, 80, 1}, Shape{DType::kF32, 10, 70}}) {
+    check_fisher_sums(*gpu, shape);
+  }
+}
+
+TEST_CASE("accumulate_fisher_sums_matches_cpu") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for (const Shape& shape : shapes()) check_fisher_sums(*gpu, shape);
+  check_fisher_sums(*gpu, {DType::kF16, 64, 2501});  // several blocks of queries and tiles of keys
 }
 
 TEST_CASE("accumulate_residual_grams_matches_cpu") {

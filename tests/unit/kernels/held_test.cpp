@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// What transforms and given rows do to a held sequence.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "kernels/cpu/ops.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr int kHeads = 4, kKvHeads = 2, kDim = 4, kTokens = 40;
+constexpr Windows kWindows{2, 5};
+
+std::vector<float> gaussian(std::size_t size, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(size);
+  for (float& x : values) x = normal(engine);
+  return values;
+}
+
+/// Diagonal, and different for each KV head, so that its inverse is plain to see.
+Transform stretched(bool with_mean) {
+  Transform transform{MatrixStack(kKvHeads, kDim), MatrixStack(kKvHeads, kDim), {}};
+  for (int h = 0; h < kKvHeads; ++h) {
+    for (int i = 0; i < kDim; ++i) {
+      const double factor = std::ldexp(1.0, i - h);
+      transform.rotation[h][static_cast<std::size_t>(i * kDim + i)] = factor;
+      transform.read_rotation[h][static_cast<std::size_t>(i * kDim + i)] = 1 / factor;
+    }
+  }
+  if (with_mean) transform.mean = {1, -2, 3, 0.5, -1, 0, 2, 4};
+  return transform;
+}
+
+struct Sequence {
+  std::vector<float> q = gaussian(kTokens * kHeads * kDim, 1), k = gaussian(kTokens * kKvHeads * kDim, 2),
+                     v = gaussian(k.size(), 3), decoded_k = gaussian(k.size(), 4), decoded_v = gaussian(k.size(), 5);
+  [[nodiscard]] SequenceInput input() const {
+    SequenceInput input;
+    input.qkv = {heads_view(q, kTokens, kHeads, kDim), rows(k), rows(v)};
+    input.precision = Precision::kExact;
+    return input;
+  }
+  [[nodiscard]] static HeadsView rows(const std::vector<float>& x) { return heads_view(x, kTokens, kKvHeads, kDim); }
+  [[nodiscard]] std::vector<float> attend(const SequenceInput& input, const HistoryCodecs& codecs) const {
+    std::vector<float> out(q.size());
+    cpu::hold(input)->attend(codecs, kWindows, out);
+    return out;
+  }
+};
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(double{a[i]} - b[i]));
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("a transform and its read side, and a mean key, leave attention as it was") {
+  const Sequence s;
+  const Transform key = stretched(true), value = stretched(false);
+  SequenceInput input = s.input();
+  const std::vector<float> plain = s.attend(input, {});
+  input.key = &key, input.value = &value;
+  CHECK(largest_difference(s.attend(input, {}), plain) < 1e-5);
+  // The codec sees the transformed rows, so here it makes a difference.
+  SequenceInput only_values = s.input();
+  only_values.value = &value;
+  CHECK(largest_difference(s.attend(input, {RowCodec{}, {}}), s.attend(only_values, {RowCodec{}, {}})) > 1e-3);
+}
+
+TEST_CASE("row errors of a transform that stretches are those of the native rows") {
+  const Sequence s;
+  const Transform key = stretched(true);
+  SequenceInput input = s.input();
+  input.key = &key;
+  const RowErrors errors = cpu::hold(input)->row_errors({RowCodec{}, {}}, kWindows);
+  double signal = 0, noise = 0;
+  for (int t = kWindows.sink; t < kTokens - kWindows.recent; ++t) {
+    for (int h = 0; h < kKvHeads; ++h) {
+      std::vector<float> row(kDim), decoded(kDim);
+      for (int i = 0; i < kDim; ++i) {
+        const float x = s.k[static_cast<std::size_t>((t * kKvHeads + h) * kDim + i)];
+        signal += double{x} * x;
+        row[static_cast<std::size_t>(i)] =
+            (x - static_cast<float>(key.mean[static_cast<std::size_t>(h * kDim + i)])) * std::ldexp(1.0F, i - h);
+      }
+      cpu::quantize(row, kDim, RowCodec{}, Precision::kExact, decoded, nullptr);
+      for (int i = 0; i < kDim; ++i) {
+        const double e =
+            std::ldexp(double{row[static_cast<std::size_t>(i)]} - decoded[static_cast<std::size_t>(i)], h - i);
+        noise += e * e;
+      }
+    }
+  }
+  CHECK(errors.key_signal == doctest::Approx(signal).epsilon(1e-6));
+  CHECK(errors.key_noise == doctest::Approx(noise).epsilon(1e-5));
+  CHECK(errors.value_noise == 0);
+}
+
+TEST_CASE("given rows are the history of their side, for every codec but none") {
+  const Sequence s;
+  SequenceInput given = s.input();
+  given.decoded_k = Sequence::rows(s.decoded_k), given.decoded_v = Sequence::rows(s.decoded_v);
+  CHECK(s.attend(given, {}) == s.attend(s.input(), {}));
+  const std::vector<float> both = s.attend(given, {RowCodec{}, RowCodec{}});
+  CHECK(both == s.attend(given, {RowCodec{.levels = 16}, RowCodec{.levels = 8}}));
+  CHECK(largest_difference(both, s.attend(s.input(), {RowCodec{}, RowCodec{}})) > 1e-3);
+  // The last query sees 33 of the 40 keys as history: exchange those rows by hand.
+  Sequence exchanged = s;
+  for (std::size_t i = 0; i < s.k.size(); ++i) {
+    const auto t = static_cast<int>(i / (kKvHeads * kDim));
+    if (t < kWindows.sink || t > kTokens - 1 - kWindows.recent) continue;
+    exchanged.k[i] = s.decoded_k[i], exchanged.v[i] = s.decoded_v[i];
+  }
+  const std::vector<float> expected = exchanged.attend(exchanged.input(), {});
+  const std::size_t last = (kTokens - 1) * kHeads * kDim;
+  for (std::size_t i = last; i < both.size(); ++i) CHECK(both[i] == doctest::Approx(expected[i]).epsilon(1e-5));
+}
+
+}  // namespace oscar
