@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -12,6 +13,17 @@
 #include "kernels/cuda/int2_decode_kernel.cuh"
 
 namespace oscar::cuda {
+
+SplitRule SplitRule::of(std::int64_t units, int num_kv_heads) {
+  SplitRule rule{};
+  rule.warps = units < 64 ? 8 : 4;
+  rule.least_tokens = static_cast<int>(std::clamp<std::int64_t>(8 * units, 512, 2048));
+  rule.window_pieces = units < 256 ? 3 : 1;
+  const int places = 132 * 16 / rule.warps;  // of blocks on an H100, whose multiprocessors have registers for 16 warps
+  rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, 256);
+  return rule;
+}
+
 namespace {
 
 /// What is wrong with the arguments; null if nothing is.
@@ -20,6 +32,7 @@ const char* problem(const oscar_int2_decode_args& a) {
     return "batch and heads must be positive, and num_q_heads a multiple of num_kv_heads";
   }
   if (a.batch > 65535) return "batch must not exceed 65535";
+  if (a.split_batch < 0) return "split_batch must not be negative";
   const int heads = a.num_q_heads / a.num_kv_heads;
   if (heads < 1 || heads > 16) return "a KV head must serve 1 to 16 query heads";
   if (const char* wrong = shape_problem(a.head_dim, a.group_size, a.param_dtype)) return wrong;
@@ -53,29 +66,42 @@ int parts_of(const oscar_int2_decode_args& a) {
   return a.head_dim == 256 && a.num_q_heads / a.num_kv_heads > 8 ? 2 : 1;
 }
 
-/// Lets the kernel have its shared memory on the current device.
+/// Lets the kernel have its shared memory on the current device, and says whether launches can overlap there.
 template <class S>
-cudaError_t prepare() {
+cudaError_t prepare(bool& overlaps) {
   constexpr int kMostDevices = 64;
-  static std::atomic<bool> done[kMostDevices];
-  int device = 0;
+  static std::atomic<int> major_version[kMostDevices];  // 0: not prepared
+  int device = 0, major = 0;
   cudaError_t status = cudaGetDevice(&device);
-  if (status != cudaSuccess || (device < kMostDevices && done[device])) return status;
-  status =
-      cudaFuncSetAttribute(int2_decode<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, DecodeStages<S>::kSharedBytes);
-  if (status == cudaErrorInvalidValue) (void)refuse("this GPU has too little shared memory for this shape");
-  if (status == cudaSuccess && device < kMostDevices) done[device] = true;
+  if (status == cudaSuccess && device < kMostDevices) major = major_version[device];
+  if (status == cudaSuccess && major == 0) {
+    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status != cudaSuccess) return status;
+    status = cudaFuncSetAttribute(int2_decode<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kMostDecodeWarps * DecodeStages<S>::kWarpBytes);
+    if (status == cudaErrorInvalidValue) (void)refuse("this GPU has too little shared memory for this shape");
+    if (status == cudaSuccess && device < kMostDevices) major_version[device] = major;
+  }
+  overlaps = major >= 9;
   return status;
 }
 
 template <class S>
 int launch(const DecodeParams& p, cudaStream_t stream) {
-  if (const cudaError_t status = prepare<S>(); status != cudaSuccess) return status;
-  const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.num_kv_heads * p.parts),
-                  static_cast<unsigned>(p.args.batch));
-  void* arguments[] = {const_cast<DecodeParams*>(&p)};
-  return cudaLaunchKernel(&int2_decode<S>, grid, dim3(kDecodeThreads), arguments, DecodeStages<S>::kSharedBytes,
-                          stream);
+  bool overlaps = false;
+  if (const cudaError_t status = prepare<S>(overlaps); status != cudaSuccess) return status;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.num_kv_heads * p.parts),
+                        static_cast<unsigned>(p.args.batch));
+  config.blockDim = dim3(static_cast<unsigned>(kWarp * p.rule.warps));
+  config.dynamicSmemBytes = static_cast<std::size_t>(p.rule.warps) * DecodeStages<S>::kWarpBytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlaps ? 1 : 0;
+  return cudaLaunchKernelEx(&config, int2_decode<S>, p);
 }
 
 template <int kDim, int kGroups>
@@ -129,7 +155,9 @@ DecodeParams params_of(const oscar_int2_decode_args& a) {
   p.parts = parts_of(a);
   const int heads = a.num_q_heads / a.num_kv_heads;
   p.part_heads = (heads + p.parts - 1) / p.parts;
-  p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, a.num_kv_heads);
+  const std::int64_t batch = a.split_batch > 0 ? a.split_batch : a.batch;
+  p.rule = SplitRule::of(batch * a.num_kv_heads, a.num_kv_heads);
+  p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
   p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (a.head_dim + 2) + 3) / 4 * 4);
   p.history_shift = log2_of(a.history.page_size);
   p.window_shift = log2_of(a.window.page_size);

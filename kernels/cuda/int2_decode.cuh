@@ -17,7 +17,6 @@ struct DecodeStages {
   static constexpr int kBytes = 2 * (kCodeBytes + kParamBytes);  // keys and values of one step
   static constexpr int kCount = kBytes <= 3328 ? 4 : kBytes <= 6656 ? 3 : 2;
   static constexpr int kWarpBytes = kCount * kBytes;
-  static constexpr int kSharedBytes = kDecodeWarps * kWarpBytes;
 };
 
 /// One warp's way through its steps of the history.
@@ -42,31 +41,37 @@ class HistoryWarp {
     params_[0] = param_row(p.k_params), params_[1] = param_row(p.v_params);
   }
 
-  /// Begins with tokens [first, end), of which this warp takes every kDecodeWarps-th step from step `warp` on.
-  __device__ __forceinline__ void start(int first, int end, int warp) {
+  /// Takes tokens [first, end), of which this warp has every rule.warps-th step from step `warp` on, and begins to
+  /// load which pages hold the first of them.
+  __device__ __forceinline__ void look_up(int first, int end, int warp) {
     first_ = first + warp * kStepTokens, end_ = end;
     const int steps = (end - first + kStepTokens - 1) / kStepTokens;
-    count_ = steps > warp ? (steps - warp + kDecodeWarps - 1) / kDecodeWarps : 0;
-    int pages[Stages::kCount];
+    count_ = steps > warp ? (steps - warp + p_.rule.warps - 1) / p_.rule.warps : 0;
 #pragma unroll
-    for (int i = 0; i < Stages::kCount; ++i) pages[i] = i < count_ ? page_of(i) : 0;
+    for (int i = 0; i < Stages::kCount; ++i) pages_ahead_[i] = i < count_ ? page_of(i) : 0;
+  }
+  /// True if it has these tokens.
+  __device__ bool has(int first, int end, int warp) const {
+    return first_ == first + warp * kStepTokens && end_ == end;
+  }
+
+  __device__ __forceinline__ void start() {
 #pragma unroll
     for (int i = 0; i < Stages::kCount - 1; ++i) {
-      if (i < count_) copy(i, pages[i], i);
+      if (i < count_) copy(i, pages_ahead_[i], i);
       commit_copies();
     }
-    next_page_ = pages[Stages::kCount - 1];
   }
 
   __device__ __forceinline__ void run(const PackedQueries<S>& queries, WarpState<S>& state) {
-    int stage = 0, free_stage = Stages::kCount - 1;
+    int stage = 0, free_stage = Stages::kCount - 1, next_page = pages_ahead_[free_stage];
     for (int i = 0; i < count_; ++i) {
       wait_for_copies<Stages::kCount - 2>();
       __syncwarp();  // every lane's copies are there, and nobody reads the stage that the next copies go to
       const int ahead = i + Stages::kCount - 1;
-      if (ahead < count_) copy(free_stage, next_page_, ahead);
+      if (ahead < count_) copy(free_stage, next_page, ahead);
       commit_copies();
-      if (ahead + 1 < count_) next_page_ = page_of(ahead + 1);
+      if (ahead + 1 < count_) next_page = page_of(ahead + 1);
       step(shared_ + stage * Stages::kBytes, end_ - begin_of(i), queries, state);
       free_stage = stage;
       stage = stage + 1 == Stages::kCount ? 0 : stage + 1;
@@ -76,7 +81,7 @@ class HistoryWarp {
  private:
   static constexpr int kPerRow = S::kRowBytes / 16;  // pieces that a lane copies
 
-  __device__ int begin_of(int i) const { return first_ + i * kDecodeWarps * kStepTokens; }
+  __device__ int begin_of(int i) const { return first_ + i * p_.rule.warps * kStepTokens; }
   /// Token of this lane in the warp's i-th step; after the end, the last one again (its weight will be 0).
   __device__ int token_of(int i) const { return min(begin_of(i) + lane_, end_ - 1); }
   __device__ int page_of(int i) const { return pages_[token_of(i) >> shift_]; }
@@ -248,7 +253,7 @@ class HistoryWarp {
   int shift_, lane_;
   const unsigned char *codes_[2], *params_[2];  // keys and values: where this lane's first piece of a page 0 lies
   int first_ = 0, end_ = 0, count_ = 0;         // token of the first step, end of the split, steps
-  int next_page_ = 0;                           // of the first step that has not been copied
+  int pages_ahead_[Stages::kCount];             // of the first steps
   bool bfloat_params_;
 };
 

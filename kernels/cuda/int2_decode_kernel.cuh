@@ -70,13 +70,13 @@ __device__ __forceinline__ void write_window(const WarpState<S>& state, int tile
 
 /// Adds up the block's warps: `state` of each, at last in `to`. Each warp's results lie where its copies did.
 template <class S>
-__device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool packed, unsigned char* copies,
+__device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool packed, unsigned char* copies, int warps,
                                             PartialView to) {
   using Stages = DecodeStages<S>;
   constexpr int kStride = S::kDim + 8;  // floats of a head; + 8 against bank conflicts
   static_assert(4 * kStride * 4 <= Stages::kWarpBytes);
   const auto result = [&](int of_warp) { return reinterpret_cast<float*>(copies + of_warp * Stages::kWarpBytes); };
-  __shared__ float highest[S::kHeads][kDecodeWarps], sums[S::kHeads][kDecodeWarps];
+  __shared__ float highest[S::kHeads][kMostDecodeWarps], sums[S::kHeads][kMostDecodeWarps];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int tile = 0; tile < S::kKeyTiles; ++tile) {
@@ -92,14 +92,15 @@ __device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool pack
     if (lane < 4) highest[4 * tile + lane][warp] = state.highest[tile], sums[4 * tile + lane][warp] = own_sum;
     __syncthreads();
     const int items = min(4, to.heads - 4 * tile) * S::kDim / 2;
-    for (int i = static_cast<int>(threadIdx.x); i < items; i += kDecodeThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < items; i += static_cast<int>(blockDim.x)) {
       const int head = 4 * tile + i / (S::kDim / 2), channel = i % (S::kDim / 2) * 2;
       float top = highest[head][0], sum = 0;
 #pragma unroll
-      for (int w = 1; w < kDecodeWarps; ++w) top = fmaxf(top, highest[head][w]);
+      for (int w = 1; w < kMostDecodeWarps; ++w) top = w < warps ? fmaxf(top, highest[head][w]) : top;
       float2 total{0, 0};
 #pragma unroll
-      for (int w = 0; w < kDecodeWarps; ++w) {
+      for (int w = 0; w < kMostDecodeWarps; ++w) {
+        if (w >= warps) break;
         const float factor = rescaling(highest[head][w], top);
         const float2 part = *reinterpret_cast<const float2*>(result(w) + head % 4 * kStride + channel);
         total.x += factor * part.x, total.y += factor * part.y;
@@ -127,7 +128,7 @@ class SplitMerge {
       if (first > 0) __syncthreads();
       if (own / kWarp < heads) find_factors(first, own / kWarp, lse);
       __syncthreads();
-      for (int i = own; i < items; i += kDecodeThreads) {
+      for (int i = own; i < items; i += static_cast<int>(blockDim.x)) {
         if (i != own) load(first, i, 0, parts);
         float2 total{0, 0};
         add(i, 0, parts, total);
@@ -141,7 +142,7 @@ class SplitMerge {
   }
 
  private:
-  static constexpr int kAhead = 16;
+  static constexpr int kAhead = 36;  // as many as a single sequence of 8 KV heads has
 
   __device__ __forceinline__ void load(int first, int i, int split, float2 (&parts)[kAhead]) const {
 #pragma unroll
@@ -164,6 +165,7 @@ class SplitMerge {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     float *const factors = scratch_ + 2 * h * splits_, *const sums = factors + splits_;
     float top = -INFINITY, sum = 0;
+#pragma unroll 2  // so that 64 splits are one wait
     for (int i = lane; i < splits_; i += kWarp) {
       const float highest = __ldcg(&all_.split(i).highest(first + h));
       sums[i] = __ldcg(&all_.split(i).sum(first + h));
@@ -199,21 +201,41 @@ __device__ inline bool is_last_block(int* ticket, int count) {
   return last;
 }
 
-/// Grid: (splits, num_kv_heads * parts, batch).
+/// Where the chip has it: lets the next launch of the stream come to the chip, and waits for the end of the one before,
+/// whose results this launch may read. Blocks so find their places while the launch before is ending.
+__device__ __forceinline__ void follow_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+/// Grid: (splits, num_kv_heads * parts, batch), blocks of rule.warps warps.
 template <class S>
-__global__ void __launch_bounds__(kDecodeThreads, S::kBlocks) int2_decode(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
+    int2_decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int split = static_cast<int>(blockIdx.x), part = static_cast<int>(blockIdx.y);
   const int sequence = static_cast<int>(blockIdx.z), kv_head = part / p.parts;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
-  const SplitPlan plan(length, window, p.args.num_kv_heads);
-  if (split >= plan.count()) return;
   const int heads_per_kv = p.args.num_q_heads / p.args.num_kv_heads, part_first = part % p.parts * p.part_heads;
   const int first_head = kv_head * heads_per_kv + part_first;
   const int num_heads = min(p.part_heads, heads_per_kv - part_first);
   const auto* q = static_cast<const __nv_bfloat16*>(p.args.q) +
                   (std::int64_t{sequence} * p.args.num_q_heads + first_head) * S::kDim;
+  HistoryWarp<S> history(p, sequence, kv_head, shared + warp * DecodeStages<S>::kWarpBytes);
+  // Most sequences are as long as the longest: its pages are looked up while the length is on its way.
+  const int longest = p.args.history.max_length;
+  const SplitPlan likely(longest, p.args.window.max_length, p.rule);
+  const int likely_first = likely.history_first(split);
+  follow_previous_launch();
+  if (likely_first >= 0 && likely_first < longest) {
+    history.look_up(likely_first, min(likely_first + likely.history_tokens, longest), warp);
+  }
+  const auto fetched = BlockQueries<S>::fetch(q, num_heads, warp, p.rule.warps);
+  const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
+  const SplitPlan plan(length, window, p.rule);
+  if (split >= plan.count()) return;
 
   WarpState<S> state;
   const bool packed = split >= plan.window_splits;
@@ -222,16 +244,16 @@ __global__ void __launch_bounds__(kDecodeThreads, S::kBlocks) int2_decode(const 
     WindowWarp<S>(p, sequence, kv_head).run(first, min(first + plan.window_tokens, window), warp, q, num_heads, state);
   } else {
     __shared__ BlockQueries<S> queries;
-    HistoryWarp<S> history(p, sequence, kv_head, shared + warp * DecodeStages<S>::kWarpBytes);
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
-    history.start(first, end, warp);
-    queries.template load<kDecodeWarps>(q, num_heads, p.score_scale);
+    if (!history.has(first, end, warp)) history.look_up(first, end, warp);
+    history.start();
+    queries.store(fetched, warp, p.rule.warps, p.score_scale);
     __syncthreads();
     history.run(PackedQueries<S>(queries, lane), state);
   }
   const std::int64_t unit = std::int64_t{sequence} * gridDim.y + part;
   const PartialView all{p.partials + unit * p.unit_floats, num_heads, S::kDim};
-  merge_warps<S>(state, packed, shared, all.split(split));
+  merge_warps<S>(state, packed, shared, p.rule.warps, all.split(split));
   if (!is_last_block(p.tickets + unit, plan.count())) return;
   const std::int64_t row = std::int64_t{sequence} * p.args.num_q_heads + first_head;
   SplitMerge<S>(all, plan.count(), reinterpret_cast<float*>(shared))

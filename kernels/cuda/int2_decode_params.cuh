@@ -2,15 +2,15 @@
 // What the INT2 decode kernel is given, and how it cuts a sequence: on the host and on the device.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "oscar/int2_attention.h"
 
 namespace oscar::cuda {
 
-inline constexpr int kDecodeWarps = 8;
-inline constexpr int kDecodeThreads = 32 * kDecodeWarps;
-inline constexpr int kStepTokens = 32;  // of a warp
+inline constexpr int kMostDecodeWarps = 8;  // of a block
+inline constexpr int kStepTokens = 32;      // of a warp
 
 /// oscar_paged_rows with strides that one multiplication takes.
 struct PagedRows {
@@ -23,36 +23,30 @@ struct PagedRows {
   }
 };
 
-/// The arguments as the kernel takes them.
-struct DecodeParams {
-  oscar_int2_decode_args args;
-  PagedRows k_codes, v_codes, k_params, v_params, k_window, v_window;
-  int parts, part_heads;  // of a KV head
-  int max_splits;
-  int history_shift, window_shift;  // log2 of the page sizes
-  float score_scale;                // softmax scale * log2(e)
-  float* partials;                  // (batch, num_kv_heads * parts, max_splits): see PartialView
-  std::int64_t unit_floats;         // of a (sequence, part)
-  int* tickets;                     // (batch, num_kv_heads * parts)
+/// What decides how sequences are cut, besides their own lengths.
+struct SplitRule {
+  int warps;           // of a block
+  int history_pieces;  // into which a long history is cut at most
+  int least_tokens;    // of a piece of a history that is not short
+  int window_pieces;
+
+  /// For `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut finely; many do not
+  /// need that, and what a block costs besides its tokens then is the smaller part.
+  static SplitRule of(std::int64_t units, int num_kv_heads);
 };
 
-/// Blocks that a long sequence is cut into: what an H100 holds at once.
-inline constexpr int kDecodePieces = 264;
-/// Of those for the window, of which 16 tokens are a warp's step.
-inline constexpr int kWindowPieces = 3;
-
-/// How a sequence is cut: first the window's splits, then the history's. Follows from its own lengths alone.
+/// How a sequence is cut: first the window's splits, then the history's.
 struct SplitPlan {
   int window_tokens, window_splits;  // tokens of a split
   int history_tokens, history_splits;
 
-  __host__ __device__ SplitPlan(int length, int window, int num_kv_heads)
-      : window_tokens(multiple(window, kMostWindowSplits, kWindowQuantum)),
+  __host__ __device__ SplitPlan(int length, int window, const SplitRule& rule)
+      : window_tokens(multiple(window, rule.window_pieces, 16 * rule.warps)),
         window_splits(window > 0 ? (window + window_tokens - 1) / window_tokens : 1),
-        history_tokens(multiple(length, most_history_splits(num_kv_heads), kQuantum)),
+        history_tokens(multiple(length, rule.history_pieces, kQuantum)),
         history_splits(0) {
-    const int eighth = multiple(length, 8, kQuantum), some = eighth < 2 * kQuantum ? 2 * kQuantum : eighth;
-    const int wanted = some < kEnough ? some : kEnough;
+    const int eighth = multiple(length, kShortPieces, kQuantum), some = eighth < kShort ? kShort : eighth;
+    const int wanted = some < rule.least_tokens ? some : rule.least_tokens;
     if (history_tokens < wanted) history_tokens = wanted;
     history_splits = (length + history_tokens - 1) / history_tokens;
   }
@@ -60,28 +54,34 @@ struct SplitPlan {
   /// First token of a split of the history.
   __device__ int history_first(int split) const { return (split - window_splits) * history_tokens; }
   /// No sequence up to these lengths has a larger count.
-  __host__ __device__ static int most(int max_length, int max_window, int num_kv_heads) {
-    const int by_length = max_length <= 8 * kEnough ? 8 : (max_length + kEnough - 1) / kEnough;
-    const int history = most_history_splits(num_kv_heads), window = (max_window + kWindowQuantum - 1) / kWindowQuantum;
-    return (by_length < history ? by_length : history) + (window < 1                   ? 1
-                                                          : window < kMostWindowSplits ? window
-                                                                                       : kMostWindowSplits);
+  static int most(int max_length, int max_window, const SplitRule& rule) {
+    const int by_length = std::max(kShortPieces, (max_length + rule.least_tokens - 1) / rule.least_tokens);
+    const int by_window = std::max(1, (max_window + 16 * rule.warps - 1) / (16 * rule.warps));
+    return std::min(by_length, rule.history_pieces) + std::min(by_window, rule.window_pieces);
   }
 
  private:
-  static constexpr int kMostWindowSplits = 8, kWindowQuantum = 16 * kDecodeWarps, kMostHistorySplits = 256;
-  static constexpr int kQuantum = kDecodeWarps * kStepTokens;  // as many steps for each warp
-  static constexpr int kEnough = 1024;  // to make what a block costs beside its tokens a small part
+  static constexpr int kQuantum = 2 * kStepTokens, kShort = 512, kShortPieces = 8;
 
-  __host__ __device__ static int most_history_splits(int num_kv_heads) {
-    const int pieces = kDecodePieces / num_kv_heads - kWindowPieces;
-    return pieces < 1 ? 1 : pieces < kMostHistorySplits ? pieces : kMostHistorySplits;
-  }
   /// The least multiple of `quantum` of which `count` make `total`.
   __host__ __device__ static int multiple(int total, int count, int quantum) {
     const int tokens = (total + count - 1) / count;
     return tokens < 1 ? quantum : (tokens + quantum - 1) / quantum * quantum;
   }
+};
+
+/// The arguments as the kernel takes them.
+struct DecodeParams {
+  oscar_int2_decode_args args;
+  PagedRows k_codes, v_codes, k_params, v_params, k_window, v_window;
+  SplitRule rule;
+  int parts, part_heads;  // of a KV head
+  int max_splits;
+  int history_shift, window_shift;  // log2 of the page sizes
+  float score_scale;                // softmax scale * log2(e)
+  float* partials;                  // (batch, num_kv_heads * parts, max_splits): see PartialView
+  std::int64_t unit_floats;         // of a (sequence, part)
+  int* tickets;                     // (batch, num_kv_heads * parts)
 };
 
 }  // namespace oscar::cuda

@@ -89,23 +89,42 @@ struct WarpState {
 template <class S>
 struct BlockQueries {
   static constexpr int kStride = S::kDim / 4 + 8;  // of a head's high or low words; + 8 against bank conflicts
-  unsigned words[2 * S::kHeads][kStride];          // of 4 channels: of head h, high at 2h and low at 2h + 1
-  float unit[S::kHeads];                           // times score_scale; positive, or not finite if a query is not
+  static constexpr int kLeastWarps = 4, kMostHeads = (S::kHeads + kLeastWarps - 1) / kLeastWarps;  // of a warp
+  static constexpr int kFours = (S::kDim / 4 + kWarp - 1) / kWarp;
+  unsigned words[2 * S::kHeads][kStride];  // of 4 channels: of head h, high at 2h and low at 2h + 1
+  float unit[S::kHeads];                   // times score_scale; positive, or not finite if a query is not
 
-  /// q: (num_heads, kDim) of this KV head, 8-byte aligned. For a whole block of kWarps warps; heads beyond are zeros.
-  template <int kWarps>
-  __device__ void load(const __nv_bfloat16* q, int num_heads, float score_scale) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-    constexpr int kFours = (S::kDim / 4 + kWarp - 1) / kWarp;
-    for (int head = warp; head < S::kHeads; head += kWarps) {
-      uint2 fours[kFours];
-      unsigned largest = 0;  // magnitudes are ordered as their bits are, with what is not finite on top
+  /// A warp's share of the queries on their way: heads warp, warp + warps, ... of a block of at least kLeastWarps.
+  struct Fetched {
+    uint2 fours[kMostHeads][kFours];
+  };
+  /// q: (num_heads, kDim) of this KV head, 8-byte aligned; heads beyond are zeros.
+  __device__ __forceinline__ static Fetched fetch(const __nv_bfloat16* q, int num_heads, int warp, int warps) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    Fetched fetched;
+#pragma unroll
+    for (int n = 0; n < kMostHeads; ++n) {
+      const int head = warp + n * warps;
 #pragma unroll
       for (int i = 0; i < kFours; ++i) {
         const int channel = 4 * (lane + i * kWarp);
         const bool there = head < num_heads && channel < S::kDim;
-        fours[i] = there ? *reinterpret_cast<const uint2*>(q + head * S::kDim + channel) : uint2{0, 0};
-        for (const unsigned pair : {fours[i].x, fours[i].y}) {
+        fetched.fours[n][i] = there ? *reinterpret_cast<const uint2*>(q + head * S::kDim + channel) : uint2{0, 0};
+      }
+    }
+    return fetched;
+  }
+
+  __device__ __forceinline__ void store(const Fetched& fetched, int warp, int warps, float score_scale) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int n = 0; n < kMostHeads; ++n) {
+      const int head = warp + n * warps;
+      if (head >= S::kHeads) return;
+      unsigned largest = 0;  // magnitudes are ordered as their bits are, with what is not finite on top
+#pragma unroll
+      for (const uint2 four : fetched.fours[n]) {
+        for (const unsigned pair : {four.x, four.y}) {
           largest = max(largest, max(pair << 16 & 0x7fff0000U, pair & 0x7fff0000U));
         }
       }
@@ -115,7 +134,7 @@ struct BlockQueries {
 #pragma unroll
       for (int i = 0; i < kFours; ++i) {
         const int word = lane + i * kWarp;
-        if (4 * word < S::kDim) split(fours[i], per_unit, head, word);
+        if (4 * word < S::kDim) split(fetched.fours[n][i], per_unit, head, word);
       }
     }
   }

@@ -22,10 +22,10 @@ class WindowWarp {
         kv_head_(kv_head),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
-  /// Tokens [first, end), every kDecodeWarps-th 16 of them from the warp's own on. q: (num_heads, kDim).
+  /// Tokens [first, end), of which this warp has every `warps`-th 16 from its own on. q: (num_heads, kDim).
   __device__ void run(int first, int end, int warp, const __nv_bfloat16* q, int num_heads, WarpState<S>& state) const {
     const int t = lane_ % 4, g = lane_ / 4;
-    for (int begin = first + 16 * warp; begin < end; begin += 16 * kDecodeWarps) {
+    for (int begin = first + 16 * warp; begin < end; begin += 16 * p_.rule.warps) {
       float products[S::kValueTiles][4] = {};
       const Eight* const top = row(p_.k_window, begin + token_of_row(g), end);
       const Eight* const bottom = row(p_.k_window, begin + token_of_row(g + 8), end);

@@ -8,7 +8,7 @@
  * A history row of head_dim channels is stored as head_dim / 4 bytes,
  *   byte[i] = code[i] | code[i + d/4] << 2 | code[i + d/2] << 4 | code[i + 3d/4] << 6,
  * and one (scale, zero) pair per group of group_size channels: x = (code - zero) * scale.
- * A result depends on its own sequence alone, to the bit, whatever else is in the batch. */
+ * A result depends to the bit on its own sequence and on split_batch, whatever else is in the batch. */
 #ifndef OSCAR_INT2_ATTENTION_H_
 #define OSCAR_INT2_ATTENTION_H_
 
@@ -42,6 +42,7 @@ typedef struct {
   int32_t group_size;                       /* head_dim, 64 or 32 */
   oscar_dtype param_dtype;                  /* of scales and zeros */
   float softmax_scale;                   /* positive */
+  int32_t split_batch;                   /* the batch size that sequences are cut for; 0: batch */
   const void* q;                         /* bfloat16 (batch, num_q_heads, head_dim), 16-byte aligned */
   oscar_paged_rows k_codes, v_codes;     /* rows 16-byte aligned */
   oscar_paged_rows k_params, v_params;   /* (groups, 2) per row, rows aligned to their size or to 16 bytes */

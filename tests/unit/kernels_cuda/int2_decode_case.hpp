@@ -19,6 +19,7 @@ struct DecodeShape {
   int page_size = 16, window_page_size = 16;
   float peak = 1;  // of the queries: how far from uniform attention is
   std::vector<int> lengths{300}, windows{70};
+  int split_batch = 0;
 };
 
 inline int decode(const oscar_int2_decode_args& args) {
@@ -128,7 +129,7 @@ class DecodeCase {
   void fill_args() {
     args.batch = static_cast<int>(s.lengths.size());
     args.num_q_heads = s.q_heads, args.num_kv_heads = s.kv_heads, args.head_dim = s.dim;
-    args.group_size = s.group, args.param_dtype = s.params;
+    args.group_size = s.group, args.param_dtype = s.params, args.split_batch = s.split_batch;
     args.softmax_scale = 1 / std::sqrt(static_cast<float>(s.dim));
     args.q = upload(queries_);
     args.k_codes = keys_.codes.at(hold(keys_.codes.host)), args.v_codes = values_.codes.at(hold(values_.codes.host));

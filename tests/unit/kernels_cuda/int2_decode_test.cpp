@@ -8,7 +8,8 @@ namespace {
 
 using namespace test;
 
-void check_shape(const DecodeShape& s, unsigned seed) {
+void check_shape(DecodeShape s, unsigned seed) {
+  s.split_batch = seed % 2 == 0 ? 0 : 300;  // cut finely, by few sequences, and coarsely
   DecodeCase test(s, seed);
   CHECK(test.run());
   const auto [error, lse_error] = test.errors();
@@ -67,8 +68,11 @@ TEST_CASE("int2_decode_matches_cpu, any number of query heads") {
 TEST_CASE("int2_decode_matches_cpu, any page size") {
   if (gpu_or_skip() == nullptr) return;
   for (int page = 1; page <= 256; page *= 2) {
-    check_shape({.page_size = page, .window_page_size = 256 / page, .lengths = {1500, 64, 255}, .windows = {320, 5, 0}},
-                static_cast<unsigned>(300 + page));
+    for (const int seed : {300, 301}) {
+      check_shape(
+          {.page_size = page, .window_page_size = 256 / page, .lengths = {1500, 64, 255}, .windows = {320, 5, 0}},
+          static_cast<unsigned>(seed));
+    }
   }
 }
 
@@ -78,6 +82,7 @@ TEST_CASE("int2_decode_matches_cpu, long sequences") {
       {.q_heads = 1, .kv_heads = 1, .dim = 64, .group = 64, .page_size = 64, .lengths = {140001}, .windows = {1500}},
       400);
   check_shape({.q_heads = 2, .kv_heads = 1, .peak = 6, .lengths = {30011, 9}, .windows = {320, 2}}, 401);
+  check_shape({.q_heads = 2, .kv_heads = 1, .peak = 6, .lengths = {30011, 9}, .windows = {320, 2}}, 402);
 }
 
 TEST_CASE("int2_decode does not depend on its neighbours") {
@@ -88,6 +93,7 @@ TEST_CASE("int2_decode does not depend on its neighbours") {
   const auto all = test.out.download();
   oscar_int2_decode_args& args = test.args;
   const std::size_t row = static_cast<std::size_t>(shape.q_heads * shape.dim);
+  args.split_batch = args.batch;
   args.batch = 1, args.q = static_cast<const std::byte*>(args.q) + 2 * 2 * row, args.out += 2 * row, args.lse += 16;
   for (oscar_page_table* table : {&args.history, &args.window}) {
     table->pages += 2 * table->pages_per_sequence, table->lengths += 2;
@@ -111,6 +117,7 @@ TEST_CASE("int2_decode refuses what it cannot do, and says why") {
   refused([](auto& a) { a.batch = 0; }, "batch and heads");
   refused([](auto& a) { a.num_q_heads = 7; }, "a multiple of num_kv_heads");
   refused([](auto& a) { a.num_q_heads = 34; }, "1 to 16 query heads");
+  refused([](auto& a) { a.split_batch = -1; }, "split_batch must not");
   refused([](auto& a) { a.head_dim = 96; }, "head_dim must be");
   refused([](auto& a) { a.group_size = 16; }, "group_size must be");
   refused([](auto& a) { a.param_dtype = static_cast<oscar_dtype>(7); }, "param_dtype");
