@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Row codecs: x (..., d) float32 -> codes, scale, zero per group, with x^ = (code - zero) scale."""
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+LSQ_REFITS = 3
+
+
+@dataclass(frozen=True)
+class Codec:
+    grid: str = "minmax"  # minmax | lsq
+    levels: int = 4
+    group_size: int = 0  # 0: the whole row
+    clip_ratio: float = 0.0  # <= 0: no clipping
+    clip_search: str = "sort"  # sort | bisect
+
+
+def clip(x, ratio, search):
+    """Clamps whole rows to +- a threshold near their min(int(ratio d), d - 1)-th smallest magnitude."""
+    d, magnitudes = x.shape[-1], np.abs(x)
+    rank = min(int(ratio * d), d - 1)
+    if search == "sort":
+        threshold = np.sort(magnitudes, axis=-1)[..., rank, None]
+        return np.clip(x, -threshold, threshold)
+    low, high = np.zeros_like(magnitudes[..., :1]), magnitudes.max(axis=-1, keepdims=True)
+    for _ in range(int(math.log2(d))):
+        middle = (low + high) * np.float32(0.5)
+        too_many = (magnitudes > middle).sum(axis=-1, keepdims=True) > d - rank
+        low, high = np.where(too_many, middle, low), np.where(too_many, high, middle)
+    return np.clip(x, -high, high)
+
+
+def minmax(x, levels):
+    """float32, as servers compute it."""
+    low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    scale = np.maximum(high - low, np.float32(1e-8)) / np.float32(levels - 1)
+    zero = -low / scale
+    codes = np.clip(np.trunc(x / scale + zero + np.float32(0.5)), 0, levels - 1)
+    return codes, scale, zero
+
+
+@lru_cache
+def gaussian_step(levels):
+    """Distance of the levels of the best uniform grid for N(0, 1), to four digits, by integrating the error."""
+    x = np.linspace(-8, 8, 160001)
+    weight = np.exp(-x * x / 2)
+
+    def error(step):
+        codes = np.clip(np.round(x / step + (levels - 1) / 2), 0, levels - 1)
+        return np.average((x - (codes - (levels - 1) / 2) * step)**2, weights=weight)
+
+    low, high = 0.01, 3.0
+    while high - low > 1e-6:
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, b) if error(a) < error(b) else (a, high)
+    return round(low, 4)
+
+
+def lsq(x, levels):
+    """Least-squares grid of the unclipped group, then scaled so that <x, x^> = <x, x>. fp64."""
+    x = x.astype(np.float64)
+    total = lambda y: y.sum(axis=-1, keepdims=True)
+    mean = x.mean(axis=-1, keepdims=True)
+    scale = gaussian_step(levels) * x.std(axis=-1, keepdims=True) + 1e-8
+    low = mean - scale * (levels - 1) / 2
+    codes_of = lambda: np.clip(np.floor((x - low) / scale + 0.5), 0, levels - 1)
+    for _ in range(LSQ_REFITS):
+        codes = codes_of()
+        middle = codes.mean(axis=-1, keepdims=True)
+        slope = total((codes - middle) * (x - mean)) / np.maximum(total((codes - middle)**2), 1e-6)
+        scale = np.maximum(slope, 1e-8)
+        low = mean - scale * middle
+    codes = codes_of()
+    projection = total(x * x) / np.maximum(total(x * (codes * scale + low)), 1e-9)
+    return codes, np.float32(scale * projection), np.float32(-low / scale)
+
+
+GRIDS = {"minmax": minmax, "lsq": lsq}
+
+
+def encode(x, codec):
+    """codes (..., d) uint8; scale and zero (..., groups) float32."""
+    x = np.asarray(x, np.float32)
+    if codec.clip_ratio > 0:
+        x = clip(x, codec.clip_ratio, codec.clip_search)
+    groups = x.reshape(*x.shape[:-1], -1, codec.group_size or x.shape[-1])
+    codes, scale, zero = GRIDS[codec.grid](groups, codec.levels)
+    return codes.astype(np.uint8).reshape(x.shape), np.float32(scale)[..., 0], np.float32(zero)[..., 0]
+
+
+def decode(codes, scale, zero):
+    groups = codes.reshape(*scale.shape, -1).astype(np.float32)
+    return ((groups - zero[..., None]) * scale[..., None]).reshape(codes.shape)
+
+
+def quantized(x, codec):
+    return decode(*encode(x, codec))
