@@ -2,28 +2,39 @@
 #include "codec/kv_method.hpp"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/errors.hpp"
+#include "codec/packing.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr double kWindowBits = 16;
 
-/// b = bits + 2 p / G for one side.
-double side_bits(const KvSide& side, int head_dim, double param_bits) {
-  if (!side.quantized) return kWindowBits;
+double parameter_bits(const KvSide& side, int head_dim, double param_bits) {
   const int group = side.codec.group_size == 0 ? head_dim : side.codec.group_size;
-  const int code_bits = std::bit_width(static_cast<unsigned>(side.codec.levels - 1));
-  return code_bits + 2 * param_bits / group;
+  return 2 * param_bits / group;
+}
+
+/// Of a key and a value channel together: b = bits + 2 p / G for each that is quantised.
+double layer_bits(const KvLayer& layer, double param_bits) {
+  const KvSide &key = layer.key, &value = layer.value;
+  if (key.quantized && value.quantized) {
+    return bits_per_pair(key.codec.levels, value.codec.levels, layer.head_dim) +
+           parameter_bits(key, layer.head_dim, param_bits) + parameter_bits(value, layer.head_dim, param_bits);
+  }
+  double bits = 0;
+  for (const KvSide* side : {&key, &value}) {
+    bits += side->quantized
+                ? bits_per_code(side->codec.levels, layer.head_dim) + parameter_bits(*side, layer.head_dim, param_bits)
+                : kWindowBits;
+  }
+  return bits;
 }
 
 double mean_bits(const KvMethod& method, double param_bits) {
   double sum = 0;
-  for (const auto& [id, layer] : method.layers) {
-    sum += side_bits(layer.key, layer.head_dim, param_bits) + side_bits(layer.value, layer.head_dim, param_bits);
-  }
+  for (const auto& [id, layer] : method.layers) sum += layer_bits(layer, param_bits);
   return method.layers.empty() ? 0 : sum / (2 * static_cast<double>(method.layers.size()));
 }
 

@@ -1,9 +1,32 @@
 // SPDX-License-Identifier: MIT
 #include "codec/packing.hpp"
 
+#include <algorithm>
+#include <bit>
+
 #include "base/check.hpp"
 
 namespace oscar {
+namespace {
+
+constexpr int kWordBits = 8;
+
+/// Bits [at, at + 8) of `bytes`, lowest first; those beyond the end are 0.
+unsigned read_bits(std::span<const std::uint8_t> bytes, std::size_t at) {
+  const std::size_t byte = at / 8;
+  const unsigned next = byte + 1 < bytes.size() ? bytes[byte + 1] : 0U;
+  return ((bytes[byte] | next << 8U) >> (at % 8)) & 0xFFU;
+}
+
+/// Adds a word to bits that are still 0.
+void write_bits(std::span<std::uint8_t> bytes, std::size_t at, unsigned word) {
+  const std::size_t byte = at / 8;
+  const unsigned shifted = word << (at % 8);
+  bytes[byte] = static_cast<std::uint8_t>(bytes[byte] | (shifted & 0xFFU));
+  if (shifted > 0xFFU) bytes[byte + 1] = static_cast<std::uint8_t>(bytes[byte + 1] | shifted >> 8U);
+}
+
+}  // namespace
 
 void pack_int2(std::span<const std::uint8_t> codes, std::span<std::uint8_t> bytes) {
   const std::size_t quarter = bytes.size();
@@ -26,6 +49,91 @@ void unpack_int2(std::span<const std::uint8_t> bytes, std::span<std::uint8_t> co
     const std::size_t part = i / quarter;
     codes[i] = static_cast<std::uint8_t>((bytes[i % quarter] >> (2 * part)) & 3U);
   }
+}
+
+RadixWord radix_word(int levels) {
+  OSCAR_CHECK(levels >= 2 && levels <= 256);
+  RadixWord best{0, 1};
+  for (int codes = 1, values = levels; values <= 1 << kWordBits; ++codes, values *= levels) {
+    const int bits = std::bit_width(static_cast<unsigned>(values - 1));
+    if (bits * best.codes < best.bits * codes || best.codes == 0) best = {codes, bits};
+  }
+  return best;
+}
+
+std::size_t radix_bytes(int levels, std::size_t count) {
+  const RadixWord word = radix_word(levels);
+  const std::size_t codes = static_cast<std::size_t>(word.codes), words = (count + codes - 1) / codes;
+  return (words * static_cast<std::size_t>(word.bits) + 7) / 8;
+}
+
+void pack_radix(std::span<const std::uint8_t> codes, int levels, std::span<std::uint8_t> bytes) {
+  OSCAR_CHECK(bytes.size() == radix_bytes(levels, codes.size()));
+  const RadixWord word = radix_word(levels);
+  const auto radix = static_cast<unsigned>(levels);
+  std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
+  for (std::size_t at = 0; !codes.empty(); at += static_cast<std::size_t>(word.bits)) {
+    const auto part = codes.first(std::min(codes.size(), static_cast<std::size_t>(word.codes)));
+    unsigned value = 0, place = 1;
+    for (const std::uint8_t code : part) {
+      OSCAR_CHECK(code < radix);
+      value += place * code;
+      place *= radix;
+    }
+    write_bits(bytes, at, value);
+    codes = codes.subspan(part.size());
+  }
+}
+
+void unpack_radix(std::span<const std::uint8_t> bytes, int levels, std::span<std::uint8_t> codes) {
+  OSCAR_CHECK(bytes.size() == radix_bytes(levels, codes.size()));
+  const RadixWord word = radix_word(levels);
+  const auto radix = static_cast<unsigned>(levels);
+  for (std::size_t at = 0; !codes.empty(); at += static_cast<std::size_t>(word.bits)) {
+    const auto part = codes.first(std::min(codes.size(), static_cast<std::size_t>(word.codes)));
+    unsigned value = read_bits(bytes, at) & ((1U << static_cast<unsigned>(word.bits)) - 1U);
+    for (std::uint8_t& code : part) {
+      code = static_cast<std::uint8_t>(value % radix);
+      value /= radix;
+    }
+    codes = codes.subspan(part.size());
+  }
+}
+
+bool fit_nibble(int key_levels, int value_levels) { return key_levels * value_levels <= 16; }
+
+void pack_nibbles(std::span<const std::uint8_t> keys, int key_levels, std::span<const std::uint8_t> values,
+                  int value_levels, std::span<std::uint8_t> bytes) {
+  const std::size_t half = bytes.size();
+  OSCAR_CHECK(fit_nibble(key_levels, value_levels));
+  OSCAR_CHECK(keys.size() == values.size() && half == (keys.size() + 1) / 2);
+  std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    OSCAR_CHECK(keys[i] < key_levels && values[i] < value_levels);
+    const unsigned nibble = keys[i] + static_cast<unsigned>(key_levels) * values[i];
+    bytes[i % half] = static_cast<std::uint8_t>(bytes[i % half] | nibble << (i < half ? 0U : 4U));
+  }
+}
+
+void unpack_nibbles(std::span<const std::uint8_t> bytes, int key_levels, std::span<std::uint8_t> keys,
+                    std::span<std::uint8_t> values) {
+  const std::size_t half = bytes.size();
+  OSCAR_CHECK(key_levels >= 1 && keys.size() == values.size() && half == (keys.size() + 1) / 2);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const unsigned nibble = (bytes[i % half] >> (i < half ? 0U : 4U)) & 0xFU;
+    keys[i] = static_cast<std::uint8_t>(nibble % static_cast<unsigned>(key_levels));
+    values[i] = static_cast<std::uint8_t>(nibble / static_cast<unsigned>(key_levels));
+  }
+}
+
+double bits_per_code(int levels, int head_dim) {
+  return 8 * static_cast<double>(radix_bytes(levels, static_cast<std::size_t>(head_dim))) / head_dim;
+}
+
+double bits_per_pair(int key_levels, int value_levels, int head_dim) {
+  const double apart = bits_per_code(key_levels, head_dim) + bits_per_code(value_levels, head_dim);
+  if (!fit_nibble(key_levels, value_levels)) return apart;
+  return std::min(apart, 8.0 * ((head_dim + 1) / 2) / head_dim);
 }
 
 }  // namespace oscar

@@ -157,6 +157,23 @@ TEST_CASE("signal to noise of Gaussian rows is what theory and measurement say")
   CHECK(gaussian_sqnr_db({.clip_ratio = 0.88}) == near(9.27));
   CHECK(gaussian_sqnr_db({.levels = 8}) == near(13.40));
   CHECK(gaussian_sqnr_db({.levels = 16}) == near(20.03));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.96, .clip_search = ClipSearch::kBisect}) == near(8.27));
+}
+
+TEST_CASE("signal to noise of Gaussian rows under lsq is what scripts/reference measures") {
+  // Below that of the best grid, 9.25 dB for 4 levels: unbiased logits cost (1 - D) / D instead of 1 / D.
+  const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
+  const auto lsq = [](int levels, int group_size) {
+    return gaussian_sqnr_db({.levels = levels, .group_size = group_size, .grid = Grid::kLeastSquares});
+  };
+  CHECK(lsq(2, 0) == near(2.590));
+  CHECK(lsq(3, 0) == near(6.510));
+  CHECK(lsq(4, 0) == near(8.965));
+  CHECK(lsq(5, 0) == near(10.785));
+  CHECK(lsq(6, 0) == near(12.236));
+  CHECK(lsq(8, 0) == near(14.493));
+  CHECK(lsq(4, 64) == near(9.216));
+  CHECK(lsq(4, 32) == near(9.696));
 }
 
 TEST_CASE("rows without range, and values of any size, decode to finite numbers") {
