@@ -28,6 +28,7 @@ oscar fit --dump "$out/dump" --recipe oscar --out "$out/rotations"
 
 step "3/5  verify: structure, attention and the model itself on text it was not fitted on, beside other methods"
 oscar verify "$out/rotations" --model "$model" --tokens "$golden/tokens_eval.npy" --sequences 4 \
+  --compare bf16,naive,hadamard,hadamard_clip \
   --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" --max-needles 48 \
   --json "$out/report.json" >"$out/table.txt" || { status=$?; cat "$out/table.txt"; exit "$status"; }
 

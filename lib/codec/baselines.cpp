@@ -1,15 +1,95 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "base/errors.hpp"
 #include "codec/kv_method.hpp"
 
 namespace oscar {
-MatrixStack hadamard_baseline_matrix(int dim) {
+namespace {
+
+constexpr int kWholeHead = 1 << 30;
+
+/// A baseline whose rows stand alone: rows times a Hadamard, then a row codec.
+struct RowBaseline {
+  const char* name;
+  const char* description;
+  Windows windows{0, 0};
+  int key_hadamard = 0, value_hadamard = 0;  // order; 0: none
+  int levels = 4;
+  int group_size = 0;  // 0: that of the set
+  double key_clip = 0, value_clip = 0;
+};
+
+constexpr Windows kServed{64, 256};
+constexpr std::array kRowBaselines{
+    RowBaseline{"bf16", "nothing is quantised"},
+    RowBaseline{"naive", "INT2, min/max of rows as they are"},
+    RowBaseline{"hadamard", "QuaRot-INT2 of OSCAR's authors: a Hadamard per head, then their INT2 without clipping",
+                kServed, kWholeHead, kWholeHead},
+    RowBaseline{"hadamard_clip", "the same with the published clip ratios 0.96 and 0.92", kServed, kWholeHead,
+                kWholeHead, 4, 0, kPublishedKeyClip, kPublishedValueClip},
+    RowBaseline{"hadamard_h16", "QuaRot-INT2 with their runtime's default, Hadamard blocks of 16", kServed, 16, 16},
+    RowBaseline{"naive_g64", "INT2, min/max of 64 channels", {0, 0}, 0, 0, 4, 64},
+    RowBaseline{"naive_g32", "INT2, min/max of 32 channels", {0, 0}, 0, 0, 4, 32},
+    RowBaseline{"saw_int4",
+                "SAW-INT4: keys after a Hadamard per head, values as they are",
+                {0, 0},
+                kWholeHead,
+                0,
+                16,
+                kWholeHead}};
+
+/// Rotations of one size are shared by layers.
+class Rotations {
+ public:
+  std::shared_ptr<const Transform> hadamard(int dim, int order) {
+    if (order == 0) return nullptr;
+    auto& rotation = made_[{dim, order}];
+    if (!rotation)
+      rotation = std::make_shared<const Transform>(Transform{hadamard_baseline_matrix(dim, order), {}, {}});
+    return rotation;
+  }
+
+ private:
+  std::map<std::pair<int, int>, std::shared_ptr<const Transform>> made_;
+};
+
+KvLayer layer_of(const RowBaseline& baseline, const LayerShape& shape, int group_size, Rotations& rotations) {
+  KvSide side;
+  side.quantized = baseline.name != std::string("bf16");
+  side.codec.levels = baseline.levels;
+  // A group that does not divide this head shrinks to one that does.
+  if (baseline.group_size != 0) group_size = std::gcd(std::min(baseline.group_size, shape.head_dim), shape.head_dim);
+  side.codec.group_size = group_size;
+  KvLayer layer{shape.head_dim, side, side, shape.num_kv_heads};
+  layer.key.transform = rotations.hadamard(shape.head_dim, baseline.key_hadamard);
+  layer.value.transform = rotations.hadamard(shape.head_dim, baseline.value_hadamard);
+  layer.key.codec.clip_ratio = baseline.key_clip;
+  layer.value.codec.clip_ratio = baseline.value_clip;
+  return layer;
+}
+
+const RowBaseline& row_baseline(const std::string& name) {
+  for (const RowBaseline& baseline : kRowBaselines) {
+    if (baseline.name == name) return baseline;
+  }
+  std::string known;
+  for (const std::string& each : baseline_names()) known += (known.empty() ? "" : ", ") + each;
+  throw UsageError("unknown method \"" + name + "\"", "--compare",
+                   "choose from " + known + "; or int3, int4 (this set with more levels), all, every, none");
+}
+
+}  // namespace
+
+MatrixStack hadamard_baseline_matrix(int dim, int order) {
   MatrixStack stack(1, dim);
   const auto size = static_cast<unsigned>(dim);
-  const unsigned block = size & (~size + 1U);  // the largest power of two that divides dim
+  // The largest power of two that divides dim, at most `order`.
+  const unsigned block = std::min(size & (~size + 1U), std::bit_floor(static_cast<unsigned>(order)));
   const double entry = 1 / std::sqrt(static_cast<double>(block));
   for (unsigned i = 0; i < size; ++i) {
     for (unsigned j = i / block * block; j < (i / block + 1) * block; ++j) {
@@ -21,36 +101,37 @@ MatrixStack hadamard_baseline_matrix(int dim) {
 }
 
 const std::vector<std::string>& baseline_names() {
-  static const std::vector<std::string> names{"bf16", "naive", "hadamard", "hadamard_clip"};
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const RowBaseline& baseline : kRowBaselines) list.emplace_back(baseline.name);
+    for (const SequenceMethod& method : sequence_methods()) list.push_back(method.name);
+    return list;
+  }();
   return names;
 }
 
-KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows,
-                       int group_size) {
-  const bool rotated = name == "hadamard" || name == "hadamard_clip";
-  if (!rotated && name != "bf16" && name != "naive") {
-    std::string known;
-    for (const std::string& each : baseline_names()) known += (known.empty() ? "" : ", ") + each;
-    throw UsageError("unknown method \"" + name + "\"", "--compare", "choose from " + known + "; or all, or none");
-  }
+Windows own_windows(const std::string& name) {
+  if (const SequenceMethod* method = find_sequence_method(name)) return method->windows;
+  return row_baseline(name).windows;
+}
+
+KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows, int group_size,
+                       std::optional<Rope> rope) {
   KvMethod method{name, name == "bf16" ? MethodKind::kExact : MethodKind::kBaseline, windows, {}};
-  std::map<int, std::shared_ptr<const Transform>> rotations;
+  method.sequence = find_sequence_method(name);
+  if (method.sequence != nullptr) {
+    method.description = method.sequence->summary;
+    method.rope = rope;
+    for (const LayerShape& shape : layers) {
+      method.layers[shape.layer_id] = {shape.head_dim, {}, {}, shape.num_kv_heads};
+    }
+    return method;
+  }
+  const RowBaseline& baseline = row_baseline(name);
+  method.description = baseline.description;
+  Rotations rotations;
   for (const LayerShape& shape : layers) {
-    KvSide side;
-    side.quantized = name != "bf16";
-    side.codec.group_size = group_size;
-    if (rotated) {
-      auto& rotation = rotations[shape.head_dim];
-      if (!rotation)
-        rotation = std::make_shared<const Transform>(Transform{hadamard_baseline_matrix(shape.head_dim), {}, {}});
-      side.transform = rotation;
-    }
-    KvLayer layer{shape.head_dim, side, side};
-    if (name == "hadamard_clip") {
-      layer.key.codec.clip_ratio = kPublishedKeyClip;
-      layer.value.codec.clip_ratio = kPublishedValueClip;
-    }
-    method.layers[shape.layer_id] = layer;
+    method.layers[shape.layer_id] = layer_of(baseline, shape, group_size, rotations);
   }
   return method;
 }

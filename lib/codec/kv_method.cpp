@@ -5,6 +5,7 @@
 
 #include "base/errors.hpp"
 #include "codec/packing.hpp"
+#include "kernels/backend.hpp"
 
 namespace oscar {
 namespace {
@@ -17,7 +18,7 @@ double parameter_bits(const KvSide& side, int head_dim, double param_bits) {
 }
 
 /// Of a key and a value channel together: b = bits + 2 p / G for each that is quantised.
-double layer_bits(const KvLayer& layer, double param_bits) {
+double row_bits(const KvLayer& layer, double param_bits) {
   const KvSide &key = layer.key, &value = layer.value;
   if (key.quantized && value.quantized) {
     return bits_per_pair(key.codec.levels, value.codec.levels, layer.head_dim) +
@@ -32,9 +33,17 @@ double layer_bits(const KvLayer& layer, double param_bits) {
   return bits;
 }
 
+/// The same, whoever stores them.
+double layer_bits(const KvMethod& method, const KvLayer& layer, double param_bits) {
+  if (method.sequence == nullptr) return row_bits(layer, param_bits);
+  const KvShape shape{layer.head_dim, layer.num_kv_heads};
+  const StoredBits key = method.sequence->key.bits(shape), value = method.sequence->value.bits(shape);
+  return key.codes + value.codes + param_bits * (key.parameters + value.parameters);
+}
+
 double mean_bits(const KvMethod& method, double param_bits) {
   double sum = 0;
-  for (const auto& [id, layer] : method.layers) sum += layer_bits(layer, param_bits);
+  for (const auto& [id, layer] : method.layers) sum += layer_bits(method, layer, param_bits);
   return method.layers.empty() ? 0 : sum / (2 * static_cast<double>(method.layers.size()));
 }
 
@@ -70,6 +79,24 @@ const KvLayer& KvMethod::layer(int layer_id) const {
   throw DataError("the method \"" + name + "\" has no layer " + std::to_string(layer_id),
                   "layer " + std::to_string(layer_id),
                   "use data of the same model, or --layers to leave this layer out");
+}
+
+HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
+                  std::span<const std::int64_t> query_positions, Precision precision, Backend& backend) {
+  HeldSequence held;
+  SequenceInput input = method.layer(layer_id).hold(qkv, query_positions, precision);
+  if (method.sequence != nullptr) {
+    const SequenceRange history{std::min<std::int64_t>(method.windows.sink, qkv.k.num_tokens), qkv.k.num_tokens};
+    const SequenceContext context{method.rope, precision, &backend};
+    const auto decode = [&](const SideMethod& side, HeadsView x, std::vector<float>& rows) {
+      rows = reconstruct(side, x, history, context);
+      return heads_view(rows, x.num_tokens, x.num_heads, x.head_dim);
+    };
+    input.decoded_k = decode(method.sequence->key, qkv.k, held.decoded_k);
+    input.decoded_v = decode(method.sequence->value, qkv.v, held.decoded_v);
+  }
+  held.rows = backend.hold(input);
+  return held;
 }
 
 BitsPerElement bits_per_element(const KvMethod& method, std::int64_t context) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A way to store keys and values, as data: per layer and side an optional rotation and a row codec, and the windows
-// that stay in bfloat16. Methods of other people and a rotation set under test look the same from here. Non-goals:
-// arithmetic, fitting.
+// A way to store keys and values, as data: the windows that stay in bfloat16, and per layer and side an optional
+// rotation and a row codec, or a method that decodes whole sequences. Methods of other people and a rotation set under
+// test look the same from here. Non-goals: arithmetic, fitting.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/methods/sequence_method.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar {
@@ -33,6 +34,7 @@ struct KvSide {
 struct KvLayer {
   int head_dim = 0;
   KvSide key, value;
+  int num_kv_heads = 1;
 
   [[nodiscard]] HistoryCodecs codecs() const;
   /// A sequence in this layer's coordinates; refers to this layer's transforms.
@@ -45,6 +47,11 @@ struct KvMethod {
   MethodKind kind = MethodKind::kBaseline;
   Windows windows;
   std::map<int, KvLayer> layers;
+  /// One line: what it is, and what stands in for what cannot be known.
+  std::string description;
+  /// Not null: decodes the history; the sides of layers are empty then.
+  const SequenceMethod* sequence = nullptr;
+  std::optional<Rope> rope;
 
   /// Throws DataError that names the method and the layer if it has none.
   [[nodiscard]] const KvLayer& layer(int layer_id) const;
@@ -57,18 +64,30 @@ inline constexpr double kPublishedKeyClip = 0.96, kPublishedValueClip = 0.92;
 struct LayerShape {
   int layer_id = 0;
   int head_dim = 0;
+  int num_kv_heads = 1;
 };
 
-/// Names that make_baseline knows, in the order of reports.
+/// Names that make_baseline knows, in the order of reports: bf16, naive, hadamard, hadamard_clip, others whose rows
+/// stand alone, then those of codec/methods.
 [[nodiscard]] const std::vector<std::string>& baseline_names();
-/// bf16; naive: min/max INT2 of the rows as they are; hadamard: of rows times hadamard_baseline_matrix();
-/// hadamard_clip: that with the published clip ratios. Throws UsageError that lists the
-/// names.
+/// The windows that its authors use; {0, 0} where they say nothing. Throws UsageError that lists the names.
+[[nodiscard]] Windows own_windows(const std::string& name);
+/// group_size: of naive and hadamard; others have their own. rope: of keys, if known. Throws UsageError as own_windows.
 [[nodiscard]] KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows,
-                                     int group_size);
+                                     int group_size, std::optional<Rope> rope = {});
 
-/// Sylvester's Hadamard matrix / sqrt(d); for d = m 2^n with odd m > 1, m such blocks of size 2^n on the diagonal.
-[[nodiscard]] MatrixStack hadamard_baseline_matrix(int dim);
+/// Sylvester's Hadamard matrices / sqrt(n) on the diagonal, n the largest power of two that divides dim, at most
+/// `order`.
+[[nodiscard]] MatrixStack hadamard_baseline_matrix(int dim, int order);
+
+/// A sequence of a layer as a method holds it.
+struct HeldSequence {
+  std::vector<float> decoded_k, decoded_v;  // what `rows` refers to, if the method decodes sequences
+  std::unique_ptr<MixedSequence> rows;
+};
+/// qkv, query_positions and the method must outlive it.
+[[nodiscard]] HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
+                                std::span<const std::int64_t> query_positions, Precision precision, Backend& backend);
 
 /// Bits that one stored number takes, keys and values and layers averaged.
 struct BitsPerElement {

@@ -64,24 +64,23 @@ std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_
 
 AttentionSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
                                 Precision precision, Backend& backend) {
-  const KvLayer& layer = method.layer(layer_id);
   const std::vector<std::int64_t> positions = sampled_positions(sequence.q.num_tokens, stride);
   const std::vector<float> q = gather(sequence.q, positions);
   const QkvView exact{
       heads_view(q, static_cast<std::int64_t>(positions.size()), sequence.q.num_heads, sequence.q.head_dim), sequence.k,
       sequence.v};
-  const std::unique_ptr<MixedSequence> held = backend.hold(layer.hold(exact, positions, precision));
-  const HistoryCodecs codecs = layer.codecs();
+  const HeldSequence held = hold(method, layer_id, exact, positions, precision, backend);
+  const HistoryCodecs codecs = method.layer(layer_id).codecs();
   std::vector<HistoryCodecs> candidates{codecs};
   if (codecs != HistoryCodecs{}) candidates.insert(candidates.end(), {{codecs.key, {}}, {{}, codecs.value}});
-  const auto errors = held->compare(candidates, method.windows);
+  const auto errors = held.rows->compare(candidates, method.windows);
   AttentionSums sums;
   sums.both = over_heads(errors.front());
   sums.kl.add(sums.both.query_kl);
   sums.both.query_kl.clear();
   sums.output_error_k_only = errors.size() > 1 ? over_heads(errors[1]).output_error : sums.both.output_error;
   sums.output_error_v_only = errors.size() > 1 ? over_heads(errors[2]).output_error : sums.both.output_error;
-  sums.rows = held->row_errors(codecs, method.windows);
+  sums.rows = held.rows->row_errors(codecs, method.windows);
   return sums;
 }
 

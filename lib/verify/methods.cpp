@@ -23,6 +23,7 @@ std::string name_of_set(const RotationSet& set) {
 
 KvMethod method_of_set(const RotationSet& set, Windows windows) {
   KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
+  method.description = "the set under test";
   for (const LayerRotation& layer : set.layers) {
     const double key_clip = set.has_clip_ratios ? layer.key.clip_ratio : kPublishedKeyClip;
     const double value_clip = set.has_clip_ratios ? layer.value.clip_ratio : kPublishedValueClip;
@@ -32,19 +33,59 @@ KvMethod method_of_set(const RotationSet& set, Windows windows) {
   return method;
 }
 
+/// "int3", "int4": the rotations of the set with more levels. Clip ratios are fitted for four levels: none here.
+KvMethod with_more_bits(KvMethod method, int bits) {
+  method.name = "int" + std::to_string(bits);
+  method.kind = MethodKind::kBaseline;
+  method.description = "this set's rotations, INT" + std::to_string(bits) + ", not clipped";
+  for (auto& [id, layer] : method.layers) {
+    for (RowCodec* codec : {&layer.key.codec, &layer.value.codec}) {
+      codec->levels = 1 << bits;
+      codec->clip_ratio = 0;
+    }
+  }
+  return method;
+}
+
+/// What people would otherwise pick: the former baselines, what engines offer, and 2-bit methods at no more bits, or as
+/// published.
+const std::vector<std::string> kUsual{
+    "bf16",     "naive", "hadamard",     "hadamard_clip", "saw_int4", "turboquant_k3v3", "kivi_g128", "kitty",
+    "rotatekv", "occam", "optr_centred", "kvquant_nuq2",  "skvq",     "q4_0_rot",        "fp8",       "nvfp4"};
+
+std::vector<std::string> names_of(const std::vector<std::string>& compare) {
+  if (compare == std::vector<std::string>{"none"}) return {};
+  if (compare == std::vector<std::string>{"all"}) return kUsual;
+  if (compare == std::vector<std::string>{"every"}) return method_names();
+  return compare;
+}
+
 }  // namespace
 
-std::vector<KvMethod> methods_for(const Subject& subject, const std::vector<std::string>& compare, Windows windows) {
+std::vector<std::string> method_names() {
+  std::vector<std::string> names = baseline_names();
+  names.insert(names.end(), {"int3", "int4"});
+  return names;
+}
+
+std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
+                                  const ModelIdentity& model) {
   std::vector<LayerShape> shapes;
-  for (const LayerRotation& layer : subject.set.layers) shapes.push_back({layer.layer_id, layer.key.rotation.dim});
-  std::vector<std::string> names = compare;
-  if (compare == std::vector<std::string>{"all"}) names = baseline_names();
-  if (compare == std::vector<std::string>{"none"}) names.clear();
-  std::vector<KvMethod> methods;
-  for (const std::string& name : names) {
-    methods.push_back(make_baseline(name, shapes, windows, subject.set.key_codec.group_size));
+  for (const LayerRotation& layer : subject.set.layers) {
+    shapes.push_back({layer.layer_id, layer.key.rotation.dim, std::max(1, model.num_key_value_heads)});
   }
-  methods.push_back(method_of_set(subject.set, windows));
+  const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
+  const KvMethod set = method_of_set(subject.set, windows);
+  std::vector<KvMethod> methods;
+  for (const std::string& name : names_of(comparison.names)) {
+    if (name == "int3" || name == "int4") {
+      methods.push_back(with_more_bits(set, name == "int3" ? 3 : 4));
+      continue;
+    }
+    const Windows theirs = comparison.own_windows ? own_windows(name) : windows;
+    methods.push_back(make_baseline(name, shapes, theirs, subject.set.key_codec.group_size, rope));
+  }
+  methods.push_back(set);
   return methods;
 }
 

@@ -10,9 +10,21 @@
 
 namespace oscar::verify {
 
-/// Baselines named by `compare` ("all", "none", or names), then the set under test, all with the same windows. A set
-/// that does not know its clip ratios gets the published constants.
-[[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const std::vector<std::string>& compare,
-                                                Windows windows);
+/// What stands beside the set, and how.
+struct Comparison {
+  /// Names of baselines, "int3" and "int4" (the set with more levels, unclipped); or "all": those that are worth their
+  /// time, or "every", or "none".
+  std::vector<std::string> names;
+  /// The set's windows for every method, or each method's own.
+  bool own_windows = false;
+};
+
+/// All names that `names` may hold, in the order of reports.
+[[nodiscard]] std::vector<std::string> method_names();
+
+/// Baselines, then the set under test with these windows. A set that does not know its clip ratios gets the published
+/// constants. `model`: what is known of it. Throws UsageError for an unknown name.
+[[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
+                                                const ModelIdentity& model);
 
 }  // namespace oscar::verify

@@ -72,8 +72,8 @@ RunHooks hooks_for(const KvMethod* method, Precision precision, Backend& backend
   RunHooks hooks;
   if (method == nullptr) return hooks;
   hooks.attention = [method, precision, &backend](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
-    const KvLayer& kv = method->layer(layer);
-    backend.hold(kv.hold(qkv, {}, precision))->attend(kv.codecs(), method->windows, out);
+    const HeldSequence held = hold(*method, layer, qkv, {}, precision, backend);
+    held.rows->attend(method->layer(layer).codecs(), method->windows, out);
     return true;
   };
   return hooks;

@@ -13,6 +13,8 @@ namespace {
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 Json number(const std::optional<double>& value) { return value ? number(*value) : Json(nullptr); }
 
+Json to_json(Windows windows) { return {{"sink", windows.sink}, {"recent", windows.recent}}; }
+
 Json to_json(const Check& check) {
   return {{"name", check.name},
           {"layer", check.layer ? Json(*check.layer) : Json(nullptr)},
@@ -53,6 +55,8 @@ Json to_json(const MethodReport& method) {
     layers.push_back({{"layer", layer}, {"attention", to_json(metrics)}});
   return {{"name", method.name},
           {"kind", name_of(method.kind)},
+          {"description", method.description},
+          {"windows", to_json(method.windows)},
           {"bits_per_element",
            {{"fp16_params", number(method.bits.fp16_params)},
             {"fp32_params", number(method.bits.fp32_params)},
@@ -79,7 +83,7 @@ Json to_json(const VerifyReport& report) {
           {"oscar_version", kVersion},
           {"rotation_set", report.rotation_set},
           {"data", report.data},
-          {"windows", {{"sink", report.windows.sink}, {"recent", report.windows.recent}}},
+          {"windows", to_json(report.windows)},
           {"precision", report.precision == Precision::kServing ? "serving" : "fp32"},
           {"structure", {{"ok", structure_ok(report)}, {"checks", checks}}},
           {"methods", methods},
@@ -95,7 +99,7 @@ Json verification_summary(const VerifyReport& report) {
                   {"reasons", report.reasons},
                   {"warnings", report.warnings},
                   {"data", report.data},
-                  {"windows", {{"sink", report.windows.sink}, {"recent", report.windows.recent}}},
+                  {"windows", to_json(report.windows)},
                   {"methods", Json::object()}};
   for (const MethodReport& method : report.methods) {
     Json entry = to_json(method);

@@ -43,6 +43,8 @@ struct ModelMetrics {
 struct MethodReport {
   std::string name;
   MethodKind kind = MethodKind::kBaseline;
+  std::string description;
+  Windows windows;
   BitsPerElement bits;
   std::optional<AttentionMetrics> attention;
   std::vector<std::pair<int, AttentionMetrics>> layers;

@@ -35,6 +35,11 @@ std::string retrieval_cell(const MethodReport& m) {
 std::vector<std::vector<std::string>> table_of(const VerifyReport& report) {
   const std::vector<std::pair<std::string, Cell>> columns{
       {"method", [](const MethodReport& m) { return m.name; }},
+      {"windows",
+       [&](const MethodReport& m) {
+         // Where all methods have the same, the report says so once.
+         return m.windows == report.windows ? "" : fmt::format("{}+{}", m.windows.sink, m.windows.recent);
+       }},
       {"bits fp16", [](const MethodReport& m) { return fmt::format("{:.2f}", m.bits.fp16_at_context); }},
       {"bits fp32", [](const MethodReport& m) { return fmt::format("{:.2f}", m.bits.fp32_at_context); }},
       {"attention error", attention_cell(&AttentionMetrics::output_rel_error, "{:.3g}")},

@@ -33,9 +33,9 @@ void add_structure_reasons(VerifyReport& report) {
   }
 }
 
-const MethodReport* find(const VerifyReport& report, MethodKind kind, const std::string& name) {
+const MethodReport* set_under_test(const VerifyReport& report) {
   for (const MethodReport& method : report.methods) {
-    if (method.kind == kind && (name.empty() || method.name == name)) return &method;
+    if (method.kind == MethodKind::kThis) return &method;
   }
   return nullptr;
 }
@@ -52,19 +52,22 @@ void hold(VerifyReport& report, const char* option, const char* what, const std:
   report.reasons.push_back(std::string(what) + " " + text_of(*value) + " is above " + option + " " + text_of(*limit));
 }
 
-void warn_if_worse(VerifyReport& report, const MethodReport& set, const std::string& baseline) {
-  const MethodReport* other = find(report, MethodKind::kBaseline, baseline);
-  if (other == nullptr) return;
+/// Methods that take more bits may be better.
+bool takes_more_bits(const MethodReport& other, const MethodReport& set) {
+  return other.bits.fp16_at_context > set.bits.fp16_at_context + 1e-9;
+}
+
+void warn_if_worse(VerifyReport& report, const MethodReport& set, const MethodReport& other) {
   const auto warn = [&](const char* what, double mine, double theirs) {
     if (mine <= theirs) return;
-    report.warnings.push_back("worse than " + baseline + ": " + what + " " + text_of(mine) + " against " +
+    report.warnings.push_back("worse than " + other.name + ": " + what + " " + text_of(mine) + " against " +
                               text_of(theirs));
   };
-  if (set.attention && other->attention) {
-    warn("softmax KL", set.attention->softmax_kl, other->attention->softmax_kl);
-    warn("attention output error", set.attention->output_rel_error, other->attention->output_rel_error);
+  if (set.attention && other.attention) {
+    warn("softmax KL", set.attention->softmax_kl, other.attention->softmax_kl);
+    warn("attention output error", set.attention->output_rel_error, other.attention->output_rel_error);
   }
-  if (set.model && other->model) warn("model KL", set.model->kld_mean, other->model->kld_mean);
+  if (set.model && other.model) warn("model KL", set.model->kld_mean, other.model->kld_mean);
 }
 
 void warn_of_unknowns(VerifyReport& report) {
@@ -85,7 +88,7 @@ void warn_of_unknowns(VerifyReport& report) {
 
 void judge(VerifyReport& report, const VerifyThresholds& thresholds) {
   add_structure_reasons(report);
-  const MethodReport* set = find(report, MethodKind::kThis, "");
+  const MethodReport* set = set_under_test(report);
   std::optional<double> error, kld, increase;
   if (set != nullptr && set->attention) error = set->attention->output_rel_error;
   if (set != nullptr && set->model && set->model->positions > 0) {
@@ -99,7 +102,9 @@ void judge(VerifyReport& report, const VerifyThresholds& thresholds) {
        "--model with --text or --tokens");
   report.accepted = report.reasons.empty();
   if (set != nullptr) {
-    for (const std::string& baseline : baseline_names()) warn_if_worse(report, *set, baseline);
+    for (const MethodReport& other : report.methods) {
+      if (other.kind == MethodKind::kBaseline && !takes_more_bits(other, *set)) warn_if_worse(report, *set, other);
+    }
   }
   warn_of_unknowns(report);
 }

@@ -124,13 +124,38 @@ void measure_model_metrics(VerifyReport& report, const Subject& subject, const s
   }
 }
 
-/// Both sides are there: methods can be compared.
-std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, const VerifyOptions& options) {
-  if (subject.set.layers.empty()) return {};
-  std::vector<KvMethod> methods = verify::methods_for(subject, options.compare, report.windows);
+/// Methods that are measured another way than their authors run them.
+void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& methods) {
+  std::string names;
   for (const KvMethod& method : methods) {
-    report.methods.push_back({method.name, method.kind, bits_per_element(method, options.context), {}, {}, {}});
+    if (method.sequence == nullptr || !method.sequence->before_rope || method.rope) continue;
+    names += (names.empty() ? "" : ", ") + method.name;
   }
+  if (names.empty()) return;
+  report.warnings.push_back("nothing tells the model's rope_theta: " + names +
+                            " quantise keys before RoPE, but are measured after it (--model tells)");
+}
+
+/// Both sides are there: methods can be compared.
+std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, ModelIdentity model,
+                                  const VerifyOptions& options) {
+  if (subject.set.layers.empty()) return {};
+  const ModelIdentity& fitted = subject.set.model;
+  if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
+  if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
+  std::vector<KvMethod> methods =
+      verify::methods_for(subject, {options.compare, options.own_windows}, report.windows, model);
+  for (const KvMethod& method : methods) {
+    report.methods.push_back({method.name,
+                              method.kind,
+                              method.description,
+                              method.windows,
+                              bits_per_element(method, options.context),
+                              {},
+                              {},
+                              {}});
+  }
+  warn_of_missing_rope(report, methods);
   if (!subject.set.has_clip_ratios) {
     report.warnings.push_back(
         "the set does not say its clip ratios: measured with the published 0.96 for keys, 0.92 for values");
@@ -155,9 +180,10 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   report.rotation_set = describe_set(rotations, &subject);
   report.windows = {options.sink.value_or(subject.set.windows.sink),
                     options.recent.value_or(subject.set.windows.recent)};
-  check_structure(subject, expectation(subject, inputs), report.checks);
+  const Expectation expected = expectation(subject, inputs);
+  check_structure(subject, expected, report.checks);
   if (measurable(report)) {
-    const std::vector<KvMethod> methods = add_methods(report, subject, options);
+    const std::vector<KvMethod> methods = add_methods(report, subject, expected.model, options);
     measure_layers(report, subject, methods, inputs, options, backend, status);
     measure_model_metrics(report, subject, methods, inputs, options, backend, status);
   }

@@ -26,10 +26,12 @@ struct VerifyThresholds {
 };
 
 struct VerifyOptions {
-  /// Names of baselines, or "all", or "none".
+  /// Names of methods, or "all" (the usual ones), or "every", or "none".
   std::vector<std::string> compare{"all"};
-  /// Windows for all methods; those not given come from the set.
+  /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
+  /// Other methods get the windows that their authors use.
+  bool own_windows = false;
   Precision precision = Precision::kServing;
   VerifyThresholds thresholds;
   /// Queries per layer that attention metrics look at, evenly spread; 0 = all.

@@ -11,6 +11,7 @@
 #include "dump/folder_source.hpp"
 #include "model_input.hpp"
 #include "tensor/npy.hpp"
+#include "verify/methods.hpp"
 #include "verify/record.hpp"
 #include "verify/table.hpp"
 
@@ -20,7 +21,7 @@ namespace {
 struct VerifyCommand {
   std::filesystem::path rotations, dump, needle, needle_answers;
   ModelInput input;
-  std::string precision = "serving";
+  std::string precision = "serving", windows = "common";
   VerifyOptions options;
   std::int64_t max_needles = 0;
   bool record = true;
@@ -70,6 +71,7 @@ void record(const VerifyCommand& c, const VerifyReport& report, Status& status) 
 
 void run(VerifyCommand& c, Context& context) {
   check_usage(c);
+  c.options.own_windows = c.windows == "own";
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
   const auto backend = make_backend(context.common.device, *context.status);
   VerifyInputs inputs;
@@ -115,12 +117,23 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
       ->group("Input");
 }
 
+std::string method_names() {
+  std::string names;
+  for (const std::string& name : verify::method_names()) names += (names.empty() ? "" : ", ") + name;
+  return names;
+}
+
 void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
   command
       .add_option("--compare", options.compare,
-                  "Methods to set beside it: all, none, or a list of bf16, naive, hadamard, hadamard_clip")
+                  "Methods to set beside it: all (the usual ones), every, none, or a list of " + method_names())
       ->delimiter(',')
+      ->capture_default_str()
+      ->group("Verify");
+  command
+      .add_option("--windows", c.windows, "common: the set's for every method; own: those that a method's authors use")
+      ->check(CLI::IsMember({"common", "own"}))
       ->capture_default_str()
       ->group("Verify");
   command.add_option("--precision", c.precision, "serving (bfloat16 as servers round) or fp32")

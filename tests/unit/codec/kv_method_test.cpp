@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "kernels/backend.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -45,7 +46,7 @@ TEST_CASE("codes that share a nibble take 4 bits a pair where rows of their own 
 
 TEST_CASE("the Hadamard baseline is orthogonal, symmetric and made of equal entries inside its blocks") {
   for (const int dim : {1, 8, 96, 128}) {
-    const MatrixStack h = hadamard_baseline_matrix(dim);
+    const MatrixStack h = hadamard_baseline_matrix(dim, dim);
     const auto d = static_cast<std::size_t>(dim);
     double worst = 0;
     for (std::size_t i = 0; i < d; ++i) {
@@ -58,9 +59,11 @@ TEST_CASE("the Hadamard baseline is orthogonal, symmetric and made of equal entr
     }
     CHECK(worst < 1e-14);
   }
-  const MatrixStack h = hadamard_baseline_matrix(96);
+  const MatrixStack h = hadamard_baseline_matrix(96, 96);
   CHECK(h.data[0] == 1 / std::sqrt(32.0));
   CHECK(h.data[95] == 0);
+  CHECK(hadamard_baseline_matrix(128, 16).data[0] == 0.25);
+  CHECK(hadamard_baseline_matrix(128, 16).data[16] == 0);
 }
 
 TEST_CASE("baselines differ as their names say") {
@@ -74,6 +77,52 @@ TEST_CASE("baselines differ as their names say") {
   CHECK(make_baseline("hadamard", layers, {}, 0).layer(3).key.codec.clip_ratio == 0);
   CHECK_ERROR(clipped.layer(5), DataError, "no layer 5");
   CHECK_ERROR(make_baseline("best", layers, {}, 0), UsageError, "bf16, naive, hadamard, hadamard_clip");
+}
+
+TEST_CASE("baselines of single rows have levels, groups and rotations of their own") {
+  const std::vector<LayerShape> layers{{0, 96}};
+  const KvLayer saw = make_baseline("saw_int4", layers, {}, 32).layer(0);
+  CHECK(saw.key.codec.levels == 16);
+  CHECK(saw.key.codec.group_size == 96);
+  CHECK(saw.key.transform != nullptr);
+  CHECK(saw.value.transform == nullptr);
+  // 64 does not divide 96: the largest that divides both.
+  CHECK(make_baseline("naive_g64", layers, {}, 96).layer(0).key.codec.group_size == 32);
+  CHECK(make_baseline("hadamard_h16", layers, {}, 96).layer(0).value.transform->rotation.data[0] == 0.25);
+}
+
+TEST_CASE("bits of methods that decode sequences, at their own windows") {
+  const std::vector<LayerShape> layers{{0, 128, 8}, {1, 128, 8}};
+  CHECK(own_windows("kitty") == Windows{32, 128});
+  CHECK(own_windows("hadamard") == Windows{64, 256});
+  CHECK(own_windows("naive") == Windows{0, 0});
+  // Published as 2.39 with 32 sink tokens at 32K and without the byte per channel that says where it went.
+  const double kitty = bits_per_element(make_baseline("kitty", layers, {32, 0}, 0), 32768).fp16_at_context;
+  CHECK(kitty - 4.0 / 128 == doctest::Approx(2.388).epsilon(2e-4));
+  CHECK(bits_per_element(make_baseline("kivi_g128", layers, {32, 0}, 0), 32768).fp16_at_context ==
+        doctest::Approx(2.263).epsilon(2e-4));
+  CHECK(bits_per_element(make_baseline("saw_int4", layers, {0, 0}, 0), 4096).fp16_at_context == 4.25);
+}
+
+TEST_CASE("a sequence is held with what the method made of its history") {
+  std::vector<float> q(12), k(12), v(12);
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = static_cast<float>(i * i % 7) + 0.3F, v[i] = static_cast<float>(i % 5) - 0.7F;
+  }
+  const QkvView qkv{heads_view(q, 6, 1, 2), heads_view(k, 6, 1, 2), heads_view(v, 6, 1, 2)};
+  const KvMethod kivi = make_baseline("kivi_g32", {{0, 2}}, {2, 1}, 0);
+  const auto backend = make_cpu_backend();
+
+  HeldSequence held = hold(kivi, 0, qkv, {}, Precision::kExact, *backend);
+
+  const SequenceContext context{std::nullopt, Precision::kExact, backend.get()};
+  CHECK(held.decoded_k == reconstruct(kivi.sequence->key, qkv.k, {2, 6}, context));
+  CHECK(held.decoded_v == reconstruct(kivi.sequence->value, qkv.v, {2, 6}, context));
+  double noise = 0;
+  for (std::size_t i = 4; i < 10; ++i) noise += std::pow(double{k[i]} - held.decoded_k[i], 2);
+  CHECK(noise > 0);
+  CHECK(held.rows->row_errors(kivi.layer(0).codecs(), kivi.windows).key_noise == doctest::Approx(noise));
+  CHECK(hold(make_baseline("naive", {{0, 2}}, {2, 1}, 0), 0, qkv, {}, Precision::kExact, *backend).decoded_k.empty());
 }
 
 }  // namespace oscar

@@ -51,7 +51,15 @@ struct Verified {
   std::string reasons, warnings;
 };
 
-Verified verified(const fs::path& path, const VerifyInputs& inputs = {}, const VerifyOptions& options = {}) {
+/// A few methods: what others do is tested elsewhere.
+VerifyOptions usual_options() {
+  VerifyOptions options;
+  options.compare = {"bf16", "naive", "hadamard", "hadamard_clip"};
+  return options;
+}
+
+Verified verified(const fs::path& path, const VerifyInputs& inputs = {},
+                  const VerifyOptions& options = usual_options()) {
   Sample& sample = Sample::get();
   Verified v{verify_rotations(path, inputs, options, *sample.backend, sample.status), "", ""};
   validate_json(to_json(v.report), "oscar.verify_report.v1", "report");
@@ -126,6 +134,44 @@ TEST_CASE("thresholds reject with the figure and the option, and need their data
   options.thresholds = {10.0, 10.0, 10.0};
   CHECK(verified(path, model_on(Sample::get().held_out), options).report.accepted);
   CHECK_ERROR(verified(path, {}, options), UsageError, "--max-output-error");
+}
+
+TEST_CASE("methods that decode sequences are measured like others, in common windows or their own") {
+  const test::TemporaryFolder folder;
+  const fs::path path = written(folder, Sample::get().set);
+  VerifyOptions options;
+  options.compare = {"naive", "kivi_g128", "kvquant_nuq2", "q8_0", "int4"};
+  const Verified common = verified(path, model_on(Sample::get().held_out), options);
+  const MethodReport& kivi = method(common.report, "kivi_g128");
+  CHECK(kivi.windows == Windows{16, 64});
+  CHECK(kivi.layers.size() == 4);
+  CHECK(kivi.attention->softmax_kl < method(common.report, "naive").attention->softmax_kl / 2);
+  CHECK(kivi.model->kld_mean < method(common.report, "naive").model->kld_mean / 2);
+  CHECK(kivi.attention->output_rel_error_k_only < kivi.attention->output_rel_error);
+  CHECK(method(common.report, "q8_0").model->kld_mean < 1e-3);
+  CHECK(method(common.report, "int4").attention->softmax_kl < method(common.report, "oscar").attention->softmax_kl / 4);
+  // The model's config tells the base of RoPE.
+  CHECK(common.warnings.find("rope_theta") == std::string::npos);
+  // q8_0 takes more bits than the set: being better is no news.
+  CHECK(common.warnings.find("worse than q8_0") == std::string::npos);
+
+  options.own_windows = true;
+  const Verified own = verified(path, model_on(Sample::get().held_out), options);
+  CHECK(method(own.report, "kivi_g128").windows == Windows{0, 128});
+  CHECK(method(own.report, "oscar").windows == Windows{16, 64});
+  CHECK(method(own.report, "naive").model->kld_mean > method(common.report, "naive").model->kld_mean);
+}
+
+TEST_CASE("without a rotary base, what is measured after RoPE is said") {
+  RotationSet set = Sample::get().set;
+  set.model.rope_theta = 0;
+  const test::TemporaryFolder folder;
+  VerifyOptions options;
+  options.compare = {"every"};
+  const Verified v = verified(written(folder, set), {}, options);
+  check_contains(v.warnings, "nothing tells the model's rope_theta: rotatekv, kvquant_nuq2, skvq quantise keys");
+  CHECK(v.report.methods.size() > 40);
+  for (const MethodReport& each : v.report.methods) CHECK_MESSAGE(!each.description.empty(), each.name);
 }
 
 TEST_CASE("measuring on the calibration text is said") {
@@ -225,8 +271,13 @@ TEST_CASE("the published files of a real model pass, with what they cannot tell 
 
 TEST_CASE("the table leaves out what was not measured") {
   VerifyReport report;
-  report.methods = {{"bf16", MethodKind::kExact, {}, {}, {}, {}}, {"oscar", MethodKind::kThis, {}, {}, {}, {}}};
+  report.methods = {{.name = "bf16", .kind = MethodKind::kExact}, {.name = "oscar", .kind = MethodKind::kThis}};
   CHECK(table_of(report)[0] == std::vector<std::string>{"method", "bits fp16", "bits fp32"});
+  report.methods[0].windows = {1, 2};
+  CHECK(table_of(report)[0][1] == "windows");
+  CHECK(table_of(report)[1][1] == "1+2");
+  CHECK(table_of(report)[2][1] == "-");
+  report.methods[0].windows = report.windows;
   report.methods[1].attention = AttentionMetrics{};
   report.methods[1].model = ModelMetrics{.retrieval = 0.5, .needle_hits = 1, .needles = 2};
   CHECK(table_of(report)[0] ==
