@@ -49,9 +49,12 @@ float norm_of(std::span<const float> x) {
 
 std::vector<double> column_sums(Matrix m) {
   std::vector<double> sums(m.cols);
-  for (std::size_t i = 0; i < m.rows; ++i) {
-    for (std::size_t j = 0; j < m.cols; ++j) sums[j] += m.at(i, j);
-  }
+  parallel_for((m.cols + kColumnsPerTask - 1) / kColumnsPerTask, [&](std::size_t task) {
+    const std::size_t last = std::min(m.cols, (task + 1) * kColumnsPerTask);
+    for (std::size_t i = 0; i < m.rows; ++i) {
+      for (std::size_t j = task * kColumnsPerTask; j < last; ++j) sums[j] += m.at(i, j);
+    }
+  });
   return sums;
 }
 

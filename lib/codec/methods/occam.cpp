@@ -16,16 +16,19 @@ SideMethod by_direction(const SideMethod& side) {
   return {[=](const History& history) {
             const Matrix tokens = history.by_token();
             std::vector<float> norms(tokens.rows);
-            for (std::size_t i = 0; i < tokens.rows; ++i) {
-              const float norm = norm_of(tokens.row(i));
-              norms[i] = norm > 0 ? norm : 1;
-              for (float& x : tokens.row(i)) x /= norms[i];
-            }
+            const auto norm_at = [&](std::span<const float> row) -> float& {
+              return norms[static_cast<std::size_t>(row.data() - tokens.data.data()) / tokens.cols];
+            };
+            for_each_row(tokens, [&](std::span<float> row) {
+              const float norm = norm_of(row);
+              norm_at(row) = norm > 0 ? norm : 1;
+              for (float& x : row) x /= norm_at(row);
+            });
             history.store();
             side.reconstruct(history);
-            for (std::size_t i = 0; i < tokens.rows; ++i) {
-              for (float& x : tokens.row(i)) x *= norms[i];
-            }
+            for_each_row(tokens, [&](std::span<float> row) {
+              for (float& x : row) x *= norm_at(row);
+            });
           },
           [=](const KvShape& shape) {
             // The norm is fp32 in any case.

@@ -20,13 +20,11 @@ constexpr int kClipSteps = 10;  // factors 1, 0.95, … 0.55
 using Point = std::array<double, 2>;
 
 std::vector<Point> channel_ranges(Matrix m) {
-  std::vector<Point> ranges(m.cols, {std::numeric_limits<double>::max(), std::numeric_limits<double>::lowest()});
-  for (std::size_t i = 0; i < m.rows; ++i) {
-    for (std::size_t j = 0; j < m.cols; ++j) {
-      const double x = m.at(i, j);
-      ranges[j] = {std::min(ranges[j][0], x), std::max(ranges[j][1], x)};
-    }
-  }
+  std::vector<Point> ranges(m.cols);
+  along_columns(m, m.rows, [&](std::span<const float> values, std::size_t j) {
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    ranges[j] = {*low, *high};
+  });
   return ranges;
 }
 
