@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once, and none is a
-// product that a sum follows, so the compiler has nothing to contract and every bit is the same.
+// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile
+// without contraction), and every bit is the same.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -10,9 +10,10 @@
 #include "kernels/arguments.hpp"
 #include "kernels/cuda/device_buffer.hpp"
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/least_squares.cuh"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"
-#include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/warp_row.cuh"
 
 namespace oscar::cuda {
 namespace {
@@ -22,18 +23,11 @@ struct Plan {
   float highest_code;
   bool clips, bisects;
   int clip_rank;
+  bool least_squares;
+  LsqStart start;
 };
 struct Plans {
   Plan plan[kMaxCodecs];
-};
-
-/// A row in the registers of a warp: slot s of a lane holds channel lane + 32 s.
-template <int kSlots>
-struct WarpRow {
-  float x[kSlots];
-  int dim, lane;
-
-  [[nodiscard]] __device__ int channel(int slot) const { return lane + slot * kWarp; }
 };
 
 /// The rank-th smallest magnitude: the largest number below which at most `rank` of them lie, found bit by bit, since
@@ -120,8 +114,8 @@ __device__ void store(const CodecOutput& out, std::int64_t i, std::uint8_t code,
   if (out.decoded_f64 != nullptr) out.decoded_f64[i] = value;
 }
 
-/// blockIdx.y: the codec.
-template <int kSlots>
+/// blockIdx.y: the codec. kLeastSquares: some of them are.
+template <int kSlots, bool kLeastSquares>
 __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans, bool round, CodecOutput out) {
   const std::int64_t index = task_index() / kWarp;
   if (index >= rows.count()) return;
@@ -139,13 +133,17 @@ __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans,
   for (int g = 0; g < groups; ++g) {
     const int begin = g * plan.group_size;
     const int end = begin + plan.group_size;
-    const GroupParams group = fit_group(row, begin, end, plan.highest_code);
+    const bool least_squares = kLeastSquares && plan.least_squares;
+    LeastSquaresGroup<kSlots> fitted(row, begin, end, plan.highest_code);
+    const GroupParams group = least_squares ? fitted.fit(plan.start) : fit_group(row, begin, end, plan.highest_code);
     if (out.params != nullptr && row.lane == 0) out.params[out_index * groups + g] = group;
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const int channel = row.channel(s);
       if (channel < begin || channel >= end) continue;
-      store(out, out_index * rows.dim + channel, encode(row.x[s], group, plan.highest_code), group, round);
+      const std::uint8_t code =
+          least_squares ? static_cast<std::uint8_t>(fitted.code(s)) : encode(row.x[s], group, plan.highest_code);
+      store(out, out_index * rows.dim + channel, code, group, round);
     }
   }
 }
@@ -161,18 +159,21 @@ Plan plan_of(const RowCodec& codec, int dim) {
           .highest_code = static_cast<float>(codec.levels - 1),
           .clips = codec.clip_ratio > 0,
           .bisects = codec.clip_search == ClipSearch::kBisect,
-          .clip_rank = clip_rank(codec.clip_ratio, dim)};
+          .clip_rank = clip_rank(codec.clip_ratio, dim),
+          .least_squares = codec.grid == Grid::kLeastSquares,
+          .start = codec.grid == Grid::kLeastSquares ? lsq_start(codec.levels) : LsqStart{}};
 }
 
 using QuantizeRow = void (*)(RowsView, Plans, bool, CodecOutput);
 
 /// The kernel whose warps have room for a row.
+template <bool kLeastSquares>
 QuantizeRow kernel_for(int dim) {
-  if (dim <= 64) return quantize_row<2>;
-  if (dim <= 96) return quantize_row<3>;
-  if (dim <= 128) return quantize_row<4>;
-  if (dim <= 256) return quantize_row<8>;
-  if (dim <= 1024) return quantize_row<32>;
+  if (dim <= 64) return quantize_row<2, kLeastSquares>;
+  if (dim <= 96) return quantize_row<3, kLeastSquares>;
+  if (dim <= 128) return quantize_row<4, kLeastSquares>;
+  if (dim <= 256) return quantize_row<8, kLeastSquares>;
+  if (dim <= 1024) return quantize_row<32, kLeastSquares>;
   throw UsageError("rows of " + std::to_string(dim) + " values are longer than the GPU's codec takes", "--device",
                    "use --device cpu");
 }
@@ -181,15 +182,10 @@ QuantizeRow kernel_for(int dim) {
 
 void quantize_rows(const Context& context, const RowsView& rows, std::span<const RowCodec> codecs, Precision precision,
                    const CodecOutput& out) {
-  const QuantizeRow kernel = kernel_for(rows.dim);
   std::vector<Plan> all;
-  for (const RowCodec& codec : codecs) {
-    if (codec.grid != Grid::kMinMax) {
-      throw BackendUnavailable("the GPU does not compute codec " + std::string(name_of(codec.grid)), "--device cuda",
-                               "use --device cpu");
-    }
-    all.push_back(plan_of(codec, rows.dim));
-  }
+  for (const RowCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
+  const bool fits = std::any_of(all.begin(), all.end(), [](const Plan& plan) { return plan.least_squares; });
+  const QuantizeRow kernel = fits ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
   OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));
   if (rows.count() == 0 || all.empty()) return;
   Plans plans{};

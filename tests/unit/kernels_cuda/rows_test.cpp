@@ -115,6 +115,7 @@ TEST_CASE("small: quantize_matches_cpu") {
     check_codec(*cpu, *gpu, shape, {.clip_ratio = 0.5}, Precision::kServing);
     check_codec(*cpu, *gpu, shape, {.group_size = 16, .clip_ratio = 0.96, .clip_search = ClipSearch::kBisect},
                 Precision::kExact);
+    check_codec(*cpu, *gpu, shape, {.group_size = 16, .grid = Grid::kLeastSquares}, Precision::kServing);
   }
 }
 
@@ -138,6 +139,24 @@ TEST_CASE("quantize_matches_cpu") {
         check_codec(*cpu, *gpu, shape, {.levels = 16, .group_size = group_size, .clip_ratio = 0.9}, precision);
       }
       check_codec(*cpu, *gpu, shape, {.levels = 256, .group_size = 1}, precision);
+    }
+  }
+}
+
+TEST_CASE("quantize_matches_cpu, least squares") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  for (const int head_dim : {5, 64, 80, 96, 128, 256, 1024}) {
+    const Shape shape{DType::kF32, head_dim, 503};
+    for (int levels = 2; levels <= 16; ++levels) {
+      check_codec(*cpu, *gpu, shape, {.levels = levels, .grid = Grid::kLeastSquares},
+                  levels % 2 == 0 ? Precision::kExact : Precision::kServing);
+      check_codec(*cpu, *gpu, shape, {.levels = levels, .clip_ratio = 0.9}, Precision::kExact);
+    }
+    for (const int group_size : {16, 32, 48, 64, 5, 1}) {
+      if (head_dim % group_size != 0) continue;
+      check_codec(*cpu, *gpu, shape, {.group_size = group_size, .grid = Grid::kLeastSquares}, Precision::kExact);
     }
   }
 }
