@@ -20,11 +20,11 @@ SKIPPED = case("s", "notrun", "skipped: no data\n", '<skipped message="SKIP_RETU
 
 
 def conclude(parts, **files):
-    """(exit status, document)"""
+    """(exit status, document). Logs of the sanitizers are memcheck_0, racecheck_3, …"""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             suffix = "log" if "check" in name else "xml"
-            Path(folder, f"{name}.{suffix}").write_text(text if suffix == "log" else f"<testsuite>{text}</testsuite>")
+            Path(folder, f"{name.replace('_', '.')}.{suffix}").write_text(text if suffix == "log" else f"<testsuite>{text}</testsuite>")
         done = subprocess.run([sys.executable, "-B", RESULTS, folder, "abc", "H200, 580, 9 MiB", "13.0", *parts],
                               capture_output=True, text=True)
         return done.returncode, json.loads(done.stdout)
@@ -51,11 +51,12 @@ class ResultsTests(unittest.TestCase):
         self.assertEqual([conclude([part])[0] for part in ("kernels", "suite", "sanitizers")], [1, 1, 1])
 
     def test_sanitizers_must_have_watched_something_and_said_nothing(self):
-        status, result = conclude(["sanitizers"], memcheck=CLEAN, racecheck=NO_RACE)
-        self.assertEqual((status, [entry["cases"] for entry in result["sanitizers"]]), (0, [2, 2]))
+        status, result = conclude(["sanitizers"], memcheck_0=CLEAN, memcheck_1=CLEAN, racecheck_0=NO_RACE)
+        self.assertEqual((status, [entry["cases"] for entry in result["sanitizers"]]), (0, [4, 2]))
         for bad in (CLEAN.replace("0 errors", "3 errors"), CLEAN.replace(" 2 ", " 0 "), CLEAN + "exit status 124\n",
                     CLEAN + "skipped: no GPU\n", ""):
-            self.assertEqual(conclude(["sanitizers"], memcheck=bad, racecheck=NO_RACE)[0], 1, bad)
+            self.assertEqual(conclude(["sanitizers"], memcheck_0=CLEAN, memcheck_1=bad, racecheck_0=NO_RACE)[0], 1, bad)
+        self.assertEqual(conclude(["sanitizers"], memcheck_0=CLEAN)[0], 1)
 
 
 if __name__ == "__main__":
