@@ -95,6 +95,11 @@ __device__ __forceinline__ T* kept(T* pointer) {
   return pointer;
 }
 
+__device__ __forceinline__ unsigned kept(unsigned value) {
+  asm("" : "+r"(value));
+  return value;
+}
+
 /// `target`: an address in shared memory.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned target, const void* global) {

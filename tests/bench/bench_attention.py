@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""INT2 decode attention on a GPU: checked against fp64, then timed beside bfloat16 attention of torch in the same run.
+"""INT2 decode attention on a GPU: checked against fp64, then timed beside bfloat16 attention of torch in the same run;
+then the write path.
 
 bench_attention.py KERNELS [--check] [--out FILE.json] [--commit HASH]
 KERNELS: the shared object with oscar_int2_decode (oscar_cuda.so). Cases cycle over enough distinct layers that no cache
@@ -14,27 +15,8 @@ import sys
 
 import torch
 
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-
-
-class Rows(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("page_stride", ctypes.c_int64), ("token_stride", ctypes.c_int64),
-                ("head_stride", ctypes.c_int64)]
-
-
-class Table(ctypes.Structure):
-    _fields_ = [("pages", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("pages_per_sequence", ctypes.c_int32),
-                ("page_size", ctypes.c_int32), ("max_length", ctypes.c_int32)]
-
-
-class Args(ctypes.Structure):
-    _fields_ = ([(name, ctypes.c_int32) for name in
-                 ("batch", "num_q_heads", "num_kv_heads", "head_dim", "group_size", "param_dtype")] +
-                [("softmax_scale", ctypes.c_float), ("q", ctypes.c_void_p)] +
-                [(name, Rows) for name in ("k_codes", "v_codes", "k_params", "v_params")] + [("history", Table)] +
-                [(name, Rows) for name in ("k_window", "v_window")] + [("window", Table)] +
-                [("out", ctypes.c_void_p), ("lse", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
-                 ("workspace_bytes", ctypes.c_size_t)])
+from bench_pack import bench_pack
+from int2_library import DTYPES, Args, Rows, call, copy_rate, open_library, time_graph
 
 
 class Pool:
@@ -73,7 +55,8 @@ class Pool:
 
 
 class Case:
-    def __init__(self, library, heads, kv_heads, dim, group, param_dtype, lengths, windows, page_size, peak=1.0):
+    def __init__(self, library, heads, kv_heads, dim, group, param_dtype, lengths, windows, page_size, peak=1.0,
+                 split_batch=0):
         self.kernels = library
         batch = len(lengths)
         groups = dim // group
@@ -97,7 +80,7 @@ class Case:
         self.out = torch.full((batch, heads, dim), float("nan"), device="cuda")
         self.lse = torch.full((batch, heads), float("nan"), device="cuda")
         a = self.args = Args(batch=batch, num_q_heads=heads, num_kv_heads=kv_heads, head_dim=dim, group_size=group,
-                             param_dtype=DTYPES[param_dtype], softmax_scale=dim**-0.5)
+                             param_dtype=DTYPES[param_dtype], softmax_scale=dim**-0.5, split_batch=split_batch)
         a.q, a.out, a.lse = self.q.data_ptr(), self.out.data_ptr(), self.lse.data_ptr()
         a.k_codes, a.v_codes, a.k_params, a.v_params = (self.history.rows(i) for i in range(4))
         a.k_window, a.v_window = self.window.rows(0), self.window.rows(1)
@@ -110,10 +93,7 @@ class Case:
         a.workspace = self.workspace.data_ptr()
 
     def run(self):
-        status = self.kernels.oscar_int2_decode(ctypes.byref(self.args), ctypes.c_void_p(
-            torch.cuda.current_stream().cuda_stream))
-        if status != 0:
-            raise RuntimeError(f"cuda error {status}: {self.kernels.oscar_int2_error().decode()}")
+        call(self.kernels, "oscar_int2_decode", self.args)
 
     def decoded(self, side, b):
         """(kv_heads, tokens, dim), fp64: history, then window."""
@@ -153,7 +133,7 @@ def check(library):
                                                      (torch.bfloat16, 256, 0.1), (torch.float32, 64, 12.0)):
                     torch.manual_seed(count)
                     case = Case(library, heads, kv_heads, dim, group, param_dtype, [0, 1, 31, 257, 1000, 5003],
-                                [1, 0, 320, 17, 64, 319], page_size, peak)
+                                [1, 0, 320, 17, 64, 319], page_size, peak, split_batch=count % 2 * 300)
                     case.run()
                     first = case.out.clone()
                     case.out.fill_(float("nan"))
@@ -173,7 +153,7 @@ def check(library):
     case.run()
     both = case.out.clone()
     a = case.args
-    a.batch, a.q, a.out = 1, a.q + 2 * 32 * 128 * 2, a.out + 2 * 32 * 128 * 4
+    a.batch, a.split_batch, a.q, a.out = 1, 3, a.q + 2 * 32 * 128 * 2, a.out + 2 * 32 * 128 * 4
     for table, pool in ((a.history, case.history), (a.window, case.window)):
         table.pages += 2 * table.pages_per_sequence * 4
         table.lengths += 8
@@ -182,34 +162,6 @@ def check(library):
     torch.cuda.synchronize()
     assert torch.equal(both[2], case.out[2]), "depends on the batch"
     return {"cases": count, "largest_relative_error": worst, "largest_lse_error": worst_lse}
-
-
-def time_graph(run, per_graph, repeats=40):
-    """Median microseconds of one call; run(i) enqueues the i-th of per_graph calls."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for i in range(per_graph):
-            run(i)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for i in range(per_graph):
-                run(i)
-        times = []
-        for _ in range(repeats):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            stream.synchronize()
-            times.append(begin.elapsed_time(end) * 1000 / per_graph)
-    return sorted(times)[repeats // 2]
-
-
-def copy_rate():
-    a = torch.rand(1 << 30, device="cuda")
-    b = torch.empty_like(a)
-    return 8 * a.numel() / (time_graph(lambda i: torch.add(a, 1, out=b), 4, 10) * 1e6)
 
 
 def time_sdpa(batch, heads, kv_heads, dim, length, layers):
@@ -262,13 +214,13 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--commit", default="", help="of the library, for the results")
     options = parser.parse_args()
-    library = ctypes.CDLL(options.kernels)
-    library.oscar_int2_decode_workspace.restype = ctypes.c_size_t
-    library.oscar_int2_error.restype = ctypes.c_char_p
-    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": options.commit, "check": check(library)}
+    library = open_library(options.kernels)
+    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": options.commit,
+              "check": check(library)}
     print(result["check"], flush=True)
     if not options.check:
         result.update(bench(library))
+        result["pack"] = bench_pack(library, result["copy_tb_per_s"])
     if options.out:
         with open(options.out, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1)

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT
+// oscar_int2_pack(): rotation, codec and packing in one pass. Rotated rows are rounded to bfloat16, as servers store
+// them; from there min/max grids and codes are those of kernels/cpu/row_codec.cpp, to the bit (compiled without
+// contraction), and least-squares grids those of float32. A warp takes 16 rows of a head at a time; the next 16 are
+// copied to shared memory while it encodes.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/arguments.hpp"
+#include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/cuda/int2_pack_clip.cuh"
+#include "kernels/cuda/int2_pack_lsq.cuh"
+#include "kernels/cuda/int2_pack_tile.cuh"
+#include "oscar/int2_attention.h"
+
+namespace oscar::cuda {
+namespace {
+
+__device__ __forceinline__ void store_param(unsigned char* to, oscar_dtype type, const GroupGrid& grid) {
+  if (type == OSCAR_FLOAT32) {
+    *reinterpret_cast<float2*>(to) = {grid.scale, grid.zero};
+  } else {
+    *reinterpret_cast<unsigned*>(to) =
+        type == OSCAR_FLOAT16 ? pack_f16(grid.scale, grid.zero) : pack_bf16(grid.scale, grid.zero);
+  }
+}
+
+/// The grids of 16 rows, group by group.
+template <int kDim, int kGroups>
+class MinMax {
+ public:
+  __device__ __forceinline__ MinMax(const PackParams& p, const RowPair<kDim>& rows) : rows_(rows), ends_(rows) {
+    if (p.clip_rank < 0) return;
+    unsigned highest[2];
+    ends_.highest(highest);
+    Thresholds<kDim>(highest, p.clip_rank).find(rows, thresholds_);
+  }
+  __device__ __forceinline__ void encode(int group, GroupGrid& grid, PackedCodes<kDim> (&codes)[2]) const {
+    encode_min_max<kDim, kGroups>(rows_, ends_, group, thresholds_, grid, codes);
+  }
+
+ private:
+  const RowPair<kDim>& rows_;
+  Ends<kDim, kGroups> ends_;
+  unsigned thresholds_[2] = {0x7f80U, 0x7f80U};  // infinity
+};
+
+template <int kDim, int kGroups>
+class LeastSquares {
+ public:
+  __device__ __forceinline__ LeastSquares(const PackParams& p, const RowPair<kDim>& rows)
+      : rows_(rows), start_step_(p.lsq_step) {}
+  __device__ __forceinline__ void encode(int group, GroupGrid& grid, PackedCodes<kDim> (&codes)[2]) const {
+    FloatLeastSquares<kDim, kGroups>(rows_, group, start_step_).encode(grid, codes);
+  }
+
+ private:
+  const RowPair<kDim>& rows_;
+  float start_step_;
+};
+
+/// Encodes 16 rows and writes them to their slots.
+template <int kDim, int kGroups, class Grids>
+__device__ __forceinline__ void write_rows(const PackParams& p, const RowPair<kDim>& rows, int head,
+                                           const Slot (&slots)[2]) {
+  const Grids encoder(p, rows);
+  PackedCodes<kDim> codes[2];
+  const int param_bytes = p.args.param_dtype == OSCAR_FLOAT32 ? 8 : 4, t = static_cast<int>(threadIdx.x) % 4;
+  const Slot own = t < 2 ? slots[0] : slots[1];  // of the row whose grids this lane has
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    GroupGrid grid;
+    encoder.encode(group, grid, codes);
+    if (own.page < 0 || t % 2 != group % 2) continue;
+    store_param(own.in(p.args.params, head) + group * param_bytes, p.args.param_dtype, grid);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (slots[r].page >= 0) codes[r].store(slots[r].in(p.args.codes, head));
+  }
+}
+
+/// Grid: (any number, num_kv_heads); blocks of a head share its tiles of kPackRows tokens.
+template <int kDim, int kGroups, bool kRotate, class Grids>
+__global__ void __launch_bounds__(kPackWarps* kLanes, kDim <= 128 ? 2 : 1)
+    int2_pack(const __grid_constant__ PackParams p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int head = static_cast<int>(blockIdx.y), g = static_cast<int>(threadIdx.x) % kLanes / 4;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes, step = static_cast<int>(gridDim.x) * kPackWarps * kPackRows;
+  const Tile<kDim> tile(p, head, shared + warp * Tile<kDim>::kBytes);
+  int first = (static_cast<int>(blockIdx.x) * kPackWarps + warp) * kPackRows;
+  if (first < p.args.num_tokens) tile.copy(first);
+  const auto work = [&](const auto& take) {
+    for (; first < p.args.num_tokens; first += step) {
+      wait_for_copies<0>();
+      __syncwarp();
+      RowPair<kDim> rows;
+      take(rows);
+      const Slot slots[2] = {Slot(p, first + g), Slot(p, first + g + 8)};
+      __syncwarp();  // every lane has read its rows
+      if (first + step < p.args.num_tokens) tile.copy(first + step);
+      write_rows<kDim, kGroups, Grids>(p, rows, head, slots);
+    }
+  };
+  if constexpr (kRotate) {
+    const Rotation<kDim> rotation(
+        p, head, static_cast<unsigned>(__cvta_generic_to_shared(shared + kPackWarps * Tile<kDim>::kBytes)));
+    wait_for_copies<0>();
+    __syncthreads();
+    work([&](RowPair<kDim>& rows) { rotation.apply(tile, rows); });
+  } else {
+    work([&](RowPair<kDim>& rows) { tile.load(rows); });
+  }
+}
+
+template <int kDim, int kGroups, bool kRotate, class Grids>
+int launch(const PackParams& p, cudaStream_t stream) {
+  constexpr int kShared = kPackWarps * Tile<kDim>::kBytes + (kRotate ? Rotation<kDim>::kBytes : 0);
+  constexpr int kBlocks = kDim <= 128 ? 2 * 132 : 132;  // what an H100 holds at once
+  const auto kernel = int2_pack<kDim, kGroups, kRotate, Grids>;
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (status == cudaErrorInvalidValue) return refuse("this GPU has too little shared memory for this rotation");
+  if (status != cudaSuccess) return status;
+  const int heads = p.args.num_kv_heads, rows = kPackRows * kPackWarps, blocks = (p.args.num_tokens + rows - 1) / rows;
+  const dim3 grid(static_cast<unsigned>(std::min(blocks, std::max(1, kBlocks / heads))), static_cast<unsigned>(heads));
+  void* arguments[] = {const_cast<PackParams*>(&p)};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(kPackWarps * kLanes), arguments, kShared,
+                          stream);
+}
+
+template <int kDim, int kGroups, class Grids>
+int launch_either(const PackParams& p, cudaStream_t stream) {
+  return p.args.rotation != nullptr ? launch<kDim, kGroups, true, Grids>(p, stream)
+                                    : launch<kDim, kGroups, false, Grids>(p, stream);
+}
+
+template <int kDim, int kGroups>
+int launch_one(const PackParams& p, cudaStream_t stream) {
+  return p.args.grid == OSCAR_MIN_MAX ? launch_either<kDim, kGroups, MinMax<kDim, kGroups>>(p, stream)
+                                      : launch_either<kDim, kGroups, LeastSquares<kDim, kGroups>>(p, stream);
+}
+
+int launch_shape(const PackParams& p, cudaStream_t stream) {
+  const int groups = p.args.head_dim / p.args.group_size;
+  switch (p.args.head_dim) {
+    case 64:
+      return groups == 1 ? launch_one<64, 1>(p, stream) : launch_one<64, 2>(p, stream);
+    case 128:
+      return groups == 1   ? launch_one<128, 1>(p, stream)
+             : groups == 2 ? launch_one<128, 2>(p, stream)
+                           : launch_one<128, 4>(p, stream);
+    default:
+      return groups == 1   ? launch_one<256, 1>(p, stream)
+             : groups == 4 ? launch_one<256, 4>(p, stream)
+                           : launch_one<256, 8>(p, stream);
+  }
+}
+
+const char* problem(const oscar_int2_pack_args& a) {
+  if (a.num_tokens < 0 || a.num_kv_heads < 1 || a.num_kv_heads > 65535)
+    return "num_tokens or num_kv_heads is out of range";
+  if (const char* wrong = shape_problem(a.head_dim, a.group_size, a.param_dtype)) return wrong;
+  if (a.grid != OSCAR_MIN_MAX && a.grid != OSCAR_LEAST_SQUARES) return "grid must be min/max or least squares";
+  if (a.page_size < 1) return "page_size must be positive";
+  if (a.clip_ratio > 1 || std::isnan(a.clip_ratio)) return "clip_ratio must not exceed 1";
+  if (a.clip_ratio > 0 && a.grid != OSCAR_MIN_MAX) return "least squares does not clip: clip_ratio must be 0";
+  if (a.x == nullptr || a.slots == nullptr || a.codes.data == nullptr || a.params.data == nullptr) {
+    return "x, slots, codes and params must not be null";
+  }
+  if (const char* wrong = rows_problem(a.codes, 8)) return wrong;
+  if (const char* wrong = rows_problem(a.params, a.param_dtype == OSCAR_FLOAT32 ? 8 : 4)) return wrong;
+  if (const char* wrong = rows_problem({a.x, 0, a.x_token_stride, a.x_head_stride}, 16)) return wrong;
+  return rows_problem({a.rotation, 0, 0, a.rotation_head_stride}, 4);
+}
+
+PackParams params_of(const oscar_int2_pack_args& a) {
+  PackParams p{a, a.clip_ratio > 0 ? clip_rank(a.clip_ratio, a.head_dim) : -1, static_cast<float>(lsq_start(4).step), 0,
+               0};
+  const auto page = static_cast<std::uint64_t>(a.page_size);
+  p.page_shift = 31 + std::bit_width(page - 1);  // exact for every slot below 2^31
+  p.page_multiple = static_cast<unsigned>(((std::uint64_t{1} << p.page_shift) + page - 1) / page);
+  return p;
+}
+
+}  // namespace
+}  // namespace oscar::cuda
+
+using namespace oscar::cuda;
+
+extern "C" __attribute__((visibility("default"))) int oscar_int2_pack(const oscar_int2_pack_args* args, void* stream) {
+  if (const char* wrong = args == nullptr ? "no arguments" : problem(*args); wrong != nullptr) return refuse(wrong);
+  if (args->num_tokens == 0) return cudaSuccess;
+  return launch_shape(params_of(*args), static_cast<cudaStream_t>(stream));
+}
