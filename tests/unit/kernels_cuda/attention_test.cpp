@@ -167,7 +167,7 @@ void check_compare(const Sequence& s, const std::vector<std::vector<AttentionErr
 }
 
 void check_compare(Backends& on, const Sequence& s, Precision precision, const std::vector<Windows>& all_windows) {
-  const bool rotated = s.decoded_k.size() == 0;
+  const bool rotated = s.decoded_k.shape.empty();
   const auto reference = on.cpu->hold(s.input(precision, rotated)), held = on.gpu->hold(s.input(precision, rotated));
   for (const Windows& windows : all_windows) {
     const std::vector<HistoryCodecs> codecs = codecs_for(s);
@@ -232,7 +232,7 @@ TEST_CASE("small: compare_matches_cpu") {
 TEST_CASE("small: row_errors_match_cpu") {
   Backends on;
   if (on.gpu == nullptr) return;
-  for (const Sequence& s : small_sequences()) check_row_errors(on, s, s.decoded_k.size() == 0, kSmallWindows[0]);
+  for (const Sequence& s : small_sequences()) check_row_errors(on, s, s.decoded_k.shape.empty(), kSmallWindows[0]);
 }
 
 TEST_CASE("attend_matches_cpu") {
