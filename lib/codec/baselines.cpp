@@ -15,8 +15,8 @@ constexpr int kWholeHead = 1 << 30;
 
 /// A baseline whose rows stand alone: rows times a Hadamard, then a row codec.
 struct RowBaseline {
-  const char* name;
-  const char* description;
+  const char* name = "";
+  const char* description = "";
   Windows windows{0, 0};
   int key_hadamard = 0, value_hadamard = 0;  // order; 0: none
   int levels = 4;
@@ -102,9 +102,11 @@ MatrixStack hadamard_baseline_matrix(int dim, int order) {
 
 const std::vector<std::string>& baseline_names() {
   static const std::vector<std::string> names = [] {
-    std::vector<std::string> list;
-    for (const RowBaseline& baseline : kRowBaselines) list.emplace_back(baseline.name);
-    for (const SequenceMethod& method : sequence_methods()) list.push_back(method.name);
+    std::vector<std::string> list(kRowBaselines.size() + sequence_methods().size());
+    const auto next = std::transform(kRowBaselines.begin(), kRowBaselines.end(), list.begin(),
+                                     [](const RowBaseline& baseline) { return baseline.name; });
+    std::transform(sequence_methods().begin(), sequence_methods().end(), next,
+                   [](const SequenceMethod& method) { return method.name; });
     return list;
   }();
   return names;
@@ -122,8 +124,11 @@ KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& l
   if (method.sequence != nullptr) {
     method.description = method.sequence->summary;
     method.rope = rope;
-    for (const LayerShape& shape : layers) {
-      method.layers[shape.layer_id] = {shape.head_dim, {}, {}, shape.num_kv_heads};
+    const std::size_t ends = method.sequence->exact_end_layers;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      KvSide side;
+      side.quantized = i >= ends && i + ends < layers.size();
+      method.layers[layers[i].layer_id] = {layers[i].head_dim, side, side, layers[i].num_kv_heads};
     }
     return method;
   }

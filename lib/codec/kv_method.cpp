@@ -35,7 +35,7 @@ double row_bits(const KvLayer& layer, double param_bits) {
 
 /// The same, whoever stores them.
 double layer_bits(const KvMethod& method, const KvLayer& layer, double param_bits) {
-  if (method.sequence == nullptr) return row_bits(layer, param_bits);
+  if (method.sequence == nullptr || !layer.key.quantized) return row_bits(layer, param_bits);
   const KvShape shape{layer.head_dim, layer.num_kv_heads};
   const StoredBits key = method.sequence->key.bits(shape), value = method.sequence->value.bits(shape);
   return key.codes + value.codes + param_bits * (key.parameters + value.parameters);
@@ -84,8 +84,9 @@ const KvLayer& KvMethod::layer(int layer_id) const {
 HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
                   std::span<const std::int64_t> query_positions, Precision precision, Backend& backend) {
   HeldSequence held;
-  SequenceInput input = method.layer(layer_id).hold(qkv, query_positions, precision);
-  if (method.sequence != nullptr) {
+  const KvLayer& layer = method.layer(layer_id);
+  SequenceInput input = layer.hold(qkv, query_positions, precision);
+  if (method.sequence != nullptr && layer.key.quantized) {
     const SequenceRange history{std::min<std::int64_t>(method.windows.sink, qkv.k.num_tokens), qkv.k.num_tokens};
     const SequenceContext context{method.rope, precision, &backend};
     const auto decode = [&](const SideMethod& side, HeadsView x, std::vector<float>& rows) {

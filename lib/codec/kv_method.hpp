@@ -49,7 +49,7 @@ struct KvMethod {
   std::map<int, KvLayer> layers;
   /// One line: what it is, and what stands in for what cannot be known.
   std::string description;
-  /// Not null: decodes the history; the sides of layers are empty then.
+  /// Not null: decodes the history of layers whose sides are quantised; the sides say nothing else then.
   const SequenceMethod* sequence = nullptr;
   std::optional<Rope> rope;
 

@@ -67,6 +67,7 @@ Codebook codebook_of_sample(std::vector<float> sample, int levels) {
   std::vector<double> sum_below{0};
   for (const float x : sample) sum_below.push_back(sum_below.back() + x);
   std::vector<double> found;
+  found.reserve(static_cast<std::size_t>(levels));
   for (int i = 0; i < levels; ++i) {
     found.push_back(
         sample[(2 * static_cast<std::size_t>(i) + 1) * sample.size() / (2 * static_cast<std::size_t>(levels))]);

@@ -77,6 +77,8 @@ struct SequenceMethod {
   SideMethod key, value;
   /// Its authors quantise keys before RoPE.
   bool before_rope = false;
+  /// So many layers at either end of the model stay bfloat16.
+  std::size_t exact_end_layers = 0;
 };
 
 /// All of them, in the order of reports.

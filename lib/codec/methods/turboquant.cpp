@@ -4,7 +4,7 @@
 //   keys:    n = |k|, codes of sqrt(d) k / n H by Lloyd-Max levels c of N(0, 1); k^ = n c / |c| H ("norm correction").
 //            n is fp16
 //   values:  not rotated; min/max per row, q = int((v - min) / s + 1/2), s and min fp16
-// The engine's presets keep the first and last two layers in bfloat16; here every layer is quantised ("no MP").
+// The engine's presets keep the first and last two layers in bfloat16 ("_mp"); papers compare without that.
 // turboquant_mse2..4 are the paper's TQ_mse on both sides: no norm correction, and a Hadamard for its random rotation.
 #include <cmath>
 
@@ -37,6 +37,11 @@ Family turboquant_methods() {
                 {"turboquant_k3v4", engine + "3-bit keys, 4-bit values", {0, 0}, by_direction(3, true), by_row(4)},
                 {"turboquant_4bit", engine + "4-bit keys and values", {0, 0}, by_direction(4, true), by_row(4)},
                 {"turboquant_k8v4", engine + "FP8 keys, 4-bit values", {0, 0}, fp8_side(), by_row(4)}};
+  SequenceMethod as_served = family.front();
+  as_served.name += "_mp";
+  as_served.summary = "TurboQuant as vLLM serves it: 3-bit keys and values, two layers at either end in bfloat16";
+  as_served.exact_end_layers = 2;
+  family.push_back(as_served);
   for (const int bits : {2, 3, 4}) {
     family.push_back({"turboquant_mse" + std::to_string(bits),
                       "TurboQuant's TQ_mse, with a Hadamard for its random rotation",

@@ -104,6 +104,20 @@ TEST_CASE("bits of methods that decode sequences, at their own windows") {
   CHECK(bits_per_element(make_baseline("saw_int4", layers, {0, 0}, 0), 4096).fp16_at_context == 4.25);
 }
 
+TEST_CASE("layers at the ends of a model stay bfloat16 where an engine keeps them") {
+  std::vector<LayerShape> layers;
+  for (int id = 0; id < 36; ++id) layers.push_back({id, 128, 8});
+  const KvMethod served = make_baseline("turboquant_k3v3_mp", layers, {0, 0}, 0);
+  CHECK(bits_per_element(served, 4096).fp16_params == doctest::Approx(4.61).epsilon(1e-3));
+  for (const int id : {0, 1, 34, 35}) CHECK(served.layer(id).codecs() == HistoryCodecs{});
+  for (const int id : {2, 33}) CHECK(served.layer(id).codecs() != HistoryCodecs{});
+  const std::vector<float> rows(256, 1);
+  const HeadsView view = heads_view(rows, 2, 1, 128);
+  const auto backend = make_cpu_backend();
+  CHECK(hold(served, 1, {view, view, view}, {}, Precision::kExact, *backend).decoded_k.empty());
+  CHECK_FALSE(hold(served, 2, {view, view, view}, {}, Precision::kExact, *backend).decoded_k.empty());
+}
+
 TEST_CASE("a sequence is held with what the method made of its history") {
   std::vector<float> q(12), k(12), v(12);
   for (std::size_t i = 0; i < k.size(); ++i) {
