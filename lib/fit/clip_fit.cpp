@@ -97,6 +97,15 @@ std::vector<HistoryCodecs> candidates(const RowCodec& codec, const std::optional
   return all;
 }
 
+std::vector<std::unique_ptr<MixedSequence>> hold_all(const std::vector<SampledSequence>& sample, const Transform& key,
+                                                     const Transform& value, Backend& backend) {
+  std::vector<std::unique_ptr<MixedSequence>> held;
+  for (const SampledSequence& sequence : sample) {
+    held.push_back(backend.hold({view_of(sequence), sequence.query_positions, &key, &value}));
+  }
+  return held;
+}
+
 /// Per candidate, over all sequences and heads.
 std::vector<AttentionErrors> total_errors(const std::vector<std::unique_ptr<MixedSequence>>& sequences,
                                           const std::vector<HistoryCodecs>& candidates, Windows windows) {
@@ -152,12 +161,15 @@ std::string describe(const std::vector<SampledSequence>& sample, const ClipFitOp
          " queries per head, seed " + std::to_string(options.seed);
 }
 
+std::vector<AttentionErrors> compare_on_sample(const std::vector<SampledSequence>& sample, const Transform& key,
+                                               const Transform& value, const std::vector<HistoryCodecs>& codecs,
+                                               Windows windows, Backend& backend) {
+  return total_errors(hold_all(sample, key, value, backend), codecs, windows);
+}
+
 ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const Transform& key, const Transform& value,
                              const HistoryCodecs& codecs, Windows windows, Backend& backend) {
-  std::vector<std::unique_ptr<MixedSequence>> held;
-  for (const SampledSequence& sequence : sample) {
-    held.push_back(backend.hold({view_of(sequence), sequence.query_positions, &key, &value}));
-  }
+  const auto held = hold_all(sample, key, value, backend);
   ClipScores scores;
   for (const AttentionErrors& errors : total_errors(held, candidates(*codecs.key, std::nullopt), windows)) {
     scores.key.push_back(errors.softmax_kl / static_cast<double>(errors.queries));

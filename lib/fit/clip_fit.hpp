@@ -51,6 +51,12 @@ struct ClipScores {
                                            const Transform& value, const HistoryCodecs& codecs, Windows windows,
                                            Backend& backend);
 
+/// Errors of each of `codecs` on the sample, over all sequences and heads.
+[[nodiscard]] std::vector<AttentionErrors> compare_on_sample(const std::vector<SampledSequence>& sample,
+                                                             const Transform& key, const Transform& value,
+                                                             const std::vector<HistoryCodecs>& codecs, Windows windows,
+                                                             Backend& backend);
+
 /// The candidate with the lowest score; the larger ratio (less clipping) if several have it.
 [[nodiscard]] double best_clip_ratio(const std::vector<double>& scores);
 

@@ -4,6 +4,10 @@
 // same bits, whatever the number of threads.
 #pragma once
 
+#include <functional>
+#include <span>
+#include <vector>
+
 #include "base/status.hpp"
 #include "dump/source.hpp"
 #include "fit/clip_fit.hpp"
@@ -19,8 +23,17 @@ struct FitResult {
   double rotation_seconds = 0, clip_seconds = 0;
 };
 
-/// Throws UsageError for options that do not exist or do not fit together, before anything is read; DataError for bad
-/// data.
-[[nodiscard]] FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status);
+/// What a candidate does to the model: mean KL of its predictions on held-out sequences, and the share of probes whose
+/// answer it finds.
+struct ModelScore {
+  double kld = 0, probe = 0;
+};
+/// Runs the model with each set; an empty function if there is no model.
+using ModelJudge = std::function<std::vector<ModelScore>(std::span<const RotationSet>)>;
+
+/// judge: for recipe auto. Throws UsageError for options that do not exist or do not fit together, before anything is
+/// read; DataError for bad data.
+[[nodiscard]] FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status,
+                            const ModelJudge& judge = {});
 
 }  // namespace oscar

@@ -67,12 +67,12 @@ void require_target(const Recipe& recipe, const FitOptions& options) {
 HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
   std::string name = options.codec;
   if (name.empty()) name = prefers_lsq ? "lsq" : "minmax";
-  const auto [key_levels, value_levels] = both_sides(options.levels);
-  RowCodec codec{.levels = levels_from(key_levels, options.levels),
-                 .group_size = options.group_size,
-                 .grid = grid_from_name(name)};
+  const std::string levels = options.levels.empty() ? "4,4" : options.levels;
+  const auto [key_levels, value_levels] = both_sides(levels);
+  RowCodec codec{
+      .levels = levels_from(key_levels, levels), .group_size = options.group_size, .grid = grid_from_name(name)};
   HistoryCodecs codecs{codec, codec};
-  codecs.value->levels = levels_from(value_levels, options.levels);
+  codecs.value->levels = levels_from(value_levels, levels);
   if (codec.grid != Grid::kMinMax && options.clip != "auto" && options.clip != "off") {
     throw UsageError("codec " + name + " takes no clip ratios", "--clip " + options.clip,
                      "leave --clip out, or use --codec minmax");
@@ -87,7 +87,7 @@ Recipe::Kind kind_of(const std::string& recipe) {
 }
 
 void check_options(const FitOptions& options) {
-  require_one_of(options.recipe, "--recipe", {"oscar", "lsq", "stretch", "ktk_vtv", "hadamard", "uresidual"});
+  require_one_of(options.recipe, "--recipe", {"auto", "oscar", "lsq", "stretch", "ktk_vtv", "hadamard", "uresidual"});
   require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
   require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv"});
   (void)composition_from_name(options.composition);

@@ -16,7 +16,7 @@ namespace oscar {
 struct FitOptions {
   /// oscar: rotations by the objectives and composition below. lsq: that with codec lsq. stretch: the best linear
   /// transform of keys. ktk_vtv: plain key and value moments. hadamard: no data but the clip fit. uresidual:
-  /// eigenvectors of the residual moment aligned to those of the covariance.
+  /// eigenvectors of the residual moment aligned to those of the covariance. auto: the best that the target can serve.
   std::string recipe = "oscar";
   /// qqt, ktk or fisher; value objective: sst, oto or vtv. For recipes oscar, lsq and stretch.
   std::string key_objective = "qqt";
@@ -31,8 +31,8 @@ struct FitOptions {
   /// How rows become codes: minmax, as servers do, or lsq (unbiased; takes no clip ratio). Empty: minmax, and lsq where
   /// the recipe and the target allow it (recipes lsq and stretch).
   std::string codec;
-  /// Levels of keys and of values; 4,4 = 2 bits each.
-  std::string levels = "4,4";
+  /// Levels of keys and of values; empty: 4,4 = 2 bits each, and for recipe auto all that take the same bytes.
+  std::string levels;
   /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codec minmax.
   std::string clip = "auto";
   /// Channels per (scale, zero) pair; 0 = the whole head.

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/check.hpp"
+#include "base/threads.hpp"
 #include "tensor/dtype.hpp"
 #include "transform/matrix.hpp"
 
@@ -32,8 +33,8 @@ MatrixStack stack_of(const std::vector<Matrix>& matrices, int dim) {
 /// f(head) for each head, as a stack.
 template <class F>
 MatrixStack for_heads(const Heads& heads, const F& f) {
-  std::vector<Matrix> matrices;
-  for (int h = 0; h < heads.key.count; ++h) matrices.push_back(f(h));
+  std::vector<Matrix> matrices(static_cast<std::size_t>(heads.key.count));
+  parallel_for(matrices.size(), [&](std::size_t h) { matrices[h] = f(static_cast<int>(h)); });
   return stack_of(matrices, heads.dim);
 }
 

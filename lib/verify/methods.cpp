@@ -21,18 +21,6 @@ std::string name_of_set(const RotationSet& set) {
   return std::find(taken.begin(), taken.end(), name) == taken.end() ? name : name + " (this set)";
 }
 
-KvMethod method_of_set(const RotationSet& set, Windows windows) {
-  KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
-  method.description = "the set under test";
-  for (const LayerRotation& layer : set.layers) {
-    const double key_clip = set.has_clip_ratios ? layer.key.clip_ratio : kPublishedKeyClip;
-    const double value_clip = set.has_clip_ratios ? layer.value.clip_ratio : kPublishedValueClip;
-    method.layers[layer.layer_id] = {layer.key.rotation.dim, side_of(layer.key, set.key_codec, key_clip),
-                                     side_of(layer.value, set.value_codec, value_clip)};
-  }
-  return method;
-}
-
 /// "int3", "int4": the rotations of the set with more levels. Clip ratios are fitted for four levels: none here.
 KvMethod with_more_bits(KvMethod method, int bits) {
   method.name = "int" + std::to_string(bits);
@@ -61,6 +49,18 @@ std::vector<std::string> names_of(const std::vector<std::string>& compare) {
 }
 
 }  // namespace
+
+KvMethod method_of_set(const RotationSet& set, Windows windows) {
+  KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
+  method.description = "the set under test";
+  for (const LayerRotation& layer : set.layers) {
+    const double key_clip = set.has_clip_ratios ? layer.key.clip_ratio : kPublishedKeyClip;
+    const double value_clip = set.has_clip_ratios ? layer.value.clip_ratio : kPublishedValueClip;
+    method.layers[layer.layer_id] = {layer.key.rotation.dim, side_of(layer.key, set.key_codec, key_clip),
+                                     side_of(layer.value, set.value_codec, value_clip)};
+  }
+  return method;
+}
 
 std::vector<std::string> method_names() {
   std::vector<std::string> names = baseline_names();

@@ -22,8 +22,11 @@ struct Comparison {
 /// All names that `names` may hold, in the order of reports.
 [[nodiscard]] std::vector<std::string> method_names();
 
-/// Baselines, then the set under test with these windows. A set that does not know its clip ratios gets the published
-/// constants. `model`: what is known of it. Throws UsageError for an unknown name.
+/// The set itself. Clip ratios that it does not know are the published constants.
+[[nodiscard]] KvMethod method_of_set(const RotationSet& set, Windows windows);
+
+/// Baselines, then the set under test with these windows. `model`: what is known of it. Throws UsageError for an
+/// unknown name.
 [[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
                                                 const ModelIdentity& model);
 

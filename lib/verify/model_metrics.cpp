@@ -21,7 +21,7 @@ struct TextSums {
 
 struct MethodSums {
   double nll = 0;
-  std::int64_t same_top = 0, hits = 0;
+  std::int64_t same_top = 0, hits = 0, found_tokens = 0, asked_tokens = 0;
   std::vector<double> kld;
 };
 
@@ -58,13 +58,15 @@ TextSums compare_text(const TokenSequence& tokens, std::span<const float> logits
   return sums;
 }
 
-bool finds_needle(const TokenSequence& tokens, int answer_length, std::span<const float> logits) {
+/// Tokens of the answer that are the argmax, the last one left out.
+int found_tokens(const TokenSequence& tokens, int answer_length, std::span<const float> logits) {
+  int found = 0;
   const std::size_t vocab = logits.size() / tokens.size();
   const std::size_t first = tokens.size() - static_cast<std::size_t>(answer_length);
   for (std::size_t t = first; t + 1 < tokens.size(); ++t) {
-    if (top(logits.subspan((t - 1) * vocab, vocab)) != tokens[t]) return false;
+    found += top(logits.subspan((t - 1) * vocab, vocab)) == tokens[t] ? 1 : 0;
   }
-  return true;
+  return found;
 }
 
 /// The attention hook of a method; empty for exact attention.
@@ -99,12 +101,17 @@ void run_texts(ModelRunner& runner, std::span<const TokenSequence> batch, RunHoo
 
 void run_needles(ModelRunner& runner, const ModelData& data, RunHooks hooks, MethodSums& sums, Status& status) {
   if (data.needles.empty()) return;
-  std::vector<int> hit(data.needles.size());
+  std::vector<int> found(data.needles.size());
   hooks.logits = [&](std::size_t sequence, std::span<const float> logits) {
-    hit[sequence] = finds_needle(data.needles[sequence], data.answer_lengths[sequence], logits) ? 1 : 0;
+    found[sequence] = found_tokens(data.needles[sequence], data.answer_lengths[sequence], logits);
   };
   runner.run(data.needles, hooks, status);
-  for (const int each : hit) sums.hits += each;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const int asked = data.answer_lengths[i] - 1;
+    sums.hits += found[i] == asked ? 1 : 0;
+    sums.found_tokens += found[i];
+    sums.asked_tokens += asked;
+  }
 }
 
 ModelMetrics metrics_of(MethodSums sums, const MethodSums& exact, const ModelData& data) {
@@ -122,6 +129,7 @@ ModelMetrics metrics_of(MethodSums sums, const MethodSums& exact, const ModelDat
   m.same_top = static_cast<double>(sums.same_top) / positions;
   m.needle_hits = sums.hits;
   m.needles = static_cast<std::int64_t>(data.needles.size());
+  if (m.needles > 0) m.answer_tokens = static_cast<double>(sums.found_tokens) / static_cast<double>(sums.asked_tokens);
   if (m.needles > 0) m.retrieval = static_cast<double>(sums.hits) / static_cast<double>(m.needles);
   return m;
 }

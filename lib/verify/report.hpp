@@ -37,6 +37,7 @@ struct ModelMetrics {
   double ppl = 0, ppl_ratio = 1, kld_mean = 0, kld_p99 = 0, same_top = 1;
   std::int64_t positions = 0;
   std::optional<double> retrieval;
+  double answer_tokens = 0;  // share of the answers' tokens that are the argmax, the full stop left out
   std::int64_t needle_hits = 0, needles = 0;
 };
 

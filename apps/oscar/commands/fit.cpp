@@ -13,6 +13,7 @@
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
 #include "model_input.hpp"
+#include "model_judge.hpp"
 #include "rotation/formats.hpp"
 #include "tensor/pt.hpp"
 
@@ -94,11 +95,20 @@ class Input {
       return;
     }
     runner_ = open_model(command.input.model);
-    source_ = open_live(*runner_, read_sequences(command.input, runner_->config()), {.layers = layers}, status);
+    sequences_ = read_sequences(command.input, runner_->config());
+    source_ = open_live(*runner_, sequences_, {.layers = layers}, status);
+    // A model judges whole sets only.
+    judges_ = layers.empty() && command.fit.recipe == "auto";
   }
   [[nodiscard]] QkvSource& source() { return *source_; }
+  /// Empty without a model.
+  [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend) {
+    return judges_ ? make_model_judge(*runner_, sequences_, options, backend) : ModelJudge();
+  }
 
  private:
+  std::vector<TokenSequence> sequences_;
+  bool judges_ = false;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<QkvSource> source_;
 };
@@ -134,7 +144,8 @@ void run(FitCommand& command, Context& context) {
     writer_ready = std::async(std::launch::async, open_pt_support);
   }
   Times times{.startup = seconds_since(context.started)};
-  const FitResult result = fit(input.source(), command.fit, *backend, *context.status);
+  const FitResult result =
+      fit(input.source(), command.fit, *backend, *context.status, input.judge(command.fit, *backend));
   const auto fitted = std::chrono::steady_clock::now();
   if (writer_ready.valid()) writer_ready.get();
   write_rotation_set(command.out, result.set, formats, command.force);
@@ -146,7 +157,7 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   const auto option = [&](const char* name, auto& value, const char* help) {
     return app.add_option(name, value, help)->capture_default_str()->group("Fit");
   };
-  option("--recipe", fit.recipe, "oscar, lsq, stretch, ktk_vtv, hadamard or uresidual");
+  option("--recipe", fit.recipe, "auto, oscar, lsq, stretch, ktk_vtv, hadamard or uresidual");
   option("--key-objective", fit.key_objective, "qqt, ktk or fisher (recipes oscar, lsq, stretch)");
   option("--value-objective", fit.value_objective, "sst, oto or vtv (recipes oscar, lsq, stretch)");
   option("--composition", fit.composition,

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#include "model_judge.hpp"
+
+#include "fit/held_out.hpp"
+#include "verify/methods.hpp"
+#include "verify/model_metrics.hpp"
+#include "verify/probes.hpp"
+
+namespace oscar {
+namespace {
+
+/// Of held-out text that a model reads once for each finalist.
+constexpr std::int64_t kJudgedTokens = 8192;
+
+verify::ModelData judged_data(const std::vector<TokenSequence>& sequences, const FitOptions& options) {
+  const HeldOutSplit split(static_cast<std::int64_t>(sequences.size()));
+  std::vector<TokenSequence> held_out, others;
+  for (std::size_t i = 0; i < sequences.size(); ++i) (split.held_out(i) ? held_out : others).push_back(sequences[i]);
+  const verify::ProbeOptions probe_options{.first = options.windows.sink,
+                                           .distance = options.windows.recent + std::int64_t{64},
+                                           .seed = options.clip_fit.seed};
+  verify::Probes probes = verify::make_probes(held_out, others, probe_options);
+  verify::ModelData data;
+  std::int64_t tokens = 0;
+  for (TokenSequence& text : held_out) {
+    if (tokens >= kJudgedTokens) break;
+    if (text.size() < 2) continue;
+    tokens += static_cast<std::int64_t>(text.size());
+    data.texts.push_back(std::move(text));
+  }
+  data.needles = std::move(probes.sequences);
+  data.answer_lengths = std::move(probes.answer_lengths);
+  return data;
+}
+
+}  // namespace
+
+ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences, const FitOptions& options,
+                            Backend& backend) {
+  return [&runner, &backend, options, data = judged_data(sequences, options)](std::span<const RotationSet> sets) {
+    std::vector<KvMethod> methods;
+    for (const RotationSet& set : sets) methods.push_back(verify::method_of_set(set, options.windows));
+    Status quiet;
+    std::vector<ModelScore> scores;
+    for (const ModelMetrics& metrics :
+         verify::measure_model(runner, data, methods, Precision::kServing, backend, quiet)) {
+      scores.push_back({metrics.kld_mean, metrics.answer_tokens});
+    }
+    return scores;
+  };
+}
+
+}  // namespace oscar

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+#include "fit/clip_choice.hpp"
+
+#include <charconv>
+#include <tuple>
+
+#include "base/errors.hpp"
+#include "codec/kv_method.hpp"
+
+namespace oscar {
+namespace {
+
+/// Fixed ratios, or none if they are to be fitted.
+std::optional<std::pair<double, double>> parse_clip(const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  if (text == "off") return std::pair(0.0, 0.0);
+  double key = -1, value = -1;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, key);
+  if (first.ec == std::errc() && first.ptr != end && *first.ptr == ',') {
+    const auto second = std::from_chars(first.ptr + 1, end, value);
+    if (second.ec != std::errc() || second.ptr != end) value = -1;
+  }
+  const auto is_ratio = [](double ratio) { return ratio >= 0 && ratio <= 1; };
+  if (!is_ratio(key) || !is_ratio(value)) {
+    throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
+                     "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
+  }
+  return std::pair(key, value);
+}
+
+/// Sums of scores over layers: the best single ratio for servers without tables.
+void add_scores(std::vector<double>& sum, const SideTransform& side) {
+  if (!side.scores.contains("clip")) return;
+  const auto scores = side.scores["clip"]["scores"].get<std::vector<double>>();
+  sum.resize(scores.size());
+  for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += scores[i];
+}
+
+Json scores_to_json(const char* metric, const std::vector<double>& scores) {
+  return {{"metric", metric}, {"clip_ratios", clip_candidates()}, {"scores", scores}};
+}
+
+}  // namespace
+
+ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, Backend& backend, Status& status)
+    : options_(options.clip_fit),
+      windows_(recipe.windows),
+      codecs_(recipe.codecs),
+      fixed_(recipe.codecs.key->grid == Grid::kMinMax ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
+      backend_(backend),
+      status_(status) {}
+
+std::vector<SampledSequence> ClipChoice::sample(LayerStream& stream) const {
+  if (fixed_) return {};
+  return sample_layer(stream, windows_, options_);
+}
+
+void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const {
+  std::tie(layer.key.clip_ratio, layer.value.clip_ratio) =
+      fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));
+  if (fixed_) return;
+  if (sample.empty()) {
+    status_.warning("layer " + std::to_string(layer.layer_id) +
+                    ": no sequence is longer than the windows, so nothing can be measured; the clip ratios are the "
+                    "published constants");
+    return;
+  }
+  const ClipScores scores = score_clip_ratios(sample, layer.key, layer.value, codecs_, windows_, backend_);
+  layer.key.clip_ratio = best_clip_ratio(scores.key);
+  layer.value.clip_ratio = best_clip_ratio(scores.value);
+  layer.key.scores["clip"] = scores_to_json("softmax_kl", scores.key);
+  layer.value.scores["clip"] = scores_to_json("output_rel_error", scores.value);
+}
+
+void ClipChoice::finish(const std::string& description, RotationSet& set) const {
+  const auto [key, value] = fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));
+  std::vector<double> key_sum, value_sum;
+  for (const LayerRotation& layer : set.layers) {
+    add_scores(key_sum, layer.key);
+    add_scores(value_sum, layer.value);
+  }
+  set.key_clip_scalar = key_sum.empty() ? key : best_clip_ratio(key_sum);
+  set.value_clip_scalar = value_sum.empty() ? value : best_clip_ratio(value_sum);
+  set.has_clip_ratios = true;
+  if (key_sum.empty()) return;
+  status_.detail("clip fit on " + description);
+  set.recipe["clip_sample"] = description;
+}
+
+}  // namespace oscar

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+#include "fit/held_out.hpp"
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+
+namespace oscar {
+
+HeldOutSplit::HeldOutSplit(std::int64_t num_sequences)
+    : stride_(static_cast<std::size_t>(std::clamp<std::int64_t>(num_sequences, 1, 3))) {
+  if (num_sequences >= 2) return;
+  throw DataError("the held-out set is empty: there is only one sequence to calibrate on", "--recipe auto",
+                  "give at least two sequences (a smaller --seq-len cuts a long text), or choose a recipe");
+}
+
+PartStream::PartStream(LayerStream& whole, HeldOutSplit split, bool held_out)
+    : whole_(whole), split_(split), held_out_(held_out) {
+  rewind();
+}
+
+void PartStream::rewind() {
+  whole_.rewind();
+  current_ = {};
+  next_in_chunk_ = sequence_ = 0;
+}
+
+bool PartStream::next(QkvChunk& chunk) {
+  while (true) {
+    if (next_in_chunk_ == current_.sequences.size()) {
+      next_in_chunk_ = 0;
+      if (!whole_.next(current_)) return false;
+      continue;
+    }
+    const SequenceRange range = current_.sequences[next_in_chunk_++];
+    if (split_.held_out(sequence_++) != held_out_) continue;
+    chunk = {current_.view.tokens(range), current_.owner, {{0, range.size()}}, current_.where};
+    return true;
+  }
+}
+
+}  // namespace oscar

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// Layers side by side, as many as a backend can use.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "dump/source.hpp"
+
+namespace oscar {
+
+/// task(i, stream of ids[i]) on up to `lanes` threads. Streams are opened in order, as a live model demands.
+void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
+                    const std::function<void(std::size_t, LayerStream&)>& task);
+
+}  // namespace oscar

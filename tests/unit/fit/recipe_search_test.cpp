@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+#include "fit/recipe_search.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "fit/held_out.hpp"
+#include "support/memory_source.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+Scored scored(const std::string& name, std::vector<AttentionScore> layers, std::optional<ModelScore> model = {}) {
+  return {.name = name, .candidate_of_layer = {}, .layers = std::move(layers), .seconds = 0, .model = model};
+}
+
+std::vector<std::int64_t> lengths_of(LayerStream& stream) {
+  std::vector<std::int64_t> lengths;
+  QkvChunk chunk;
+  while (stream.next(chunk)) {
+    REQUIRE(chunk.sequences.size() == 1);
+    CHECK(chunk.view.k.num_tokens == chunk.sequences[0].end);
+    lengths.push_back(chunk.view.q.num_tokens);
+  }
+  return lengths;
+}
+
+}  // namespace
+
+TEST_CASE("every third sequence is held out, or the last of two, and both parts have all others once") {
+  // Two chunks, with sequences across which the count goes on.
+  const auto chunk = [](std::int64_t tokens, std::vector<SequenceRange> sequences) {
+    const Tensor rows(DType::kF32, {tokens, 2, 4});
+    return test::MemoryChunk{rows, rows, rows, std::move(sequences)};
+  };
+  const std::vector<test::MemoryChunk> chunks{chunk(6, {{0, 1}, {1, 3}, {3, 6}}), chunk(15, {{0, 4}, {4, 9}, {9, 15}})};
+  test::MemoryStream whole(chunks);
+  PartStream fitted(whole, HeldOutSplit(6), false);
+  CHECK(lengths_of(fitted) == std::vector<std::int64_t>{1, 2, 4, 5});
+  PartStream held_out(whole, HeldOutSplit(6), true);
+  CHECK(lengths_of(held_out) == std::vector<std::int64_t>{3, 6});
+  held_out.rewind();
+  CHECK(lengths_of(held_out) == std::vector<std::int64_t>{3, 6});
+  CHECK_FALSE(HeldOutSplit(2).held_out(0));
+  CHECK(HeldOutSplit(2).held_out(1));
+  CHECK_ERROR(HeldOutSplit(1), DataError, "only one sequence");
+}
+
+TEST_CASE("candidates are what the target can serve") {
+  const auto names = [](const std::string& target, const std::string& levels = {}) {
+    FitOptions options;
+    options.recipe = "auto", options.target = target, options.levels = levels;
+    std::vector<std::string> all;
+    for (const Candidate& candidate : search_candidates(options)) all.push_back(candidate.name);
+    return all;
+  };
+  const auto has = [](const std::vector<std::string>& all, const std::string& part) {
+    return std::any_of(all.begin(), all.end(), [&](const std::string& name) { return name.find(part) != name.npos; });
+  };
+  CHECK(names("sglang-v1") ==
+        std::vector<std::string>{"oscar, minmax 4,4", "oscar fisher, minmax 4,4", "hadamard, minmax 4,4"});
+  CHECK(has(names("sglang-v3"), "stretch fisher centred, minmax 4,4"));
+  CHECK_FALSE(has(names("sglang-v3"), "lsq"));
+  CHECK(has(names("any"), "stretch fisher, lsq 5,3"));
+  CHECK(has(names("any"), "stretch fisher, lsq 4,4"));
+  CHECK_FALSE(has(names("any", "8,4"), "4,4"));
+  FitOptions impossible;
+  impossible.target = "sglang-v1", impossible.codec = "lsq";
+  CHECK_ERROR(search_candidates(impossible), UsageError, "--target any");
+}
+
+TEST_CASE("the choice goes by the model's KL, then by its probes") {
+  const std::vector<AttentionScore> any{{1, 1}};
+  const std::vector<Scored> judged{scored("best by attention, not judged", {{0.1, 0.1}}),
+                                   scored("lowest KL", any, ModelScore{0.0100, 0.80}),
+                                   scored("close, finds more", any, ModelScore{0.0109, 0.90}),
+                                   scored("finds most, too far", any, ModelScore{0.0112, 1.00})};
+  CHECK(choose(judged).index == 2);
+  CHECK(choose(judged).reason.find("2 candidates within 10 %") != std::string::npos);
+  std::vector<Scored> tie = judged;
+  tie[2].model->probe = 0.80;
+  CHECK(choose(tie).index == 1);
+}
+
+TEST_CASE("without a model the choice goes by softmax KL, then by output error") {
+  CHECK(choose({scored("a", {{0.010, 0.5}, {0.010, 0.5}}), scored("b", {{0.012, 0.2}, {0.0098, 0.2}}),
+                scored("c", {{0.2, 0}, {0.2, 0}})})
+            .index == 1);
+}
+
+TEST_CASE("a mixture takes each layer from the best candidate with the same codec, if no candidate is best in all") {
+  const auto candidate = [](const std::string& levels) {
+    Candidate c{"x", {}, {}};
+    c.options.codec = "lsq", c.options.levels = levels;
+    return c;
+  };
+  const std::vector<Candidate> candidates{candidate("4,4"), candidate("5,3"), candidate("4,4"), candidate("5,3")};
+  const std::vector<Scored> mixed =
+      with_mixtures({scored("a", {{0.3, 0}, {0.1, 0}}), scored("b", {{0.1, 0}, {0.1, 0}}),
+                     scored("c", {{0.2, 0}, {0.2, 0}}), scored("d", {{0.2, 0}, {0.2, 0}})},
+                    candidates);
+  REQUIRE(mixed.size() == 5);
+  CHECK(mixed[4].candidate_of_layer == std::vector<std::size_t>{2, 0});
+  CHECK(mixed[4].mean().softmax_kl == doctest::Approx(0.15));
+}
+
+}  // namespace oscar
