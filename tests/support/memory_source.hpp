@@ -38,6 +38,10 @@ class MemorySource : public QkvSource {
  public:
   explicit MemorySource(std::map<int, std::vector<MemoryChunk>> layers) : layers_(std::move(layers)) {
     for (const auto& entry : layers_) layer_ids_.push_back(entry.first);
+    if (layers_.empty()) return;
+    for (const MemoryChunk& chunk : layers_.begin()->second) {
+      calibration_.sequences += static_cast<std::int64_t>(chunk.sequences.size());
+    }
   }
   [[nodiscard]] const ModelIdentity& model() const override { return model_; }
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }

@@ -6,8 +6,10 @@
 #include <algorithm>
 
 #include "fit/held_out.hpp"
+#include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
+#include "support/synthetic.hpp"
 
 namespace oscar {
 namespace {
@@ -27,7 +29,80 @@ std::vector<std::int64_t> lengths_of(LayerStream& stream) {
   return lengths;
 }
 
+/// Layers of three sequences, of which the last is held out.
+test::MemorySource three_sequences(std::int64_t tokens) {
+  std::map<int, std::vector<test::MemoryChunk>> layers;
+  for (const int id : {2, 5}) {
+    layers[id] = test::synthetic_layer({.tokens = 3 * tokens, .seed = static_cast<std::uint64_t>(id)});
+    layers[id][0].sequences = {{0, tokens}, {tokens, 2 * tokens}, {2 * tokens, 3 * tokens}};
+  }
+  return test::MemorySource(std::move(layers));
+}
+
+FitOptions auto_options() {
+  FitOptions options;
+  options.recipe = "auto", options.target = "any", options.windows = {4, 16};
+  return options;
+}
+
 }  // namespace
+
+TEST_CASE("a search records every score and fits its choice on everything") {
+  test::MemorySource source = three_sequences(200);
+  const auto backend = test::make_test_backend();
+  Status status;
+  const RotationSet set = fit(source, auto_options(), *backend, status).set;
+  const Json& search = set.recipe["search"];
+  CHECK(set.recipe["name"] == "auto");
+  CHECK(search["candidates"].size() >= search_candidates(auto_options()).size());
+  CHECK(search["held_out"].get<std::string>().find("200 keys in 1 sequences") == 0);
+  double lowest = 1e9, chosen = 0;
+  for (const Json& each : search["candidates"]) {
+    lowest = std::min(lowest, each["softmax_kl"].get<double>());
+    if (each["name"] == search["choice"]) chosen = each["softmax_kl"];
+  }
+  CHECK(chosen <= 1.1 * lowest);
+  REQUIRE(set.layers.size() == 2);
+  for (const LayerRotation& layer : set.layers) {
+    const std::string name = layer.key.scores["search"]["choice"];
+    CHECK(layer.key.scores["search"]["candidates"].contains(name));
+  }
+  // The same recipe by its own name, on all the data, has the same transforms.
+  for (const Candidate& candidate : search_candidates(auto_options())) {
+    if (candidate.name != search["choice"]) continue;
+    const RotationSet plain = fit(source, candidate.options, *backend, status).set;
+    CHECK(plain.layers[1].key.rotation.data == set.layers[1].key.rotation.data);
+    CHECK(plain.key_codec == set.key_codec);
+  }
+}
+
+TEST_CASE("a model judges six finalists at most, and what it prefers is chosen") {
+  test::MemorySource source = three_sequences(200);
+  const auto backend = test::make_test_backend();
+  Status status;
+  std::string preferred;
+  const ModelJudge judge = [&](std::span<const RotationSet> sets) {
+    CHECK(sets.size() == 6);
+    std::vector<ModelScore> scores(sets.size(), ModelScore{1, 1});
+    scores[4].kld = 0.1;
+    preferred = sets[4].recipe["name"];
+    CHECK(sets[4].layers.size() == 2);
+    return scores;
+  };
+  const RotationSet set = fit(source, auto_options(), *backend, status, judge).set;
+  CHECK(set.recipe["search"]["choice"] == preferred);
+}
+
+TEST_CASE("a search needs sequences to hold out, history in them, and tokens to fit on") {
+  const auto backend = test::make_test_backend();
+  Status status;
+  test::MemorySource one({{0, test::synthetic_layer({})}});
+  CHECK_ERROR(fit(one, auto_options(), *backend, status), DataError, "only one sequence");
+  test::MemorySource shorter = three_sequences(20);
+  CHECK_ERROR(fit(shorter, auto_options(), *backend, status), DataError, "longer than the windows (20 tokens)");
+  test::MemorySource few = three_sequences(25);
+  CHECK_ERROR(fit(few, auto_options(), *backend, status), DataError, "at least 64 tokens");
+}
 
 TEST_CASE("every third sequence is held out, or the last of two, and both parts have all others once") {
   // Two chunks, with sequences across which the count goes on.

@@ -155,6 +155,37 @@ TEST_CASE("serve.env tells a server everything, or why it cannot serve the set")
     CHECK_MESSAGE(env.find(line) != std::string::npos, line);
   }
   CHECK(serve_env(sample(2)).find("one rotation per head") != std::string::npos);
+  RotationSet stretched = sample();
+  stretched.layers[1].key.read_rotation = stretched.layers[1].key.rotation;
+  CHECK(serve_env(stretched).find("cannot serve this set: layer 7 has a read side") != std::string::npos);
+  stretched.recipe["target"] = "sglang-v3";
+  CHECK(serve_env(stretched).find("format version 3: layer 7 has a read side") != std::string::npos);
+  CHECK(serve_env(stretched).find("SGLANG_OSCAR_K_ROTATION_PATH") != std::string::npos);
+  stretched.recipe["target"] = "llamacpp";
+  CHECK(serve_env(stretched).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
+}
+
+TEST_CASE("read sides, mean keys and the codec of both sides survive every format") {
+  const test::TemporaryFolder folder;
+  RotationSet set = sample(2);
+  LayerRotation& layer = set.layers.front();
+  layer.key.read_rotation = layer.value.rotation;
+  layer.value.read_rotation = layer.key.rotation;
+  layer.key.mean = {1, 2, 3, 4};
+  set.key_codec = {.levels = 5, .group_size = 2, .grid = Grid::kLeastSquares};
+  set.value_codec = set.key_codec;
+  set.value_codec.levels = 3;
+  for (const bool h5 : {false, true}) {
+    const fs::path path = folder / (h5 ? "h5" : "pt");
+    write_rotation_set(path, set, {.pt = !h5, .h5 = h5, .safetensors = false}, false);
+    const RotationSet read = read_rotation_set(path);
+    CHECK(read.layers[0].key.read_rotation.data == layer.key.read_rotation.data);
+    CHECK(read.layers[0].value.read_rotation.data == layer.value.read_rotation.data);
+    CHECK(read.layers[0].key.mean == layer.key.mean);
+    CHECK(read.layers[1].key.read_rotation.count == 0);
+    CHECK(read.key_codec == set.key_codec);
+    CHECK(read.value_codec == set.value_codec);
+  }
 }
 
 TEST_CASE("clip tables have an entry for every layer and head") {
