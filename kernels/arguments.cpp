@@ -15,6 +15,20 @@
 
 namespace oscar {
 
+void check_codec(const RowCodec& codec) {
+  if (codec.levels < 2 || codec.levels > 256) {
+    throw UsageError("cannot quantise to " + std::to_string(codec.levels) + " levels", "--levels", "choose 2 to 256");
+  }
+  if (codec.grid == Grid::kLloydMax && codec.levels != 4) {
+    throw UsageError("codec lloyd-max has 4 levels, not " + std::to_string(codec.levels), "--levels",
+                     "use --codec lsq for other numbers of levels");
+  }
+  if (!is_activation_dtype(codec.scale_dtype)) {
+    throw UsageError("scales cannot be " + std::string(name_of(codec.scale_dtype)), "--scale-dtype",
+                     "use float32, float16 or bfloat16");
+  }
+}
+
 int checked_group_size(const RowCodec& codec, int head_dim) {
   const int group_size = codec.group_size == 0 ? head_dim : codec.group_size;
   if (group_size < 1 || group_size > head_dim || head_dim % group_size != 0) {
@@ -22,9 +36,7 @@ int checked_group_size(const RowCodec& codec, int head_dim) {
         "group size " + std::to_string(group_size) + " does not divide head_dim " + std::to_string(head_dim),
         "--group-size", "choose a divisor of head_dim, or 0 for the whole head");
   }
-  if (codec.levels < 2 || codec.levels > 256) {
-    throw UsageError("cannot quantise to " + std::to_string(codec.levels) + " levels", "--levels", "choose 2 to 256");
-  }
+  check_codec(codec);
   return group_size;
 }
 

@@ -12,7 +12,9 @@
 
 namespace oscar {
 
-/// Throws UsageError if levels, group size and head_dim do not fit together; returns the size of a group.
+/// Throws UsageError if the grid has no such levels, or parameters cannot be stored so.
+void check_codec(const RowCodec& codec);
+/// The same if the group size does not fit head_dim; returns the size of a group.
 [[nodiscard]] int checked_group_size(const RowCodec& codec, int head_dim);
 /// The best uniform grid for N(0, 1), where "lsq" starts: the distance of its levels, and its middle in steps.
 struct LsqStart {

@@ -7,13 +7,25 @@
 
 namespace oscar {
 
-std::string_view name_of(Grid grid) { return grid == Grid::kMinMax ? "minmax" : "lsq"; }
+std::string_view name_of(Grid grid) {
+  switch (grid) {
+    case Grid::kLeastSquares:
+      return "lsq";
+    case Grid::kLloydMax:
+      return "lloyd-max";
+    case Grid::kMinMax:
+      break;
+  }
+  return "minmax";
+}
+
+bool takes_clip(Grid grid) { return grid != Grid::kLeastSquares; }
 
 Grid grid_from_name(std::string_view name) {
-  for (const Grid grid : {Grid::kMinMax, Grid::kLeastSquares}) {
+  for (const Grid grid : {Grid::kMinMax, Grid::kLeastSquares, Grid::kLloydMax}) {
     if (name == name_of(grid)) return grid;
   }
-  throw UsageError("unknown codec \"" + std::string(name) + "\"", "--codec", "use minmax or lsq");
+  throw UsageError("unknown codec \"" + std::string(name) + "\"", "--codec", "use minmax, lsq or lloyd-max");
 }
 
 void AttentionErrors::add(const AttentionErrors& other) {

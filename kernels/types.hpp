@@ -54,16 +54,19 @@ enum class ClipSearch { kSort, kBisect };
 
 /// How the affine grid of a group is chosen; kernels/README.md has the formulas. Readers do not see the difference.
 enum class Grid {
-  kMinMax,       // from the smallest to the largest value, as servers do
-  kLeastSquares  // "lsq": fitted to the values, and scaled so that <x, x^> = <x, x>: the logits along x are unbiased
+  kMinMax,        // from the smallest to the largest value, as servers do
+  kLeastSquares,  // "lsq": fitted to the values, and scaled so that <x, x^> = <x, x>: the logits along x are unbiased
+  kLloydMax       // "lloyd-max": OSCAR's published option for 4 levels, thresholds of the best Gaussian quantiser
 };
 
-/// "minmax", "lsq".
+/// "minmax", "lsq", "lloyd-max".
 [[nodiscard]] std::string_view name_of(Grid grid);
+/// Whether rows are clipped before: all but lsq, which loses by it.
+[[nodiscard]] bool takes_clip(Grid grid);
 /// Throws UsageError that lists the names.
 [[nodiscard]] Grid grid_from_name(std::string_view name);
 
-/// The codec of one (token, head) row: optional clip over the whole row (min/max only), then affine codes per group.
+/// The codec of one (token, head) row: optional clip over the whole row, then affine codes per group.
 struct RowCodec {
   /// Number of levels; 4 = INT2.
   int levels = 4;
@@ -73,6 +76,8 @@ struct RowCodec {
   double clip_ratio = 0.0;
   ClipSearch clip_search = ClipSearch::kSort;
   Grid grid = Grid::kMinMax;
+  /// What scale and zero are stored in, after the codes are taken: float32, float16 or bfloat16.
+  DType scale_dtype = DType::kF32;
   friend bool operator==(const RowCodec&, const RowCodec&) = default;
 };
 

@@ -29,6 +29,29 @@ float bisected_threshold(std::span<const float> magnitudes, int rank) {
   return high;
 }
 
+GroupParams encode(const RowCodec& codec, std::span<const float> group, std::span<std::uint8_t> codes) {
+  switch (codec.grid) {
+    case Grid::kLeastSquares:
+      return encode_group_lsq(group, codec.levels, codes);
+    case Grid::kLloydMax:
+      return encode_group_lloyd_max(group, codes);
+    case Grid::kMinMax:
+      break;
+  }
+  return encode_group(group, codec.levels, codes);
+}
+
+/// What a reader finds. float16 saturates, so that rows almost without range decode to finite numbers.
+GroupParams stored(GroupParams params, DType dtype) {
+  constexpr float kLargestF16 = 65504.0F;
+  const auto rounded = [&](float value) {
+    if (dtype == DType::kBF16) return round_to_bf16(value);
+    if (dtype == DType::kF16) return float_from_f16(f16_from_float(std::clamp(value, -kLargestF16, kLargestF16)));
+    return value;
+  };
+  return {rounded(params.scale), rounded(params.zero)};
+}
+
 void decode_row(std::span<const std::uint8_t> codes, std::span<const GroupParams> params, Precision precision,
                 std::span<float> decoded) {
   const std::size_t group_size = codes.size() / params.size();
@@ -100,6 +123,21 @@ GroupParams encode_group_lsq(std::span<const float> group, int levels, std::span
   return {static_cast<float>(scale * (energy / std::max(projection, 1e-9))), static_cast<float>(-low / scale)};
 }
 
+GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::uint8_t> codes) {
+  constexpr double kThreshold = 0.98107, kStep = 1.16 * (2 * 1.50956 / 3);
+  const auto size = static_cast<double>(group.size());
+  const double mean = strand_sum(group.size(), [&](std::size_t i) { return double{group[i]}; }) / size;
+  const double variance =
+      strand_sum(group.size(), [&](std::size_t i) { return (group[i] - mean) * (group[i] - mean); }) / size;
+  const double deviation = std::sqrt(variance + 1e-8), scale = kStep * deviation;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const double standard = (group[i] - mean) / deviation;
+    codes[i] = static_cast<std::uint8_t>((standard >= -kThreshold ? 1 : 0) + (standard >= 0 ? 1 : 0) +
+                                         (standard >= kThreshold ? 1 : 0));
+  }
+  return {static_cast<float>(scale), static_cast<float>(1.5 - mean / scale)};
+}
+
 void encode_row(std::span<const float> row, const RowCodec& codec, int group_size, std::span<float> scratch,
                 std::span<std::uint8_t> codes, std::span<GroupParams> params) {
   std::span<const float> source = row;
@@ -110,8 +148,8 @@ void encode_row(std::span<const float> row, const RowCodec& codec, int group_siz
   }
   const auto size = static_cast<std::size_t>(group_size);
   for (std::size_t group = 0; group < params.size(); ++group) {
-    const auto encode = codec.grid == Grid::kMinMax ? encode_group : encode_group_lsq;
-    params[group] = encode(source.subspan(group * size, size), codec.levels, codes.subspan(group * size, size));
+    params[group] =
+        stored(encode(codec, source.subspan(group * size, size), codes.subspan(group * size, size)), codec.scale_dtype);
   }
 }
 

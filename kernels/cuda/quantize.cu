@@ -178,12 +178,25 @@ QuantizeRow kernel_for(int dim) {
                    "use --device cpu");
 }
 
+void check_supported(const RowCodec& codec) {
+  if (codec.grid == Grid::kLloydMax) {
+    throw BackendUnavailable("the GPU does not compute codec lloyd-max", "--device cuda", "use --device cpu");
+  }
+  if (codec.scale_dtype != DType::kF32) {
+    throw BackendUnavailable("the GPU stores scales as float32, not " + std::string(name_of(codec.scale_dtype)),
+                             "--scale-dtype", "use --device cpu");
+  }
+}
+
 }  // namespace
 
 void quantize_rows(const Context& context, const RowsView& rows, std::span<const RowCodec> codecs, Precision precision,
                    const CodecOutput& out) {
   std::vector<Plan> all;
-  for (const RowCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
+  for (const RowCodec& codec : codecs) {
+    check_supported(codec);
+    all.push_back(plan_of(codec, rows.dim));
+  }
   const bool fits = std::any_of(all.begin(), all.end(), [](const Plan& plan) { return plan.least_squares; });
   const QuantizeRow kernel = fits ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
   OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));

@@ -47,7 +47,7 @@ ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, Backend&
     : options_(options.clip_fit),
       windows_(recipe.windows),
       codecs_(recipe.codecs),
-      fixed_(recipe.codecs.key->grid == Grid::kMinMax ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
+      fixed_(takes_clip(recipe.codecs.key->grid) ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
       backend_(backend),
       status_(status) {}
 

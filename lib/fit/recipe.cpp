@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "base/errors.hpp"
+#include "kernels/arguments.hpp"
 #include "transform/compose.hpp"
 
 namespace oscar {
@@ -35,6 +36,11 @@ int levels_from(const std::string& text, const std::string& whole) {
                    "use two numbers from 2 to 16 for keys and values, like 4,4 or 5,3");
 }
 
+DType scale_dtype_from(const std::string& name) {
+  require_one_of(name, "--scale-dtype", {"float32", "float16", "bfloat16"});
+  return dtype_from_name(name);
+}
+
 bool per_head(const std::string& granularity) {
   require_one_of(granularity, "--granularity", {"layer", "head"});
   return granularity == "head";
@@ -58,8 +64,9 @@ void require_target(const Recipe& recipe, const FitOptions& options) {
           "one rotation per head");
   require(recipe.center, &Target::mean, options, "--center", "centred keys");
   const RowCodec &key = *recipe.codecs.key, &value = *recipe.codecs.value;
-  require(key.grid != Grid::kMinMax, &Target::any_codec, options, "--codec " + std::string(name_of(key.grid)),
-          "codec " + std::string(name_of(key.grid)));
+  const std::string codec(name_of(key.grid));
+  require(key.grid == Grid::kLloydMax, &Target::lloyd_max, options, "--codec " + codec, "codec " + codec);
+  require(key.grid == Grid::kLeastSquares, &Target::any_codec, options, "--codec " + codec, "codec " + codec);
   require(key.levels != 4 || value.levels != 4, &Target::any_codec, options, "--levels " + options.levels,
           "other numbers of levels than 4,4");
 }
@@ -69,11 +76,15 @@ HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
   if (name.empty()) name = prefers_lsq ? "lsq" : "minmax";
   const std::string levels = options.levels.empty() ? "4,4" : options.levels;
   const auto [key_levels, value_levels] = both_sides(levels);
-  RowCodec codec{
-      .levels = levels_from(key_levels, levels), .group_size = options.group_size, .grid = grid_from_name(name)};
+  RowCodec codec{.levels = levels_from(key_levels, levels),
+                 .group_size = options.group_size,
+                 .grid = grid_from_name(name),
+                 .scale_dtype = scale_dtype_from(options.scale_dtype)};
   HistoryCodecs codecs{codec, codec};
   codecs.value->levels = levels_from(value_levels, levels);
-  if (codec.grid != Grid::kMinMax && options.clip != "auto" && options.clip != "off") {
+  check_codec(*codecs.key);
+  check_codec(*codecs.value);
+  if (!takes_clip(codec.grid) && options.clip != "auto" && options.clip != "off") {
     throw UsageError("codec " + name + " takes no clip ratios", "--clip " + options.clip,
                      "leave --clip out, or use --codec minmax");
   }
@@ -149,7 +160,7 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"granularity", key == value ? key : key + "," + value},
             {"codec", name_of(recipe.codecs.key->grid)},
             {"levels", {recipe.codecs.key->levels, recipe.codecs.value->levels}},
-            {"clip", recipe.codecs.key->grid == Grid::kMinMax ? options.clip : "off"},
+            {"clip", takes_clip(recipe.codecs.key->grid) ? options.clip : "off"},
             {"group_size", recipe.codecs.key->group_size},
             {"center", recipe.center}};
   if (recipe.kind == Recipe::Kind::kStretch) {
@@ -159,10 +170,10 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
 }
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> kTargets{{"sglang-v1", false, false, false, false},
-                                            {"sglang-v3", true, true, true, false},
-                                            {"llamacpp", false, false, false, false},
-                                            {"any", true, true, true, true}};
+  static const std::vector<Target> kTargets{{"sglang-v1", false, false, false, true, false},
+                                            {"sglang-v3", true, true, true, true, false},
+                                            {"llamacpp", false, false, false, false, false},
+                                            {"any", true, true, true, true, true}};
   return kTargets;
 }
 

@@ -28,12 +28,14 @@ struct FitOptions {
   std::string granularity;
   /// What must be able to use the result: see targets().
   std::string target = "sglang-v1";
-  /// How rows become codes: minmax, as servers do, or lsq (unbiased; takes no clip ratio). Empty: minmax, and lsq where
-  /// the recipe and the target allow it (recipes lsq and stretch).
+  /// How rows become codes: minmax, as servers do; lsq (unbiased; takes no clip ratio); or lloyd-max, OSCAR's published
+  /// option. Empty: minmax, and lsq where the recipe and the target allow it (recipes lsq and stretch).
   std::string codec;
+  /// What scales and zeros are stored in: float32, float16 or bfloat16.
+  std::string scale_dtype = "float32";
   /// Levels of keys and of values; empty: 4,4 = 2 bits each, and for recipe auto all that take the same bytes.
   std::string levels;
-  /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codec minmax.
+  /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codecs minmax and lloyd-max.
   std::string clip = "auto";
   /// Channels per (scale, zero) pair; 0 = the whole head.
   int group_size = 0;
@@ -75,7 +77,8 @@ struct Target {
   bool linear;     // a read side that is not the inverse of a rotation
   bool per_head;   // one matrix per KV head
   bool mean;       // a mean key
-  bool any_codec;  // codecs other than min/max with 4 levels
+  bool lloyd_max;  // codec lloyd-max
+  bool any_codec;  // all codecs, with any number of levels
 };
 /// sglang-v1, sglang-v3, llamacpp, any.
 [[nodiscard]] const std::vector<Target>& targets();

@@ -20,8 +20,10 @@ void write_side_pt(const fs::path& path, const std::string& objective, const Rot
   const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
   const PtDict transform{text("recipe", set.recipe.is_object() ? set.recipe.value("name", "") : ""),
                          text("codec", std::string(name_of(set.key_codec.grid))),
-                         number("key_levels", set.key_codec.levels), number("value_levels", set.value_codec.levels),
-                         number("group_size", set.key_codec.group_size)};
+                         number("key_levels", set.key_codec.levels),
+                         number("value_levels", set.value_codec.levels),
+                         number("group_size", set.key_codec.group_size),
+                         text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
   const PtDict calibration{text("model_path", set.model.id),
                            text("model_revision", set.model.revision),
                            text("prompt_sha256", set.calibration.data_sha256),

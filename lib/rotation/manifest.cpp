@@ -80,6 +80,7 @@ Json make_manifest(const RotationSet& set, Json files) {
            {{"name", name_of(set.key_codec.grid)},
             {"levels", {set.key_codec.levels, set.value_codec.levels}},
             {"group_size", set.key_codec.group_size},
+            {"scale_dtype", name_of(set.key_codec.scale_dtype)},
             {"clip_scalar", {{"key", set.key_clip_scalar}, {"value", set.value_clip_scalar}}}}},
           {"layers", std::move(layers)},
           {"files", std::move(files)},
@@ -98,7 +99,8 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
   const Json& codec = manifest["codec"];
   set.key_codec = {.levels = codec["levels"][0],
                    .group_size = codec["group_size"],
-                   .grid = grid_from_name(codec["name"].get<std::string>())};
+                   .grid = grid_from_name(codec["name"].get<std::string>()),
+                   .scale_dtype = dtype_from_name(codec.value("scale_dtype", "float32"))};
   set.value_codec = set.key_codec;
   set.value_codec.levels = codec["levels"][1];
   const Json scalar = codec.value("clip_scalar", Json::object());

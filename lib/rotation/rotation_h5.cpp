@@ -71,6 +71,7 @@ void write_rotation_h5(const std::filesystem::path& path, const RotationSet& set
   file.attribute("/", "key_levels", std::int64_t{set.key_codec.levels});
   file.attribute("/", "value_levels", std::int64_t{set.value_codec.levels});
   file.attribute("/", "group_size", std::int64_t{set.key_codec.group_size});
+  file.attribute("/", "scale_dtype", std::string(name_of(set.key_codec.scale_dtype)));
   for (const LayerRotation& layer : set.layers) {
     write_side(file, side_group(layer.layer_id, "key"), layer.key, set.has_clip_ratios);
     write_side(file, side_group(layer.layer_id, "value"), layer.value, set.has_clip_ratios);

@@ -25,14 +25,22 @@ std::string beyond_version_1(const RotationSet& set) {
   return {};
 }
 
+bool serves_lloyd_max(const RotationSet& set) {
+  const int group = set.key_codec.group_size, dim = set.layers.front().key.rotation.dim;
+  return (group == 0 || group == dim) && set.key_clip_scalar > 0 && set.value_clip_scalar > 0;
+}
+
 /// Why OSCAR's SGLang cannot serve the set; empty if it can.
 std::string obstacle(const RotationSet& set) {
   const std::string beyond = beyond_version_1(set);
   if (!beyond.empty() && target_of(set) != "sglang-v3") {
     return beyond + ", and the server takes one rotation per layer";
   }
-  if (set.key_codec.grid != Grid::kMinMax) {
-    return fmt::format("the codec is {}, and the server writes min/max codes", name_of(set.key_codec.grid));
+  if (set.key_codec.grid == Grid::kLeastSquares) {
+    return "the codec is lsq, and the server writes min/max or Lloyd-Max codes";
+  }
+  if (set.key_codec.grid == Grid::kLloydMax && !serves_lloyd_max(set)) {
+    return "the server writes Lloyd-Max codes only for whole clipped heads: groups of head_dim, clip ratios above 0";
   }
   if (set.key_codec.levels != 4 || set.value_codec.levels != 4) {
     return fmt::format("keys have {} levels and values {}, and the server has 4", set.key_codec.levels,
@@ -91,11 +99,13 @@ std::string serve_env(const RotationSet& set) {
              "SGLANG_MIXED_KV_RECENT_TOKENS={recent}\n"
              "SGLANG_MIXED_KV_HP_MAX_SPLITS=8\n"
              "SGLANG_MIXED_KV_HP_DTYPE=bfloat16\n"
-             "SGLANG_MIXED_KV_SCALE_DTYPE=float32\n"
-             "SGLANG_LLOYD_MAX=0\n",
+             "SGLANG_MIXED_KV_SCALE_DTYPE={scale_dtype}\n"
+             "SGLANG_LLOYD_MAX={lloyd_max}\n",
              fmt::arg("group", group), fmt::arg("k", key_pt_name(set)), fmt::arg("v", value_pt_name(set)),
              fmt::arg("kc", set.key_clip_scalar), fmt::arg("vc", set.value_clip_scalar),
-             fmt::arg("sink", set.windows.sink), fmt::arg("recent", set.windows.recent));
+             fmt::arg("sink", set.windows.sink), fmt::arg("recent", set.windows.recent),
+             fmt::arg("scale_dtype", name_of(set.key_codec.scale_dtype)),
+             fmt::arg("lloyd_max", set.key_codec.grid == Grid::kLloydMax ? 1 : 0));
 }
 
 void write_clip_tables(const std::filesystem::path& folder, const RotationSet& set) {

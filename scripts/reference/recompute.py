@@ -43,7 +43,7 @@ class Recipe:
     def codec_of(self, layer_id, side):
         codec = self.codec
         return Codec(grid=codec["name"], levels=codec["levels"][side == "value"], group_size=codec["group_size"],
-                     clip_ratio=self.layers[layer_id][side]["clip_ratio"])
+                     clip_ratio=self.layers[layer_id][side]["clip_ratio"], scale_dtype=codec["scale_dtype"])
 
     def scores(self, layer_id):
         """What the fit recorded about the stretch of a layer's keys."""

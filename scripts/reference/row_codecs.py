@@ -6,16 +6,19 @@ from functools import lru_cache
 
 import numpy as np
 
+from layers import to_bf16
+
 LSQ_REFITS = 3
 
 
 @dataclass(frozen=True)
 class Codec:
-    grid: str = "minmax"  # minmax | lsq
+    grid: str = "minmax"  # minmax | lsq | lloyd-max
     levels: int = 4
     group_size: int = 0  # 0: the whole row
     clip_ratio: float = 0.0  # <= 0: no clipping
     clip_search: str = "sort"  # sort | bisect
+    scale_dtype: str = "float32"  # float32 | float16 | bfloat16
 
 
 def clip(x, ratio, search):
@@ -78,7 +81,19 @@ def lsq(x, levels):
     return codes, np.float32(scale * projection), np.float32(-low / scale)
 
 
-GRIDS = {"minmax": minmax, "lsq": lsq}
+def lloyd_max(x, levels):
+    """OSCAR's published option: the thresholds of the best quantiser for N(0, 1), but evenly spaced levels."""
+    assert levels == 4
+    x = x.astype(np.float64)
+    mean, deviation = x.mean(axis=-1, keepdims=True), np.sqrt(x.var(axis=-1, keepdims=True) + 1e-8)
+    codes = np.searchsorted([-0.98107, 0, 0.98107], (x - mean) / deviation, side="right")
+    scale = 1.16 * (2 * 1.50956 / 3) * deviation
+    return codes, np.float32(scale), np.float32(1.5 - mean / scale)
+
+
+GRIDS = {"minmax": minmax, "lsq": lsq, "lloyd-max": lloyd_max}
+PARAMETERS = {"float32": np.float32, "bfloat16": to_bf16,
+              "float16": lambda x: np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)}
 
 
 def encode(x, codec):
@@ -88,7 +103,8 @@ def encode(x, codec):
         x = clip(x, codec.clip_ratio, codec.clip_search)
     groups = x.reshape(*x.shape[:-1], -1, codec.group_size or x.shape[-1])
     codes, scale, zero = GRIDS[codec.grid](groups, codec.levels)
-    return codes.astype(np.uint8).reshape(x.shape), np.float32(scale)[..., 0], np.float32(zero)[..., 0]
+    stored = PARAMETERS[codec.scale_dtype]
+    return codes.astype(np.uint8).reshape(x.shape), stored(scale)[..., 0], stored(zero)[..., 0]
 
 
 def decode(codes, scale, zero):

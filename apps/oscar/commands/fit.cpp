@@ -165,7 +165,10 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   option("--granularity", fit.granularity,
          "One matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer for stretch");
   option("--target", fit.target, "What must be able to serve the set: sglang-v1, sglang-v3, llamacpp or any");
-  option("--codec", fit.codec, "minmax, or lsq: unbiased codes of the same size (target any). Default: the recipe's");
+  option(
+      "--codec", fit.codec,
+      "minmax; lloyd-max, OSCAR's option; or lsq: unbiased codes of the same size (target any). Default: the recipe's");
+  option("--scale-dtype", fit.scale_dtype, "What scales and zeros are stored in: float32, float16 or bfloat16");
   option("--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group("Fit");
   option("--stretch-power", fit.stretch_power, "Recipe stretch: 1 = the best linear transform, 0 = a rotation");

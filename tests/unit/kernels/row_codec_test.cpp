@@ -147,6 +147,46 @@ TEST_CASE("lsq of rows without range decodes to zero or to the constant") {
   }
 }
 
+TEST_CASE("lloyd-max by hand: published thresholds and evenly spaced levels, after the clip") {
+  const std::vector<float> row{-3.0F, -1.0F, 1.0F, 3.0F};  // mean 0, standard deviation 5^1/2
+  std::vector<float> decoded(4);
+  QuantizedRows codes;
+  cpu::quantize(row, 4, RowCodec{.grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
+  CHECK(codes.codes == std::vector<std::uint8_t>{0, 1, 2, 3});
+  CHECK(codes.scale[0] == doctest::Approx(2.610370).epsilon(1e-6));  // 1.16 * 2 * 1.50956 / 3 * 5^1/2
+  CHECK(codes.zero[0] == 1.5F);
+  CHECK(decoded[3] == doctest::Approx(3.915555).epsilon(1e-6));
+
+  // Clipped to +-1: the outer codes, 1 standard deviation out.
+  cpu::quantize(row, 4, RowCodec{.clip_ratio = 0.25, .grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
+  CHECK(codes.codes == std::vector<std::uint8_t>{0, 0, 3, 3});
+  CHECK(codes.scale[0] == doctest::Approx(1.167393).epsilon(1e-6));
+
+  const std::vector<float> shifted{7.0F, 9.0F, 11.0F, 13.0F};
+  cpu::quantize(shifted, 4, RowCodec{.grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
+  CHECK(codes.zero[0] == doctest::Approx(1.5 - 10 / 2.610370).epsilon(1e-6));
+  CHECK_ERROR(check_codec({.levels = 8, .grid = Grid::kLloydMax}), UsageError, "has 4 levels");
+}
+
+TEST_CASE("scales and zeros are what their dtype holds; codes are taken before") {
+  const std::vector<float> row{-3.0F, -1.0F, 1.0F, 3.0F};
+  std::vector<float> decoded(4);
+  QuantizedRows codes;
+  RowCodec codec{.grid = Grid::kLloydMax, .scale_dtype = DType::kBF16};
+  cpu::quantize(row, 4, codec, Precision::kExact, decoded, &codes);
+  CHECK(codes.scale[0] == 2.609375F);  // 2.61037 to 8 bits
+  CHECK(decoded == std::vector<float>{-3.9140625F, -1.3046875F, 1.3046875F, 3.9140625F});
+  codec.scale_dtype = DType::kF16;
+  cpu::quantize(row, 4, codec, Precision::kExact, decoded, &codes);
+  CHECK(codes.scale[0] == 2.611328125F);  // to 11 bits
+  // 5.0 alone has a zero of -1.5e9: float16 saturates, and what it decodes to is finite.
+  const std::vector<float> constant(4, 5.0F);
+  cpu::quantize(constant, 4, RowCodec{.scale_dtype = DType::kF16}, Precision::kExact, decoded, &codes);
+  CHECK(codes.zero[0] == -65504.0F);
+  for (const float x : decoded) CHECK(std::isfinite(x));
+  CHECK_ERROR(check_codec({.scale_dtype = DType::kF64}), UsageError, "scales cannot be float64");
+}
+
 TEST_CASE("signal to noise of Gaussian rows is what theory and measurement say") {
   const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
   CHECK(gaussian_sqnr_db({}) == near(6.01));
@@ -174,6 +214,14 @@ TEST_CASE("signal to noise of Gaussian rows under lsq is what scripts/reference 
   CHECK(lsq(8, 0) == near(14.493));
   CHECK(lsq(4, 64) == near(9.216));
   CHECK(lsq(4, 32) == near(9.696));
+  CHECK(gaussian_sqnr_db({.grid = Grid::kLeastSquares, .scale_dtype = DType::kBF16}) == near(8.965));
+}
+
+TEST_CASE("signal to noise of Gaussian rows under lloyd-max is what scripts/reference measures") {
+  const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
+  CHECK(gaussian_sqnr_db({.grid = Grid::kLloydMax}) == near(8.361));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.96, .grid = Grid::kLloydMax}) == near(8.513));
+  CHECK(gaussian_sqnr_db({.group_size = 32, .grid = Grid::kLloydMax}) == near(8.556));
 }
 
 TEST_CASE("rows without range, and values of any size, decode to finite numbers") {

@@ -188,6 +188,35 @@ TEST_CASE("read sides, mean keys and the codec of both sides survive every forma
   }
 }
 
+TEST_CASE("serve.env switches Lloyd-Max on where the server has it, and says how scales are stored") {
+  RotationSet set = sample();
+  set.key_codec.grid = Grid::kLloydMax;
+  set.key_codec.scale_dtype = DType::kBF16;
+  CHECK(serve_env(sample()).find("SGLANG_LLOYD_MAX=0") != std::string::npos);
+  CHECK(serve_env(sample()).find("SCALE_DTYPE=float32") != std::string::npos);
+  CHECK(serve_env(set).find("SGLANG_LLOYD_MAX=1") != std::string::npos);
+  CHECK(serve_env(set).find("SCALE_DTYPE=bfloat16") != std::string::npos);
+  set.key_codec.group_size = 1;
+  CHECK(serve_env(set).find("only for whole clipped heads") != std::string::npos);
+  set.key_codec.group_size = 0;
+  set.value_clip_scalar = 0;
+  CHECK(serve_env(set).find("only for whole clipped heads") != std::string::npos);
+}
+
+TEST_CASE("a set gives back its codec; one from before scales had a dtype has float32") {
+  const test::TemporaryFolder folder;
+  RotationSet set = sample();
+  set.key_codec = {.levels = 4, .group_size = 2, .grid = Grid::kLloydMax, .scale_dtype = DType::kF16};
+  set.value_codec = set.key_codec;
+  write_rotation_set(folder / "set", set, {}, false);
+  CHECK(read_rotation_set(folder / "set").key_codec == set.key_codec);
+  CHECK(read_rotation_set(folder / "set").value_codec == set.value_codec);
+  Json manifest = read_json(folder / "set/manifest.json");
+  manifest["codec"].erase("scale_dtype");
+  write_json(folder / "set/manifest.json", manifest);
+  CHECK(read_rotation_set(folder / "set").key_codec.scale_dtype == DType::kF32);
+}
+
 TEST_CASE("clip tables have an entry for every layer and head") {
   const test::TemporaryFolder folder;
   write_rotation_set(folder / "set", sample(), {}, false);
