@@ -29,6 +29,7 @@ bool PartStream::next(QkvChunk& chunk) {
   while (true) {
     if (next_in_chunk_ == current_.sequences.size()) {
       next_in_chunk_ = 0;
+      current_ = {};  // or the last chunk would come again after the end
       if (!whole_.next(current_)) return false;
       continue;
     }

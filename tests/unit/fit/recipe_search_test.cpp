@@ -118,6 +118,8 @@ TEST_CASE("every third sequence is held out, or the last of two, and both parts 
   CHECK(lengths_of(held_out) == std::vector<std::int64_t>{3, 6});
   held_out.rewind();
   CHECK(lengths_of(held_out) == std::vector<std::int64_t>{3, 6});
+  QkvChunk after_the_end;
+  for (int i = 0; i < 2; ++i) CHECK_FALSE(held_out.next(after_the_end));
   CHECK_FALSE(HeldOutSplit(2).held_out(0));
   CHECK(HeldOutSplit(2).held_out(1));
   CHECK_ERROR(HeldOutSplit(1), DataError, "only one sequence");
