@@ -235,28 +235,6 @@ class Search {
   std::vector<LayerParts> parts_;                   // by layer
 };
 
-Json to_json(const std::vector<Scored>& scored) {
-  Json list = Json::array();
-  for (const Scored& each : scored) {
-    Json json{{"name", each.name},
-              {"softmax_kl", each.mean().softmax_kl},
-              {"output_rel_error", each.mean().output_rel_error},
-              {"seconds", each.seconds}};
-    if (each.model) json["model"] = {{"kld_mean", each.model->kld}, {"probes", each.model->probe}};
-    list.push_back(std::move(json));
-  }
-  return list;
-}
-
-std::string describe(const Scored& scored) {
-  std::string text = fmt::format("{:40} softmax KL {:.5f}, output error {:.5f}", scored.name, scored.mean().softmax_kl,
-                                 scored.mean().output_rel_error);
-  if (scored.model) {
-    text += fmt::format(", model KL {:.5f}, probes {:.1f} %", scored.model->kld, 100 * scored.model->probe);
-  }
-  return text + fmt::format(", {:.2f} s", scored.seconds);
-}
-
 /// Each layer's scores, and where its transform comes from.
 void record(const std::vector<Scored>& scored, const Scored& chosen, const Search& search,
             std::vector<LayerRotation>& layers) {

@@ -52,6 +52,10 @@ struct Choice {
 /// of those within 10 % of the lowest softmax KL, the one with the lowest output error.
 [[nodiscard]] Choice choose(const std::vector<Scored>& scored);
 
+/// For the manifest, and a line for people.
+[[nodiscard]] Json to_json(const std::vector<Scored>& scored);
+[[nodiscard]] std::string describe(const Scored& scored);
+
 /// fit() with recipe auto.
 [[nodiscard]] FitResult fit_auto(QkvSource& source, const FitOptions& options, const ModelJudge& judge,
                                  Backend& backend, Status& status);
