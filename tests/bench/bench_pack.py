@@ -10,7 +10,7 @@ class PackCase:
 
     def __init__(self, library, tokens, dim, grid, clip, rotate):
         heads = 8
-        self.library, self.dim = library, dim
+        self.int2, self.dim = library, dim
         self.x = torch.randn(tokens, heads, dim, device="cuda").bfloat16()
         self.rotation = torch.linalg.qr(torch.randn(heads, dim, dim, device="cuda"))[0].bfloat16().contiguous()
         pages = -(-tokens // 64)
@@ -26,7 +26,7 @@ class PackCase:
                              codes=at[0], params=at[1])
 
     def run(self):
-        call(self.library, "oscar_int2_pack", self.args)
+        call(self.int2, "oscar_int2_pack", self.args)
 
     def bytes(self):
         return self.x.numel() * 2 + self.x.shape[0] * 8 * (self.dim // 4 + 8)
