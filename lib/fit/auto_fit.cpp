@@ -8,6 +8,7 @@
 #include <iterator>
 #include <map>
 
+#include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
@@ -21,10 +22,6 @@ namespace {
 
 /// Sets that a model judges; it costs much more than attention does.
 constexpr std::size_t kFinalists = 6;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 /// What is kept of a layer's data.
 struct LayerParts {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 
+#include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
@@ -25,10 +26,6 @@ ReferenceRotation read_reference(const std::filesystem::path& path) {
     reference.value.emplace_back(layer.layer_id, std::move(layer.value));
   }
   return reference;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// Moments and samples of some layers, then all their eigenproblems, then their clip ratios.

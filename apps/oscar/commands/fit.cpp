@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 
+#include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "commands/commands.hpp"
@@ -55,10 +56,6 @@ struct Times {
   double startup = 0;  // until the first layer is read
   double writing = 0;
 };
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 Json to_json(const FitResult& result, const Times& times, const std::filesystem::path& out, const std::string& device) {
   Json layers = Json::array();

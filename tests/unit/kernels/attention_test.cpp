@@ -4,23 +4,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "base/threads.hpp"
 #include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
+#include "unit/kernels/gaussian.hpp"
 
 namespace oscar {
 namespace {
 
-std::vector<float> gaussian(std::size_t size, unsigned seed, float scale = 1.0F) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal(0.0F, scale);
-  std::vector<float> values(size);
-  for (float& x : values) x = normal(engine);
-  return values;
-}
+using test::gaussian;
 
 /// Random exact and mixed-precision attention of one sequence.
 struct Case {

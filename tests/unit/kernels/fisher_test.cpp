@@ -3,11 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <random>
 
 #include "base/threads.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
+#include "unit/kernels/gaussian.hpp"
 
 namespace oscar {
 namespace {
@@ -15,14 +15,8 @@ namespace {
 constexpr int kHeads = 4, kKvHeads = 2, kDim = 3, kTokens = 340;
 
 struct Rows {
-  std::vector<float> q, k, v;
-  Rows() : q(kTokens * kHeads * kDim), k(kTokens * kKvHeads * kDim), v(k.size()) {
-    std::mt19937 engine(3);
-    std::normal_distribution<float> normal;
-    for (auto* rows : {&q, &k, &v}) {
-      for (float& x : *rows) x = normal(engine);
-    }
-  }
+  std::vector<float> q = test::gaussian(kTokens * kHeads * kDim, 1), k = test::gaussian(kTokens * kKvHeads * kDim, 2),
+                     v = test::gaussian(k.size(), 3);
   [[nodiscard]] QkvView view() const {
     return {heads_view(q, kTokens, kHeads, kDim), heads_view(k, kTokens, kKvHeads, kDim),
             heads_view(v, kTokens, kKvHeads, kDim)};

@@ -4,24 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
+#include "unit/kernels/gaussian.hpp"
 
 namespace oscar {
 namespace {
 
+using test::gaussian;
+
 constexpr int kHeads = 4, kKvHeads = 2, kDim = 4, kTokens = 40;
 constexpr Windows kWindows{2, 5};
-
-std::vector<float> gaussian(std::size_t size, unsigned seed) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(size);
-  for (float& x : values) x = normal(engine);
-  return values;
-}
 
 /// Diagonal, and different for each KV head, so that its inverse is plain to see.
 Transform stretched(bool with_mean) {
