@@ -32,8 +32,11 @@ void AttentionErrors::add(const AttentionErrors& other) {
   softmax_kl += other.softmax_kl;
   output_error += other.output_error;
   output_norm += other.output_norm;
+  output_cosine += other.output_cosine;
   logit_error += other.logit_error;
   logit_norm += other.logit_norm;
+  needle_mass += other.needle_mass;
+  needle_kept += other.needle_kept;
   queries += other.queries;
   query_kl.insert(query_kl.end(), other.query_kl.begin(), other.query_kl.end());
 }

@@ -114,13 +114,19 @@ struct FisherSums {
 /// log(1e-300): probabilities below it count as 1e-300 in a divergence.
 inline constexpr double kLowestLogProbability = -690.7755278982137;
 
+/// A key of the history that gets at least this share of a query's attention is a needle of that query.
+inline constexpr double kNeedleShare = 0.05;
+
 /// Sums over the queries of one query head; see docs in kernels/README.md for the metrics they make.
 struct AttentionErrors {
-  double softmax_kl = 0;    // sum over queries of KL(exact || approximate), nats
-  double output_error = 0;  // sum |o - o^|^2
-  double output_norm = 0;   // sum |o|^2
-  double logit_error = 0;   // sum (e - mean_j e)^2 over causal pairs
-  double logit_norm = 0;    // sum (s - mean_j s)^2
+  double softmax_kl = 0;     // sum over queries of KL(exact || approximate), nats
+  double output_error = 0;   // sum |o - o^|^2
+  double output_norm = 0;    // sum |o|^2
+  double output_cosine = 0;  // sum <o, o^> / (|o| |o^|), 0 where one of them is zero
+  double logit_error = 0;    // sum (e - mean_j e)^2 over causal pairs
+  double logit_norm = 0;     // sum (s - mean_j s)^2
+  double needle_mass = 0;    // sum of the exact probabilities of needles
+  double needle_kept = 0;    // sum of what is left of them: min(p, p^)
   std::int64_t queries = 0;
   std::vector<double> query_kl;  // KL of each query, in order
 

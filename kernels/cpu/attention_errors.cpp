@@ -53,9 +53,20 @@ void add_logit_errors(std::span<const double> exact, std::span<const double> app
   errors.logit_norm += norm;
 }
 
+/// Probabilities of the keys that the query at the last of them sees.
+void add_needles(std::span<const double> exact, std::span<const double> approximate, const Windows& windows,
+                 AttentionErrors& errors) {
+  const std::size_t recent = std::min(static_cast<std::size_t>(windows.recent), exact.size());
+  for (auto j = static_cast<std::size_t>(windows.sink); j < exact.size() - recent; ++j) {
+    if (exact[j] < kNeedleShare) continue;
+    errors.needle_mass += exact[j];
+    errors.needle_kept += std::min(exact[j], approximate[j]);
+  }
+}
+
 /// Scores of one query -> probabilities of both, in place, and what they add to the errors. Keys after `seen` get 0.
-void compare_query(std::span<double> exact, std::span<double> approximate, std::size_t seen, AttentionErrors& errors,
-                   std::vector<double>& scratch) {
+void compare_query(std::span<double> exact, std::span<double> approximate, std::size_t seen, const Windows& windows,
+                   AttentionErrors& errors, std::vector<double>& scratch) {
   scratch.resize(2 * seen);
   const std::span<double> p = std::span(scratch).first(seen);
   const std::span<double> p_hat = std::span(scratch).subspan(seen, seen);
@@ -71,6 +82,7 @@ void compare_query(std::span<double> exact, std::span<double> approximate, std::
     exact[j] = p[j];
     approximate[j] = p_hat[j] * scale_hat;
   }
+  add_needles(exact.first(seen), approximate.first(seen), windows, errors);
   std::fill(exact.begin() + static_cast<std::ptrdiff_t>(seen), exact.end(), 0.0);
   std::fill(approximate.begin() + static_cast<std::ptrdiff_t>(seen), approximate.end(), 0.0);
   errors.softmax_kl += kl;
@@ -78,12 +90,20 @@ void compare_query(std::span<double> exact, std::span<double> approximate, std::
   ++errors.queries;
 }
 
+/// One query.
 void add_output_errors(std::span<const double> exact, std::span<const double> approximate, AttentionErrors& errors) {
+  double norm = 0;
+  double approximate_norm = 0;
+  double product = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const double e = exact[i] - approximate[i];
     errors.output_error += e * e;
-    errors.output_norm += exact[i] * exact[i];
+    norm += exact[i] * exact[i];
+    approximate_norm += approximate[i] * approximate[i];
+    product += exact[i] * approximate[i];
   }
+  errors.output_norm += norm;
+  if (norm > 0 && approximate_norm > 0) errors.output_cosine += product / std::sqrt(norm * approximate_norm);
 }
 
 AttentionErrors compare_block(const QkvView& exact, const ExactHead& exact_head, const MixedAttention& mixed,
@@ -108,7 +128,7 @@ AttentionErrors compare_block(const QkvView& exact, const ExactHead& exact_head,
   const auto width = static_cast<std::size_t>(keys);
   for (std::size_t i = 0; i < positions.size(); ++i) {
     compare_query(std::span(weights).subspan(i * width, width), std::span(mixed_weights).subspan(i * width, width),
-                  static_cast<std::size_t>(positions[i]) + 1, errors, scratch);
+                  static_cast<std::size_t>(positions[i]) + 1, mixed.windows, errors, scratch);
   }
   std::vector<double> outputs(static_cast<std::size_t>(queries * value_dim));
   std::vector<double> mixed_out(outputs.size());
@@ -116,7 +136,10 @@ AttentionErrors compare_block(const QkvView& exact, const ExactHead& exact_head,
        value_dim);
   mixed_outputs(mixed_weights, shared.v, positions, mixed.windows, mixed_out.data());
   restore_outputs<double>(mixed_out, queries, value_dim, shared.native_from_rotated, mixed.precision);
-  add_output_errors(outputs, mixed_out, errors);
+  const auto size = static_cast<std::size_t>(value_dim);
+  for (std::size_t i = 0; i < outputs.size(); i += size) {
+    add_output_errors(std::span(outputs).subspan(i, size), std::span(mixed_out).subspan(i, size), errors);
+  }
   return errors;
 }
 

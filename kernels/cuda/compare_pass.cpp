@@ -2,6 +2,7 @@
 #include "kernels/cuda/compare_pass.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "kernels/cuda/row_codec.hpp"
 #include "kernels/cuda/rows.hpp"
@@ -27,8 +28,11 @@ void add_rows(const PassErrors& rows, std::size_t codec_rows, std::size_t candid
     sums.query_kl.push_back(rows.kl[codec_rows + row]);
     sums.logit_error += rows.logit_error[codec_rows + row];
     sums.logit_norm += rows.logit_norm[row];
+    sums.needle_mass += rows.needle_mass[row];
+    sums.needle_kept += rows.needle_kept[codec_rows + row];
     sums.output_error += rows.output_error[candidate_rows + row];
     sums.output_norm += rows.output_norm[row];
+    sums.output_cosine += rows.output_cosine[candidate_rows + row];
     ++sums.queries;
   }
 }
@@ -82,7 +86,7 @@ ComparePassRun::ComparePassRun(const Context& context, const HeldData& held, std
       mixed_outputs_(context, candidates_, pass.heads, capacity_, held.v.dim()),
       restored_(context, held.value_read.exists() ? candidates_ : 0, pass.heads, capacity_, held.v.dim()),
       rows_(context, static_cast<std::size_t>(pass.heads * capacity_)),
-      results_(context, (2 + 2 * key_codecs_ + candidates_) * static_cast<std::size_t>(pass.heads * total_)),
+      results_(context, (3 + 3 * key_codecs_ + 2 * candidates_) * static_cast<std::size_t>(pass.heads * total_)),
       products_(kLists) {
   for (std::size_t head = 0; head < static_cast<std::size_t>(pass.heads); ++head) list_products(head);
   products_.upload(context);
@@ -159,12 +163,16 @@ void ComparePassRun::add_outputs(const QueryBlock& block, const PassErrors& erro
 
 PassErrors ComparePassRun::errors_at(double* values, std::int64_t first_row) const {
   const std::int64_t rows = pass_.heads * total_;
-  const auto codecs = static_cast<std::int64_t>(key_codecs_);
-  return {.logit_norm = values,
-          .output_norm = values + rows,
-          .kl = values + 2 * rows,
-          .logit_error = values + (2 + codecs) * rows,
-          .output_error = values + (2 + 2 * codecs) * rows,
+  const auto codecs = static_cast<std::int64_t>(key_codecs_), candidates = static_cast<std::int64_t>(candidates_);
+  const auto next = [&values, rows](std::int64_t copies) { return std::exchange(values, values + copies * rows); };
+  return {.logit_norm = next(1),
+          .output_norm = next(1),
+          .needle_mass = next(1),
+          .kl = next(codecs),
+          .logit_error = next(codecs),
+          .needle_kept = next(codecs),
+          .output_error = next(candidates),
+          .output_cosine = next(candidates),
           .total = total_,
           .first_row = first_row};
 }

@@ -85,7 +85,7 @@ __global__ void mixed_softmax_row(QueryBlock block, MixedScores scores, PassErro
   error = block_sum(error);
   const double log_sum = log(block_sum(sum));
   const ExactRow a = scores.rows[row.buffer];
-  double kl = 0;
+  double kl = 0, needle_mass = 0, needle_kept = 0;
   for (std::int64_t j = threadIdx.x; j < block.keys; j += kThreads) {
     const bool seen = j <= row.position;
     const double score = seen ? mixed(j) : 0.0;
@@ -94,11 +94,19 @@ __global__ void mixed_softmax_row(QueryBlock block, MixedScores scores, PassErro
     }
     const double weight = seen ? exp(score - highest - log_sum) : 0.0;
     const bool stored = in_window(j, row.position, block.windows);
+    if (seen && !stored && p[j] >= kNeedleShare) {
+      needle_mass += p[j];
+      needle_kept += fmin(p[j], weight);
+    }
     window_weights[j] = stored ? weight : 0.0;
     history[j] = stored ? 0.0 : weight;
   }
   kl = block_sum(kl);
+  needle_mass = block_sum(needle_mass);
+  needle_kept = block_sum(needle_kept);
   if (threadIdx.x != 0) return;
+  if (blockIdx.z == 0) errors.needle_mass[row.result] = needle_mass;
+  errors.needle_kept[row.all_results] = needle_kept;
   errors.kl[row.all_results] = kl;
   errors.logit_error[row.all_results] = error;
 }
@@ -110,16 +118,21 @@ __global__ void output_errors_row(QueryBlock block, const double* exact, const d
   const double* o = exact + row.buffer * dim;
   const double* o_hat = mixed + row.all_buffer * dim;
   double error = 0;
-  double norm = 0;
+  double norm = 0, mixed_norm = 0, product = 0;
   for (int i = static_cast<int>(threadIdx.x); i < dim; i += kWarp) {
     const double e = o[i] - o_hat[i];
     error += e * e;
     norm += o[i] * o[i];
+    mixed_norm += o_hat[i] * o_hat[i];
+    product += o[i] * o_hat[i];
   }
   error = warp_sum(error);
   norm = warp_sum(norm);
+  mixed_norm = warp_sum(mixed_norm);
+  product = warp_sum(product);
   if (threadIdx.x != 0) return;
   errors.output_error[row.all_results] = error;
+  errors.output_cosine[row.all_results] = norm > 0 && mixed_norm > 0 ? product / sqrt(norm * mixed_norm) : 0.0;
   if (blockIdx.z == 0) errors.output_norm[row.result] = norm;
 }
 

@@ -24,9 +24,9 @@ struct QueryBlock {
 /// Results of a pass, (heads, total) each, where total counts the rows of all blocks; of several codecs or candidates
 /// one after the other.
 struct PassErrors {
-  double *logit_norm, *output_norm;
-  double *kl, *logit_error;  // by key codec
-  double* output_error;      // by candidate
+  double *logit_norm, *output_norm, *needle_mass;
+  double *kl, *logit_error, *needle_kept;  // by key codec
+  double *output_error, *output_cosine;    // by candidate
   std::int64_t total;
   std::int64_t first_row;  // of the block
 };
@@ -41,8 +41,8 @@ void exact_softmax(const Context& context, const QueryBlock& block, const double
                    ExactRow* rows, const PassErrors& errors);
 
 /// For each of `codecs` key codecs: scores with stored keys (the same for all) and with decoded ones -> weights, those
-/// of keys in a window in window_weights and the others in place of the history's scores, 0 elsewhere; kl and
-/// logit_error.
+/// of keys in a window in window_weights and the others in place of the history's scores, 0 elsewhere; kl, logit_error,
+/// needle_mass and needle_kept.
 struct MixedScores {
   const double *exact, *probabilities;
   const ExactRow* rows;
@@ -52,7 +52,8 @@ struct MixedScores {
 void mixed_softmax(const Context& context, const QueryBlock& block, const MixedScores& scores, std::size_t codecs,
                    const PassErrors& errors);
 
-/// exact (heads, capacity, dim), mixed (candidates, heads, capacity, dim) -> output_norm, output_error.
+/// exact (heads, capacity, dim), mixed (candidates, heads, capacity, dim) -> output_norm, output_error,
+/// output_cosine.
 void output_errors(const Context& context, const QueryBlock& block, const double* exact, const double* mixed, int dim,
                    std::size_t candidates, const PassErrors& errors);
 

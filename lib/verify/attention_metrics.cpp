@@ -14,10 +14,14 @@ std::optional<double> decibels(double signal, double noise) {
   return 10 * std::log10(signal / noise);
 }
 
-AttentionErrors over_heads(const std::vector<AttentionErrors>& heads) {
-  AttentionErrors sum;
-  for (const AttentionErrors& head : heads) sum.add(head);
-  return sum;
+AttentionSums sums_of(const AttentionErrors& both, const AttentionErrors& k_only, const AttentionErrors& v_only) {
+  AttentionSums sums;
+  sums.both = both;
+  sums.kl.add(both.query_kl);
+  sums.both.query_kl.clear();
+  sums.k_only = {k_only.output_error, k_only.output_cosine};
+  sums.v_only = {v_only.output_error, v_only.output_cosine};
+  return sums;
 }
 
 /// The rows of q at `positions`, as (positions, heads, dim) floats.
@@ -38,21 +42,36 @@ std::vector<float> gather(HeadsView q, std::span<const std::int64_t> positions) 
 
 void AttentionSums::add(const AttentionSums& other) {
   both.add(other.both);
-  output_error_k_only += other.output_error_k_only;
-  output_error_v_only += other.output_error_v_only;
+  for (const auto side : {&AttentionSums::k_only, &AttentionSums::v_only}) {
+    (this->*side).error += (other.*side).error;
+    (this->*side).cosine += (other.*side).cosine;
+  }
   rows.add(other.rows);
   kl.add(other.kl);
 }
 
 AttentionMetrics AttentionSums::metrics() const {
-  return {.k_sqnr_db = decibels(rows.key_signal, rows.key_noise),
-          .v_sqnr_db = decibels(rows.value_signal, rows.value_noise),
-          .logit_nmse = ratio(both.logit_error, both.logit_norm),
-          .softmax_kl = ratio(both.softmax_kl, static_cast<double>(both.queries)),
-          .softmax_kl_p99 = kl.quantile(0.99),
-          .output_rel_error = ratio(both.output_error, both.output_norm),
-          .output_rel_error_k_only = ratio(output_error_k_only, both.output_norm),
-          .output_rel_error_v_only = ratio(output_error_v_only, both.output_norm)};
+  const auto queries = static_cast<double>(both.queries);
+  AttentionMetrics m{.k_sqnr_db = decibels(rows.key_signal, rows.key_noise),
+                     .v_sqnr_db = decibels(rows.value_signal, rows.value_noise),
+                     .logit_nmse = ratio(both.logit_error, both.logit_norm),
+                     .softmax_kl = ratio(both.softmax_kl, queries),
+                     .softmax_kl_p99 = kl.quantile(0.99),
+                     .output_rel_error = ratio(both.output_error, both.output_norm),
+                     .output_rel_error_k_only = ratio(k_only.error, both.output_norm),
+                     .output_rel_error_v_only = ratio(v_only.error, both.output_norm),
+                     .output_cosine = ratio(both.output_cosine, queries),
+                     .output_cosine_k_only = ratio(k_only.cosine, queries),
+                     .output_cosine_v_only = ratio(v_only.cosine, queries),
+                     .needle_mass_kept = {}};
+  if (both.needle_mass > 0) m.needle_mass_kept = both.needle_kept / both.needle_mass;
+  return m;
+}
+
+void LayerSums::add(const LayerSums& other) {
+  all.add(other.all);
+  heads.resize(std::max(heads.size(), other.heads.size()));
+  for (std::size_t h = 0; h < other.heads.size(); ++h) heads[h].add(other.heads[h]);
 }
 
 std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_t stride) {
@@ -62,8 +81,8 @@ std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_
   return positions;
 }
 
-AttentionSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
-                                Precision precision, Backend& backend) {
+LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
+                            Precision precision, Backend& backend) {
   const std::vector<std::int64_t> positions = sampled_positions(sequence.q.num_tokens, stride);
   const std::vector<float> q = gather(sequence.q, positions);
   const QkvView exact{
@@ -74,13 +93,14 @@ AttentionSums measure_attention(const QkvView& sequence, const KvMethod& method,
   std::vector<HistoryCodecs> candidates{codecs};
   if (codecs != HistoryCodecs{}) candidates.insert(candidates.end(), {{codecs.key, {}}, {{}, codecs.value}});
   const auto errors = held.rows->compare(candidates, method.windows);
-  AttentionSums sums;
-  sums.both = over_heads(errors.front());
-  sums.kl.add(sums.both.query_kl);
-  sums.both.query_kl.clear();
-  sums.output_error_k_only = errors.size() > 1 ? over_heads(errors[1]).output_error : sums.both.output_error;
-  sums.output_error_v_only = errors.size() > 1 ? over_heads(errors[2]).output_error : sums.both.output_error;
-  sums.rows = held.rows->row_errors(codecs, method.windows);
+  const auto& k_only = errors[errors.size() > 1 ? 1 : 0];
+  const auto& v_only = errors[errors.size() > 1 ? 2 : 0];
+  LayerSums sums;
+  for (std::size_t h = 0; h < errors.front().size(); ++h) {
+    sums.heads.push_back(sums_of(errors.front()[h], k_only[h], v_only[h]));
+    sums.all.add(sums.heads.back());
+  }
+  sums.all.rows = held.rows->row_errors(codecs, method.windows);
   return sums;
 }
 

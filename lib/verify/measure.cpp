@@ -23,7 +23,7 @@ std::int64_t count_tokens(LayerStream& stream) {
 class Measurer {
  public:
   Measurer(const MeasurePlan& plan, Backend& backend) : plan_(plan), backend_(backend) {
-    found_.sums.resize(plan.methods->size());
+    found_.methods.resize(plan.methods->size());
   }
 
   void layer(int id, LayerStream& stream) {
@@ -34,7 +34,7 @@ class Measurer {
     const std::int64_t limit = plan_.max_queries > 0 ? plan_.max_queries : found_.tokens;
     const std::int64_t stride =
         std::max<std::int64_t>(1, (found_.tokens + limit - 1) / std::max<std::int64_t>(limit, 1));
-    for (auto& layers : found_.sums) layers.emplace_back();
+    sums_.assign(plan_.methods->size(), {});
     found_.queries = 0;
     QkvChunk chunk;
     stream.rewind();
@@ -44,6 +44,7 @@ class Measurer {
         if (range.size() > 0) take_attention(id, chunk.view.tokens(range), stride);
       }
     }
+    for (std::size_t m = 0; m < sums_.size(); ++m) finish_layer(sums_[m], found_.methods[m]);
   }
 
   Measurements take() { return std::move(found_); }
@@ -61,13 +62,21 @@ class Measurer {
   void take_attention(int id, const QkvView& sequence, std::int64_t stride) {
     for (std::size_t m = 0; m < plan_.methods->size(); ++m) {
       const KvMethod& method = (*plan_.methods)[m];
-      found_.sums[m].back().add(measure_attention(sequence, method, id, stride, plan_.precision, backend_));
+      sums_[m].add(measure_attention(sequence, method, id, stride, plan_.precision, backend_));
     }
     found_.queries += static_cast<std::int64_t>(sampled_positions(sequence.q.num_tokens, stride).size());
   }
 
+  /// Of heads, only the figures are kept: a histogram each would add up.
+  static void finish_layer(const LayerSums& sums, MethodMeasurements& found) {
+    found.layers.push_back(sums.all);
+    found.heads.emplace_back();
+    for (const AttentionSums& head : sums.heads) found.heads.back().push_back(head.metrics());
+  }
+
   const MeasurePlan& plan_;
   Backend& backend_;
+  std::vector<LayerSums> sums_;  // of the layer at hand, by method
   Measurements found_;
 };
 

@@ -12,11 +12,17 @@
 
 namespace oscar::verify {
 
+/// One method, layer by layer.
+struct MethodMeasurements {
+  std::vector<AttentionSums> layers;
+  std::vector<std::vector<AttentionMetrics>> heads;  // [layer][query head]
+};
+
 struct Measurements {
   std::vector<DataCovariance> covariances;
   std::vector<int> layers;
-  std::vector<std::vector<AttentionSums>> sums;  // [method][layer]
-  std::int64_t tokens = 0, queries = 0;          // of one layer
+  std::vector<MethodMeasurements> methods;
+  std::int64_t tokens = 0, queries = 0;  // of one layer
 };
 
 struct MeasurePlan {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "base/version.hpp"
 
@@ -34,7 +36,30 @@ Json to_json(const AttentionMetrics& m) {
           {"softmax_kl_p99", number(m.softmax_kl_p99)},
           {"output_rel_error", number(m.output_rel_error)},
           {"output_rel_error_k_only", number(m.output_rel_error_k_only)},
-          {"output_rel_error_v_only", number(m.output_rel_error_v_only)}};
+          {"output_rel_error_v_only", number(m.output_rel_error_v_only)},
+          {"output_cosine", number(m.output_cosine)},
+          {"output_cosine_k_only", number(m.output_cosine_k_only)},
+          {"output_cosine_v_only", number(m.output_cosine_v_only)},
+          {"needle_mass_kept", number(m.needle_mass_kept)}};
+}
+
+/// Five digits: there are many heads.
+Json rounded(const Json& value) {
+  if (!value.is_number()) return value;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.5g", value.get<double>());
+  return std::strtod(text, nullptr);
+}
+
+/// An array over heads for each figure.
+Json columns_of(const std::vector<AttentionMetrics>& heads) {
+  Json columns = Json::object();
+  for (const AttentionMetrics& head : heads) {
+    const Json figures = to_json(head);
+    for (const auto& [name, value] : figures.items()) columns[name].push_back(rounded(value));
+  }
+  for (const char* of_layers : {"k_sqnr_db", "v_sqnr_db"}) columns.erase(of_layers);
+  return columns;
 }
 
 Json to_json(const ModelMetrics& m) {
@@ -51,8 +76,10 @@ Json to_json(const ModelMetrics& m) {
 
 Json to_json(const MethodReport& method) {
   Json layers = Json::array();
-  for (const auto& [layer, metrics] : method.layers)
-    layers.push_back({{"layer", layer}, {"attention", to_json(metrics)}});
+  for (const LayerReport& layer : method.layers) {
+    layers.push_back(
+        {{"layer", layer.layer}, {"attention", to_json(layer.attention)}, {"heads", columns_of(layer.heads)}});
+  }
   return {{"name", method.name},
           {"kind", name_of(method.kind)},
           {"description", method.description},

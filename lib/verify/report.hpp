@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/json.hpp"
@@ -30,6 +29,14 @@ struct AttentionMetrics {
   std::optional<double> k_sqnr_db, v_sqnr_db;  // of tokens outside the windows; none if every token lies in a window
   double logit_nmse = 0, softmax_kl = 0, softmax_kl_p99 = 0;
   double output_rel_error = 0, output_rel_error_k_only = 0, output_rel_error_v_only = 0;
+  double output_cosine = 1, output_cosine_k_only = 1, output_cosine_v_only = 1;
+  std::optional<double> needle_mass_kept;  // none: no key outside the windows was a needle
+};
+
+struct LayerReport {
+  int layer = 0;
+  AttentionMetrics attention;
+  std::vector<AttentionMetrics> heads;  // query heads; without signal-to-noise ratios
 };
 
 /// What the quantised cache does to the model. KL in nats against exact attention, over the vocabulary.
@@ -48,7 +55,7 @@ struct MethodReport {
   Windows windows;
   BitsPerElement bits;
   std::optional<AttentionMetrics> attention;
-  std::vector<std::pair<int, AttentionMetrics>> layers;
+  std::vector<LayerReport> layers;
   std::optional<ModelMetrics> model;
 };
 

@@ -74,11 +74,12 @@ bool same_tokens(const Subject& subject, const CalibrationData& data) {
 }
 
 void add_attention(VerifyReport& report, const Measurements& found) {
-  for (std::size_t m = 0; m < found.sums.size(); ++m) {
+  for (std::size_t m = 0; m < found.methods.size(); ++m) {
+    const verify::MethodMeasurements& method = found.methods[m];
     verify::AttentionSums pooled;
-    for (std::size_t i = 0; i < found.layers.size(); ++i) {
-      report.methods[m].layers.emplace_back(found.layers[i], found.sums[m][i].metrics());
-      pooled.add(found.sums[m][i]);
+    for (std::size_t i = 0; i < method.layers.size(); ++i) {
+      report.methods[m].layers.push_back({found.layers[i], method.layers[i].metrics(), method.heads[i]});
+      pooled.add(method.layers[i]);
     }
     if (!found.layers.empty()) report.methods[m].attention = pooled.metrics();
   }

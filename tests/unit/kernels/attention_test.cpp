@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/threads.hpp"
 #include "kernels/cpu/exp.hpp"
@@ -137,6 +138,18 @@ AttentionErrors textbook_errors(const Case& c, int head) {
       errors.logit_error += std::pow(t.mixed_scores[j] - t.scores[j] - mean_error, 2);
       errors.logit_norm += std::pow(t.scores[j] - mean, 2);
     }
+    const std::int64_t position = c.positions.empty() ? i : c.positions[static_cast<std::size_t>(i)];
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      const auto key = static_cast<std::int64_t>(j);
+      if (key < c.windows.sink || key > position - c.windows.recent || p[j] < 0.05) continue;
+      errors.needle_mass += p[j];
+      errors.needle_kept += std::min(p[j], p_hat[j]);
+    }
+    const auto product = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    };
+    errors.output_cosine += product(t.output, t.mixed_output) /
+                            std::sqrt(product(t.output, t.output) * product(t.mixed_output, t.mixed_output));
     for (std::size_t j = 0; j < t.output.size(); ++j) {
       errors.output_error += std::pow(t.output[j] - t.mixed_output[j], 2);
       errors.output_norm += std::pow(t.output[j], 2);
@@ -219,6 +232,7 @@ TEST_CASE("attend equals the definition for every shape of windows, groups and q
 
 TEST_CASE("compare_attention equals the definition, head by head and query by query") {
   const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-9); };
+  int needles = 0;
   for (const Case& c : cases()) {
     const std::vector<AttentionErrors> errors = cpu::compare_attention(c.exact(), c.mixed());
     REQUIRE(errors.size() == static_cast<std::size_t>(c.heads));
@@ -231,10 +245,15 @@ TEST_CASE("compare_attention equals the definition, head by head and query by qu
       CHECK(got.logit_norm == near(expected.logit_norm));
       CHECK(got.output_error == near(expected.output_error));
       CHECK(got.output_norm == near(expected.output_norm));
+      CHECK(got.output_cosine == near(expected.output_cosine));
+      CHECK(got.needle_mass == near(expected.needle_mass));
+      CHECK(got.needle_kept == near(expected.needle_kept));
+      needles += got.needle_mass > got.needle_kept ? 1 : 0;
       REQUIRE(got.query_kl.size() == expected.query_kl.size());
       for (std::size_t i = 0; i < got.query_kl.size(); ++i) REQUIRE(got.query_kl[i] == near(expected.query_kl[i]));
     }
   }
+  CHECK(needles > 5);  // heads that have needles, and lose some of them
 }
 
 TEST_CASE("probabilities below 1e-300 count as 1e-300") {

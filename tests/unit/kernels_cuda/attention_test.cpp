@@ -117,8 +117,10 @@ double relative(double got, double expected) {
 /// The largest relative difference of a sum.
 double largest_error(const AttentionErrors& got, const AttentionErrors& expected) {
   double worst = 0;
-  for (const auto member : {&AttentionErrors::softmax_kl, &AttentionErrors::output_error, &AttentionErrors::output_norm,
-                            &AttentionErrors::logit_error, &AttentionErrors::logit_norm}) {
+  for (const auto member :
+       {&AttentionErrors::softmax_kl, &AttentionErrors::output_error, &AttentionErrors::output_norm,
+        &AttentionErrors::output_cosine, &AttentionErrors::logit_error, &AttentionErrors::logit_norm,
+        &AttentionErrors::needle_mass, &AttentionErrors::needle_kept}) {
     worst = std::max(worst, relative(got.*member, expected.*member));
   }
   return worst;
@@ -199,7 +201,8 @@ std::vector<double> answers(Backend& backend, const Sequence& s) {
   std::vector<double> all(out.begin(), out.end());
   for (const auto& heads : held->compare(codecs, {4, 16})) {
     for (const AttentionErrors& e : heads) {
-      all.insert(all.end(), {e.softmax_kl, e.output_error, e.output_norm, e.logit_error, e.logit_norm});
+      all.insert(all.end(), {e.softmax_kl, e.output_error, e.output_norm, e.output_cosine, e.logit_error, e.logit_norm,
+                             e.needle_mass, e.needle_kept});
     }
   }
   const RowErrors rows = held->row_errors(codecs[0], {4, 16});

@@ -56,8 +56,8 @@ KvMethod published_method(int layer_id, LayerStream& stream, Backend& backend) {
   return method;
 }
 
-verify::AttentionSums measure_layer(LayerStream& stream, const KvMethod& method, int layer_id, Backend& backend) {
-  verify::AttentionSums sums;
+verify::LayerSums measure_layer(LayerStream& stream, const KvMethod& method, int layer_id, Backend& backend) {
+  verify::LayerSums sums;
   QkvChunk chunk;
   stream.rewind();
   while (stream.next(chunk)) {
@@ -86,7 +86,7 @@ TEST_CASE("softmax KL, output error and logit error of four methods equal the nu
       CAPTURE(name);
       const KvMethod method =
           name == "oscar" ? published_method(id, *stream, *backend) : make_baseline(name, {{id, 128}}, {}, 0);
-      const AttentionMetrics metrics = measure_layer(*stream, method, id, *backend).metrics();
+      const AttentionMetrics metrics = measure_layer(*stream, method, id, *backend).all.metrics();
       CHECK(metrics.softmax_kl == near(expected.at(name).at("softmax_kl")));
       CHECK(metrics.output_rel_error == near(expected.at(name).at("output_rel_error")));
       CHECK(metrics.logit_nmse == near(expected.at(name).at("logit_nmse")));
@@ -101,11 +101,13 @@ TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only 
   const auto measure = [&](const char* name, Precision precision) {
     return verify::measure_attention(sequence.view(), make_baseline(name, layers, {4, 16}, 0), 0, 1, precision,
                                      *backend)
-        .metrics();
+        .all.metrics();
   };
   const AttentionMetrics exact = measure("bf16", Precision::kExact);
   CHECK(exact.output_rel_error < 1e-12);
   CHECK(exact.softmax_kl < 1e-9);
+  CHECK(exact.output_cosine == doctest::Approx(1).epsilon(1e-9));
+  CHECK(*exact.needle_mass_kept == doctest::Approx(1).epsilon(1e-6));
   CHECK_FALSE(exact.k_sqnr_db.has_value());
   const AttentionMetrics rounded = measure("bf16", Precision::kServing);
   CHECK(rounded.output_rel_error < 1e-4);
@@ -115,9 +117,61 @@ TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only 
   CHECK(naive.output_rel_error_k_only + naive.output_rel_error_v_only ==
         doctest::Approx(naive.output_rel_error).epsilon(0.3));
   CHECK(naive.softmax_kl_p99 > naive.softmax_kl);
+  CHECK(naive.output_cosine < naive.output_cosine_v_only);
+  CHECK(naive.output_cosine_v_only < rounded.output_cosine);
+  CHECK(*naive.needle_mass_kept < *rounded.needle_mass_kept);
   // The outlier channel sets the scale of the keys; the rotation spreads it.
   CHECK(*measure("hadamard", Precision::kServing).v_sqnr_db == doctest::Approx(*naive.v_sqnr_db).epsilon(0.1));
   CHECK(measure("hadamard", Precision::kServing).softmax_kl < naive.softmax_kl);
+}
+
+TEST_CASE("figures are ratios of sums, and means over queries") {
+  verify::AttentionSums sums;
+  CHECK_FALSE(sums.metrics().needle_mass_kept.has_value());
+  sums.both = {
+      .output_error = 2, .output_norm = 8, .output_cosine = 9, .needle_mass = 4, .needle_kept = 3, .queries = 10};
+  sums.k_only = {.error = 1, .cosine = 9.5};
+  sums.v_only = {.error = 0.5, .cosine = 10};
+  const AttentionMetrics m = sums.metrics();
+  CHECK(m.output_rel_error == 0.25);
+  CHECK(m.output_rel_error_k_only == 0.125);
+  CHECK(m.output_rel_error_v_only == 0.0625);
+  CHECK(m.output_cosine == doctest::Approx(0.9));
+  CHECK(m.output_cosine_k_only == doctest::Approx(0.95));
+  CHECK(m.output_cosine_v_only == 1);
+  CHECK(*m.needle_mass_kept == 0.75);
+}
+
+TEST_CASE("the figures of a head are those of a layer that has it alone, and the layer's are made of them") {
+  const RandomSequence sequence(150);
+  const auto backend = test::make_test_backend();
+  const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
+  const auto measured = [&](const QkvView& view) {
+    return verify::measure_attention(view, naive, 0, 2, Precision::kServing, *backend);
+  };
+  const verify::LayerSums both = measured(sequence.view());
+  REQUIRE(both.heads.size() == 2);
+  double kl = 0;
+  for (std::size_t h = 0; h < 2; ++h) {
+    std::vector<float> q;
+    for (std::size_t row = h; row < sequence.q.size() / 32; row += 2) {
+      const auto begin = sequence.q.begin() + static_cast<std::ptrdiff_t>(row * 32);
+      q.insert(q.end(), begin, begin + 32);
+    }
+    QkvView alone = sequence.view();
+    alone.q = heads_view(q, sequence.tokens, 1, 32);
+    const AttentionMetrics head = both.heads[h].metrics(), expected = measured(alone).all.metrics();
+    CHECK(head.softmax_kl == expected.softmax_kl);
+    CHECK(head.softmax_kl_p99 == expected.softmax_kl_p99);
+    CHECK(head.output_rel_error_k_only == expected.output_rel_error_k_only);
+    CHECK(head.output_cosine_v_only == expected.output_cosine_v_only);
+    CHECK(head.needle_mass_kept == expected.needle_mass_kept);
+    CHECK(*head.needle_mass_kept < 1);
+    CHECK_FALSE(head.k_sqnr_db.has_value());
+    kl += head.softmax_kl / 2;
+  }
+  CHECK(both.all.metrics().softmax_kl == doctest::Approx(kl));
+  CHECK(both.heads[0].metrics().softmax_kl != both.heads[1].metrics().softmax_kl);
 }
 
 TEST_CASE("K-only leaves the values alone, V-only the keys") {
@@ -128,7 +182,7 @@ TEST_CASE("K-only leaves the values alone, V-only the keys") {
     auto& exact_rows = keys_survive ? sequence.k : sequence.v;  // two levels, which the codec keeps exactly
     for (std::size_t i = 0; i < exact_rows.size(); ++i) exact_rows[i] = (i * i / 7) % 2 == 0 ? 0.0F : 1.0F;
     const AttentionMetrics m =
-        verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).metrics();
+        verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).all.metrics();
     CHECK(m.output_rel_error > 1e-3);
     CHECK((keys_survive ? m.output_rel_error_k_only : m.output_rel_error_v_only) < 1e-9);
     CHECK((keys_survive ? m.output_rel_error_v_only : m.output_rel_error_k_only) ==
@@ -140,7 +194,8 @@ TEST_CASE("a sequence inside the windows is not quantised") {
   const RandomSequence sequence(60);
   const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {10, 60}, 0);
-  const auto metrics = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).metrics();
+  const auto metrics =
+      verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).all.metrics();
   CHECK(metrics.softmax_kl < 1e-9);
   CHECK_FALSE(metrics.k_sqnr_db.has_value());
 }
@@ -156,7 +211,7 @@ TEST_CASE("signal to noise counts the tokens outside the windows only") {
   const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, windows, 0);
   const auto sums = [&] {
-    return verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend);
+    return verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).all;
   };
   CHECK(sums().rows.key_noise == 0);
   CHECK(sums().rows.key_signal == 70 * 16);
@@ -171,8 +226,9 @@ TEST_CASE("queries are sampled from the end, evenly") {
   const RandomSequence sequence(300);
   const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
-  const auto all = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kServing, *backend).metrics();
-  const auto some = verify::measure_attention(sequence.view(), naive, 0, 3, Precision::kServing, *backend).metrics();
+  const auto all = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kServing, *backend).all.metrics();
+  const auto some =
+      verify::measure_attention(sequence.view(), naive, 0, 3, Precision::kServing, *backend).all.metrics();
   CHECK(some.softmax_kl == doctest::Approx(all.softmax_kl).epsilon(0.1));
   CHECK(some.softmax_kl != all.softmax_kl);
 }
@@ -184,7 +240,8 @@ TEST_CASE("metrics do not depend on the number of threads") {
   std::vector<AttentionMetrics> found;
   for (const int threads : {1, 3}) {
     set_num_threads(threads);
-    found.push_back(verify::measure_attention(sequence.view(), method, 0, 1, Precision::kServing, *backend).metrics());
+    found.push_back(
+        verify::measure_attention(sequence.view(), method, 0, 1, Precision::kServing, *backend).all.metrics());
   }
   set_num_threads(0);
   CHECK(found[0].softmax_kl == found[1].softmax_kl);
