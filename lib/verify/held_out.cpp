@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#include "verify/held_out.hpp"
+
+#include <set>
+#include <string_view>
+
+namespace oscar::verify {
+namespace {
+
+std::vector<std::string_view> blocks_of(std::string_view sequence) {
+  std::vector<std::string_view> blocks;
+  for (; sequence.size() >= CalibrationData::kBlockDigits; sequence.remove_prefix(CalibrationData::kBlockDigits)) {
+    blocks.push_back(sequence.substr(0, CalibrationData::kBlockDigits));
+  }
+  return blocks;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> sequences_fitted_on(const CalibrationData& fitted, const CalibrationData& measured) {
+  if (!measured.data_sha256.empty() && measured.data_sha256 == fitted.data_sha256) return measured.sequences;
+  if (fitted.blocks.empty() || measured.blocks.empty()) return std::nullopt;
+  std::set<std::string_view> known;
+  for (const std::string& sequence : fitted.blocks) {
+    for (const std::string_view block : blocks_of(sequence)) known.insert(block);
+  }
+  std::int64_t seen = 0;
+  for (const std::string& sequence : measured.blocks) {
+    const std::vector<std::string_view> blocks = blocks_of(sequence);
+    std::size_t found = 0;
+    for (const std::string_view block : blocks) found += known.contains(block) ? 1 : 0;
+    seen += found > 0 && 2 * found >= blocks.size() ? 1 : 0;
+  }
+  return seen;
+}
+
+void judge_held_out(VerifyReport& report, const std::string& what, const CalibrationData& fitted,
+                    const CalibrationData& measured, bool required) {
+  const std::optional<std::int64_t> seen = sequences_fitted_on(fitted, measured);
+  Json& data = report.data[what];
+  data["sequences"] = measured.sequences;
+  data["sequences_fitted_on"] = seen ? Json(*seen) : Json(nullptr);
+  data["held_out"] = seen ? Json(*seen == 0) : Json(nullptr);
+  if (seen == 0 || (!seen && !required)) return;
+  const std::string text =
+      seen ? what + " is measured on " + std::to_string(*seen) + " of " + std::to_string(measured.sequences) +
+                 " sequences that the set was fitted on: give other text"
+           : "nothing tells whether " + what + " is measured on text that the set was fitted on: fit it again";
+  (required ? report.reasons : report.warnings).push_back(text + (required ? " (--require-held-out)" : ""));
+}
+
+}  // namespace oscar::verify
