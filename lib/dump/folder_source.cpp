@@ -49,6 +49,22 @@ std::string fingerprint(const std::vector<DumpChunk>& chunks, int layer_id) {
   return hash.hex();
 }
 
+/// Of the sequences that the limits leave; a block that is cut is not there.
+std::vector<std::string> blocks_of(std::vector<std::string> whole, const std::vector<DumpChunk>& chunks) {
+  constexpr std::size_t kDigits = CalibrationData::kBlockDigits;
+  std::size_t sequence = 0;
+  for (const DumpChunk& chunk : chunks) {
+    for (const std::int64_t length : chunk.seq_lens) {
+      if (sequence == whole.size()) return {};  // not what the manifest describes
+      std::string& blocks = whole[sequence++];
+      const std::size_t full = static_cast<std::size_t>(length) / CalibrationData::kBlockTokens;
+      if (blocks.size() > kDigits) blocks.resize(std::min(blocks.size(), full * kDigits));
+    }
+  }
+  whole.resize(sequence);
+  return whole;
+}
+
 class FolderStream : public LayerStream {
  public:
   explicit FolderStream(std::vector<DumpChunk> chunks) : chunks_(std::move(chunks)) {}
@@ -141,6 +157,7 @@ class FolderSource : public QkvSource {
       model_ = model_identity_from_json(index_.manifest()["model"]);
       const CalibrationData whole = calibration_data_from_json(index_.manifest()["calibration"]);
       // A part of the data has a hash of its own.
+      calibration_.blocks = blocks_of(whole.blocks, first);
       calibration_.data_sha256 = whole.tokens == calibration_.tokens
                                      ? whole.data_sha256
                                      : sha256_hex(whole.data_sha256 + " first " + std::to_string(calibration_.tokens) +

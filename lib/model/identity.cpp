@@ -15,8 +15,10 @@ Json to_json(const ModelIdentity& model) {
 }
 
 Json to_json(const CalibrationData& calibration) {
-  return {
+  Json json{
       {"data_sha256", calibration.data_sha256}, {"tokens", calibration.tokens}, {"sequences", calibration.sequences}};
+  if (!calibration.blocks.empty()) json["blocks"] = calibration.blocks;
+  return json;
 }
 
 ModelIdentity model_identity_from_json(const Json& json) {
@@ -27,7 +29,7 @@ ModelIdentity model_identity_from_json(const Json& json) {
 
 CalibrationData calibration_data_from_json(const Json& json) {
   return {json.value("data_sha256", ""), json.value("tokens", std::int64_t{0}),
-          json.value("sequences", std::int64_t{0})};
+          json.value("sequences", std::int64_t{0}), json.value("blocks", std::vector<std::string>{})};
 }
 
 }  // namespace oscar

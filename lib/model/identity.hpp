@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/json.hpp"
 
@@ -31,6 +32,12 @@ struct CalibrationData {
   std::string data_sha256;
   std::int64_t tokens = 0;
   std::int64_t sequences = 0;
+  /// Of each sequence: the first kBlockDigits hex digits of the SHA-256 of every block of kBlockTokens token ids
+  /// (int32, little-endian), joined; a last block that is shorter is left out, unless it is the only one. Empty: not
+  /// known.
+  std::vector<std::string> blocks;
+
+  static constexpr std::size_t kBlockTokens = 128, kBlockDigits = 16;
 
   friend bool operator==(const CalibrationData&, const CalibrationData&) = default;
 };

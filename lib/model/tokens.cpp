@@ -127,6 +127,22 @@ std::vector<TokenSequence> read_texts(const fs::path& model, const std::vector<f
   return cutter.take(names);
 }
 
+namespace {
+
+/// See CalibrationData::blocks.
+std::string block_hashes(std::span<const std::int32_t> ids) {
+  constexpr std::size_t kBlock = CalibrationData::kBlockTokens;
+  std::string hashes;
+  for (std::size_t begin = 0; begin == 0 || begin + kBlock <= ids.size(); begin += kBlock) {
+    Sha256 hash;
+    hash.update(std::as_bytes(ids.subspan(begin, std::min(kBlock, ids.size()))));
+    hashes += hash.hex().substr(0, CalibrationData::kBlockDigits);
+  }
+  return hashes;
+}
+
+}  // namespace
+
 CalibrationData describe(const std::vector<TokenSequence>& sequences) {
   Sha256 hash;
   CalibrationData data;
@@ -136,6 +152,7 @@ CalibrationData describe(const std::vector<TokenSequence>& sequences) {
     hash.update(std::as_bytes(std::span(&length, 1)));
     hash.update(std::as_bytes(std::span(sequence)));
     data.tokens += length;
+    data.blocks.push_back(block_hashes(sequence));
   }
   data.data_sha256 = hash.hex();
   return data;

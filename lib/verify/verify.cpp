@@ -7,6 +7,7 @@
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "verify/checks.hpp"
+#include "verify/held_out.hpp"
 #include "verify/measure.hpp"
 #include "verify/methods.hpp"
 #include "verify/verdict.hpp"
@@ -54,6 +55,7 @@ Json describe_set(const std::filesystem::path& path, const Subject* subject) {
   if (!subject->ours) return json;
   json["model"] = to_json(subject->set.model);
   json["calibration"] = to_json(subject->set.calibration);
+  json["calibration"].erase("blocks");
   json["recipe"] = subject->set.recipe.value("name", "");
   json["verified_before"] = subject->set.verification.is_object();
   return json;
@@ -104,9 +106,7 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
                               {"tokens_per_layer", found.tokens},
                               {"queries_per_layer", found.queries},
                               {"layers", found.layers.size()}};
-  if (same) {
-    report.warnings.push_back("attention is measured on the very tokens that the set was fitted on: give other data");
-  }
+  verify::judge_held_out(report, "attention", subject.set.calibration, data, options.require_held_out);
 }
 
 void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
@@ -116,13 +116,10 @@ void measure_model_metrics(VerifyReport& report, const Subject& subject, const s
   const auto metrics = verify::measure_model(*inputs.runner, data, methods, options.precision, backend, status);
   for (std::size_t m = 0; m < metrics.size(); ++m) report.methods[m].model = metrics[m];
   const CalibrationData texts = describe(data.texts);
-  report.data["model"] = {{"data_sha256", texts.data_sha256},
-                          {"tokens", texts.tokens},
-                          {"sequences", texts.sequences},
-                          {"needles", data.needles.size()}};
-  if (!data.texts.empty() && same_tokens(subject, texts)) {
-    report.warnings.push_back("the model is measured on the very tokens that the set was fitted on: give other text");
-  }
+  report.data["model"] = {
+      {"data_sha256", texts.data_sha256}, {"tokens", texts.tokens}, {"needles", data.needles.size()}};
+  if (data.texts.empty()) return;
+  verify::judge_held_out(report, "model", subject.set.calibration, texts, options.require_held_out);
 }
 
 /// Methods that are measured another way than their authors run them.

@@ -38,6 +38,8 @@ struct VerifyOptions {
   std::int64_t max_queries = 2048;
   /// Context length for bits per element.
   std::int64_t context = 131072;
+  /// Reject a set whose figures are not known to come from text that it was not fitted on.
+  bool require_held_out = false;
 };
 
 /// What to measure on; all optional. Without a source, attention metrics are taken from the model while it reads the

@@ -166,6 +166,10 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
   command
       .add_option("--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity")
       ->group("Verdict");
+  command
+      .add_flag("--require-held-out", options.require_held_out,
+                "Reject unless the figures are known to come from text that the set was not fitted on")
+      ->group("Verdict");
   command.add_flag("--record,!--no-record", c.record, "Keep the summary in the set's manifest (default on)")
       ->group("Output");
 }

@@ -7,7 +7,9 @@
 #include <algorithm>
 
 #include "base/files.hpp"
+#include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
+#include "dump/writer.hpp"
 #include "fit/fit.hpp"
 #include "model/tokens.hpp"
 #include "rotation/formats.hpp"
@@ -182,8 +184,44 @@ TEST_CASE("measuring on the calibration text is said") {
   const test::TemporaryFolder folder;
   const Verified v = verified(written(folder, Sample::get().set), model_on(Sample::get().calibration));
   CHECK(v.report.accepted);
-  check_contains(v.warnings, "attention is measured on the very tokens that the set was fitted on");
-  check_contains(v.warnings, "the model is measured on the very tokens");
+  check_contains(v.warnings, "attention is measured on 1 of 1 sequences that the set was fitted on");
+  check_contains(v.warnings, "model is measured on 1 of 1 sequences");
+  CHECK(v.report.data.at("model").at("held_out") == false);
+}
+
+TEST_CASE("fitted text is found again in shorter sequences and in dumps, and rejects where held-out text is required") {
+  const test::TemporaryFolder folder;
+  Sample& sample = Sample::get();
+  const fs::path path = written(folder, sample.set);
+  VerifyOptions options;
+  options.compare = {"none"};
+  options.require_held_out = true;
+  const TokenSequence& fitted = sample.calibration[0];
+  std::vector<TokenSequence> texts{{fitted.begin() + 128, fitted.begin() + 384}, sample.held_out[0]};
+  Verified v = verified(path, model_on(texts), options);
+  CHECK_FALSE(v.report.accepted);
+  check_contains(v.reasons, "attention is measured on 1 of 2 sequences that the set was fitted on");
+  check_contains(v.reasons, "(--require-held-out)");
+  v = verified(path, model_on(sample.held_out), options);
+  CHECK_MESSAGE(v.report.accepted, v.reasons);
+  CHECK(v.report.data.at("attention").at("held_out") == true);
+  CHECK(v.report.data.at("model").at("sequences_fitted_on") == 0);
+
+  write_dump(*open_live(*sample.runner, sample.calibration, {}, sample.status), folder / "dump", "pt", false,
+             sample.status);
+  const auto dump = open_dump(folder / "dump", {.max_tokens = 200}, sample.status);
+  VerifyInputs inputs;
+  inputs.source = dump.get();
+  check_contains(verified(path, inputs, options).reasons, "attention is measured on 1 of 1");
+
+  RotationSet silent = sample.set;
+  silent.calibration.blocks.clear();
+  v = verified(written(folder, silent), model_on(sample.held_out), options);
+  check_contains(v.reasons, "nothing tells whether model is measured on text that the set was fitted on");
+  options.require_held_out = false;
+  v = verified(folder / "set", model_on(sample.held_out), options);
+  CHECK(v.report.accepted);
+  CHECK(v.report.data.at("model").at("held_out").is_null());
 }
 
 TEST_CASE("a changed file, swapped sides, a stale model and missing layers reject the set") {
