@@ -11,11 +11,20 @@ namespace oscar {
 namespace {
 
 using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
 
 /// Number of terminal columns that UTF-8 text without wide characters takes.
 std::size_t display_width(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+}
+
+/// ", 1:05 left", once there is something to judge by.
+std::string time_left(Clock::duration passed, std::int64_t done, std::int64_t to_do) {
+  if (passed < 1s || done <= 0 || to_do <= 0) return "";
+  const double share = static_cast<double>(to_do) / static_cast<double>(done);
+  const auto seconds = static_cast<std::int64_t>(std::chrono::duration<double>(passed).count() * share);
+  return fmt::format(", {}:{:02} left", seconds / 60, seconds % 60);
 }
 
 }  // namespace
@@ -29,10 +38,12 @@ Console::~Console() { clear_progress(); }
 void Console::progress(const std::string& stage, std::int64_t done, std::int64_t total) {
   if (!options_.progress) return;
   const std::lock_guard lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   if (now - last_draw_ < 80ms && done < total) return;
   last_draw_ = now;
-  fmt::print(stderr, "\r\x1b[K{} {}/{}", stage, done, total);
+  if (stage != stage_ || done < done_) stage_ = stage, first_ = done, started_ = now;
+  done_ = done;
+  fmt::print(stderr, "\r\x1b[K{} {}/{}{}", stage, done, total, time_left(now - started_, done - first_, total - done));
   std::fflush(stderr);
   drawn_ = true;
   if (done >= total) clear_progress();

@@ -33,7 +33,9 @@ class Console : public Status {
   Options options_;
   std::mutex mutex_;
   bool drawn_ = false;
-  std::chrono::steady_clock::time_point last_draw_{};
+  std::string stage_;
+  std::int64_t first_ = 0, done_ = 0;
+  std::chrono::steady_clock::time_point last_draw_{}, started_{};
 };
 
 /// "oscar: error: what\n  where: …\n  try: …\n" on stderr.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace oscar::verify {
 namespace {
@@ -72,6 +73,28 @@ void LayerSums::add(const LayerSums& other) {
   all.add(other.all);
   heads.resize(std::max(heads.size(), other.heads.size()));
   for (std::size_t h = 0; h < other.heads.size(); ++h) heads[h].add(other.heads[h]);
+}
+
+Intervals intervals_of(std::span<const AttentionSums> sequences) {
+  using Member = double AttentionErrors::*;
+  const auto values = [&](Member member) {
+    std::vector<double> all;
+    for (const AttentionSums& sums : sequences) {
+      all.push_back(member != nullptr ? sums.both.*member : static_cast<double>(sums.both.queries));
+    }
+    return all;
+  };
+  const std::vector<std::tuple<const char*, Member, Member>> ratios{
+      {"softmax_kl", &AttentionErrors::softmax_kl, nullptr},
+      {"logit_nmse", &AttentionErrors::logit_error, &AttentionErrors::logit_norm},
+      {"output_rel_error", &AttentionErrors::output_error, &AttentionErrors::output_norm},
+      {"output_cosine", &AttentionErrors::output_cosine, nullptr},
+      {"needle_mass_kept", &AttentionErrors::needle_kept, &AttentionErrors::needle_mass}};
+  Intervals intervals;
+  for (const auto& [name, numerator, denominator] : ratios) {
+    if (const auto interval = bootstrap(values(numerator), values(denominator))) intervals[name] = *interval;
+  }
+  return intervals;
 }
 
 std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_t stride) {

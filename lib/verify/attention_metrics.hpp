@@ -38,6 +38,9 @@ struct LayerSums {
   void add(const LayerSums& other);
 };
 
+/// Of what the figures of one method would be on other sequences, by the JSON names of the figures.
+[[nodiscard]] Intervals intervals_of(std::span<const AttentionSums> sequences);
+
 /// Positions of the queries to look at: the last one and every `stride`-th before it, ascending.
 [[nodiscard]] std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_t stride);
 

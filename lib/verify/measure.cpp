@@ -36,12 +36,14 @@ class Measurer {
         std::max<std::int64_t>(1, (found_.tokens + limit - 1) / std::max<std::int64_t>(limit, 1));
     sums_.assign(plan_.methods->size(), {});
     found_.queries = 0;
+    sequence_ = 0;
     QkvChunk chunk;
     stream.rewind();
     while (stream.next(chunk)) {
       for (const SequenceRange& range : chunk.sequences) {
         throw_if_interrupted();
         if (range.size() > 0) take_attention(id, chunk.view.tokens(range), stride);
+        ++sequence_;
       }
     }
     for (std::size_t m = 0; m < sums_.size(); ++m) finish_layer(sums_[m], found_.methods[m]);
@@ -62,7 +64,12 @@ class Measurer {
   void take_attention(int id, const QkvView& sequence, std::int64_t stride) {
     for (std::size_t m = 0; m < plan_.methods->size(); ++m) {
       const KvMethod& method = (*plan_.methods)[m];
-      sums_[m].add(measure_attention(sequence, method, id, stride, plan_.precision, backend_));
+      LayerSums sums = measure_attention(sequence, method, id, stride, plan_.precision, backend_);
+      sums_[m].add(sums);
+      sums.all.kl = {};
+      auto& sequences = found_.methods[m].sequences;
+      sequences.resize(std::max(sequences.size(), sequence_ + 1));
+      sequences[sequence_].add(sums.all);
     }
     found_.queries += static_cast<std::int64_t>(sampled_positions(sequence.q.num_tokens, stride).size());
   }
@@ -77,6 +84,7 @@ class Measurer {
   const MeasurePlan& plan_;
   Backend& backend_;
   std::vector<LayerSums> sums_;  // of the layer at hand, by method
+  std::size_t sequence_ = 0;     // of the layer
   Measurements found_;
 };
 
@@ -86,6 +94,7 @@ Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend&
   Measurer measurer(plan, backend);
   const auto total = static_cast<std::int64_t>(source.layer_ids().size());
   std::int64_t done = 0;
+  status.progress("attention metrics, layer", done, total);
   for (const int id : source.layer_ids()) {
     if (wanted(plan, id)) measurer.layer(id, *source.open(id));
     status.progress("attention metrics, layer", ++done, total);

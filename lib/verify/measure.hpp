@@ -16,6 +16,7 @@ namespace oscar::verify {
 struct MethodMeasurements {
   std::vector<AttentionSums> layers;
   std::vector<std::vector<AttentionMetrics>> heads;  // [layer][query head]
+  std::vector<AttentionSums> sequences;              // over layers; without histograms
 };
 
 struct Measurements {

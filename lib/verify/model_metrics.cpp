@@ -2,9 +2,10 @@
 #include "verify/model_metrics.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/errors.hpp"
+#include "verify/model_sums.hpp"
+#include "verify/needles.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -12,126 +13,72 @@ namespace {
 /// Logits of exact attention are kept for a batch of texts at a time, within this many bytes (one text at least).
 constexpr std::size_t kReferenceBytes = 512U << 20;
 
-/// What one text adds; one per sequence, so that threads do not meet.
-struct TextSums {
-  double nll = 0;
-  std::int64_t same_top = 0;
-  std::vector<double> kld;  // per position
+std::int64_t tokens_of(std::span<const TokenSequence> sequences) {
+  std::int64_t tokens = 0;
+  for (const TokenSequence& sequence : sequences) tokens += static_cast<std::int64_t>(sequence.size());
+  return tokens;
+}
+
+/// What stands still while methods come and go.
+struct Setting {
+  ModelRunner& runner;
+  const ModelData& data;
+  Precision precision;
+  Backend& backend;
+  Status& status;
+  std::int64_t total_work;  // tokens that pass a layer, of all runs
+  std::int64_t work = 0;
+
+  void add_work(std::int64_t tokens) {
+    work += tokens;
+    status.progress("model metrics, per cent", 100 * work / total_work, 100);
+  }
 };
 
-struct MethodSums {
-  double nll = 0;
-  std::int64_t same_top = 0, hits = 0, found_tokens = 0, asked_tokens = 0;
-  std::vector<double> kld;
+/// One method, or exact attention.
+struct Found {
+  std::vector<TextSums> texts;
+  std::vector<NeedleResult> needles;
 };
-
-double log_sum_exp(std::span<const float> row) {
-  const double highest = *std::max_element(row.begin(), row.end());
-  double sum = 0;
-  for (const float x : row) sum += std::exp(x - highest);
-  return highest + std::log(sum);
-}
-
-std::int64_t top(std::span<const float> row) { return std::max_element(row.begin(), row.end()) - row.begin(); }
-
-double divergence(std::span<const float> exact, double exact_sum, std::span<const float> other, double other_sum) {
-  double kl = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double log_p = exact[i] - exact_sum;
-    kl += std::exp(log_p) * (log_p - (other[i] - other_sum));
-  }
-  return kl;
-}
-
-/// Compares every position that has a next token.
-TextSums compare_text(const TokenSequence& tokens, std::span<const float> logits, std::span<const float> reference) {
-  const std::size_t vocab = logits.size() / tokens.size();
-  TextSums sums;
-  for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
-    const auto row = logits.subspan(t * vocab, vocab);
-    const auto exact = reference.subspan(t * vocab, vocab);
-    const double row_sum = log_sum_exp(row);
-    sums.nll += row_sum - row[static_cast<std::size_t>(tokens[t + 1])];
-    sums.same_top += top(row) == top(exact) ? 1 : 0;
-    sums.kld.push_back(std::max(0.0, divergence(exact, log_sum_exp(exact), row, row_sum)));
-  }
-  return sums;
-}
-
-/// Tokens of the answer that are the argmax, the last one left out.
-int found_tokens(const TokenSequence& tokens, int answer_length, std::span<const float> logits) {
-  int found = 0;
-  const std::size_t vocab = logits.size() / tokens.size();
-  const std::size_t first = tokens.size() - static_cast<std::size_t>(answer_length);
-  for (std::size_t t = first; t + 1 < tokens.size(); ++t) {
-    found += top(logits.subspan((t - 1) * vocab, vocab)) == tokens[t] ? 1 : 0;
-  }
-  return found;
-}
-
-/// The attention hook of a method; empty for exact attention.
-RunHooks hooks_for(const KvMethod* method, Precision precision, Backend& backend) {
-  RunHooks hooks;
-  if (method == nullptr) return hooks;
-  hooks.attention = [method, precision, &backend](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
-    const HeldSequence held = hold(*method, layer, qkv, {}, precision, backend);
-    held.rows->attend(method->layer(layer).codecs(), method->windows, out);
-    return true;
-  };
-  return hooks;
-}
 
 using Logits = std::vector<std::vector<float>>;
 
-/// Runs a batch of texts; exact attention (method null) fills `reference`, a method is compared with it.
-void run_texts(ModelRunner& runner, std::span<const TokenSequence> batch, RunHooks hooks, Logits* fill,
-               const Logits& reference, MethodSums& sums, Status& status) {
-  std::vector<TextSums> found(batch.size());
-  hooks.logits = [&](std::size_t sequence, std::span<const float> logits) {
-    if (fill != nullptr) (*fill)[sequence].assign(logits.begin(), logits.end());
-    found[sequence] = compare_text(batch[sequence], logits, reference[sequence]);
-  };
-  runner.run(batch, hooks, status);
-  for (const TextSums& text : found) {
-    sums.nll += text.nll;
-    sums.same_top += text.same_top;
-    sums.kld.insert(sums.kld.end(), text.kld.begin(), text.kld.end());
+/// Runs the model with the attention of a method; null: exact attention.
+void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMethod* method, LogitsHook logits) {
+  RunHooks hooks;
+  hooks.logits = std::move(logits);
+  hooks.layer_done = [&setting, tokens = tokens_of(sequences)](int) { setting.add_work(tokens); };
+  if (method != nullptr) {
+    hooks.attention = [method, &setting](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
+      const HeldSequence held = hold(*method, layer, qkv, {}, setting.precision, setting.backend);
+      held.rows->attend(method->layer(layer).codecs(), method->windows, out);
+      return true;
+    };
   }
+  Status quiet;  // the runner counts the sequences of each layer
+  setting.runner.run(sequences, hooks, quiet);
 }
 
-void run_needles(ModelRunner& runner, const ModelData& data, RunHooks hooks, MethodSums& sums, Status& status) {
+/// A batch of texts; exact attention (method null) fills `reference`, a method is compared with it.
+void run_texts(Setting& setting, std::span<const TokenSequence> batch, const KvMethod* method, Logits& reference,
+               Found& found) {
+  const std::size_t first = found.texts.size();
+  found.texts.resize(first + batch.size());
+  run(setting, batch, method, [&](std::size_t sequence, std::span<const float> logits) {
+    if (method == nullptr) reference[sequence].assign(logits.begin(), logits.end());
+    found.texts[first + sequence] = compare_predictions(batch[sequence], logits, reference[sequence]);
+  });
+}
+
+void run_needles(Setting& setting, const KvMethod* method, Found& found) {
+  const ModelData& data = setting.data;
   if (data.needles.empty()) return;
-  std::vector<int> found(data.needles.size());
-  hooks.logits = [&](std::size_t sequence, std::span<const float> logits) {
-    found[sequence] = found_tokens(data.needles[sequence], data.answer_lengths[sequence], logits);
-  };
-  runner.run(data.needles, hooks, status);
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const int asked = data.answer_lengths[i] - 1;
-    sums.hits += found[i] == asked ? 1 : 0;
-    sums.found_tokens += found[i];
-    sums.asked_tokens += asked;
-  }
-}
-
-ModelMetrics metrics_of(MethodSums sums, const MethodSums& exact, const ModelData& data) {
-  ModelMetrics m;
-  m.positions = static_cast<std::int64_t>(sums.kld.size());
-  const auto positions = static_cast<double>(std::max<std::int64_t>(m.positions, 1));
-  m.ppl = std::exp(sums.nll / positions);
-  m.ppl_ratio = std::exp((sums.nll - exact.nll) / positions);
-  for (const double kl : sums.kld) m.kld_mean += kl / positions;
-  if (!sums.kld.empty()) {
-    const auto p99 = sums.kld.begin() + static_cast<std::ptrdiff_t>(std::ceil(0.99 * positions)) - 1;
-    std::nth_element(sums.kld.begin(), p99, sums.kld.end());
-    m.kld_p99 = *p99;
-  }
-  m.same_top = static_cast<double>(sums.same_top) / positions;
-  m.needle_hits = sums.hits;
-  m.needles = static_cast<std::int64_t>(data.needles.size());
-  if (m.needles > 0) m.answer_tokens = static_cast<double>(sums.found_tokens) / static_cast<double>(sums.asked_tokens);
-  if (m.needles > 0) m.retrieval = static_cast<double>(sums.hits) / static_cast<double>(m.needles);
-  return m;
+  found.needles.resize(data.needles.size());
+  run(setting, data.needles, method, [&](std::size_t i, std::span<const float> logits) {
+    const int length = data.answer_lengths[i];
+    found.needles[i] = {answer_depth(data.needles[i], length), found_answer_tokens(data.needles[i], length, logits),
+                        length - 1};
+  });
 }
 
 std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size) {
@@ -172,28 +119,34 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
                                         const std::vector<KvMethod>& methods, Precision precision, Backend& backend,
                                         Status& status) {
   check_model_data(data);
-  std::vector<MethodSums> sums(methods.size());
-  MethodSums exact;
-  const auto quantizes = [&](std::size_t i) { return methods[i].kind != MethodKind::kExact; };
+  const auto exact = [&](std::size_t i) { return methods[i].kind == MethodKind::kExact; };
+  std::vector<const KvMethod*> quantizing;
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    if (!exact(i)) quantizing.push_back(&methods[i]);
+  }
+  const bool exact_wanted = quantizing.size() < methods.size();
+  const auto runs = static_cast<std::int64_t>(quantizing.size());
+  const std::int64_t tokens =
+      tokens_of(data.texts) * (runs + 1) + tokens_of(data.needles) * (runs + (exact_wanted ? 1 : 0));
+  Setting setting{runner,  data,   precision,
+                  backend, status, std::max<std::int64_t>(1, tokens * runner.config().num_layers)};
+  setting.add_work(0);
+  Found reference;
+  std::vector<Found> found(quantizing.size());
   for (std::size_t begin = 0; begin < data.texts.size();) {
     const std::size_t count = batch_size(data, begin, runner.config().vocab_size);
     const auto batch = std::span(data.texts).subspan(begin, count);
-    Logits reference(count);
-    run_texts(runner, batch, {}, &reference, reference, exact, status);
-    for (std::size_t i = 0; i < methods.size(); ++i) {
-      if (!quantizes(i)) continue;
-      status.notice("model metrics: " + methods[i].name);
-      run_texts(runner, batch, hooks_for(&methods[i], precision, backend), nullptr, reference, sums[i], status);
-    }
+    Logits logits(count);
+    run_texts(setting, batch, nullptr, logits, reference);
+    for (std::size_t i = 0; i < quantizing.size(); ++i) run_texts(setting, batch, quantizing[i], logits, found[i]);
     begin += count;
   }
-  const bool exact_wanted = std::any_of(methods.begin(), methods.end(),
-                                        [](const KvMethod& method) { return method.kind == MethodKind::kExact; });
-  if (exact_wanted) run_needles(runner, data, {}, exact, status);
+  if (exact_wanted) run_needles(setting, nullptr, reference);
+  for (std::size_t i = 0; i < quantizing.size(); ++i) run_needles(setting, quantizing[i], found[i]);
   std::vector<ModelMetrics> metrics;
-  for (std::size_t i = 0; i < methods.size(); ++i) {
-    if (quantizes(i)) run_needles(runner, data, hooks_for(&methods[i], precision, backend), sums[i], status);
-    metrics.push_back(metrics_of(quantizes(i) ? sums[i] : exact, exact, data));
+  for (std::size_t i = 0, next = 0; i < methods.size(); ++i) {
+    const Found& method = exact(i) ? reference : found[next++];
+    metrics.push_back(model_metrics(method.texts, method.needles));
   }
   return metrics;
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What a KV method does to a model: the decoder runs with the method's attention in every layer, over whole sequences,
-// against the same run with exact attention.
-//   ppl = exp(mean negative log-likelihood of the next token)    kld = KL(exact || method) over the vocabulary, per
-//   position same_top = share of positions with the same most likely token retrieval = share of needles whose answer is
-//   the argmax at every one of its tokens but the last (the full stop), teacher-forced
+// against the same run with exact attention. Figures of predictions: model_sums.hpp.
+//   retrieval = share of needles whose answer is the argmax at every one of its tokens but the last (the full stop),
+//   teacher-forced
 #pragma once
 
 #include <cstdint>

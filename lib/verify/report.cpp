@@ -62,16 +62,51 @@ Json columns_of(const std::vector<AttentionMetrics>& heads) {
   return columns;
 }
 
+Json to_json(const Intervals& intervals) {
+  Json json = Json::object();
+  for (const auto& [name, interval] : intervals) json[name] = {number(interval.low), number(interval.high)};
+  return json;
+}
+
+Json to_json(const std::vector<PositionBin>& bins) {
+  Json json = Json::array();
+  for (const PositionBin& bin : bins) {
+    json.push_back(
+        {{"begin", bin.begin}, {"end", bin.end}, {"kld_mean", number(bin.kld_mean)}, {"positions", bin.positions}});
+  }
+  return json;
+}
+
+Json to_json(const std::vector<DepthBin>& bins) {
+  Json json = Json::array();
+  for (const DepthBin& bin : bins) {
+    json.push_back({{"depth", {bin.depth.low, bin.depth.high}}, {"hits", bin.hits}, {"needles", bin.needles}});
+  }
+  return json;
+}
+
 Json to_json(const ModelMetrics& m) {
   return {{"ppl", number(m.ppl)},
           {"ppl_ratio", number(m.ppl_ratio)},
+          {"ppl_ratio_error", number(m.ppl_ratio_error)},
           {"kld_mean", number(m.kld_mean)},
+          {"kld_error", number(m.kld_error)},
+          {"kld_median", number(m.kld_median)},
+          {"kld_p90", number(m.kld_p90)},
+          {"kld_p95", number(m.kld_p95)},
           {"kld_p99", number(m.kld_p99)},
+          {"kld_p999", number(m.kld_p999)},
+          {"kld_max", number(m.kld_max)},
+          {"kld_by_position", to_json(m.kld_by_position)},
           {"same_top", number(m.same_top)},
+          {"mean_dp", number(m.mean_dp)},
+          {"rms_dp", number(m.rms_dp)},
           {"positions", m.positions},
           {"retrieval", number(m.retrieval)},
+          {"retrieval_by_depth", to_json(m.retrieval_by_depth)},
           {"needle_hits", m.needle_hits},
-          {"needles", m.needles}};
+          {"needles", m.needles},
+          {"intervals", to_json(m.intervals)}};
 }
 
 Json to_json(const MethodReport& method) {
@@ -80,6 +115,8 @@ Json to_json(const MethodReport& method) {
     layers.push_back(
         {{"layer", layer.layer}, {"attention", to_json(layer.attention)}, {"heads", columns_of(layer.heads)}});
   }
+  Json attention = method.attention ? to_json(*method.attention) : Json(nullptr);
+  if (method.attention) attention["intervals"] = to_json(method.attention_intervals);
   return {{"name", method.name},
           {"kind", name_of(method.kind)},
           {"description", method.description},
@@ -90,7 +127,7 @@ Json to_json(const MethodReport& method) {
             {"at_context", number(method.bits.fp16_at_context)},
             {"at_context_fp32_params", number(method.bits.fp32_at_context)},
             {"context", method.bits.context}}},
-          {"attention", method.attention ? to_json(*method.attention) : Json(nullptr)},
+          {"attention", std::move(attention)},
           {"layers", layers},
           {"model", method.model ? to_json(*method.model) : Json(nullptr)}};
 }

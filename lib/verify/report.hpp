@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "base/json.hpp"
 #include "codec/kv_method.hpp"
 #include "kernels/types.hpp"
+#include "verify/bootstrap.hpp"
 
 namespace oscar {
 
@@ -23,6 +25,9 @@ struct Check {
   std::optional<bool> ok;       // none: it cannot be decided from what was given ("unknown")
   std::string message;          // in words; for "unknown", what would decide it
 };
+
+/// By name of a figure.
+using Intervals = std::map<std::string, verify::Interval>;
 
 /// Errors of attention over a quantised cache against exact attention; definitions in kernels/README.md.
 struct AttentionMetrics {
@@ -39,10 +44,27 @@ struct LayerReport {
   std::vector<AttentionMetrics> heads;  // query heads; without signal-to-noise ratios
 };
 
+/// Positions [begin, end) of all texts.
+struct PositionBin {
+  std::int64_t begin = 0, end = 0;
+  double kld_mean = 0;
+  std::int64_t positions = 0;
+};
+
+/// Needles whose answer stands between these shares of their prompts.
+struct DepthBin {
+  verify::Interval depth;
+  std::int64_t hits = 0, needles = 0;
+};
+
 /// What the quantised cache does to the model. KL in nats against exact attention, over the vocabulary.
 struct ModelMetrics {
-  double ppl = 0, ppl_ratio = 1, kld_mean = 0, kld_p99 = 0, same_top = 1;
+  double ppl = 0, ppl_ratio = 1, ppl_ratio_error = 0, same_top = 1, mean_dp = 0, rms_dp = 0;
+  double kld_mean = 0, kld_error = 0, kld_median = 0, kld_p90 = 0, kld_p95 = 0, kld_p99 = 0, kld_p999 = 0, kld_max = 0;
+  std::vector<PositionBin> kld_by_position;
+  std::vector<DepthBin> retrieval_by_depth;  // bins that have needles
   std::int64_t positions = 0;
+  Intervals intervals;
   std::optional<double> retrieval;
   double answer_tokens = 0;  // share of the answers' tokens that are the argmax, the full stop left out
   std::int64_t needle_hits = 0, needles = 0;
@@ -55,6 +77,7 @@ struct MethodReport {
   Windows windows;
   BitsPerElement bits;
   std::optional<AttentionMetrics> attention;
+  Intervals attention_intervals;
   std::vector<LayerReport> layers;
   std::optional<ModelMetrics> model;
 };

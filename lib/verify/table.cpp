@@ -18,6 +18,13 @@ Cell attention_cell(Member member, const char* format) {
   };
 }
 
+/// " ±0.0012": half of what holds 95 % of resampled figures.
+std::string doubt(const Intervals& intervals, const char* name, const char* format) {
+  const auto found = intervals.find(name);
+  if (found == intervals.end()) return "";
+  return " ±" + fmt::format(fmt::runtime(format), (found->second.high - found->second.low) / 2);
+}
+
 template <class Member>
 Cell model_cell(Member member, const char* format) {
   return [=](const MethodReport& m) {
@@ -45,7 +52,11 @@ std::vector<std::vector<std::string>> table_of(const VerifyReport& report) {
       {"attention error", attention_cell(&AttentionMetrics::output_rel_error, "{:.3g}")},
       {"softmax KL", attention_cell(&AttentionMetrics::softmax_kl, "{:.3g}")},
       {"ppl", model_cell(&ModelMetrics::ppl, "{:.3f}")},
-      {"KLD", model_cell(&ModelMetrics::kld_mean, "{:.4f}")},
+      {"KLD",
+       [kld = model_cell(&ModelMetrics::kld_mean, "{:.4f}")](const MethodReport& m) {
+         const std::string text = kld(m);
+         return text.empty() ? text : text + doubt(m.model->intervals, "kld_mean", "{:.4f}");
+       }},
       {"same top", model_cell(&ModelMetrics::same_top, "{:.3f}")},
       {"retrieval", retrieval_cell}};
   std::vector<std::vector<std::string>> rows(report.methods.size() + 1);

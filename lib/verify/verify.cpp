@@ -83,7 +83,9 @@ void add_attention(VerifyReport& report, const Measurements& found) {
       report.methods[m].layers.push_back({found.layers[i], method.layers[i].metrics(), method.heads[i]});
       pooled.add(method.layers[i]);
     }
-    if (!found.layers.empty()) report.methods[m].attention = pooled.metrics();
+    if (found.layers.empty()) continue;
+    report.methods[m].attention = pooled.metrics();
+    report.methods[m].attention_intervals = verify::intervals_of(method.sequences);
   }
 }
 

@@ -180,6 +180,33 @@ TEST_CASE("without a rotary base, what is measured after RoPE is said") {
   for (const MethodReport& each : v.report.methods) CHECK_MESSAGE(!each.description.empty(), each.name);
 }
 
+TEST_CASE("figures of several sequences come with intervals, in the report and in the table") {
+  const test::TemporaryFolder folder;
+  std::vector<TokenSequence> texts;
+  for (std::ptrdiff_t begin = 0; begin < kTokens; begin += 128) {
+    const auto first = Sample::get().held_out[0].begin() + begin;
+    texts.emplace_back(first, first + 128);
+  }
+  const Verified v = verified(written(folder, Sample::get().set), model_on(texts));
+  const Json methods = to_json(v.report).at("methods");
+  for (const Json& each : methods) {
+    if (each.at("name") == "bf16") continue;
+    CAPTURE(each.at("name"));
+    const std::vector<std::pair<const char*, const char*>> figures{
+        {"attention", "softmax_kl"}, {"attention", "output_rel_error"}, {"model", "kld_mean"}, {"model", "ppl_ratio"}};
+    for (const auto& [part, figure] : figures) {
+      const Json& interval = each.at(part).at("intervals").at(figure);
+      CHECK(interval[0] < each.at(part).at(figure));
+      CHECK(interval[1] > each.at(part).at(figure));
+    }
+  }
+  std::string table;
+  for (const auto& row : table_of(v.report)) {
+    for (const std::string& cell : row) table += cell + " ";
+  }
+  check_contains(table, " ±0.0");
+}
+
 TEST_CASE("measuring on the calibration text is said") {
   const test::TemporaryFolder folder;
   const Verified v = verified(written(folder, Sample::get().set), model_on(Sample::get().calibration));

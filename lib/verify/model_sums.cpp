@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+#include "verify/model_sums.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "verify/bootstrap.hpp"
+
+namespace oscar::verify {
+namespace {
+
+/// llama.cpp keeps logarithms of exact probabilities above this only.
+constexpr double kLowestLogProbability = -16;
+constexpr std::size_t kPositionBins = 16, kDepthBins = 10;
+
+double log_sum_exp(std::span<const float> row) {
+  const double highest = *std::max_element(row.begin(), row.end());
+  double sum = 0;
+  for (const float x : row) sum += std::exp(x - highest);
+  return highest + std::log(sum);
+}
+
+std::int64_t top(std::span<const float> row) { return std::max_element(row.begin(), row.end()) - row.begin(); }
+
+double divergence(std::span<const float> exact, double exact_sum, std::span<const float> other, double other_sum) {
+  double kl = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double log_p = exact[i] - exact_sum;
+    if (log_p > kLowestLogProbability) kl += std::exp(log_p) * (log_p - (other[i] - other_sum));
+  }
+  return kl;
+}
+
+double sum(std::span<const double> values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+/// Mean and its standard error, s / sqrt(n).
+struct Mean {
+  double value = 0, error = 0;
+  explicit Mean(std::span<const double> values) {
+    const auto n = static_cast<double>(values.size());
+    if (values.empty()) return;
+    value = sum(values) / n;
+    double squares = 0;
+    for (const double x : values) squares += (x - value) * (x - value);
+    if (n > 1) error = std::sqrt(squares / n / (n - 1));
+  }
+};
+
+std::vector<double> joined(const std::vector<TextSums>& texts, std::vector<double> TextSums::*member) {
+  std::vector<double> all;
+  for (const TextSums& text : texts) all.insert(all.end(), (text.*member).begin(), (text.*member).end());
+  return all;
+}
+
+std::vector<PositionBin> bins_of(const std::vector<TextSums>& texts) {
+  std::size_t longest = 0;
+  for (const TextSums& text : texts) longest = std::max(longest, text.kld.size());
+  const std::size_t width = (longest + kPositionBins - 1) / kPositionBins;
+  std::vector<PositionBin> bins;
+  for (std::size_t begin = 0; begin < longest; begin += width) {
+    const std::size_t end = std::min(begin + width, longest);
+    PositionBin bin{static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end), 0, 0};
+    for (const TextSums& text : texts) {
+      for (std::size_t t = begin; t < std::min(end, text.kld.size()); ++t) {
+        bin.kld_mean += text.kld[t];
+        ++bin.positions;
+      }
+    }
+    bin.kld_mean /= static_cast<double>(bin.positions);
+    bins.push_back(bin);
+  }
+  return bins;
+}
+
+void add_intervals(ModelMetrics& m, const std::vector<TextSums>& texts, const std::vector<NeedleResult>& needles) {
+  std::vector<double> positions, nll_change, kld, same;
+  for (const TextSums& text : texts) {
+    positions.push_back(static_cast<double>(text.kld.size()));
+    nll_change.push_back(sum(text.nll_change));
+    kld.push_back(sum(text.kld));
+    same.push_back(static_cast<double>(text.same_top));
+  }
+  if (const auto interval = bootstrap(kld, positions)) m.intervals["kld_mean"] = *interval;
+  if (const auto interval = bootstrap(same, positions)) m.intervals["same_top"] = *interval;
+  if (const auto interval = bootstrap(nll_change, positions)) {
+    m.intervals["ppl_ratio"] = {std::exp(interval->low), std::exp(interval->high)};
+  }
+  std::vector<double> hits;
+  for (const NeedleResult& needle : needles) hits.push_back(needle.hit() ? 1 : 0);
+  if (const auto interval = bootstrap(hits, std::vector<double>(hits.size(), 1))) m.intervals["retrieval"] = *interval;
+}
+
+void add_texts(ModelMetrics& m, const std::vector<TextSums>& texts) {
+  std::vector<double> kld = joined(texts, &TextSums::kld);
+  const std::vector<double> dp = joined(texts, &TextSums::dp);
+  m.positions = static_cast<std::int64_t>(kld.size());
+  if (kld.empty()) return;
+  m.ppl = std::exp(Mean(joined(texts, &TextSums::nll)).value);
+  const Mean change(joined(texts, &TextSums::nll_change));
+  m.ppl_ratio = std::exp(change.value);
+  m.ppl_ratio_error = m.ppl_ratio * change.error;
+  const Mean divergence(kld);
+  m.kld_mean = divergence.value, m.kld_error = divergence.error;
+  std::sort(kld.begin(), kld.end());
+  m.kld_median = quantile(kld, 0.5);
+  m.kld_p90 = quantile(kld, 0.9), m.kld_p95 = quantile(kld, 0.95);
+  m.kld_p99 = quantile(kld, 0.99), m.kld_p999 = quantile(kld, 0.999);
+  m.kld_max = kld.back();
+  m.mean_dp = Mean(dp).value;
+  m.rms_dp = std::sqrt(std::inner_product(dp.begin(), dp.end(), dp.begin(), 0.0) / static_cast<double>(dp.size()));
+  std::int64_t same = 0;
+  for (const TextSums& text : texts) same += text.same_top;
+  m.same_top = static_cast<double>(same) / static_cast<double>(m.positions);
+  m.kld_by_position = bins_of(texts);
+}
+
+void add_needles(ModelMetrics& m, const std::vector<NeedleResult>& needles) {
+  m.needles = static_cast<std::int64_t>(needles.size());
+  if (needles.empty()) return;
+  int found = 0, asked = 0;
+  std::vector<DepthBin> bins(kDepthBins);
+  for (const NeedleResult& needle : needles) {
+    found += needle.found, asked += needle.asked;
+    m.needle_hits += needle.hit() ? 1 : 0;
+    if (!needle.depth) continue;
+    DepthBin& bin = bins[std::min(static_cast<std::size_t>(*needle.depth * kDepthBins), kDepthBins - 1)];
+    bin.hits += needle.hit() ? 1 : 0;
+    ++bin.needles;
+  }
+  m.answer_tokens = static_cast<double>(found) / static_cast<double>(asked);
+  m.retrieval = static_cast<double>(m.needle_hits) / static_cast<double>(m.needles);
+  for (std::size_t i = 0; i < kDepthBins; ++i) {
+    bins[i].depth = {static_cast<double>(i) / kDepthBins, static_cast<double>(i + 1) / kDepthBins};
+    if (bins[i].needles > 0) m.retrieval_by_depth.push_back(bins[i]);
+  }
+}
+
+}  // namespace
+
+double quantile(std::span<const double> sorted, double fraction) {
+  if (sorted.empty()) return 0;
+  const double place = fraction * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const double rest = place - static_cast<double>(below);
+  return (1 - rest) * sorted[below] + rest * sorted[std::min(below + 1, sorted.size() - 1)];
+}
+
+TextSums compare_predictions(const TokenSequence& tokens, std::span<const float> logits, std::span<const float> exact) {
+  const std::size_t vocab = logits.size() / tokens.size();
+  TextSums sums;
+  for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
+    const auto next = static_cast<std::size_t>(tokens[t + 1]);
+    const auto row = logits.subspan(t * vocab, vocab), exact_row = exact.subspan(t * vocab, vocab);
+    const double row_sum = log_sum_exp(row), exact_sum = log_sum_exp(exact_row);
+    const double log_p = row[next] - row_sum, exact_log_p = exact_row[next] - exact_sum;
+    sums.nll.push_back(-log_p);
+    sums.nll_change.push_back(exact_log_p - log_p);
+    sums.dp.push_back(std::exp(log_p) - std::exp(exact_log_p));
+    sums.kld.push_back(divergence(exact_row, exact_sum, row, row_sum));
+    sums.same_top += top(row) == top(exact_row) ? 1 : 0;
+  }
+  return sums;
+}
+
+ModelMetrics model_metrics(const std::vector<TextSums>& texts, const std::vector<NeedleResult>& needles) {
+  ModelMetrics m;
+  add_texts(m, texts);
+  add_needles(m, needles);
+  add_intervals(m, texts, needles);
+  return m;
+}
+
+}  // namespace oscar::verify

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// Figures of predictions over four words, by hand, and of needles.
+#include "verify/model_sums.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "verify/needles.hpp"
+
+namespace oscar {
+namespace {
+
+using verify::NeedleResult;
+using verify::TextSums;
+
+doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-6); }
+
+std::vector<float> logits_of(const std::vector<double>& probabilities) {
+  std::vector<float> logits;
+  for (const double p : probabilities) logits.push_back(static_cast<float>(std::log(p)));
+  return logits;
+}
+
+/// Two positions that have a next token: a KL of ln 2 / 4 and one of 7 ln 2 / 8.
+TextSums small_text() {
+  const std::vector<float> exact =
+      logits_of({0.5, 0.25, 0.125, 0.125, 0.5, 0.25, 0.125, 0.125, 0.25, 0.25, 0.25, 0.25});
+  const std::vector<float> method =
+      logits_of({0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.25, 0.5, 0.25, 0.25, 0.25, 0.25});
+  return verify::compare_predictions({0, 1, 2}, method, exact);
+}
+
+}  // namespace
+
+TEST_CASE("figures of two positions equal those by hand") {
+  const double ln2 = std::log(2.0);
+  const ModelMetrics m = verify::model_metrics({small_text()}, {});
+  CHECK(m.positions == 2);
+  CHECK(m.ppl == near(4));
+  CHECK(m.ppl_ratio == near(std::sqrt(0.5)));  // the changes are 0 and -ln 2
+  CHECK(m.ppl_ratio_error == near(std::sqrt(0.5) * ln2 / 2));
+  CHECK(m.kld_mean == near(0.5625 * ln2));
+  CHECK(m.kld_error == near(0.3125 * ln2));
+  CHECK(m.kld_median == near(0.5625 * ln2));
+  CHECK(m.kld_p90 == near(0.8125 * ln2));
+  CHECK(m.kld_p95 == near(0.84375 * ln2));
+  CHECK(m.kld_p99 == near(0.86875 * ln2));
+  CHECK(m.kld_p999 == near(0.874375 * ln2));
+  CHECK(m.kld_max == near(0.875 * ln2));
+  CHECK(m.mean_dp == near(0.0625));
+  CHECK(m.rms_dp == near(0.125 / std::sqrt(2.0)));
+  CHECK(m.same_top == 0.5);
+  CHECK(m.intervals.empty());
+  CHECK_FALSE(m.retrieval.has_value());
+}
+
+TEST_CASE("words that exact attention finds all but impossible do not count, as in llama.cpp") {
+  const std::vector<float> exact{0, -15, -20, -20, 0, 0, 0, 0}, method{0, -15, -1000, -20, 0, 0, 0, 0};
+  CHECK(verify::compare_predictions({0, 0}, method, exact).kld[0] == doctest::Approx(0).epsilon(1e-8));
+  const std::vector<float> likelier{0, -1000, -20, -20, 0, 0, 0, 0};
+  CHECK(verify::compare_predictions({0, 0}, likelier, exact).kld[0] == doctest::Approx(985 * std::exp(-15.0)));
+}
+
+TEST_CASE("KL is binned by position, over texts of different lengths") {
+  TextSums shorter = small_text();
+  for (auto* values : {&shorter.nll, &shorter.nll_change, &shorter.kld, &shorter.dp}) values->resize(1);
+  shorter.kld[0] = 1;
+  const ModelMetrics m = verify::model_metrics({small_text(), shorter}, {});
+  REQUIRE(m.kld_by_position.size() == 2);
+  CHECK(m.kld_by_position[0].positions == 2);
+  CHECK(m.kld_by_position[0].kld_mean == near((0.25 * std::log(2.0) + 1) / 2));
+  CHECK(m.kld_by_position[1].begin == 1);
+  CHECK(m.kld_by_position[1].end == 2);
+  CHECK(m.kld_by_position[1].kld_mean == near(0.875 * std::log(2.0)));
+  // Two sequences: the interval holds both.
+  CHECK(m.intervals.at("kld_mean").high == near(1));
+  CHECK(m.intervals.at("ppl_ratio").low == near(std::sqrt(0.5)));
+  CHECK(m.intervals.at("ppl_ratio").high == near(1));
+}
+
+TEST_CASE("needles are counted by the depth at which their answer stands") {
+  CHECK(*verify::answer_depth({7, 1, 2, 8, 8, 8, 1, 2, 3}, 3) == near(1.0 / 6));
+  CHECK(*verify::answer_depth({1, 2, 8, 1, 2, 8, 1, 2, 3}, 3) == near(0.5));  // the last place before the end
+  CHECK_FALSE(verify::answer_depth({1, 8, 2, 8, 8, 8, 1, 2, 3}, 3).has_value());
+  const std::vector<NeedleResult> needles{{0.05, 2, 2}, {0.55, 1, 2}, {0.51, 2, 2}, {std::nullopt, 2, 2}};
+  const ModelMetrics m = verify::model_metrics({}, needles);
+  CHECK(m.needle_hits == 3);
+  CHECK(*m.retrieval == 0.75);
+  CHECK(m.answer_tokens == near(7.0 / 8));
+  REQUIRE(m.retrieval_by_depth.size() == 2);
+  CHECK(m.retrieval_by_depth[0].hits == 1);
+  CHECK(m.retrieval_by_depth[1].depth.low == near(0.5));
+  CHECK(m.retrieval_by_depth[1].hits == 1);
+  CHECK(m.retrieval_by_depth[1].needles == 2);
+  CHECK(m.intervals.at("retrieval").high == 1);
+  CHECK(m.intervals.at("retrieval").low < 0.75);
+}
+
+TEST_CASE("quantiles lie between neighbours") {
+  CHECK(verify::quantile({}, 0.5) == 0);
+  CHECK(verify::quantile(std::vector<double>{3}, 0.9) == 3);
+  CHECK(verify::quantile(std::vector<double>{0, 1, 2, 4}, 0.5) == 1.5);
+  CHECK(verify::quantile(std::vector<double>{0, 1, 2, 4}, 1) == 4);
+}
+
+}  // namespace oscar
