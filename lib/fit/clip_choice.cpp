@@ -56,6 +56,12 @@ std::vector<SampledSequence> ClipChoice::sample(LayerStream& stream) const {
   return sample_layer(stream, windows_, options_);
 }
 
+RowCodec ClipChoice::first_key_codec() const {
+  RowCodec codec = *codecs_.key;
+  codec.clip_ratio = fixed_ ? fixed_->first : kPublishedKeyClip;
+  return codec;
+}
+
 void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const {
   std::tie(layer.key.clip_ratio, layer.value.clip_ratio) =
       fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));

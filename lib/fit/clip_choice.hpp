@@ -22,6 +22,8 @@ class ClipChoice {
 
   /// What the fit must keep of a layer's data; nothing if the ratios are not fitted.
   [[nodiscard]] std::vector<SampledSequence> sample(LayerStream& stream) const;
+  /// Codec of the keys before their ratio is fitted: the fixed one, or the published constant.
+  [[nodiscard]] RowCodec first_key_codec() const;
   void apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const;
   /// description: of the sample, for the record.
   void finish(const std::string& description, RotationSet& set) const;

@@ -37,6 +37,7 @@ class BatchFit {
         reference_(read_reference(options.reference_rotation)),
         clip_(options, recipe_, backend, status),
         clip_options_(options.clip_fit),
+        refining_(options.refining),
         backend_(backend),
         status_(status) {}
 
@@ -47,15 +48,19 @@ class BatchFit {
     const auto total = static_cast<std::int64_t>(source_.layer_ids().size());
     const auto start = std::chrono::steady_clock::now();
     std::vector<LayerMoments> moments(ids.size());
-    std::vector<std::vector<SampledSequence>> samples(ids.size());
+    std::vector<std::vector<SampledSequence>> samples(ids.size()), to_refine(ids.size());
     std::atomic<std::int64_t> done = static_cast<std::int64_t>(result.set.layers.size());
     status_.progress("fit: layer", done, total);
     for_each_layer(source_, ids, lanes, [&](std::size_t i, LayerStream& stream) {
       moments[i] = take_moments(ids[i], stream, {recipe_}, reference_, backend_);
       samples[i] = clip_.sample(stream);
+      if (recipe_.refine) to_refine[i] = sample_for_refining(stream, recipe_.windows, refining_);
       status_.progress("fit: layer", ++done, total);
     });
     std::vector<LayerRotation> layers = fit_transforms(moments, recipe_, backend_, status_);
+    if (recipe_.refine) {
+      refine_keys(to_refine, clip_.first_key_codec(), recipe_.windows, refining_, layers, backend_, status_);
+    }
     const double rotation_seconds = seconds_since(start);
     parallel_for(
         layers.size(), [&](std::size_t i) { clip_.apply(samples[i], layers[i]); }, lanes);
@@ -73,6 +78,7 @@ class BatchFit {
   ReferenceRotation reference_;
   ClipChoice clip_;
   ClipFitOptions clip_options_;
+  RefineOptions refining_;
   Backend& backend_;
   Status& status_;
   std::string sample_description_;

@@ -106,6 +106,9 @@ void check_options(const FitOptions& options) {
     throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
                      "give a rotation set, for example one fitted with --recipe oscar");
   }
+  if (options.refine && (options.recipe == "hadamard" || options.recipe == "uresidual")) {
+    throw UsageError("recipe " + options.recipe + " is not refined", "--refine", "use oscar, lsq, stretch or ktk_vtv");
+  }
   if (options.recipe == "stretch" && options.key_objective == "ktk") {
     throw UsageError("a stretch weighs keys against queries", "--key-objective ktk", "use qqt or fisher");
   }
@@ -120,7 +123,8 @@ void check_options(const FitOptions& options) {
 std::string Recipe::key_name() const {
   if (kind == Kind::kHadamard) return "hadamard";
   if (kind == Kind::kResidual) return "uresidual";
-  return (kind == Kind::kStretch ? "stretch_" : "") + key_objective + "_" + composition;
+  return (refine ? "refined_" : std::string()) + (kind == Kind::kStretch ? "stretch_" : "") + key_objective + "_" +
+         composition;
 }
 
 std::string Recipe::value_name() const {
@@ -137,6 +141,7 @@ Recipe resolve_recipe(const FitOptions& options) {
                 .value_objective = options.value_objective,
                 .composition = options.composition,
                 .center = options.center,
+                .refine = options.refine,
                 .stretch_power = options.stretch_power,
                 .stretch_lambda = options.stretch_lambda,
                 .windows = options.windows};
@@ -162,7 +167,8 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"levels", {recipe.codecs.key->levels, recipe.codecs.value->levels}},
             {"clip", takes_clip(recipe.codecs.key->grid) ? options.clip : "off"},
             {"group_size", recipe.codecs.key->group_size},
-            {"center", recipe.center}};
+            {"center", recipe.center},
+            {"refine", recipe.refine}};
   if (recipe.kind == Recipe::Kind::kStretch) {
     json["stretch"] = {{"power", recipe.stretch_power}, {"lambda", recipe.stretch_lambda}};
   }

@@ -9,6 +9,7 @@
 
 #include "base/json.hpp"
 #include "fit/clip_fit.hpp"
+#include "fit/refine.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar {
@@ -43,8 +44,11 @@ struct FitOptions {
   bool center = false;
   /// Recipe stretch: see transform/stretch.hpp.
   double stretch_power = 1, stretch_lambda = 1e-2;
+  /// Turn the basis of keys by descent on the softmax KL, see fit/refine.hpp. Recipe auto tries it by itself.
+  bool refine = false;
   Windows windows;
   ClipFitOptions clip_fit;
+  RefineOptions refining;
   /// Folder (or rotation set) with the reference k_rotation and v_rotation of recipe uresidual.
   std::filesystem::path reference_rotation;
 };
@@ -56,12 +60,12 @@ struct Recipe {
   std::string key_objective, value_objective;  // qqt | ktk | fisher, sst | oto | vtv
   std::string composition;
   bool key_per_head = false, value_per_head = false;
-  bool center = false;
+  bool center = false, refine = false;
   double stretch_power = 1, stretch_lambda = 1e-2;
   HistoryCodecs codecs;  // both are set; clip ratios are fitted or fixed elsewhere
   Windows windows;
 
-  /// "<objective>_<composition>", "stretch_<objective>_<composition>", "hadamard" or "uresidual".
+  /// "<objective>_<composition>", "hadamard" or "uresidual"; keys: with "stretch_" and "refined_" before it.
   [[nodiscard]] std::string key_name() const;
   [[nodiscard]] std::string value_name() const;
 };

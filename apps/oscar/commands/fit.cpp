@@ -168,6 +168,8 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   option("--scale-dtype", fit.scale_dtype, "What scales and zeros are stored in: float32, float16 or bfloat16");
   option("--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group("Fit");
+  app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
+      ->group("Fit");
   option("--stretch-power", fit.stretch_power, "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
   option("--stretch-lambda", fit.stretch_lambda, "Recipe stretch: part of the mean eigenvalue added to both moments");
   option("--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
