@@ -108,14 +108,17 @@ KeysAndQueries stretch_covariances(const LayerMoments& layer, const Recipe& reci
 
 double worst(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
-SideTransform side_from(Stretched stretched, double lambda) {
+SideTransform side_from(Stretched stretched, const KeysAndQueries& covariances, const StretchOptions& options) {
   SideTransform side;
+  side.covariance = rounded_to_f32(covariances.key);
+  side.query_covariance = rounded_to_f32(covariances.query);
   static_cast<Transform&>(side) = std::move(stretched.transform);
   side.eigenvalues = std::move(stretched.eigenvalues);
   side.scores["stretch"] = {{"predicted_gain", stretched.predicted_gain},
                             {"condition", stretched.condition},
                             {"bf16_disturbance", stretched.bf16_disturbance},
-                            {"lambda", lambda}};
+                            {"power", options.power},
+                            {"lambda", options.lambda}};
   return side;
 }
 
@@ -130,7 +133,7 @@ SideTransform regularised_side(const LayerMoments& layer, const KeysAndQueries& 
         fmt::format("layer {}: the stretch is regularised with lambda {} instead of {}, or bfloat16 would "
                     "spoil it",
                     layer.layer_id, options.lambda, recipe.stretch_lambda));
-    return side_from(std::move(stretched), options.lambda);
+    return side_from(std::move(stretched), covariances, options);
   }
   throw NumericalError("the metric of the stretch is so ill-conditioned that bfloat16 copies disturb the logits",
                        "layer " + std::to_string(layer.layer_id), "use --recipe oscar, or leave the layer out");
@@ -149,7 +152,7 @@ std::vector<SideTransform> stretched_sides(const std::vector<LayerMoments>& laye
   std::vector<SideTransform> sides;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const bool good = worst(stretched[i].bf16_disturbance) <= kMostDisturbance;
-    sides.push_back(good ? side_from(std::move(stretched[i]), options.lambda)
+    sides.push_back(good ? side_from(std::move(stretched[i]), covariances[i], options)
                          : regularised_side(layers[i], covariances[i], recipe, options, backend, status));
   }
   return sides;

@@ -29,6 +29,7 @@ void write_side(Hdf5Writer& file, const std::string& group, const SideTransform&
     file.write(group + "/eigenvalues", Tensor::from(shape, std::span(eigenvalues)));
   }
   if (side.covariance.count > 0) file.write(group + "/covariance", side.covariance.to_f32(squeeze));
+  if (side.query_covariance.count > 0) file.write(group + "/query_covariance", side.query_covariance.to_f32(squeeze));
   if (has_clip_ratios) file.attribute(group, "clip_ratio", side.clip_ratio);
 }
 
@@ -39,14 +40,17 @@ void read_side(const Hdf5Reader& file, const std::string& where, const std::stri
   }
   if (file.has(group + "/mean")) side.mean = file.read(group + "/mean").to_doubles();
   if (file.has(group + "/eigenvalues")) side.eigenvalues = file.read(group + "/eigenvalues").to_doubles();
-  if (file.has(group + "/covariance")) {
-    side.covariance = MatrixStack::from(file.read(group + "/covariance"), where + ":" + group + "/covariance");
+  for (const auto& [name, covariance] :
+       {std::pair{"/covariance", &side.covariance}, std::pair{"/query_covariance", &side.query_covariance}}) {
+    if (file.has(group + name)) *covariance = MatrixStack::from(file.read(group + name), where + ":" + group + name);
   }
   const auto numbers = static_cast<std::size_t>(side.rotation.count) * side.rotation.dim;
-  const bool fits = (side.eigenvalues.empty() || side.eigenvalues.size() == numbers) &&
-                    (side.covariance.count == 0 || side.covariance.data.size() == side.rotation.data.size()) &&
-                    (side.read_rotation.count == 0 || side.read_rotation.data.size() == side.rotation.data.size()) &&
-                    side.mean.size() % static_cast<std::size_t>(side.rotation.dim) == 0;
+  const bool fits =
+      (side.eigenvalues.empty() || side.eigenvalues.size() == numbers) &&
+      (side.covariance.count == 0 || side.covariance.data.size() == side.rotation.data.size()) &&
+      (side.query_covariance.count == 0 || side.query_covariance.data.size() == side.rotation.data.size()) &&
+      (side.read_rotation.count == 0 || side.read_rotation.data.size() == side.rotation.data.size()) &&
+      side.mean.size() % static_cast<std::size_t>(side.rotation.dim) == 0;
   if (!fits)
     throw DataError("read side, mean, eigenvalues or covariance do not fit the rotation", where + ":" + group,
                     "fit the set again");

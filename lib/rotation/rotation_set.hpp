@@ -18,6 +18,7 @@ namespace oscar {
 struct SideTransform : Transform {
   std::vector<double> eigenvalues;  // (rotation.count, dim), ascending; empty: not known
   MatrixStack covariance;           // what was decomposed, rounded to float32; count 0: not known
+  MatrixStack query_covariance;     // of a stretch: what `covariance`, then of keys, was weighed against
   double clip_ratio = 0;            // RowCodec::clip_ratio; <= 0: no clipping
   Json scores = Json::object();     // what the fit measured for this side; recorded, not interpreted
 };

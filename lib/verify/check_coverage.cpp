@@ -65,9 +65,8 @@ void check_sides_agree(const Subject& subject, std::vector<Check>& checks) {
 
 /// "qqt" on the value side is a swapped pair of files.
 void check_objective(const SubjectSide& side, std::vector<Check>& checks) {
-  const std::string name = objective_name(side.objective);
-  const bool key = name == "qqt" || name == "ktk";
-  const bool value = name == "sst" || name == "oto" || name == "vtv";
+  const bool key = fits_keys(side.objective);
+  const bool value = fits_values(side.objective);
   std::optional<bool> ok;
   std::string message = "the objective \"" + side.objective + "\" does not tell the side";
   if ((key || value) && !side.target.empty()) {
@@ -99,6 +98,17 @@ void check_shape(const SubjectSide& side, int layer, const SideTransform& t, con
                  model.head_dim > 0 ? std::optional<double>(model.head_dim) : std::nullopt, ok, message});
 }
 
+/// Servers refuse groups that do not divide a row.
+void check_group(const Subject& subject, std::vector<Check>& checks) {
+  if (!subject.ours) return;
+  const int group = subject.set.key_codec.group_size;
+  const auto cut = [&](const LayerRotation& layer) { return group > 0 && layer.key.rotation.dim % group != 0; };
+  const auto found = std::find_if(subject.set.layers.begin(), subject.set.layers.end(), cut);
+  const bool ok = found == subject.set.layers.end();
+  const std::string message = ok ? "" : "groups of " + std::to_string(group) + " channels do not divide head_dim";
+  checks.push_back({"group_size", ok ? std::nullopt : std::optional(found->layer_id), "", group, {}, ok, message});
+}
+
 void check_clip(const Subject& subject, std::vector<Check>& checks) {
   if (!subject.set.has_clip_ratios) {
     checks.push_back({"clip_ratio", {}, "", {}, {}, {}, "the files do not say how rows are clipped"});
@@ -123,31 +133,8 @@ void check_coverage(const Subject& subject, const Expectation& expected, std::ve
                 [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
                   check_shape(side, layer, t, expected.model, out);
                 });
+  check_group(subject, checks);
   check_clip(subject, checks);
-}
-
-void check_model_identity(const Subject& subject, const Expectation& expected, std::vector<Check>& checks) {
-  const std::string& fitted = subject.set.model.config_sha256;
-  const std::string& measured = expected.model.config_sha256;
-  if (fitted.empty() || measured.empty()) {
-    checks.push_back({"model_identity",
-                      {},
-                      "",
-                      {},
-                      {},
-                      {},
-                      fitted.empty() ? "the set does not say which model it was fitted on"
-                                     : "nothing says which model the set is meant for: give --model"});
-    return;
-  }
-  const bool same = fitted == measured;
-  checks.push_back({"model_identity",
-                    {},
-                    "",
-                    {},
-                    {},
-                    same,
-                    same ? "" : "fitted on another model (" + subject.set.model.id + "): config.json differs"});
 }
 
 }  // namespace oscar::verify

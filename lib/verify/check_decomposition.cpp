@@ -8,6 +8,7 @@
 
 #include "verify/checks.hpp"
 #include "verify/for_each_side.hpp"
+#include "verify/stretch_metric.hpp"
 #include "verify/uncompose.hpp"
 
 namespace oscar::verify {
@@ -197,11 +198,12 @@ bool usable(const SideTransform& t, const MatrixStack& covariance) {
 
 }  // namespace
 
-void check_decomposition(const Subject& subject, std::vector<Check>& checks) {
+void check_decomposition(const Subject& given, std::vector<Check>& checks) {
+  const Subject subject = with_regularised_covariances(given);
   for_each_side(
       subject, checks, [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
         if (has_constant_rotation(side)) return check_constant(side, layer, t, out);
-        if (!usable(t, t.covariance)) {
+        if (!usable(t, t.covariance) || (is_stretch(t) && !stretch_record(t))) {
           out.push_back(unknown("decomposition", layer, side, "the set carries no covariance: give --dump or --model"));
           return;
         }
@@ -232,6 +234,7 @@ void check_decomposition_on_data(const Subject& subject, const std::vector<DataC
     for (const SubjectSide& side : with_data.sides) {
       const SideTransform* t = find_layer(side, d.layer_id);
       if (t == nullptr || side.target != d.target || has_constant_rotation(side) || !usable(*t, d.covariance)) continue;
+      if (is_stretch(*t)) continue;  // it diagonalises what is stored, not a covariance of the data
       const double limit = d.same_tokens ? kSameTokensLimit : kDisorderLimit;
       const auto finding = examine(with_data, side, d.layer_id, *t, d.covariance, d.same_tokens, limit);
       if (!finding) {

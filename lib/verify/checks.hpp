@@ -28,6 +28,10 @@ inline constexpr double kDecompositionLimit = 1e-4;
 inline constexpr double kDisorderLimit = 0.4;
 /// Fewer tokens than this many head dimensions do not fail a set on other text.
 inline constexpr int kMinTokensPerDim = 4;
+/// A set fitted on fewer tokens than this many head dimensions has directions of chance (see kDisorderLimit: 0.3).
+inline constexpr int kMinCalibrationTokensPerDim = 2;
+/// |M A M - B| / |B| (Frobenius) of a stretch, with matrices stored in float32.
+inline constexpr double kStretchLimit = 1e-3;
 /// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
 inline constexpr double kSameTokensLimit = 0.02;
 /// max |R - constant| for rotations that are made without data.
@@ -48,11 +52,16 @@ void check_finite(const Subject& subject, std::vector<Check>& checks);
 void check_orthogonality(const Subject& subject, std::vector<Check>& checks);
 /// Layers and shapes against the model and the data, keys against values, objectives against sides, clip ratios.
 void check_coverage(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
-/// The set was fitted for the model that it is measured on.
-void check_model_identity(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+/// The set was fitted for the model that it is measured on, and on enough tokens.
+void check_provenance(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+/// No matrix has been through fp8.
+void check_fp8(const Subject& subject, std::vector<Check>& checks);
 /// Eigenvalues: finite, ascending, not negative, not all equal (but for "hadamard"), at least half of them above zero.
 void check_spectrum(const Subject& subject, std::vector<Check>& checks);
-/// U^T Sigma U = Lambda with the covariance that the set carries; constant rotations against their constant.
+/// The metric of a stretch against the covariances of keys and queries that the set carries.
+void check_stretch(const Subject& subject, std::vector<Check>& checks);
+/// U^T Sigma U = Lambda with the covariance that the set carries (of a stretch: T^T A T); constant rotations against
+/// their constant.
 void check_decomposition(const Subject& subject, std::vector<Check>& checks);
 
 /// Second moments of one layer of the data at hand, for one side.

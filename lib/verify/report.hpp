@@ -82,6 +82,13 @@ struct MethodReport {
   std::optional<ModelMetrics> model;
 };
 
+/// The eigenvalues of one layer and side over the largest, descending, mean over heads.
+struct Spectra {
+  int layer = 0;
+  std::string target;
+  std::vector<double> values;
+};
+
 struct VerifyReport {
   Json rotation_set = Json::object();  // path, model, objectives, recipe, calibration
   Json data = Json::object();          // what was measured on
@@ -89,6 +96,7 @@ struct VerifyReport {
   Precision precision = Precision::kServing;
   std::vector<Check> checks;
   std::vector<MethodReport> methods;
+  std::vector<Spectra> spectra;  // for people to look at; the set itself has them
   bool accepted = true;
   std::vector<std::string> reasons;   // why it was rejected
   std::vector<std::string> warnings;  // what a reader should know before trusting or using it

@@ -15,10 +15,8 @@ std::string lone_target(const fs::path& path, const std::string& objective) {
   const std::string name = path.filename().string();
   if (name.starts_with("k_")) return "key";
   if (name.starts_with("v_")) return "value";
-  const std::string first = objective_name(objective);
-  if (first == "qqt" || first == "ktk") return "key";
-  if (first == "sst" || first == "oto" || first == "vtv") return "value";
-  return "";
+  if (fits_keys(objective)) return "key";
+  return fits_values(objective) ? "value" : "";
 }
 
 /// Servers load the .pt file: where a set of ours has one, its matrices are what is under test, with the covariance
@@ -31,6 +29,8 @@ void take_served_matrices(const fs::path& file, SubjectSide& side) {
         std::find_if(side.layers.begin(), side.layers.end(), [id = id](const auto& l) { return l.first == id; });
     if (known == side.layers.end()) continue;
     transform.covariance = known->second.covariance;
+    transform.query_covariance = known->second.query_covariance;
+    transform.scores = known->second.scores;
     transform.clip_ratio = known->second.clip_ratio;
   }
   side.objective = served.objective;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "rotation/rotation_set.hpp"
+#include "verify/report.hpp"
 
 namespace oscar {
 
@@ -31,8 +32,14 @@ struct Subject {
 /// Throws DataError as read_rotation_set and read_rotation_pt do.
 [[nodiscard]] Subject read_subject(const std::filesystem::path& path);
 
-/// "qqt" of "qqt_r_h_pbr", and "r_h_pbr" (empty for "hadamard" and "uresidual").
+/// Of every layer and side that carries eigenvalues which are not all the same.
+[[nodiscard]] std::vector<Spectra> spectra_of(const Subject& subject);
+
+/// "qqt" of "qqt_r_h_pbr" and "stretch_qqt_r_h_pbr", and "r_h_pbr" (empty for "hadamard" and "uresidual").
 [[nodiscard]] std::string objective_name(const std::string& objective);
 [[nodiscard]] std::string composition_name(const std::string& objective);
+/// Whether an objective is of keys only, or of values only.
+[[nodiscard]] bool fits_keys(const std::string& objective);
+[[nodiscard]] bool fits_values(const std::string& objective);
 
 }  // namespace oscar

@@ -64,9 +64,11 @@ Json describe_set(const std::filesystem::path& path, const Subject* subject) {
 void check_structure(const Subject& subject, const Expectation& expected, std::vector<Check>& checks) {
   verify::check_finite(subject, checks);
   verify::check_coverage(subject, expected, checks);
-  verify::check_model_identity(subject, expected, checks);
+  verify::check_provenance(subject, expected, checks);
+  verify::check_fp8(subject, checks);
   verify::check_orthogonality(subject, checks);
   verify::check_spectrum(subject, checks);
+  verify::check_stretch(subject, checks);
   verify::check_decomposition(subject, checks);
 }
 
@@ -180,6 +182,7 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   report.rotation_set = describe_set(rotations, &subject);
   report.windows = {options.sink.value_or(subject.set.windows.sink),
                     options.recent.value_or(subject.set.windows.recent)};
+  report.spectra = spectra_of(subject);
   const Expectation expected = expectation(subject, inputs);
   check_structure(subject, expected, report.checks);
   if (measurable(report)) {

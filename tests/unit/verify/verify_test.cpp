@@ -10,81 +10,16 @@
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
 #include "dump/writer.hpp"
-#include "fit/fit.hpp"
-#include "model/tokens.hpp"
 #include "rotation/formats.hpp"
-#include "support/backend.hpp"
 #include "support/support.hpp"
+#include "unit/verify/sample.hpp"
 #include "verify/record.hpp"
 #include "verify/table.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr int kTokens = 512;
-
-std::vector<TokenSequence> text(const char* name, std::size_t sequence) {
-  const auto all = read_tokens(test::data(std::string("golden/qwen3-2m/") + name), {kTokens, 0, 0});
-  return {all[sequence]};
-}
-
-/// Fitted once for all cases: the fit is not what is tested here.
-struct Sample {
-  std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
-  std::unique_ptr<Backend> backend = test::make_test_backend();
-  std::vector<TokenSequence> calibration = text("tokens_calib.npy", 0), held_out = text("tokens_eval.npy", 0);
-  RotationSet set;
-  Status status;
-  Sample() {
-    const auto source = open_live(*runner, calibration, {}, status);
-    FitOptions options;
-    options.clip = "0.96,0.92";
-    options.windows = {16, 64};
-    set = fit(*source, options, *backend, status).set;
-  }
-  static Sample& get() {
-    static Sample sample;
-    return sample;
-  }
-};
-
-struct Verified {
-  VerifyReport report;
-  std::string reasons, warnings;
-};
-
-/// A few methods: what others do is tested elsewhere.
-VerifyOptions usual_options() {
-  VerifyOptions options;
-  options.compare = {"bf16", "naive", "hadamard", "hadamard_clip"};
-  return options;
-}
-
-Verified verified(const fs::path& path, const VerifyInputs& inputs = {},
-                  const VerifyOptions& options = usual_options()) {
-  Sample& sample = Sample::get();
-  Verified v{verify_rotations(path, inputs, options, *sample.backend, sample.status), "", ""};
-  validate_json(to_json(v.report), "oscar.verify_report.v1", "report");
-  for (const std::string& reason : v.report.reasons) v.reasons += reason + "\n";
-  for (const std::string& warning : v.report.warnings) v.warnings += warning + "\n";
-  return v;
-}
-
-VerifyInputs model_on(const std::vector<TokenSequence>& texts) {
-  VerifyInputs inputs;
-  inputs.runner = Sample::get().runner.get();
-  inputs.model_data.texts = texts;
-  return inputs;
-}
-
-void check_contains(const std::string& text, const std::string& part) {
-  CHECK_MESSAGE(text.find(part) != std::string::npos, text);
-}
-
-fs::path written(const test::TemporaryFolder& folder, const RotationSet& set) {
-  write_rotation_set(folder / "set", set, {}, true);
-  return folder / "set";
-}
+using namespace test;
 
 const MethodReport& method(const VerifyReport& report, const std::string& name) {
   const auto found =

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+// What goes wrong with sets in the field, planted one at a time into sound ones: each is rejected, and named.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "unit/verify/sample.hpp"
+
+namespace oscar {
+namespace {
+
+using namespace test;
+
+struct Defect {
+  std::string name;
+  std::function<void(RotationSet&)> plant;
+  const char* reason;
+};
+
+MatrixStack transposed(MatrixStack stack) {
+  const auto dim = static_cast<std::size_t>(stack.dim);
+  for (int m = 0; m < stack.count; ++m) {
+    for (std::size_t i = 0; i < dim; ++i) {
+      for (std::size_t j = 0; j < i; ++j) std::swap(stack[m][i * dim + j], stack[m][j * dim + i]);
+    }
+  }
+  return stack;
+}
+
+void scale(MatrixStack& stack, double factor) {
+  for (double& x : stack.data) x *= factor;
+}
+
+/// To four bits of mantissa, as fp8 (e4m3) holds numbers from 2^-6 on; below that multiples of 2^-9, or zero.
+void to_fp8(MatrixStack& stack, bool round, bool flush) {
+  for (double& x : stack.data) {
+    const bool normal = std::abs(x) >= 0x1p-6;
+    if (!normal && flush) x = 0;
+    const double unit = normal ? std::exp2(std::floor(std::log2(std::abs(x))) - 3) : 0x1p-9;
+    if (round) x = std::nearbyint(x / unit) * unit;
+  }
+}
+
+SideTransform& key(RotationSet& set, std::size_t layer = 1) { return set.layers[layer].key; }
+
+const std::vector<Defect>& defects() {
+  static const std::vector<Defect> all{
+      {"swapped sides", [](RotationSet& s) { std::swap(key(s).rotation, s.layers[1].value.rotation); },
+       "decomposition failed (layer 1, key)"},
+      {"swapped labels", [](RotationSet& s) { std::swap(s.key_objective, s.value_objective); },
+       "objective_side failed (key): \"sst_r_h_pbr\" is fitted for the other side"},
+      {"transposed", [](RotationSet& s) { key(s).rotation = transposed(key(s).rotation); }, "the matrix is transposed"},
+      {"another composition", [](RotationSet& s) { s.key_objective = "qqt_r_h"; },
+       "it is composed as \"r_h_pbr\", not as \"r_h\""},
+      {"another group", [](RotationSet& s) { s.key_codec.group_size = 48; },
+       "group_size failed (layer 0): groups of 48 channels do not divide head_dim"},
+      {"exchanged layers", [](RotationSet& s) { std::swap(key(s, 1).rotation, key(s, 2).rotation); },
+       "it is the matrix of layer 2"},
+      {"NaN", [](RotationSet& s) { key(s).rotation.data[3] = std::numeric_limits<double>::quiet_NaN(); },
+       "finite failed (layer 1, key)"},
+      {"not orthogonal", [](RotationSet& s) { key(s).rotation.data[3] += 0.001; },
+       "orthogonality failed (layer 1, key)"},
+      {"not orthogonal in bf16", [](RotationSet& s) { key(s).rotation.data[3] += 0.1; },
+       "orthogonality_bf16 failed (layer 1, key)"},
+      {"wrong layer ids", [](RotationSet& s) { s.layers.back().layer_id = 7; },
+       "layer 7 does not exist by the model's config.json"},
+      {"another model", [](RotationSet& s) { s.model.config_sha256 = std::string(64, 'a'); },
+       "model_identity failed: fitted on another model"},
+      {"twelve tokens", [](RotationSet& s) { s.calibration.tokens = 12; },
+       "calibration_tokens failed: 12 against 256: fitted on too few tokens"},
+      {"fp8", [](RotationSet& s) { to_fp8(key(s).rotation, true, false); },
+       "fp8_subnormals failed (layer 1, key): every entry is a number of fp8"},
+      {"flushed fp8 subnormals", [](RotationSet& s) { to_fp8(key(s).rotation, false, true); },
+       "fp8_subnormals failed (layer 1, key): entries below 2^-6"}};
+  return all;
+}
+
+const std::vector<Defect>& stretch_defects() {
+  static const std::vector<Defect> all{
+      {"transposed",
+       [](RotationSet& s) {
+         key(s).rotation = transposed(key(s).rotation);
+         key(s).read_rotation = transposed(key(s).read_rotation);
+       },
+       "stretch_metric failed (layer 1, key)"},
+      {"exchanged pair", [](RotationSet& s) { std::swap(key(s).rotation, key(s).read_rotation); },
+       "the matrices of keys and queries are exchanged"},
+      {"exchanged layers",
+       [](RotationSet& s) {
+         std::swap(key(s, 1).rotation, key(s, 2).rotation);
+         std::swap(key(s, 1).read_rotation, key(s, 2).read_rotation);
+       },
+       "it is the stretch of layer 2"},
+      {"another metric", [](RotationSet& s) { scale(key(s).rotation, 1.01), scale(key(s).read_rotation, 1 / 1.01); },
+       "it does not belong to this layer, model or data"},
+      {"another composition", [](RotationSet& s) { s.key_objective = "stretch_qqt_r_h"; },
+       "it is composed as \"r_h_pbr\", not as \"r_h\""},
+      {"swapped labels", [](RotationSet& s) { std::swap(s.key_objective, s.value_objective); },
+       "objective_side failed (key): \"sst_r_h_pbr\" is fitted for the other side"},
+      {"no inverse", [](RotationSet& s) { key(s).read_rotation.data[3] += 0.001; },
+       "inverse_pair failed (layer 1, key)"},
+      {"no inverse in bf16", [](RotationSet& s) { key(s).read_rotation.data[3] += 0.1; },
+       "inverse_pair_bf16 failed (layer 1, key)"}};
+  return all;
+}
+
+FitOptions stretch(double power) {
+  FitOptions options;
+  options.recipe = "stretch";
+  options.target = "any";
+  options.codec = "minmax";
+  options.stretch_power = power;
+  return options;
+}
+
+void check_defects(const RotationSet& sound, const std::vector<Defect>& defects) {
+  const TemporaryFolder folder;
+  for (const Defect& defect : defects) {
+    CAPTURE(defect.name);
+    RotationSet set = sound;
+    defect.plant(set);
+    const Verified v = verified(written(folder, set), model_on({}));
+    CHECK_FALSE(v.report.accepted);
+    check_contains(v.reasons, defect.reason);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("defects of rotations are caught and named") { check_defects(Sample::get().set, defects()); }
+
+TEST_CASE("a sound stretch proves its metric, and defects of it are caught and named") {
+  for (const double power : {1.0, 0.5}) {
+    CAPTURE(power);
+    RotationSet sound = Sample::get().fitted(stretch(power));
+    const TemporaryFolder folder;
+    const Verified v = verified(written(folder, sound), model_on({}));
+    CHECK_MESSAGE(v.report.accepted, v.reasons);
+    for (const Check& check : v.report.checks) CHECK_MESSAGE(check.ok == true, check.name, ": ", check.message);
+    check_defects(sound, stretch_defects());
+  }
+}
+
+TEST_CASE("a stretch without the covariances of its fit is unknown, and never ok") {
+  RotationSet set = Sample::get().fitted(stretch(1));
+  for (LayerRotation& layer : set.layers) layer.key.query_covariance = {};
+  const TemporaryFolder folder;
+  const Verified v = verified(written(folder, set));
+  CHECK(v.report.accepted);
+  check_contains(v.warnings, "stretch_metric is unknown (4 times): the set carries no covariances of keys and queries");
+}
+
+}  // namespace oscar

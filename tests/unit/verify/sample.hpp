@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// A set that was really fitted on the sample model, and the whole judge on it.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/files.hpp"
+#include "dump/live_source.hpp"
+#include "fit/fit.hpp"
+#include "model/tokens.hpp"
+#include "rotation/formats.hpp"
+#include "support/backend.hpp"
+#include "support/support.hpp"
+#include "verify/verify.hpp"
+
+namespace oscar::test {
+
+inline constexpr int kTokens = 512;
+
+inline std::vector<TokenSequence> sample_text(const char* name, std::size_t sequence) {
+  const auto all = read_tokens(data(std::string("golden/qwen3-2m/") + name), {kTokens, 0, 0});
+  return {all[sequence]};
+}
+
+/// Fitted once for all cases: the fit is not what is tested here.
+struct Sample {
+  std::unique_ptr<ModelRunner> runner = open_model(data("qwen3-2m"));
+  std::unique_ptr<Backend> backend = make_test_backend();
+  std::vector<TokenSequence> calibration = sample_text("tokens_calib.npy", 0),
+                             held_out = sample_text("tokens_eval.npy", 0);
+  RotationSet set;
+  Status status;
+  Sample() { set = fitted({}); }
+  [[nodiscard]] RotationSet fitted(FitOptions options) {
+    const auto source = open_live(*runner, calibration, {}, status);
+    options.clip = "0.96,0.92";
+    options.windows = {16, 64};
+    return fit(*source, options, *backend, status).set;
+  }
+  static Sample& get() {
+    static Sample sample;
+    return sample;
+  }
+};
+
+struct Verified {
+  VerifyReport report;
+  std::string reasons, warnings;
+};
+
+/// A few methods: what others do is tested elsewhere.
+inline VerifyOptions usual_options() {
+  VerifyOptions options;
+  options.compare = {"bf16", "naive", "hadamard", "hadamard_clip"};
+  return options;
+}
+
+inline Verified verified(const fs::path& path, const VerifyInputs& inputs = {},
+                         const VerifyOptions& options = usual_options()) {
+  Sample& sample = Sample::get();
+  Verified v{verify_rotations(path, inputs, options, *sample.backend, sample.status), "", ""};
+  validate_json(to_json(v.report), "oscar.verify_report.v1", "report");
+  for (const std::string& reason : v.report.reasons) v.reasons += reason + "\n";
+  for (const std::string& warning : v.report.warnings) v.warnings += warning + "\n";
+  return v;
+}
+
+inline VerifyInputs model_on(const std::vector<TokenSequence>& texts) {
+  VerifyInputs inputs;
+  inputs.runner = Sample::get().runner.get();
+  inputs.model_data.texts = texts;
+  return inputs;
+}
+
+inline void check_contains(const std::string& text, const std::string& part) {
+  CHECK_MESSAGE(text.find(part) != std::string::npos, text);
+}
+
+inline fs::path written(const TemporaryFolder& folder, const RotationSet& set) {
+  write_rotation_set(folder / "set", set, {}, true);
+  return folder / "set";
+}
+
+}  // namespace oscar::test
