@@ -30,7 +30,7 @@ step "3/5  verify: structure, attention and the model itself on text it was not 
 oscar verify "$out/rotations" --model "$model" --tokens "$golden/tokens_eval.npy" --sequences 4 \
   --compare bf16,naive,hadamard,hadamard_clip \
   --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" --max-needles 48 \
-  --json "$out/report.json" >"$out/table.txt" || { status=$?; cat "$out/table.txt"; exit "$status"; }
+  --report "$out/report.html" --json "$out/report.json" >"$out/table.txt" || { status=$?; cat "$out/table.txt"; exit "$status"; }
 
 step "4/5  publish: into a zoo that any web server can serve"
 oscar publish "$out/rotations" --zoo "$out/zoo" --name "$name"
@@ -45,7 +45,7 @@ printf '\n'
 cat "$out/table.txt"
 printf '\n'
 printf '%-10s %s\n' \
-  "report" "$out/report.json" \
+  "report" "$out/report.html (figures: $out/report.json)" \
   "rotations" "$out/rotations (serve.env has the lines to serve them in SGLang)" \
   "zoo" "$out/zoo" \
   "pulled" "$pulled"

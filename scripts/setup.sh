@@ -16,6 +16,7 @@ packages=(
   g++ cmake ninja-build ccache pkg-config python3 python3-venv git ca-certificates
   libcli11-dev libfmt-dev doctest-dev libcurl4-openssl-dev libhdf5-dev libssl-dev
   libopenblas-dev liblapacke-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
+  libjs-chart.js
 )
 installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' "${packages[@]}" 2>/dev/null || true)
 missing=()
@@ -32,6 +33,13 @@ if [ ${#missing[@]} -gt 0 ]; then
   "${as_root[@]}" apt-get update -qq || die "apt-get update failed; check the network and /etc/apt, then run this again"
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
     || die "apt-get could not install ${missing[*]}; see its message above, then run this again"
+fi
+
+# A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
+if ! command -v chromium google-chrome >/dev/null && [ "$(id -u)" -eq 0 ] && apt-cache show chromium >/dev/null 2>&1; then
+  say "installing chromium (80 MB) for a test"
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 \
+    || say "chromium could not be installed: the test of HTML reports will be skipped"
 fi
 
 requirements=scripts/requirements.txt

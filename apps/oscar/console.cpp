@@ -21,7 +21,7 @@ std::size_t display_width(const std::string& text) {
 
 /// ", 1:05 left", once there is something to judge by.
 std::string time_left(Clock::duration passed, std::int64_t done, std::int64_t to_do) {
-  if (passed < 1s || done <= 0 || to_do <= 0) return "";
+  if (passed < 250ms || done <= 0 || to_do <= 0) return "";
   const double share = static_cast<double>(to_do) / static_cast<double>(done);
   const auto seconds = static_cast<std::int64_t>(std::chrono::duration<double>(passed).count() * share);
   return fmt::format(", {}:{:02} left", seconds / 60, seconds % 60);

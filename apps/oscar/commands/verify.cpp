@@ -6,11 +6,13 @@
 #include <memory>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
 #include "model_input.hpp"
 #include "tensor/npy.hpp"
+#include "verify/html/html_report.hpp"
 #include "verify/methods.hpp"
 #include "verify/record.hpp"
 #include "verify/table.hpp"
@@ -19,7 +21,7 @@ namespace oscar {
 namespace {
 
 struct VerifyCommand {
-  std::filesystem::path rotations, dump, needle, needle_answers;
+  std::filesystem::path rotations, dump, needle, needle_answers, report;
   ModelInput input;
   std::string precision = "serving", windows = "common";
   VerifyOptions options;
@@ -36,6 +38,7 @@ void check_usage(const VerifyCommand& c) {
   if (c.needle.empty() != c.needle_answers.empty()) {
     throw UsageError("--needle and --needle-answers belong together", "--needle", "give both");
   }
+  if (!c.report.empty()) require_html_report();
 }
 
 verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config) {
@@ -96,6 +99,10 @@ void run(VerifyCommand& c, Context& context) {
     std::cout << summary_of(report);
   }
   emit_json(context, document);
+  if (!c.report.empty()) {
+    write_file(c.report, html_report(report));
+    context.status->notice("wrote " + c.report.string());
+  }
   record(c, report, *context.status);
   if (!report.accepted) context.exit_code = 3;
 }
@@ -170,6 +177,9 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
       .add_flag("--require-held-out", options.require_held_out,
                 "Reject unless the figures are known to come from text that the set was not fitted on")
       ->group("Verdict");
+  command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network")
+      ->type_name("FILE.html")
+      ->group("Output");
   command.add_flag("--record,!--no-record", c.record, "Keep the summary in the set's manifest (default on)")
       ->group("Output");
 }

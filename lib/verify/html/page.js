@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// Fills the page from the report that it carries (oscar.verify_report.v1, with eigen-spectra). Chart.js draws.
+"use strict";
+const report = JSON.parse(document.getElementById("report").textContent);
+const measured = (part) => report.methods.filter((m) => m[part]);
+const by = (id) => document.getElementById(id);
+function text(value, digits = 3) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  return value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
+}
+
+function fillTable(table, header, rows) {
+  const addRow = (parent, cells, tag, mark) => {
+    const row = parent.insertRow();
+    if (mark) row.className = mark;
+    for (const cell of cells) row.appendChild(Object.assign(document.createElement(tag), {textContent: cell}));
+  };
+  addRow(table.createTHead(), header, "th");
+  const body = table.createTBody();
+  for (const {cells, mark} of rows) addRow(body, cells, "td", mark);
+}
+
+// The set under test in black, the others around the circle of hues.
+const others = report.methods.filter((m) => m.kind !== "this");
+const colour = (method) =>
+  method.kind === "this" ? "#000" : `hsl(${(360 * others.indexOf(method)) / Math.max(others.length, 1)} 65% 42%)`;
+const shapes = ["circle", "rect", "triangle", "rectRot", "star", "cross", "crossRot"];
+const style = (method) => ({
+  label: method.name,
+  borderColor: colour(method),
+  backgroundColor: colour(method),
+  borderWidth: method.kind === "this" ? 3 : 1.3,
+  pointRadius: method.kind === "this" ? 5 : 3,
+  pointStyle: shapes[Math.max(others.indexOf(method), 0) % shapes.length],
+  order: method.kind === "this" ? 0 : 1,
+});
+
+Chart.defaults.animation = false;
+Chart.defaults.maintainAspectRatio = false;
+Chart.defaults.color = "#333";
+const charts = [];
+
+function plot(title, note, config) {
+  const section = by("plots");
+  const figure = section.appendChild(document.createElement("figure"));
+  figure.appendChild(Object.assign(document.createElement("h2"), {textContent: title}));
+  figure.appendChild(Object.assign(document.createElement("p"), {textContent: note, className: "note"}));
+  const frame = figure.appendChild(Object.assign(document.createElement("div"), {className: "plot"}));
+  const canvas = frame.appendChild(document.createElement("canvas"));
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `${title}: ${note}`);
+  charts.push(new Chart(canvas, config));
+}
+
+const axis = (title, extra = {}) => ({title: {display: true, text: title}, ...extra});
+const legend = {legend: {position: "bottom", labels: {usePointStyle: true, boxHeight: 6, font: {size: 11}}}};
+const logarithmic = (title) => axis(title, {type: "logarithmic", ticks: {callback: (v) => text(v), maxTicksLimit: 8}});
+// Zero cannot stand on a logarithmic axis.
+const positive = (points) => points.filter((p) => p.y > 0);
+
+function lines(title, note, x, y, datasets, ticks = {}) {
+  const filled = datasets.filter((d) => d.data.length > 0);
+  if (filled.length === 0) return;
+  plot(title, note, {
+    type: "line",
+    data: {datasets: filled},
+    options: {scales: {x: axis(x, {type: "linear", ticks}), y: logarithmic(y)}, plugins: legend},
+  });
+}
+
+function byLayer(figure, title, note) {
+  lines(title, note, "layer", figure.replaceAll("_", " "), measured("attention").map((m) =>
+    ({...style(m), data: positive(m.layers.map((l) => ({x: l.layer, y: l.attention[figure]})))})), {precision: 0});
+}
+
+function frontier(part, figure, title, note) {
+  const datasets = measured(part)
+    .map((m) => ({...style(m), data: positive([{x: m.bits_per_element.at_context, y: m[part][figure]}])}))
+    .filter((d) => d.data.length > 0);
+  if (datasets.length === 0) return;
+  plot(title, note, {
+    type: "scatter",
+    data: {datasets},
+    options: {
+      scales: {x: logarithmic("bits per element, fp16 parameters, windows included"), y: logarithmic(figure.replaceAll("_", " "))},
+      plugins: legend,
+    },
+  });
+}
+
+function spectra(target, title) {
+  const layers = report.spectra.filter((s) => s.target === target);
+  lines(title, "Eigenvalues over the largest, mean over heads; the flatter, the less a rotation gains.", "direction", "share of the largest",
+    layers.map((s, i) => {
+      const shade = `hsl(${210 + (150 * i) / Math.max(layers.length - 1, 1)} 60% 45%)`;
+      return {label: `layer ${s.layer}`, borderColor: shade, backgroundColor: shade, borderWidth: 1.3, pointRadius: 0,
+        data: positive(s.values.map((y, x) => ({x, y})))};
+    }));
+}
+
+// Shares in the cells of a grid of methods and depths.
+const labels = {
+  id: "labels",
+  afterDatasetsDraw(chart) {
+    const {ctx} = chart;
+    ctx.save();
+    Object.assign(ctx, {textAlign: "center", textBaseline: "middle", font: "11px sans-serif", fillStyle: "#000"});
+    chart.getDatasetMeta(0).data.forEach((point, i) => ctx.fillText(chart.data.datasets[0].data[i].label, point.x, point.y));
+    ctx.restore();
+  },
+};
+
+function needleGrid() {
+  const methods = measured("model").filter((m) => m.model.retrieval_by_depth.length > 0);
+  if (methods.length === 0) return;
+  const depth = (bin) => `${Math.round(100 * bin.depth[0])}–${Math.round(100 * bin.depth[1])} %`;
+  const depths = methods[0].model.retrieval_by_depth.map(depth);
+  const cells = methods.flatMap((m) => m.model.retrieval_by_depth.map((bin) =>
+    ({x: depth(bin), y: m.name, share: bin.hits / bin.needles, label: `${bin.hits}/${bin.needles}`})));
+  plot("Needles", "Answers found, by how deep in the prompt they stand (0 %: its beginning) and by method.", {
+    type: "scatter",
+    plugins: [labels],
+    data: {datasets: [{data: cells, pointStyle: "rect", pointRadius: 15, pointHoverRadius: 15,
+      pointBackgroundColor: cells.map((c) => `hsl(${Math.round(120 * c.share)} 70% 70%)`), pointBorderWidth: 0}]},
+    options: {
+      scales: {x: axis("depth", {type: "category", labels: depths, offset: true}), y: {type: "category", labels: methods.map((m) => m.name), offset: true}},
+      plugins: {legend: {display: false}},
+    },
+  });
+}
+
+function heading() {
+  by("title").textContent = `oscar verify: ${report.rotation_set.path}`;
+  Object.assign(by("verdict"), {textContent: report.verdict, className: report.verdict});
+  for (const note of [...report.reasons, ...report.warnings]) {
+    by("notes").appendChild(Object.assign(document.createElement("li"), {textContent: note}));
+  }
+}
+
+function tables() {
+  const figures = [["attention", "output_rel_error", "output error"], ["attention", "softmax_kl", "softmax KL"], ["attention", "needle_mass_kept", "needles kept"],
+    ["model", "ppl", "ppl"], ["model", "kld_mean", "KLD"], ["model", "kld_p99", "KLD 99 %"], ["model", "same_top", "same top"], ["model", "retrieval", "retrieval"]]
+    .filter(([part]) => measured(part).length > 0);
+  const cell = (m, part, figure) => {
+    const interval = m[part]?.intervals?.[figure];
+    return text(m[part]?.[figure]) + (interval ? ` (${text(interval[0], 2)} … ${text(interval[1], 2)})` : "");
+  };
+  fillTable(by("methods"), ["method", "bits fp16", "bits fp32", ...figures.map((f) => f[2])], report.methods.map((m) => ({
+    mark: m.kind,
+    cells: [m.name, m.bits_per_element.at_context.toFixed(2), m.bits_per_element.at_context_fp32_params.toFixed(2),
+      ...figures.map(([part, figure]) => cell(m, part, figure))],
+  })));
+  const counts = {};
+  for (const check of report.structure.checks) {
+    counts[check.name] ??= {ok: 0, unknown: 0, failed: 0, message: ""};
+    counts[check.name][check.status]++;
+    counts[check.name].message ||= check.message;
+  }
+  fillTable(by("checks"), ["check", "ok", "unknown", "failed", ""], Object.entries(counts).map(([name, c]) =>
+    ({cells: [name, c.ok, c.unknown, c.failed, c.message]})));
+  const rows = Object.entries(report.data).flatMap(([part, data]) => Object.entries(data).map(([name, value]) => ({cells: [`${part}: ${name.replaceAll("_", " ")}`, text(value, 6)]})));
+  fillTable(by("data"), ["", ""], rows);
+}
+
+heading();
+tables();
+byLayer("output_rel_error", "Error of attention outputs, by layer", "Share of the energy of exact outputs.");
+byLayer("softmax_kl", "Softmax KL, by layer", "Nats per query and head.");
+frontier("attention", "output_rel_error", "Bits and attention error", "Lower left is better.");
+frontier("model", "kld_mean", "Bits and KL of predictions", "Lower left is better.");
+lines("KL of predictions, by position", "Nats; the windows keep the first positions exact.", "position", "mean KL", measured("model").map((m) =>
+  ({...style(m), data: positive(m.model.kld_by_position.map((b) => ({x: (b.begin + b.end) / 2, y: b.kld_mean})))})));
+needleGrid();
+spectra("key", "Eigen-spectra of keys");
+spectra("value", "Eigen-spectra of values");
+addEventListener("beforeprint", () => charts.forEach((chart) => chart.resize()));
+document.body.dataset.plots = charts.length;

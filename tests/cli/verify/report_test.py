@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""verify --report in a real browser: every plot is drawn, nothing is fetched, the console stays silent, and the page fits a
+phone. Skipped (77) without Chromium."""
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import zlib
+from pathlib import Path
+
+BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_TEST_DATA"])
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+GOLDEN = DATA / "golden/qwen3-2m"
+PLOTS = 8
+
+# Looks into the report from a page around it, at the width of a phone.
+AROUND = """<body><iframe src="report.html" width="375" height="800"></iframe><pre id="found"></pre><script>
+onload = () => {
+  const page = document.querySelector("iframe").contentWindow;
+  const drawn = (canvas) => {
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const colours = new Set(new Uint32Array(data.buffer));
+    return colours.size > 20;
+  };
+  document.getElementById("found").textContent = JSON.stringify({
+    plots: [...page.document.querySelectorAll("canvas")].filter(drawn).length,
+    width: page.document.documentElement.scrollWidth,
+    fetched: page.performance.getEntriesByType("resource").length,
+    rows: page.document.querySelectorAll("#methods tbody tr").length,
+    verdict: page.document.getElementById("verdict").textContent,
+  });
+};
+</script></body>"""
+
+
+def browse(page, *options):
+    """The DOM after scripts ran, and what the console said."""
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr",
+         "--virtual-time-budget=5000", f"--user-data-dir={page.parent}/profile", *options, page.as_uri()],
+        capture_output=True, text=True, timeout=180)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def pixels(png):
+    """Rows of (r, g, b) tuples of an 8-bit PNG."""
+    width, height, _, colour = struct.unpack(">IIBB", png[16:26])
+    size = {2: 3, 6: 4}[colour]
+    body, at = b"", 8
+    while at < len(png):
+        length, = struct.unpack(">I", png[at:at + 4])
+        if png[at + 4:at + 8] == b"IDAT":
+            body += png[at + 8:at + 8 + length]
+        at += length + 12
+    data, above = zlib.decompress(body), bytearray(width * size)
+    for y in range(height):
+        start = y * (width * size + 1)
+        kind, row = data[start], bytearray(data[start + 1:start + 1 + width * size])
+        for i in range(len(row)):
+            left, up, corner = (row[i - size] if i >= size else 0), above[i], (above[i - size] if i >= size else 0)
+            guess = left + up - corner
+            nearest = min((left, up, corner), key=lambda value: abs(guess - value))
+            row[i] = (row[i] + (0, left, up, (left + up) // 2, nearest)[kind]) & 255
+        above = row
+        yield [tuple(row[i:i + 3]) for i in range(0, len(row), size)]
+
+
+class ReportTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.keeper = tempfile.TemporaryDirectory(prefix="oscar-report-")
+        cls.folder = Path(cls.keeper.name)
+        cls.page = cls.folder / "report.html"
+        run = lambda *words: subprocess.run([BINARY, *map(str, words)], check=True, capture_output=True, timeout=300)
+        model = ("--model", DATA / "qwen3-2m", "--seq-len", 512)
+        # A name that would end the element which holds the report.
+        rotations = cls.folder / "<script>a & b"
+        run("fit", *model, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024, "--out", rotations)
+        run("verify", rotations, *model, "--tokens", GOLDEN / "tokens_eval.npy", "--sequences", 2, "--compare", "naive,kivi_g128",
+            "--needle", GOLDEN / "tokens_passkey.npy", "--needle-answers", GOLDEN / "passkey_answer_len.npy",
+            "--max-needles", 2, "--report", cls.page)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.keeper.cleanup()
+
+    def test_every_plot_is_drawn_and_nothing_is_fetched(self):
+        around = self.folder / "around.html"
+        around.write_text(AROUND)
+        dom, console = browse(around, "--dump-dom")
+        found = json.loads(re.search(r'id="found">(.*?)</pre>', dom)[1])
+        self.assertEqual(console, [])
+        self.assertLessEqual(found.pop("width"), 375)
+        self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "rows": 3, "verdict": "accepted"})
+
+    def test_a_mistake_would_show_on_the_console(self):
+        broken = self.folder / "broken.html"
+        broken.write_text(self.page.read_text().replace('"use strict";', "throw new Error('planted');"))
+        _, console = browse(broken, "--dump-dom")
+        self.assertIn("planted", "".join(console))
+
+    def test_the_screenshot_is_not_blank(self):
+        shot = self.folder / "shot.png"
+        browse(self.page, "--window-size=600,900", f"--screenshot={shot}")
+        colours = {}
+        for row in pixels(shot.read_bytes()):
+            for colour in row:
+                colours[colour] = colours.get(colour, 0) + 1
+        share_of_white = colours[(255, 255, 255)] / sum(colours.values())
+        self.assertGreater(len(colours), 100)
+        self.assertTrue(0.5 < share_of_white < 0.98, share_of_white)
+
+    def test_it_carries_its_library_with_the_licence(self):
+        text = self.page.read_text()
+        self.assertIn("Chart.js v", text)
+        self.assertIn("Permission is hereby granted, free of charge", text)
+        self.assertNotRegex(text, r"""(src|href)=["']?(https?:)?//""")
+
+
+if __name__ == "__main__":
+    if BROWSER is None:
+        print("skipped: needs chromium")
+        sys.exit(77)
+    help_text = subprocess.run([BINARY, "verify", "nowhere", "--report", "x.html"], capture_output=True, text=True).stderr
+    if "no plotting library" in help_text:
+        print("skipped: this build has no plotting library")
+        sys.exit(77)
+    unittest.main()
