@@ -4,13 +4,15 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
+#include "base/threads.hpp"
 #include "verify/model_sums.hpp"
 #include "verify/needles.hpp"
 
 namespace oscar::verify {
 namespace {
 
-/// Logits of exact attention are kept for a batch of texts at a time, within this many bytes (one text at least).
+/// Logits of exact attention are kept for a batch of texts at a time, within this many bytes (one text a thread at
+/// least).
 constexpr std::size_t kReferenceBytes = 512U << 20;
 
 std::int64_t tokens_of(std::span<const TokenSequence> sequences) {
@@ -86,7 +88,7 @@ std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size)
   std::size_t end = begin;
   while (end < data.texts.size()) {
     bytes += data.texts[end].size() * static_cast<std::size_t>(vocab_size) * sizeof(float);
-    if (end > begin && bytes > kReferenceBytes) break;
+    if (end - begin >= static_cast<std::size_t>(num_threads()) && bytes > kReferenceBytes) break;
     ++end;
   }
   return end - begin;
