@@ -9,8 +9,12 @@
 namespace oscar {
 namespace {
 
-/// Lanes: one uploads while others compute; more would only share the same wires.
-constexpr int kLanes = 3;
+/// One layer uploads while others compute; more would only share the same wires.
+constexpr int kConcurrentLayers = 3;
+/// The last is for what is fitted meanwhile.
+constexpr int kLanes = 4;
+/// So few that most are fitted while later ones are read.
+constexpr int kLayersPerBatch = 6;
 
 class CudaBackend : public Backend {
  public:
@@ -19,7 +23,9 @@ class CudaBackend : public Backend {
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] WorkShape work_shape() const override {
-    return {.concurrent_layers = kLanes, .layers_per_batch = 64, .bytes_per_call = std::int64_t{1} << 30};
+    return {.concurrent_layers = kConcurrentLayers,
+            .layers_per_batch = kLayersPerBatch,
+            .bytes_per_call = std::int64_t{1} << 30};
   }
 
   void accumulate_grams(std::span<const HeadsView> parts, MatrixStack& grams) override {

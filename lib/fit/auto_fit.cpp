@@ -6,7 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <iterator>
-#include <map>
+#include <memory>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
@@ -28,20 +28,6 @@ struct LayerParts {
   LayerMoments part, whole;                                    // without and with what is held out
   std::vector<SampledSequence> clip_part, clip_whole, judged;  // judged: held out
 };
-
-/// Candidates that share their transforms and differ in their codecs.
-std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates) {
-  std::map<std::string, std::vector<std::size_t>> groups;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Recipe& r = candidates[i].recipe;
-    groups[fmt::format("{} {} {} {} {} {}", r.key_name(), r.value_name(), r.key_per_head, r.value_per_head, r.center,
-                       r.kind == Recipe::Kind::kStretch ? r.stretch_power : 0)]
-        .push_back(i);
-  }
-  std::vector<std::vector<std::size_t>> result;
-  for (auto& [key, members] : groups) result.push_back(std::move(members));
-  return result;
-}
 
 RowCodec with_ratio(RowCodec codec, double ratio) {
   codec.clip_ratio = ratio;
@@ -83,6 +69,7 @@ class Search {
     take(ids);
     const std::span<const LayerParts> parts = std::span(parts_).subspan(first);
     for (const std::vector<std::size_t>& group : by_transform(candidates_)) score(parts, group);
+    for (std::size_t i = first; i < parts_.size(); ++i) forget_scored(parts_[i]);
   }
 
   /// Lets the model judge the best by attention, and decides.
@@ -117,7 +104,8 @@ class Search {
 
   [[nodiscard]] const Candidate& candidate(std::size_t i) const { return candidates_[i]; }
   [[nodiscard]] const ClipChoice& clip(std::size_t i) const { return clips_[i]; }
-  [[nodiscard]] const std::vector<SampledSequence>& judged_sample() const { return parts_.back().judged; }
+  /// In words.
+  [[nodiscard]] const std::string& judged_sample() const { return judged_sample_; }
   [[nodiscard]] const std::vector<SampledSequence>& clip_sample() const { return parts_.back().clip_whole; }
 
  private:
@@ -126,9 +114,11 @@ class Search {
     parts_.resize(first + ids.size());
     const auto total = static_cast<std::int64_t>(source_.layer_ids().size());
     std::atomic<std::int64_t> done = static_cast<std::int64_t>(first);
-    const ClipFitOptions judging{.seed = options_.clip_fit.seed + 2};
-    for_each_layer(source_, ids, backend_.work_shape().concurrent_layers, [&](std::size_t i, LayerStream& stream) {
+    const ClipFitOptions judging = judging_options();
+    const int lanes = backend_.work_shape().concurrent_layers;
+    for_each_layer(source_, ids, lanes, [&](std::size_t i, const std::unique_ptr<LayerStream>& whole) {
       LayerParts& parts = parts_[first + i];
+      LayerStream& stream = *whole;
       PartStream fitted(stream, split_, false), held_out(stream, split_, true);
       parts.judged = sample_layer(held_out, options_.windows, judging);
       require_data(ids[i], fitted, parts);
@@ -140,12 +130,21 @@ class Search {
     });
   }
 
+  [[nodiscard]] ClipFitOptions judging_options() const { return {.seed = options_.clip_fit.seed + 2}; }
+
+  /// Samples are most of what a layer takes in memory.
+  void forget_scored(LayerParts& parts) {
+    judged_sample_ = describe(parts.judged, judging_options());
+    parts.judged.clear();
+    parts.clip_part.clear();
+  }
+
   void require_data(int id, LayerStream& fitted, const LayerParts& parts) const {
     const std::string where = "layer " + std::to_string(id);
     if (parts.judged.empty()) {
-      throw DataError(fmt::format("no held-out sequence is longer than the windows ({} tokens)",
-                                  options_.windows.sink + options_.windows.recent),
-                      where, "calibrate on longer sequences, or choose a recipe");
+      throw TooLittleData(fmt::format("no held-out sequence is longer than the windows ({} tokens)",
+                                      options_.windows.sink + options_.windows.recent),
+                          where, "calibrate on longer sequences, or choose a recipe");
     }
     std::int64_t tokens = 0;
     QkvChunk chunk;
@@ -153,8 +152,8 @@ class Search {
     while (fitted.next(chunk)) tokens += chunk.view.k.num_tokens;
     const std::int64_t needed = 4 * std::int64_t{chunk.view.k.head_dim};
     if (tokens >= needed) return;
-    throw DataError(fmt::format("{} tokens to fit on beside those held out are too few", tokens), where,
-                    fmt::format("give at least {} tokens, four for each channel", needed));
+    throw TooLittleData(fmt::format("{} tokens to fit on beside those held out are too few", tokens), where,
+                        fmt::format("give at least {} tokens, four for each channel", needed));
   }
 
   void score(std::span<const LayerParts> parts, const std::vector<std::size_t>& group) {
@@ -230,6 +229,7 @@ class Search {
   std::vector<Scored> scored_;                      // by candidate
   std::vector<std::vector<LayerRotation>> layers_;  // by candidate; fitted without what is held out
   std::vector<LayerParts> parts_;                   // by layer
+  std::string judged_sample_;
 };
 
 /// Each layer's scores, and where its transform comes from.
@@ -276,12 +276,12 @@ FitResult fit_auto(QkvSource& source, const FitOptions& options, const ModelJudg
   set.recipe["name"] = "auto";
   set.recipe["search"] = {{"choice", chosen.name},
                           {"reason", choice.reason},
-                          {"held_out", describe(search.judged_sample(), {.seed = options.clip_fit.seed + 2})},
+                          {"held_out", search.judged_sample()},
                           {"candidates", to_json(scored)}};
   search.clip(main).finish(search.clip_sample().empty() ? "" : describe(search.clip_sample(), options.clip_fit), set);
   for (const Scored& each : scored) status.notice(describe(each));
   status.notice("chose " + chosen.name + ": " + choice.reason);
-  result.rotation_seconds = seconds_since(start);
+  result.seconds = seconds_since(start);
   return result;
 }
 

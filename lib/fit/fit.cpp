@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <deque>
+#include <future>
 #include <iterator>
+#include <mutex>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
@@ -28,10 +31,25 @@ ReferenceRotation read_reference(const std::filesystem::path& path) {
   return reference;
 }
 
-/// Moments and samples of some layers, then all their eigenproblems, then their clip ratios.
-class BatchFit {
+/// Some neighbouring layers: what was read of them, until it becomes their fit.
+struct Batch {
+  explicit Batch(std::size_t count)
+      : moments(count), samples(count), to_refine(count), unread(count), finishing(count) {}
+
+  std::vector<LayerMoments> moments;
+  std::vector<std::vector<SampledSequence>> samples, to_refine;
+  std::atomic<std::size_t> unread;
+  std::vector<LayerRotation> layers = {};
+  std::string sample;  // in words
+  double clip_seconds = 0;
+  std::vector<std::future<void>> finishing;  // by layer; last, since these write to the others
+};
+
+/// Reads layers side by side. As soon as a batch is read, all its eigenproblems are solved, then its clip ratios are
+/// fitted: while the next layers are read, if the backend can.
+class LayerwiseFit {
  public:
-  BatchFit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status)
+  LayerwiseFit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status)
       : source_(source),
         recipe_(resolve_recipe(options)),
         reference_(read_reference(options.reference_rotation)),
@@ -43,36 +61,65 @@ class BatchFit {
 
   [[nodiscard]] const Recipe& recipe() const { return recipe_; }
 
-  void add(std::span<const int> ids, FitResult& result) {
-    const int lanes = backend_.work_shape().concurrent_layers;
-    const auto total = static_cast<std::int64_t>(source_.layer_ids().size());
+  void run(const FitHooks& hooks, FitResult& result) {
     const auto start = std::chrono::steady_clock::now();
-    std::vector<LayerMoments> moments(ids.size());
-    std::vector<std::vector<SampledSequence>> samples(ids.size()), to_refine(ids.size());
-    std::atomic<std::int64_t> done = static_cast<std::int64_t>(result.set.layers.size());
-    status_.progress("fit: layer", done, total);
-    for_each_layer(source_, ids, lanes, [&](std::size_t i, LayerStream& stream) {
-      moments[i] = take_moments(ids[i], stream, {recipe_}, reference_, backend_);
-      samples[i] = clip_.sample(stream);
-      if (recipe_.refine) to_refine[i] = sample_for_refining(stream, recipe_.windows, refining_);
-      status_.progress("fit: layer", ++done, total);
-    });
-    std::vector<LayerRotation> layers = fit_transforms(moments, recipe_, backend_, status_);
-    if (recipe_.refine) {
-      refine_keys(to_refine, clip_.first_key_codec(), recipe_.windows, refining_, layers, backend_, status_);
+    const std::vector<int>& ids = source_.layer_ids();
+    const WorkShape shape = backend_.work_shape();
+    const auto step = static_cast<std::size_t>(shape.layers_per_batch);
+    std::deque<Batch> batches;
+    for (std::size_t first = 0; first < ids.size(); first += step) {
+      batches.emplace_back(std::min(step, ids.size() - first));
     }
-    const double rotation_seconds = seconds_since(start);
-    parallel_for(
-        layers.size(), [&](std::size_t i) { clip_.apply(samples[i], layers[i]); }, lanes);
-    result.rotation_seconds += rotation_seconds;
-    result.clip_seconds += seconds_since(start) - rotation_seconds;
-    if (!samples.back().empty()) sample_description_ = describe(samples.back(), clip_options_);
-    std::move(layers.begin(), layers.end(), std::back_inserter(result.set.layers));
+    std::atomic<std::int64_t> done = 0;
+    std::once_flag first_layer_read;
+    for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
+      Batch& batch = batches[i / step];
+      batch.moments[i % step] = take_moments(ids[i], *stream, {recipe_}, reference_, backend_);
+      if (hooks.first_layer_read) std::call_once(first_layer_read, hooks.first_layer_read);
+      finish(batch, i % step, std::move(stream), shape.concurrent_layers);
+      status_.progress("fit: layer", ++done, static_cast<std::int64_t>(ids.size()));
+    });
+    for (Batch& batch : batches) {
+      for (std::future<void>& layer : batch.finishing) {
+        if (layer.valid()) layer.get();
+      }
+      std::move(batch.layers.begin(), batch.layers.end(), std::back_inserter(result.set.layers));
+      result.clip_seconds += batch.clip_seconds;
+    }
+    clip_.finish(batches.back().sample, result.set);
+    result.seconds = seconds_since(start);
   }
 
-  void finish(RotationSet& set) const { clip_.finish(sample_description_, set); }
-
  private:
+  /// What needs no more reading of whole layers: beside the next layer, if those go side by side.
+  void finish(Batch& batch, std::size_t i, std::unique_ptr<LayerStream> stream, int lanes) {
+    const auto task = [this, &batch, i, lanes, stream = std::shared_ptr(std::move(stream))] {
+      batch.samples[i] = clip_.sample(*stream);
+      if (recipe_.refine) batch.to_refine[i] = sample_for_refining(*stream, recipe_.windows, refining_);
+      if (--batch.unread == 0) fit_batch(batch, lanes);
+    };
+    if (lanes == 1) return task();
+    batch.finishing[i] = std::async(std::launch::async, task);
+  }
+
+  void fit_batch(Batch& batch, int lanes) {
+    const std::lock_guard one_at_a_time(fitting_);  // or the backend would hold the samples of several batches
+    batch.layers = fit_transforms(batch.moments, recipe_, backend_, status_);
+    if (recipe_.refine) {
+      refine_keys(batch.to_refine, clip_.first_key_codec(), recipe_.windows, refining_, batch.layers, backend_,
+                  status_);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    parallel_for(
+        batch.layers.size(), [&](std::size_t i) { clip_.apply(batch.samples[i], batch.layers[i]); },
+        std::max(1, lanes - 1));
+    batch.clip_seconds = seconds_since(start);
+    if (!batch.samples.back().empty()) batch.sample = describe(batch.samples.back(), clip_options_);
+    batch.moments.clear();
+    batch.samples.clear();
+    batch.to_refine.clear();
+  }
+
   QkvSource& source_;
   Recipe recipe_;
   ReferenceRotation reference_;
@@ -81,29 +128,25 @@ class BatchFit {
   RefineOptions refining_;
   Backend& backend_;
   Status& status_;
-  std::string sample_description_;
+  std::mutex fitting_;
 };
 
 }  // namespace
 
-FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const ModelJudge& judge) {
-  if (options.recipe == "auto") return fit_auto(source, options, judge, backend, status);
-  BatchFit batch(source, options, backend, status);
+FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
+  if (options.recipe == "auto") return fit_auto(source, options, hooks.judge, backend, status);
+  LayerwiseFit layerwise(source, options, backend, status);
+  const Recipe& recipe = layerwise.recipe();
   FitResult result;
-  result.set = {.key_objective = batch.recipe().key_name(),
-                .value_objective = batch.recipe().value_name(),
+  result.set = {.key_objective = recipe.key_name(),
+                .value_objective = recipe.value_name(),
                 .model = source.model(),
                 .calibration = source.calibration(),
                 .windows = options.windows,
-                .key_codec = *batch.recipe().codecs.key,
-                .value_codec = *batch.recipe().codecs.value,
-                .recipe = to_json(batch.recipe(), options)};
-  const std::span<const int> ids = source.layer_ids();
-  const auto step = static_cast<std::size_t>(backend.work_shape().layers_per_batch);
-  for (std::size_t first = 0; first < ids.size(); first += step) {
-    batch.add(ids.subspan(first, std::min(step, ids.size() - first)), result);
-  }
-  batch.finish(result.set);
+                .key_codec = *recipe.codecs.key,
+                .value_codec = *recipe.codecs.value,
+                .recipe = to_json(recipe, options)};
+  layerwise.run(hooks, result);
   return result;
 }
 

@@ -17,10 +17,12 @@
 
 namespace oscar {
 
-/// The set, and how long its parts took.
 struct FitResult {
   RotationSet set;
-  double rotation_seconds = 0, clip_seconds = 0;
+  /// All of the fit.
+  double seconds = 0;
+  /// On clip ratios; a GPU fits them while it reads on, so that they may cost less.
+  double clip_seconds = 0;
 };
 
 /// What a candidate does to the model: mean KL of its predictions on held-out sequences, and the share of probes whose
@@ -31,9 +33,18 @@ struct ModelScore {
 /// Runs the model with each set; an empty function if there is no model.
 using ModelJudge = std::function<std::vector<ModelScore>(std::span<const RotationSet>)>;
 
-/// judge: for recipe auto. Throws UsageError for options that do not exist or do not fit together, before anything is
+/// What a caller adds to a fit; each may be empty.
+struct FitHooks {
+  /// For recipe auto.
+  ModelJudge judge = {};
+  /// Called once, when everything that a backend loads at first use is loaded: what else has to be loaded need not wait
+  /// for it, nor it for that. Recipe auto does not call it.
+  std::function<void()> first_layer_read = {};
+};
+
+/// Throws UsageError for options that do not exist or do not fit together, before anything is
 /// read; DataError for bad data.
 [[nodiscard]] FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status,
-                            const ModelJudge& judge = {});
+                            const FitHooks& hooks = {});
 
 }  // namespace oscar

@@ -3,15 +3,13 @@
 
 #include <algorithm>
 
-#include "base/errors.hpp"
-
 namespace oscar {
 
 HeldOutSplit::HeldOutSplit(std::int64_t num_sequences)
     : stride_(static_cast<std::size_t>(std::clamp<std::int64_t>(num_sequences, 1, 3))) {
   if (num_sequences >= 2) return;
-  throw DataError("the held-out set is empty: there is only one sequence to calibrate on", "--recipe auto",
-                  "give at least two sequences (a smaller --seq-len cuts a long text), or choose a recipe");
+  throw TooLittleData("the held-out set is empty: there is only one sequence to calibrate on", "--recipe auto",
+                      "give at least two sequences (a smaller --seq-len cuts a long text), or choose a recipe");
 }
 
 PartStream::PartStream(LayerStream& whole, HeldOutSplit split, bool held_out)

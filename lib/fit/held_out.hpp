@@ -6,11 +6,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/errors.hpp"
 #include "dump/source.hpp"
 
 namespace oscar {
 
-/// Throws DataError if there are fewer than two sequences.
+/// There is not enough to fit on one part and to judge on another.
+struct TooLittleData : DataError {
+  using DataError::DataError;
+};
+
+/// Throws TooLittleData if there are fewer than two sequences.
 class HeldOutSplit {
  public:
   explicit HeldOutSplit(std::int64_t num_sequences);

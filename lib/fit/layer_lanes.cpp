@@ -1,39 +1,42 @@
 // SPDX-License-Identifier: MIT
 #include "fit/layer_lanes.hpp"
 
-#include <memory>
+#include <future>
 #include <mutex>
+#include <vector>
 
 #include "base/status.hpp"
-#include "base/threads.hpp"
 
 namespace oscar {
 
 void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
-                    const std::function<void(std::size_t, LayerStream&)>& task) {
+                    const std::function<void(std::size_t, std::unique_ptr<LayerStream>)>& task) {
   std::mutex mutex;
   std::size_t next = 0;
-  const auto work = [&](std::size_t) {
+  const auto work = [&] {
     while (true) {
       std::unique_lock lock(mutex);
       if (next == ids.size()) return;
       const std::size_t i = next++;
-      const std::unique_ptr<LayerStream> stream = source.open(ids[i]);
+      std::unique_ptr<LayerStream> stream = source.open(ids[i]);
       lock.unlock();
       throw_if_interrupted();
-      task(i, *stream);
+      task(i, std::move(stream));
     }
   };
-  const auto stop_others = [&](std::size_t lane) {
+  const auto stop_others = [&] {
     try {
-      work(lane);
+      work();
     } catch (...) {
       const std::lock_guard lock(mutex);
       next = ids.size();
       throw;
     }
   };
-  parallel_for(static_cast<std::size_t>(lanes), stop_others, lanes);
+  std::vector<std::future<void>> others;
+  for (int lane = 1; lane < lanes; ++lane) others.push_back(std::async(std::launch::async, stop_others));
+  stop_others();
+  for (std::future<void>& other : others) other.get();
 }
 
 }  // namespace oscar

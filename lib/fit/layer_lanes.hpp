@@ -3,14 +3,16 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "dump/source.hpp"
 
 namespace oscar {
 
-/// task(i, stream of ids[i]) on up to `lanes` threads. Streams are opened in order, as a live model demands.
+/// task(i, stream of ids[i]) on up to `lanes` threads, which may use parallel_for. Streams are opened in order, as a
+/// live model demands.
 void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
-                    const std::function<void(std::size_t, LayerStream&)>& task);
+                    const std::function<void(std::size_t, std::unique_ptr<LayerStream>)>& task);
 
 }  // namespace oscar

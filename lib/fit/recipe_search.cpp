@@ -26,7 +26,6 @@ std::vector<std::pair<std::string, FitOptions>> transforms(const FitOptions& bas
     all.emplace_back(name, options);
   };
   add("oscar", [](FitOptions&) {});
-  add("oscar fisher", [](FitOptions& o) { o.key_objective = "fisher"; });
   if (!target.linear) {
     add("hadamard", [](FitOptions& o) { o.recipe = "hadamard"; });
     return all;
@@ -52,7 +51,9 @@ std::vector<std::pair<std::string, std::string>> codecs(const FitOptions& option
     levels = {"4,4"};
     if (target.any_codec) levels.emplace_back("5,3");
   }
-  const std::string codec = !options.codec.empty() ? options.codec : target.any_codec ? "lsq" : "minmax";
+  const bool ratios_given = options.clip != "auto" && options.clip != "off";  // which lsq does not take
+  const std::string best = target.any_codec && !ratios_given ? "lsq" : "minmax";
+  const std::string codec = options.codec.empty() ? best : options.codec;
   std::vector<std::pair<std::string, std::string>> all;
   for (const std::string& each : levels) all.emplace_back(codec, each);
   return all;
@@ -100,6 +101,19 @@ std::vector<Candidate> search_candidates(const FitOptions& options) {
     for (const auto& [codec, levels] : codecs(options, target)) add(transform, each, codec, levels);
   }
   return candidates;
+}
+
+std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates) {
+  std::map<std::string, std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Recipe& r = candidates[i].recipe;
+    groups[fmt::format("{} {} {} {} {} {}", r.key_name(), r.value_name(), r.key_per_head, r.value_per_head, r.center,
+                       r.kind == Recipe::Kind::kStretch ? r.stretch_power : 0)]
+        .push_back(i);
+  }
+  std::vector<std::vector<std::size_t>> result;
+  for (auto& [key, members] : groups) result.push_back(std::move(members));
+  return result;
 }
 
 std::vector<Scored> with_mixtures(std::vector<Scored> scored, const std::vector<Candidate>& candidates) {

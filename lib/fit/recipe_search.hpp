@@ -23,6 +23,9 @@ struct Candidate {
 /// In the order of reports. A given --levels restricts them; else all that take the bytes of 4,4 are tried.
 [[nodiscard]] std::vector<Candidate> search_candidates(const FitOptions& options);
 
+/// Indices of candidates that share their transforms and differ in their codecs.
+[[nodiscard]] std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates);
+
 /// Of one layer on held-out sequences; see kernels/README.md.
 struct AttentionScore {
   double softmax_kl = 0, output_rel_error = 0;

@@ -13,6 +13,7 @@
 #include "commands/commands.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
+#include "fit/held_out.hpp"
 #include "model_input.hpp"
 #include "model_judge.hpp"
 #include "rotation/formats.hpp"
@@ -27,6 +28,7 @@ struct FitCommand {
   std::string formats = "pt,h5";
   FitOptions fit;
   bool force = false;
+  bool recipe_by_default = false;
 };
 
 RotationFormats parse_formats(const std::string& text) {
@@ -70,11 +72,8 @@ Json to_json(const FitResult& result, const Times& times, const std::filesystem:
           {"tokens", result.set.calibration.tokens},
           {"sequences", result.set.calibration.sequences},
           {"layers", std::move(layers)},
-          {"seconds",
-           {{"startup", times.startup},
-            {"rotations", result.rotation_seconds},
-            {"clip_fit", result.clip_seconds},
-            {"writing", times.writing}}}};
+          {"clip_fit_seconds", result.clip_seconds},
+          {"seconds", {{"startup", times.startup}, {"fit", result.seconds}, {"writing", times.writing}}}};
 }
 
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
@@ -113,15 +112,32 @@ class Input {
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context) {
   Status& status = *context.status;
-  status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s (rotations {:.2f} s, clip ratios {:.2f} s), {}",
-                            result.set.layers.size(), result.set.calibration.tokens,
-                            result.rotation_seconds + result.clip_seconds, result.rotation_seconds, result.clip_seconds,
-                            backend.description()));
+  status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s ({:.2f} s of work on clip ratios), {}",
+                            result.set.layers.size(), result.set.calibration.tokens, result.seconds,
+                            result.clip_seconds, backend.description()));
   if (result.set.recipe.contains("clip_sample")) {
     status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
   }
   status.notice("wrote " + command.out.string());
   emit_json(context, to_json(result, times, command.out, backend.description()));
+}
+
+/// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
+FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend& backend, FitHooks hooks,
+                    Status& status) {
+  const auto fit_once = [&] {
+    hooks.judge = input->judge(command.fit, backend);
+    return fit(input->source(), command.fit, backend, status, hooks);
+  };
+  try {
+    return fit_once();
+  } catch (const TooLittleData& error) {
+    if (!command.recipe_by_default) throw;
+    status.notice("recipe oscar instead of auto: " + std::string(error.what()));
+  }
+  command.fit.recipe = "oscar";
+  input = std::make_unique<Input>(command, status);  // a live model cannot go back
+  return fit_once();
 }
 
 void run(FitCommand& command, Context& context) {
@@ -132,17 +148,18 @@ void run(FitCommand& command, Context& context) {
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
-  Input input(command, *context.status);
+  auto input = std::make_unique<Input>(command, *context.status);
   const std::unique_ptr<Backend> backend = starting.get();
-  // libtorch, which writes .pt files at the end, takes a tenth of a second: much of a fit on a GPU, nothing beside one
-  // on the CPU, where its memory would come on top of the rows'.
+  // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
+  // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls
+  // into cuBLAS want too.
+  FitHooks hooks;
   std::future<void> writer_ready;
   if (formats.pt && backend->work_shape().layers_per_batch > 1) {
-    writer_ready = std::async(std::launch::async, open_pt_support);
+    hooks.first_layer_read = [&] { writer_ready = std::async(std::launch::async, open_pt_support); };
   }
   Times times{.startup = seconds_since(context.started)};
-  const FitResult result =
-      fit(input.source(), command.fit, *backend, *context.status, input.judge(command.fit, *backend));
+  const FitResult result = fit_input(command, input, *backend, hooks, *context.status);
   const auto fitted = std::chrono::steady_clock::now();
   if (writer_ready.valid()) writer_ready.get();
   write_rotation_set(command.out, result.set, formats, command.force);
@@ -154,7 +171,9 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   const auto option = [&](const char* name, auto& value, const char* help) {
     return app.add_option(name, value, help)->capture_default_str()->group("Fit");
   };
-  option("--recipe", fit.recipe, "auto, oscar, lsq, stretch, ktk_vtv, hadamard or uresidual");
+  option("--recipe", fit.recipe,
+         "auto, oscar, lsq, stretch, ktk_vtv, hadamard or uresidual; oscar where its options are given, or "
+         "too little data to hold some out");
   option("--key-objective", fit.key_objective, "qqt, ktk or fisher (recipes oscar, lsq, stretch)");
   option("--value-objective", fit.value_objective, "sst, oto or vtv (recipes oscar, lsq, stretch)");
   option("--composition", fit.composition,
@@ -181,10 +200,23 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   option("--reference-rotation", fit.reference_rotation, "Rotation set that recipe uresidual starts from");
 }
 
+/// Options of a recipe's own mean recipe oscar where none is named: auto would choose them itself.
+void settle_recipe(const CLI::App& app, FitCommand& command) {
+  if (app.count("--recipe") > 0) return;
+  for (const char* name : {"--key-objective", "--value-objective", "--composition", "--center", "--stretch-power",
+                           "--stretch-lambda", "--refine", "--reference-rotation"}) {
+    if (app.count(name) == 0) continue;
+    command.fit.recipe = "oscar";
+    return;
+  }
+  command.recipe_by_default = true;
+}
+
 }  // namespace
 
 void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();
+  command->fit.recipe = "auto";
   CLI::App* fit = app.add_subcommand("fit", "Fit per-layer K and V rotations and clip ratios");
   fit->add_option("--dump", command->dump, "Folder written by \"oscar dump\" or by a server")
       ->type_name("DIR")
@@ -198,7 +230,10 @@ void register_fit(CLI::App& app, Context& context) {
   fit->add_flag("--force", command->force, "Replace an existing output folder")->group("Output");
   add_backend_options(*fit, context);
   add_json_option(*fit, context);
-  fit->callback([command, &context] { run(*command, context); });
+  fit->callback([command, fit, &context] {
+    settle_recipe(*fit, *command);
+    run(*command, context);
+  });
 }
 
 }  // namespace oscar
