@@ -35,9 +35,11 @@ struct Subject {
 /// Of every layer and side that carries eigenvalues which are not all the same.
 [[nodiscard]] std::vector<Spectra> spectra_of(const Subject& subject);
 
-/// "qqt" of "qqt_r_h_pbr" and "stretch_qqt_r_h_pbr", and "r_h_pbr" (empty for "hadamard" and "uresidual").
+/// "qqt" of "qqt_r_h_pbr" and "refined_stretch_qqt_r_h_pbr", and "r_h_pbr" (empty for "hadamard" and "uresidual").
 [[nodiscard]] std::string objective_name(const std::string& objective);
 [[nodiscard]] std::string composition_name(const std::string& objective);
+/// Turned by a descent after it was composed: no formula gives it.
+[[nodiscard]] bool is_refined(const SubjectSide& side, const SideTransform& transform);
 /// Whether an objective is of keys only, or of values only.
 [[nodiscard]] bool fits_keys(const std::string& objective);
 [[nodiscard]] bool fits_values(const std::string& objective);
