@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# What a calibration job runs: fit a rotation set, judge it on text that it was not fitted on, publish it if it is
+# accepted. The exit status is that of the step that failed; 3: the set was rejected, and nothing was published.
+# Files that end in .npy or .jsonl hold token ids, others are text.
+#   FIT_OPTIONS     further options of "oscar fit", for example "--recipe auto --device cuda"
+#   VERIFY_OPTIONS  thresholds and further options of "oscar verify", for example "--max-kld 0.05 --report report.html"
+set -euo pipefail
+
+if [ $# -ne 6 ]; then
+  printf 'usage: %s MODEL CALIBRATION HELD_OUT ZOO ORG/NAME[:TAG] OUT\n' "$0" >&2
+  exit 2
+fi
+model=$1 calibration=$2 held_out=$3 zoo=$4 name=$5 out=$6
+read -ra fit_options <<<"${FIT_OPTIONS:-}"
+read -ra verify_options <<<"${VERIFY_OPTIONS:---max-ppl-increase 0.05}"
+
+kind() { case $1 in *.npy | *.jsonl) printf %s --tokens ;; *) printf %s --text ;; esac; }
+
+mkdir -p "$out"
+oscar fit --model "$model" "$(kind "$calibration")" "$calibration" --out "$out/rotations" "${fit_options[@]}"
+oscar verify "$out/rotations" --model "$model" "$(kind "$held_out")" "$held_out" --require-held-out \
+  --json "$out/report.json" "${verify_options[@]}"
+oscar publish "$out/rotations" --zoo "$zoo" --name "$name"
