@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "fit/candidates.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/held_out.hpp"
 #include "fit/layer_fit.hpp"
@@ -22,29 +23,14 @@ namespace {
 
 /// Sets that a model judges; it costs much more than attention does.
 constexpr std::size_t kFinalists = 6;
+/// Refining takes a second or two a layer; with more layers it looks at less, and at one candidate instead of two.
+constexpr std::size_t kFewLayers = 8;
 
 /// What is kept of a layer's data.
 struct LayerParts {
-  LayerMoments part, whole;                                    // without and with what is held out
-  std::vector<SampledSequence> clip_part, clip_whole, judged;  // judged: held out
+  Fitting part, whole;                  // without and with what is held out
+  std::vector<SampledSequence> judged;  // held out
 };
-
-RowCodec with_ratio(RowCodec codec, double ratio) {
-  codec.clip_ratio = ratio;
-  return codec;
-}
-
-/// The pooled score of each codec on the held-out sequences of a layer.
-std::vector<AttentionScore> score_layer(const LayerParts& parts, const LayerRotation& layer,
-                                        const std::vector<HistoryCodecs>& codecs, Windows windows, Backend& backend) {
-  const auto errors = compare_on_sample(parts.judged, layer.key, layer.value, codecs, windows, backend);
-  std::vector<AttentionScore> scores;
-  for (const AttentionErrors& sum : errors) {
-    scores.push_back({sum.softmax_kl / static_cast<double>(std::max<std::int64_t>(sum.queries, 1)),
-                      sum.output_error / std::max(sum.output_norm, 1e-300)});
-  }
-  return scores;
-}
 
 class Search {
  public:
@@ -53,13 +39,13 @@ class Search {
         candidates_(search_candidates(options)),
         split_(source.calibration().sequences),
         options_(options),
+        few_layers_(source.layer_ids().size() <= kFewLayers),
         backend_(backend),
         status_(status) {
+    if (!few_layers_) options_.refining = lighter(options_.refining);
     for (const Candidate& candidate : candidates_) {
       recipes_.push_back(candidate.recipe);
-      clips_.emplace_back(candidate.options, candidate.recipe, backend, status);
-      scored_.push_back({.name = candidate.name});
-      layers_.emplace_back();
+      prepare(candidate);
     }
   }
 
@@ -69,11 +55,12 @@ class Search {
     take(ids);
     const std::span<const LayerParts> parts = std::span(parts_).subspan(first);
     for (const std::vector<std::size_t>& group : by_transform(candidates_)) score(parts, group);
-    for (std::size_t i = first; i < parts_.size(); ++i) forget_scored(parts_[i]);
   }
 
   /// Lets the model judge the best by attention, and decides.
   std::vector<Scored> finish(const ModelJudge& judge, const RotationSet& base) {
+    refine_best();
+    forget_scored();
     for (std::size_t i = 0; i < scored_.size(); ++i) {
       scored_[i].candidate_of_layer.assign(scored_[i].layers.size(), i);
     }
@@ -87,28 +74,51 @@ class Search {
     std::vector<LayerRotation> layers(parts_.size());
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
       std::vector<std::size_t> own;
-      std::vector<LayerMoments> moments;
+      std::vector<const Fitting*> data;
       for (std::size_t i = 0; i < parts_.size(); ++i) {
         if (chosen.candidate_of_layer[i] != c) continue;
         own.push_back(i);
-        moments.push_back(parts_[i].whole);
+        data.push_back(&parts_[i].whole);
       }
-      std::vector<LayerRotation> fitted = fit_transforms(moments, candidates_[c].recipe, backend_, status_);
+      std::vector<LayerRotation> fitted = transforms_of(c, data);
       parallel_for(
-          own.size(), [&](std::size_t i) { clips_[c].apply(parts_[own[i]].clip_whole, fitted[i]); },
+          own.size(), [&](std::size_t i) { clips_[c].apply(data[i]->clip, fitted[i]); },
           backend_.work_shape().concurrent_layers);
       for (std::size_t i = 0; i < own.size(); ++i) layers[own[i]] = std::move(fitted[i]);
     }
     return layers;
   }
 
-  [[nodiscard]] const Candidate& candidate(std::size_t i) const { return candidates_[i]; }
+  [[nodiscard]] const std::vector<Candidate>& candidates() const { return candidates_; }
   [[nodiscard]] const ClipChoice& clip(std::size_t i) const { return clips_[i]; }
   /// In words.
   [[nodiscard]] const std::string& judged_sample() const { return judged_sample_; }
-  [[nodiscard]] const std::vector<SampledSequence>& clip_sample() const { return parts_.back().clip_whole; }
+  [[nodiscard]] std::string clip_sample() const {
+    const std::vector<SampledSequence>& sample = parts_.back().whole.clip;
+    return sample.empty() ? "" : describe(sample, options_.clip_fit);
+  }
 
  private:
+  void prepare(const Candidate& candidate) {
+    clips_.emplace_back(candidate.options, candidate.recipe, backend_, status_);
+    scored_.push_back({.name = candidate.name});
+    layers_.emplace_back();
+  }
+
+  /// The best by attention compete once more, refined.
+  void refine_best() {
+    for (const Candidate& refined : refined_best(scored_, candidates_, few_layers_ ? 2 : 1)) {
+      candidates_.push_back(refined);
+      prepare(refined);
+      score(parts_, {candidates_.size() - 1});
+    }
+  }
+
+  std::vector<LayerRotation> transforms_of(std::size_t candidate, const std::vector<const Fitting*>& data) {
+    return fit_candidate(candidates_[candidate].recipe, data, clips_[candidate].first_key_codec(), options_.refining,
+                         backend_, status_);
+  }
+
   void take(std::span<const int> ids) {
     const std::size_t first = parts_.size();
     parts_.resize(first + ids.size());
@@ -118,25 +128,29 @@ class Search {
     const int lanes = backend_.work_shape().concurrent_layers;
     for_each_layer(source_, ids, lanes, [&](std::size_t i, const std::unique_ptr<LayerStream>& whole) {
       LayerParts& parts = parts_[first + i];
-      LayerStream& stream = *whole;
-      PartStream fitted(stream, split_, false), held_out(stream, split_, true);
+      PartStream fitted(*whole, split_, false), held_out(*whole, split_, true);
       parts.judged = sample_layer(held_out, options_.windows, judging);
       require_data(ids[i], fitted, parts);
-      parts.part = take_moments(ids[i], fitted, recipes_, {}, backend_);
-      parts.clip_part = clips_.front().sample(fitted);
-      parts.whole = take_moments(ids[i], stream, recipes_, {}, backend_);
-      parts.clip_whole = clips_.front().sample(stream);
+      parts.part = take_fitting(ids[i], fitted);
+      parts.whole = take_fitting(ids[i], *whole);
       status_.progress("auto: layer", ++done, total);
     });
+  }
+
+  [[nodiscard]] Fitting take_fitting(int id, LayerStream& stream) const {
+    return {take_moments(id, stream, recipes_, {}, backend_),
+            sample_for_refining(stream, options_.windows, options_.refining), clips_.front().sample(stream)};
   }
 
   [[nodiscard]] ClipFitOptions judging_options() const { return {.seed = options_.clip_fit.seed + 2}; }
 
   /// Samples are most of what a layer takes in memory.
-  void forget_scored(LayerParts& parts) {
-    judged_sample_ = describe(parts.judged, judging_options());
-    parts.judged.clear();
-    parts.clip_part.clear();
+  void forget_scored() {
+    judged_sample_ = describe(parts_.back().judged, judging_options());
+    for (LayerParts& parts : parts_) {
+      parts.judged.clear();
+      parts.part = {};
+    }
   }
 
   void require_data(int id, LayerStream& fitted, const LayerParts& parts) const {
@@ -158,10 +172,9 @@ class Search {
 
   void score(std::span<const LayerParts> parts, const std::vector<std::size_t>& group) {
     const auto start = std::chrono::steady_clock::now();
-    std::vector<LayerMoments> moments;
-    for (const LayerParts& each : parts) moments.push_back(each.part);
-    const std::vector<LayerRotation> fitted =
-        fit_transforms(moments, candidates_[group.front()].recipe, backend_, status_);
+    std::vector<const Fitting*> data;
+    for (const LayerParts& each : parts) data.push_back(&each.part);
+    const std::vector<LayerRotation> fitted = transforms_of(group.front(), data);
     std::vector<std::vector<LayerRotation>> clipped(group.size(), fitted);
     std::vector<std::vector<AttentionScore>> scores(parts.size());
     parallel_for(
@@ -170,12 +183,12 @@ class Search {
           std::vector<HistoryCodecs> codecs;
           for (std::size_t m = 0; m < group.size(); ++m) {
             LayerRotation& layer = clipped[m][i];
-            clips_[group[m]].apply(parts[i].clip_part, layer);
+            clips_[group[m]].apply(data[i]->clip, layer);
             const HistoryCodecs& plain = candidates_[group[m]].recipe.codecs;
             codecs.push_back(
                 {with_ratio(*plain.key, layer.key.clip_ratio), with_ratio(*plain.value, layer.value.clip_ratio)});
           }
-          scores[i] = score_layer(parts[i], fitted[i], codecs, options_.windows, backend_);
+          scores[i] = score_layer(parts[i].judged, fitted[i], codecs, options_.windows, backend_);
         },
         backend_.work_shape().concurrent_layers);
     const double seconds = seconds_since(start) / static_cast<double>(group.size());
@@ -222,6 +235,7 @@ class Search {
   std::vector<Candidate> candidates_;
   HeldOutSplit split_;
   FitOptions options_;
+  bool few_layers_;
   Backend& backend_;
   Status& status_;
   std::vector<Recipe> recipes_;
@@ -231,20 +245,6 @@ class Search {
   std::vector<LayerParts> parts_;                   // by layer
   std::string judged_sample_;
 };
-
-/// Each layer's scores, and where its transform comes from.
-void record(const std::vector<Scored>& scored, const Scored& chosen, const Search& search,
-            std::vector<LayerRotation>& layers) {
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    Json scores = Json::object();
-    for (const Scored& each : scored) {
-      scores[each.name] = {{"softmax_kl", each.layers[i].softmax_kl},
-                           {"output_rel_error", each.layers[i].output_rel_error}};
-    }
-    layers[i].key.scores["search"] = {{"choice", search.candidate(chosen.candidate_of_layer[i]).name},
-                                      {"candidates", std::move(scores)}};
-  }
-}
 
 }  // namespace
 
@@ -264,21 +264,21 @@ FitResult fit_auto(QkvSource& source, const FitOptions& options, const ModelJudg
   const Choice choice = choose(scored);
   const Scored& chosen = scored[choice.index];
   const std::size_t main = chosen.candidate_of_layer.front();
-  const Recipe& recipe = search.candidate(main).recipe;
+  const Recipe& recipe = search.candidates()[main].recipe;
   set.layers = search.fit_choice(chosen);
-  record(scored, chosen, search, set.layers);
+  record(scored, chosen, search.candidates(), set.layers);
   set.key_codec = *recipe.codecs.key, set.value_codec = *recipe.codecs.value;
   const auto& from = chosen.candidate_of_layer;
   const bool mixture = std::adjacent_find(from.begin(), from.end(), std::not_equal_to<>()) != from.end();
   set.key_objective = mixture ? "mixed_" + recipe.composition : recipe.key_name();
   set.value_objective = mixture ? "mixed_" + recipe.composition : recipe.value_name();
-  set.recipe = to_json(recipe, search.candidate(main).options);
+  set.recipe = to_json(recipe, search.candidates()[main].options);
   set.recipe["name"] = "auto";
   set.recipe["search"] = {{"choice", chosen.name},
                           {"reason", choice.reason},
                           {"held_out", search.judged_sample()},
                           {"candidates", to_json(scored)}};
-  search.clip(main).finish(search.clip_sample().empty() ? "" : describe(search.clip_sample(), options.clip_fit), set);
+  search.clip(main).finish(search.clip_sample(), set);
   for (const Scored& each : scored) status.notice(describe(each));
   status.notice("chose " + chosen.name + ": " + choice.reason);
   result.seconds = seconds_since(start);

@@ -150,7 +150,7 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
   return sample;
 }
 
-std::string describe(const std::vector<SampledSequence>& sample, const ClipFitOptions& options) {
+std::string describe(std::span<const SampledSequence> sample, const ClipFitOptions& options) {
   std::int64_t keys = 0;
   std::size_t queries = 0;
   for (const SampledSequence& sequence : sample) {

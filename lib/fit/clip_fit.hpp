@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,7 @@ struct SampledSequence {
 [[nodiscard]] std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows,
                                                         const ClipFitOptions& options);
 /// "4096 keys in 2 sequences, 128 queries per head, seed 0"
-[[nodiscard]] std::string describe(const std::vector<SampledSequence>& sample, const ClipFitOptions& options);
+[[nodiscard]] std::string describe(std::span<const SampledSequence> sample, const ClipFitOptions& options);
 
 /// Mean softmax KL per candidate for keys; relative output error per candidate for values.
 struct ClipScores {

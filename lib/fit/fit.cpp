@@ -106,8 +106,8 @@ class LayerwiseFit {
     const std::lock_guard one_at_a_time(fitting_);  // or the backend would hold the samples of several batches
     batch.layers = fit_transforms(batch.moments, recipe_, backend_, status_);
     if (recipe_.refine) {
-      refine_keys(batch.to_refine, clip_.first_key_codec(), recipe_.windows, refining_, batch.layers, backend_,
-                  status_);
+      refine_keys(std::vector<std::span<const SampledSequence>>(batch.to_refine.begin(), batch.to_refine.end()),
+                  clip_.first_key_codec(), recipe_.windows, refining_, batch.layers, backend_, status_);
     }
     const auto start = std::chrono::steady_clock::now();
     parallel_for(

@@ -20,7 +20,7 @@ std::vector<std::pair<std::string, FitOptions>> transforms(const FitOptions& bas
   const auto add = [&](const char* name, const auto& change) {
     FitOptions options = base;
     options.recipe = "oscar";
-    options.center = false;
+    options.center = options.refine = false;
     if (options.granularity.empty() && target.per_head) options.granularity = "head";
     change(options);
     all.emplace_back(name, options);

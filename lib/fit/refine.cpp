@@ -139,7 +139,7 @@ void turn(MatrixStack& stack, int index, const Matrix& by) {
 }
 
 /// Of one layer.
-void refine_key(const std::vector<SampledSequence>& sample, const RowCodec& codec, Windows windows,
+void refine_key(std::span<const SampledSequence> sample, const RowCodec& codec, Windows windows,
                 const RefineOptions& options, SideTransform& key, Backend& backend) {
   std::vector<std::vector<KeyReads>> reads;  // [sequence][KV head]
   for (const SampledSequence& sequence : sample) reads.push_back(reads_of(sequence, key, backend));
@@ -176,7 +176,7 @@ std::vector<SampledSequence> sample_for_refining(LayerStream& layer, Windows win
   return sample;
 }
 
-void refine_keys(const std::vector<std::vector<SampledSequence>>& samples, const RowCodec& codec, Windows windows,
+void refine_keys(std::span<const std::span<const SampledSequence>> samples, const RowCodec& codec, Windows windows,
                  const RefineOptions& options, std::vector<LayerRotation>& layers, Backend& backend, Status& status) {
   parallel_for(layers.size(), [&](std::size_t i) {
     if (!samples[i].empty()) return refine_key(samples[i], codec, windows, options, layers[i].key, backend);

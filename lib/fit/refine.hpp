@@ -5,6 +5,7 @@
 // with the lowest KL on the sample is kept, which may be the first. Deterministic.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "base/status.hpp"
@@ -28,7 +29,7 @@ struct RefineOptions {
 
 /// Turns the key transforms of layers in place, and records what it did under their scores["refine"]. samples: by
 /// layer; a layer without one stays as it is, with a warning. codec: of the keys.
-void refine_keys(const std::vector<std::vector<SampledSequence>>& samples, const RowCodec& codec, Windows windows,
+void refine_keys(std::span<const std::span<const SampledSequence>> samples, const RowCodec& codec, Windows windows,
                  const RefineOptions& options, std::vector<LayerRotation>& layers, Backend& backend, Status& status);
 
 }  // namespace oscar

@@ -95,7 +95,8 @@ TEST_CASE("what is recorded is the KL that the transform has on the sample") {
   std::vector<LayerRotation> again(1);
   again[0].key = set.layers[0].key;
   options.refining.steps = 0;
-  refine_keys({sample}, set.key_codec, options.windows, options.refining, again, *backend, status);
+  refine_keys(std::vector<std::span<const SampledSequence>>{sample}, set.key_codec, options.windows, options.refining,
+              again, *backend, status);
   for (std::size_t head = 0; head < 2; ++head) {
     CHECK(again[0].key.scores["refine"]["softmax_kl_before"][head].get<double>() ==
           doctest::Approx(set.layers[0].key.scores["refine"]["softmax_kl_after"][head].get<double>()).epsilon(0.02));
