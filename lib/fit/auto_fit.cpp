@@ -34,11 +34,12 @@ struct LayerParts {
 
 class Search {
  public:
-  Search(QkvSource& source, const FitOptions& options, Backend& backend, Status& status)
+  Search(QkvSource& source, const FitOptions& options, const OutputProjection& output, Backend& backend, Status& status)
       : source_(source),
         candidates_(search_candidates(options)),
         split_(source.calibration().sequences),
         options_(options),
+        output_projection_(output),
         few_layers_(source.layer_ids().size() <= kFewLayers),
         backend_(backend),
         status_(status) {
@@ -138,7 +139,7 @@ class Search {
   }
 
   [[nodiscard]] Fitting take_fitting(int id, LayerStream& stream) const {
-    return {take_moments(id, stream, recipes_, {}, backend_),
+    return {take_moments(id, stream, recipes_, {}, backend_, output_projection_),
             sample_for_refining(stream, options_.windows, options_.refining), clips_.front().sample(stream)};
   }
 
@@ -235,6 +236,7 @@ class Search {
   std::vector<Candidate> candidates_;
   HeldOutSplit split_;
   FitOptions options_;
+  OutputProjection output_projection_;
   bool few_layers_;
   Backend& backend_;
   Status& status_;
@@ -248,10 +250,10 @@ class Search {
 
 }  // namespace
 
-FitResult fit_auto(QkvSource& source, const FitOptions& options, const ModelJudge& judge, Backend& backend,
+FitResult fit_auto(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
                    Status& status) {
   const auto start = std::chrono::steady_clock::now();
-  Search search(source, options, backend, status);
+  Search search(source, options, hooks.output_projection, backend, status);
   FitResult result;
   RotationSet& set = result.set;
   set.model = source.model(), set.calibration = source.calibration(), set.windows = options.windows;
@@ -260,7 +262,7 @@ FitResult fit_auto(QkvSource& source, const FitOptions& options, const ModelJudg
   for (std::size_t first = 0; first < ids.size(); first += step) {
     search.add(ids.subspan(first, std::min(step, ids.size() - first)));
   }
-  const std::vector<Scored> scored = search.finish(judge, set);
+  const std::vector<Scored> scored = search.finish(hooks.judge, set);
   const Choice choice = choose(scored);
   const Scored& chosen = scored[choice.index];
   const std::size_t main = chosen.candidate_of_layer.front();

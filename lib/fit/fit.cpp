@@ -74,7 +74,7 @@ class LayerwiseFit {
     std::once_flag first_layer_read;
     for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
       Batch& batch = batches[i / step];
-      batch.moments[i % step] = take_moments(ids[i], *stream, {recipe_}, reference_, backend_);
+      batch.moments[i % step] = take_moments(ids[i], *stream, {recipe_}, reference_, backend_, hooks.output_projection);
       if (hooks.first_layer_read) std::call_once(first_layer_read, hooks.first_layer_read);
       finish(batch, i % step, std::move(stream), shape.concurrent_layers);
       status_.progress("fit: layer", ++done, static_cast<std::int64_t>(ids.size()));
@@ -134,7 +134,11 @@ class LayerwiseFit {
 }  // namespace
 
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
-  if (options.recipe == "auto") return fit_auto(source, options, hooks.judge, backend, status);
+  if (options.value_objective == "output" && !hooks.output_projection) {
+    throw UsageError("no model is at hand, whose output projection values are to be weighed by",
+                     "--value-objective output", "give --model instead of --dump, or use sst, oto or vtv");
+  }
+  if (options.recipe == "auto") return fit_auto(source, options, hooks, backend, status);
   LayerwiseFit layerwise(source, options, backend, status);
   const Recipe& recipe = layerwise.recipe();
   FitResult result;

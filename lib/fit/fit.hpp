@@ -11,6 +11,7 @@
 #include "base/status.hpp"
 #include "dump/source.hpp"
 #include "fit/clip_fit.hpp"
+#include "fit/layer_fit.hpp"
 #include "fit/recipe.hpp"
 #include "kernels/backend.hpp"
 #include "rotation/rotation_set.hpp"
@@ -37,6 +38,8 @@ using ModelJudge = std::function<std::vector<ModelScore>(std::span<const Rotatio
 struct FitHooks {
   /// For recipe auto.
   ModelJudge judge = {};
+  /// For value objective output.
+  OutputProjection output_projection = {};
   /// Called once, when everything that a backend loads at first use is loaded: what else has to be loaded need not wait
   /// for it, nor it for that. Recipe auto does not call it.
   std::function<void()> first_layer_read = {};

@@ -94,7 +94,7 @@ std::vector<SideTransform> residual_sides(const std::vector<LayerMoments>& layer
 
 /// The covariances that a stretch weighs against each other.
 struct KeysAndQueries {
-  MatrixStack key, query;
+  MatrixStack key, query;  // or values, and what their errors do behind W_O
 };
 
 KeysAndQueries stretch_covariances(const LayerMoments& layer, const Recipe& recipe) {
@@ -104,6 +104,10 @@ KeysAndQueries stretch_covariances(const LayerMoments& layer, const Recipe& reci
   MatrixStack query = layer.covariance.at(recipe.key_objective);
   if (recipe.key_per_head) return {std::move(key), std::move(query)};
   return {mean_over_heads(key), mean_over_heads(query)};
+}
+
+KeysAndQueries output_covariances(const LayerMoments& layer, const Recipe& recipe) {
+  return {of_heads(layer, "vtv", recipe.value_per_head), of_heads(layer, "output", recipe.value_per_head)};
 }
 
 double worst(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
@@ -139,10 +143,11 @@ SideTransform regularised_side(const LayerMoments& layer, const KeysAndQueries& 
                        "layer " + std::to_string(layer.layer_id), "use --recipe oscar, or leave the layer out");
 }
 
-std::vector<SideTransform> stretched_sides(const std::vector<LayerMoments>& layers, const Recipe& recipe,
-                                           Backend& backend, Status& status) {
+template <class CovariancesOf>
+std::vector<SideTransform> stretched_sides(const std::vector<LayerMoments>& layers, const CovariancesOf& covariances_of,
+                                           const Recipe& recipe, Backend& backend, Status& status) {
   std::vector<KeysAndQueries> covariances;
-  for (const LayerMoments& layer : layers) covariances.push_back(stretch_covariances(layer, recipe));
+  for (const LayerMoments& layer : layers) covariances.push_back(covariances_of(layer, recipe));
   std::vector<StretchProblem> problems;
   for (const KeysAndQueries& each : covariances) problems.push_back({&each.key, &each.query});
   const StretchOptions options{.power = recipe.stretch_power,
@@ -161,16 +166,19 @@ std::vector<SideTransform> stretched_sides(const std::vector<LayerMoments>& laye
 std::vector<SideTransform> key_sides(const std::vector<LayerMoments>& layers, const Recipe& recipe, Backend& backend,
                                      Status& status) {
   const bool per_head = recipe.key_per_head;
-  if (recipe.kind == Recipe::Kind::kStretch) return stretched_sides(layers, recipe, backend, status);
+  if (recipe.kind == Recipe::Kind::kStretch) {
+    return stretched_sides(layers, stretch_covariances, recipe, backend, status);
+  }
   if (recipe.kind == Recipe::Kind::kResidual) {
     return residual_sides(layers, recipe.key_objective, "key_residual", per_head, backend);
   }
   return rotated_sides(layers, recipe.key_objective, per_head, recipe, backend);
 }
 
-std::vector<SideTransform> value_sides(const std::vector<LayerMoments>& layers, const Recipe& recipe,
-                                       Backend& backend) {
+std::vector<SideTransform> value_sides(const std::vector<LayerMoments>& layers, const Recipe& recipe, Backend& backend,
+                                       Status& status) {
   const bool per_head = recipe.value_per_head;
+  if (recipe.stretches_values()) return stretched_sides(layers, output_covariances, recipe, backend, status);
   if (recipe.kind == Recipe::Kind::kResidual) {
     return residual_sides(layers, recipe.value_objective, "value_residual", per_head, backend);
   }
@@ -197,6 +205,15 @@ void take_key_moments(LayerStream& layer, const std::vector<Recipe>& recipes, Ba
   if (any(recipes, [](const Recipe& r) { return r.center; })) out.key_mean = mean_keys(layer);
 }
 
+/// Rows of W_O are (Hq, d), as those of queries.
+MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend) {
+  const HeadsView rows = heads_view(projection, "o_proj");
+  MatrixStack metric(kv_heads, rows.head_dim);
+  backend.accumulate_grams(std::vector<HeadsView>{rows}, metric);
+  for (double& value : metric.data) value *= static_cast<double>(kv_heads) / rows.num_heads;
+  return metric;
+}
+
 void take_value_moments(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, LayerMoments& out) {
   const auto by = [&](const char* objective) {
     return any(recipes, [&](const Recipe& r) { return r.value_objective == objective; });
@@ -205,13 +222,14 @@ void take_value_moments(LayerStream& layer, const std::vector<Recipe>& recipes, 
     out.covariance["sst"] = score_weighted_value_moments(layer, out.covariance["qqt"], backend).mean();
   }
   if (by("oto")) out.covariance["oto"] = output_moments(layer, backend).mean();
-  if (by("vtv")) out.covariance["vtv"] = plain_moments(layer, Side::kValue, backend).mean();
+  if (by("vtv") || by("output")) out.covariance["vtv"] = plain_moments(layer, Side::kValue, backend).mean();
 }
 
 }  // namespace
 
 LayerMoments take_moments(int layer_id, LayerStream& layer, const std::vector<Recipe>& recipes,
-                          const ReferenceRotation& reference, Backend& backend) {
+                          const ReferenceRotation& reference, Backend& backend,
+                          const OutputProjection& output_projection) {
   QkvChunk chunk;
   layer.rewind();
   if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
@@ -222,6 +240,9 @@ LayerMoments take_moments(int layer_id, LayerStream& layer, const std::vector<Re
   if (spectral.empty()) return out;
   take_key_moments(layer, spectral, backend, out);
   take_value_moments(layer, spectral, backend, out);
+  if (any(spectral, [](const Recipe& r) { return r.stretches_values(); })) {
+    out.covariance["output"] = output_metric(output_projection(layer_id), out.covariance["vtv"].count, backend);
+  }
   if (any(spectral, [](const Recipe& r) { return r.kind == Recipe::Kind::kResidual; })) {
     out.covariance["key_residual"] =
         residual_moments(layer, Side::kKey, reference_of(reference.key, layer_id), backend).mean();
@@ -241,7 +262,7 @@ std::vector<LayerRotation> fit_transforms(const std::vector<LayerMoments>& layer
     return fitted;
   }
   std::vector<SideTransform> keys = key_sides(layers, recipe, backend, status);
-  std::vector<SideTransform> values = value_sides(layers, recipe, backend);
+  std::vector<SideTransform> values = value_sides(layers, recipe, backend, status);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     fitted.push_back({layers[i].layer_id, std::move(keys[i]), std::move(values[i])});
     if (!recipe.center) continue;

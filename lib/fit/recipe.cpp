@@ -60,6 +60,8 @@ void require(bool wanted, bool Target::*ability, const FitOptions& options, cons
 void require_target(const Recipe& recipe, const FitOptions& options) {
   const bool stretched = recipe.kind == Recipe::Kind::kStretch;
   require(stretched, &Target::linear, options, "--recipe " + options.recipe, "transforms that are not rotations");
+  require(recipe.stretches_values(), &Target::linear, options, "--value-objective output",
+          "transforms that are not rotations");
   require(recipe.key_per_head || recipe.value_per_head, &Target::per_head, options, "--granularity head",
           "one rotation per head");
   require(recipe.center, &Target::mean, options, "--center", "centred keys");
@@ -100,7 +102,7 @@ Recipe::Kind kind_of(const std::string& recipe) {
 void check_options(const FitOptions& options) {
   require_one_of(options.recipe, "--recipe", {"auto", "oscar", "lsq", "stretch", "ktk_vtv", "hadamard", "uresidual"});
   require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
-  require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv"});
+  require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
   (void)composition_from_name(options.composition);
   if (options.recipe == "uresidual" && options.reference_rotation.empty()) {
     throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
@@ -129,7 +131,8 @@ std::string Recipe::key_name() const {
 
 std::string Recipe::value_name() const {
   if (kind == Kind::kHadamard) return "hadamard";
-  return kind == Kind::kResidual ? "uresidual" : value_objective + "_" + composition;
+  return kind == Kind::kResidual ? "uresidual"
+                                 : (stretches_values() ? "stretch_" : "") + value_objective + "_" + composition;
 }
 
 Recipe resolve_recipe(const FitOptions& options) {
@@ -169,7 +172,7 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"group_size", recipe.codecs.key->group_size},
             {"center", recipe.center},
             {"refine", recipe.refine}};
-  if (recipe.kind == Recipe::Kind::kStretch) {
+  if (recipe.kind == Recipe::Kind::kStretch || recipe.stretches_values()) {
     json["stretch"] = {{"power", recipe.stretch_power}, {"lambda", recipe.stretch_lambda}};
   }
   return json;

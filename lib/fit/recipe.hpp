@@ -19,7 +19,7 @@ struct FitOptions {
   /// transform of keys. ktk_vtv: plain key and value moments. hadamard: no data but the clip fit. uresidual:
   /// eigenvectors of the residual moment aligned to those of the covariance. auto: the best that the target can serve.
   std::string recipe = "oscar";
-  /// qqt, ktk or fisher; value objective: sst, oto or vtv. For recipes oscar, lsq and stretch.
+  /// qqt, ktk or fisher; value objective: sst, oto, vtv or output. For recipes oscar, lsq and stretch.
   std::string key_objective = "qqt";
   std::string value_objective = "sst";
   /// See transform/compose.hpp.
@@ -57,7 +57,7 @@ struct FitOptions {
 struct Recipe {
   enum class Kind { kSpectral, kHadamard, kResidual, kStretch } kind = Kind::kSpectral;
   std::string name;
-  std::string key_objective, value_objective;  // qqt | ktk | fisher, sst | oto | vtv
+  std::string key_objective, value_objective;  // qqt | ktk | fisher, sst | oto | vtv | output
   std::string composition;
   bool key_per_head = false, value_per_head = false;
   bool center = false, refine = false;
@@ -65,7 +65,10 @@ struct Recipe {
   HistoryCodecs codecs;  // both are set; clip ratios are fitted or fixed elsewhere
   Windows windows;
 
-  /// "<objective>_<composition>", "hadamard" or "uresidual"; keys: with "stretch_" and "refined_" before it.
+  /// "<objective>_<composition>", "hadamard" or "uresidual"; keys: with "stretch_" and "refined_" before it, values:
+  /// with "stretch_" if they are stretched.
+  /// Objective output: values are stretched, vtv against what W_O makes of their errors; the power is that of keys.
+  [[nodiscard]] bool stretches_values() const { return value_objective == "output" && kind != Kind::kHadamard; }
   [[nodiscard]] std::string key_name() const;
   [[nodiscard]] std::string value_name() const;
 };

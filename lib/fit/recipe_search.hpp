@@ -60,7 +60,7 @@ struct Choice {
 [[nodiscard]] std::string describe(const Scored& scored);
 
 /// fit() with recipe auto.
-[[nodiscard]] FitResult fit_auto(QkvSource& source, const FitOptions& options, const ModelJudge& judge,
-                                 Backend& backend, Status& status);
+[[nodiscard]] FitResult fit_auto(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
+                                 Status& status);
 
 }  // namespace oscar

@@ -85,3 +85,10 @@ def weighted_keys(layer, weights, mean=None):
 def mean_keys(layer):
     """(Hkv, d)"""
     return layer.k.astype(np.float64).mean(axis=0)
+
+
+def output(layer, projection):
+    """Per KV head: mean over its query heads of W_O^T W_O, the energy of a value in the residual stream."""
+    heads = np.split(projection, layer.q.shape[1], axis=1)
+    products = np.stack([w.T @ w for w in heads])
+    return products.reshape(layer.kv_heads, layer.queries_per_head, *products.shape[1:]).mean(axis=1)

@@ -14,6 +14,7 @@
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
 #include "fit/held_out.hpp"
+#include "model/output_projection.hpp"
 #include "model_input.hpp"
 #include "model_judge.hpp"
 #include "rotation/formats.hpp"
@@ -90,7 +91,8 @@ class Input {
       source_ = open_dump(command.dump, {limits.max_tokens, limits.max_sequences, layers}, status);
       return;
     }
-    runner_ = open_model(command.input.model);
+    model_ = command.input.model;
+    runner_ = open_model(model_);
     sequences_ = read_sequences(command.input, runner_->config());
     source_ = open_live(*runner_, sequences_, {.layers = layers}, status);
     // A model judges whole sets only.
@@ -102,7 +104,15 @@ class Input {
     return judges_ ? make_model_judge(*runner_, sequences_, options, backend) : ModelJudge();
   }
 
+  [[nodiscard]] OutputProjection output_projection() const {
+    if (!runner_) return {};
+    return [model = model_, config = runner_->config()](int layer) {
+      return read_output_projection(model, config, layer);
+    };
+  }
+
  private:
+  std::filesystem::path model_;
   std::vector<TokenSequence> sequences_;
   bool judges_ = false;
   std::unique_ptr<ModelRunner> runner_;
@@ -127,6 +137,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend&
                     Status& status) {
   const auto fit_once = [&] {
     hooks.judge = input->judge(command.fit, backend);
+    hooks.output_projection = input->output_projection();
     return fit(input->source(), command.fit, backend, status, hooks);
   };
   try {
@@ -175,7 +186,8 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
          "auto, oscar, lsq, stretch, ktk_vtv, hadamard or uresidual; oscar where its options are given, or "
          "too little data to hold some out");
   option("--key-objective", fit.key_objective, "qqt, ktk or fisher (recipes oscar, lsq, stretch)");
-  option("--value-objective", fit.value_objective, "sst, oto or vtv (recipes oscar, lsq, stretch)");
+  option("--value-objective", fit.value_objective,
+         "sst, oto or vtv; or output: stretched by what W_O makes of values (needs --model)");
   option("--composition", fit.composition,
          "r_h_pbr, plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr or h_pbr_r: factors from left to right");
   option("--granularity", fit.granularity,
