@@ -202,7 +202,8 @@ bool usable(const SideTransform& t, const MatrixStack& covariance) {
 }  // namespace
 
 void check_decomposition(const Subject& given, std::vector<Check>& checks) {
-  const Subject subject = with_regularised_covariances(given);
+  const std::optional<Subject> regularised = with_regularised_covariances(given);
+  const Subject& subject = regularised ? *regularised : given;
   for_each_side(
       subject, checks, [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
         if (is_refined(side, t)) {
@@ -226,7 +227,8 @@ void check_decomposition(const Subject& given, std::vector<Check>& checks) {
 
 void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,
                                  std::vector<Check>& checks) {
-  Subject with_data = subject;  // other readings are judged on the data, too
+  Subject with_data;  // other readings are judged on the data, too
+  with_data.sides = subject.sides;
   for (SubjectSide& side : with_data.sides) {
     for (auto& [id, transform] : side.layers) transform.covariance = {};
   }

@@ -2,6 +2,8 @@
 #include "verify/model_metrics.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
@@ -45,15 +47,33 @@ struct Found {
 
 using Logits = std::vector<std::vector<float>>;
 
-/// Runs the model with the attention of a method; null: exact attention.
-void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMethod* method, LogitsHook logits) {
+/// Attention of a method for the queries from `first` on; zero for those before.
+void attend(const Setting& setting, const KvMethod& method, int layer, const QkvView& qkv, std::int64_t first,
+            std::span<float> out) {
+  const std::int64_t tokens = qkv.q.num_tokens;
+  QkvView asked = qkv;
+  asked.q = qkv.q.tokens(first, tokens);
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens - first));
+  std::iota(positions.begin(), positions.end(), first);
+  const HeldSequence held = hold(method, layer, asked, positions, setting.precision, setting.backend);
+  const std::size_t before = out.size() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(first);
+  std::fill_n(out.begin(), before, 0.0F);
+  held.rows->attend(method.layer(layer).codecs(), method.windows, out.subspan(before));
+}
+
+/// How many logits of a sequence count, from its end; in the last layer no other query needs attention.
+using LastLogits = std::function<std::int64_t(std::size_t sequence)>;
+
+/// Runs the model with the attention of a method; null: exact attention. last: empty if all logits count.
+void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMethod* method, const LastLogits& last,
+         LogitsHook logits) {
   RunHooks hooks;
   hooks.logits = std::move(logits);
   hooks.layer_done = [&setting, tokens = tokens_of(sequences)](int) { setting.add_work(tokens); };
   if (method != nullptr) {
-    hooks.attention = [method, &setting](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
-      const HeldSequence held = hold(*method, layer, qkv, {}, setting.precision, setting.backend);
-      held.rows->attend(method->layer(layer).codecs(), method->windows, out);
+    const int last_layer = setting.runner.config().num_layers - 1;
+    hooks.attention = [=, &setting, &last](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
+      attend(setting, *method, layer, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
       return true;
     };
   }
@@ -66,7 +86,7 @@ void run_texts(Setting& setting, std::span<const TokenSequence> batch, const KvM
                Found& found) {
   const std::size_t first = found.texts.size();
   found.texts.resize(first + batch.size());
-  run(setting, batch, method, [&](std::size_t sequence, std::span<const float> logits) {
+  run(setting, batch, method, {}, [&](std::size_t sequence, std::span<const float> logits) {
     if (method == nullptr) reference[sequence].assign(logits.begin(), logits.end());
     found.texts[first + sequence] = compare_predictions(batch[sequence], logits, reference[sequence]);
   });
@@ -76,7 +96,8 @@ void run_needles(Setting& setting, const KvMethod* method, Found& found) {
   const ModelData& data = setting.data;
   if (data.needles.empty()) return;
   found.needles.resize(data.needles.size());
-  run(setting, data.needles, method, [&](std::size_t i, std::span<const float> logits) {
+  const auto asked = [&](std::size_t i) { return std::int64_t{data.answer_lengths[i]} + 1; };
+  run(setting, data.needles, method, asked, [&](std::size_t i, std::span<const float> logits) {
     const int length = data.answer_lengths[i];
     found.needles[i] = {answer_depth(data.needles[i], length), found_answer_tokens(data.needles[i], length, logits),
                         length - 1};

@@ -40,7 +40,14 @@ std::optional<double> metric_error(std::span<const double> write, std::span<cons
   return std::isnan(relative) ? INFINITY : relative;
 }
 
-Subject with_regularised_covariances(Subject subject) {
+std::optional<Subject> with_regularised_covariances(const Subject& given) {
+  bool any = false;
+  for (const SubjectSide& side : given.sides) {
+    for (const auto& [id, t] : side.layers) any = any || is_stretch(t);
+  }
+  if (!any) return std::nullopt;
+  Subject subject;
+  subject.sides = given.sides;
   for (SubjectSide& side : subject.sides) {
     for (auto& [id, t] : side.layers) {
       const auto record = stretch_record(t);

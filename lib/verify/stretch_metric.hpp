@@ -28,7 +28,7 @@ struct StretchRecord {
 [[nodiscard]] std::optional<double> metric_error(std::span<const double> write, std::span<const double> a,
                                                  std::span<const double> b, double power, std::size_t dim);
 
-/// The set with the covariances that its stretches diagonalise in place of those of keys.
-[[nodiscard]] Subject with_regularised_covariances(Subject subject);
+/// The sides with the covariances that stretches diagonalise in place of those of keys; none without stretches.
+[[nodiscard]] std::optional<Subject> with_regularised_covariances(const Subject& given);
 
 }  // namespace oscar::verify

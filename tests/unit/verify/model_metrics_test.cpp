@@ -173,6 +173,31 @@ TEST_CASE("a needle counts if every token of its answer but the last is the most
   CHECK(metrics[0].retrieval_by_depth.empty());  // the answers stand nowhere in the prompts
 }
 
+TEST_CASE("needles of a method are those that its attention finds, although the last layer sees few queries") {
+  FourWords runner;
+  const auto backend = test::make_test_backend();
+  Status status;
+  const KvMethod naive = make_baseline("naive", {{0, kVocab}}, {0, 1}, 0);
+  verify::ModelData data;
+  std::int64_t hits = 0;
+  for (int i = 0; i < 64; ++i) {
+    TokenSequence needle;
+    for (int t = 0; t < 12; ++t) needle.push_back((t * t + i * t / 3 + i) / 2 % kVocab);
+    const std::vector<float> rows = rows_of(needle);
+    const HeadsView view = heads_view(rows, 12, 1, kVocab);
+    std::vector<float> out(rows.size());
+    const KvLayer& layer = naive.layer(0);
+    backend->hold(layer.hold({view, view, view}, {}, Precision::kServing))->attend(layer.codecs(), {0, 1}, out);
+    const auto row = out.begin() + 9 * kVocab;
+    hits += std::max_element(row, row + kVocab) - row == needle[10] ? 1 : 0;
+    data.needles.push_back(std::move(needle));
+    data.answer_lengths.push_back(2);
+  }
+  const auto metrics = verify::measure_model(runner, data, {naive}, Precision::kServing, *backend, status);
+  CHECK(hits > 5);
+  CHECK(metrics[0].needle_hits == hits);
+}
+
 TEST_CASE("sequences and answers that cannot be measured are refused") {
   verify::ModelData data = small_data();
   data.texts.push_back({1});
