@@ -28,7 +28,11 @@ inline constexpr std::size_t kStrands = 32;
 template <class Term>
 [[nodiscard]] double strand_sum(std::size_t count, const Term& term) {
   std::array<double, kStrands> strands{};
-  for (std::size_t i = 0; i < count; ++i) strands[i % kStrands] += term(i);
+  std::size_t begin = 0;
+  for (; begin + kStrands <= count; begin += kStrands) {
+    for (std::size_t i = 0; i < kStrands; ++i) strands[i] += term(begin + i);
+  }
+  for (std::size_t i = begin; i < count; ++i) strands[i - begin] += term(i);
   for (std::size_t step = kStrands / 2; step > 0; step /= 2) {
     for (std::size_t i = 0; i < step; ++i) strands[i] += strands[i + step];
   }

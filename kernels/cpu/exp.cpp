@@ -5,11 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define OSCAR_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define OSCAR_VECTOR_CLONES
-#endif
+#include "kernels/cpu/vector_clones.hpp"
 
 namespace oscar::cpu {
 namespace {

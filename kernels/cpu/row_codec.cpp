@@ -10,6 +10,7 @@
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/cpu/vector_clones.hpp"
 
 namespace oscar::cpu {
 namespace {
@@ -91,7 +92,8 @@ GroupParams encode_group(std::span<const float> group, int levels, std::span<std
   return {scale, zero};
 }
 
-GroupParams encode_group_lsq(std::span<const float> group, int levels, std::span<std::uint8_t> codes) {
+OSCAR_VECTOR_CLONES GroupParams encode_group_lsq(std::span<const float> group, int levels,
+                                                 std::span<std::uint8_t> codes) {
   constexpr int kRefits = 3;
   const auto size = static_cast<double>(group.size());
   const double mean = strand_sum(group.size(), [&](std::size_t i) { return double{group[i]}; }) / size;
