@@ -36,7 +36,7 @@ bool fits_keys(const std::string& objective) {
 
 bool fits_values(const std::string& objective) {
   const std::string name = objective_name(objective);
-  return name == "sst" || name == "oto" || name == "vtv";
+  return name == "sst" || name == "oto" || name == "vtv" || name == "output";
 }
 
 }  // namespace oscar
