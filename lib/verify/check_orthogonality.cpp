@@ -18,16 +18,25 @@ double worst_error(const MatrixStack& stack) {
   return worst;
 }
 
-/// max |rotation read^T - I|: what is left of a product of query and key, relative to the largest row lengths that meet
-/// in it.
+std::vector<double> row_lengths(std::span<const double> matrix, std::size_t dim) {
+  std::vector<double> lengths(dim);
+  for (std::size_t i = 0; i < matrix.size(); ++i) lengths[i / dim] += matrix[i] * matrix[i];
+  for (double& length : lengths) length = std::sqrt(length);
+  return lengths;
+}
+
+/// max |rotation read^T - I|, each entry relative to the lengths of the rows that meet in it: a key's channel is as
+/// large as its row of the write side is short, so that this is what is left of a logit.
 double worst_pair_error(const MatrixStack& rotation, const MatrixStack& read) {
   if (read.dim != rotation.dim || read.count != rotation.count) return std::numeric_limits<double>::infinity();
   double worst = 0;
   const auto dim = static_cast<std::size_t>(rotation.dim);
   for (int m = 0; m < rotation.count; ++m) {
     const Matrix product = multiply(rotation[m], transpose(read[m], dim), dim);
+    const std::vector<double> written = row_lengths(rotation[m], dim), lengths = row_lengths(read[m], dim);
     for (std::size_t i = 0; i < product.size(); ++i) {
-      const double error = std::abs(product[i] - (i / dim == i % dim ? 1.0 : 0.0));
+      const double scale = written[i / dim] * lengths[i % dim];
+      const double error = std::abs(product[i] - (i / dim == i % dim ? 1.0 : 0.0)) / scale;
       worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
     }
   }

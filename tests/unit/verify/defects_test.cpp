@@ -157,6 +157,20 @@ TEST_CASE("a refined basis is explained by nothing but its metric") {
   check_contains(verified(written(folder, sound)).reasons, "it is the stretch of layer 2");
 }
 
+TEST_CASE("channels of keys that are far larger than others do not make a pair look broken") {
+  RotationSet set = Sample::get().fitted(stretch(1));
+  LayerRotation& layer = set.layers[1];
+  const auto d = static_cast<std::size_t>(layer.key.rotation.dim);
+  for (const std::size_t channel : {5, 69}) {
+    for (std::size_t i = channel * d; i < (channel + 1) * d; ++i) {
+      layer.key.rotation.data[i] /= 40, layer.key.read_rotation.data[i] *= 40;
+    }
+  }
+  const TemporaryFolder folder;
+  const Verified v = verified(written(folder, set));
+  CHECK_MESSAGE(v.reasons.find("inverse_pair") == std::string::npos, v.reasons);
+}
+
 TEST_CASE("a stretch without the covariances of its fit is unknown, and never ok") {
   RotationSet set = Sample::get().fitted(stretch(1));
   for (LayerRotation& layer : set.layers) layer.key.query_covariance = {};
