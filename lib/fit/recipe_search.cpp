@@ -166,8 +166,7 @@ Json to_json(const std::vector<Scored>& scored) {
   for (const Scored& each : scored) {
     Json json{{"name", each.name},
               {"softmax_kl", each.mean().softmax_kl},
-              {"output_rel_error", each.mean().output_rel_error},
-              {"seconds", each.seconds}};
+              {"output_rel_error", each.mean().output_rel_error}};
     if (each.model) json["model"] = {{"kld_mean", each.model->kld}, {"probes", each.model->probe}};
     list.push_back(std::move(json));
   }

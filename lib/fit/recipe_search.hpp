@@ -55,7 +55,7 @@ struct Choice {
 /// of those within 10 % of the lowest softmax KL, the one with the lowest output error.
 [[nodiscard]] Choice choose(const std::vector<Scored>& scored);
 
-/// For the manifest, and a line for people.
+/// For the manifest, without times, which are no two runs' the same; and a line for people, with them.
 [[nodiscard]] Json to_json(const std::vector<Scored>& scored);
 [[nodiscard]] std::string describe(const Scored& scored);
 

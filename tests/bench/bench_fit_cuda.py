@@ -60,8 +60,8 @@ class Bench:
         """One run: its own seconds, and those of the whole process."""
         shutil.rmtree(self.work / out, ignore_errors=True)
         report = self.work / "fit.json"
-        command = [self.options.binary, "fit", "--dump", dump, "--out", self.work / out, "--clip", clip, "--quiet",
-                   "--device", device or self.options.device, f"--json={report}"]
+        command = [self.options.binary, "fit", "--dump", dump, "--recipe", "oscar", "--out", self.work / out, "--clip", clip,
+                   "--quiet", "--device", device or self.options.device, f"--json={report}"]
         wall = run(command)
         document = json.loads(report.read_text())
         seconds = document["seconds"]
