@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "model_judge.hpp"
 
+#include <algorithm>
+#include <cmath>
+
 #include "fit/held_out.hpp"
 #include "verify/methods.hpp"
 #include "verify/model_metrics.hpp"
@@ -42,9 +45,12 @@ ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence
     for (const RotationSet& set : sets) methods.push_back(verify::method_of_set(set, options.windows));
     Status quiet;
     std::vector<ModelScore> scores;
+    double asked = 0;
+    for (const int length : data.answer_lengths) asked += length - 1;
     for (const ModelMetrics& metrics :
          verify::measure_model(runner, data, methods, Precision::kServing, backend, quiet)) {
-      scores.push_back({metrics.kld_mean, metrics.answer_tokens});
+      const double found = metrics.answer_tokens;
+      scores.push_back({metrics.kld_mean, found, std::sqrt(found * (1 - found) / std::max(asked, 1.0))});
     }
     return scores;
   };

@@ -26,10 +26,10 @@ struct FitResult {
   double clip_seconds = 0;
 };
 
-/// What a candidate does to the model: mean KL of its predictions on held-out sequences, and the share of probes whose
-/// answer it finds.
+/// What a candidate does to the model: mean KL of its predictions on held-out sequences, and the share of the probes'
+/// answers that it finds, with the standard error of that.
 struct ModelScore {
-  double kld = 0, probe = 0;
+  double kld = 0, probe = 0, probe_error = 0;
 };
 /// Runs the model with each set; an empty function if there is no model.
 using ModelJudge = std::function<std::vector<ModelScore>(std::span<const RotationSet>)>;

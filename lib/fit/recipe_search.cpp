@@ -143,14 +143,16 @@ Choice choose(const std::vector<Scored>& scored) {
   if (judged) {
     const auto kl = [](const Scored& s) { return s.model ? s.model->kld : std::numeric_limits<double>::infinity(); };
     const std::vector<std::size_t> near = near_best(scored, kl);
-    const std::size_t best = best_of(near, [&](std::size_t a, std::size_t b) {
-      const double probe_a = scored[a].model->probe, probe_b = scored[b].model->probe;
-      return probe_a != probe_b ? probe_a > probe_b : kl(scored[a]) < kl(scored[b]);
-    });
+    const std::size_t most =
+        best_of(near, [&](auto a, auto b) { return scored[a].model->probe > scored[b].model->probe; });
+    const double enough = scored[most].model->probe - scored[most].model->probe_error;
+    std::vector<std::size_t> finders = near;
+    std::erase_if(finders, [&](std::size_t i) { return scored[i].model->probe < enough; });
+    const std::size_t best = best_of(finders, [&](auto a, auto b) { return kl(scored[a]) < kl(scored[b]); });
     return {best,
-            fmt::format("of {} candidates within 10 % of the lowest model KL, it finds the most probes ({:.0f} %) "
-                        "at a KL of {:.4f}",
-                        near.size(), 100 * scored[best].model->probe, kl(scored[best]))};
+            fmt::format("of {} candidates within 10 % of the lowest model KL, {} find as many probes as the best of "
+                        "them, but for chance ({:.0f} % here), and of those it has the lowest KL, {:.4f}",
+                        near.size(), finders.size(), 100 * scored[best].model->probe, kl(scored[best]))};
   }
   const std::vector<std::size_t> near = near_best(scored, [](const Scored& s) { return s.mean().softmax_kl; });
   const std::size_t best = best_of(near, [&](std::size_t a, std::size_t b) {

@@ -51,8 +51,9 @@ struct Choice {
   std::size_t index = 0;
   std::string reason;
 };
-/// With model scores: of those within 10 % of the lowest KL, the one with the best probes, then the lowest KL. Without:
-/// of those within 10 % of the lowest softmax KL, the one with the lowest output error.
+/// With model scores: of those within 10 % of the lowest KL, those whose probes are the best or within a standard error
+/// of them, and of these the one with the lowest KL. Without: of those within 10 % of the lowest softmax KL, the one
+/// with the lowest output error.
 [[nodiscard]] Choice choose(const std::vector<Scored>& scored);
 
 /// For the manifest, without times, which are no two runs' the same; and a line for people, with them.

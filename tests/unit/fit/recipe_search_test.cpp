@@ -163,6 +163,10 @@ TEST_CASE("the choice goes by the model's KL, then by its probes") {
   std::vector<Scored> tie = judged;
   tie[2].model->probe = 0.80;
   CHECK(choose(tie).index == 1);
+  std::vector<Scored> chance = judged;
+  chance[2].model->probe_error = 0.11;  // 80 % could as well be 90 %
+  CHECK(choose(chance).index == 1);
+  CHECK(choose(chance).reason.find("2 find as many probes") != std::string::npos);
 }
 
 TEST_CASE("without a model the choice goes by softmax KL, then by output error") {
