@@ -143,7 +143,7 @@ std::vector<Suspect> readings(const Subject& subject, const Claim& claim) {
 }
 
 void check_constant(const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-  const std::string name = side.objective == "hadamard" ? side.objective : composition_name(side.objective);
+  const std::string name = is_hadamard(side, t) ? "hadamard" : composition_name(side.objective);
   const auto expected = constant_rotation(name, static_cast<std::size_t>(t.rotation.dim));
   if (!expected) {
     out.push_back({"composition", layer, side.target, {}, kConstantLimit, {}, "no known constant for this head_dim"});
@@ -163,8 +163,8 @@ Check unknown(const std::string& name, int layer, const SubjectSide& side, const
   return {name, layer, side.target, {}, {}, {}, message};
 }
 
-bool has_constant_rotation(const SubjectSide& side) {
-  return side.objective == "hadamard" || is_constant(composition_name(side.objective));
+bool has_constant_rotation(const SubjectSide& side, const SideTransform& t) {
+  return is_hadamard(side, t) || is_constant(composition_name(side.objective));
 }
 
 /// The error of a whole stack against a covariance, and in words what is wrong; nullopt if it cannot be taken apart.
@@ -210,7 +210,7 @@ void check_decomposition(const Subject& given, std::vector<Check>& checks) {
           out.push_back(unknown("decomposition", layer, side, kRefined));
           return;
         }
-        if (has_constant_rotation(side)) return check_constant(side, layer, t, out);
+        if (has_constant_rotation(side, t)) return check_constant(side, layer, t, out);
         if (!usable(t, t.covariance) || (is_stretch(t) && !stretch_record(t))) {
           out.push_back(unknown("decomposition", layer, side, "the set carries no covariance: give --dump or --model"));
           return;
@@ -242,7 +242,8 @@ void check_decomposition_on_data(const Subject& subject, const std::vector<DataC
   for (const DataCovariance& d : data) {
     for (const SubjectSide& side : with_data.sides) {
       const SideTransform* t = find_layer(side, d.layer_id);
-      if (t == nullptr || side.target != d.target || has_constant_rotation(side) || !usable(*t, d.covariance)) continue;
+      if (t == nullptr || side.target != d.target || has_constant_rotation(side, *t) || !usable(*t, d.covariance))
+        continue;
       if (is_stretch(*t) || is_refined(side, *t))
         continue;  // it diagonalises what is stored, not a covariance of the data
       const double limit = d.same_tokens ? kSameTokensLimit : kDisorderLimit;

@@ -34,7 +34,7 @@ void check_layer(const SubjectSide& side, int layer, const SideTransform& t, std
   std::size_t lowest_rank = dim;
   for (std::size_t begin = 0; begin < t.eigenvalues.size(); begin += dim) {
     const auto values = std::span(t.eigenvalues).subspan(begin, dim);
-    if (defect.empty()) defect = defect_of(values, side.objective == "hadamard");
+    if (defect.empty()) defect = defect_of(values, is_hadamard(side, t));
     const double zero = kEigenvalueTolerance * *std::max_element(values.begin(), values.end());
     const auto rank = std::count_if(values.begin(), values.end(), [zero](double x) { return x > zero; });
     lowest_rank = std::min(lowest_rank, static_cast<std::size_t>(rank));

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+
 #include "verify/subject.hpp"
 
 namespace oscar {
@@ -23,6 +25,13 @@ std::string composition_name(const std::string& objective) {
   const std::string name = without_prefixes(objective);
   const std::size_t underscore = name.find('_');
   return underscore == std::string::npos ? "" : name.substr(underscore + 1);
+}
+
+bool is_hadamard(const SubjectSide& side, const SideTransform& transform) {
+  const auto& values = transform.eigenvalues;
+  const bool data_free = transform.covariance.count == 0 && !values.empty() &&
+                         std::all_of(values.begin(), values.end(), [](double x) { return x == 1; });
+  return side.objective == "hadamard" || (side.objective.starts_with("mixed_") && data_free);
 }
 
 bool is_refined(const SubjectSide& side, const SideTransform& transform) {

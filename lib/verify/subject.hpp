@@ -38,6 +38,8 @@ struct Subject {
 /// "qqt" of "qqt_r_h_pbr" and "refined_stretch_qqt_r_h_pbr", and "r_h_pbr" (empty for "hadamard" and "uresidual").
 [[nodiscard]] std::string objective_name(const std::string& objective);
 [[nodiscard]] std::string composition_name(const std::string& objective);
+/// Of objective "hadamard", or a layer of a mixture (--recipe auto) that no data went into.
+[[nodiscard]] bool is_hadamard(const SubjectSide& side, const SideTransform& transform);
 /// Turned by a descent after it was composed: no formula gives it.
 [[nodiscard]] bool is_refined(const SubjectSide& side, const SideTransform& transform);
 /// Whether an objective is of keys only, or of values only.

@@ -46,7 +46,7 @@ def structure(binary, folder):
 def sample(binary, folder, needles):
     model = ("--model", DATA / "qwen3-2m")
     rotations, report = folder / "rotations", folder / "report.json"
-    timed(binary, "fit", *model, "--tokens", GOLDEN / "tokens_calib.npy", "--out", rotations)
+    timed(binary, "fit", *model, "--recipe", "oscar", "--tokens", GOLDEN / "tokens_calib.npy", "--out", rotations)
     seconds = timed(binary, "verify", rotations, *model, "--tokens", GOLDEN / "tokens_eval.npy", "--sequences", 4,
                     "--needle", GOLDEN / "tokens_passkey.npy", "--needle-answers", GOLDEN / "passkey_answer_len.npy",
                     "--max-needles", needles, "--json", report)

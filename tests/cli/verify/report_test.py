@@ -80,7 +80,7 @@ class ReportTest(unittest.TestCase):
         model = ("--model", DATA / "qwen3-2m", "--seq-len", 512)
         # A name that would end the element which holds the report.
         rotations = cls.folder / "<script>a & b"
-        run("fit", *model, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024, "--out", rotations)
+        run("fit", "--recipe", "oscar", *model, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024, "--out", rotations)
         run("verify", rotations, *model, "--tokens", GOLDEN / "tokens_eval.npy", "--sequences", 2, "--compare", "naive,kivi_g128",
             "--needle", GOLDEN / "tokens_passkey.npy", "--needle-answers", GOLDEN / "passkey_answer_len.npy",
             "--max-needles", 2, "--report", cls.page)

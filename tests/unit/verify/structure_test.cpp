@@ -276,6 +276,19 @@ TEST_CASE("rotations made without data are held against their constant") {
   check_contains(failures(set), "composition: this is not \"hadamard\"");
 }
 
+TEST_CASE("a mixture may hold layers that no data went into") {
+  Subject set = sound_set();
+  for (SubjectSide& side : set.sides) {
+    side.objective = "mixed_r_h_pbr";
+    side.layers[1].second.rotation = hadamard_rotation(kDim);
+    side.layers[1].second.eigenvalues.assign(kDim, 1.0);
+    side.layers[1].second.covariance = {};
+  }
+  CHECK(failures(set) == "");
+  key(set, 1).rotation = set.sides[0].layers[0].second.rotation;
+  check_contains(failures(set), "composition: this is not \"hadamard\"");
+}
+
 TEST_CASE("eigenvectors come out of every composition that holds them") {
   for (const Composition composition : {Composition::kPlain, Composition::kBr, Composition::kRH, Composition::kHRPbr,
                                         Composition::kHPbrR, Composition::kRHPbr}) {
