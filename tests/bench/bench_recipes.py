@@ -24,6 +24,7 @@ RECIPES = [
     ("`stretch`", STRETCH),
     ("`stretch`, fisher", [*STRETCH, "--key-objective", "fisher"]),
     ("`stretch`, fisher, levels 5,3", [*STRETCH, "--key-objective", "fisher", "--levels", "5,3"]),
+    ("the same, refined", [*STRETCH, "--key-objective", "fisher", "--levels", "5,3", "--refine"]),
     ("**`auto` for `any`**", ["--recipe", "auto", "--target", "any"]),
     ("`auto` for `any`, levels 8,4", ["--recipe", "auto", "--target", "any", "--levels", "8,4"]),
 ]
