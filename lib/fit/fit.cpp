@@ -11,7 +11,6 @@
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
-#include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/layer_fit.hpp"
 #include "fit/layer_lanes.hpp"
@@ -93,26 +92,25 @@ class LayerwiseFit {
  private:
   /// What needs no more reading of whole layers: beside the next layer, if those go side by side.
   void finish(Batch& batch, std::size_t i, std::unique_ptr<LayerStream> stream, int lanes) {
-    const auto task = [this, &batch, i, lanes, stream = std::shared_ptr(std::move(stream))] {
+    const auto task = [this, &batch, i, stream = std::shared_ptr(std::move(stream))] {
       batch.samples[i] = clip_.sample(*stream);
       if (recipe_.refine) batch.to_refine[i] = sample_for_refining(*stream, recipe_.windows, refining_);
-      if (--batch.unread == 0) fit_batch(batch, lanes);
+      if (--batch.unread == 0) fit_batch(batch);
     };
     if (lanes == 1) return task();
     batch.finishing[i] = std::async(std::launch::async, task);
   }
 
-  void fit_batch(Batch& batch, int lanes) {
-    const std::lock_guard one_at_a_time(fitting_);  // or the backend would hold the samples of several batches
+  /// Layer by layer: the backend holds a layer's sample meanwhile, beside what is being read.
+  void fit_batch(Batch& batch) {
+    const std::lock_guard one_at_a_time(fitting_);
     batch.layers = fit_transforms(batch.moments, recipe_, backend_, status_);
     if (recipe_.refine) {
       refine_keys(std::vector<std::span<const SampledSequence>>(batch.to_refine.begin(), batch.to_refine.end()),
                   clip_.first_key_codec(), recipe_.windows, refining_, batch.layers, backend_, status_);
     }
     const auto start = std::chrono::steady_clock::now();
-    parallel_for(
-        batch.layers.size(), [&](std::size_t i) { clip_.apply(batch.samples[i], batch.layers[i]); },
-        std::max(1, lanes - 1));
+    for (std::size_t i = 0; i < batch.layers.size(); ++i) clip_.apply(batch.samples[i], batch.layers[i]);
     batch.clip_seconds = seconds_since(start);
     if (!batch.samples.back().empty()) batch.sample = describe(batch.samples.back(), clip_options_);
     batch.moments.clear();
