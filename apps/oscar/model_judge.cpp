@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "model_judge.hpp"
 
-#include <algorithm>
 #include <cmath>
 
 #include "fit/held_out.hpp"
@@ -49,8 +48,9 @@ ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence
     for (const int length : data.answer_lengths) asked += length - 1;
     for (const ModelMetrics& metrics :
          verify::measure_model(runner, data, methods, Precision::kServing, backend, quiet)) {
-      const double found = metrics.answer_tokens;
-      scores.push_back({metrics.kld_mean, found, std::sqrt(found * (1 - found) / std::max(asked, 1.0))});
+      // As if tokens were independent, and with one more found and one more missed, or a perfect score had no error.
+      const double share = (metrics.answer_tokens * asked + 1) / (asked + 2);
+      scores.push_back({metrics.kld_mean, metrics.answer_tokens, std::sqrt(share * (1 - share) / (asked + 2))});
     }
     return scores;
   };

@@ -19,7 +19,7 @@ constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 constexpr std::size_t kSlotsPerReader = 2;  // one is filled while the GPU fetches the other
 constexpr int kReaders = 12;                // these outrun PCIe 5
-constexpr int kOtherThreads = 4;            // the lanes' and the caller's
+constexpr int kOtherThreads = 4;            // the lanes', and what finishes layers
 
 int reader_count() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - kOtherThreads, 1, kReaders);

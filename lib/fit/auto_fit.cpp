@@ -108,6 +108,7 @@ class Search {
 
   /// The best by attention compete once more, refined.
   void refine_best() {
+    if (options_.refining.steps == 0) return;
     for (const Candidate& refined : refined_best(scored_, candidates_, few_layers_ ? 2 : 1)) {
       candidates_.push_back(refined);
       prepare(refined);

@@ -17,6 +17,11 @@ namespace {
 /// A number in [0, bound), the same on every platform (std::uniform_int_distribution is not).
 std::uint64_t draw(std::mt19937_64& random, std::uint64_t bound) { return random() % bound; }
 
+/// Of one sequence: more where the windows would leave too little history.
+std::int64_t most_tokens(Windows windows, const ClipFitOptions& options) {
+  return std::max(options.max_sequence_tokens, windows.sink + windows.recent + options.max_sequence_tokens / 4);
+}
+
 /// Indices of the layer's sequences to sample, ascending.
 std::set<std::size_t> choose_sequences(const std::vector<std::int64_t>& lengths, Windows windows,
                                        const ClipFitOptions& options) {
@@ -31,7 +36,7 @@ std::set<std::size_t> choose_sequences(const std::vector<std::int64_t>& lengths,
   for (const std::size_t index : candidates) {
     if (tokens >= options.sample_tokens) break;
     chosen.insert(index);
-    tokens += std::min(lengths[index], options.max_sequence_tokens);
+    tokens += std::min(lengths[index], most_tokens(windows, options));
   }
   return chosen;
 }
@@ -143,7 +148,7 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
       if (!chosen.contains(index++)) continue;
       const std::int64_t rows_per_query = chunk.view.q.num_heads * static_cast<std::int64_t>(chosen.size());
       const std::int64_t queries = std::max<std::int64_t>(options.query_rows / rows_per_query, 1);
-      const SequenceRange part{range.begin, range.begin + std::min(range.size(), options.max_sequence_tokens)};
+      const SequenceRange part{range.begin, range.begin + std::min(range.size(), most_tokens(windows, options))};
       sample.push_back(take(chunk.view, part, windows, queries, random));
     }
   }

@@ -92,13 +92,14 @@ class LayerwiseFit {
  private:
   /// What needs no more reading of whole layers: beside the next layer, if those go side by side.
   void finish(Batch& batch, std::size_t i, std::unique_ptr<LayerStream> stream, int lanes) {
-    const auto task = [this, &batch, i, stream = std::shared_ptr(std::move(stream))] {
+    auto task = [this, &batch, i, stream = std::shared_ptr(std::move(stream))]() mutable {
       batch.samples[i] = clip_.sample(*stream);
       if (recipe_.refine) batch.to_refine[i] = sample_for_refining(*stream, recipe_.windows, refining_);
+      stream.reset();  // a future keeps what it ran: rows of a live model would pile up
       if (--batch.unread == 0) fit_batch(batch);
     };
     if (lanes == 1) return task();
-    batch.finishing[i] = std::async(std::launch::async, task);
+    batch.finishing[i] = std::async(std::launch::async, std::move(task));
   }
 
   /// Layer by layer: the backend holds a layer's sample meanwhile, beside what is being read.

@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
+
+#include "base/errors.hpp"
 
 namespace oscar {
 namespace {
@@ -71,9 +74,11 @@ std::vector<std::size_t> near_best(const std::vector<Scored>& scored, const Scor
   for (const Scored& each : scored) lowest = std::min(lowest, score(each));
   std::vector<std::size_t> near;
   for (std::size_t i = 0; i < scored.size(); ++i) {
-    if (score(scored[i]) <= lowest * kCloseEnough) near.push_back(i);
+    if (std::isfinite(score(scored[i])) && score(scored[i]) <= lowest * kCloseEnough) near.push_back(i);
   }
-  return near;
+  if (!near.empty()) return near;
+  throw NumericalError("no candidate has a finite score", "--recipe auto",
+                       "look for NaN or Inf in the calibration data, or choose a recipe");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 namespace oscar {
 
 struct RefineOptions {
-  int steps = 30;
+  int steps = 30;  // 0: recipe auto does not try it
   /// Of the first step: change of an entry of the skew matrix. Falls to 0 by the last.
   double rate = 8e-3;
   /// What is looked at: more keys generalise better, and cost time in proportion.

@@ -127,6 +127,12 @@ std::vector<TokenSequence> read_texts(const fs::path& model, const std::vector<f
   return cutter.take(names);
 }
 
+std::string block_hash(std::span<const std::int32_t> ids) {
+  Sha256 hash;
+  hash.update(std::as_bytes(ids));
+  return hash.hex().substr(0, CalibrationData::kBlockDigits);
+}
+
 namespace {
 
 /// See CalibrationData::blocks.
@@ -134,9 +140,7 @@ std::string block_hashes(std::span<const std::int32_t> ids) {
   constexpr std::size_t kBlock = CalibrationData::kBlockTokens;
   std::string hashes;
   for (std::size_t begin = 0; begin == 0 || begin + kBlock <= ids.size(); begin += kBlock) {
-    Sha256 hash;
-    hash.update(std::as_bytes(ids.subspan(begin, std::min(kBlock, ids.size()))));
-    hashes += hash.hex().substr(0, CalibrationData::kBlockDigits);
+    hashes += block_hash(ids.subspan(begin, std::min(kBlock, ids.size())));
   }
   return hashes;
 }

@@ -17,6 +17,9 @@ struct TokenLimits {
   std::int64_t max_sequences = 0;   // 0 = no limit
 };
 
+/// Of one block; see CalibrationData::blocks.
+[[nodiscard]] std::string block_hash(std::span<const std::int32_t> ids);
+
 /// `.npy` (int32/int64; 1-D, or 2-D with one sequence a row) or `.jsonl` (one list of ids a line).
 [[nodiscard]] std::vector<TokenSequence> read_tokens(const std::filesystem::path& path, const TokenLimits& limits);
 /// Each file is one document: encoded with `<model>/tokenizer.json`, documents joined, cut into pieces of seq_len.

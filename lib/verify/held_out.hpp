@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Figures count only on text that a set was not fitted on. Token ids are compared in blocks, so that the same text is
-// found again when it is cut into sequences of another length.
+// Figures count only on text that a set was not fitted on. Blocks of token ids are compared: where the ids are at hand,
+// fitted blocks are found wherever they stand; of a dump only hashes are, of blocks from the start of each sequence on.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "model/identity.hpp"
+#include "model/tokens.hpp"
 #include "verify/report.hpp"
 
 namespace oscar::verify {
@@ -17,9 +19,14 @@ namespace oscar::verify {
 [[nodiscard]] std::optional<std::int64_t> sequences_fitted_on(const CalibrationData& fitted,
                                                               const CalibrationData& measured);
 
-/// Records in report.data[what] whether `measured` is held out; warns if it is not, or, where held-out data is
-/// `required`, rejects, also if it cannot be told. what: "attention" or "model".
-void judge_held_out(VerifyReport& report, const std::string& what, const CalibrationData& fitted,
-                    const CalibrationData& measured, bool required);
+/// The same for token ids.
+[[nodiscard]] std::optional<std::int64_t> sequences_fitted_on(const CalibrationData& fitted,
+                                                              std::span<const TokenSequence> measured);
+
+/// Records in report.data[what] whether what was measured, `sequences` of which `seen` were fitted on, is held out;
+/// warns if it is not, or, where held-out data is `required`, rejects, also if it cannot be told. what: "attention" or
+/// "model".
+void judge_held_out(VerifyReport& report, const std::string& what, std::optional<std::int64_t> seen,
+                    std::int64_t sequences, bool required);
 
 }  // namespace oscar::verify

@@ -110,7 +110,10 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
                               {"tokens_per_layer", found.tokens},
                               {"queries_per_layer", found.queries},
                               {"layers", found.layers.size()}};
-  verify::judge_held_out(report, "attention", subject.set.calibration, data, options.require_held_out);
+  const CalibrationData& fitted = subject.set.calibration;
+  const auto seen =
+      live ? verify::sequences_fitted_on(fitted, inputs.model_data.texts) : verify::sequences_fitted_on(fitted, data);
+  verify::judge_held_out(report, "attention", seen, data.sequences, options.require_held_out);
 }
 
 void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
@@ -123,7 +126,8 @@ void measure_model_metrics(VerifyReport& report, const Subject& subject, const s
   report.data["model"] = {
       {"data_sha256", texts.data_sha256}, {"tokens", texts.tokens}, {"needles", data.needles.size()}};
   if (data.texts.empty()) return;
-  verify::judge_held_out(report, "model", subject.set.calibration, texts, options.require_held_out);
+  verify::judge_held_out(report, "model", verify::sequences_fitted_on(subject.set.calibration, data.texts),
+                         texts.sequences, options.require_held_out);
 }
 
 /// Methods that are measured another way than their authors run them.
@@ -189,6 +193,9 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
     const std::vector<KvMethod> methods = add_methods(report, subject, expected.model, options);
     measure_layers(report, subject, methods, inputs, options, backend, status);
     measure_model_metrics(report, subject, methods, inputs, options, backend, status);
+  }
+  if (options.require_held_out && !report.data.contains("attention") && !report.data.contains("model")) {
+    report.reasons.push_back("nothing was measured on held-out text: give --model or --dump (--require-held-out)");
   }
   verify::judge(report, options.thresholds);
   return report;

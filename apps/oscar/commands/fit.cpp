@@ -122,9 +122,8 @@ class Input {
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context) {
   Status& status = *context.status;
-  status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s ({:.2f} s of work on clip ratios), {}",
-                            result.set.layers.size(), result.set.calibration.tokens, result.seconds,
-                            result.clip_seconds, backend.description()));
+  status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s, {}", result.set.layers.size(),
+                            result.set.calibration.tokens, result.seconds, backend.description()));
   if (result.set.recipe.contains("clip_sample")) {
     status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
   }
@@ -147,6 +146,8 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend&
     status.notice("recipe oscar instead of auto: " + std::string(error.what()));
   }
   command.fit.recipe = "oscar";
+  hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
+  input.reset();
   input = std::make_unique<Input>(command, status);  // a live model cannot go back
   return fit_once();
 }
@@ -212,16 +213,20 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   option("--reference-rotation", fit.reference_rotation, "Rotation set that recipe uresidual starts from");
 }
 
-/// Options of a recipe's own mean recipe oscar where none is named: auto would choose them itself.
+/// Options of the paper's recipe mean that one where none is named: auto would choose them itself.
 void settle_recipe(const CLI::App& app, FitCommand& command) {
-  if (app.count("--recipe") > 0) return;
-  for (const char* name : {"--key-objective", "--value-objective", "--composition", "--center", "--stretch-power",
-                           "--stretch-lambda", "--refine", "--reference-rotation"}) {
-    if (app.count(name) == 0) continue;
-    command.fit.recipe = "oscar";
-    return;
+  FitOptions& fit = command.fit;
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
+  if (given("--recipe")) return;
+  for (const char* name : {"--stretch-power", "--stretch-lambda", "--reference-rotation"}) {
+    if (!given(name)) continue;
+    throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch or uresidual");
   }
-  command.recipe_by_default = true;
+  const bool own =
+      given("--key-objective") || given("--value-objective") || given("--composition") || fit.center || fit.refine;
+  if (own) fit.recipe = "oscar";
+  command.recipe_by_default = !own;
 }
 
 }  // namespace

@@ -34,13 +34,28 @@ TEST_CASE("a sequence was fitted on if half of its blocks were") {
   CHECK(fitted_on(fitted, {ids(5000, 600)}) == 0);
 }
 
+TEST_CASE("where token ids are at hand, fitted blocks are found wherever they stand") {
+  const CalibrationData fitted = describe({ids(0, 600), ids(10000, 100)});
+  const auto seen = [&](const TokenSequence& sequence) {
+    return verify::sequences_fitted_on(fitted, std::vector<TokenSequence>{sequence});
+  };
+  TokenSequence later = ids(7, 400);  // cut elsewhere: blocks at 121 and 249
+  CHECK(seen(later) == 1);
+  later.insert(later.begin(), 70000);
+  CHECK(seen(later) == 1);
+  CHECK(seen(ids(10000, 100)) == 1);
+  CHECK(seen(ids(5000, 600)) == 0);
+  CHECK(seen(ids(600, 256)) == 0);
+  CHECK_FALSE(verify::sequences_fitted_on(CalibrationData(), std::vector<TokenSequence>{later}).has_value());
+}
+
 TEST_CASE("without blocks only the same data is known") {
   CalibrationData fitted = describe({ids(0, 300)});
   const CalibrationData measured = fitted;
   fitted.blocks.clear();
   CHECK(verify::sequences_fitted_on(fitted, measured) == 1);
   CHECK_FALSE(verify::sequences_fitted_on(fitted, describe({ids(0, 256)})).has_value());
-  CHECK_FALSE(verify::sequences_fitted_on({}, {}).has_value());
+  CHECK_FALSE(verify::sequences_fitted_on(CalibrationData(), CalibrationData()).has_value());
 }
 
 }  // namespace oscar
