@@ -37,6 +37,8 @@ Expectation expectation(const Subject& subject, const VerifyInputs& inputs) {
     expected.origin = "the data's manifest";
   } else if (subject.ours) {
     expected.model = subject.set.model;
+    expected.model.config_sha256.clear();  // a set cannot vouch for itself
+    expected.model.revision.clear();
     expected.origin = "the set's manifest";
   }
   if (inputs.source != nullptr) expected.data_layers = inputs.source->layer_ids();

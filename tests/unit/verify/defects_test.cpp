@@ -2,6 +2,7 @@
 // What goes wrong with sets in the field, planted one at a time into sound ones: each is rejected, and named.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -169,6 +170,16 @@ TEST_CASE("channels of keys that are far larger than others do not make a pair l
   const TemporaryFolder folder;
   const Verified v = verified(written(folder, set));
   CHECK_MESSAGE(v.reasons.find("inverse_pair") == std::string::npos, v.reasons);
+}
+
+TEST_CASE("a set cannot vouch for the model that it was fitted on") {
+  const TemporaryFolder folder;
+  const Verified v = verified(written(folder, Sample::get().set));
+  const auto identity = std::find_if(v.report.checks.begin(), v.report.checks.end(),
+                                     [](const Check& check) { return check.name == "model_identity"; });
+  REQUIRE(identity != v.report.checks.end());
+  CHECK_FALSE(identity->ok.has_value());
+  check_contains(v.warnings, "give --model");
 }
 
 TEST_CASE("a stretch without the covariances of its fit is unknown, and never ok") {
