@@ -140,8 +140,12 @@ class Search {
   }
 
   [[nodiscard]] Fitting take_fitting(int id, LayerStream& stream) const {
-    return {take_moments(id, stream, recipes_, {}, backend_, output_projection_),
-            sample_for_refining(stream, options_.windows, options_.refining), clips_.front().sample(stream)};
+    Fitting fitting{take_moments(id, stream, recipes_, {}, backend_, output_projection_), {}, {}};
+    if (options_.refining.steps > 0) {
+      fitting.refine = sample_for_refining(stream, options_.windows, options_.refining);
+    }
+    fitting.clip = clips_.front().sample(stream);
+    return fitting;
   }
 
   [[nodiscard]] ClipFitOptions judging_options() const { return {.seed = options_.clip_fit.seed + 2}; }

@@ -5,11 +5,6 @@
 
 namespace oscar {
 
-RowCodec with_ratio(RowCodec codec, double ratio) {
-  codec.clip_ratio = ratio;
-  return codec;
-}
-
 std::vector<AttentionScore> score_layer(const std::vector<SampledSequence>& judged, const LayerRotation& layer,
                                         const std::vector<HistoryCodecs>& codecs, Windows windows, Backend& backend) {
   const auto errors = compare_on_sample(judged, layer.key, layer.value, codecs, windows, backend);
@@ -62,7 +57,6 @@ RefineOptions lighter(RefineOptions options) {
   return options;
 }
 
-/// Each layer's scores, and where its transform comes from.
 void record(const std::vector<Scored>& scored, const Scored& chosen, const std::vector<Candidate>& candidates,
             std::vector<LayerRotation>& layers) {
   for (std::size_t i = 0; i < layers.size(); ++i) {

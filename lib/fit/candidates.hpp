@@ -9,9 +9,6 @@
 
 namespace oscar {
 
-/// `codec` with another clip ratio.
-[[nodiscard]] RowCodec with_ratio(RowCodec codec, double ratio);
-
 /// The pooled score of each codec on the held-out sequences of a layer.
 [[nodiscard]] std::vector<AttentionScore> score_layer(const std::vector<SampledSequence>& judged,
                                                       const LayerRotation& layer,

@@ -57,9 +57,7 @@ std::vector<SampledSequence> ClipChoice::sample(LayerStream& stream) const {
 }
 
 RowCodec ClipChoice::first_key_codec() const {
-  RowCodec codec = *codecs_.key;
-  codec.clip_ratio = fixed_ ? fixed_->first : kPublishedKeyClip;
-  return codec;
+  return with_ratio(*codecs_.key, fixed_ ? fixed_->first : kPublishedKeyClip);
 }
 
 void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const {

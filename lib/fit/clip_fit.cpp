@@ -87,16 +87,11 @@ QkvView view_of(const SampledSequence& sequence) {
   return {heads_view(sequence.q, "q"), heads_view(sequence.k, "k"), heads_view(sequence.v, "v")};
 }
 
-RowCodec clipped(RowCodec codec, double ratio) {
-  codec.clip_ratio = ratio;
-  return codec;
-}
-
 /// The codec at every ratio: for the keys, or for the values if the key codec is settled.
 std::vector<HistoryCodecs> candidates(const RowCodec& codec, const std::optional<RowCodec>& key) {
   std::vector<HistoryCodecs> all;
   for (const double ratio : clip_candidates()) {
-    const RowCodec candidate = clipped(codec, ratio);
+    const RowCodec candidate = with_ratio(codec, ratio);
     all.push_back(key ? HistoryCodecs{key, candidate} : HistoryCodecs{candidate, {}});
   }
   return all;
@@ -125,6 +120,11 @@ std::vector<AttentionErrors> total_errors(const std::vector<std::unique_ptr<Mixe
 }
 
 }  // namespace
+
+RowCodec with_ratio(RowCodec codec, double ratio) {
+  codec.clip_ratio = ratio;
+  return codec;
+}
 
 const std::vector<double>& clip_candidates() {
   static const std::vector<double> kRatios{1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.85, 0.8, 0.75};
@@ -179,7 +179,7 @@ ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const T
   for (const AttentionErrors& errors : total_errors(held, candidates(*codecs.key, std::nullopt), windows)) {
     scores.key.push_back(errors.softmax_kl / static_cast<double>(errors.queries));
   }
-  const RowCodec key_codec = clipped(*codecs.key, best_clip_ratio(scores.key));
+  const RowCodec key_codec = with_ratio(*codecs.key, best_clip_ratio(scores.key));
   for (const AttentionErrors& errors : total_errors(held, candidates(*codecs.value, key_codec), windows)) {
     scores.value.push_back(errors.output_error / std::max(errors.output_norm, 1e-300));
   }

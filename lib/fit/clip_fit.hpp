@@ -44,6 +44,9 @@ struct ClipScores {
   std::vector<double> key, value;
 };
 
+/// `codec` with another clip ratio.
+[[nodiscard]] RowCodec with_ratio(RowCodec codec, double ratio);
+
 /// Ratios that are tried, descending; 1 = nothing is clipped.
 [[nodiscard]] const std::vector<double>& clip_candidates();
 

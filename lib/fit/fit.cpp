@@ -39,8 +39,7 @@ struct Batch {
   std::vector<std::vector<SampledSequence>> samples, to_refine;
   std::atomic<std::size_t> unread;
   std::vector<LayerRotation> layers = {};
-  std::string sample;  // in words
-  double clip_seconds = 0;
+  std::string sample;                        // in words
   std::vector<std::future<void>> finishing;  // by layer; last, since these write to the others
 };
 
@@ -83,7 +82,6 @@ class LayerwiseFit {
         if (layer.valid()) layer.get();
       }
       std::move(batch.layers.begin(), batch.layers.end(), std::back_inserter(result.set.layers));
-      result.clip_seconds += batch.clip_seconds;
     }
     clip_.finish(batches.back().sample, result.set);
     result.seconds = seconds_since(start);
@@ -110,9 +108,7 @@ class LayerwiseFit {
       refine_keys(std::vector<std::span<const SampledSequence>>(batch.to_refine.begin(), batch.to_refine.end()),
                   clip_.first_key_codec(), recipe_.windows, refining_, batch.layers, backend_, status_);
     }
-    const auto start = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < batch.layers.size(); ++i) clip_.apply(batch.samples[i], batch.layers[i]);
-    batch.clip_seconds = seconds_since(start);
     if (!batch.samples.back().empty()) batch.sample = describe(batch.samples.back(), clip_options_);
     batch.moments.clear();
     batch.samples.clear();

@@ -22,8 +22,6 @@ struct FitResult {
   RotationSet set;
   /// All of the fit.
   double seconds = 0;
-  /// On clip ratios; a GPU fits them while it reads on, so that they may cost less.
-  double clip_seconds = 0;
 };
 
 /// What a candidate does to the model: mean KL of its predictions on held-out sequences, and the share of the probes'

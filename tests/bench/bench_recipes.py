@@ -25,6 +25,8 @@ RECIPES = [
     ("`stretch`, fisher", [*STRETCH, "--key-objective", "fisher"]),
     ("`stretch`, fisher, levels 5,3", [*STRETCH, "--key-objective", "fisher", "--levels", "5,3"]),
     ("the same, refined", [*STRETCH, "--key-objective", "fisher", "--levels", "5,3", "--refine"]),
+    ("`stretch`, fisher, levels 5,3, `--value-objective output`",
+     [*STRETCH, "--key-objective", "fisher", "--levels", "5,3", "--value-objective", "output"]),
     ("**`auto` for `any`**", ["--recipe", "auto", "--target", "any"]),
     ("`auto` for `any`, levels 8,4", ["--recipe", "auto", "--target", "any", "--levels", "8,4"]),
 ]

@@ -73,7 +73,6 @@ Json to_json(const FitResult& result, const Times& times, const std::filesystem:
           {"tokens", result.set.calibration.tokens},
           {"sequences", result.set.calibration.sequences},
           {"layers", std::move(layers)},
-          {"clip_fit_seconds", result.clip_seconds},
           {"seconds", {{"startup", times.startup}, {"fit", result.seconds}, {"writing", times.writing}}}};
 }
 

@@ -99,11 +99,11 @@ void run(VerifyCommand& c, Context& context) {
     std::cout << summary_of(report);
   }
   emit_json(context, document);
+  record(c, report, *context.status);
   if (!c.report.empty()) {
     write_file(c.report, html_report(report));
     context.status->notice("wrote " + c.report.string());
   }
-  record(c, report, *context.status);
   if (!report.accepted) context.exit_code = 3;
 }
 
