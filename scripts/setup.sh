@@ -67,4 +67,15 @@ if [ "$(readlink .venv 2>/dev/null || true)" != "$venv" ]; then
   [ ! -e .venv ] || [ -L .venv ] || die ".venv exists and is not a link; move it away"
   ln -sfn "$venv" .venv
 fi
+
+# nginx as a peer of the zoo's tests: unpacked, not installed, so that no server starts on this machine.
+if [ ! -x "$store/nginx/usr/sbin/nginx" ]; then
+  rm -rf "$store/nginx.part"
+  mkdir -p "$store/nginx.part"
+  if (cd "$store/nginx.part" && apt-get download -qq nginx >/dev/null 2>&1 && dpkg -x nginx_*.deb .); then
+    rm -rf "$store/nginx" && mv "$store/nginx.part" "$store/nginx"
+  else
+    say "nginx could not be fetched: the tests that use it will be skipped"
+  fi
+fi
 say "ready"

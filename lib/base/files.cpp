@@ -70,6 +70,42 @@ void create_parent(const fs::path& target) {
   if (error) throw_io("cannot create folder", target.parent_path(), error.value());
 }
 
+/// Who finishes removes the lock file while holding it, so a lock can be won on a file that is no longer there: then
+/// somebody else may hold one on a new file of that name, and only a lock on the file that the name stands for counts.
+Descriptor lock_and_own(const fs::path& path, const fs::path& target) {
+  for (;;) {
+    Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    if (file.get() < 0) throw_io("cannot create a file beside the output", path, errno);
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+      throw UsageError("another process is writing to this output folder", target.string(),
+                       "wait for it, or choose another --out");
+    }
+    struct stat held {
+    }, named{};
+    const bool same = ::fstat(file.get(), &held) == 0 && ::stat(path.c_str(), &named) == 0 &&
+                      held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    if (same) return Descriptor(file.release());
+  }
+}
+
+fs::path lock_path_of(const fs::path& target) {
+  return target.parent_path() / ("." + target.filename().string() + ".lock");
+}
+
+/// Puts `fresh` in the place of the folder `target`; afterwards `fresh` is the old one. Readers see the old folder or
+/// the new one, never none, unless the file system cannot exchange names.
+void exchange(const fs::path& fresh, const fs::path& target) {
+  if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) return;
+  const fs::path aside = sibling(target, "old");
+  if (::rename(target.c_str(), aside.c_str()) != 0) throw_io("cannot replace", target, errno);
+  if (::rename(fresh.c_str(), target.c_str()) != 0) {
+    const int error = errno;
+    (void)::rename(aside.c_str(), target.c_str());
+    throw_io("cannot rename into place", target, error);
+  }
+  (void)::rename(aside.c_str(), fresh.c_str());
+}
+
 /// "out/" and "out" name the same target.
 fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 
@@ -127,32 +163,26 @@ void AtomicFile::commit() {
 AtomicFolder::AtomicFolder(fs::path target, bool replace)
     : target_(without_trailing_slash(target)), staging_(sibling(target_, "part")), replace_(replace) {
   create_parent(target_);
-  const fs::path lock_path = target_.parent_path() / ("." + target_.filename().string() + ".lock");
-  lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock_ < 0) throw_io("cannot create a file beside the output", lock_path, errno);
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    ::close(lock_);
-    throw UsageError("another process is writing to this output folder", target_.string(),
-                     "wait for it, or choose another --out");
-  }
+  const fs::path lock_path = lock_path_of(target_);
+  Descriptor lock = lock_and_own(lock_path, target_);
   std::error_code error;
   if (!replace_ && fs::exists(target_) && !(fs::is_directory(target_) && fs::is_empty(target_, error))) {
-    ::close(lock_);
     ::unlink(lock_path.c_str());
     throw UsageError("the output exists already", target_.string(),
                      "choose another --out, or pass --force to replace it");
   }
   fs::remove_all(staging_, error);
   if (!fs::create_directories(staging_, error)) {
-    ::close(lock_);
+    ::unlink(lock_path.c_str());
     throw_io("cannot create folder", staging_, error.value());
   }
+  lock_ = lock.release();
 }
 
 AtomicFolder::~AtomicFolder() {
   std::error_code ignored;
-  if (!committed_) fs::remove_all(staging_, ignored);
-  fs::remove(target_.parent_path() / ("." + target_.filename().string() + ".lock"), ignored);
+  fs::remove_all(staging_, ignored);
+  fs::remove(lock_path_of(target_), ignored);
   ::close(lock_);
 }
 
@@ -160,17 +190,11 @@ void AtomicFolder::commit() {
   for (const auto& entry : fs::recursive_directory_iterator(staging_)) {
     sync_path(entry.path(), entry.is_directory() ? O_RDONLY | O_DIRECTORY : O_RDONLY);
   }
-  const fs::path retired = sibling(target_, "old");
-  const bool had_target = fs::exists(target_);
-  if (had_target && ::rename(target_.c_str(), retired.c_str()) != 0) throw_io("cannot replace", target_, errno);
-  if (::rename(staging_.c_str(), target_.c_str()) != 0) {
-    const int error = errno;
-    if (had_target) (void)::rename(retired.c_str(), target_.c_str());
-    throw_io("cannot rename into place", target_, error);
+  if (fs::exists(target_)) {
+    exchange(staging_, target_);
+  } else if (::rename(staging_.c_str(), target_.c_str()) != 0) {
+    throw_io("cannot rename into place", target_, errno);
   }
-  committed_ = true;
-  std::error_code ignored;
-  if (had_target) fs::remove_all(retired, ignored);
   sync_path(target_.parent_path().empty() ? "." : target_.parent_path(), O_RDONLY | O_DIRECTORY);
 }
 

@@ -52,12 +52,12 @@ class AtomicFolder {
 
   /// Where to put the files.
   [[nodiscard]] const fs::path& path() const noexcept { return staging_; }
-  /// Syncs every file and swaps the folder into place.
+  /// Syncs every file and swaps the folder into place; a folder that was there is removed by the destructor.
   void commit();
 
  private:
   fs::path target_, staging_;
-  bool committed_ = false, replace_;
+  bool replace_;
   int lock_ = -1;
 };
 

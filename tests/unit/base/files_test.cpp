@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "support/support.hpp"
 
 namespace oscar {
@@ -22,6 +25,29 @@ TEST_CASE("a file that is not committed is never seen") {
     const AtomicFile file(folder / "x");
     write_file(file.temporary_path(), "half");
   }
+  CHECK(list_files(folder.path()).empty());
+}
+
+TEST_CASE("of many writers of a folder, one writes at a time") {
+  const test::TemporaryFolder folder;
+  std::atomic<int> inside = 0, overlaps = 0, turns = 0;
+  const auto write = [&] {
+    while (turns < 4000) {
+      try {
+        const AtomicFolder out(folder / "set", true);
+        if (++inside > 1) ++overlaps;
+        ++turns;
+        --inside;
+      } catch (const UsageError&) {
+        std::this_thread::yield();
+      }
+    }
+  };
+  std::vector<std::thread> writers;
+  for (int i = 0; i < 8; ++i) writers.emplace_back(write);
+  for (std::thread& writer : writers) writer.join();
+
+  CHECK(overlaps == 0);
   CHECK(list_files(folder.path()).empty());
 }
 
