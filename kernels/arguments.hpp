@@ -22,6 +22,12 @@ struct LsqStart {
 };
 [[nodiscard]] LsqStart lsq_start(int levels);
 
+/// "lloyd-max" on standardised values: its outer thresholds (the middle one is 0), and the distance of its levels.
+inline constexpr double kLloydMaxThreshold = 0.98107, kLloydMaxStep = 1.16 * (2 * 1.50956 / 3);
+
+/// Where scales and zeros stored as float16 saturate.
+inline constexpr float kLargestF16 = 65504.0F;
+
 /// Strands of a sum: i and i + kStrands go to the same one, and strands are added in pairs at distances 16, 8, 4, 2, 1.
 /// One order for all backends, so that their sums agree to the bit.
 inline constexpr std::size_t kStrands = 32;

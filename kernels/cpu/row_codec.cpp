@@ -44,7 +44,6 @@ GroupParams encode(const RowCodec& codec, std::span<const float> group, std::spa
 
 /// What a reader finds. float16 saturates, so that rows almost without range decode to finite numbers.
 GroupParams stored(GroupParams params, DType dtype) {
-  constexpr float kLargestF16 = 65504.0F;
   const auto rounded = [&](float value) {
     if (dtype == DType::kBF16) return round_to_bf16(value);
     if (dtype == DType::kF16) return float_from_f16(f16_from_float(std::clamp(value, -kLargestF16, kLargestF16)));
@@ -126,16 +125,15 @@ OSCAR_VECTOR_CLONES GroupParams encode_group_lsq(std::span<const float> group, i
 }
 
 GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::uint8_t> codes) {
-  constexpr double kThreshold = 0.98107, kStep = 1.16 * (2 * 1.50956 / 3);
   const auto size = static_cast<double>(group.size());
   const double mean = strand_sum(group.size(), [&](std::size_t i) { return double{group[i]}; }) / size;
   const double variance =
       strand_sum(group.size(), [&](std::size_t i) { return (group[i] - mean) * (group[i] - mean); }) / size;
-  const double deviation = std::sqrt(variance + 1e-8), scale = kStep * deviation;
+  const double deviation = std::sqrt(variance + 1e-8), scale = kLloydMaxStep * deviation;
   for (std::size_t i = 0; i < group.size(); ++i) {
     const double standard = (group[i] - mean) / deviation;
-    codes[i] = static_cast<std::uint8_t>((standard >= -kThreshold ? 1 : 0) + (standard >= 0 ? 1 : 0) +
-                                         (standard >= kThreshold ? 1 : 0));
+    codes[i] = static_cast<std::uint8_t>((standard >= -kLloydMaxThreshold ? 1 : 0) + (standard >= 0 ? 1 : 0) +
+                                         (standard >= kLloydMaxThreshold ? 1 : 0));
   }
   return {static_cast<float>(scale), static_cast<float>(1.5 - mean / scale)};
 }

@@ -11,6 +11,7 @@
 #include "kernels/cuda/device_buffer.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/least_squares.cuh"
+#include "kernels/cuda/lloyd_max.cuh"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"
 #include "kernels/cuda/warp_row.cuh"
@@ -23,8 +24,9 @@ struct Plan {
   float highest_code;
   bool clips, bisects;
   int clip_rank;
-  bool least_squares;
+  Grid grid;
   LsqStart start;
+  DType scale_dtype;
 };
 struct Plans {
   Plan plan[kMaxCodecs];
@@ -76,19 +78,19 @@ __device__ void clip(WarpRow<kSlots>& row, const Plan& plan) {
   }
 }
 
-/// Scale and zero of the channels [begin, end), the same in every lane.
+/// Scale and zero, the same in every lane.
 template <int kSlots>
-__device__ GroupParams fit_group(const WarpRow<kSlots>& row, int begin, int end, float highest_code) {
+__device__ GroupParams fit_group(const WarpGroup<kSlots>& group, float highest_code) {
   float low = INFINITY;
   float high = -INFINITY;
   unsigned first_zero = ~0U;  // 2 * channel + sign bit
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
-    const int channel = row.channel(s);
-    if (channel < begin || channel >= end) continue;
-    low = fminf(low, row.x[s]);
-    high = fmaxf(high, row.x[s]);
-    if (row.x[s] == 0.0F) first_zero = min(first_zero, 2U * channel + (signbit(row.x[s]) ? 1U : 0U));
+    if (!group.has(s)) continue;
+    const float x = group.row.x[s];
+    low = fminf(low, x);
+    high = fmaxf(high, x);
+    if (x == 0.0F) first_zero = min(first_zero, 2U * group.row.channel(s) + (signbit(x) ? 1U : 0U));
   }
   low = warp_min(low);
   high = warp_max(high);
@@ -106,6 +108,19 @@ __device__ std::uint8_t encode(float x, GroupParams group, float highest_code) {
   return static_cast<std::uint8_t>(position > 0.0F ? (highest_code < position ? highest_code : position) : 0.0F);
 }
 
+/// As readers find them.
+__device__ GroupParams stored(GroupParams params, DType dtype) {
+  const auto rounded = [dtype](float value) {
+    if (dtype == DType::kBF16) return nearest_bf16(value);
+    if (dtype == DType::kF16) {
+      const float finite = value < -kLargestF16 ? -kLargestF16 : kLargestF16 < value ? kLargestF16 : value;
+      return __half2float(__float2half_rn(finite));
+    }
+    return value;
+  };
+  return {rounded(params.scale), rounded(params.zero)};
+}
+
 __device__ void store(const CodecOutput& out, std::int64_t i, std::uint8_t code, GroupParams group, bool round) {
   const float exact = decoded_value(code, group);
   const float value = round ? nearest_bf16(exact) : exact;
@@ -114,8 +129,29 @@ __device__ void store(const CodecOutput& out, std::int64_t i, std::uint8_t code,
   if (out.decoded_f64 != nullptr) out.decoded_f64[i] = value;
 }
 
-/// blockIdx.y: the codec. kLeastSquares: some of them are.
-template <int kSlots, bool kLeastSquares>
+/// Encodes one group; out_row: where its row begins in `out`, params: where its parameters go, if not null.
+/// kDouble: as in quantize_row().
+template <int kSlots, bool kDouble>
+__device__ void quantize_group(const WarpGroup<kSlots>& group, const Plan& plan, bool round, std::int64_t out_row,
+                               GroupParams* params, const CodecOutput& out) {
+  const bool lsq = kDouble && plan.grid == Grid::kLeastSquares, lloyd = kDouble && plan.grid == Grid::kLloydMax;
+  LeastSquaresGroup<kSlots> fitted(group, plan.highest_code);
+  LloydMaxGroup<kSlots> standard(group);
+  const GroupParams exact = lsq ? fitted.fit(plan.start) : lloyd ? standard.fit() : fit_group(group, plan.highest_code);
+  const GroupParams read = stored(exact, plan.scale_dtype);
+  if (params != nullptr && group.row.lane == 0) *params = read;
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    if (!group.has(s)) continue;
+    const auto code = lsq     ? static_cast<std::uint8_t>(fitted.code(s))
+                      : lloyd ? static_cast<std::uint8_t>(standard.code(s))
+                              : encode(group.row.x[s], exact, plan.highest_code);
+    store(out, out_row + group.row.channel(s), code, read, round);
+  }
+}
+
+/// blockIdx.y: the codec. kDouble: some of them have a grid that is computed in fp64.
+template <int kSlots, bool kDouble>
 __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans, bool round, CodecOutput out) {
   const std::int64_t index = task_index() / kWarp;
   if (index >= rows.count()) return;
@@ -131,20 +167,9 @@ __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans,
   const std::int64_t out_index = blockIdx.y * rows.count() + index;
   const int groups = rows.dim / plan.group_size;
   for (int g = 0; g < groups; ++g) {
-    const int begin = g * plan.group_size;
-    const int end = begin + plan.group_size;
-    const bool least_squares = kLeastSquares && plan.least_squares;
-    LeastSquaresGroup<kSlots> fitted(row, begin, end, plan.highest_code);
-    const GroupParams group = least_squares ? fitted.fit(plan.start) : fit_group(row, begin, end, plan.highest_code);
-    if (out.params != nullptr && row.lane == 0) out.params[out_index * groups + g] = group;
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const int channel = row.channel(s);
-      if (channel < begin || channel >= end) continue;
-      const std::uint8_t code =
-          least_squares ? static_cast<std::uint8_t>(fitted.code(s)) : encode(row.x[s], group, plan.highest_code);
-      store(out, out_index * rows.dim + channel, code, group, round);
-    }
+    const WarpGroup<kSlots> group{row, g * plan.group_size, (g + 1) * plan.group_size};
+    GroupParams* params = out.params == nullptr ? nullptr : out.params + out_index * groups + g;
+    quantize_group<kSlots, kDouble>(group, plan, round, out_index * rows.dim, params, out);
   }
 }
 
@@ -160,32 +185,23 @@ Plan plan_of(const RowCodec& codec, int dim) {
           .clips = codec.clip_ratio > 0,
           .bisects = codec.clip_search == ClipSearch::kBisect,
           .clip_rank = clip_rank(codec.clip_ratio, dim),
-          .least_squares = codec.grid == Grid::kLeastSquares,
-          .start = codec.grid == Grid::kLeastSquares ? lsq_start(codec.levels) : LsqStart{}};
+          .grid = codec.grid,
+          .start = codec.grid == Grid::kLeastSquares ? lsq_start(codec.levels) : LsqStart{},
+          .scale_dtype = codec.scale_dtype};
 }
 
 using QuantizeRow = void (*)(RowsView, Plans, bool, CodecOutput);
 
 /// The kernel whose warps have room for a row.
-template <bool kLeastSquares>
+template <bool kDouble>
 QuantizeRow kernel_for(int dim) {
-  if (dim <= 64) return quantize_row<2, kLeastSquares>;
-  if (dim <= 96) return quantize_row<3, kLeastSquares>;
-  if (dim <= 128) return quantize_row<4, kLeastSquares>;
-  if (dim <= 256) return quantize_row<8, kLeastSquares>;
-  if (dim <= 1024) return quantize_row<32, kLeastSquares>;
+  if (dim <= 64) return quantize_row<2, kDouble>;
+  if (dim <= 96) return quantize_row<3, kDouble>;
+  if (dim <= 128) return quantize_row<4, kDouble>;
+  if (dim <= 256) return quantize_row<8, kDouble>;
+  if (dim <= 1024) return quantize_row<32, kDouble>;
   throw UsageError("rows of " + std::to_string(dim) + " values are longer than the GPU's codec takes", "--device",
                    "use --device cpu");
-}
-
-void check_supported(const RowCodec& codec) {
-  if (codec.grid == Grid::kLloydMax) {
-    throw BackendUnavailable("the GPU does not compute codec lloyd-max", "--device cuda", "use --device cpu");
-  }
-  if (codec.scale_dtype != DType::kF32) {
-    throw BackendUnavailable("the GPU stores scales as float32, not " + std::string(name_of(codec.scale_dtype)),
-                             "--scale-dtype", "use --device cpu");
-  }
 }
 
 }  // namespace
@@ -193,12 +209,9 @@ void check_supported(const RowCodec& codec) {
 void quantize_rows(const Context& context, const RowsView& rows, std::span<const RowCodec> codecs, Precision precision,
                    const CodecOutput& out) {
   std::vector<Plan> all;
-  for (const RowCodec& codec : codecs) {
-    check_supported(codec);
-    all.push_back(plan_of(codec, rows.dim));
-  }
-  const bool fits = std::any_of(all.begin(), all.end(), [](const Plan& plan) { return plan.least_squares; });
-  const QuantizeRow kernel = fits ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
+  for (const RowCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
+  const bool in_double = std::any_of(all.begin(), all.end(), [](const Plan& p) { return p.grid != Grid::kMinMax; });
+  const QuantizeRow kernel = in_double ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
   OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));
   if (rows.count() == 0 || all.empty()) return;
   Plans plans{};

@@ -22,6 +22,7 @@ struct RowBaseline {
   int levels = 4;
   int group_size = 0;  // 0: that of the set
   double key_clip = 0, value_clip = 0;
+  Grid grid = Grid::kMinMax;
 };
 
 constexpr Windows kServed{64, 256};
@@ -41,7 +42,9 @@ constexpr std::array kRowBaselines{
                 kWholeHead,
                 0,
                 16,
-                kWholeHead}};
+                kWholeHead},
+    RowBaseline{"lloyd_max_oscar", "Hadamard, INT2 codes as in OSCAR's published Lloyd-Max option", kServed, kWholeHead,
+                kWholeHead, 4, kWholeHead, 0, 0, Grid::kLloydMax}};
 
 /// Rotations of one size are shared by layers.
 class Rotations {
@@ -62,6 +65,7 @@ KvLayer layer_of(const RowBaseline& baseline, const LayerShape& shape, int group
   KvSide side;
   side.quantized = baseline.name != std::string("bf16");
   side.codec.levels = baseline.levels;
+  side.codec.grid = baseline.grid;
   // A group that does not divide this head shrinks to one that does.
   if (baseline.group_size != 0) group_size = std::gcd(std::min(baseline.group_size, shape.head_dim), shape.head_dim);
   side.codec.group_size = group_size;

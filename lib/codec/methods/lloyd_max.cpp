@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Four levels for Gaussian values: x^ = mean + sigma c((x - mean) / sigma), mean and sigma per group.
 //   lloyd_max:        a Hadamard first, a group per (token, head), the levels of least squared error
-//   lloyd_max_oscar:  the same with the levels of OSCAR's published option, whose thresholds are right (+-0.9811, 0)
-//   but
-//                     whose readers space levels evenly, 1.1674 sigma apart
 //   lloyd_max_q2_0:   blocks of 32 of its llama.cpp branch, rotated: levels +-0.4528, +-0.9816, thresholds +-0.6745, 0;
 //                     the outer level is the threshold of the right ones
 // OSCAR has rotations of its own: a Hadamard stands in for them. No clipping.
@@ -36,24 +33,13 @@ SideMethod standardized(const Codebook& book, int group) {
 
 }  // namespace
 
-Codebook oscar_lloyd_max_codebook(double ratio) {
-  const auto step = static_cast<float>(ratio * 2 * 1.50956 / 3);
-  return {{-1.5F * step, -0.5F * step, 0.5F * step, 1.5F * step}, {-0.98107F, 0, 0.98107F}};
-}
-
 Codebook q2_0_codebook() { return {{-0.9816F, -0.4528F, 0.4528F, 0.9816F}, {-0.6745F, 0, 0.6745F}}; }
 
 Family lloyd_max_methods() {
   const SideMethod best = standardized(gaussian_codebook(2), 0);
-  const SideMethod published = standardized(oscar_lloyd_max_codebook(1.16), 0);
   SideMethod fork = standardized(q2_0_codebook(), 32);
   fork.bits = fixed_bits(3);
   return {{"lloyd_max", "Hadamard, INT2 codes with Lloyd-Max levels", {64, 256}, best, best},
-          {"lloyd_max_oscar",
-           "Hadamard, INT2 codes as in OSCAR's published Lloyd-Max option",
-           {64, 256},
-           published,
-           published},
           {"lloyd_max_q2_0", "Hadamard, Q2_0 of OSCAR's llama.cpp branch", {512, 2048}, fork, fork}};
 }
 

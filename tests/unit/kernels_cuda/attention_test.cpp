@@ -102,6 +102,7 @@ std::vector<HistoryCodecs> codecs_for(const Sequence& s) {
       {RowCodec{}, {}},
       {{}, RowCodec{.group_size = 8}},
       {RowCodec{.levels = 16, .group_size = 8, .clip_ratio = 0.9, .clip_search = ClipSearch::kBisect}, RowCodec{}},
+      {RowCodec{.clip_ratio = 0.96, .grid = Grid::kLloydMax}, RowCodec{.scale_dtype = DType::kF16}},
       {}};
   for (const int group : {16, 32, 64}) {
     if (key_dim % group != 0 || value_dim % group != 0) continue;

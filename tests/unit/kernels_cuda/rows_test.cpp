@@ -116,6 +116,8 @@ TEST_CASE("small: quantize_matches_cpu") {
     check_codec(*cpu, *gpu, shape, {.group_size = 16, .clip_ratio = 0.96, .clip_search = ClipSearch::kBisect},
                 Precision::kExact);
     check_codec(*cpu, *gpu, shape, {.group_size = 16, .grid = Grid::kLeastSquares}, Precision::kServing);
+    check_codec(*cpu, *gpu, shape, {.clip_ratio = 0.9, .grid = Grid::kLloydMax, .scale_dtype = DType::kF16},
+                Precision::kServing);
   }
 }
 
@@ -157,6 +159,40 @@ TEST_CASE("quantize_matches_cpu, least squares") {
     for (const int group_size : {16, 32, 48, 64, 5, 1}) {
       if (head_dim % group_size != 0) continue;
       check_codec(*cpu, *gpu, shape, {.group_size = group_size, .grid = Grid::kLeastSquares}, Precision::kExact);
+    }
+  }
+}
+
+TEST_CASE("quantize_matches_cpu, lloyd-max") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  for (const int head_dim : {5, 64, 80, 96, 128, 256, 1024}) {
+    const Shape shape{DType::kF32, head_dim, 503};
+    for (const int group_size : {0, 16, 48, 64, 5, 1}) {
+      if (group_size != 0 && head_dim % group_size != 0) continue;
+      for (const double ratio : {0.0, 0.5, 0.96}) {
+        const RowCodec codec{.group_size = group_size, .clip_ratio = ratio, .grid = Grid::kLloydMax};
+        check_codec(*cpu, *gpu, shape, codec, group_size == 0 ? Precision::kServing : Precision::kExact);
+      }
+    }
+  }
+}
+
+TEST_CASE("quantize_matches_cpu, scales and zeros of 16 bits") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  for (const int head_dim : {5, 64, 96, 128, 576}) {
+    const Shape shape{DType::kF32, head_dim, 503};
+    for (const Grid grid : {Grid::kMinMax, Grid::kLeastSquares, Grid::kLloydMax}) {
+      for (const DType dtype : {DType::kF16, DType::kBF16}) {
+        for (const int group_size : {0, 32, 1}) {
+          if (group_size != 0 && head_dim % group_size != 0) continue;
+          const RowCodec codec{.group_size = group_size, .grid = grid, .scale_dtype = dtype};
+          check_codec(*cpu, *gpu, shape, codec, dtype == DType::kF16 ? Precision::kServing : Precision::kExact);
+        }
+      }
     }
   }
 }
