@@ -35,7 +35,7 @@ struct HistoryCodecs {
   friend bool operator==(const HistoryCodecs&, const HistoryCodecs&) = default;
 };
 
-/// Over the tokens that end up quantised, all KV heads: energy of the native rows, and of what the cache adds to them
+/// Of one KV head, over the tokens that end up quantised: energy of the native rows, and of what the cache adds to them
 /// (measured in stored coordinates where the rotation is orthogonal, which keeps lengths).
 struct RowErrors {
   double key_signal = 0, key_noise = 0, value_signal = 0, value_noise = 0;
@@ -57,8 +57,8 @@ class MixedSequence {
   [[nodiscard]] virtual std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                           Windows windows) = 0;
 
-  /// Of the tokens [sink, num_keys - recent).
-  [[nodiscard]] virtual RowErrors row_errors(const HistoryCodecs& codecs, Windows windows) = 0;
+  /// Of the tokens [sink, num_keys - recent): [KV head].
+  [[nodiscard]] virtual std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) = 0;
 };
 
 }  // namespace oscar

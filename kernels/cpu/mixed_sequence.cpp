@@ -52,10 +52,14 @@ MatrixStack transposed(const MatrixStack& stack) {
   return result;
 }
 
-double energy(std::span<const float> values) {
-  double sum = 0;
-  for (const float value : values) sum += double{value} * value;
-  return sum;
+/// Of the rows of each head: values (tokens, num_heads, dim).
+std::vector<double> energies(std::span<const float> values, int num_heads, int dim) {
+  std::vector<double> sums(static_cast<std::size_t>(num_heads));
+  const auto row_size = static_cast<std::size_t>(dim);
+  for (std::size_t row = 0; row * row_size < values.size(); ++row) {
+    for (const float value : values.subspan(row * row_size, row_size)) sums[row % sums.size()] += double{value} * value;
+  }
+  return sums;
 }
 
 /// Keys or values: as stored, and decoded with the codec that was asked for last.
@@ -88,22 +92,22 @@ class Side {
     return view(decoded_);
   }
 
-  /// Adds the energies of the native rows of tokens [begin, end) and of what the codec and the rounding add to them,
-  /// which a transform that does not keep lengths maps back.
-  void add_errors(const std::optional<RowCodec>& codec, std::int64_t begin, std::int64_t end, double& signal,
-                  double& noise) {
-    if (begin >= end) return;
+  /// Signal and noise of each head: energies of the native rows of tokens [begin, end) and of what the codec and the
+  /// rounding add to them, which a transform that does not keep lengths maps back.
+  [[nodiscard]] std::pair<std::vector<double>, std::vector<double>> errors(const std::optional<RowCodec>& codec,
+                                                                           std::int64_t begin, std::int64_t end) {
+    const int heads = native_.num_heads, dim = native_.head_dim;
+    if (begin >= end) return {energies({}, heads, dim), energies({}, heads, dim)};
     const HeadsView native = native_.tokens(begin, end);
     const std::vector<float> exact = written(native, Precision::kExact);
     const auto* approximate = reinterpret_cast<const float*>(history(codec).tokens(begin, end).data);
     std::vector<float> error(exact.size());
     for (std::size_t i = 0; i < exact.size(); ++i) error[i] = exact[i] - approximate[i];
-    signal += energy(floats(native));
     if (transform_ != nullptr && transform_->read_rotation.count > 0) {
-      error = transformed(heads_view(error, native.num_tokens, native.num_heads, native.head_dim), &native_from_stored_,
-                          {}, Precision::kExact);
+      error =
+          transformed(heads_view(error, native.num_tokens, heads, dim), &native_from_stored_, {}, Precision::kExact);
     }
-    noise += energy(error);
+    return {energies(floats(native), heads, dim), energies(error, heads, dim)};
   }
 
  private:
@@ -145,11 +149,14 @@ class HeldSequence : public MixedSequence {
     return errors;
   }
 
-  [[nodiscard]] RowErrors row_errors(const HistoryCodecs& codecs, Windows windows) override {
-    RowErrors errors;
+  [[nodiscard]] std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) override {
     const std::int64_t begin = windows.sink, end = input_.qkv.k.num_tokens - windows.recent;
-    key_.add_errors(codecs.key, begin, end, errors.key_signal, errors.key_noise);
-    value_.add_errors(codecs.value, begin, end, errors.value_signal, errors.value_noise);
+    const auto [key_signal, key_noise] = key_.errors(codecs.key, begin, end);
+    const auto [value_signal, value_noise] = value_.errors(codecs.value, begin, end);
+    std::vector<RowErrors> errors;
+    for (std::size_t h = 0; h < key_signal.size(); ++h) {
+      errors.push_back({key_signal[h], key_noise[h], value_signal[h], value_noise[h]});
+    }
     return errors;
   }
 

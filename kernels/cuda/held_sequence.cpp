@@ -41,7 +41,7 @@ class HeldSequence : public MixedSequence {
     return lanes_.run([&](const Context& context) { return cuda::compare(context, *data_, candidates, windows); });
   }
 
-  [[nodiscard]] RowErrors row_errors(const HistoryCodecs& codecs, Windows windows) override {
+  [[nodiscard]] std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) override {
     return lanes_.run([&](const Context& context) { return cuda::row_errors(context, *data_, codecs, windows); });
   }
 

@@ -34,8 +34,8 @@ void attend(const Context& context, const HeldData& held, const HistoryCodecs& c
 [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(const Context& context, const HeldData& held,
                                                                 std::span<const HistoryCodecs> candidates,
                                                                 Windows windows);
-[[nodiscard]] RowErrors row_errors(const Context& context, const HeldData& held, const HistoryCodecs& codecs,
-                                   Windows windows);
+[[nodiscard]] std::vector<RowErrors> row_errors(const Context& context, const HeldData& held,
+                                                const HistoryCodecs& codecs, Windows windows);
 
 [[nodiscard]] std::unique_ptr<MixedSequence> hold(Lanes& lanes, const SequenceInput& input);
 

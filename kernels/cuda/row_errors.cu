@@ -26,10 +26,13 @@ __global__ void subtract_history(double* errors, RowsView history) {
   errors[i] = static_cast<float>(errors[i]) - history.value(history.offset(i / history.dim) + i % history.dim);
 }
 
-/// Of kValuesPerBlock values a block: native values and errors, in any order.
+/// Of kValuesPerBlock values of head blockIdx.y a block: native values and errors, in any order. energies:
+/// (heads, gridDim.x).
 __global__ void add_energies(const double* errors, RowsView native, Energies* energies) {
-  const std::int64_t first = blockIdx.x * kValuesPerBlock;
-  const std::int64_t end = min(first + kValuesPerBlock, native.count() * native.dim);
+  const std::int64_t values = native.rows_per_head * native.dim;
+  const std::int64_t begin = blockIdx.y * values;
+  const std::int64_t first = begin + blockIdx.x * kValuesPerBlock;
+  const std::int64_t end = min(first + kValuesPerBlock, begin + values);
   double signal = 0;
   double noise = 0;
   for (std::int64_t i = first + threadIdx.x; i < end; i += kThreads) {
@@ -39,7 +42,7 @@ __global__ void add_energies(const double* errors, RowsView native, Energies* en
   }
   signal = block_sum(signal);
   noise = block_sum(noise);
-  if (threadIdx.x == 0) energies[blockIdx.x] = {signal, noise};
+  if (threadIdx.x == 0) energies[blockIdx.y * gridDim.x + blockIdx.x] = {signal, noise};
 }
 
 /// errors read^T for the matrix of each head.
@@ -58,11 +61,12 @@ DeviceBuffer<double> mapped_back(const Context& context, DeviceBuffer<double> er
   return native;
 }
 
-/// One side, tokens [begin, end). The rows of a step are few enough to rotate and decode at once.
+/// One side, tokens [begin, end): of each head. The rows of a step are few enough to rotate and decode at once.
 /// read: null if the transform keeps lengths.
-Energies energies_of(const Context& context, const HeldRows& rows, const Rotation& write, const Rotation* read,
-                     const std::optional<RowCodec>& codec, Precision precision, std::int64_t begin, std::int64_t end) {
-  Energies sums{0, 0};
+std::vector<Energies> energies_of(const Context& context, const HeldRows& rows, const Rotation& write,
+                                  const Rotation* read, const std::optional<RowCodec>& codec, Precision precision,
+                                  std::int64_t begin, std::int64_t end) {
+  std::vector<Energies> sums(static_cast<std::size_t>(rows.kv_heads()));
   const std::int64_t step = std::max<std::int64_t>(kValuesAtATime / (std::int64_t{rows.kv_heads()} * rows.dim()), 1);
   for (std::int64_t first = begin; first < end; first += step) {
     const Part part{0, rows.kv_heads(), first, std::min(step, end - first)};
@@ -78,14 +82,15 @@ Energies energies_of(const Context& context, const HeldRows& rows, const Rotatio
     subtract_history<<<blocks_for(errors.size()), kThreads, 0, context.stream()>>>(errors.data(), history);
     OSCAR_CUDA_LAUNCHED("subtract_history");
     if (read != nullptr) errors = mapped_back(context, std::move(errors), rows, *read);
-    const auto blocks = (rows.size(part) + kValuesPerBlock - 1) / kValuesPerBlock;
-    DeviceBuffer<Energies> parts(context, blocks);
-    add_energies<<<static_cast<unsigned>(blocks), kThreads, 0, context.stream()>>>(errors.data(), rows.native(part),
-                                                                                   parts.data());
+    const std::size_t blocks = (rows.size(part) / sums.size() + kValuesPerBlock - 1) / kValuesPerBlock;
+    DeviceBuffer<Energies> parts(context, blocks * sums.size());
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(sums.size()));
+    add_energies<<<grid, kThreads, 0, context.stream()>>>(errors.data(), rows.native(part), parts.data());
     OSCAR_CUDA_LAUNCHED("add_energies");
-    for (const Energies& energies : parts.to_host(context)) {
-      sums.signal += energies.signal;
-      sums.noise += energies.noise;
+    const std::vector<Energies> found = parts.to_host(context);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      sums[i / blocks].signal += found[i].signal;
+      sums[i / blocks].noise += found[i].noise;
     }
   }
   return sums;
@@ -93,16 +98,21 @@ Energies energies_of(const Context& context, const HeldRows& rows, const Rotatio
 
 }  // namespace
 
-RowErrors row_errors(const Context& context, const HeldData& held, const HistoryCodecs& codecs, Windows windows) {
+std::vector<RowErrors> row_errors(const Context& context, const HeldData& held, const HistoryCodecs& codecs,
+                                  Windows windows) {
   const std::int64_t begin = windows.sink;
   const std::int64_t end = held.k.tokens() - windows.recent;
   const auto of_side = [&](const HeldRows& rows, const Rotation& write, const Rotation& read, bool keeps_lengths,
                            const std::optional<RowCodec>& codec) {
     return energies_of(context, rows, write, keeps_lengths ? nullptr : &read, codec, held.precision, begin, end);
   };
-  const Energies key = of_side(held.k, held.key_write, held.query_read, held.key_keeps_lengths, codecs.key);
-  const Energies value = of_side(held.v, held.value_write, held.value_read, held.value_keeps_lengths, codecs.value);
-  return {key.signal, key.noise, value.signal, value.noise};
+  const auto key = of_side(held.k, held.key_write, held.query_read, held.key_keeps_lengths, codecs.key);
+  const auto value = of_side(held.v, held.value_write, held.value_read, held.value_keeps_lengths, codecs.value);
+  std::vector<RowErrors> errors;
+  for (std::size_t h = 0; h < key.size(); ++h) {
+    errors.push_back({key[h].signal, key[h].noise, value[h].signal, value[h].noise});
+  }
+  return errors;
 }
 
 }  // namespace oscar::cuda

@@ -123,7 +123,10 @@ LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int
     sums.heads.push_back(sums_of(errors.front()[h], k_only[h], v_only[h]));
     sums.all.add(sums.heads.back());
   }
-  sums.all.rows = held.rows->row_errors(codecs, method.windows);
+  const std::vector<RowErrors> rows = held.rows->row_errors(codecs, method.windows);
+  const std::size_t group = sums.heads.size() / rows.size();
+  for (const RowErrors& of_kv_head : rows) sums.all.rows.add(of_kv_head);
+  for (std::size_t h = 0; h < sums.heads.size(); ++h) sums.heads[h].rows = rows[h / group];
   return sums;
 }
 

@@ -23,7 +23,7 @@ struct OutputSums {
 struct AttentionSums {
   AttentionErrors both;  // query_kl is kept in `kl` instead
   OutputSums k_only, v_only;
-  RowErrors rows;  // of a layer; of a single head: none
+  RowErrors rows;  // of a query head: those of the KV head that it reads
   LogHistogram kl;
 
   void add(const AttentionSums& other);

@@ -58,7 +58,6 @@ Json columns_of(const std::vector<AttentionMetrics>& heads) {
     const Json figures = to_json(head);
     for (const auto& [name, value] : figures.items()) columns[name].push_back(rounded(value));
   }
-  for (const char* of_layers : {"k_sqnr_db", "v_sqnr_db"}) columns.erase(of_layers);
   return columns;
 }
 

@@ -41,7 +41,7 @@ struct AttentionMetrics {
 struct LayerReport {
   int layer = 0;
   AttentionMetrics attention;
-  std::vector<AttentionMetrics> heads;  // query heads; without signal-to-noise ratios
+  std::vector<AttentionMetrics> heads;  // query heads, each with the signal-to-noise ratios of its KV head
 };
 
 /// Positions [begin, end) of all texts.

@@ -138,7 +138,7 @@ TEST_CASE("a sequence is held with what the method made of its history") {
   double noise = 0;
   for (std::size_t i = 4; i < 10; ++i) noise += std::pow(double{k[i]} - held.decoded_k[i], 2);
   CHECK(noise > 0);
-  CHECK(held.rows->row_errors(kivi.layer(0).codecs(), kivi.windows).key_noise == doctest::Approx(noise));
+  CHECK(held.rows->row_errors(kivi.layer(0).codecs(), kivi.windows)[0].key_noise == doctest::Approx(noise));
   CHECK(hold(make_baseline("naive", {{0, 2}}, {2, 1}, 0), 0, qkv, {}, Precision::kExact, *backend).decoded_k.empty());
 }
 

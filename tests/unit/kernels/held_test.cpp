@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/cpu/ops.hpp"
@@ -74,14 +75,15 @@ TEST_CASE("row errors of a transform that stretches are those of the native rows
   const Transform key = stretched(true);
   SequenceInput input = s.input();
   input.key = &key;
-  const RowErrors errors = cpu::hold(input)->row_errors({RowCodec{}, {}}, kWindows);
-  double signal = 0, noise = 0;
+  const std::vector<RowErrors> errors = cpu::hold(input)->row_errors({RowCodec{}, {}}, kWindows);
+  REQUIRE(errors.size() == kKvHeads);
+  std::array<double, kKvHeads> signal{}, noise{};
   for (int t = kWindows.sink; t < kTokens - kWindows.recent; ++t) {
     for (int h = 0; h < kKvHeads; ++h) {
       std::vector<float> row(kDim), decoded(kDim);
       for (int i = 0; i < kDim; ++i) {
         const float x = s.k[static_cast<std::size_t>((t * kKvHeads + h) * kDim + i)];
-        signal += double{x} * x;
+        signal[static_cast<std::size_t>(h)] += double{x} * x;
         row[static_cast<std::size_t>(i)] =
             (x - static_cast<float>(key.mean[static_cast<std::size_t>(h * kDim + i)])) * std::ldexp(1.0F, i - h);
       }
@@ -89,13 +91,15 @@ TEST_CASE("row errors of a transform that stretches are those of the native rows
       for (int i = 0; i < kDim; ++i) {
         const double e =
             std::ldexp(double{row[static_cast<std::size_t>(i)]} - decoded[static_cast<std::size_t>(i)], h - i);
-        noise += e * e;
+        noise[static_cast<std::size_t>(h)] += e * e;
       }
     }
   }
-  CHECK(errors.key_signal == doctest::Approx(signal).epsilon(1e-6));
-  CHECK(errors.key_noise == doctest::Approx(noise).epsilon(1e-5));
-  CHECK(errors.value_noise == 0);
+  for (std::size_t h = 0; h < errors.size(); ++h) {
+    CHECK(errors[h].key_signal == doctest::Approx(signal[h]).epsilon(1e-6));
+    CHECK(errors[h].key_noise == doctest::Approx(noise[h]).epsilon(1e-5));
+    CHECK(errors[h].value_noise == 0);
+  }
 }
 
 TEST_CASE("given rows are the history of their side, for every codec but none") {

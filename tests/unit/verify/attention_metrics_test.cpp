@@ -167,7 +167,8 @@ TEST_CASE("the figures of a head are those of a layer that has it alone, and the
     CHECK(head.output_cosine_v_only == expected.output_cosine_v_only);
     CHECK(head.needle_mass_kept == expected.needle_mass_kept);
     CHECK(*head.needle_mass_kept < 1);
-    CHECK_FALSE(head.k_sqnr_db.has_value());
+    CHECK(head.k_sqnr_db == expected.k_sqnr_db);
+    CHECK(head.v_sqnr_db == expected.v_sqnr_db);
     kl += head.softmax_kl / 2;
   }
   CHECK(both.all.metrics().softmax_kl == doctest::Approx(kl));
@@ -217,6 +218,34 @@ TEST_CASE("signal to noise counts the tokens outside the windows only") {
   CHECK(sums().rows.key_signal == 70 * 16);
   sequence.k[10 * 32] = 0.5F;
   CHECK(sums().rows.key_noise == doctest::Approx(0.25 / 9));  // 0.5 becomes 2/3 or 1/3
+}
+
+TEST_CASE("query heads have the signal to noise of the KV head that they read") {
+  const RandomSequence sequence(100);
+  std::vector<float> k(100 * 2 * 32);  // KV head 0 as in `sequence`, head 1 of two levels, which the codec keeps
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = i / 32 % 2 == 0 ? sequence.k[i / 64 * 32 + i % 32] : static_cast<float>(i % 2);
+  }
+  std::vector<float> q(sequence.q);
+  q.insert(q.end(), sequence.q.begin(), sequence.q.end());
+  const HeadsView rows = heads_view(k, 100, 2, 32);
+  const auto backend = test::make_test_backend();
+  const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
+
+  const verify::LayerSums found =
+      verify::measure_attention({heads_view(q, 100, 4, 32), rows, rows}, naive, 0, 1, Precision::kExact, *backend);
+  const verify::LayerSums alone = verify::measure_attention({sequence.view().q, sequence.view().k, sequence.view().k},
+                                                            naive, 0, 1, Precision::kExact, *backend);
+
+  const auto expected = alone.all.metrics().k_sqnr_db;
+  REQUIRE(expected.has_value());
+  REQUIRE(found.heads.size() == 4);
+  for (const std::size_t h : {0U, 1U}) {
+    CHECK(found.heads[h].metrics().k_sqnr_db == expected);
+    CHECK(found.heads[h].metrics().v_sqnr_db == expected);
+    CHECK_FALSE(found.heads[h + 2].metrics().k_sqnr_db.has_value());  // without noise
+  }
+  CHECK(*found.all.metrics().k_sqnr_db > *expected);
 }
 
 TEST_CASE("queries are sampled from the end, evenly") {

@@ -44,9 +44,10 @@ TEST_CASE("a fitted set is accepted, beats the methods beside it, and its figure
   const MethodReport& naive = method(v.report, "naive");
   CHECK(oscar.layers.size() == 4);
   const Json document = to_json(v.report);
-  const Json& heads = document.at("methods")[4].at("layers")[2].at("heads").at("softmax_kl");
-  REQUIRE(heads.size() == oscar.layers[2].heads.size());
-  CHECK(heads[1].get<double>() == doctest::Approx(oscar.layers[2].heads[1].softmax_kl).epsilon(1e-4));
+  const Json& heads = document.at("methods")[4].at("layers")[2].at("heads");
+  REQUIRE(heads.at("softmax_kl").size() == oscar.layers[2].heads.size());
+  CHECK(heads.at("softmax_kl")[1].get<double>() == doctest::Approx(oscar.layers[2].heads[1].softmax_kl).epsilon(1e-4));
+  CHECK(heads.at("v_sqnr_db")[1].get<double>() == doctest::Approx(*oscar.layers[2].heads[1].v_sqnr_db).epsilon(1e-4));
   CHECK(oscar.attention->softmax_kl < naive.attention->softmax_kl / 2);
   CHECK(*oscar.attention->k_sqnr_db > *naive.attention->k_sqnr_db);
   CHECK(oscar.model->kld_mean < naive.model->kld_mean / 2);
