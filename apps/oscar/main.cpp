@@ -37,6 +37,7 @@ void register_commands(CLI::App& app, Context& context) {
   register_publish(app, context);
   register_pull(app, context);
   register_inspect(app, context);
+  register_convert(app, context);
   finish_commands(app);
   app.parse_complete_callback([&context] { start(context); });
 }

@@ -4,16 +4,15 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "rotation/manifest.hpp"
-#include "rotation/rotation_h5.hpp"
 #include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
-#include "tensor/safetensors.hpp"
+#include "rotation/set_file.hpp"
 
 namespace oscar {
 namespace {
 
 void write_side_pt(const fs::path& path, const std::string& objective, const RotationSet& set,
-                   const SideTransform LayerRotation::*side) {
+                   const SideTransform LayerRotation::*side, int version) {
   std::vector<std::pair<int, const SideTransform*>> layers;
   for (const LayerRotation& layer : set.layers) layers.emplace_back(layer.layer_id, &(layer.*side));
   const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
@@ -31,34 +30,8 @@ void write_side_pt(const fs::path& path, const std::string& objective, const Rot
                            number("global_kv_heads", set.model.num_key_value_heads),
                            number("global_q_heads", set.model.num_attention_heads)};
   const bool key = side == &LayerRotation::key;
-  write_rotation_pt(path, objective, layers, {key ? "q_rotation" : "o_rotation", transform, calibration});
-}
-
-void append_tensors(const std::string& prefix, const SideTransform& side,
-                    std::vector<std::pair<std::string, Tensor>>& tensors) {
-  const auto add = [&](const char* name, const MatrixStack& stack) {
-    if (stack.count > 0) tensors.emplace_back(prefix + name, stack.to_f32(stack.count == 1));
-  };
-  add(".rotation", side.rotation);
-  add(prefix.ends_with(".key") ? ".q_rotation" : ".o_rotation", side.read_rotation);
-  if (side.mean.empty()) return;
-  const auto dim = static_cast<std::int64_t>(side.rotation.dim);
-  tensors.emplace_back(prefix + ".mean",
-                       Tensor::from({static_cast<std::int64_t>(side.mean.size()) / dim, dim}, std::span(side.mean)));
-}
-
-void write_rotation_safetensors(const fs::path& path, const RotationSet& set) {
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const LayerRotation& layer : set.layers) {
-    const std::string prefix = "layers." + std::to_string(layer.layer_id);
-    for (const auto& [name, side] : {std::pair(".key", &layer.key), std::pair(".value", &layer.value)}) {
-      append_tensors(prefix + name, *side, tensors);
-    }
-  }
-  write_safetensors(path, tensors,
-                    {{"schema", "oscar.rotation_set.v1"},
-                     {"key_objective", set.key_objective},
-                     {"value_objective", set.value_objective}});
+  write_rotation_pt(path, objective, layers, version,
+                    {key ? "q_rotation" : "o_rotation", set.model.num_key_value_heads, transform, calibration});
 }
 
 /// The only file in `folder` with this beginning and ".pt".
@@ -73,20 +46,31 @@ fs::path only_match(const fs::path& folder, const std::string& prefix) {
                   folder.string(), "name a rotation set, or a folder with one k_rotation and one v_rotation file");
 }
 
-RotationSet read_foreign_folder(const fs::path& folder) {
-  const RotationFile keys = read_rotation_pt(only_match(folder, "k_rotation"));
-  const RotationFile values = read_rotation_pt(only_match(folder, "v_rotation"));
+RotationSet combine(const RotationFile& keys, const RotationFile& values, const std::string& where) {
   RotationSet set;
   set.key_objective = keys.objective;
   set.value_objective = values.objective;
+  set.model = keys.model;
+  set.calibration = keys.calibration;
   for (std::size_t i = 0; i < keys.layers.size(); ++i) {
     if (keys.layers.size() != values.layers.size() || keys.layers[i].first != values.layers[i].first) {
-      throw DataError("the key file and the value file have different layers", folder.string(),
-                      "use two files of the same fit");
+      throw DataError("the key file and the value file have different layers", where, "use two files of the same fit");
     }
     set.layers.push_back({keys.layers[i].first, keys.layers[i].second, values.layers[i].second});
   }
   return set;
+}
+
+/// The set of two bare files, with its origin.
+RotationSet read_foreign_files(const fs::path& key_file, const fs::path& value_file) {
+  const RotationFile keys = read_rotation_pt(key_file), values = read_rotation_pt(value_file);
+  RotationSet set = combine(keys, values, key_file.parent_path().string());
+  set.origin = describe_origin(set, "pt v" + std::to_string(keys.version), {key_file, value_file});
+  return set;
+}
+
+RotationSet read_foreign_folder(const fs::path& folder) {
+  return read_foreign_files(only_match(folder, "k_rotation"), only_match(folder, "v_rotation"));
 }
 
 void fill_from_pt(const fs::path& folder, RotationSet& set) {
@@ -107,22 +91,64 @@ void fill_from_pt(const fs::path& folder, RotationSet& set) {
   }
 }
 
-}  // namespace
-
-void write_rotation_set(const fs::path& folder, const RotationSet& set, const RotationFormats& formats, bool replace) {
-  AtomicFolder out(folder, replace);
-  if (formats.pt) {
-    write_side_pt(out.path() / key_pt_name(set), set.key_objective, set, &LayerRotation::key);
-    write_side_pt(out.path() / value_pt_name(set), set.value_objective, set, &LayerRotation::value);
-    write_file(out.path() / "serve.env", serve_env(set));
-  }
-  if (formats.h5) write_rotation_h5(out.path() / "rotations.h5", set);
-  if (formats.safetensors) write_rotation_safetensors(out.path() / "rotations.safetensors", set);
-  if (set.has_clip_ratios) write_clip_tables(out.path(), set);
+/// The manifest, last, over everything that is there; then the folder gets its name.
+void finish_set(AtomicFolder& out, const RotationSet& set, const fs::path& folder) {
   const Json manifest = make_manifest(set, list_with_hashes(out.path(), list_files(out.path())));
   validate_json(manifest, "oscar.rotation_set.v1", folder.string());
   write_json(out.path() / "manifest.json", manifest);
   out.commit();
+}
+
+}  // namespace
+
+RotationFormats parse_rotation_formats(const std::string& text) {
+  RotationFormats formats{.pt = false, .h5 = false, .safetensors = false};
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string name = text.substr(begin, end - begin);
+    if (name == "pt") {
+      formats.pt = true;
+    } else if (name == "h5") {
+      formats.h5 = true;
+    } else if (name == "safetensors") {
+      formats.safetensors = true;
+    } else {
+      throw UsageError("unknown format \"" + name + "\"", "--format", "use a list of pt, h5, safetensors");
+    }
+    begin = end + 1;
+  }
+  if (!formats.pt && !formats.h5) {
+    throw UsageError("a set needs pt or h5", "--format", "add pt or h5 to the list");
+  }
+  return formats;
+}
+
+void write_rotation_pt_files(const fs::path& folder, const RotationSet& set, int version) {
+  write_side_pt(folder / key_pt_name(set), set.key_objective, set, &LayerRotation::key, version);
+  write_side_pt(folder / value_pt_name(set), set.value_objective, set, &LayerRotation::value, version);
+}
+
+void write_rotation_set(const fs::path& folder, const RotationSet& set, const RotationFormats& formats, bool replace) {
+  AtomicFolder out(folder, replace);
+  if (formats.pt) {
+    write_rotation_pt_files(out.path(), set, 0);
+    write_file(out.path() / "serve.env", serve_env(set));
+  }
+  if (formats.h5) write_set_file(out.path() / "rotations.h5", SetFileKind::kH5, set, false);
+  if (formats.safetensors) write_set_file(out.path() / "rotations.safetensors", SetFileKind::kSafetensors, set, false);
+  if (set.has_clip_ratios) write_clip_tables(out.path(), set);
+  finish_set(out, set, folder);
+}
+
+void write_foreign_set(const fs::path& folder, const fs::path& key_file, const fs::path& value_file,
+                       const std::string& source, bool replace) {
+  RotationSet set = read_foreign_files(key_file, value_file);
+  if (!source.empty()) set.origin["source"] = source;
+  AtomicFolder out(folder, replace);
+  write_file(out.path() / key_pt_name(set), read_text(key_file));
+  write_file(out.path() / value_pt_name(set), read_text(value_file));
+  write_file(out.path() / "serve.env", serve_env(set));
+  finish_set(out, set, folder);
 }
 
 RotationSet read_rotation_set(const fs::path& path) {
@@ -133,7 +159,7 @@ RotationSet read_rotation_set(const fs::path& path) {
   RotationSet set = set_from_manifest(manifest, manifest_path.string());
   check_listed_files(path, manifest);
   if (fs::exists(path / "rotations.h5")) {
-    read_rotation_h5(path / "rotations.h5", set);
+    fill_from_h5(path / "rotations.h5", set);
   } else {
     fill_from_pt(path, set);
   }

@@ -12,9 +12,13 @@
 
 namespace oscar {
 
+/// Which files of a set's folder to write.
 struct RotationFormats {
   bool pt = true, h5 = true, safetensors = false;
 };
+
+/// "pt,h5" -> which. Throws UsageError: an unknown name, or neither pt nor h5.
+[[nodiscard]] RotationFormats parse_rotation_formats(const std::string& text);
 
 /// Writes the set as a folder, atomically. replace: an existing folder is swapped out; otherwise it is a UsageError.
 void write_rotation_set(const std::filesystem::path& folder, const RotationSet& set, const RotationFormats& formats,
@@ -24,9 +28,22 @@ void write_rotation_set(const std::filesystem::path& folder, const RotationSet& 
 /// v_rotation*.pt. Throws DataError.
 [[nodiscard]] RotationSet read_rotation_set(const std::filesystem::path& path);
 
-/// One side of a foreign set: a .pt file of format v1 or v2.
+/// The two .pt files of a set, under its own names. version: 0 = the lowest that holds the set, else 1, 2 or 3; version
+/// 2 repeats one matrix for every head of a model whose heads are known. Throws DataError if that version cannot hold
+/// it.
+void write_rotation_pt_files(const std::filesystem::path& folder, const RotationSet& set, int version);
+
+/// Makes a set of two foreign .pt files, which are copied as they are: with a manifest that says what they tell and
+/// what not. source: where they were fetched, or empty.
+void write_foreign_set(const std::filesystem::path& folder, const std::filesystem::path& key_file,
+                       const std::filesystem::path& value_file, const std::string& source, bool replace);
+
+/// One side of a foreign set: a .pt file of format v1, v2 or v3.
 struct RotationFile {
+  int version = 0;
   std::string objective;
+  ModelIdentity model;                                // what version 3 tells, else nothing
+  CalibrationData calibration;                        // likewise
   std::vector<std::pair<int, SideTransform>> layers;  // ascending
 };
 [[nodiscard]] RotationFile read_rotation_pt(const std::filesystem::path& path);

@@ -61,6 +61,22 @@ Json list_with_hashes(const std::filesystem::path& folder, const std::vector<std
   return list;
 }
 
+Json describe_origin(const RotationSet& set, const std::string& format,
+                     const std::vector<std::filesystem::path>& files) {
+  Json list = Json::array();
+  for (const auto& file : files) {
+    list.push_back(
+        {{"path", file.filename().string()}, {"sha256", sha256_file(file)}, {"size", regular_file_size(file)}});
+  }
+  const auto spectra = [&](const auto& layer) { return !layer.key.eigenvalues.empty(); };
+  Json unknown{"recipe", "windows", "codec", "verification"};
+  if (set.model.id.empty()) unknown.push_back("model");
+  if (set.calibration.tokens == 0) unknown.push_back("calibration");
+  if (!set.has_clip_ratios) unknown.push_back("clip_ratios");
+  if (!std::all_of(set.layers.begin(), set.layers.end(), spectra)) unknown.push_back("eigenvalues");
+  return {{"format", format}, {"files", std::move(list)}, {"unknown", std::move(unknown)}};
+}
+
 Json make_manifest(const RotationSet& set, Json files) {
   Json layers = Json::array();
   for (const LayerRotation& layer : set.layers) {
@@ -69,22 +85,26 @@ Json make_manifest(const RotationSet& set, Json files) {
                       {"key", side_to_json(layer.key, set.has_clip_ratios)},
                       {"value", side_to_json(layer.value, set.has_clip_ratios)}});
   }
-  return {{"schema", "oscar.rotation_set.v1"},
-          {"oscar_version", kVersion},
-          {"model", to_json(set.model)},
-          {"calibration", to_json(set.calibration)},
-          {"recipe", set.recipe},
-          {"objectives", {{"key", set.key_objective}, {"value", set.value_objective}}},
-          {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
-          {"codec",
-           {{"name", name_of(set.key_codec.grid)},
-            {"levels", {set.key_codec.levels, set.value_codec.levels}},
-            {"group_size", set.key_codec.group_size},
-            {"scale_dtype", name_of(set.key_codec.scale_dtype)},
-            {"clip_scalar", {{"key", set.key_clip_scalar}, {"value", set.value_clip_scalar}}}}},
-          {"layers", std::move(layers)},
-          {"files", std::move(files)},
-          {"verification", set.verification}};
+  Json recipe = set.recipe;
+  if (!recipe.contains("name")) recipe["name"] = "unknown";
+  Json manifest{{"schema", "oscar.rotation_set.v1"},
+                {"oscar_version", kVersion},
+                {"model", to_json(set.model)},
+                {"calibration", to_json(set.calibration)},
+                {"recipe", std::move(recipe)},
+                {"objectives", {{"key", set.key_objective}, {"value", set.value_objective}}},
+                {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
+                {"codec",
+                 {{"name", name_of(set.key_codec.grid)},
+                  {"levels", {set.key_codec.levels, set.value_codec.levels}},
+                  {"group_size", set.key_codec.group_size},
+                  {"scale_dtype", name_of(set.key_codec.scale_dtype)},
+                  {"clip_scalar", {{"key", set.key_clip_scalar}, {"value", set.value_clip_scalar}}}}},
+                {"layers", std::move(layers)},
+                {"files", std::move(files)},
+                {"verification", set.verification}};
+  if (!set.origin.is_null()) manifest["origin"] = set.origin;
+  return manifest;
 }
 
 RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
@@ -112,6 +132,7 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
     set.layers.push_back({layer["layer_id"], side_from_json(layer["key"]), side_from_json(layer["value"])});
   }
   set.verification = manifest.value("verification", Json());
+  set.origin = manifest.value("origin", Json());
   set.manifest = manifest;
   return set;
 }

@@ -14,6 +14,10 @@ namespace oscar {
 [[nodiscard]] Json list_with_hashes(const std::filesystem::path& folder,
                                     const std::vector<std::filesystem::path>& files);
 
+/// RotationSet::origin of a set that was read from `files`, which say nothing more than `set` holds.
+[[nodiscard]] Json describe_origin(const RotationSet& set, const std::string& format,
+                                   const std::vector<std::filesystem::path>& files);
+
 /// The manifest of `set` with this file list; valid against the schema.
 [[nodiscard]] Json make_manifest(const RotationSet& set, Json files);
 

@@ -74,6 +74,71 @@ void append_extension(const SideTransform& side, const char* read_name, bool per
   entry.push_back({{std::string("k_mean")}, {Tensor::from({heads, dim}, std::span(side.mean))}});
 }
 
+std::string text_or_empty(const PtValue* dict, const char* name) {
+  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
+  const auto* text = value == nullptr ? nullptr : value->get_if<std::string>();
+  return text == nullptr ? "" : *text;
+}
+
+std::int64_t number_or_zero(const PtValue* dict, const char* name) {
+  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
+  const auto* number = value == nullptr ? nullptr : value->get_if<std::int64_t>();
+  return number == nullptr ? 0 : *number;
+}
+
+void read_provenance(const PtValue& root, RotationFile& file) {
+  const PtValue* told = root.find(std::string("calibration"));
+  const auto heads = [&](const char* name) {
+    const std::int64_t count = number_or_zero(told, name);
+    return count > 0 && count < 100000 ? static_cast<int>(count) : 0;
+  };
+  file.model.id = text_or_empty(told, "model_path");
+  file.model.revision = text_or_empty(told, "model_revision");
+  file.model.num_key_value_heads = heads("global_kv_heads");
+  file.model.num_attention_heads = heads("global_q_heads");
+  file.calibration.data_sha256 = text_or_empty(told, "prompt_sha256");
+  file.calibration.tokens = std::max<std::int64_t>(0, number_or_zero(told, "tokens"));
+}
+
+using PtLayers = std::vector<std::pair<int, const SideTransform*>>;
+
+/// The version to write: the lowest that holds the layers, or a higher one that was asked for.
+std::int64_t choose_version(const PtLayers& layers, int asked, const std::string& where) {
+  const bool per_head = std::ranges::any_of(layers, [](const auto& l) { return l.second->rotation.count > 1; });
+  const bool extended = std::ranges::any_of(
+      layers, [](const auto& l) { return l.second->read_rotation.count > 0 || !l.second->mean.empty(); });
+  const int lowest = extended ? 3 : per_head ? 2 : 1;
+  if (asked == 0 || asked >= lowest) return std::max(asked, lowest);
+  throw DataError(std::string("the set has ") +
+                      (extended ? "read sides or means of its own" : "one rotation per head") + ", which version " +
+                      std::to_string(asked) + " cannot hold",
+                  where, "ask for version " + std::to_string(lowest));
+}
+
+/// One matrix, or one spectrum, for each of `heads` heads.
+SideTransform repeated(const SideTransform& side, int heads) {
+  SideTransform out = side;
+  for (int head = side.rotation.count; head < heads; ++head) {
+    out.rotation.data.insert(out.rotation.data.end(), side.rotation.data.begin(), side.rotation.data.end());
+    out.eigenvalues.insert(out.eigenvalues.end(), side.eigenvalues.begin(), side.eigenvalues.end());
+    ++out.rotation.count;
+  }
+  return out;
+}
+
+PtDict layer_entry(int id, const SideTransform& side, bool per_head, const char* read_name) {
+  PtDict entry{{{std::string("layer_id")}, {std::int64_t{id}}},
+               {{std::string("rotation")}, {side.rotation.to_f32(/*squeeze=*/!per_head)}}};
+  if (!side.eigenvalues.empty()) {
+    const std::vector<float> eigenvalues(side.eigenvalues.begin(), side.eigenvalues.end());
+    std::vector<std::int64_t> shape{side.rotation.dim};
+    if (per_head) shape.insert(shape.begin(), side.rotation.count);
+    entry.push_back({{std::string("eigenvalues")}, {Tensor::from(shape, std::span(eigenvalues))}});
+  }
+  append_extension(side, read_name, per_head, entry);
+  return entry;
+}
+
 }  // namespace
 
 RotationFile read_rotation_pt(const std::filesystem::path& path) {
@@ -81,6 +146,8 @@ RotationFile read_rotation_pt(const std::filesystem::path& path) {
   const std::int64_t version = member<std::int64_t>(root, "format_version", path.string());
   if (version < 1 || version > 3) fail("unknown format version " + std::to_string(version), path.string());
   RotationFile file;
+  file.version = static_cast<int>(version);
+  read_provenance(root, file);
   file.objective = member<std::string>(root, "objective", path.string());
   for (const auto& [key, layer] : member<PtDict>(root, "layers", path.string())) {
     const int id = layer_id_of(key, path.string());
@@ -92,30 +159,23 @@ RotationFile read_rotation_pt(const std::filesystem::path& path) {
   return file;
 }
 
-void write_rotation_pt(const std::filesystem::path& path, const std::string& objective,
-                       const std::vector<std::pair<int, const SideTransform*>>& layers, const PtSide& side_info) {
+void write_rotation_pt(const std::filesystem::path& path, const std::string& objective, const PtLayers& layers,
+                       int asked, const PtSide& side_info) {
+  const std::int64_t version = choose_version(layers, asked, path.string());
   const bool per_head =
-      std::any_of(layers.begin(), layers.end(), [](const auto& l) { return l.second->rotation.count > 1; });
-  const bool extended = std::any_of(layers.begin(), layers.end(), [](const auto& l) {
-    return l.second->read_rotation.count > 0 || !l.second->mean.empty();
-  });
+      version == 2 || std::ranges::any_of(layers, [](const auto& l) { return l.second->rotation.count > 1; });
   PtDict entries;
   for (const auto& [id, side] : layers) {
-    const std::vector<float> eigenvalues(side->eigenvalues.begin(), side->eigenvalues.end());
-    std::vector<std::int64_t> shape{side->rotation.dim};
-    if (per_head) shape.insert(shape.begin(), side->rotation.count);
-    PtDict entry{{{std::string("layer_id")}, {std::int64_t{id}}},
-                 {{std::string("rotation")}, {side->rotation.to_f32(/*squeeze=*/!per_head)}},
-                 {{std::string("eigenvalues")}, {Tensor::from(shape, std::span(eigenvalues))}}};
-    append_extension(*side, side_info.read_name, per_head, entry);
+    const bool repeat = version == 2 && side->rotation.count == 1;
+    PtDict entry =
+        layer_entry(id, repeat ? repeated(*side, side_info.num_heads) : *side, per_head, side_info.read_name);
     entries.push_back({{std::int64_t{id}}, {std::move(entry)}});
   }
-  const std::int64_t version = extended ? 3 : per_head ? 2 : 1;
   PtDict root{{{std::string("format_version")}, {version}},
               {{std::string("objective")}, {objective}},
               {{std::string("source_grouping")}, {std::string(per_head ? "head" : "layer")}},
               {{std::string("layers")}, {std::move(entries)}}};
-  if (extended) {
+  if (version == 3) {
     root.push_back({{std::string("transform")}, {side_info.transform}});
     root.push_back({{std::string("calibration")}, {side_info.calibration}});
   }

@@ -16,11 +16,14 @@ namespace oscar {
 /// What version 3 says of itself, and what it calls the read side: "q_rotation" or "o_rotation".
 struct PtSide {
   const char* read_name;
+  int num_heads;  // of the model, for version 2; 0: not known
   PtDict transform, calibration;
 };
 
-/// Layers in the order given. Sides without eigenvalues are not written (std::logic_error).
+/// Layers in the order given; eigenvalues that are not known are left out. version: 0 = the lowest that holds them.
+/// Throws DataError if it cannot hold them.
 void write_rotation_pt(const std::filesystem::path& path, const std::string& objective,
-                       const std::vector<std::pair<int, const SideTransform*>>& layers, const PtSide& side_info);
+                       const std::vector<std::pair<int, const SideTransform*>>& layers, int version,
+                       const PtSide& side_info);
 
 }  // namespace oscar

@@ -83,6 +83,11 @@ std::string serve_env(const RotationSet& set) {
   const std::string beyond = beyond_version_1(set);
   const std::string needs =
       beyond.empty() ? "" : "# It needs a tree that reads rotation files of format version 3: " + beyond + ".\n";
+  const std::string ratios = set.has_clip_ratios
+                                 ? fmt::format("SGLANG_OSCAR_K_CLIP_RATIO={}\nSGLANG_OSCAR_V_CLIP_RATIO={}\n",
+                                               set.key_clip_scalar, set.value_clip_scalar)
+                                 : "# The files do not tell clip ratios; these are the published ones.\n"
+                                   "SGLANG_OSCAR_K_CLIP_RATIO=0.96\nSGLANG_OSCAR_V_CLIP_RATIO=0.92\n";
   return needs +
          fmt::format(
              "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source serve.env; set +a\n"
@@ -92,8 +97,7 @@ std::string serve_env(const RotationSet& set) {
              "SGLANG_ENABLE_MIXED_KV_WINDOWS=1\n"
              "SGLANG_OSCAR_K_ROTATION_PATH=\"$oscar_set/{k}\"\n"
              "SGLANG_OSCAR_V_ROTATION_PATH=\"$oscar_set/{v}\"\n"
-             "SGLANG_OSCAR_K_CLIP_RATIO={kc}\n"
-             "SGLANG_OSCAR_V_CLIP_RATIO={vc}\n"
+             "{ratios}"
              "SGLANG_OSCAR_ABSORB_V_ROTATION=1\n"
              "SGLANG_MIXED_KV_PREFIX_TOKENS={sink}\n"
              "SGLANG_MIXED_KV_RECENT_TOKENS={recent}\n"
@@ -102,8 +106,7 @@ std::string serve_env(const RotationSet& set) {
              "SGLANG_MIXED_KV_SCALE_DTYPE={scale_dtype}\n"
              "SGLANG_LLOYD_MAX={lloyd_max}\n",
              fmt::arg("group", group), fmt::arg("k", key_pt_name(set)), fmt::arg("v", value_pt_name(set)),
-             fmt::arg("kc", set.key_clip_scalar), fmt::arg("vc", set.value_clip_scalar),
-             fmt::arg("sink", set.windows.sink), fmt::arg("recent", set.windows.recent),
+             fmt::arg("ratios", ratios), fmt::arg("sink", set.windows.sink), fmt::arg("recent", set.windows.recent),
              fmt::arg("scale_dtype", name_of(set.key_codec.scale_dtype)),
              fmt::arg("lloyd_max", set.key_codec.grid == Grid::kLloydMax ? 1 : 0));
 }

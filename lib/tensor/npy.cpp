@@ -90,10 +90,10 @@ std::vector<std::int64_t> parse_shape(std::string_view text, const std::string& 
 
 }  // namespace
 
-Tensor read_npy(const std::filesystem::path& path) {
-  const std::string where = path.string();
-  const MappedFile file(path);
-  const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+Tensor read_npy(const std::filesystem::path& path) { return parse_npy(MappedFile(path).bytes(), path.string()); }
+
+Tensor parse_npy(std::span<const std::byte> file, const std::string& where) {
+  const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
   const auto [dict, payload] = find_header(bytes, where);
   const DType dtype = parse_type(member(dict, "descr", where), where);
   const std::vector<std::int64_t> shape = parse_shape(member(dict, "shape", where), where);
@@ -112,7 +112,9 @@ Tensor read_npy(const std::filesystem::path& path) {
   return tensor;
 }
 
-void write_npy(const std::filesystem::path& path, const Tensor& tensor) {
+void write_npy(const std::filesystem::path& path, const Tensor& tensor) { write_file(path, npy_bytes(tensor)); }
+
+std::string npy_bytes(const Tensor& tensor) {
   std::string_view description;
   for (const auto& [dtype, text] : kDescriptions) {
     if (dtype == tensor.dtype) description = text;
@@ -129,7 +131,7 @@ void write_npy(const std::filesystem::path& path, const Tensor& tensor) {
   content.append(reinterpret_cast<const char*>(&length), sizeof length);
   content += dict;
   content.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
-  write_file(path, content);
+  return content;
 }
 
 }  // namespace oscar

@@ -2,7 +2,10 @@
 // NumPy .npy files, versions 1 to 3, little-endian, C order; float and integer types.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <span>
+#include <string>
 
 #include "tensor/tensor.hpp"
 
@@ -10,7 +13,11 @@ namespace oscar {
 
 /// Throws DataError: missing, truncated, big-endian, Fortran order, unknown type.
 [[nodiscard]] Tensor read_npy(const std::filesystem::path& path);
+/// The same of a file's bytes; `where` names them in errors.
+[[nodiscard]] Tensor parse_npy(std::span<const std::byte> file, const std::string& where);
 /// Writes atomically (version 1.0).
 void write_npy(const std::filesystem::path& path, const Tensor& tensor);
+/// What write_npy writes.
+[[nodiscard]] std::string npy_bytes(const Tensor& tensor);
 
 }  // namespace oscar

@@ -32,28 +32,6 @@ struct FitCommand {
   bool recipe_by_default = false;
 };
 
-RotationFormats parse_formats(const std::string& text) {
-  RotationFormats formats{.pt = false, .h5 = false, .safetensors = false};
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string name = text.substr(begin, end - begin);
-    if (name == "pt") {
-      formats.pt = true;
-    } else if (name == "h5") {
-      formats.h5 = true;
-    } else if (name == "safetensors") {
-      formats.safetensors = true;
-    } else {
-      throw UsageError("unknown format \"" + name + "\"", "--format", "use a list of pt, h5, safetensors");
-    }
-    begin = end + 1;
-  }
-  if (!formats.pt && !formats.h5) {
-    throw UsageError("a set needs pt or h5", "--format", "add pt or h5 to the list");
-  }
-  return formats;
-}
-
 /// Wall time of the parts of a run.
 struct Times {
   double startup = 0;  // until the first layer is read
@@ -152,7 +130,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend&
 }
 
 void run(FitCommand& command, Context& context) {
-  const RotationFormats formats = parse_formats(command.formats);
+  const RotationFormats formats = parse_rotation_formats(command.formats);
   {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
   }

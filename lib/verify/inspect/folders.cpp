@@ -7,6 +7,7 @@
 #include "base/sha256.hpp"
 #include "dump/dump_index.hpp"
 #include "model/config.hpp"
+#include "rotation/convert.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/checks.hpp"
 #include "verify/inspect/kinds.hpp"
@@ -120,6 +121,22 @@ Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
   return found;
 }
 
+Inspection inspect_latent_rotations(const fs::path& folder) {
+  const RotationSet set = read_any_set(folder);
+  Inspection found{"rotation files of an MLA model (.pt)", {}, {}};
+  Json layers = Json::array();
+  for (const LayerRotation& layer : set.layers) layers.push_back(layer.layer_id);
+  const auto count = [&](auto has) {
+    return std::ranges::count_if(set.layers, [&](const auto& l) { return has(l.key); });
+  };
+  found.facts = {{"num_layers", set.layers.size()},
+                 {"layers", layers},
+                 {"latent_dim", set.layers.front().key.rotation.dim},
+                 {"layers_with_query_rotation", count([](const auto& s) { return s.read_rotation.count > 0; })},
+                 {"layers_with_mean", count([](const auto& s) { return !s.mean.empty(); })}};
+  return found;
+}
+
 Inspection inspect_zoo(const fs::path& folder) {
   const Json index = read_json(folder / "index.json");
   validate_json(index, "oscar.zoo_index.v1", (folder / "index.json").string());
@@ -152,6 +169,10 @@ Inspection inspect_folder(const fs::path& folder) {
   }
   if (fs::exists(folder / "index.json")) return inspect_zoo(folder);
   if (fs::exists(folder / "config.json")) return inspect_model(folder);
+  const auto latent = entries(folder, "layer_", ".pt");
+  if (!latent.empty() && latent.front().filename().string().find("_rank") == std::string::npos) {
+    return inspect_latent_rotations(folder);
+  }
   if (!entries(folder, "layer_", "").empty()) return inspect_dump(folder);
   if (!entries(folder, "k_rotation", ".pt").empty() || !entries(folder, "v_rotation", ".pt").empty()) {
     return inspect_sides(folder);

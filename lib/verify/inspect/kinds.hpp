@@ -14,12 +14,13 @@ namespace oscar {
 [[nodiscard]] Inspection inspect_rotation_file(const PtValue& archive, const std::string& where);
 [[nodiscard]] Inspection inspect_safetensors(const std::filesystem::path& path);
 [[nodiscard]] Inspection inspect_npy(const std::filesystem::path& path);
+[[nodiscard]] Inspection inspect_npz(const std::filesystem::path& path);
 [[nodiscard]] Inspection inspect_hdf5(const std::filesystem::path& path);
 /// Header, metadata and tensor table; the payload is not decoded.
 [[nodiscard]] Inspection inspect_gguf(const std::filesystem::path& path);
 /// Any document of ours (schemas/), or a tokenizer.json.
 [[nodiscard]] Inspection inspect_json(const std::filesystem::path& path);
-/// A dump, a rotation set, bare rotation files, a model or a zoo.
+/// A dump, a rotation set, bare rotation files (of both sides, or MLA's), a model or a zoo.
 [[nodiscard]] Inspection inspect_folder(const std::filesystem::path& folder);
 
 }  // namespace oscar

@@ -70,11 +70,11 @@ void check_eigenvalues(const Tensor& tensor, const std::string& where, Summary& 
   }
 }
 
-/// Orthogonality of one layer; with a query side, R_q R_k^T = I instead, which keeps q . k.
-void check_matrices(const MatrixStack& rotation, const Tensor* query_side, const std::string& where, Summary& summary) {
-  const MatrixStack other = query_side == nullptr ? rotation : MatrixStack::from(*query_side, where + ", q_rotation");
+/// Orthogonality of one layer; with a read side, R_read R^T = I instead, which keeps q . k and the output.
+void check_matrices(const MatrixStack& rotation, const Tensor* read_side, const std::string& where, Summary& summary) {
+  const MatrixStack other = read_side == nullptr ? rotation : MatrixStack::from(*read_side, where + ", read side");
   if (other.count != rotation.count || other.dim != rotation.dim) {
-    summary.problems.push_back(where + ": rotation and q_rotation differ in shape");
+    summary.problems.push_back(where + ": rotation and read side differ in shape");
     return;
   }
   const MatrixStack cast = rounded_to_bf16(rotation);
@@ -85,9 +85,10 @@ void check_matrices(const MatrixStack& rotation, const Tensor* query_side, const
     summary.orthogonality_bf16 =
         std::max(summary.orthogonality_bf16, distance_from_identity(cast[h], other_cast[h], rotation.dim));
     if (!(error <= kOrthogonalityLimit)) {
-      summary.problems.push_back(where + (rotation.count > 1 ? ", head " + std::to_string(h) : "") +
-                                 (query_side == nullptr ? ": not orthogonal" : ": q_rotation does not undo rotation") +
-                                 " (largest deviation " + std::to_string(error) + ")");
+      summary.problems.push_back(
+          where + (rotation.count > 1 ? ", head " + std::to_string(h) : "") +
+          (read_side == nullptr ? ": not orthogonal" : ": the read side does not undo the rotation") +
+          " (largest deviation " + std::to_string(error) + ")");
     }
   }
 }
@@ -108,7 +109,7 @@ void check_layer(const PtValue& layer, const std::string& where, Summary& summar
   summary.query_rotations += query_side != nullptr ? 1 : 0;
   summary.output_rotations += tensor_at(layer, "o_rotation") != nullptr ? 1 : 0;
   summary.key_means += tensor_at(layer, "k_mean") != nullptr ? 1 : 0;
-  check_matrices(matrices, query_side, where, summary);
+  check_matrices(matrices, query_side != nullptr ? query_side : tensor_at(layer, "o_rotation"), where, summary);
   if (const Tensor* eigenvalues = tensor_at(layer, "eigenvalues")) check_eigenvalues(*eigenvalues, where, summary);
 }
 

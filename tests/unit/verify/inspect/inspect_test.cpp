@@ -95,7 +95,7 @@ TEST_CASE("with a query side, the two sides must undo each other instead") {
   const PtValue stretch = matrix({2, 0, 0, 0.5}), inverse = matrix({0.5, 0, 0, 2});
   CHECK(first_problem(rotation_file(folder, 3, {{text("rotation"), stretch}, {text("q_rotation"), inverse}})).empty());
   CHECK(first_problem(rotation_file(folder, 3, {{text("rotation"), stretch}, {text("q_rotation"), matrix(kIdentity)}}))
-            .starts_with("layer 3: q_rotation does not undo rotation"));
+            .starts_with("layer 3: the read side does not undo the rotation"));
 }
 
 TEST_CASE("rotation files that cannot be read are errors") {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/convert.hpp"
+
+#include "base/status.hpp"
+#include "commands/commands.hpp"
+
+namespace oscar {
+namespace {
+
+struct ConvertCommand {
+  std::filesystem::path in, out;
+  std::string to, formats = "pt,h5";
+  ConvertOptions options;
+};
+
+void run(ConvertCommand& command, Context& context) {
+  if (!command.to.empty()) command.options.to = set_format_from_name(command.to);
+  command.options.formats = parse_rotation_formats(command.formats);
+  const ConvertResult result = convert_set(command.in, command.out, command.options);
+  for (const std::string& lost : result.lost) {
+    context.status->notice("lost, since " + std::string(name_of(result.to)) + " has no place for it: " + lost);
+  }
+  context.status->notice("wrote " + std::to_string(result.layers) + " layers from " +
+                         std::string(name_of(result.from)) + " as " + std::string(name_of(result.to)) + ": " +
+                         command.out.string());
+  emit_json(context, {{"path", command.out.string()},
+                      {"from", name_of(result.from)},
+                      {"to", name_of(result.to)},
+                      {"layers", result.layers},
+                      {"lost", result.lost}});
+}
+
+}  // namespace
+
+void register_convert(CLI::App& app, Context& context) {
+  const auto command = std::make_shared<ConvertCommand>();
+  CLI::App* convert = app.add_subcommand("convert", "Rewrite a rotation set for another reader, bit for bit");
+  convert
+      ->add_option("IN", command->in,
+                   "A rotation set, a folder of .pt files (also MLA: layer_<id>.pt), or a .h5, .safetensors, .npz or "
+                   ".gguf file")
+      ->required();
+  convert->add_option("OUT", command->out, "File or folder to write")->required();
+  convert
+      ->add_option("--to", command->to,
+                   "Shape of OUT: set, pt, h5, safetensors, npz, gguf, onnx or mla; default: by OUT's extension, a "
+                   "folder is a set")
+      ->check(CLI::IsMember(set_format_names()));
+  convert->add_option("--into", command->options.model, "Model whose copy gets the rotations, for .gguf")
+      ->type_name("MODEL.gguf");
+  convert
+      ->add_option("--pt-version", command->options.pt_version, "With --to pt: 1, 2 or 3; 0 = the lowest that holds it")
+      ->check(CLI::Range(0, 3))
+      ->capture_default_str();
+  convert->add_option("--format", command->formats, "With a set as output, its files: pt, h5, safetensors")
+      ->capture_default_str();
+  convert->add_flag("--force", command->options.replace, "Replace OUT if it exists");
+  add_json_option(*convert, context);
+  convert->callback([command, &context] { run(*command, context); });
+}
+
+}  // namespace oscar

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/convert.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "rotation/foreign.hpp"
+#include "rotation/manifest.hpp"
+#include "rotation/set_file.hpp"
+#include "tensor/npz.hpp"
+#include "tensor/safetensors.hpp"
+
+namespace oscar {
+namespace {
+
+struct FormatName {
+  SetFormat format;
+  std::string_view name, extension;  // extension: "" for folders
+};
+constexpr std::array<FormatName, 8> kFormats{{{SetFormat::kSet, "set", ""},
+                                              {SetFormat::kPt, "pt", ""},
+                                              {SetFormat::kH5, "h5", ".h5"},
+                                              {SetFormat::kSafetensors, "safetensors", ".safetensors"},
+                                              {SetFormat::kNpz, "npz", ".npz"},
+                                              {SetFormat::kGguf, "gguf", ".gguf"},
+                                              {SetFormat::kOnnx, "onnx", ".safetensors"},
+                                              {SetFormat::kMla, "mla", ""}}};
+
+constexpr char kKnown[] = "name a rotation set, a folder of .pt files, or a .h5, .safetensors, .npz or .gguf file";
+
+std::string first_bytes(const fs::path& path) {
+  std::string head(std::min<std::uint64_t>(regular_file_size(path), 9), '\0');
+  read_at(path, 0, std::as_writable_bytes(std::span(head)));
+  return head;
+}
+
+SetFormat recognise_file(const fs::path& path) {
+  const std::string head = first_bytes(path);
+  if (head.starts_with("GGUF")) return SetFormat::kGguf;
+  if (head.starts_with("\x89HDF\r\n\x1a\n")) return SetFormat::kH5;
+  if (head.starts_with("PK\x03\x04")) {
+    if (path.extension() == ".npz") return SetFormat::kNpz;
+    throw DataError("one side of a set, or no rotations", path.string(),
+                    "name the folder that holds both k_rotation*.pt and v_rotation*.pt");
+  }
+  if (head.size() == 9 && head[8] == '{') {
+    const SafetensorsFile file(path);
+    const bool onnx =
+        std::ranges::any_of(file.tensors(), [](const auto& t) { return t.first.ends_with(".k_rotation"); });
+    return onnx ? SetFormat::kOnnx : SetFormat::kSafetensors;
+  }
+  throw DataError("the file holds no rotations that oscar knows", path.string(), kKnown);
+}
+
+SetFormat recognise_folder(const fs::path& folder) {
+  if (fs::exists(folder / "manifest.json")) return SetFormat::kSet;
+  bool sides = false, layers = false;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.ends_with(".pt") || !entry.is_regular_file()) continue;
+    sides = sides || name.starts_with("k_rotation") || name.starts_with("v_rotation");
+    layers = layers || name.starts_with("layer_");
+  }
+  if (sides) return SetFormat::kPt;
+  if (layers) return SetFormat::kMla;
+  throw DataError("the folder holds no rotations that oscar knows", folder.string(), kKnown);
+}
+
+RotationSet read_as(SetFormat format, const fs::path& path) {
+  switch (format) {
+    case SetFormat::kH5:
+      return read_set_file(path, SetFileKind::kH5);
+    case SetFormat::kSafetensors:
+      return read_set_file(path, SetFileKind::kSafetensors);
+    case SetFormat::kNpz:
+      return read_set_file(path, SetFileKind::kNpz);
+    case SetFormat::kGguf:
+      return read_rotation_gguf(path);
+    case SetFormat::kOnnx:
+      return read_rotation_onnx(path);
+    case SetFormat::kMla:
+      return read_rotation_mla(path);
+    default:
+      return read_rotation_set(path);
+  }
+}
+
+SetFormat format_for(const fs::path& out, const ConvertOptions& options) {
+  const std::string extension = out.extension().string();
+  if (options.to) {
+    for (const FormatName& known : kFormats) {
+      if (known.format == *options.to && known.extension.empty() && fs::is_regular_file(out)) {
+        throw UsageError("the output is a file, and " + std::string(known.name) + " is a folder", out.string(),
+                         "choose another OUT");
+      }
+    }
+    return *options.to;
+  }
+  for (const FormatName& known : kFormats) {
+    if (!known.extension.empty() && known.extension == extension) return known.format;
+  }
+  return SetFormat::kSet;
+}
+
+void write_folder(const fs::path& out, const RotationSet& set, SetFormat to, const ConvertOptions& options) {
+  AtomicFolder folder(out, options.replace);
+  if (to == SetFormat::kPt) write_rotation_pt_files(folder.path(), set, options.pt_version);
+  if (to == SetFormat::kMla) write_rotation_mla(folder.path(), set);
+  folder.commit();
+}
+
+void write_single(const fs::path& out, const RotationSet& set, SetFormat to, const ConvertOptions& options) {
+  if (fs::exists(out) && !options.replace) {
+    throw UsageError("the output exists already", out.string(), "choose another OUT, or pass --force to replace it");
+  }
+  if (fs::is_directory(out)) throw UsageError("the output is a folder", out.string(), "choose another OUT");
+  switch (to) {
+    case SetFormat::kH5:
+      return write_set_file(out, SetFileKind::kH5, set, true);
+    case SetFormat::kSafetensors:
+      return write_set_file(out, SetFileKind::kSafetensors, set, true);
+    case SetFormat::kNpz:
+      return write_set_file(out, SetFileKind::kNpz, set, true);
+    case SetFormat::kGguf:
+      return write_rotation_gguf(out, set, options.model);
+    default:
+      return write_rotation_onnx(out, set);
+  }
+}
+
+void check_usage(SetFormat to, const ConvertOptions& options) {
+  if ((to == SetFormat::kGguf) != !options.model.empty()) {
+    throw UsageError(to == SetFormat::kGguf ? "rotations go into a copy of a model's GGUF, and none is named"
+                                            : "only GGUF output takes a model",
+                     "--into", to == SetFormat::kGguf ? "name it with --into MODEL.gguf" : "leave it out");
+  }
+  if (options.pt_version != 0 && to != SetFormat::kPt) {
+    throw UsageError("only .pt output has versions", "--pt-version", "add --to pt, or leave it out");
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(SetFormat format) { return std::ranges::find(kFormats, format, &FormatName::format)->name; }
+
+std::vector<std::string> set_format_names() {
+  std::vector<std::string> names;
+  for (const FormatName& known : kFormats) names.emplace_back(known.name);
+  return names;
+}
+
+SetFormat set_format_from_name(std::string_view name) {
+  const auto found = std::ranges::find(kFormats, name, &FormatName::name);
+  if (found != kFormats.end()) return found->format;
+  throw UsageError("unknown format \"" + std::string(name) + "\"", "--to", "see oscar convert --help");
+}
+
+SetFormat recognise_set(const fs::path& path) {
+  if (fs::is_directory(path)) return recognise_folder(path);
+  return recognise_file(path);
+}
+
+RotationSet read_any_set(const fs::path& path) {
+  const SetFormat format = recognise_set(path);
+  RotationSet set = read_as(format, path);
+  if (set.origin.is_null() && set.manifest.is_null()) {
+    std::vector<fs::path> files{path};
+    if (fs::is_directory(path)) {
+      files.clear();
+      for (const fs::path& file : list_files(path)) files.push_back(path / file);
+    }
+    set.origin = describe_origin(set, std::string(name_of(format)), files);
+  }
+  return set;
+}
+
+std::vector<std::string> losses(const RotationSet& set, SetFormat format) {
+  if (format == SetFormat::kH5 || format == SetFormat::kSafetensors || format == SetFormat::kNpz) return {};
+  const auto any = [&](auto member) {
+    return std::ranges::any_of(set.layers, [&](const LayerRotation& l) { return member(l.key) || member(l.value); });
+  };
+  std::vector<std::string> lost;
+  const bool plain = format == SetFormat::kGguf || format == SetFormat::kOnnx || format == SetFormat::kMla;
+  const bool bare = format == SetFormat::kPt || format == SetFormat::kMla;
+  if (plain && any([](const SideTransform& s) { return !s.eigenvalues.empty(); })) lost.emplace_back("eigenvalues");
+  if (format != SetFormat::kSet && any([](const SideTransform& s) { return s.covariance.count > 0; })) {
+    lost.emplace_back("covariances");
+  }
+  if (bare && set.has_clip_ratios) lost.emplace_back("clip ratios");
+  if (bare && !set.manifest.is_null()) lost.emplace_back("windows, codec and provenance");
+  if (bare && !set.verification.is_null()) lost.emplace_back("verification");
+  return lost;
+}
+
+ConvertResult convert_set(const fs::path& in, const fs::path& out, const ConvertOptions& options) {
+  ConvertResult result;
+  result.to = format_for(out, options);
+  check_usage(result.to, options);
+  result.from = recognise_set(in);
+  const RotationSet set = read_any_set(in);
+  result.layers = set.layers.size();
+  result.lost = losses(set, result.to);
+  if (result.to == SetFormat::kSet) {
+    write_rotation_set(out, set, options.formats, options.replace);
+    if (!options.formats.h5) {
+      const auto more = losses(set, SetFormat::kPt);
+      if (std::ranges::find(more, "covariances") != more.end()) result.lost.emplace_back("covariances");
+    }
+  } else if (result.to == SetFormat::kPt || result.to == SetFormat::kMla) {
+    write_folder(out, set, result.to, options);
+  } else {
+    write_single(out, set, result.to, options);
+  }
+  return result;
+}
+
+}  // namespace oscar

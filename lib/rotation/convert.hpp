@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// Any shape of a rotation set that is known, read and rewritten as any other. Matrices stay bit for bit; what the new
+// shape has no place for is named. Non-goal: changing what a set does.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rotation/formats.hpp"
+#include "rotation/rotation_set.hpp"
+
+namespace oscar {
+
+enum class SetFormat {
+  kSet,          // our folder with manifest.json
+  kPt,           // k_rotation_*.pt and v_rotation_*.pt, no manifest
+  kH5,           // one file, whole set
+  kSafetensors,  // likewise
+  kNpz,          // likewise
+  kGguf,         // inside a copy of a model's GGUF
+  kOnnx,         // safetensors with ONNX Runtime's initialisers
+  kMla,          // layer_<id>.pt
+};
+/// "set", "pt", "h5" …
+[[nodiscard]] std::string_view name_of(SetFormat format);
+[[nodiscard]] std::vector<std::string> set_format_names();
+/// Throws UsageError.
+[[nodiscard]] SetFormat set_format_from_name(std::string_view name);
+
+/// By content. Throws DataError: nothing there, or nothing that holds rotations.
+[[nodiscard]] SetFormat recognise_set(const std::filesystem::path& path);
+/// Reads whatever recognise_set knows; origin is filled if it is not ours. Throws DataError.
+[[nodiscard]] RotationSet read_any_set(const std::filesystem::path& path);
+
+/// What `format` has no place for, of what `set` has; empty: nothing is lost.
+[[nodiscard]] std::vector<std::string> losses(const RotationSet& set, SetFormat format);
+
+struct ConvertOptions {
+  /// Default: by the output's extension; a name without one is a folder in our format.
+  std::optional<SetFormat> to;
+  /// For GGUF: the model to copy.
+  std::filesystem::path model;
+  /// For kPt: 1, 2 or 3; 0: the lowest that holds the set.
+  int pt_version = 0;
+  /// For kSet.
+  RotationFormats formats;
+  bool replace = false;
+};
+
+struct ConvertResult {
+  SetFormat from = SetFormat::kSet, to = SetFormat::kSet;
+  std::size_t layers = 0;
+  std::vector<std::string> lost;
+};
+
+/// Writes atomically. Throws DataError if the new shape cannot hold what the set does, UsageError if `out` exists and
+/// is not to be replaced, or the options do not fit together.
+ConvertResult convert_set(const std::filesystem::path& in, const std::filesystem::path& out,
+                          const ConvertOptions& options);
+
+}  // namespace oscar

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+// GGUF files (versions 2 and 3, little-endian): metadata, named tensors, and copies of a file with some tensors added.
+// Everything that a copy does not change is carried over byte for byte, also tensors of types that are not known here.
+// Non-goals: quantising, big-endian files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/files.hpp"
+#include "tensor/tensor.hpp"
+
+namespace oscar {
+
+/// One metadata entry; `value` are its bytes in the file.
+struct GgufEntry {
+  std::string key;
+  std::uint32_t type = 0;
+  std::span<const std::byte> value;
+};
+
+struct GgufTensor {
+  std::string name;
+  std::vector<std::uint64_t> dims;  // as stored: the innermost first
+  std::uint32_t type = 0;           // ggml's number
+  std::span<const std::byte> data;  // up to the next tensor, so padding may follow
+};
+
+class GgufFile {
+ public:
+  /// Throws DataError: missing, truncated, another version, a header that does not fit the file, names twice.
+  explicit GgufFile(const std::filesystem::path& path);
+
+  [[nodiscard]] std::uint32_t version() const noexcept { return version_; }
+  [[nodiscard]] std::uint64_t alignment() const noexcept { return alignment_; }
+  [[nodiscard]] const std::vector<GgufEntry>& entries() const noexcept { return entries_; }
+  [[nodiscard]] const std::vector<GgufTensor>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] const GgufTensor* find(const std::string& name) const;
+  /// A metadata string; nullopt if absent or of another type.
+  [[nodiscard]] std::optional<std::string> text(const std::string& key) const;
+  /// A metadata integer of 32 bits; nullopt if absent or of another type.
+  [[nodiscard]] std::optional<std::uint32_t> number(const std::string& key) const;
+  /// F32, F16 or BF16, shape with the outermost dimension first. Throws DataError if absent or of another type.
+  [[nodiscard]] Tensor read(const std::string& name) const;
+
+ private:
+  void check_tensors(std::uint64_t payload);
+
+  std::string path_;
+  MappedFile file_;
+  std::uint32_t version_ = 0;
+  std::uint64_t alignment_ = 32;
+  std::vector<GgufEntry> entries_;
+  std::vector<GgufTensor> tensors_;
+  std::vector<std::uint64_t> offsets_;  // of tensors_, in the payload
+};
+
+/// Writes atomically a copy of `source` with these float32 tensors and metadata strings; what has the same name is
+/// replaced, everything else is kept.
+void write_gguf_copy(const std::filesystem::path& path, const GgufFile& source,
+                     const std::vector<std::pair<std::string, Tensor>>& tensors,
+                     const std::vector<std::pair<std::string, std::string>>& texts);
+
+}  // namespace oscar

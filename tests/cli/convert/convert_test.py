@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: MIT
+"""`oscar convert`, read back by the libraries that others use: convert_test.py [ConvertTest.test_…]
+Run by the project's virtual environment; what that lacks is skipped."""
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SKIPPED = 77
+SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
+KEYS, VALUES = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
+HEAD_DIM, LAYERS = 128, 4
+
+
+def need(name):
+    """The module; without it the test is skipped."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise unittest.SkipTest(f"{error}; run scripts/setup.sh") from error
+
+
+class ConvertTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="oscar-convert-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+
+    def oscar(self, *arguments, exit_code=0):
+        done = subprocess.run([os.environ["OSCAR_BINARY"], *map(str, arguments)], capture_output=True, text=True,
+                              cwd=self.folder, timeout=120)
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        self.assertNotIn("bug in oscar", done.stderr)
+        return done
+
+    def convert(self, *arguments):
+        """Returns what was lost."""
+        return json.loads(self.oscar("convert", *arguments, "--json").stdout)["lost"]
+
+    def refuse(self, exit_code, fragment, *arguments):
+        before = sorted(self.folder.rglob("*"))
+        self.assertIn(fragment, self.oscar("convert", *arguments, exit_code=exit_code).stderr)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+
+    def rotations(self, folder=SAMPLE):
+        """(keys, values): {layer id: matrix}, as torch reads them with nothing but weights allowed."""
+        torch = need("torch")
+        sides = []
+        for side in "kv":
+            file, = Path(folder).glob(f"{side}_rotation*.pt")
+            layers = torch.load(file, weights_only=True)["layers"]
+            sides.append({layer: entry["rotation"].numpy() for layer, entry in layers.items()})
+        return sides
+
+    def assert_same(self, folder, keys=None, values=None):
+        expected = (keys, values) if keys else self.rotations()
+        for ours, theirs in zip(self.rotations(folder), expected):
+            self.assertEqual(list(ours), list(theirs))
+            for layer, matrix in ours.items():
+                self.assertEqual(matrix.tobytes(), theirs[layer].tobytes(), layer)
+
+    def assert_sound(self, folder):
+        self.assertIn("rotation set", self.oscar("inspect", folder).stdout)
+
+    def whole(self, name):
+        """To one file and back: the .pt files come out byte for byte, the manifest says the same."""
+        self.assertEqual(self.convert(SAMPLE, name), [])
+        self.oscar("inspect", name)
+        self.assertEqual(self.convert(name, "back"), [])
+        self.assertEqual(self.convert(SAMPLE, "fresh"), [])  # the sample may have been written by an older version
+        for file in (self.folder / "fresh").iterdir():
+            self.assertEqual((self.folder / "back" / file.name).read_bytes(), file.read_bytes(), file.name)
+        for file in (KEYS, VALUES):
+            self.assertEqual((self.folder / "back" / file).read_bytes(), (SAMPLE / file).read_bytes(), file)
+        return self.folder / name
+
+    def test_h5(self):
+        h5py = need("h5py")
+        keys, values = self.rotations()
+        with h5py.File(self.whole("set.h5")) as file:
+            for layer in range(LAYERS):
+                self.assertEqual(file[f"layers/{layer}/key/rotation"][:].tobytes(), keys[layer].tobytes())
+                self.assertEqual(file[f"layers/{layer}/value/rotation"][:].tobytes(), values[layer].tobytes())
+                self.assertIn("covariance", file[f"layers/{layer}/key"])
+
+    def test_safetensors(self):
+        load = need("safetensors.numpy").load_file
+        keys, _ = self.rotations()
+        tensors = load(self.whole("set.safetensors"))
+        self.assertEqual(tensors["layers.3.key.rotation"].tobytes(), keys[3].tobytes())
+
+    def test_npz(self):
+        numpy = need("numpy")
+        keys, values = self.rotations()
+        with numpy.load(self.whole("set.npz"), allow_pickle=False) as file:
+            self.assertEqual(file["layers.0.key.rotation"].tobytes(), keys[0].tobytes())
+            self.assertEqual(json.loads(file["manifest.json"])["objectives"]["key"], "qqt_r_h_pbr")
+            arrays = {name: file[name] for name in file.files if name != "manifest.json"}
+        # What numpy writes, without a manifest: the objective is not known, the matrices are.
+        numpy.savez(self.folder / "numpy.npz", **arrays)
+        self.convert("numpy.npz", "foreign")
+        self.assert_same(self.folder / "foreign", keys, values)
+        origin = json.loads((self.folder / "foreign/manifest.json").read_text())["origin"]
+        self.assertEqual(origin["format"], "npz")
+        self.assertIn("calibration", origin["unknown"])
+        numpy.savez_compressed(self.folder / "small.npz", **arrays)
+        self.refuse(1, "compressed", "small.npz", "x")
+
+    def test_pt_versions(self):
+        torch = need("torch")
+        self.assertIn("clip ratios", self.convert(SAMPLE, "one", "--to", "pt"))
+        self.assertEqual((self.folder / "one" / KEYS).read_bytes(), (SAMPLE / KEYS).read_bytes())
+        self.assertEqual(len(list((self.folder / "one").iterdir())), 2)
+        for version in (2, 3):
+            self.convert(SAMPLE, f"v{version}", "--to", "pt", "--pt-version", version)
+            file = torch.load(self.folder / f"v{version}" / KEYS, weights_only=True)
+            self.assertEqual(file["format_version"], version)
+            self.assertEqual(file["source_grouping"], "head" if version == 2 else "layer")
+            self.assertEqual(list(file["layers"][0]["rotation"].shape)[-2:], [HEAD_DIM, HEAD_DIM])
+        self.assertEqual(file["calibration"]["model_path"], "qwen3-2m")
+        # A folder of bare files becomes a set that says what it does not know.
+        self.convert("v3", "set")
+        self.assert_same(self.folder / "set")
+        self.assert_sound("set")
+        manifest = json.loads((self.folder / "set/manifest.json").read_text())
+        self.assertEqual(manifest["model"]["id"], "qwen3-2m")
+        self.assertEqual(manifest["origin"]["format"], "pt v3")
+        self.assertEqual(set(manifest["origin"]["unknown"]), {"recipe", "windows", "codec", "verification", "clip_ratios"})
+        self.assertIn("published ones", (self.folder / "set/serve.env").read_text())
+
+    def test_onnx(self):
+        load = need("safetensors.numpy").load_file
+        keys, values = self.rotations()
+        lost = self.convert(SAMPLE, "ort.safetensors", "--to", "onnx")
+        self.assertEqual(lost, ["eigenvalues", "covariances"])
+        tensors = load(self.folder / "ort.safetensors")
+        self.assertEqual(len(tensors), 2 * LAYERS)
+        self.assertEqual(tensors["layers.2.v_rotation"].shape, (1, HEAD_DIM, HEAD_DIM))
+        self.assertEqual(tensors["layers.2.v_rotation"].tobytes(), values[2].tobytes())
+        with need("safetensors").safe_open(self.folder / "ort.safetensors", "numpy") as file:
+            self.assertEqual(file.metadata()["k_quant_type"], "PER_GROUP")
+            self.assertEqual(file.metadata()["kv_cache_bit_width"], "2")
+        self.convert("ort.safetensors", "back")
+        self.assert_same(self.folder / "back", keys, values)
+
+    def make_model(self, blocks=LAYERS, head_dim=HEAD_DIM):
+        gguf, numpy = need("gguf"), need("numpy")
+        writer = gguf.GGUFWriter(self.folder / "model.gguf", "qwen3")
+        writer.add_block_count(blocks)
+        writer.add_key_length(head_dim)
+        writer.add_array("tokenizer.ggml.tokens", ["a", "bc", "ü"])
+        random = numpy.random.default_rng(1)
+        writer.add_tensor("token_embd.weight", random.standard_normal((3, 96), dtype=numpy.float32))
+        packed = random.integers(0, 256, (4, 34 * 3), dtype=numpy.uint8)
+        writer.add_tensor("blk.0.attn_q.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor("odd", random.standard_normal(5).astype(numpy.float16))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    def test_gguf(self):
+        gguf = need("gguf")
+        keys, values = self.rotations()
+        self.make_model()
+        self.assertEqual(self.convert(SAMPLE, "baked.gguf", "--into", "model.gguf"), ["eigenvalues", "covariances"])
+        before, after = gguf.GGUFReader(self.folder / "model.gguf"), gguf.GGUFReader(self.folder / "baked.gguf")
+        tensors = {tensor.name: tensor for tensor in after.tensors}
+        self.assertEqual(len(tensors), len(before.tensors) + 2 * LAYERS)
+        for tensor in before.tensors:
+            self.assertEqual(tensors[tensor.name].data.tobytes(), tensor.data.tobytes())
+            self.assertEqual(tensors[tensor.name].tensor_type, tensor.tensor_type)
+        self.assertEqual(after.fields["tokenizer.ggml.tokens"].contents(), ["a", "bc", "ü"])
+        for layer in range(LAYERS):
+            for side, matrices in (("k", keys), ("v", values)):
+                baked = tensors[f"blk.{layer}.attn_{side}_rot.weight"]
+                self.assertEqual(baked.tensor_type, gguf.GGMLQuantizationType.F32)
+                self.assertEqual(baked.data.reshape(HEAD_DIM, HEAD_DIM).T.tobytes(), matrices[layer].tobytes())
+        # Again into the copy: replaced, not doubled.
+        self.convert(SAMPLE, "again.gguf", "--into", "baked.gguf")
+        self.assertEqual((self.folder / "again.gguf").stat().st_size, (self.folder / "baked.gguf").stat().st_size)
+        self.convert("again.gguf", "back")
+        self.assert_same(self.folder / "back", keys, values)
+        self.assertEqual((self.folder / "back/serve.env").read_text(), (SAMPLE / "serve.env").read_text())
+        self.assertIn("key rotations", self.oscar("inspect", "again.gguf").stdout)
+
+    def test_gguf_of_another_model_is_refused(self):
+        self.make_model(blocks=2)
+        self.refuse(1, "the model has 2 layers, the set has layer 2", SAMPLE, "x.gguf", "--into", "model.gguf")
+        self.make_model(head_dim=64)
+        self.refuse(1, "the model has head_dim 64, the set has 128", SAMPLE, "x.gguf", "--into", "model.gguf")
+        self.refuse(2, "--into MODEL.gguf", SAMPLE, "x.gguf")
+
+    def test_mla(self):
+        torch = need("torch")
+        (self.folder / "mla").mkdir()
+        latent, _ = torch.linalg.qr(torch.randn(64, 64))
+        torch.save(latent, self.folder / "mla/layer_0.pt")
+        torch.save({"rotation": latent * 2, "q_rotation": latent / 2, "mean": torch.arange(64.0)},
+                   self.folder / "mla/layer_5.pt")
+        self.convert("mla", "set.npz")
+        self.assertEqual(self.convert("set.npz", "back", "--to", "mla"), ["windows, codec and provenance"])
+        first = torch.load(self.folder / "back/layer_0.pt", weights_only=True)
+        fifth = torch.load(self.folder / "back/layer_5.pt", weights_only=True)
+        self.assertTrue(torch.equal(first["rotation"], latent))
+        self.assertTrue(torch.equal(fifth["q_rotation"], latent / 2))
+        self.assertTrue(torch.equal(fifth["mean"], torch.arange(64.0)))
+        self.convert("mla", "set")
+        self.assert_sound("set")
+        self.refuse(1, "which llama.cpp cannot use", "mla", "x.gguf", "--into", "mla/layer_0.pt")
+        self.refuse(1, "which version 1 cannot hold", "mla", "x", "--to", "pt", "--pt-version", "1")
+        self.refuse(1, "an MLA cache has one row for all", SAMPLE, "x", "--to", "mla")
+
+    def test_what_cannot_be_converted_is_told(self):
+        (self.folder / "page.pt").write_text("<html>")
+        (self.folder / "empty").mkdir()
+        self.refuse(1, "no such file", "nothing", "x")
+        self.refuse(1, "holds no rotations", "page.pt", "x")
+        self.refuse(1, "holds no rotations", "empty", "x")
+        self.refuse(1, "name the folder that holds both", SAMPLE / KEYS, "x")
+        self.refuse(2, "exists already", SAMPLE, "page.pt", "--to", "h5")
+        self.refuse(2, "exists already", SAMPLE, "..")
+        self.refuse(2, "only .pt output has versions", SAMPLE, "x.h5", "--pt-version", "2")
+        self.refuse(2, "only GGUF output takes a model", SAMPLE, "x.h5", "--into", "page.pt")
+        self.oscar("convert", SAMPLE, "page.pt", "--to", "h5", "--force")
+        self.oscar("inspect", "page.pt")
+
+
+if __name__ == "__main__":
+    program = unittest.main(exit=False)
+    if program.result.skipped:
+        print("skipped:", program.result.skipped[0][1])
+    sys.exit(1 if not program.result.wasSuccessful() else SKIPPED if program.result.skipped else 0)
