@@ -5,6 +5,9 @@
 
 #include <mutex>
 
+#include "base/check.hpp"
+#include "kernels/square_product.hpp"
+
 namespace oscar::cpu {
 namespace {
 
@@ -42,3 +45,17 @@ void add_gram_upper(const double* rows, std::int64_t count, std::int64_t dim, do
 }
 
 }  // namespace oscar::cpu
+
+namespace oscar {
+
+void square_product(std::span<const double> a, bool a_transposed, std::span<const double> b, std::size_t dim,
+                    std::span<double> out) {
+  OSCAR_CHECK(a.size() == dim * dim && b.size() == a.size() && out.size() == a.size());
+  if (dim == 0) return;
+  cpu::use_one_blas_thread();
+  const auto n = static_cast<blasint>(dim);
+  cblas_dgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, CblasNoTrans, n, n, n, 1, a.data(), n, b.data(),
+              n, 0, out.data(), n);
+}
+
+}  // namespace oscar

@@ -151,13 +151,13 @@ void write_foreign_set(const fs::path& folder, const fs::path& key_file, const f
   finish_set(out, set, folder);
 }
 
-RotationSet read_rotation_set(const fs::path& path) {
+RotationSet read_rotation_set(const fs::path& path, ListedFiles listed) {
   if (!fs::is_directory(path)) throw DataError("no such folder", path.string(), "name a rotation set");
   const fs::path manifest_path = path / "manifest.json";
   if (!fs::exists(manifest_path)) return read_foreign_folder(path);
   const Json manifest = read_json(manifest_path);
   RotationSet set = set_from_manifest(manifest, manifest_path.string());
-  check_listed_files(path, manifest);
+  if (listed == ListedFiles::kCheck) check_listed_files(path, manifest);
   if (fs::exists(path / "rotations.h5")) {
     fill_from_h5(path / "rotations.h5", set);
   } else {

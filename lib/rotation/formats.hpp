@@ -24,9 +24,13 @@ struct RotationFormats {
 void write_rotation_set(const std::filesystem::path& folder, const RotationSet& set, const RotationFormats& formats,
                         bool replace);
 
+/// Whether the caller has already compared the files of a folder with the hashes that its manifest lists.
+enum class ListedFiles { kCheck, kChecked };
+
 /// Reads a folder (hashes and sizes of every listed file are checked) or a bare folder with one k_rotation*.pt and one
 /// v_rotation*.pt. Throws DataError.
-[[nodiscard]] RotationSet read_rotation_set(const std::filesystem::path& path);
+[[nodiscard]] RotationSet read_rotation_set(const std::filesystem::path& path,
+                                            ListedFiles listed = ListedFiles::kCheck);
 
 /// The two .pt files of a set, under its own names. version: 0 = the lowest that holds the set, else 1, 2 or 3; version
 /// 2 repeats one matrix for every head of a model whose heads are known. Throws DataError if that version cannot hold

@@ -148,7 +148,9 @@ MatrixStack MatrixStack::from(const Tensor& tensor, const std::string& what) {
                         " of " + std::string(name_of(tensor.dtype)),
                     what, "check that this is a rotation file");
   }
-  MatrixStack stack(rank == 3 ? static_cast<int>(tensor.shape[0]) : 1, static_cast<int>(tensor.shape[rank - 1]));
+  MatrixStack stack;
+  stack.count = rank == 3 ? static_cast<int>(tensor.shape[0]) : 1;
+  stack.dim = static_cast<int>(tensor.shape[rank - 1]);
   stack.data = tensor.to_doubles();
   return stack;
 }

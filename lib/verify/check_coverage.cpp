@@ -102,11 +102,12 @@ void check_shape(const SubjectSide& side, int layer, const SideTransform& t, con
 void check_group(const Subject& subject, std::vector<Check>& checks) {
   if (!subject.ours) return;
   const int group = subject.set.key_codec.group_size;
-  const auto cut = [&](const LayerRotation& layer) { return group > 0 && layer.key.rotation.dim % group != 0; };
-  const auto found = std::find_if(subject.set.layers.begin(), subject.set.layers.end(), cut);
-  const bool ok = found == subject.set.layers.end();
+  const auto cut = [&](const auto& layer) { return group > 0 && layer.second.rotation.dim % group != 0; };
+  const auto& layers = subject.sides.front().layers;
+  const auto found = std::find_if(layers.begin(), layers.end(), cut);
+  const bool ok = found == layers.end();
   const std::string message = ok ? "" : "groups of " + std::to_string(group) + " channels do not divide head_dim";
-  checks.push_back({"group_size", ok ? std::nullopt : std::optional(found->layer_id), "", group, {}, ok, message});
+  checks.push_back({"group_size", ok ? std::nullopt : std::optional(found->first), "", group, {}, ok, message});
 }
 
 void check_clip(const Subject& subject, std::vector<Check>& checks) {

@@ -4,6 +4,7 @@
 // named.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "verify/checks.hpp"
@@ -108,6 +109,9 @@ const SideTransform* find_layer(const SubjectSide& side, int layer) {
   return nullptr;
 }
 
+/// What a side of a layer diagonalises, by the set itself or by data; count 0: not known.
+using Covariances = std::function<MatrixStack(const SubjectSide&, int layer, const SideTransform&)>;
+
 /// One matrix of a stack, with what it is held against.
 struct Claim {
   const SubjectSide& side;
@@ -119,7 +123,7 @@ struct Claim {
 };
 
 /// First the matrix as it claims to be, then other readings: transposed, of the other side, of another layer.
-std::vector<Suspect> readings(const Subject& subject, const Claim& claim) {
+std::vector<Suspect> readings(const Subject& subject, const Covariances& covariances, const Claim& claim) {
   const std::string composition = composition_name(claim.side.objective);
   const auto dim = static_cast<std::size_t>(claim.rotation.dim);
   const auto stored = claim.rotation[claim.index];
@@ -130,13 +134,15 @@ std::vector<Suspect> readings(const Subject& subject, const Claim& claim) {
   for (const SubjectSide& other : subject.sides) {
     const bool same_side = other.target == claim.side.target;
     for (const auto& [id, transform] : other.layers) {
-      if (transform.covariance.dim != claim.rotation.dim || same_side == (id == claim.layer)) continue;
+      if (same_side == (id == claim.layer)) continue;
+      const MatrixStack covariance = covariances(other, id, transform);
+      if (covariance.dim != claim.rotation.dim) continue;
       const std::string of =
           same_side ? "of layer " + std::to_string(id) : "of the other side: keys and values are swapped";
       const bool compare_values = !claim.values.empty() && transform.eigenvalues.size() >= dim;
-      suspects.push_back(
-          {"it is the matrix " + of, matrix, covariance_for(transform.covariance, claim.rotation, claim.index),
-           composition_name(other.objective), std::span(transform.eigenvalues).first(compare_values ? dim : 0)});
+      suspects.push_back({"it is the matrix " + of, matrix, covariance_for(covariance, claim.rotation, claim.index),
+                          composition_name(other.objective),
+                          std::span(transform.eigenvalues).first(compare_values ? dim : 0)});
     }
   }
   return suspects;
@@ -163,17 +169,14 @@ Check unknown(const std::string& name, int layer, const SubjectSide& side, const
   return {name, layer, side.target, {}, {}, {}, message};
 }
 
-bool has_constant_rotation(const SubjectSide& side, const SideTransform& t) {
-  return is_hadamard(side, t) || is_constant(composition_name(side.objective));
-}
-
 /// The error of a whole stack against a covariance, and in words what is wrong; nullopt if it cannot be taken apart.
 struct Finding {
   double error = 0;
   std::string message;
 };
-std::optional<Finding> examine(const Subject& subject, const SubjectSide& side, int layer, const SideTransform& t,
-                               const MatrixStack& covariance, bool exact, double limit) {
+std::optional<Finding> examine(const Subject& subject, const Covariances& covariances, const SubjectSide& side,
+                               int layer, const SideTransform& t, bool exact, double limit) {
+  const MatrixStack covariance = covariances(side, layer, t);
   const auto dim = static_cast<std::size_t>(t.rotation.dim);
   const std::string composition = composition_name(side.objective);
   Finding finding;
@@ -185,7 +188,8 @@ std::optional<Finding> examine(const Subject& subject, const SubjectSide& side, 
     const double error = error_of(*u, sigma, values, dim);
     finding.error = std::max(finding.error, std::isnan(error) ? INFINITY : error);
     if (error <= limit || !finding.message.empty()) continue;
-    finding.message = explanation(readings(subject, {side, layer, t.rotation, m, sigma, values}), dim, limit);
+    finding.message =
+        explanation(readings(subject, covariances, {side, layer, t.rotation, m, sigma, values}), dim, limit);
   }
   return finding;
 }
@@ -201,9 +205,8 @@ bool usable(const SideTransform& t, const MatrixStack& covariance) {
 
 }  // namespace
 
-void check_decomposition(const Subject& given, std::vector<Check>& checks) {
-  const std::optional<Subject> regularised = with_regularised_covariances(given);
-  const Subject& subject = regularised ? *regularised : given;
+void check_decomposition(const Subject& subject, std::vector<Check>& checks) {
+  const auto stored = [](const SubjectSide&, int, const SideTransform& t) { return diagonalised_covariance(t); };
   for_each_side(
       subject, checks, [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
         if (is_refined(side, t)) {
@@ -215,7 +218,7 @@ void check_decomposition(const Subject& given, std::vector<Check>& checks) {
           out.push_back(unknown("decomposition", layer, side, "the set carries no covariance: give --dump or --model"));
           return;
         }
-        const auto finding = examine(subject, side, layer, t, t.covariance, true, kDecompositionLimit);
+        const auto finding = examine(subject, stored, side, layer, t, true, kDecompositionLimit);
         if (!finding) {
           out.push_back(unknown("decomposition", layer, side, "\"" + side.objective + "\" cannot be taken apart"));
           return;
@@ -227,27 +230,22 @@ void check_decomposition(const Subject& given, std::vector<Check>& checks) {
 
 void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,
                                  std::vector<Check>& checks) {
-  Subject with_data;  // other readings are judged on the data, too
-  with_data.sides = subject.sides;
-  for (SubjectSide& side : with_data.sides) {
-    for (auto& [id, transform] : side.layers) transform.covariance = {};
-  }
+  // Other readings are judged on the data, too.
+  const auto of_data = [&](const SubjectSide& side, int layer, const SideTransform&) {
+    const auto found = std::find_if(data.rbegin(), data.rend(), [&](const DataCovariance& d) {
+      return d.layer_id == layer && d.target == side.target;
+    });
+    return found == data.rend() ? MatrixStack() : found->covariance;
+  };
   for (const DataCovariance& d : data) {
-    for (SubjectSide& side : with_data.sides) {
-      for (auto& [id, transform] : side.layers) {
-        if (id == d.layer_id && side.target == d.target) transform.covariance = d.covariance;
-      }
-    }
-  }
-  for (const DataCovariance& d : data) {
-    for (const SubjectSide& side : with_data.sides) {
+    for (const SubjectSide& side : subject.sides) {
       const SideTransform* t = find_layer(side, d.layer_id);
       if (t == nullptr || side.target != d.target || has_constant_rotation(side, *t) || !usable(*t, d.covariance))
         continue;
       if (is_stretch(*t) || is_refined(side, *t))
         continue;  // it diagonalises what is stored, not a covariance of the data
       const double limit = d.same_tokens ? kSameTokensLimit : kDisorderLimit;
-      const auto finding = examine(with_data, side, d.layer_id, *t, d.covariance, d.same_tokens, limit);
+      const auto finding = examine(subject, of_data, side, d.layer_id, *t, d.same_tokens, limit);
       if (!finding) {
         checks.push_back(
             unknown("decomposition_on_data", d.layer_id, side, "\"" + side.objective + "\" cannot be taken apart"));

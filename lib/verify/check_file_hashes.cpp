@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "base/threads.hpp"
 #include "verify/checks.hpp"
 
 namespace oscar::verify {
@@ -28,10 +29,12 @@ void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& ch
   }
   const Json manifest = read_json(manifest_path);
   validate_json(manifest, "oscar.rotation_set.v1", manifest_path.string());
+  const Json& files = manifest.at("files");
+  std::vector<std::string> found(files.size());
+  parallel_for(found.size(), [&](std::size_t i) { found[i] = defect_of(path, files[i]); });
   std::string defects;
   double bad = 0;
-  for (const Json& entry : manifest.at("files")) {
-    const std::string defect = defect_of(path, entry);
+  for (const std::string& defect : found) {
     if (defect.empty()) continue;
     bad += 1;
     defects += (defects.empty() ? "" : "; ") + defect;

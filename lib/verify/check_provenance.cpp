@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the set says of where it comes from, against what it is verified with.
+#include <algorithm>
+
 #include "verify/checks.hpp"
 
 namespace oscar::verify {
@@ -47,9 +49,15 @@ void check_revision(const Subject& subject, const Expectation& expected, std::ve
 }
 
 void check_tokens(const Subject& subject, std::vector<Check>& checks) {
-  if (!subject.ours || subject.set.layers.empty()) return;
+  if (!subject.ours || subject.sides.front().layers.empty()) return;
+  const auto reads_data = [](const SubjectSide& side) {
+    return std::any_of(side.layers.begin(), side.layers.end(),
+                       [&](const auto& layer) { return !has_constant_rotation(side, layer.second); });
+  };
+  if (std::none_of(subject.sides.begin(), subject.sides.end(), reads_data)) return;
   const std::int64_t tokens = subject.set.calibration.tokens;
-  const std::int64_t needed = std::int64_t{kMinCalibrationTokensPerDim} * subject.set.layers.front().key.rotation.dim;
+  const std::int64_t needed =
+      std::int64_t{kMinCalibrationTokensPerDim} * subject.sides.front().layers.front().second.rotation.dim;
   std::optional<bool> ok = tokens >= needed;
   std::string message = *ok ? "" : "fitted on too few tokens: directions are those of chance; fit on more text";
   if (tokens == 0) ok = std::nullopt, message = "the set does not say how many tokens it was fitted on";

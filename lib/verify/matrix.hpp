@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The few dense products that checks need, row-major fp64 (dim, dim). Verify's own, on purpose: the checker shares no
-// code with what it checks.
+// The few dense products that checks need, row-major fp64 (dim, dim). Of the code that it checks the checker shares
+// nothing but the BLAS.
 #pragma once
 
 #include <cstddef>

@@ -6,9 +6,10 @@
 namespace oscar::verify {
 namespace {
 
-KvSide side_of(const SideTransform& transform, const RowCodec& codec, double clip_ratio) {
+/// The matrices move.
+KvSide side_of(SideTransform& transform, const RowCodec& codec, double clip_ratio) {
   KvSide side;
-  side.transform = std::make_shared<const Transform>(transform);
+  side.transform = std::make_shared<const Transform>(std::move(static_cast<Transform&>(transform)));
   side.codec = codec;
   side.codec.clip_ratio = clip_ratio;
   return side;
@@ -50,13 +51,14 @@ std::vector<std::string> names_of(const std::vector<std::string>& compare) {
 
 }  // namespace
 
-KvMethod method_of_set(const RotationSet& set, Windows windows) {
+KvMethod method_of_set(RotationSet set, Windows windows) {
   KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
   method.description = "the set under test";
-  for (const LayerRotation& layer : set.layers) {
+  for (LayerRotation& layer : set.layers) {
     const double key_clip = set.has_clip_ratios ? layer.key.clip_ratio : kPublishedKeyClip;
     const double value_clip = set.has_clip_ratios ? layer.value.clip_ratio : kPublishedValueClip;
-    method.layers[layer.layer_id] = {layer.key.rotation.dim, side_of(layer.key, set.key_codec, key_clip),
+    const int dim = layer.key.rotation.dim;
+    method.layers[layer.layer_id] = {dim, side_of(layer.key, set.key_codec, key_clip),
                                      side_of(layer.value, set.value_codec, value_clip)};
   }
   return method;
@@ -71,11 +73,11 @@ std::vector<std::string> method_names() {
 std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
                                   const ModelIdentity& model) {
   std::vector<LayerShape> shapes;
-  for (const LayerRotation& layer : subject.set.layers) {
-    shapes.push_back({layer.layer_id, layer.key.rotation.dim, std::max(1, model.num_key_value_heads)});
+  for (const auto& [id, key] : subject.sides.front().layers) {
+    shapes.push_back({id, key.rotation.dim, std::max(1, model.num_key_value_heads)});
   }
   const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
-  const KvMethod set = method_of_set(subject.set, windows);
+  const KvMethod set = method_of_set(set_of(subject), windows);
   std::vector<KvMethod> methods;
   for (const std::string& name : names_of(comparison.names)) {
     if (name == "int3" || name == "int4") {

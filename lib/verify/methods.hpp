@@ -23,7 +23,7 @@ struct Comparison {
 [[nodiscard]] std::vector<std::string> method_names();
 
 /// The set itself. Clip ratios that it does not know are the published constants.
-[[nodiscard]] KvMethod method_of_set(const RotationSet& set, Windows windows);
+[[nodiscard]] KvMethod method_of_set(RotationSet set, Windows windows);
 
 /// Baselines, then the set under test with these windows. `model`: what is known of it. Throws UsageError for an
 /// unknown name.

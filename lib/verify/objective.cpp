@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "verify/subject.hpp"
+#include "verify/uncompose.hpp"
 
 namespace oscar {
 namespace {
@@ -32,6 +33,10 @@ bool is_hadamard(const SubjectSide& side, const SideTransform& transform) {
   const bool data_free = transform.covariance.count == 0 && !values.empty() &&
                          std::all_of(values.begin(), values.end(), [](double x) { return x == 1; });
   return side.objective == "hadamard" || (side.objective.starts_with("mixed_") && data_free);
+}
+
+bool has_constant_rotation(const SubjectSide& side, const SideTransform& transform) {
+  return is_hadamard(side, transform) || verify::is_constant(composition_name(side.objective));
 }
 
 bool is_refined(const SubjectSide& side, const SideTransform& transform) {

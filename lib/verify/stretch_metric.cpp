@@ -40,25 +40,15 @@ std::optional<double> metric_error(std::span<const double> write, std::span<cons
   return std::isnan(relative) ? INFINITY : relative;
 }
 
-std::optional<Subject> with_regularised_covariances(const Subject& given) {
-  bool any = false;
-  for (const SubjectSide& side : given.sides) {
-    for (const auto& [id, t] : side.layers) any = any || is_stretch(t);
+MatrixStack diagonalised_covariance(const SideTransform& side) {
+  MatrixStack covariance = side.covariance;
+  const auto record = stretch_record(side);
+  if (!is_stretch(side) || !record) return covariance;
+  for (int m = 0; m < covariance.count; ++m) {
+    const Matrix a = regularised(covariance[m], record->lambda, static_cast<std::size_t>(covariance.dim));
+    std::copy(a.begin(), a.end(), covariance[m].begin());
   }
-  if (!any) return std::nullopt;
-  Subject subject;
-  subject.sides = given.sides;
-  for (SubjectSide& side : subject.sides) {
-    for (auto& [id, t] : side.layers) {
-      const auto record = stretch_record(t);
-      if (!is_stretch(t) || !record) continue;
-      for (int m = 0; m < t.covariance.count; ++m) {
-        const Matrix a = regularised(t.covariance[m], record->lambda, static_cast<std::size_t>(t.covariance.dim));
-        std::copy(a.begin(), a.end(), t.covariance[m].begin());
-      }
-    }
-  }
-  return subject;
+  return covariance;
 }
 
 }  // namespace oscar::verify

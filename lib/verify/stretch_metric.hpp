@@ -28,7 +28,7 @@ struct StretchRecord {
 [[nodiscard]] std::optional<double> metric_error(std::span<const double> write, std::span<const double> a,
                                                  std::span<const double> b, double power, std::size_t dim);
 
-/// The sides with the covariances that stretches diagonalise in place of those of keys; none without stretches.
-[[nodiscard]] std::optional<Subject> with_regularised_covariances(const Subject& given);
+/// What the columns of a side diagonalise: its covariance, of a stretch as the fit regularises it.
+[[nodiscard]] MatrixStack diagonalised_covariance(const SideTransform& side);
 
 }  // namespace oscar::verify

@@ -23,14 +23,18 @@ struct SubjectSide {
 struct Subject {
   std::filesystem::path path;
   std::vector<SubjectSide> sides;
-  /// The whole set; without layers if only one side is known.
+  /// What the manifest says; its layers are in the sides.
   RotationSet set;
   /// True for a folder with a manifest of ours.
   bool ours = false;
 };
 
-/// Throws DataError as read_rotation_set and read_rotation_pt do.
+/// Throws DataError as read_rotation_set and read_rotation_pt do; check_file_hashes() has compared the hashes.
 [[nodiscard]] Subject read_subject(const std::filesystem::path& path);
+
+/// The set with its layers as the sides hold them, so that what is measured is what was checked; without covariances.
+/// The sides must have the same layers.
+[[nodiscard]] RotationSet set_of(const Subject& subject);
 
 /// Of every layer and side that carries eigenvalues which are not all the same.
 [[nodiscard]] std::vector<Spectra> spectra_of(const Subject& subject);
@@ -40,6 +44,8 @@ struct Subject {
 [[nodiscard]] std::string composition_name(const std::string& objective);
 /// Of objective "hadamard", or a layer of a mixture (--recipe auto) that no data went into.
 [[nodiscard]] bool is_hadamard(const SubjectSide& side, const SideTransform& transform);
+/// The same, or of a composition that leaves the eigenvectors out.
+[[nodiscard]] bool has_constant_rotation(const SubjectSide& side, const SideTransform& transform);
 /// Turned by a descent after it was composed: no formula gives it.
 [[nodiscard]] bool is_refined(const SubjectSide& side, const SideTransform& transform);
 /// Whether an objective is of keys only, or of values only.

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Takes a rotation apart: the eigenvectors U inside R, by the name of the composition. With H Sylvester's matrix /
-// sqrt(d) and P = I[:, perm], perm[j] = d - 1 - bitrev(j):
+// Takes a rotation apart: the eigenvectors U inside R, by the name of the composition, with H and P of
+// constant_matrices.hpp:
 //   plain U   br UP   br_h128 UPH   r_h UH   r_h_pbr UHP   h_r_pbr HUP   h_pbr_r HPU   pbr P   h_pbr HP (no U inside)
-// Verify's own H and P. Limit: head dimensions that are powers of two; for others the construction is the fitter's own,
-// and what is inside R stays unknown here.
 #pragma once
 
 #include <optional>
@@ -20,8 +18,8 @@ namespace oscar::verify {
 /// True for compositions without U: the rotation is a constant.
 [[nodiscard]] bool is_constant(const std::string& composition);
 
-/// U (columns in the order of ascending eigenvalues); nullopt if the composition is not known, holds no U, or cannot be
-/// taken apart for this dimension.
+/// U (columns in the order of ascending eigenvalues); nullopt if the composition is not known, holds no U, or is not
+/// defined for this dimension.
 [[nodiscard]] std::optional<Matrix> eigenvectors_of(std::span<const double> rotation, std::size_t dim,
                                                     const std::string& composition);
 /// The rotation that a constant composition, or the objective "hadamard", must have; nullopt if it is neither or

@@ -147,7 +147,7 @@ void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& met
 /// Both sides are there: methods can be compared.
 std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, ModelIdentity model,
                                   const VerifyOptions& options) {
-  if (subject.set.layers.empty()) return {};
+  if (subject.sides.size() < 2) return {};
   const ModelIdentity& fitted = subject.set.model;
   if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;

@@ -55,6 +55,7 @@ Subject sound_set(Composition composition = Composition::kRHPbr) {
   subject.ours = true;
   subject.set.has_clip_ratios = true;
   subject.set.model.config_sha256 = "abc";
+  subject.set.calibration.tokens = 1000;
   const std::string suffix = "_" + std::string(name_of(composition));
   subject.sides = {{"key", "qqt" + suffix, {}}, {"value", "sst" + suffix, {}}};
   for (int layer = 0; layer < 2; ++layer) {
@@ -101,6 +102,13 @@ std::string failures(const Subject& subject, const verify::Expectation& expected
 
 void check_contains(const std::string& text, const std::string& part) {
   CHECK_MESSAGE(text.find(part) != std::string::npos, text);
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
+  return worst;
 }
 
 SideTransform& key(Subject& subject, std::size_t layer = 0) { return subject.sides[0].layers[layer].second; }
@@ -296,10 +304,43 @@ TEST_CASE("eigenvectors come out of every composition that holds them") {
     CHECK(failures(sound_set(composition)) == "");
   }
   const std::vector<double> identity = MatrixStack::identity(12).data;
-  CHECK_FALSE(verify::eigenvectors_of(identity, 12, "r_h_pbr").has_value());
   CHECK_FALSE(verify::eigenvectors_of(identity, 12, "best").has_value());
   CHECK(verify::eigenvectors_of(identity, 12, "plain") == identity);
   CHECK_FALSE(verify::eigenvectors_of(MatrixStack::identity(16).data, 16, "br_h128").has_value());
+}
+
+TEST_CASE("eigenvectors come out of compositions of every head dimension") {
+  for (const int dim : {12, 24, 40, 56, 6, 80, 96}) {
+    Spectrum spectrum;
+    spectrum.dim = dim;
+    spectrum.vectors.resize(static_cast<std::size_t>(dim) * dim);
+    for (std::size_t i = 0; i < spectrum.vectors.size(); ++i)
+      spectrum.vectors[i] = std::sin(1.0 + static_cast<double>(i * i));
+    for (const std::string& name : verify::composition_names()) {
+      if (name == "br_h128" || verify::is_constant(name)) continue;
+      CAPTURE(dim);
+      CAPTURE(name);
+      const MatrixStack rotation = compose({spectrum}, composition_from_name(name));
+      const auto found = verify::eigenvectors_of(rotation.data, static_cast<std::size_t>(dim), name);
+      REQUIRE(found.has_value());
+      CHECK(largest_difference(*found, spectrum.vectors) < 1e-6);
+    }
+    CHECK(largest_difference(*verify::constant_rotation("hadamard", static_cast<std::size_t>(dim)),
+                             hadamard_rotation(dim).data) < 1e-7);
+    CHECK(verify::orthogonality_error(*verify::constant_rotation("h_pbr", static_cast<std::size_t>(dim)),
+                                      static_cast<std::size_t>(dim)) < 1e-12);
+  }
+}
+
+TEST_CASE("few tokens are too few for rotations that data went into") {
+  Subject set = sound_set();
+  set.set.calibration.tokens = 2 * kDim - 1;
+  check_contains(failures(set), "calibration_tokens: fitted on too few tokens");
+  CHECK(failures(sound_set(Composition::kHPbr)) == "");
+  set = sound_set(Composition::kHPbr);
+  set.set.calibration.tokens = 1;
+  CHECK(failures(set) == "");
+  CHECK(with_status(all_checks(set), std::nullopt) == "");
 }
 
 TEST_CASE("the published fitter's compositions all hold the eigenvectors of its plain file") {
@@ -321,9 +362,7 @@ TEST_CASE("the published fitter's compositions all hold the eigenvectors of its 
       } else {
         found = *verify::eigenvectors_of(rotation, 128, composition);
       }
-      double worst = 0;
-      for (std::size_t i = 0; i < wanted.size(); ++i) worst = std::max(worst, std::abs(wanted[i] - found[i]));
-      CHECK(worst < 1e-5);
+      CHECK(largest_difference(wanted, found) < 1e-5);
     }
   }
 }
