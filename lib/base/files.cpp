@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
+#include "base/place_folder.hpp"
 #include "base/status.hpp"
 
 namespace oscar {
@@ -39,6 +40,7 @@ class Descriptor {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
     remedy = "free some disk space or choose another place, then run again";
   if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions, or choose another place";
+  if (error == ENOTDIR) remedy = "a part of this path is a file: choose another place";
   throw IoError(what + ": " + std::strerror(error), path.string(), remedy);
 }
 
@@ -186,16 +188,21 @@ AtomicFolder::~AtomicFolder() {
   ::close(lock_);
 }
 
-void AtomicFolder::commit() {
-  for (const auto& entry : fs::recursive_directory_iterator(staging_)) {
+void AtomicFolder::commit() { place_folder(staging_, target_); }
+
+void place_folder(const fs::path& fresh, const fs::path& target) {
+  for (const auto& entry : fs::recursive_directory_iterator(fresh)) {
     sync_path(entry.path(), entry.is_directory() ? O_RDONLY | O_DIRECTORY : O_RDONLY);
   }
-  if (fs::exists(target_)) {
-    exchange(staging_, target_);
-  } else if (::rename(staging_.c_str(), target_.c_str()) != 0) {
-    throw_io("cannot rename into place", target_, errno);
+  create_parent(target);
+  if (fs::exists(target)) {
+    exchange(fresh, target);
+    std::error_code ignored;
+    fs::remove_all(fresh, ignored);
+  } else if (::rename(fresh.c_str(), target.c_str()) != 0) {
+    throw_io("cannot rename into place", target, errno);
   }
-  sync_path(target_.parent_path().empty() ? "." : target_.parent_path(), O_RDONLY | O_DIRECTORY);
+  sync_path(target.parent_path().empty() ? "." : target.parent_path(), O_RDONLY | O_DIRECTORY);
 }
 
 FileLock::FileLock(const fs::path& path, bool wait) {

@@ -9,6 +9,16 @@
 #include "base/files.hpp"
 
 namespace oscar {
+namespace {
+
+std::string to_hex(std::span<const unsigned char> bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const unsigned char byte : bytes) text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  return text;
+}
+
+}  // namespace
 
 struct Sha256::State {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
@@ -29,10 +39,7 @@ std::string Sha256::hex() {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int size = 0;
   OSCAR_CHECK(EVP_DigestFinal_ex(state_->context, digest.data(), &size) == 1);
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (unsigned int i = 0; i < size; ++i) text += {kDigits[digest[i] >> 4], kDigits[digest[i] & 15]};
-  return text;
+  return to_hex(std::span(digest).first(size));
 }
 
 std::string sha256_hex(std::string_view text) {
@@ -46,6 +53,14 @@ std::string sha256_file(const std::filesystem::path& path) {
   Sha256 hash;
   hash.update(file.bytes());
   return hash.hex();
+}
+
+std::string git_blob_sha1(std::string_view content) {
+  const std::string text = "blob " + std::to_string(content.size()) + std::string(1, '\0') + std::string(content);
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  OSCAR_CHECK(EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_sha1(), nullptr) == 1);
+  return to_hex(std::span(digest).first(size));
 }
 
 }  // namespace oscar

@@ -31,4 +31,7 @@ class Sha256 {
 /// Throws DataError or IoError as read_text does.
 [[nodiscard]] std::string sha256_file(const std::filesystem::path& path);
 
+/// What git calls a file with this content: SHA-1 of "blob <size>\0" and the content, as 40 digits.
+[[nodiscard]] std::string git_blob_sha1(std::string_view content);
+
 }  // namespace oscar

@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/sha256.hpp"
+#include "zoo/name.hpp"
 
 namespace oscar {
 namespace {
@@ -31,15 +32,25 @@ SetCache::SetCache(fs::path root) : root_(fs::absolute(root).lexically_normal())
 
 fs::path SetCache::set_folder(const std::string& manifest_sha256) const { return root_ / "sets" / manifest_sha256; }
 
+fs::path SetCache::partial_folder(const std::string& manifest_sha256) const {
+  return root_ / "partial" / manifest_sha256;
+}
+
 fs::path SetCache::lock_file(const std::string& manifest_sha256) const {
   return root_ / "locks" / (manifest_sha256 + ".lock");
 }
 
-fs::path SetCache::record_file(const ZooLocation& zoo, const SetName& name) const {
-  return root_ / "names" / (sha256_hex(zoo.text() + "\n" + name.text()) + ".json");
+fs::path SetCache::signature_file(const std::string& manifest_sha256) const {
+  return root_ / "signatures" / (manifest_sha256 + ".json");
 }
 
-std::optional<std::string> SetCache::recall(const ZooLocation& zoo, const SetName& name) const {
+fs::path SetCache::key_file(const std::string& source) const { return root_ / "keys" / (sha256_hex(source) + ".json"); }
+
+fs::path SetCache::record_file(const std::string& zoo, const std::string& name) const {
+  return root_ / "names" / (sha256_hex(zoo + "\n" + name) + ".json");
+}
+
+std::optional<std::string> SetCache::recall(const std::string& zoo, const std::string& name) const {
   try {
     const Json record = read_json(record_file(zoo, name));
     const Json hash = record.is_object() ? record.value("manifest_sha256", Json()) : Json();
@@ -50,9 +61,8 @@ std::optional<std::string> SetCache::recall(const ZooLocation& zoo, const SetNam
   return std::nullopt;
 }
 
-void SetCache::remember(const ZooLocation& zoo, const SetName& name, const std::string& manifest_sha256) const {
-  write_json(record_file(zoo, name),
-             {{"zoo", zoo.text()}, {"name", name.text()}, {"manifest_sha256", manifest_sha256}});
+void SetCache::remember(const std::string& zoo, const std::string& name, const std::string& manifest_sha256) const {
+  write_json(record_file(zoo, name), {{"zoo", zoo}, {"name", name}, {"manifest_sha256", manifest_sha256}});
 }
 
 }  // namespace oscar

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Sets that were pulled before. sets/<manifest sha256>/ holds a set, named by its content; names/ remembers which
 // content a zoo gave for a name, so that the same pull again needs no network; locks/ lets two pulls at once fetch
-// once. Non-goal: eviction; the folder can be deleted at any time.
+// once; partial/ holds what an interrupted pull had
+// fetched; signatures/ and keys/ serve zoo/trust.hpp. Non-goal: eviction; the folder can be deleted at any time.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 #include <string>
-
-#include "zoo/location.hpp"
-#include "zoo/name.hpp"
 
 namespace oscar {
 
@@ -21,14 +19,21 @@ class SetCache {
   explicit SetCache(std::filesystem::path root);
 
   [[nodiscard]] std::filesystem::path set_folder(const std::string& manifest_sha256) const;
+  /// Where a set is put together; what is left there when a pull ends early is where the next one goes on.
+  [[nodiscard]] std::filesystem::path partial_folder(const std::string& manifest_sha256) const;
   [[nodiscard]] std::filesystem::path lock_file(const std::string& manifest_sha256) const;
 
+  /// Where the signatures of a manifest are kept.
+  [[nodiscard]] std::filesystem::path signature_file(const std::string& manifest_sha256) const;
+  /// Where the keys that signed the sets of `source` are remembered.
+  [[nodiscard]] std::filesystem::path key_file(const std::string& source) const;
+
   /// Hash of the manifest that `name` stood for when it was last pulled from `zoo`.
-  [[nodiscard]] std::optional<std::string> recall(const ZooLocation& zoo, const SetName& name) const;
-  void remember(const ZooLocation& zoo, const SetName& name, const std::string& manifest_sha256) const;
+  [[nodiscard]] std::optional<std::string> recall(const std::string& zoo, const std::string& name) const;
+  void remember(const std::string& zoo, const std::string& name, const std::string& manifest_sha256) const;
 
  private:
-  [[nodiscard]] std::filesystem::path record_file(const ZooLocation& zoo, const SetName& name) const;
+  [[nodiscard]] std::filesystem::path record_file(const std::string& zoo, const std::string& name) const;
   std::filesystem::path root_;
 };
 

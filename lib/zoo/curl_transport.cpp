@@ -1,59 +1,22 @@
 // SPDX-License-Identifier: MIT
-// A zoo on a web server: the only file that knows libcurl, which is initialised when the first transport is made.
-#include <curl/curl.h>
-
+// A zoo on a web server: the only file that knows libcurl's way of fetching. Everything goes through one multi handle,
+// so that the index, the manifest and the files share connections: over HTTP/2 all of them one.
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
-#include <mutex>
+#include <list>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/status.hpp"
-#include "base/version.hpp"
+#include "zoo/curl_handle.hpp"
 #include "zoo/transport.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr long kMaxRedirects = 5;
-constexpr long kMaxConnectSeconds = 15;
-
-/// Everything but RFC 3986's unreserved characters and '/' as %XX: a path from an index cannot grow a query or a host.
-std::string percent_encoded(const std::string& path) {
-  constexpr char kDigits[] = "0123456789ABCDEF";
-  std::string text;
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-                       c == '.' || c == '_' || c == '~' || c == '/';
-    if (plain) {
-      text += c;
-    } else {
-      text += {'%', kDigits[byte >> 4], kDigits[byte & 15]};
-    }
-  }
-  return text;
-}
-
-/// What the callbacks of one transfer share. An exception may not cross libcurl's C frames: it is kept and thrown
-/// after.
-struct Transfer {
-  const ByteSink& sink;
-  std::exception_ptr failure;
-};
-
-std::size_t on_bytes(char* data, std::size_t size, std::size_t count, void* user) {
-  auto& transfer = *static_cast<Transfer*>(user);
-  try {
-    transfer.sink(std::as_bytes(std::span(data, size * count)));
-    return size * count;
-  } catch (...) {
-    transfer.failure = std::current_exception();
-    return 0;  // fewer than given: libcurl stops
-  }
-}
-
-int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return interrupt_requested() ? 1 : 0; }
+constexpr int kConcurrency = 8;
+constexpr int kPollMilliseconds = 50;
 
 bool is_transient_status(long status) {
   return status == 408 || status == 429 || status == 500 || (status >= 502 && status <= 504);
@@ -75,95 +38,177 @@ bool is_transient(CURLcode code, bool connected) {
   }
 }
 
+/// One request under way. An exception may not cross libcurl's C frames: it is kept and thrown after.
+struct Transfer {
+  PieceRequest request;
+  CurlHandle handle;
+  std::uint64_t to_skip = 0;  // of an answer that begins before what was asked for
+  bool begun = false, partial = false;
+  std::exception_ptr failure;
+
+  void take(std::span<const std::byte> bytes) {
+    if (!begun) {
+      begun = true;
+      partial = handle.status() == 206;
+      to_skip = partial ? 0 : request.offset;
+    }
+    const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
+    to_skip -= skipped;
+    if (skipped < bytes.size()) request.sink(bytes.subspan(skipped), partial);
+  }
+};
+
+std::size_t on_bytes(char* data, std::size_t size, std::size_t count, void* user) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  try {
+    transfer.take(std::as_bytes(std::span(data, size * count)));
+    return size * count;
+  } catch (...) {
+    transfer.failure = std::current_exception();
+    return 0;  // fewer than given: libcurl stops
+  }
+}
+
 class CurlTransport : public Transport {
  public:
-  CurlTransport(const ZooLocation& location, const TransferOptions& options) : url_(location.url) {
-    static std::once_flag once;
-    std::call_once(once, [] { OSCAR_CHECK(curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK); });
-    handle_ = curl_easy_init();
-    OSCAR_CHECK(handle_ != nullptr);
-    configure(location, options);
+  CurlTransport(const ZooLocation& location, const TransferOptions& options)
+      : location_(location), options_(options), multi_((init_curl(), curl_multi_init()), &curl_multi_cleanup) {
+    OSCAR_CHECK(multi_ != nullptr);
+    curl_multi_setopt(multi_.get(), CURLMOPT_MAX_HOST_CONNECTIONS, long{kConcurrency});
   }
-  ~CurlTransport() override { curl_easy_cleanup(handle_); }
-  CurlTransport(const CurlTransport&) = delete;
-  CurlTransport& operator=(const CurlTransport&) = delete;
+  ~CurlTransport() override { drop_all(); }
 
   void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) override {
-    Transfer transfer{sink, nullptr};
-    char reason[CURL_ERROR_SIZE] = "";
-    set(CURLOPT_URL, where(path).c_str());
-    set(CURLOPT_WRITEDATA, &transfer);
-    set(CURLOPT_ERRORBUFFER, reason);
-    set(CURLOPT_MAXFILESIZE_LARGE, static_cast<curl_off_t>(std::min<std::uint64_t>(max_bytes, INT64_MAX)));
-    const CURLcode code = curl_easy_perform(handle_);
-    set(CURLOPT_ERRORBUFFER, static_cast<char*>(nullptr));
-    if (transfer.failure != nullptr) std::rethrow_exception(transfer.failure);
-    throw_if_interrupted();
-    finish(code, *reason != '\0' ? reason : curl_easy_strerror(code), path, max_bytes);
+    bool begun = false, finished = false;
+    const auto next = [&]() -> std::optional<PieceRequest> {
+      if (std::exchange(begun, true)) return std::nullopt;
+      return PieceRequest{path,
+                          0,
+                          std::nullopt,
+                          max_bytes,
+                          [&](std::span<const std::byte> bytes, bool) { sink(bytes); },
+                          [&](std::exception_ptr failure) {
+                            finished = true;
+                            if (failure != nullptr) std::rethrow_exception(failure);
+                          }};
+    };
+    get_pieces({next, [&] { return finished; }});
   }
 
-  [[nodiscard]] std::string where(const std::string& path) const override { return url_ + "/" + percent_encoded(path); }
+  void get_pieces(const PieceSource& source) override {
+    try {
+      while (!source.finished()) {
+        while (transfers_.size() < kConcurrency) {
+          auto request = source.next();
+          if (!request) break;
+          start(std::move(*request));
+        }
+        int running = 0;
+        OSCAR_CHECK(curl_multi_perform(multi_.get(), &running) == CURLM_OK);
+        throw_if_interrupted();
+        if (!finish_some()) curl_multi_poll(multi_.get(), nullptr, 0, kPollMilliseconds, nullptr);
+      }
+    } catch (...) {
+      drop_all();
+      throw;
+    }
+  }
+
+  [[nodiscard]] int concurrency() const override { return kConcurrency; }
+  [[nodiscard]] std::string where(const std::string& path) const override {
+    return location_.url + "/" + percent_encoded(path);
+  }
 
  private:
-  template <class Value>
-  void set(CURLoption option, Value value) {
-    OSCAR_CHECK(curl_easy_setopt(handle_, option, value) == CURLE_OK);
-  }
-
-  void configure(const ZooLocation& location, const TransferOptions& options) {
-    const bool secure = url_.starts_with("https://");
-    const long stall = std::max(1L, static_cast<long>(options.timeout_seconds));
-    set(CURLOPT_PROTOCOLS_STR, "http,https");
-    set(CURLOPT_REDIR_PROTOCOLS_STR, secure ? "https" : "http,https");  // never from TLS to plain text
-    set(CURLOPT_FOLLOWLOCATION, 1L);
-    set(CURLOPT_MAXREDIRS, kMaxRedirects);
-    set(CURLOPT_FAILONERROR, 1L);
-    set(CURLOPT_CONNECTTIMEOUT, std::min(kMaxConnectSeconds, stall));
-    set(CURLOPT_LOW_SPEED_LIMIT, 1L);
-    set(CURLOPT_LOW_SPEED_TIME, stall);
-    set(CURLOPT_SSL_VERIFYPEER, 1L);
-    set(CURLOPT_SSL_VERIFYHOST, 2L);
-    set(CURLOPT_USERAGENT, (std::string("oscar/") + kVersion).c_str());
-    set(CURLOPT_WRITEFUNCTION, &on_bytes);
-    set(CURLOPT_XFERINFOFUNCTION, &on_progress);
-    set(CURLOPT_NOPROGRESS, 0L);
-    // OpenSSL's own variable, which libcurl does not read: private servers with private certificates.
-    if (const char* bundle = std::getenv("SSL_CERT_FILE"); bundle != nullptr && *bundle != '\0') {
-      set(CURLOPT_CAINFO, bundle);
+  void start(PieceRequest request) {
+    Transfer& transfer = transfers_.emplace_back();
+    transfer.request = std::move(request);
+    CurlHandle& handle = transfer.handle;
+    handle.configure(location_, options_.timeout_seconds);
+    handle.set(CURLOPT_URL, where(transfer.request.path).c_str());
+    handle.set(CURLOPT_FAILONERROR, 1L);
+    handle.set(CURLOPT_PIPEWAIT, 1L);  // rather a stream of a connection that is there than another connection
+    handle.set(CURLOPT_WRITEFUNCTION, &on_bytes);
+    handle.set(CURLOPT_WRITEDATA, &transfer);
+    handle.set(CURLOPT_PRIVATE, &transfer);
+    const std::uint64_t limit = std::min<std::uint64_t>(transfer.request.max_bytes, INT64_MAX);
+    handle.set(CURLOPT_MAXFILESIZE_LARGE, static_cast<curl_off_t>(limit));
+    const std::uint64_t offset = transfer.request.offset;
+    if (offset > 0 || transfer.request.length) {
+      const std::string last = transfer.request.length ? std::to_string(offset + *transfer.request.length - 1) : "";
+      handle.set(CURLOPT_RANGE, (std::to_string(offset) + "-" + last).c_str());
     }
-    if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
+    OSCAR_CHECK(curl_multi_add_handle(multi_.get(), handle.get()) == CURLM_OK);
   }
 
-  void finish(CURLcode code, const std::string& reason, const std::string& path, std::uint64_t max_bytes) {
-    long status = 0;
-    curl_off_t connect_time = 0, retry_after = 0;
-    curl_easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
-    curl_easy_getinfo(handle_, CURLINFO_CONNECT_TIME_T, &connect_time);
-    curl_easy_getinfo(handle_, CURLINFO_RETRY_AFTER, &retry_after);
-    if (code == CURLE_OK && status == 200) return;
+  /// Ends the requests that libcurl is done with. False: there was none.
+  bool finish_some() {
+    bool any = false;
+    int left = 0;
+    while (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left)) {
+      if (message->msg != CURLMSG_DONE) continue;
+      any = true;
+      char* user = nullptr;
+      curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
+      const CURLcode code = message->data.result;
+      curl_multi_remove_handle(multi_.get(), message->easy_handle);
+      finish(*reinterpret_cast<Transfer*>(user), code);
+    }
+    return any;
+  }
+
+  void finish(Transfer& transfer, CURLcode code) {
+    std::exception_ptr failure = transfer.failure;
+    if (failure == nullptr) {
+      try {
+        check(transfer, code);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    const auto done = std::move(transfer.request.done);
+    transfers_.remove_if([&](const Transfer& other) { return &other == &transfer; });
+    done(failure);
+  }
+
+  void check(const Transfer& transfer, CURLcode code) const {
+    const CurlHandle& handle = transfer.handle;
+    const std::string& path = transfer.request.path;
+    const long status = handle.status();
+    const bool ranged = transfer.request.offset > 0 || transfer.request.length;
+    if (code == CURLE_OK && (status == 200 || (ranged && status == 206))) return;
     if (code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR) {
-      fail("the server answered HTTP " + std::to_string(status), path, is_transient_status(status),
-           status == 404 ? "check the address of the zoo and the name" : "check the address, or try again later",
-           static_cast<double>(retry_after));
+      const char* remedy = status == 404                    ? "check the address of the zoo and the name"
+                           : status == 401 || status == 403 ? "check the credentials, and that they may read this"
+                                                            : "check the address, or try again later";
+      fail("the server answered HTTP " + std::to_string(status), path, is_transient_status(status), remedy,
+           handle.retry_after());
     }
     if (code == CURLE_FILESIZE_EXCEEDED) {
-      fail("the server offers more than the " + std::to_string(max_bytes) + " bytes that are expected", path, false,
-           "check that the address is a zoo; tell who hosts it", 0);
+      fail("the server offers more than the " + std::to_string(transfer.request.max_bytes) + " bytes that are expected",
+           path, false, "check that the address is a zoo; tell who hosts it", 0);
     }
-    fail("the transfer failed: " + reason, path, is_transient(code, connect_time > 0),
+    fail("the transfer failed: " + handle.reason(code), path, is_transient(code, handle.connected()),
          "check the address, the network and the proxy settings, then run again", 0);
   }
 
   [[noreturn]] void fail(const std::string& what, const std::string& path, bool transient, const std::string& remedy,
-                         double retry_after) {
+                         double retry_after) const {
     if (!transient) throw TransportError(what, where(path), remedy);
     TransientError error(what, where(path), remedy);
     error.retry_after_seconds = retry_after;
     throw error;
   }
 
-  std::string url_;
-  CURL* handle_ = nullptr;
+  void drop_all() {
+    for (Transfer& transfer : transfers_) curl_multi_remove_handle(multi_.get(), transfer.handle.get());
+    transfers_.clear();
+  }
+
+  ZooLocation location_;
+  TransferOptions options_;
+  std::unique_ptr<CURLM, CURLMcode (*)(CURLM*)> multi_;
+  std::list<Transfer> transfers_;
 };
 
 }  // namespace

@@ -2,22 +2,32 @@
 #include "zoo/download.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
+#include <deque>
 #include <thread>
 
 #include "base/files.hpp"
-#include "base/sha256.hpp"
+#include "zoo/incoming_file.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr double kMaxPause = 60;
 
+using Clock = std::chrono::steady_clock;
+
+/// How long to wait after the failure number `failures` (from 0); throws when it was the last one.
+double pause_after(const TransientError& error, int failures, const TransferOptions& options, Status& status) {
+  if (failures >= options.retries) {
+    throw TransportError(std::string(error.what()) + " (tried " + std::to_string(failures + 1) + " times)",
+                         error.where(), error.remedy());
+  }
+  status.notice(std::string(error.what()) + "; trying again: " + error.where());
+  const double seconds = options.first_pause_seconds * static_cast<double>(1 << std::min(failures, 10));
+  return std::min(std::max(seconds, error.retry_after_seconds), kMaxPause);
+}
+
 void pause(double seconds) {
-  using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   while (Clock::now() < end) {
     throw_if_interrupted();
@@ -30,105 +40,101 @@ void pause(double seconds) {
                        "run again; if it stays so, the file in the zoo is truncated: publish it again");
 }
 
-/// Counts bytes over all files of a set; a file that is tried again takes its bytes back.
-class ByteCount {
+constexpr std::uint64_t kWorthwhile = std::uint64_t{64} << 10;
+
+/// All files of a set as pieces that a transport asks for.
+class SetDownload {
  public:
-  ByteCount(Status& status, std::uint64_t total) : status_(status), total_(total) {}
-  void add(std::uint64_t bytes) { report(done_ + bytes); }
-  void take_back(std::uint64_t bytes) { done_ -= bytes; }
+  SetDownload(Transport& transport, const std::string& prefix, const std::vector<FileDigest>& files,
+              const fs::path& folder, const FetchOptions& options, Status& status)
+      : transport_(transport), options_(options), status_(status) {
+    for (const FileDigest& file : files) total_ += static_cast<std::int64_t>(file.size);
+    for (const FileDigest& file : files) {
+      const std::string path = join_path(prefix, file.path);
+      paths_.push_back({path, file.size});
+      files_.emplace_back(folder / file.path, file, transport.where(path), options.resume,
+                          [this](std::int64_t bytes) { count(bytes); });
+    }
+  }
+
+  void run() {
+    for (IncomingFile& file : files_) (void)file.finish();  // empty ones, and what an earlier attempt completed
+    transport_.get_pieces({[this] { return next(); }, [this] { return finished(); }});
+  }
 
  private:
-  void report(std::uint64_t done) {
-    done_ = done;
-    status_.progress("bytes checked:", static_cast<std::int64_t>(done_), static_cast<std::int64_t>(total_));
+  struct Remote {
+    std::string path;
+    std::uint64_t size;
+  };
+
+  std::optional<PieceRequest> next() {
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      IncomingFile& file = files_[i];
+      if (file.finished()) continue;
+      IncomingFile::Piece* piece = file.next_piece(transport_.concurrency() > 1);
+      if (piece != nullptr) return request(paths_[i], file, *piece);
+    }
+    return std::nullopt;
   }
+
+  PieceRequest request(const Remote& remote, IncomingFile& file, IncomingFile::Piece& piece) {
+    const bool rest = piece.end == remote.size;
+    return {remote.path,
+            piece.offset(),
+            rest ? std::nullopt : std::optional(piece.end - piece.offset()),
+            remote.size,
+            [&file, &piece](std::span<const std::byte> bytes, bool partial) { file.take(piece, bytes, partial); },
+            [this, &file, &piece](std::exception_ptr failure) { done(file, piece, std::move(failure)); }};
+  }
+
+  void done(IncomingFile& file, IncomingFile::Piece& piece, std::exception_ptr failure) {
+    piece.busy = false;
+    try {
+      if (failure != nullptr) std::rethrow_exception(failure);
+      file.end_piece(piece);
+      (void)file.finish();
+    } catch (const TransientError& error) {
+      // A server that cuts the line now and then is not one that does not work.
+      if (piece.received >= piece.received_at_failure + kWorthwhile) piece.failures = 0;
+      piece.received_at_failure = piece.received;
+      const double seconds = pause_after(error, piece.failures++, options_.transfer, status_);
+      piece.not_before =
+          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    }
+  }
+
+  [[nodiscard]] bool finished() const {
+    return std::all_of(files_.begin(), files_.end(), [](const IncomingFile& file) { return file.finished(); });
+  }
+
+  void count(std::int64_t bytes) {
+    done_ += bytes;
+    status_.progress("bytes checked:", done_, total_);
+  }
+
+  Transport& transport_;
+  const FetchOptions& options_;
   Status& status_;
-  std::uint64_t total_, done_ = 0;
+  std::int64_t total_ = 0, done_ = 0;
+  std::vector<Remote> paths_;
+  std::deque<IncomingFile> files_;
 };
-
-/// One file on its way to disk: hashed, and never longer than expected.
-class IncomingFile {
- public:
-  IncomingFile(const fs::path& target, const FileDigest& expected, std::string where)
-      : target_(target),
-        expected_(expected),
-        where_(std::move(where)),
-        stream_(std::fopen(target.c_str(), "wbe"), close) {
-    if (stream_ == nullptr) throw_io("cannot create");
-  }
-
-  void add(std::span<const std::byte> bytes) {
-    if (bytes.size() > expected_.size - size_) {
-      throw TransportError(
-          "there are more than the " + std::to_string(expected_.size) + " bytes that the manifest lists", where_,
-          "tell who hosts the zoo");
-    }
-    if (std::fwrite(bytes.data(), 1, bytes.size(), stream_.get()) != bytes.size()) throw_io("cannot write");
-    hash_.update(bytes);
-    size_ += bytes.size();
-  }
-
-  void finish() {
-    if (size_ < expected_.size) throw_too_short(size_, expected_.size, where_);
-    if (std::fclose(stream_.release()) != 0) throw_io("cannot write");
-    if (hash_.hex() != expected_.sha256) {
-      throw TransportError("the content is not what the manifest lists: sha256 differs", where_,
-                           "run again; if it stays so, the file in the zoo is damaged: publish it again");
-    }
-  }
-
-  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-
- private:
-  static void close(std::FILE* stream) { std::fclose(stream); }
-  [[noreturn]] void throw_io(const char* what) {
-    const int error = errno;
-    throw IoError(
-        std::string(what) + ": " + std::strerror(error), target_.string(),
-        error == ENOSPC || error == EDQUOT ? "free some disk space, then run again" : "check the permissions");
-  }
-
-  const fs::path& target_;
-  const FileDigest& expected_;
-  std::string where_;
-  std::unique_ptr<std::FILE, void (*)(std::FILE*)> stream_;
-  Sha256 hash_;
-  std::uint64_t size_ = 0;
-};
-
-void fetch_file(Transport& transport, const std::string& path, const FileDigest& expected, const fs::path& target,
-                ByteCount& count) {
-  IncomingFile file(target, expected, transport.where(path));
-  try {
-    transport.get(path, expected.size, [&](std::span<const std::byte> bytes) {
-      file.add(bytes);
-      count.add(bytes.size());
-    });
-    file.finish();
-  } catch (...) {
-    count.take_back(file.size());
-    throw;
-  }
-}
 
 }  // namespace
 
 std::string join_path(const std::string& prefix, const std::string& path) {
-  return prefix.empty() ? path : prefix + "/" + path;
+  if (prefix.empty() || path.empty()) return prefix + path;
+  return prefix + "/" + path;
 }
 
 void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt) {
   for (int failures = 0;; ++failures) {
-    double seconds = options.first_pause_seconds * static_cast<double>(1 << std::min(failures, 10));
+    double seconds = 0;
     try {
       return attempt();
     } catch (const TransientError& error) {
-      if (failures >= options.retries) {
-        throw TransportError(std::string(error.what()) + " (tried " + std::to_string(failures + 1) + " times)",
-                             error.where(), error.remedy());
-      }
-      seconds = std::min(std::max(seconds, error.retry_after_seconds), kMaxPause);
-      status.notice(std::string(error.what()) + "; trying again: " + error.where());
+      seconds = pause_after(error, failures, options, status);
     }
     pause(seconds);
   }
@@ -151,18 +157,14 @@ std::string fetch_text(Transport& transport, const std::string& path, const Byte
   return text;
 }
 
+void fetch_files(Transport& transport, const std::string& prefix, const std::vector<FileDigest>& files,
+                 const fs::path& folder, const FetchOptions& options, Status& status) {
+  SetDownload(transport, prefix, files, folder, options, status).run();
+}
+
 void fetch_set(Transport& transport, const std::string& prefix, const SetManifest& manifest, const fs::path& folder,
-               const TransferOptions& options, Status& status) {
-  ByteCount count(status, manifest.total_size - manifest.text.size());
-  for (const FileDigest& file : manifest.files) {
-    throw_if_interrupted();
-    const fs::path target = folder / file.path;
-    std::error_code error;
-    fs::create_directories(target.parent_path(), error);
-    if (error)
-      throw IoError("cannot create folder: " + error.message(), target.parent_path().string(), "choose another place");
-    with_retries(options, status, [&] { fetch_file(transport, join_path(prefix, file.path), file, target, count); });
-  }
+               const FetchOptions& options, Status& status) {
+  fetch_files(transport, prefix, manifest.files, folder, options, status);
   write_file(folder / kManifestName, manifest.text);
 }
 

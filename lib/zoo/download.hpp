@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Bytes of known size and hash, out of a transport that may fail. Whatever does not match is refused, and no more is
-// written than was announced. Transient failures are tried again, a few times, with growing pauses.
+// written than was announced. Files come at the same time, large ones in pieces; transient failures are tried again
+// from where they happened, a few times, with growing pauses.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +26,22 @@ struct ByteLimits {
 [[nodiscard]] std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,
                                      const TransferOptions& options, Status& status);
 
-/// Writes the set's files and its manifest.json into `folder` (a folder under construction). prefix: the set's place in
-/// the zoo, "" if the transport's root is the set itself.
-void fetch_set(Transport& transport, const std::string& prefix, const SetManifest& manifest,
-               const std::filesystem::path& folder, const TransferOptions& options, Status& status);
+struct FetchOptions {
+  TransferOptions transfer;
+  /// Keep what an earlier attempt left in the folder, and ask for the rest only.
+  bool resume = false;
+};
 
-/// "a" + "b" -> "a/b"; "" + "b" -> "b".
+/// Writes these files into `folder` (a folder under construction), each checked. prefix: their place in the zoo, "" if
+/// the transport's root is it.
+void fetch_files(Transport& transport, const std::string& prefix, const std::vector<FileDigest>& files,
+                 const std::filesystem::path& folder, const FetchOptions& options, Status& status);
+
+/// The set's files and its manifest.json into `folder`.
+void fetch_set(Transport& transport, const std::string& prefix, const SetManifest& manifest,
+               const std::filesystem::path& folder, const FetchOptions& options, Status& status);
+
+/// "a" + "b" -> "a/b"; "" + "b" -> "b"; "a" + "" -> "a".
 [[nodiscard]] std::string join_path(const std::string& prefix, const std::string& path);
 
 }  // namespace oscar

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A zoo in a folder.
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "base/status.hpp"
@@ -53,6 +56,29 @@ class FolderTransport : public Transport {
 };
 
 }  // namespace
+
+void Transport::get_pieces(const PieceSource& source) {
+  while (!source.finished()) {
+    throw_if_interrupted();
+    const auto request = source.next();
+    if (!request) {  // all of it waits for another attempt
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      continue;
+    }
+    std::uint64_t to_skip = request->offset;
+    std::exception_ptr failure;
+    try {
+      get(request->path, request->max_bytes, [&](std::span<const std::byte> bytes) {
+        const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
+        to_skip -= skipped;
+        if (skipped < bytes.size()) request->sink(bytes.subspan(skipped), false);
+      });
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    request->done(failure);
+  }
+}
 
 std::unique_ptr<Transport> make_folder_transport(fs::path root) {
   return std::make_unique<FolderTransport>(std::move(root));

@@ -25,19 +25,24 @@ ZooEntry entry_from_json(const Json& json) {
   entry.summary = json.at("summary");
   entry.created = json.at("created");
   entry.forced = json.at("forced");
+  entry.deprecated = json.value("deprecated", "");
+  entry.signed_by = json.value("signed_by", std::vector<std::string>());
   return entry;
 }
 
 Json to_json(const ZooEntry& entry) {
-  return {{"name", entry.model},
-          {"tag", entry.tag},
-          {"path", entry.path},
-          {"manifest", {{"sha256", entry.manifest_sha256}, {"size", entry.manifest_size}}},
-          {"total_size", entry.total_size},
-          {"summary", entry.summary},
-          {"created", entry.created},
-          {"oscar_version", kVersion},
-          {"forced", entry.forced}};
+  Json json{{"name", entry.model},
+            {"tag", entry.tag},
+            {"path", entry.path},
+            {"manifest", {{"sha256", entry.manifest_sha256}, {"size", entry.manifest_size}}},
+            {"total_size", entry.total_size},
+            {"summary", entry.summary},
+            {"created", entry.created},
+            {"oscar_version", kVersion},
+            {"forced", entry.forced}};
+  if (!entry.deprecated.empty()) json["deprecated"] = entry.deprecated;
+  if (!entry.signed_by.empty()) json["signed_by"] = entry.signed_by;
+  return json;
 }
 
 std::pair<std::string, std::string> key_of(const Json& entry) { return {entry.at("name"), entry.at("tag")}; }

@@ -25,8 +25,10 @@ struct ZooEntry {
   std::uint64_t manifest_size = 0;
   std::uint64_t total_size = 0;  // manifest and files
   Json summary = Json::object();
-  std::string created;  // RFC 3339, UTC
-  bool forced = false;  // published although verify had not accepted it
+  std::string created;                 // RFC 3339, UTC
+  bool forced = false;                 // published although verify had not accepted it
+  std::string deprecated;              // why it should not be used any more; empty: it may
+  std::vector<std::string> signed_by;  // public keys, for people; signature.json decides
 };
 
 class ZooIndex {

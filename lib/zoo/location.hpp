@@ -12,6 +12,7 @@ struct ZooLocation {
   std::filesystem::path folder;  // absolute; if not remote
   std::string url;               // without credentials and without a trailing slash; if remote
   std::string credentials;       // "user:password" from the URL; never shown, never stored
+  std::string bearer_token;      // likewise
 
   /// Names the zoo in messages and in the cache.
   [[nodiscard]] std::string text() const { return remote ? url : folder.string(); }

@@ -12,6 +12,7 @@
 #include "zoo/download.hpp"
 #include "zoo/location.hpp"
 #include "zoo/set_manifest.hpp"
+#include "zoo/signatures.hpp"
 #include "zoo/transport.hpp"
 
 namespace oscar {
@@ -90,9 +91,9 @@ ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool force
 
 void tell_unlisted(const fs::path& set, const SetManifest& manifest, Status& status) {
   for (const fs::path& file : list_files(set)) {
-    const bool listed =
-        file == kManifestName || std::any_of(manifest.files.begin(), manifest.files.end(),
-                                             [&](const FileDigest& known) { return known.path == file; });
+    const bool listed = file == kManifestName || file == kSignatureName ||
+                        std::any_of(manifest.files.begin(), manifest.files.end(),
+                                    [&](const FileDigest& known) { return known.path == file; });
     if (!listed) status.notice("left out, because the manifest does not list it: " + file.string());
   }
 }
@@ -112,11 +113,37 @@ ZooIndex read_index(const fs::path& zoo) {
   return fs::exists(path) ? ZooIndex(read_text(path), path.string()) : ZooIndex();
 }
 
+/// signature.json for the zoo: with the signatures that the set, or its copy in the zoo, has already; empty if nobody
+/// signed.
+std::string signature_of(const PublishOptions& options, const SetManifest& manifest, const fs::path& target) {
+  std::string existing;
+  for (const fs::path& folder : {options.set, target}) {
+    if (!existing.empty() || !fs::exists(folder / kSignatureName)) continue;
+    existing = read_text(folder / kSignatureName);
+    if (!is_signature_for(existing, manifest.sha256)) existing.clear();  // of what was there before
+  }
+  if (options.sign.empty() && existing.empty()) return {};
+  if (!options.sign.empty()) return sign_manifest(manifest.text, options.sign, existing);
+  (void)check_signatures(manifest.text, existing, kSignatureName);
+  return existing;
+}
+
+std::vector<std::string> signers_of(const SetManifest& manifest, const fs::path& target) {
+  std::vector<std::string> keys;
+  const fs::path file = target / kSignatureName;
+  if (!fs::exists(file)) return keys;
+  for (const PublicKey& key : check_signatures(manifest.text, read_text(file), file.string()))
+    keys.push_back(key.base64);
+  return keys;
+}
+
 void copy_set(const PublishOptions& options, const SetManifest& manifest, const fs::path& target, Status& status) {
   require_replaceable(target);
   AtomicFolder folder(target, true);
   const auto source = make_folder_transport(options.set);
-  fetch_set(*source, "", manifest, folder.path(), TransferOptions{.retries = 0}, status);
+  fetch_set(*source, "", manifest, folder.path(), {TransferOptions{.retries = 0}}, status);
+  const std::string signature = signature_of(options, manifest, target);
+  if (!signature.empty()) write_file(folder.path() / kSignatureName, signature);
   folder.commit();
 }
 
@@ -135,7 +162,7 @@ PublishResult publish(const PublishOptions& options, Status& status) {
   const auto before = index.find(name);
   const fs::path target = zoo / name.model / name.tag;
   if (before && before->manifest_sha256 == manifest.sha256 && before->path == name.model + "/" + name.tag &&
-      find_set(target, manifest.sha256, SetCheck::hashes)) {
+      find_set(target, manifest.sha256, SetCheck::hashes) && options.sign.empty()) {
     status.notice("the zoo has exactly this set already: " + name.text());
     return {name.text(), target, *before, false};
   }
@@ -146,7 +173,8 @@ PublishResult publish(const PublishOptions& options, Status& status) {
   }
   tell_unlisted(options.set, manifest, status);
   copy_set(options, manifest, target, status);
-  const ZooEntry entry = make_entry(name, manifest, verdict != "accepted");
+  ZooEntry entry = make_entry(name, manifest, verdict != "accepted");
+  entry.signed_by = signers_of(manifest, target);
   index.put(entry);
   write_json(zoo / kIndexName, index.document());
   return {name.text(), target, entry, true};

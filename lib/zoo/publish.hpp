@@ -18,6 +18,8 @@ struct PublishOptions {
   std::string name;           // ORG/MODEL or ORG/MODEL:TAG
   /// Publish a set that verify has not accepted (recorded in the index), and replace a tag that holds another set.
   bool force = false;
+  /// PEM file with the Ed25519 key to sign the manifest with; empty: unsigned.
+  std::filesystem::path sign;
 };
 
 struct PublishResult {

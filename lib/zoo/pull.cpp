@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: MIT
 #include "zoo/pull.hpp"
 
+#include <algorithm>
 #include <optional>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/place_folder.hpp"
 #include "base/sha256.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
+#include "zoo/hub.hpp"
 #include "zoo/index.hpp"
 #include "zoo/set_manifest.hpp"
+#include "zoo/signatures.hpp"
 
 namespace oscar {
 namespace {
+
+constexpr std::uint64_t kMaxSignatureBytes = std::uint64_t{64} << 10;
 
 /// Where a set's files come from: the zoo, or the cache.
 struct Source {
@@ -20,15 +26,33 @@ struct Source {
   std::string prefix;  // the set's folder below the transport's root
 };
 
+ZooLocation location_of(const std::string& zoo) {
+  if (!is_hub_address(zoo)) return parse_zoo_location(zoo);
+  const HubAddress address = parse_hub_address(zoo);
+  ZooLocation location = hub_endpoint();
+  location.url += "/" + join_path(hub_files(address), address.folder);
+  return location;
+}
+
 class Pull {
  public:
   Pull(const PullOptions& options, Status& status, const TransportFactory& open)
       : options_(options),
         status_(status),
         open_(open),
-        name_(parse_set_name(options.name)),
-        zoo_(parse_zoo_location(options.zoo ? *options.zoo : default_zoo())),
-        cache_(options.cache.empty() ? default_cache_folder() : options.cache) {}
+        cache_(options.cache.empty() ? default_cache_folder() : options.cache) {
+    if (is_hub_address(options.name)) {
+      hub_ = parse_hub_address(options.name);
+      zoo_ = hub_endpoint();
+      asked_ = hub_->text();
+      source_ = "hf://" + hub_->repository;
+      return;
+    }
+    name_ = parse_set_name(options.name);
+    zoo_ = location_of(options.zoo ? *options.zoo : default_zoo());
+    asked_ = name_.text();
+    source_ = zoo_.text() + " " + name_.model;
+  }
 
   PullResult run() {
     if (const auto known = known_content()) {
@@ -36,22 +60,27 @@ class Pull {
         if (zoo_.remote && !options_.offline && name_.manifest_sha256.empty()) {
           status_.notice("from the cache; --refresh asks the zoo again");
         }
+        check_trust(*manifest, nullptr);
         return deliver_cached(*manifest);
       }
     }
     if (options_.offline) {
-      throw DataError("the cache does not have " + name_.text() + " of " + zoo_.text(), cache_.set_folder("").string(),
+      throw DataError("the cache does not have " + asked_ + " of " + zoo_.text(), cache_.set_folder("").string(),
                       "pull it once without --offline");
     }
-    return ask_zoo();
+    return hub_ ? ask_hub() : ask_zoo();
   }
 
  private:
   /// What the name stands for, as far as this can be told without asking the zoo.
   [[nodiscard]] std::optional<std::string> known_content() const {
-    if (!name_.manifest_sha256.empty()) return name_.manifest_sha256;
-    const bool ask = !options_.offline && (options_.refresh || !zoo_.remote);
-    return ask ? std::nullopt : cache_.recall(zoo_, name_);
+    const bool pinned = !name_.manifest_sha256.empty();
+    const bool ask = !pinned && !options_.offline && (options_.refresh || !zoo_.remote);
+    if (ask) return std::nullopt;
+    const auto known = pinned ? std::optional(name_.manifest_sha256) : cache_.recall(zoo_.text(), asked_);
+    // A signature that was never fetched is the zoo's to tell.
+    const bool unsigned_yet = known && options_.trust.needed() && !fs::exists(cache_.signature_file(*known));
+    return unsigned_yet && !options_.offline ? std::nullopt : known;
   }
 
   PullResult ask_zoo() {
@@ -59,14 +88,54 @@ class Pull {
     const std::string where = transport->where(kIndexName);
     const ZooIndex index(fetch_text(*transport, kIndexName, {0, kMaxDocumentBytes}, options_.transfer, status_), where);
     const ZooEntry entry = index.require(name_, where);
+    if (!entry.deprecated.empty()) status_.warning(asked_ + " is deprecated: " + entry.deprecated);
+    const Source source{*transport, entry.path};
     if (const auto manifest =
             find_set(cache_.set_folder(entry.manifest_sha256), entry.manifest_sha256, SetCheck::sizes)) {
-      if (!options_.out) cache_.remember(zoo_, name_, manifest->sha256);
+      check_trust(*manifest, &source);
+      if (!options_.out) cache_.remember(zoo_.text(), asked_, manifest->sha256);
       return deliver_cached(*manifest);
     }
-    const SetManifest manifest = fetch_manifest(*transport, entry);
-    const Source source{*transport, entry.path};
-    return options_.out ? deliver_to_out(manifest, source, true) : deliver_to_cache(manifest, source);
+    return deliver(fetch_manifest(*transport, entry), source);
+  }
+
+  PullResult ask_hub() {
+    const auto transport = open_(zoo_, options_.transfer);
+    const HubFolder folder = list_hub_folder(*transport, *hub_, options_.transfer, status_);
+    HubAddress pinned = *hub_;
+    pinned.revision = folder.commit;
+    const Source source{*transport, join_path(hub_files(pinned), hub_->folder)};
+    const auto ours = std::ranges::find(folder.files, kManifestName, &FileDigest::path);
+    if (ours == folder.files.end()) return deliver_foreign(pinned, rotation_files(folder, *hub_), source);
+    const std::string path = join_path(source.prefix, kManifestName);
+    std::string text =
+        fetch_text(*transport, path, {ours->size, std::min(ours->size, kMaxDocumentBytes)}, options_.transfer, status_);
+    return deliver(parse_set_manifest(std::move(text), transport->where(path)), source);
+  }
+
+  /// Files of others: fetched as they are, made a set, and kept by that set's manifest.
+  PullResult deliver_foreign(const HubAddress& address, const std::vector<FileDigest>& files, const Source& source) {
+    if (options_.trust.needed()) {
+      throw DataError("the files of this folder are not signed", address.text(),
+                      "pull a set that its maker has signed");
+    }
+    const std::string key = sha256_hex(address.text());
+    const fs::path partial = cache_.partial_folder(key), made = cache_.partial_folder(key + ".set");
+    const FileLock lock(cache_.lock_file(key), true);
+    std::uint64_t total = 0;
+    for (const FileDigest& file : files) total += std::min(file.size, options_.max_bytes + 1);
+    require_size(total);
+    fetch_files(source.transport, source.prefix, files, partial, {options_.transfer, true}, status_);
+    make_set_of_files(partial, made, address.text());
+    const SetManifest manifest = read_set_manifest(made);
+    status_.notice("made a set of files that are not ours; its manifest says what they do not tell");
+    place_folder(made, cache_.set_folder(manifest.sha256));
+    std::error_code ignored;
+    fs::remove_all(partial, ignored);
+    if (!options_.out) cache_.remember(zoo_.text(), asked_, manifest.sha256);
+    PullResult delivered = deliver_cached(manifest);
+    delivered.fetched = true;
+    return delivered;
   }
 
   SetManifest fetch_manifest(Transport& transport, const ZooEntry& entry) {
@@ -88,17 +157,53 @@ class Pull {
     return manifest;
   }
 
+  void require_size(std::uint64_t bytes) const {
+    if (bytes <= options_.max_bytes) return;
+    throw DataError("the set has " + std::to_string(bytes) + " bytes, more than the " +
+                        std::to_string(options_.max_bytes) + " that are allowed",
+                    zoo_.text(), "pass a larger --max-size if you expect that");
+  }
+
+  /// Throws unless the manifest is signed as it must be. source: where a signature can be asked for; null: nowhere.
+  void check_trust(const SetManifest& manifest, const Source* source) {
+    if (!options_.trust.needed()) return;
+    const fs::path stored = cache_.signature_file(manifest.sha256);
+    std::string text;
+    if (source != nullptr) {
+      const std::string path = join_path(source->prefix, kSignatureName);
+      try {
+        text = fetch_text(source->transport, path, {1, kMaxSignatureBytes}, options_.transfer, status_);
+      } catch (const TransportError& error) {
+        throw DataError(std::string("the set is not signed, or its signature cannot be fetched: ") + error.what(),
+                        error.where(), "ask its publisher, or pull without --require-signature and --key");
+      }
+    } else {
+      if (!fs::exists(stored)) {
+        throw DataError("the cache has no signature of this set", stored.string(), "pull it once without --offline");
+      }
+      text = read_text(stored);
+    }
+    require_trust(options_.trust, manifest, text, source_, cache_, status_);
+    if (source != nullptr) write_file(stored, text);
+  }
+
+  PullResult deliver(const SetManifest& manifest, const Source& source) {
+    require_size(manifest.total_size);
+    check_trust(manifest, &source);
+    return options_.out ? deliver_to_out(manifest, source, true) : deliver_to_cache(manifest, source);
+  }
+
   PullResult deliver_to_cache(const SetManifest& manifest, const Source& source) {
     const fs::path target = cache_.set_folder(manifest.sha256);
     const FileLock lock(cache_.lock_file(manifest.sha256), true);
     // Another process may have fetched it while this one waited.
     const bool fetch = !find_set(target, manifest.sha256, SetCheck::sizes);
     if (fetch) {
-      AtomicFolder folder(target, true);
-      fetch_set(source.transport, source.prefix, manifest, folder.path(), options_.transfer, status_);
-      folder.commit();
+      const fs::path partial = cache_.partial_folder(manifest.sha256);
+      fetch_set(source.transport, source.prefix, manifest, partial, {options_.transfer, true}, status_);
+      place_folder(partial, target);
     }
-    cache_.remember(zoo_, name_, manifest.sha256);
+    cache_.remember(zoo_.text(), asked_, manifest.sha256);
     return result(target, manifest, fetch);
   }
 
@@ -118,21 +223,24 @@ class Pull {
     }
     if (options_.force) require_replaceable(target);
     AtomicFolder folder(target, options_.force);
-    fetch_set(source.transport, source.prefix, manifest, folder.path(), options_.transfer, status_);
+    fetch_set(source.transport, source.prefix, manifest, folder.path(), {options_.transfer}, status_);
     folder.commit();
     return result(target, manifest, fetched);
   }
 
   [[nodiscard]] PullResult result(const fs::path& path, const SetManifest& manifest, bool fetched) const {
     if (verdict_of(manifest) != "accepted") status_.warning("verify has not accepted this set: use it with care");
-    return {path, name_.text(), zoo_.text(), manifest.sha256, manifest.total_size, fetched};
+    return {path, asked_, zoo_.text(), manifest.sha256, manifest.total_size, fetched};
   }
 
   const PullOptions& options_;
   Status& status_;
   const TransportFactory& open_;
+  std::optional<HubAddress> hub_;  // instead of a name in a zoo
   SetName name_;
   ZooLocation zoo_;
+  std::string asked_;   // the name or address, in full
+  std::string source_;  // under which trusted keys are remembered
   SetCache cache_;
 };
 

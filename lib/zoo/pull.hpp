@@ -2,6 +2,8 @@
 // Fetches a rotation set: index.json, then the set's manifest.json, then its files, each checked by size and sha256.
 // A name that was pulled from a web server before is answered from the cache without network until `refresh` asks
 // again; a zoo in a folder is asked every time. ORG/MODEL@sha256:HEX is answered from the cache whenever it is there.
+// hf://ORG/REPO/FOLDER[@REVISION] is a folder on the Hugging Face Hub: a set of ours as it is, rotation files of others
+// as a set whose manifest says what is known. A pull that was cut off goes on where it was.
 // Cached files are checked by the manifest's hash and by their sizes; whoever reads the set checks their hashes.
 #pragma once
 
@@ -12,17 +14,20 @@
 
 #include "base/status.hpp"
 #include "zoo/transport.hpp"
+#include "zoo/trust.hpp"
 
 namespace oscar {
 
 struct PullOptions {
-  std::string name;                          // ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX
-  std::optional<std::string> zoo;            // a folder, file://, http:// or https://; default: default_zoo()
+  std::string name;                          // ORG/MODEL, ORG/MODEL:TAG, ORG/MODEL@sha256:HEX, or hf://ORG/REPO/FOLDER
+  std::optional<std::string> zoo;            // a folder, file://, http(s):// or hf://ORG/REPO; default: default_zoo()
   std::optional<std::filesystem::path> out;  // default: into the cache; else the cache is only read
   std::filesystem::path cache;               // empty: default_cache_folder()
   bool offline = false;                      // only what the cache has
   bool refresh = false;                      // ask the zoo again although the cache knows the name
   bool force = false;                        // replace another set in `out`
+  std::uint64_t max_bytes = std::uint64_t{4} << 30;  // refuse larger sets
+  TrustOptions trust;
   TransferOptions transfer;
 };
 

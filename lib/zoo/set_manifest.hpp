@@ -22,6 +22,7 @@ struct FileDigest {
   std::string path;  // relative to the set's folder, safe
   std::string sha256;
   std::uint64_t size = 0;
+  std::string git_oid;  // instead of sha256: SHA-1 of git's blob, which is all that the Hub tells of small files
 };
 
 struct SetManifest {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
-// How bytes come out of a zoo. A transport makes one attempt and streams one resource; retries, sizes and hashes are
-// download.hpp's business. Non-goals: uploads, ranges.
+// How bytes come out of a zoo. A transport makes one attempt at a resource and streams it; which resources, in which
+// pieces, how often, and whether they are right is download.hpp's business. Non-goals: uploads.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -22,7 +25,7 @@ struct TransientError : TransportError {
 };
 
 struct TransferOptions {
-  /// Give up on a server that sends nothing for so long.
+  /// Give up on a server that sends nothing, or next to nothing, for so long.
   double timeout_seconds = 30;
   /// Further attempts after a transient failure.
   int retries = 3;
@@ -32,12 +35,36 @@ struct TransferOptions {
 
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 
+/// A piece of a resource.
+struct PieceRequest {
+  std::string path;                     // relative to the zoo, '/'-separated
+  std::uint64_t offset = 0;             // first byte
+  std::optional<std::uint64_t> length;  // absent: to the end
+  std::uint64_t max_bytes = 0;          // of the whole resource: one known to be larger is refused
+  /// Receives the bytes from `offset` on. partial: the server sends pieces; if not, it sends everything to the end,
+  /// whatever was asked. Exceptions end the request.
+  std::function<void(std::span<const std::byte>, bool partial)> sink;
+  /// Called once, in the end; null: it went well. What it throws ends all transfers.
+  std::function<void(std::exception_ptr)> done;
+};
+
+/// Called whenever there is room for another request: the next one, if there is one now. Called again later until
+/// `finished` is set.
+struct PieceSource {
+  std::function<std::optional<PieceRequest>()> next;
+  std::function<bool()> finished;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// Streams the resource at `path` (relative to the zoo, '/'-separated) into `sink`, whose exceptions pass through.
-  /// A resource known to exceed max_bytes is refused. Throws TransportError, TransientError, Interrupted.
+  /// Streams the resource at `path` into `sink`, whose exceptions pass through. A resource known to exceed max_bytes is
+  /// refused. Throws TransportError, TransientError, Interrupted.
   virtual void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) = 0;
+  /// Streams many pieces at the same time; transports that cannot stream one after the other.
+  virtual void get_pieces(const PieceSource& source);
+  /// How many pieces at once are worth while; 1: pieces do not help, ask for whole resources.
+  [[nodiscard]] virtual int concurrency() const { return 1; }
   /// Names the resource in messages.
   [[nodiscard]] virtual std::string where(const std::string& path) const = 0;
 };

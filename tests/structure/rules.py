@@ -32,7 +32,7 @@ MAY_INCLUDE = {
 WRAPPERS = {
     ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/tensor/pt", "lib/model/decoder_torch", "lib/cluster/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5.cpp"],
-    ("curl/",): ["lib/zoo/curl_transport.cpp"],
+    ("curl/",): ["lib/zoo/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],
     ("cblas", "lapacke", "lapack", "openblas"): ["kernels/cpu/"],

@@ -14,6 +14,7 @@ void run(const PublishOptions& options, Context& context) {
                       {"manifest_sha256", result.entry.manifest_sha256},
                       {"total_size", result.entry.total_size},
                       {"forced", result.entry.forced},
+                      {"signed_by", result.entry.signed_by},
                       {"changed", result.changed}});
 }
 
@@ -33,6 +34,7 @@ void register_publish(CLI::App& app, Context& context) {
   publish->add_flag(
       "--force", options->force,
       "Publish what verify has not accepted (the index says so), and replace a tag that holds another set");
+  publish->add_option("--sign", options->sign, "Sign the manifest with this Ed25519 key (PEM)")->type_name("KEY");
   add_json_option(*publish, context);
   publish->callback([options, &context] { run(*options, context); });
 }

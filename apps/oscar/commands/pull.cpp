@@ -25,18 +25,31 @@ void run(const PullOptions& options, Context& context) {
 void register_pull(CLI::App& app, Context& context) {
   const auto options = std::make_shared<PullOptions>();
   CLI::App* pull = app.add_subcommand("pull", "Fetch a rotation set from a zoo, check it, print its path");
-  pull->add_option("NAME", options->name, "ORG/MODEL (= ORG/MODEL:latest), ORG/MODEL:TAG, or ORG/MODEL@sha256:HEX")
+  pull->add_option("NAME", options->name,
+                   "ORG/MODEL (= ORG/MODEL:latest), ORG/MODEL:TAG, ORG/MODEL@sha256:HEX, or rotation files on the "
+                   "Hugging Face Hub: hf://ORG/REPO/FOLDER[@REVISION]")
       ->required();
   pull->add_option("--zoo", options->zoo,
-                   "Folder, file://, http:// or https://; default: OSCAR_ZOO, else this installation's zoo")
+                   "Folder, file://, http://, https:// or hf://ORG/REPO; default: OSCAR_ZOO, else this installation's "
+                   "zoo")
       ->type_name("DIR|URL");
   pull->add_option("--out", options->out, "Write the set to this folder; default: the cache")->type_name("DIR");
   pull->add_flag("--force", options->force, "Replace another rotation set in --out");
   CLI::Option* offline = pull->add_flag("--offline", options->offline, "Use only what the cache has");
   pull->add_flag("--refresh", options->refresh, "Ask a web zoo again although the cache knows the name")
       ->excludes(offline);
+  pull->add_flag("--require-signature", options->trust.require_signature,
+                 "Refuse what is not signed, and from then on what others sign")
+      ->group("Trust");
+  pull->add_option("--key", options->trust.keys, "Public Ed25519 key (PEM) that must have signed; may be given again")
+      ->type_name("FILE")
+      ->group("Trust");
+  pull->add_option("--max-size", options->max_bytes, "Refuse sets of more bytes; 500M, 10G … are understood")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("4G")
+      ->group("Transfer");
   pull->add_option("--timeout", options->transfer.timeout_seconds,
-                   "Give up on a server that is silent for so many seconds")
+                   "Give up on a server that sends (next to) nothing for so many seconds")
       ->check(CLI::Range(1, 3600))
       ->capture_default_str()
       ->group("Transfer");

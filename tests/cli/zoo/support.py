@@ -14,10 +14,10 @@ KEYS = "k_rotation_qqt_r_h_pbr.pt"
 REMOTE_KEYS = f"{NAME}/latest/{KEYS}"
 
 
-def make_set(folder, seed, verdict="accepted"):
+def make_set(folder, seed, verdict="accepted", keys_size=300_000):
     """Writes a set that differs for every seed; returns {path: bytes}."""
     random_bytes = random.Random(seed).randbytes
-    files = {KEYS: random_bytes(300_000), "v_rotation_sst_r_h_pbr.pt": random_bytes(200_000), "serve.env": b"A=1\n",
+    files = {KEYS: random_bytes(keys_size), "v_rotation_sst_r_h_pbr.pt": random_bytes(200_000), "serve.env": b"A=1\n",
              "tables/empty": b""}
     side = {"clip_ratio": 0.96, "eigenvalues": None}
     manifest = {
@@ -85,12 +85,12 @@ class ZooTest(unittest.TestCase):
         """No set, whole or half, under any name, and no leftovers beside it."""
         self.assertFalse(self.out.exists())
         for path in self.cache.rglob("*") if self.cache.exists() else []:
-            self.assertIn(path.relative_to(self.cache).parts[0], ("locks", "sets"))
-            self.assertTrue(path == self.cache / "sets" or "locks" in path.parts, path)
+            self.assertIn(path.relative_to(self.cache).parts[0], ("locks", "sets", "partial"))
+            self.assertTrue(path == self.cache / "sets" or {"locks", "partial"} & set(path.parts), path)
         self.assertEqual([path.name for path in self.folder.iterdir() if path.name.startswith(".")], [])
 
-    def published(self, seed=1, verdict="accepted", name=NAME):
+    def published(self, seed=1, verdict="accepted", name=NAME, keys_size=300_000):
         """A set, published in self.zoo; returns its files."""
-        files = make_set(self.folder / f"set-{seed}", seed, verdict)
+        files = make_set(self.folder / f"set-{seed}", seed, verdict, keys_size)
         self.succeed("publish", self.folder / f"set-{seed}", "--zoo", self.zoo, "--name", name, "--force")
         return files

@@ -32,15 +32,15 @@ TEST_CASE("the cache lies where the environment says") {
 TEST_CASE("the cache remembers a name for each zoo, and forgets what is damaged") {
   const test::TemporaryFolder folder;
   const SetCache cache(folder.path());
-  const ZooLocation here = parse_zoo_location("http://here/zoo"), there = parse_zoo_location("http://there/zoo");
-  const SetName name = parse_set_name("a/b");
+  const std::string here = "http://here/zoo", there = "http://there/zoo";
+  const std::string name = "a/b:latest";
   const std::string hash(64, 'd');
 
   CHECK_FALSE(cache.recall(here, name));
   cache.remember(here, name, hash);
   CHECK(cache.recall(here, name) == hash);
   CHECK_FALSE(cache.recall(there, name));
-  CHECK_FALSE(cache.recall(here, parse_set_name("a/b:other")));
+  CHECK_FALSE(cache.recall(here, "a/b:other"));
   for (const char* damaged : {"", "[]", R"({"manifest_sha256":"../../x"})", R"({"manifest_sha256":7})"}) {
     write_file(folder.path() / list_files(folder.path()).at(0), damaged);
     CHECK_FALSE(cache.recall(here, name));

@@ -48,11 +48,11 @@ TEST_CASE("members that a later version added survive an update") {
   index.put(entry("a/a", "x"));
   Json document = index.document();
   document["motto"] = "kept";
-  document["entries"][0]["deprecated"] = true;
+  document["entries"][0]["rating"] = true;
   ZooIndex later = reread(document);
   later.put(entry("b/b", "x"));
   CHECK(later.document()["motto"] == "kept");
-  CHECK(later.document()["entries"][0]["deprecated"] == true);
+  CHECK(later.document()["entries"][0]["rating"] == true);
 }
 
 TEST_CASE("an unknown name is answered with names that exist") {

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/curl_handle.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+
+#include "base/status.hpp"
+#include "base/version.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr long kMaxRedirects = 5;
+constexpr long kMaxConnectSeconds = 15;
+/// Whoever sends less than this for as long as a silent server is waited for has stalled, or holds us up on purpose.
+constexpr long kMinBytesPerSecond = 100;
+
+int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return interrupt_requested() ? 1 : 0; }
+
+}  // namespace
+
+void init_curl() {
+  static std::once_flag once;
+  std::call_once(once, [] { OSCAR_CHECK(curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK); });
+}
+
+std::string percent_encoded(const std::string& path) {
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  std::string text;
+  for (const char c : path) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+                       c == '.' || c == '_' || c == '~' || c == '/';
+    if (plain) {
+      text += c;
+    } else {
+      text += {'%', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return text;
+}
+
+CurlHandle::CurlHandle()
+    : headers_(nullptr, &curl_slist_free_all), handle_((init_curl(), curl_easy_init()), &curl_easy_cleanup) {
+  OSCAR_CHECK(handle_ != nullptr);
+}
+
+void CurlHandle::configure(const ZooLocation& location, double timeout_seconds) {
+  const bool secure = location.url.starts_with("https://");
+  const long stall = std::max(1L, static_cast<long>(timeout_seconds));
+  set(CURLOPT_PROTOCOLS_STR, "http,https");
+  set(CURLOPT_REDIR_PROTOCOLS_STR, secure ? "https" : "http,https");  // never from TLS to plain text
+  set(CURLOPT_FOLLOWLOCATION, 1L);
+  set(CURLOPT_MAXREDIRS, kMaxRedirects);
+  set(CURLOPT_CONNECTTIMEOUT, std::min(kMaxConnectSeconds, stall));
+  set(CURLOPT_LOW_SPEED_LIMIT, kMinBytesPerSecond);
+  set(CURLOPT_LOW_SPEED_TIME, stall);
+  set(CURLOPT_SSL_VERIFYPEER, 1L);
+  set(CURLOPT_SSL_VERIFYHOST, 2L);
+  set(CURLOPT_USERAGENT, (std::string("oscar/") + kVersion).c_str());
+  set(CURLOPT_XFERINFOFUNCTION, &on_progress);
+  set(CURLOPT_NOPROGRESS, 0L);
+  set(CURLOPT_NOSIGNAL, 1L);
+  set(CURLOPT_ERRORBUFFER, reason_.get());
+  // OpenSSL's own variable, which libcurl does not read: private servers with private certificates.
+  if (const char* bundle = std::getenv("SSL_CERT_FILE"); bundle != nullptr && *bundle != '\0') {
+    set(CURLOPT_CAINFO, bundle);
+  }
+  if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
+  if (!location.bearer_token.empty()) {
+    set(CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
+    set(CURLOPT_XOAUTH2_BEARER, location.bearer_token.c_str());
+  }
+}
+
+void CurlHandle::add_header(const std::string& line) {
+  curl_slist* longer = curl_slist_append(headers_.get(), line.c_str());
+  OSCAR_CHECK(longer != nullptr);
+  (void)headers_.release();
+  headers_.reset(longer);
+  set(CURLOPT_HTTPHEADER, headers_.get());
+}
+
+long CurlHandle::status() const {
+  long status = 0;
+  curl_easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &status);
+  return status;
+}
+
+double CurlHandle::retry_after() const {
+  curl_off_t seconds = 0;
+  curl_easy_getinfo(handle_.get(), CURLINFO_RETRY_AFTER, &seconds);
+  return static_cast<double>(seconds);
+}
+
+bool CurlHandle::connected() const {
+  curl_off_t microseconds = 0;
+  curl_easy_getinfo(handle_.get(), CURLINFO_CONNECT_TIME_T, &microseconds);
+  return microseconds > 0;
+}
+
+std::string CurlHandle::reason(CURLcode code) const {
+  return reason_[0] != '\0' ? reason_.get() : curl_easy_strerror(code);
+}
+
+}  // namespace oscar

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// One libcurl transfer with the settings that all of ours share: certificates checked, redirects few and never from TLS
+// to plain text, proxies from the environment, stalls noticed, Ctrl-C heard. For the files that fetch and that upload.
+#pragma once
+
+#include <curl/curl.h>
+
+#include <memory>
+#include <string>
+
+#include "base/check.hpp"
+#include "zoo/location.hpp"
+
+namespace oscar {
+
+/// Once per process; harmless to call again.
+void init_curl();
+
+/// Everything but RFC 3986's unreserved characters and '/' as %XX: a path from an index cannot grow a query or a host.
+[[nodiscard]] std::string percent_encoded(const std::string& path);
+
+class CurlHandle {
+ public:
+  CurlHandle();
+  CurlHandle(const CurlHandle&) = delete;
+  CurlHandle& operator=(const CurlHandle&) = delete;
+
+  template <class Value>
+  void set(CURLoption option, Value value) {
+    OSCAR_CHECK(curl_easy_setopt(handle_.get(), option, value) == CURLE_OK);
+  }
+  /// What all transfers share. Credentials and tokens go to the location's own host only, not where it redirects.
+  void configure(const ZooLocation& location, double timeout_seconds);
+  void add_header(const std::string& line);
+
+  [[nodiscard]] CURL* get() const noexcept { return handle_.get(); }
+  /// HTTP status of the answer; 0: none yet.
+  [[nodiscard]] long status() const;
+  /// What the server asked for, in seconds; 0: nothing.
+  [[nodiscard]] double retry_after() const;
+  /// True if a connection was made.
+  [[nodiscard]] bool connected() const;
+  /// Why a transfer ended with `code`.
+  [[nodiscard]] std::string reason(CURLcode code) const;
+
+ private:
+  // libcurl uses the first two until the handle is gone.
+  std::unique_ptr<char[]> reason_ = std::make_unique<char[]>(CURL_ERROR_SIZE);
+  std::unique_ptr<curl_slist, void (*)(curl_slist*)> headers_;
+  std::unique_ptr<CURL, void (*)(CURL*)> handle_;
+};
+
+}  // namespace oscar

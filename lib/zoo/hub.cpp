@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/hub.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "rotation/convert.hpp"
+#include "zoo/name.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::string_view kScheme = "hf://";
+constexpr std::string_view kDatasets = "datasets/";
+constexpr char kPublicHub[] = "https://huggingface.co";
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+bool is_commit(const std::string& revision) {
+  return revision.size() == 40 && revision.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+/// Plain http is for a hub on this machine.
+bool may_see_token(const std::string& url) {
+  return url.starts_with("https://") || url.starts_with("http://127.0.0.1:") || url.starts_with("http://localhost:") ||
+         url.starts_with("http://[::1]:");
+}
+
+std::string api_path(const HubAddress& address) {
+  const bool dataset = address.repository.starts_with(kDatasets);
+  return std::string("api/") + (dataset ? "" : "models/") + address.repository;
+}
+
+Json fetch_json(Transport& hub, const std::string& path, const TransferOptions& options, Status& status) {
+  return parse_json(fetch_text(hub, path, {0, kMaxDocumentBytes}, options, status), hub.where(path));
+}
+
+std::string commit_of(Transport& hub, const HubAddress& address, const TransferOptions& options, Status& status) {
+  if (is_commit(address.revision)) return address.revision;
+  const std::string path = api_path(address) + "/revision/" + address.revision;
+  const Json answer = fetch_json(hub, path, options, status);
+  const Json sha = answer.is_object() ? answer.value("sha", Json()) : Json();
+  if (sha.is_string() && is_commit(sha.get<std::string>())) return sha;
+  throw DataError("the hub did not tell the commit of " + address.revision, hub.where(path), "check HF_ENDPOINT");
+}
+
+/// One file of a tree, its path shortened by `prefix`.
+FileDigest file_of(const Json& entry, const std::string& prefix, const std::string& where) {
+  FileDigest file;
+  const Json path = entry.value("path", Json()), size = entry.value("size", Json()), lfs = entry.value("lfs", Json());
+  if (!path.is_string() || !size.is_number_unsigned()) {
+    throw DataError("the hub's answer lists a file without path or size", where, "check HF_ENDPOINT");
+  }
+  file.path = path.get<std::string>();
+  if (file.path.starts_with(prefix)) file.path.erase(0, prefix.size());
+  file.size = size.get<std::uint64_t>();
+  const Json oid = (lfs.is_object() ? lfs : entry).value("oid", Json());
+  const std::string digest = oid.is_string() ? oid.get<std::string>() : "";
+  (lfs.is_object() ? file.sha256 : file.git_oid) = digest;
+  const bool known = lfs.is_object() ? is_sha256(digest) : is_commit(digest);
+  if (!known || !is_safe_relative_path(file.path) || file.path.find('/') != std::string::npos) {
+    throw DataError("the hub's answer lists a file with an unusable name or hash", where, "check HF_ENDPOINT");
+  }
+  return file;
+}
+
+bool holds_rotations(const std::string& name) {
+  const bool sides = name.starts_with("k_rotation") || name.starts_with("v_rotation") || name.starts_with("layer_");
+  if (name.ends_with(".pt")) return sides;
+  return name.ends_with(".h5") || name.ends_with(".npz") || name.ends_with(".safetensors");
+}
+
+}  // namespace
+
+std::string HubAddress::text() const {
+  return std::string(kScheme) + repository + (folder.empty() ? "" : "/" + folder) + "@" + revision;
+}
+
+bool is_hub_address(const std::string& text) { return text.starts_with(kScheme); }
+
+HubAddress parse_hub_address(const std::string& text) {
+  HubAddress address;
+  std::string rest = text.substr(kScheme.size());
+  if (const auto at = rest.rfind('@'); at != std::string::npos) {
+    address.revision = rest.substr(at + 1);
+    rest.resize(at);
+  }
+  while (rest.ends_with('/')) rest.pop_back();
+  const bool dataset = rest.starts_with(kDatasets);
+  const std::string path = dataset ? rest.substr(kDatasets.size()) : rest;
+  const auto slash = path.find('/'), second = slash == std::string::npos ? slash : path.find('/', slash + 1);
+  const std::string repository = path.substr(0, second);
+  address.repository = (dataset ? std::string(kDatasets) : "") + repository;
+  if (second != std::string::npos) address.folder = path.substr(second + 1);
+  const bool good = is_model_name(repository) && (address.folder.empty() || is_safe_relative_path(address.folder)) &&
+                    is_safe_relative_path(address.revision);
+  if (!good) {
+    throw UsageError("\"" + text + "\" is not an address on the Hugging Face Hub", "NAME",
+                     "write hf://ORG/REPO/FOLDER or hf://ORG/REPO/FOLDER@REVISION");
+  }
+  return address;
+}
+
+ZooLocation hub_endpoint() {
+  std::string url = environment("HF_ENDPOINT");
+  if (url.empty()) url = kPublicHub;
+  ZooLocation location = parse_zoo_location(url);
+  if (!location.remote) throw UsageError("not an address of a hub: " + url, "HF_ENDPOINT", "give https://…");
+  if (may_see_token(location.url)) location.bearer_token = environment("HF_TOKEN");
+  return location;
+}
+
+std::string hub_files(const HubAddress& address) { return address.repository + "/resolve/" + address.revision; }
+
+HubFolder list_hub_folder(Transport& hub, const HubAddress& address, const TransferOptions& options, Status& status) {
+  HubFolder folder;
+  folder.commit = commit_of(hub, address, options, status);
+  const std::string path = join_path(api_path(address) + "/tree/" + folder.commit, address.folder);
+  const Json tree = fetch_json(hub, path, options, status);
+  if (!tree.is_array()) throw DataError("the hub's answer is no list of files", hub.where(path), "check HF_ENDPOINT");
+  const std::string prefix = address.folder.empty() ? "" : address.folder + "/";
+  for (const Json& entry : tree) {
+    if (entry.is_object() && entry.value("type", Json()) == "file") {
+      folder.files.push_back(file_of(entry, prefix, hub.where(path)));
+    }
+  }
+  return folder;
+}
+
+std::vector<FileDigest> rotation_files(const HubFolder& folder, const HubAddress& address) {
+  std::vector<FileDigest> files;
+  std::ranges::copy_if(folder.files, std::back_inserter(files), [](const auto& f) { return holds_rotations(f.path); });
+  if (files.empty()) {
+    throw DataError("there are no rotation files in this folder", address.text(),
+                    "name the folder that holds k_rotation*.pt and v_rotation*.pt");
+  }
+  return files;
+}
+
+void make_set_of_files(const fs::path& files_folder, const fs::path& set, const std::string& source) {
+  const std::vector<fs::path> files = list_files(files_folder);
+  const auto only = [&](const std::string& prefix) {
+    const auto fits = [&](const fs::path& file) {
+      return file.string().starts_with(prefix) && file.extension() == ".pt";
+    };
+    return std::ranges::count_if(files, fits) == 1 ? files_folder / *std::ranges::find_if(files, fits) : fs::path();
+  };
+  const fs::path keys = only("k_rotation"), values = only("v_rotation");
+  if (!keys.empty() && !values.empty()) return write_foreign_set(set, keys, values, source, true);
+  RotationSet foreign = read_any_set(files.size() == 1 ? files_folder / files.front() : files_folder);
+  if (!foreign.origin.is_null()) foreign.origin["source"] = source;
+  write_rotation_set(set, foreign, {}, true);
+}
+
+}  // namespace oscar

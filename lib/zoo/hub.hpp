@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// Repositories on the Hugging Face Hub: hf://ORG/REPO/FOLDER[@REVISION], or hf://datasets/ORG/REPO/… . What lies there
+// is listed by the tree API at one commit, with the sha256 (large files) or git's hash (small ones) of each file; files
+// come from …/resolve/<commit>/…, which redirects large ones to another host. HF_ENDPOINT names another hub, HF_TOKEN
+// is sent to it and to nobody else. Non-goals: folders with more than 1,000 files, the xet protocol.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "zoo/download.hpp"
+#include "zoo/location.hpp"
+#include "zoo/set_manifest.hpp"
+
+namespace oscar {
+
+struct HubAddress {
+  std::string repository;         // "ORG/REPO", or "datasets/ORG/REPO"
+  std::string folder;             // in the repository; may be empty
+  std::string revision = "main";  // branch, tag or commit
+
+  /// As a user would write it.
+  [[nodiscard]] std::string text() const;
+};
+
+[[nodiscard]] bool is_hub_address(const std::string& text);
+/// Throws UsageError.
+[[nodiscard]] HubAddress parse_hub_address(const std::string& text);
+
+/// The hub itself: HF_ENDPOINT or https://huggingface.co, with HF_TOKEN (over TLS, or to this machine).
+[[nodiscard]] ZooLocation hub_endpoint();
+/// The files of a repository, below the endpoint: "ORG/REPO/resolve/<revision>".
+[[nodiscard]] std::string hub_files(const HubAddress& address);
+
+struct HubFolder {
+  std::string commit;
+  std::vector<FileDigest> files;  // directly in the folder; path: the name
+};
+
+/// Asks the hub, in two small requests. Throws TransportError, DataError.
+[[nodiscard]] HubFolder list_hub_folder(Transport& hub, const HubAddress& address, const TransferOptions& options,
+                                        Status& status);
+
+/// Makes a set in `set` of the rotation files in `files_folder`, which were fetched from `source`: .pt files of both
+/// sides stay as they are, other shapes are converted. Throws DataError.
+void make_set_of_files(const std::filesystem::path& files_folder, const std::filesystem::path& set,
+                       const std::string& source);
+
+/// The files of a listing that may hold rotations. Throws DataError if there are none.
+[[nodiscard]] std::vector<FileDigest> rotation_files(const HubFolder& folder, const HubAddress& address);
+
+}  // namespace oscar

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""`oscar pull hf://…` against the Hugging Face Hub's API on localhost; the hub's own client checks that the API is the
+real one: hub_test.py [HubTest.test_…]. Run by the project's virtual environment."""
+import importlib
+import json
+import os
+import sys
+import unittest
+from pathlib import Path
+
+from peers import Hub
+from support import ZooTest, make_set, read_folder
+
+SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
+KEYS, VALUES = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
+REPOSITORY = "someone/RotationZoo"
+FOLDER = "Qwen3/seq20000_group128"
+
+
+class HubTest(ZooTest):
+    def zoo_of_pickles(self):
+        """As rotation zoos are: two .pt files in a folder, a README beside them."""
+        files = {f"{FOLDER}/{name}": (SAMPLE / name).read_bytes() for name in (KEYS, VALUES)}
+        return {"README.md": b"# Zoo\n", f"{FOLDER}/notes.txt": b"hello", **files}
+
+    def pull(self, hub, address, *more, **env):
+        return self.run_oscar("pull", address, *more, env={"HF_ENDPOINT": hub.url, **env})
+
+    def test_foreign_files_become_a_set_that_says_what_is_known(self):
+        with Hub(REPOSITORY, self.zoo_of_pickles()) as hub:
+            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        folder = Path(done.stdout.strip())
+        for name in (KEYS, VALUES):
+            self.assertEqual((folder / name).read_bytes(), (SAMPLE / name).read_bytes())
+        manifest = json.loads((folder / "manifest.json").read_text())
+        self.assertEqual(manifest["origin"]["source"], f"hf://{REPOSITORY}/{FOLDER}@{Hub.COMMIT}")
+        self.assertEqual(manifest["objectives"]["key"], "qqt_r_h_pbr")
+        self.assertEqual({file["path"] for file in manifest["origin"]["files"]}, {KEYS, VALUES})
+        for unknown in ("model", "calibration", "clip_ratios"):
+            self.assertIn(unknown, manifest["origin"]["unknown"])
+        self.assertIn("published ones", (folder / "serve.env").read_text())
+        self.assertIn("rotation set", self.succeed("inspect", folder).stdout)
+        self.assertIn("verify has not accepted", done.stderr)
+        # Only what is needed was asked for, at one commit.
+        asked = [path for _, path, _ in hub.seen]
+        self.assertFalse([path for path in asked if "README" in path or "notes" in path])
+        self.assertEqual(len([path for path in asked if f"/resolve/{Hub.COMMIT}/" in path]), 2)
+        # Again: from the cache, the hub is gone; and into a folder of one's own.
+        again = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}")
+        self.assertEqual(again.stdout, done.stdout)
+        self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", "--out", self.out, "--offline").returncode, 0)
+        self.assertEqual(read_folder(self.out), read_folder(folder))
+
+    def test_a_set_of_ours_comes_as_it_is_and_a_whole_zoo_too(self):
+        files = make_set(self.folder / "set", 1)
+        with Hub(REPOSITORY, {f"sets/one/{path}": content for path, content in files.items()}) as hub:
+            done = self.pull(hub, f"hf://{REPOSITORY}/sets/one@{Hub.COMMIT}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(read_folder(done.stdout.strip()), files)
+        self.published()
+        with Hub(REPOSITORY, read_folder(self.zoo)) as hub:
+            done = self.pull(hub, "test/tiny", "--zoo", f"hf://{REPOSITORY}", "--out", self.out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(read_folder(self.out), files)
+
+    def test_the_token_goes_to_the_hub_and_not_where_it_redirects(self):
+        with Hub(REPOSITORY, self.zoo_of_pickles(), token="hf_secret") as hub:
+            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("HTTP 401", done.stderr)
+            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", "--verbose", HF_TOKEN="hf_secret")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(hub.storage_headers), 2)
+        for headers in hub.storage_headers:
+            self.assertNotIn("Authorization", headers)
+        self.assertNotIn("hf_secret", done.stdout + done.stderr)
+        for path, content in read_folder(self.cache).items():
+            self.assertNotIn(b"hf_secret", content, path)
+
+    def refused(self, hub, address, message, exit_code=1):
+        done = self.pull(hub, address, "--retries", "0", "--out", self.out)
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        self.assertIn(message, done.stderr)
+        self.assertFalse(self.out.exists())
+        self.assertFalse((self.cache / "sets").exists())
+
+    def test_what_is_not_there_or_not_right_is_an_error(self):
+        files = self.zoo_of_pickles()
+        with Hub(REPOSITORY, files) as hub:
+            self.refused(hub, f"hf://{REPOSITORY}/nothing", "HTTP 404")
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}@other", "HTTP 404")
+            self.refused(hub, "hf://someone/else/folder", "HTTP 404")
+            self.refused(hub, f"hf://{REPOSITORY}", "no rotation files")
+            for address in ("hf://", "hf://x", f"hf://{REPOSITORY}/../x", f"hf://{REPOSITORY}/a@../b"):
+                self.refused(hub, address, "is not an address", exit_code=2)
+            # The listing promises another content than what comes.
+            entry = hub.entry
+            hub.entry = lambda name: {**entry(name), "lfs": {"oid": "0" * 64, "size": len(files[name]), "pointerSize": 1}}
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "sha256 differs")
+            hub.entry = lambda name: {**entry(name), "path": "../" + name}
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "unusable name")
+            hub.entry = lambda name: {**entry(name), "size": 10 << 30}
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "--max-size")
+        with Hub(REPOSITORY, {f"{FOLDER}/{KEYS}": b"<html>" * 1000, f"{FOLDER}/{VALUES}": b"<html>" * 1000}) as hub:
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "archive")
+
+    def test_small_files_are_checked_by_gits_hash(self):
+        files = self.zoo_of_pickles()
+        with Hub(REPOSITORY, files, lfs_from=1 << 40) as hub:
+            entry = hub.entry
+            hub.entry = lambda name: {**entry(name), "oid": "0" * 40}
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "differs")
+            hub.entry = entry
+            self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}").returncode, 0)
+
+    def test_the_hubs_own_client_gets_the_same_from_this_hub(self):
+        try:
+            huggingface_hub = importlib.import_module("huggingface_hub")
+        except ImportError as error:
+            raise unittest.SkipTest(str(error)) from error
+        os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
+        with Hub(REPOSITORY, self.zoo_of_pickles()) as hub:
+            path = huggingface_hub.snapshot_download(REPOSITORY, allow_patterns=[f"{FOLDER}/*"], endpoint=hub.url,
+                                                     cache_dir=self.folder / "hf", token=False)
+        self.assertEqual((Path(path) / FOLDER / KEYS).read_bytes(), (SAMPLE / KEYS).read_bytes())
+
+
+if __name__ == "__main__":
+    program = unittest.main(exit=False)
+    sys.exit(1 if not program.result.wasSuccessful() else 77 if program.result.skipped else 0)
