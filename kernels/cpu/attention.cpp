@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // attend(): softmax(scores) values over mixed-precision keys and values, in fp32, block by block of queries.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
@@ -12,37 +14,69 @@
 namespace oscar::cpu {
 namespace {
 
+/// Maxima and sums go side by side in as many lanes as a vector register holds floats.
+constexpr std::size_t kLanes = 16;
+
+float largest(std::span<const float> values) {
+  std::array<float, kLanes> lanes;
+  lanes.fill(values.front());
+  std::size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = std::max(lanes[lane], values[i + lane]);
+  }
+  for (; i < values.size(); ++i) lanes[0] = std::max(lanes[0], values[i]);
+  return *std::max_element(lanes.begin(), lanes.end());
+}
+
+double sum_of(std::span<const float> values) {
+  std::array<double, kLanes> lanes{};
+  std::size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += values[i + lane];
+  }
+  for (; i < values.size(); ++i) lanes[0] += values[i];
+  return std::accumulate(lanes.begin(), lanes.end(), 0.0);
+}
+
 /// Scores of keys [0, position] -> probabilities; later keys get 0.
 void causal_softmax(std::span<float> row, std::int64_t position) {
   const std::span<float> seen = row.first(static_cast<std::size_t>(position) + 1);
-  const float highest = *std::max_element(seen.begin(), seen.end());
+  const float highest = largest(seen);
   for (float& score : seen) score -= highest;
   exp_in_place(seen);
-  double sum = 0;
-  for (const float weight : seen) sum += weight;
-  const auto scale = static_cast<float>(1.0 / sum);
+  const auto scale = static_cast<float>(1.0 / sum_of(seen));
   for (float& weight : seen) weight *= scale;
   std::fill(row.begin() + position + 1, row.end(), 0.0F);
 }
 
+/// All query heads of a KV head at once, so that a product reads its keys and values once for all of them.
 void attend_block(const MixedAttention& mixed, const MixedHead<float>& shared, std::span<const std::int64_t> positions,
-                  std::int64_t first_query, int head, std::span<float> out) {
-  const std::int64_t queries = static_cast<std::int64_t>(positions.size());
-  const std::int64_t dim = mixed.q.head_dim;
-  const std::vector<float> q = load_head<float>(mixed.q.tokens(first_query, first_query + queries), head);
-  std::vector<float> weights;
-  mixed_scores(q.data(), shared.k, positions, mixed.windows, 1.0 / std::sqrt(static_cast<double>(dim)), weights);
-  const std::size_t keys = weights.size() / positions.size();
-  for (std::size_t i = 0; i < positions.size(); ++i) {
-    causal_softmax(std::span(weights).subspan(i * keys, keys), positions[i]);
+                  std::int64_t first_query, int kv_head, std::span<float> out) {
+  const auto queries = static_cast<std::int64_t>(positions.size());
+  const int group = mixed.q.num_heads / mixed.window_k.num_heads;
+  const HeadsView asked = mixed.q.tokens(first_query, first_query + queries);
+  std::vector<float> q;
+  std::vector<std::int64_t> row_positions;
+  for (int g = 0; g < group; ++g) {
+    const std::vector<float> head = load_head<float>(asked, kv_head * group + g);
+    q.insert(q.end(), head.begin(), head.end());
+    row_positions.insert(row_positions.end(), positions.begin(), positions.end());
+  }
+  thread_local std::vector<float> weights;  // large: fresh memory would be cleared, page by page, for each block
+  const double scale = 1.0 / std::sqrt(static_cast<double>(mixed.q.head_dim));
+  mixed_scores(q.data(), shared.k, row_positions, mixed.windows, scale, weights);
+  const std::size_t keys = weights.size() / row_positions.size();
+  for (std::size_t i = 0; i < row_positions.size(); ++i) {
+    causal_softmax(std::span(weights).subspan(i * keys, keys), row_positions[i]);
   }
   const std::int64_t value_dim = shared.v.dim;
-  std::vector<float> outputs(static_cast<std::size_t>(queries * value_dim));
-  mixed_outputs(weights, shared.v, positions, mixed.windows, outputs.data());
-  restore_outputs<float>(outputs, queries, value_dim, shared.native_from_rotated, mixed.precision);
-  for (std::int64_t i = 0; i < queries; ++i) {
-    std::copy_n(outputs.data() + i * value_dim, value_dim,
-                out.data() + ((first_query + i) * mixed.q.num_heads + head) * value_dim);
+  std::vector<float> outputs(row_positions.size() * static_cast<std::size_t>(value_dim));
+  mixed_outputs(weights, shared.v, row_positions, mixed.windows, outputs.data());
+  restore_outputs<float>(outputs, group * queries, value_dim, shared.native_from_rotated, mixed.precision);
+  for (std::int64_t row = 0; row < group * queries; ++row) {
+    const std::int64_t query = first_query + row % queries, head = kv_head * group + row / queries;
+    std::copy_n(outputs.data() + row * value_dim, value_dim,
+                out.data() + (query * mixed.q.num_heads + head) * value_dim);
   }
 }
 
@@ -52,17 +86,15 @@ void attend(const MixedAttention& mixed, std::span<float> out) {
   check_mixed(mixed);
   OSCAR_CHECK(out.size() == static_cast<std::size_t>(mixed.q.num_tokens) * mixed.q.num_heads * mixed.window_v.head_dim);
   const std::vector<std::int64_t> positions = resolve_positions(mixed);
-  const int group = mixed.q.num_heads / mixed.window_k.num_heads;
   const std::int64_t blocks = (mixed.q.num_tokens + kQueriesPerBlock - 1) / kQueriesPerBlock;
   for_each_kv_head(mixed.window_k.num_heads, [&](int kv_head) {
     const MixedHead<float> shared(mixed, kv_head);
-    parallel_for(static_cast<std::size_t>(blocks * group), [&](std::size_t task) {
-      const std::int64_t first = static_cast<std::int64_t>(task) % blocks * kQueriesPerBlock;
+    parallel_for(static_cast<std::size_t>(blocks), [&](std::size_t block) {
+      const std::int64_t first = static_cast<std::int64_t>(block) * kQueriesPerBlock;
       const std::int64_t count = std::min(kQueriesPerBlock, mixed.q.num_tokens - first);
-      const int head = kv_head * group + static_cast<int>(static_cast<std::int64_t>(task) / blocks);
       attend_block(mixed, shared,
                    std::span(positions).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
-                   first, head, out);
+                   first, kv_head, out);
     });
   });
 }
