@@ -115,8 +115,8 @@ AttentionErrors compare_block(const QkvView& exact, const ExactHead& exact_head,
   const std::int64_t value_dim = exact.v.head_dim;
   const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
   const SequenceRange range{first_query, first_query + queries};
-  std::vector<double> weights(static_cast<std::size_t>(queries * keys));
-  std::vector<double> mixed_weights;
+  thread_local std::vector<double> weights, mixed_weights;  // large: fresh memory would be cleared for each block
+  weights.resize(static_cast<std::size_t>(queries * keys));
   const std::vector<double> q = load_head<double>(exact.q.tokens(range.begin, range.end), head);
   gemm({.m = queries, .n = keys, .k = dim, .b = Transpose::kYes, .alpha = scale}, q.data(), dim, exact_head.k.data(),
        dim, weights.data(), keys);

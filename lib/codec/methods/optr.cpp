@@ -2,7 +2,9 @@
 // OptR (arXiv 2608.02691) as far as Q, K and V go: the mean key of a head is subtracted before and added after a
 // Hadamard and OSCAR's clipped INT2, as published for QuaRot-INT2 + OptR. Softmax does not see a shift of all keys, so
 // a server need not add it back. The mean comes from calibration: here from the history itself, which favours it. Its
-// refined rotations need the output projection and are left out.
+// refined rotations are fitted on calibration queries and the output projection, which a history of keys does not have:
+// they are left out, and a set of `oscar fit --center --refine` is what comes nearest (Cayley steps down the softmax
+// KL, without the term of the output projection).
 #include "base/check.hpp"
 #include "codec/methods/families.hpp"
 #include "codec/methods/sides.hpp"
@@ -40,11 +42,13 @@ SideMethod centred(const SideMethod& side) {
 }  // namespace
 
 Family optr_methods() {
-  return {{"optr_centred",
-           "OptR's centred keys, Hadamard, clipped INT2; means of the history itself, rotations not refined",
-           {64, 256},
-           centred(rotated(clipped_rows(0.96))),
-           rotated(clipped_rows(0.92))}};
+  return {
+      {"optr_centred",
+       "OptR's centred keys, Hadamard, clipped INT2; means of the history itself, rotations not refined, for want of "
+       "calibration queries and W_O (nearest: a set of fit --center --refine)",
+       {64, 256},
+       centred(rotated(clipped_rows(0.96))),
+       rotated(clipped_rows(0.92))}};
 }
 
 }  // namespace oscar::methods
