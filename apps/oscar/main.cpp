@@ -38,6 +38,7 @@ void register_commands(CLI::App& app, Context& context) {
   register_pull(app, context);
   register_inspect(app, context);
   register_convert(app, context);
+  register_zoo(app, context);
   finish_commands(app);
   app.parse_complete_callback([&context] { start(context); });
 }

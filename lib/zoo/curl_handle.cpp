@@ -68,6 +68,8 @@ void CurlHandle::configure(const ZooLocation& location, double timeout_seconds) 
     set(CURLOPT_CAINFO, bundle);
   }
   if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
+  if (!location.aws_sigv4.empty()) set(CURLOPT_AWS_SIGV4, location.aws_sigv4.c_str());
+  if (!location.session_token.empty()) add_header("x-amz-security-token: " + location.session_token);
   if (!location.bearer_token.empty()) {
     set(CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
     set(CURLOPT_XOAUTH2_BEARER, location.bearer_token.c_str());

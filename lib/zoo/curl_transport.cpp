@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/sha256.hpp"
 #include "base/status.hpp"
 #include "zoo/curl_handle.hpp"
 #include "zoo/transport.hpp"
@@ -126,6 +127,7 @@ class CurlTransport : public Transport {
     CurlHandle& handle = transfer.handle;
     handle.configure(location_, options_.timeout_seconds);
     handle.set(CURLOPT_URL, where(transfer.request.path).c_str());
+    if (!location_.aws_sigv4.empty()) handle.add_header("x-amz-content-sha256: " + sha256_hex(""));
     handle.set(CURLOPT_FAILONERROR, 1L);
     handle.set(CURLOPT_PIPEWAIT, 1L);  // rather a stream of a connection that is there than another connection
     handle.set(CURLOPT_WRITEFUNCTION, &on_bytes);

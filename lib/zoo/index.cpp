@@ -96,6 +96,12 @@ std::optional<ZooEntry> ZooIndex::find(const SetName& name) const {
   return std::nullopt;
 }
 
+std::vector<ZooEntry> ZooIndex::entries() const {
+  std::vector<ZooEntry> all;
+  for (const Json& json : document_.at("entries")) all.push_back(entry_from_json(json));
+  return all;
+}
+
 ZooEntry ZooIndex::require(const SetName& name, const std::string& where) const {
   if (auto entry = find(name)) return *entry;
   std::vector<std::string> tags, all;

@@ -15,6 +15,8 @@
 namespace oscar {
 
 inline constexpr char kIndexName[] = "index.json";
+/// Held by whoever changes a zoo in a folder.
+inline constexpr char kLockName[] = ".index.lock";
 inline constexpr char kIndexSchema[] = "oscar.zoo_index.v1";
 
 struct ZooEntry {
@@ -40,6 +42,8 @@ class ZooIndex {
 
   /// The entry with this tag, or with this content.
   [[nodiscard]] std::optional<ZooEntry> find(const SetName& name) const;
+  /// All of them, in the order of the document.
+  [[nodiscard]] std::vector<ZooEntry> entries() const;
   /// As find, but an unknown name is a DataError that suggests known ones.
   [[nodiscard]] ZooEntry require(const SetName& name, const std::string& where) const;
   /// Adds an entry, or replaces the one with its name and tag. Entries stay sorted by name and tag.

@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw UsageError(what, "--zoo", "give a folder, file:///…, http://… or https://…");
+  throw UsageError(what, "--zoo", "give a folder, file:///…, http://…, https://…, s3://… or hf://…");
 }
 
 int hex_value(char c) {
@@ -69,6 +69,29 @@ ZooLocation server_at(const std::string& scheme, std::string rest) {
   return location;
 }
 
+std::string environment(std::initializer_list<const char*> names, const std::string& otherwise) {
+  for (const char* name : names) {
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
+  }
+  return otherwise;
+}
+
+ZooLocation bucket_at(const std::string& rest) {
+  const std::string region = environment({"AWS_REGION", "AWS_DEFAULT_REGION"}, "us-east-1");
+  std::string endpoint =
+      environment({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, "https://s3." + region + ".amazonaws.com");
+  while (endpoint.ends_with('/')) endpoint.pop_back();
+  const auto mark = endpoint.find("://");
+  if (mark == std::string::npos) refuse("not an address of an S3 store: " + endpoint);
+  ZooLocation location = server_at(endpoint.substr(0, mark), endpoint.substr(mark + 3) + "/" + rest);
+  const std::string key = environment({"AWS_ACCESS_KEY_ID"}, "");
+  if (key.empty()) return location;  // a public bucket can be read
+  location.credentials = key + ":" + environment({"AWS_SECRET_ACCESS_KEY"}, "");
+  location.session_token = environment({"AWS_SESSION_TOKEN"}, "");
+  location.aws_sigv4 = "aws:amz:" + region + ":s3";
+  return location;
+}
+
 }  // namespace
 
 ZooLocation parse_zoo_location(const std::string& text) {
@@ -76,6 +99,7 @@ ZooLocation parse_zoo_location(const std::string& text) {
   if (mark == std::string::npos) return folder_at(text);
   const std::string scheme = text.substr(0, mark), rest = text.substr(mark + 3);
   if (scheme == "http" || scheme == "https") return server_at(scheme, rest);
+  if (scheme == "s3") return bucket_at(rest);
   if (scheme != "file") refuse("zoos at " + scheme + ":// are not supported");
   const std::string path = rest.starts_with("localhost/") ? rest.substr(9) : rest;
   if (!path.starts_with('/')) refuse("file:// needs an absolute path");

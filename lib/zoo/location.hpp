@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Where a zoo is: a folder (a path or file://) or a web server (http://, https://).
+// Where a zoo is: a folder (a path or file://), a web server (http://, https://), or a bucket (s3://BUCKET/PREFIX, at
+// AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or Amazon's, with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
+// and AWS_REGION).
 #pragma once
 
 #include <filesystem>
@@ -13,6 +15,8 @@ struct ZooLocation {
   std::string url;               // without credentials and without a trailing slash; if remote
   std::string credentials;       // "user:password" from the URL; never shown, never stored
   std::string bearer_token;      // likewise
+  std::string aws_sigv4;         // how to sign requests with `credentials`, as libcurl has it; empty: not at all
+  std::string session_token;     // of temporary credentials for that
 
   /// Names the zoo in messages and in the cache.
   [[nodiscard]] std::string text() const { return remote ? url : folder.string(); }

@@ -6,17 +6,25 @@
 #include <cmath>
 #include <ctime>
 #include <memory>
+#include <random>
+#include <thread>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/sha256.hpp"
 #include "zoo/download.hpp"
+#include "zoo/hub.hpp"
 #include "zoo/location.hpp"
 #include "zoo/set_manifest.hpp"
 #include "zoo/signatures.hpp"
+#include "zoo/store.hpp"
 #include "zoo/transport.hpp"
 
 namespace oscar {
 namespace {
+
+/// Attempts at an index that others change at the same time.
+constexpr int kMaxConflicts = 50;
 
 std::string utc_now() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -25,15 +33,6 @@ std::string utc_now() {
   char text[32];
   (void)std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text;
-}
-
-fs::path folder_of(const std::string& zoo) {
-  const ZooLocation location = parse_zoo_location(zoo);
-  if (location.remote) {
-    throw UsageError("this version publishes to folders only", location.text(),
-                     "publish to a folder zoo (--zoo DIR); any static web server can serve that folder");
-  }
-  return location.folder;
 }
 
 SetManifest read_publishable(const PublishOptions& options) {
@@ -99,7 +98,7 @@ void tell_unlisted(const fs::path& set, const SetManifest& manifest, Status& sta
 }
 
 std::unique_ptr<FileLock> lock_zoo(const fs::path& zoo, Status& status) {
-  const fs::path path = zoo / ".index.lock";
+  const fs::path path = zoo / kLockName;
   try {
     return std::make_unique<FileLock>(path, false);
   } catch (const IoError&) {
@@ -113,71 +112,152 @@ ZooIndex read_index(const fs::path& zoo) {
   return fs::exists(path) ? ZooIndex(read_text(path), path.string()) : ZooIndex();
 }
 
-/// signature.json for the zoo: with the signatures that the set, or its copy in the zoo, has already; empty if nobody
+/// signature.json for the zoo: with the signatures that the set, or its copy there, has already; empty if nobody
 /// signed.
-std::string signature_of(const PublishOptions& options, const SetManifest& manifest, const fs::path& target) {
+std::string signature_of(const PublishOptions& options, const SetManifest& manifest, const std::string& published) {
   std::string existing;
-  for (const fs::path& folder : {options.set, target}) {
-    if (!existing.empty() || !fs::exists(folder / kSignatureName)) continue;
-    existing = read_text(folder / kSignatureName);
-    if (!is_signature_for(existing, manifest.sha256)) existing.clear();  // of what was there before
+  const fs::path own = options.set / kSignatureName;
+  for (const std::string& text : {fs::exists(own) ? read_text(own) : std::string(), published}) {
+    if (existing.empty() && !text.empty() && is_signature_for(text, manifest.sha256)) existing = text;
   }
-  if (options.sign.empty() && existing.empty()) return {};
   if (!options.sign.empty()) return sign_manifest(manifest.text, options.sign, existing);
-  (void)check_signatures(manifest.text, existing, kSignatureName);
+  if (!existing.empty()) (void)check_signatures(manifest.text, existing, kSignatureName);
   return existing;
 }
 
-std::vector<std::string> signers_of(const SetManifest& manifest, const fs::path& target) {
-  std::vector<std::string> keys;
-  const fs::path file = target / kSignatureName;
-  if (!fs::exists(file)) return keys;
-  for (const PublicKey& key : check_signatures(manifest.text, read_text(file), file.string()))
-    keys.push_back(key.base64);
-  return keys;
-}
+/// What is to be published, and the rules about it, wherever it goes.
+struct Publication {
+  const PublishOptions& options;
+  Status& status;
+  SetName name;
+  SetManifest manifest;
+  std::string verdict;
 
-void copy_set(const PublishOptions& options, const SetManifest& manifest, const fs::path& target, Status& status) {
+  Publication(const PublishOptions& options_, Status& status_)
+      : options(options_), status(status_), name(parse_set_name(options_.name)) {
+    if (name.tag.empty()) {
+      throw UsageError("a set is published under a tag, not under a hash", "--name", "write ORG/MODEL:TAG");
+    }
+    manifest = read_publishable(options);
+    verdict = verdict_of(manifest);
+  }
+
+  [[nodiscard]] std::string folder() const { return name.model + "/" + name.tag; }
+
+  /// The zoo has this content under this name, as far as the index tells.
+  [[nodiscard]] bool is_in(const std::optional<ZooEntry>& before) const {
+    return before && before->manifest_sha256 == manifest.sha256 && before->path == folder();
+  }
+
+  void require_allowed(const std::optional<ZooEntry>& before, const std::string& where) const {
+    require_accepted(verdict, options, status);
+    if (before && before->manifest_sha256 != manifest.sha256 && !options.force) {
+      throw UsageError("the zoo has another set under " + name.text(), where,
+                       "choose another tag, or pass --force to replace it");
+    }
+  }
+
+  [[nodiscard]] ZooEntry entry(const std::string& signature) const {
+    ZooEntry made = make_entry(name, manifest, verdict != "accepted");
+    if (signature.empty()) return made;
+    for (const PublicKey& key : check_signatures(manifest.text, signature, kSignatureName)) {
+      made.signed_by.push_back(key.base64);
+    }
+    return made;
+  }
+};
+
+void copy_set(const Publication& publication, const fs::path& target, const std::string& signature) {
   require_replaceable(target);
   AtomicFolder folder(target, true);
-  const auto source = make_folder_transport(options.set);
-  fetch_set(*source, "", manifest, folder.path(), {TransferOptions{.retries = 0}}, status);
-  const std::string signature = signature_of(options, manifest, target);
+  const auto source = make_folder_transport(publication.options.set);
+  fetch_set(*source, "", publication.manifest, folder.path(), {TransferOptions{.retries = 0}}, publication.status);
   if (!signature.empty()) write_file(folder.path() / kSignatureName, signature);
   folder.commit();
+}
+
+PublishResult publish_to_folder(const Publication& publication, const fs::path& zoo) {
+  const auto lock = lock_zoo(zoo, publication.status);
+  ZooIndex index = read_index(zoo);
+  const auto before = index.find(publication.name);
+  const fs::path target = zoo / publication.name.model / publication.name.tag;
+  if (publication.is_in(before) && find_set(target, publication.manifest.sha256, SetCheck::hashes) &&
+      publication.options.sign.empty()) {
+    publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
+    return {publication.name.text(), target, *before, false};
+  }
+  publication.require_allowed(before, target.string());
+  const fs::path signed_copy = target / kSignatureName;
+  const std::string signature =
+      signature_of(publication.options, publication.manifest, fs::exists(signed_copy) ? read_text(signed_copy) : "");
+  tell_unlisted(publication.options.set, publication.manifest, publication.status);
+  copy_set(publication, target, signature);
+  const ZooEntry entry = publication.entry(signature);
+  index.put(entry);
+  write_json(zoo / kIndexName, index.document());
+  return {publication.name.text(), target, entry, true};
+}
+
+void upload_set(const Publication& publication, const std::string& signature, ZooStore& store) {
+  const fs::path& set = publication.options.set;
+  std::int64_t done = 0;
+  for (const FileDigest& file : publication.manifest.files) {
+    throw_if_interrupted();
+    if (file_size(set / file.path) != file.size || sha256_file(set / file.path) != file.sha256) {
+      throw DataError("the file is not what the manifest lists: sha256 differs", (set / file.path).string(),
+                      "fit the set again, or verify it again");
+    }
+    store.put(join_path(publication.folder(), file.path), set / file.path, file);
+    done += static_cast<std::int64_t>(file.size);
+    publication.status.progress("bytes sent:", done, static_cast<std::int64_t>(publication.manifest.total_size));
+  }
+  const auto put_text = [&](const char* name, const std::string& text) {
+    const fs::path local = fs::temp_directory_path() / ("oscar-" + sha256_hex(text));
+    write_file(local, text);
+    store.put(join_path(publication.folder(), name), local, {name, sha256_hex(text), text.size(), {}});
+    fs::remove(local);
+  };
+  if (!signature.empty()) put_text(kSignatureName, signature);
+  put_text(kManifestName, publication.manifest.text);
+}
+
+PublishResult publish_to_store(const Publication& publication, ZooStore& store) {
+  const std::string where = store.where(publication.folder());
+  bool uploaded = false;
+  for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {
+    const StoredDocument found = store.read(kIndexName);
+    ZooIndex index = found.text.empty() ? ZooIndex() : ZooIndex(found.text, store.where(kIndexName));
+    const auto before = index.find(publication.name);
+    if (publication.is_in(before) && !uploaded && publication.options.sign.empty()) {
+      publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
+      return {publication.name.text(), where, *before, false};
+    }
+    if (!uploaded) publication.require_allowed(before, where);
+    const std::string signature = signature_of(publication.options, publication.manifest, "");
+    if (!uploaded) upload_set(publication, signature, store);
+    uploaded = true;
+    const ZooEntry entry = publication.entry(signature);
+    index.put(entry);
+    if (store.replace(kIndexName, index.document().dump(1) + "\n", found.version)) {
+      return {publication.name.text(), where, entry, true};
+    }
+    publication.status.detail("somebody else changed the index; reading it again");
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(50 + std::random_device{}() % (100U << std::min(attempt, 4))));
+  }
+  throw TransportError("the index is changed by others all the time", where, "run again later");
 }
 
 }  // namespace
 
 PublishResult publish(const PublishOptions& options, Status& status) {
-  const SetName name = parse_set_name(options.name);
-  if (name.tag.empty())
-    throw UsageError("a set is published under a tag, not under a hash", "--name", "write ORG/MODEL:TAG");
-  const fs::path zoo = folder_of(options.zoo);
-  const SetManifest manifest = read_publishable(options);
-  const std::string verdict = verdict_of(manifest);
-
-  const auto lock = lock_zoo(zoo, status);
-  ZooIndex index = read_index(zoo);
-  const auto before = index.find(name);
-  const fs::path target = zoo / name.model / name.tag;
-  if (before && before->manifest_sha256 == manifest.sha256 && before->path == name.model + "/" + name.tag &&
-      find_set(target, manifest.sha256, SetCheck::hashes) && options.sign.empty()) {
-    status.notice("the zoo has exactly this set already: " + name.text());
-    return {name.text(), target, *before, false};
+  const Publication publication(options, status);
+  if (is_hub_address(options.zoo)) {
+    return publish_to_store(publication, *make_hub_store(options.zoo, options.transfer, status));
   }
-  require_accepted(verdict, options, status);
-  if (before && before->manifest_sha256 != manifest.sha256 && !options.force) {
-    throw UsageError("the zoo has another set under " + name.text(), target.string(),
-                     "choose another tag, or pass --force to replace it");
-  }
-  tell_unlisted(options.set, manifest, status);
-  copy_set(options, manifest, target, status);
-  ZooEntry entry = make_entry(name, manifest, verdict != "accepted");
-  entry.signed_by = signers_of(manifest, target);
-  index.put(entry);
-  write_json(zoo / kIndexName, index.document());
-  return {name.text(), target, entry, true};
+  const ZooLocation location = parse_zoo_location(options.zoo);
+  if (!location.remote) return publish_to_folder(publication, location.folder);
+  return publish_to_store(publication, *make_http_store(location, options.transfer, status));
 }
 
 }  // namespace oscar

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Adds a rotation set to a zoo in a folder, which any web server can then serve. Every file is hashed while it is
-// copied; the set and then the index change atomically, under a lock, so that many publishers lose nothing. Non-goal:
-// uploads.
+// Adds a rotation set to a zoo: a folder, which any web server can then serve, or a server that takes uploads (HTTP
+// PUT, S3, the Hugging Face Hub). Every file is hashed on the way. In a folder the set and then the index change
+// atomically, under a lock; on a server the index changes only if nobody else changed it since it was read, and is read
+// again otherwise: many publishers lose nothing.
 #pragma once
 
 #include <filesystem>
@@ -9,22 +10,24 @@
 
 #include "base/status.hpp"
 #include "zoo/index.hpp"
+#include "zoo/transport.hpp"
 
 namespace oscar {
 
 struct PublishOptions {
   std::filesystem::path set;  // the set's folder
-  std::string zoo;            // a folder, or file://
+  std::string zoo;            // a folder, file://, http(s)://, s3:// or hf://
   std::string name;           // ORG/MODEL or ORG/MODEL:TAG
   /// Publish a set that verify has not accepted (recorded in the index), and replace a tag that holds another set.
   bool force = false;
   /// PEM file with the Ed25519 key to sign the manifest with; empty: unsigned.
   std::filesystem::path sign;
+  TransferOptions transfer;
 };
 
 struct PublishResult {
   std::string name;  // ORG/MODEL:TAG
-  std::filesystem::path path;
+  std::string path;  // of the set's folder, or its address
   ZooEntry entry;
   bool changed = false;  // false: the zoo had exactly this already
 };

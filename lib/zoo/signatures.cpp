@@ -25,10 +25,7 @@ using Context = std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)>;
 using Bytes = std::vector<unsigned char>;
 
 std::string to_base64(const Bytes& bytes) {
-  std::string text(4 * ((bytes.size() + 2) / 3) + 1, '\0');
-  text.resize(static_cast<std::size_t>(
-      EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()), bytes.data(), static_cast<int>(bytes.size()))));
-  return text;
+  return oscar::to_base64({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 /// Empty unless `text` is the base64 of `size` bytes.
@@ -84,6 +81,15 @@ std::string text_member(const Json& json, const char* name) {
 }
 
 }  // namespace
+
+std::string to_base64(std::string_view bytes) {
+  std::string text(4 * ((bytes.size() + 2) / 3) + 1, '\0');
+  const int size =
+      EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()),
+                      reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()));
+  text.resize(static_cast<std::size_t>(size));
+  return text;
+}
 
 bool is_signature_for(const std::string& signature_json, const std::string& manifest_sha256) {
   const Json document = parse_json(signature_json, kSignatureName);

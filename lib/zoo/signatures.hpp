@@ -15,6 +15,9 @@ namespace oscar {
 
 inline constexpr char kSignatureName[] = "signature.json";
 
+/// Standard base64, with padding.
+[[nodiscard]] std::string to_base64(std::string_view bytes);
+
 /// A public key: 32 bytes in base64, 44 characters.
 struct PublicKey {
   std::string base64;

@@ -13,6 +13,7 @@ void register_verify(CLI::App& app, Context& context);
 void register_publish(CLI::App& app, Context& context);
 void register_pull(CLI::App& app, Context& context);
 void register_inspect(CLI::App& app, Context& context);
+void register_zoo(CLI::App& app, Context& context);
 void register_convert(CLI::App& app, Context& context);
 
 }  // namespace oscar

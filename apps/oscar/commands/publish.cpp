@@ -8,9 +8,9 @@ namespace {
 
 void run(const PublishOptions& options, Context& context) {
   const PublishResult result = publish(options, *context.status);
-  if (result.changed) context.status->notice("published " + result.name + " in " + result.path.string());
+  if (result.changed) context.status->notice("published " + result.name + " in " + result.path);
   emit_json(context, {{"name", result.name},
-                      {"path", result.path.string()},
+                      {"path", result.path},
                       {"manifest_sha256", result.entry.manifest_sha256},
                       {"total_size", result.entry.total_size},
                       {"forced", result.entry.forced},
@@ -24,8 +24,10 @@ void register_publish(CLI::App& app, Context& context) {
   const auto options = std::make_shared<PublishOptions>();
   CLI::App* publish = app.add_subcommand("publish", "Add a verified rotation set to a zoo");
   publish->add_option("ROTATIONS", options->set, "Folder of the rotation set")->required();
-  publish->add_option("--zoo", options->zoo, "Folder of the zoo; made if missing")
-      ->type_name("DIR")
+  publish
+      ->add_option("--zoo", options->zoo,
+                   "Folder (made if missing), http:// or https:// that takes PUT, s3://BUCKET/PREFIX, or hf://ORG/REPO")
+      ->type_name("DIR|URL")
       ->required()
       ->envname("OSCAR_ZOO");
   publish->add_option("--name", options->name, "Name in the zoo; without a tag: ORG/MODEL:latest")

@@ -53,7 +53,7 @@ class PublishTest(ZooTest):
 
     def test_wrong_usage_is_told_apart(self):
         make_set(self.folder / "set", 1)
-        self.fail_with(2, "static web server", "publish", "set", "--zoo", "https://host/zoo", "--name", NAME)
+        self.fail_with(2, "ftp:// are not supported", "publish", "set", "--zoo", "ftp://host/zoo", "--name", NAME)
         for arguments in (("--name", NAME), ("--zoo", "zoo"), ("--zoo", "zoo", "--name", "../x"), ("--zoo", "zoo", "--name", "x")):
             self.fail_with(2, "error:", "publish", "set", *arguments)
         self.fail_with(1, "nothing-here", "publish", "nothing-here", "--zoo", "zoo", "--name", NAME)

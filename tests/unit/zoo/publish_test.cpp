@@ -109,8 +109,8 @@ TEST_CASE("what cannot be published is refused before anything is written") {
     change(changed);
     return changed;
   };
-  CHECK_ERROR(publish(with([](auto& o) { o.zoo = "https://host/zoo"; }), fixture.status), UsageError,
-              "static web server");
+  CHECK_ERROR(publish(with([](auto& o) { o.zoo = "ftp://host/zoo"; }), fixture.status), UsageError,
+              "ftp:// are not supported");
   CHECK_ERROR(publish(with([](auto& o) { o.name = "../x"; }), fixture.status), UsageError, "ORG/MODEL");
   CHECK_ERROR(publish(with([](auto& o) { o.name = "a/b@sha256:" + std::string(64, 'a'); }), fixture.status), UsageError,
               "tag");

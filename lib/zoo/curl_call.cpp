@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/curl_call.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "base/files.hpp"
+#include "zoo/curl_handle.hpp"
+#include "zoo/download.hpp"
+
+namespace oscar {
+namespace {
+
+/// What is sent: a text or a file, from the start or from wherever libcurl wants to begin again.
+struct Body {
+  const std::string* text = nullptr;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file{nullptr, &std::fclose};
+  std::size_t position = 0;
+};
+
+std::size_t on_send(char* out, std::size_t size, std::size_t count, void* user) {
+  auto& body = *static_cast<Body*>(user);
+  if (body.file != nullptr) {
+    const std::size_t read = std::fread(out, 1, size * count, body.file.get());
+    return std::ferror(body.file.get()) != 0 ? CURL_READFUNC_ABORT : read;
+  }
+  const std::size_t taken = std::min(size * count, body.text->size() - body.position);
+  std::memcpy(out, body.text->data() + body.position, taken);
+  body.position += taken;
+  return taken;
+}
+
+int on_seek(void* user, curl_off_t offset, int) {
+  auto& body = *static_cast<Body*>(user);
+  body.position = static_cast<std::size_t>(offset);
+  if (body.file == nullptr) return CURL_SEEKFUNC_OK;
+  return std::fseek(body.file.get(), static_cast<long>(offset), SEEK_SET) == 0 ? CURL_SEEKFUNC_OK : CURL_SEEKFUNC_FAIL;
+}
+
+std::size_t on_answer(char* data, std::size_t size, std::size_t count, void* user) {
+  auto& text = *static_cast<std::string*>(user);
+  if (text.size() + size * count > kMaxDocumentBytes) return 0;
+  text.append(data, size * count);
+  return size * count;
+}
+
+std::size_t on_header(char* data, std::size_t size, std::size_t count, void* user) {
+  std::string line(data, size * count);
+  std::transform(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(line.size(), 5)),
+                 line.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (line.starts_with("etag:")) {
+    const auto begin = line.find_first_not_of(" \t", 5), end = line.find_last_not_of(" \t\r\n");
+    if (begin != std::string::npos) *static_cast<std::string*>(user) = line.substr(begin, end + 1 - begin);
+  }
+  return size * count;
+}
+
+bool is_transient(CURLcode code, const CurlHandle& handle) {
+  const long status = handle.status();
+  if (code == CURLE_OK) return status == 408 || status == 429 || status == 500 || (status >= 502 && status <= 504);
+  return code == CURLE_PARTIAL_FILE || code == CURLE_RECV_ERROR || code == CURLE_SEND_ERROR ||
+         code == CURLE_GOT_NOTHING || code == CURLE_HTTP2 || code == CURLE_HTTP2_STREAM ||
+         (code == CURLE_OPERATION_TIMEDOUT && handle.connected());
+}
+
+Body open_body(const HttpCall& call) {
+  Body body;
+  body.text = &call.text;
+  if (call.file.empty()) return body;
+  body.file.reset(std::fopen(call.file.c_str(), "rbe"));
+  if (body.file == nullptr) throw IoError("cannot open for reading", call.file.string(), "check the permissions");
+  return body;
+}
+
+void configure(CurlHandle& handle, const ZooLocation& location, const HttpCall& call, const TransferOptions& options,
+               Body& body) {
+  ZooLocation anonymous;
+  anonymous.url = location.url;
+  handle.configure(call.authorize ? location : anonymous, options.timeout_seconds);
+  handle.set(CURLOPT_URL, call.url.c_str());
+  const bool sends = call.method == "PUT" || call.method == "POST";
+  if (sends) {
+    const std::uint64_t size = call.file.empty() ? call.text.size() : regular_file_size(call.file);
+    handle.set(CURLOPT_UPLOAD, 1L);
+    handle.set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(size));
+    handle.set(CURLOPT_READFUNCTION, &on_send);
+    handle.set(CURLOPT_READDATA, &body);
+    handle.set(CURLOPT_SEEKFUNCTION, &on_seek);
+    handle.set(CURLOPT_SEEKDATA, &body);
+    // libcurl would sign the header that it then leaves out.
+    if (location.aws_sigv4.empty()) handle.add_header("Expect:");
+  }
+  handle.set(CURLOPT_CUSTOMREQUEST, call.method.c_str());
+  for (const std::string& line : call.headers) handle.add_header(line);
+}
+
+HttpAnswer call_once(const ZooLocation& location, const HttpCall& call, const TransferOptions& options) {
+  CurlHandle handle;
+  Body body = open_body(call);
+  HttpAnswer answer;
+  configure(handle, location, call, options, body);
+  handle.set(CURLOPT_WRITEFUNCTION, &on_answer);
+  handle.set(CURLOPT_WRITEDATA, &answer.body);
+  handle.set(CURLOPT_HEADERFUNCTION, &on_header);
+  handle.set(CURLOPT_HEADERDATA, &answer.etag);
+  const CURLcode code = curl_easy_perform(handle.get());
+  throw_if_interrupted();
+  answer.status = handle.status();
+  if (is_transient(code, handle)) {
+    TransientError error(code == CURLE_OK ? "the server answered HTTP " + std::to_string(answer.status)
+                                          : "the transfer failed: " + handle.reason(code),
+                         call.url, "try again later");
+    error.retry_after_seconds = handle.retry_after();
+    throw error;
+  }
+  if (code != CURLE_OK) {
+    throw TransportError("the transfer failed: " + handle.reason(code), call.url,
+                         "check the address, the network and the proxy settings, then run again");
+  }
+  return answer;
+}
+
+}  // namespace
+
+HttpAnswer call_http(const ZooLocation& location, const HttpCall& call, const TransferOptions& options,
+                     Status& status) {
+  HttpAnswer answer;
+  with_retries(options, status, [&] { answer = call_once(location, call, options); });
+  return answer;
+}
+
+}  // namespace oscar

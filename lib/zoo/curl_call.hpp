@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// One HTTP call with an answer to look at: what uploads and programming interfaces need. Any status is an answer; lost
+// connections and busy servers are tried again as downloads are.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "zoo/transport.hpp"
+
+namespace oscar {
+
+struct HttpCall {
+  std::string method, url;  // the url in full
+  std::vector<std::string> headers;
+  std::string text;            // the body, or
+  std::filesystem::path file;  // a file that is the body; its size may not change
+  bool authorize = true;       // send the location's credentials
+};
+
+struct HttpAnswer {
+  long status = 0;
+  std::string body;  // up to kMaxDocumentBytes
+  std::string etag;  // as sent, with quotes; empty: none
+};
+
+/// Throws TransportError, IoError, Interrupted.
+[[nodiscard]] HttpAnswer call_http(const ZooLocation& location, const HttpCall& call, const TransferOptions& options,
+                                   Status& status);
+
+}  // namespace oscar

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: MIT
+"""`oscar publish` over the network: WebDAV in nginx, moto's S3 server, the Hub's commit API: upload_test.py
+[UploadTest.test_…]. Run by the project's virtual environment."""
+import base64
+import hashlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import unittest
+from http.server import BaseHTTPRequestHandler
+
+from peers import Hub, Nginx, Serving
+from support import KEYS, NAME, ZooTest, make_set, read_folder
+
+REPOSITORY = "someone/zoo"
+
+
+class PutServer(Serving):
+    """Takes PUT into `files`, with ETags and their conditions. lazy: it does not look at the conditions."""
+
+    def __init__(self, files, lazy=False):
+        outer = self
+        self.methods, self.before_put = [], lambda path: None
+
+        def etag(body):
+            return f'"{hashlib.md5(body).hexdigest()}"'
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                body = files.get(self.path.lstrip("/"))
+                self.answer(404 if body is None else 200, body or b"", body)
+
+            def do_PUT(self):
+                path, body = self.path.lstrip("/"), self.rfile.read(int(self.headers["Content-Length"]))
+                outer.methods.append(("PUT", path))
+                outer.before_put(path)
+                there = files.get(path)
+                wanted, none = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+                fits = (not wanted or (there is not None and etag(there) == wanted)) and not (none and there is not None)
+                if not fits and not lazy:
+                    return self.answer(412)
+                files[path] = body
+                self.answer(201)
+
+            def do_MKCOL(self):
+                outer.methods.append(("MKCOL", self.path))
+                self.answer(405)
+
+            def answer(self, status, body=b"", tagged=None):
+                self.send_response(status)
+                if tagged is not None:
+                    self.send_header("ETag", etag(tagged))
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(Handler)
+
+
+class WritableHub(Hub):
+    """The Hub's API for uploads: preupload, Git LFS batch, storage, commits that name their parent."""
+
+    def __init__(self, repository, files, **options):
+        super().__init__(repository, files, **options)
+        self.stored, self.commits, self.before_commit = {}, 0, lambda: None
+        outer = self
+
+        def put(request):
+            outer.storage_headers.append(dict(request.headers))
+            body = request.rfile.read(int(request.headers["Content-Length"]))
+            oid = request.path.rsplit("/", 1)[1].split("?")[0]
+            right = hashlib.sha256(body).hexdigest() == oid
+            if right:
+                outer.stored[oid] = body
+            outer.reply(request, 200 if right else 400, b"")
+
+        self.storage.server.RequestHandlerClass.do_PUT = put
+        self.api.server.RequestHandlerClass.do_POST = lambda request: outer.post(request)
+
+    @property
+    def commit(self):
+        return f"{self.commits:040x}"
+
+    def answer(self, request):
+        request.path = request.path.replace(self.commit, self.COMMIT)
+        super().answer(request)
+
+    def about(self):
+        return {**super().about(), "sha": self.commit}
+
+    def post(self, request):
+        body = request.rfile.read(int(request.headers["Content-Length"]))
+        self.seen.append((request.command, request.path, request.headers.get("Authorization")))
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return self.reply(request, 401, b"{}")
+        api = f"/api/models/{self.repository}"
+        if request.path == f"{api}/preupload/main":
+            modes = [{"path": file["path"], "shouldIgnore": False,
+                      "uploadMode": "lfs" if file["size"] >= self.lfs_from else "regular"}
+                     for file in json.loads(body)["files"]]
+            return self.reply_json(request, {"files": modes})
+        if request.path == f"/{self.repository}.git/info/lfs/objects/batch":
+            return self.reply_json(request, {"transfer": "basic", "objects": [self.lfs_object(wanted)
+                                                                            for wanted in json.loads(body)["objects"]]})
+        if request.path == f"{api}/commit/main":
+            return self.take_commit(request, [json.loads(line) for line in body.splitlines()])
+        return self.reply(request, 404, b"{}")
+
+    def lfs_object(self, wanted):
+        answer = {"oid": wanted["oid"], "size": wanted["size"]}
+        if wanted["oid"] not in self.stored:
+            answer["actions"] = {"upload": {"href": f"{self.storage_url}/{wanted['oid']}?X-Amz-Signature=secret",
+                                            "header": {"X-Test": "1"}}}
+        return answer
+
+    def take_commit(self, request, lines):
+        self.before_commit()
+        header = lines[0]
+        if header["key"] != "header" or header["value"].get("parentCommit", self.commit) != self.commit:
+            return self.reply(request, 412, b'{"error":"A commit has happened since"}')
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "file":
+                self.files[value["path"]] = base64.b64decode(value["content"], validate=True)
+            elif line["key"] == "lfsFile":
+                self.files[value["path"]] = self.stored[value["oid"]]
+        self.commits += 1
+        self.reply_json(request, {"commitOid": self.commit, "commitUrl": f"{self.url}/{self.repository}/commit/{self.commit}", "success": True})
+
+
+class UploadTest(ZooTest):
+    def publish(self, zoo, name=NAME, *more, seed=1, **env):
+        make_set(self.folder / f"set-{seed}", seed)
+        return self.run_oscar("publish", self.folder / f"set-{seed}", "--zoo", zoo, "--name", name, *more, env=env)
+
+    def published_at(self, zoo, *arguments, **more):
+        done = self.publish(zoo, *arguments, **more)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def pulled_from(self, zoo, name=NAME, **env):
+        done = self.run_oscar("pull", name, "--zoo", zoo, env=env)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return read_folder(done.stdout.strip())
+
+    def test_by_put_and_back(self):
+        with (server := PutServer(files := {})) as url:
+            self.published_at(url)
+            self.assertEqual(self.pulled_from(url), read_folder(self.folder / "set-1"))
+            self.assertEqual(server.methods[-1], ("PUT", "index.json"))  # when everything else is there
+            again = self.published_at(url)
+            self.assertIn("exactly this set already", again.stderr)
+            self.assertEqual(server.methods.count(("PUT", "index.json")), 1)
+            other = self.publish(url, seed=2)
+            self.assertEqual(other.returncode, 2)
+            self.assertIn("another set under test/tiny:latest", other.stderr)
+            self.published_at(url, NAME, "--force", seed=2)
+        self.assertEqual(files[f"{NAME}/latest/{KEYS}"], (self.folder / "set-2" / KEYS).read_bytes())
+
+    def test_somebody_else_publishing_in_between_is_not_lost(self):
+        for lazy in (False, True):
+            files = {}
+            with (server := PutServer(files, lazy)) as url:
+                self.published_at(url, "test/first")
+                rival = json.loads(files["index.json"])
+                rival["entries"][0]["name"] = "test/rival"
+                pending = [json.dumps(rival).encode()]
+
+                def interfere(path):
+                    if path == "index.json" and pending and not lazy:
+                        files["index.json"] = pending.pop()
+                server.before_put = interfere
+                self.published_at(url, "test/second")
+            names = {entry["name"] for entry in json.loads(files["index.json"])["entries"]}
+            self.assertEqual(names, {"test/first", "test/second"} if lazy else {"test/rival", "test/second"})
+
+    def test_what_servers_refuse_is_told(self):
+        class Static(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_error(404)
+
+            def do_PUT(self):
+                self.send_error(405)
+
+            def log_message(self, *_):
+                pass
+
+        with Serving(Static) as url:
+            done = self.publish(url, NAME, )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("takes no uploads", done.stderr)
+        make_set(self.folder / "bad", 1, "rejected")
+        with PutServer(files := {}) as url:
+            self.fail_with(1, "oscar verify", "publish", "bad", "--zoo", url, "--name", NAME)
+            (self.folder / "set-1/serve.env").write_text("A=2\n")
+            self.fail_with(1, "sha256 differs", "publish", "set-1", "--zoo", url, "--name", NAME)
+        self.assertNotIn("index.json", files)
+
+    def test_webdav_in_nginx(self):
+        certificate, key = self.folder / "c.pem", self.folder / "k.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate,
+                        "-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+                       check=True, capture_output=True)
+        root = self.folder / "root"
+        root.mkdir()
+        trusted = {"SSL_CERT_FILE": str(certificate)}
+        with Nginx(self.folder / "nginx", root, (certificate, key), dav=True) as nginx:
+            self.published_at(nginx.url + "/zoo", **trusted)
+            self.assertEqual(self.pulled_from(nginx.url + "/zoo", **trusted), read_folder(self.folder / "set-1"))
+        self.assertEqual(read_folder(root / "zoo" / NAME / "latest"), read_folder(self.folder / "set-1"))
+
+    def test_s3_by_moto_with_signatures_checked(self):
+        os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "4"  # then every request needs a valid signature
+        try:
+            moto, boto3 = importlib.import_module("moto.server"), importlib.import_module("boto3")
+        except ImportError as error:
+            raise unittest.SkipTest(f"{error}; run scripts/setup.sh") from error
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        self.addCleanup(server.stop)
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        def client(service, key="x", secret="x"):
+            return boto3.client(service, endpoint_url=endpoint, region_name="eu-west-1", aws_access_key_id=key,
+                                aws_secret_access_key=secret)
+        iam = client("iam")
+        iam.create_user(UserName="u")
+        iam.put_user_policy(UserName="u", PolicyName="p", PolicyDocument=json.dumps(
+            {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}))
+        key = iam.create_access_key(UserName="u")["AccessKey"]
+        client("s3").create_bucket(Bucket="zoo", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        env = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+               "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+        self.published_at("s3://zoo/rotations", **env)
+        self.published_at("s3://zoo/rotations", "test/other:v_1", seed=2, **env)
+        self.assertEqual(self.pulled_from("s3://zoo/rotations", **env), read_folder(self.folder / "set-1"))
+        stored = client("s3", key["AccessKeyId"], key["SecretAccessKey"]).get_object(
+            Bucket="zoo", Key=f"rotations/{NAME}/latest/{KEYS}")["Body"].read()
+        self.assertEqual(stored, (self.folder / "set-1" / KEYS).read_bytes())
+        wrong = self.publish("s3://zoo/rotations", "test/wrong", **{**env, "AWS_SECRET_ACCESS_KEY": "wrong"})
+        self.assertEqual(wrong.returncode, 1)
+        self.assertIn("check the credentials", wrong.stderr)
+        self.assertNotIn(key["SecretAccessKey"], wrong.stderr)
+
+    def hub_env(self, hub):
+        return {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}
+
+    def test_one_commit_on_the_hub(self):
+        with WritableHub(REPOSITORY, {"README.md": b"# Zoo\n"}, token="hf_secret") as hub:
+            env = self.hub_env(hub)
+            self.published_at(f"hf://{REPOSITORY}", **env)
+            self.assertEqual(hub.commits, 1)
+            self.assertEqual(len(hub.stored), 3)  # the two .pt files and the manifest are large
+            self.assertEqual(self.pulled_from(f"hf://{REPOSITORY}", **env), read_folder(self.folder / "set-1"))
+            self.published_at(f"hf://{REPOSITORY}", "test/other", seed=2, **env)
+            self.assertEqual(len(json.loads(hub.files["index.json"])["entries"]), 2)
+            for headers in hub.storage_headers:
+                self.assertNotIn("Authorization", headers)
+            self.assertIn("needs a token", self.publish(f"hf://{REPOSITORY}", HF_ENDPOINT=hub.url).stderr)
+            denied = self.publish(f"hf://{REPOSITORY}", "test/x", HF_ENDPOINT=hub.url, HF_TOKEN="other")
+        self.assertEqual(denied.returncode, 1)
+        self.assertIn("HTTP 401", denied.stderr)
+
+    def test_a_commit_in_between_is_not_overwritten(self):
+        with WritableHub(REPOSITORY, {}, token="hf_secret") as hub:
+            self.published_at(f"hf://{REPOSITORY}", "test/first", **self.hub_env(hub))
+            rivals = [1]
+
+            def interfere():
+                if rivals and rivals.pop():
+                    index = json.loads(hub.files["index.json"])
+                    index["entries"][0]["name"] = "test/rival"
+                    hub.files["index.json"] = json.dumps(index).encode()
+                    hub.commits += 1
+            hub.before_commit = interfere
+            self.published_at(f"hf://{REPOSITORY}", "test/second", seed=2, **self.hub_env(hub))
+            names = [entry["name"] for entry in json.loads(hub.files["index.json"])["entries"]]
+        self.assertEqual(names, ["test/rival", "test/second"])
+
+    def test_the_hubs_own_client_commits_to_this_hub(self):
+        try:
+            huggingface_hub = importlib.import_module("huggingface_hub")
+        except ImportError as error:
+            raise unittest.SkipTest(str(error)) from error
+        os.environ["HF_HUB_DISABLE_XET"] = "1"
+        with WritableHub(REPOSITORY, {}, token="hf_secret") as hub:
+            api = huggingface_hub.HfApi(endpoint=hub.url, token="hf_secret")
+            make_set(self.folder / "set", 1)
+            api.upload_folder(repo_id=REPOSITORY, folder_path=str(self.folder / "set"))
+        self.assertEqual(hub.files[KEYS], (self.folder / "set" / KEYS).read_bytes())
+
+
+if __name__ == "__main__":
+    program = unittest.main(exit=False)
+    for _, why in program.result.skipped:
+        print("skipped:", why)
+    sys.exit(1 if not program.result.wasSuccessful() else 77 if program.result.skipped else 0)

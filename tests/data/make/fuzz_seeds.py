@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""Makes tests/fuzz/corpus: small files that each reader accepts. Needs torch, h5py, numpy, safetensors, gguf.
+
+    .venv/bin/python tests/data/make/fuzz_seeds.py tests/fuzz/corpus
+"""
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import h5py
+import numpy
+import torch
+from safetensors.numpy import save_file
+
+corpus = Path(sys.argv[1])
+matrix = numpy.eye(2, dtype=numpy.float32)
+
+
+def place(target, name):
+    (corpus / target).mkdir(parents=True, exist_ok=True)
+    return corpus / target / name
+
+
+for name, array in (("f4", matrix), ("i8", numpy.arange(3)), ("scalar", numpy.float64(1)), ("fortran", numpy.ones((2, 3), order="F"))):
+    numpy.save(place("npy", name), array)
+numpy.savez(place("npz", "two"), a=matrix, b=numpy.arange(3))
+numpy.savez_compressed(place("npz", "compressed"), a=matrix)
+save_file({"layers.0.key.rotation": matrix, "b": numpy.ones(3, dtype=numpy.float16)}, place("safetensors", "two"), {"note": "hello"})
+with h5py.File(place("hdf5", "small"), "w", libver="latest") as file:
+    file.attrs["schema"] = "oscar.rotation_set.v1"
+    file["a"] = matrix
+    file.create_dataset("packed", data=numpy.zeros(64), chunks=(16,), compression="gzip")
+writer = gguf.GGUFWriter(place("gguf", "small"), "qwen3")
+writer.add_block_count(1)
+writer.add_array("tokens", ["a", "b"])
+writer.add_tensor("blk.0.attn_k_rot.weight", matrix)
+writer.add_tensor("q", numpy.zeros((1, 34), dtype=numpy.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
+torch.save(torch.eye(2), place("pt", "bare"))
+torch.save({"format_version": 1, "objective": "qqt_r_h_pbr", "source_grouping": "layer",
+            "layers": {0: {"layer_id": 0, "rotation": torch.eye(2), "eigenvalues": torch.ones(2)}}}, place("pt", "rotation"))
+torch.save([None, True, 1, 2.5, "text", (1, 2)], place("pt", "values"))
+
+sample = Path(__file__).parents[3] / "zoo"
+index = json.loads((sample / "index.json").read_text())
+index["entries"] = index["entries"][:1]
+index["entries"][0]["summary"]["verification"] = {"verdict": "accepted", "methods": {"oscar": {"kind": "this"}}}
+place("zoo", "index").write_text(json.dumps(index))
+manifest = json.loads((sample / index["entries"][0]["path"] / "manifest.json").read_text())
+for key in ("layers", "verification", "recipe", "calibration"):
+    manifest[key] = manifest[key][:1] if key == "layers" else {}
+place("zoo", "manifest").write_text(json.dumps(manifest))
+place("zoo", "signature").write_text(json.dumps({"schema": "oscar.signature.v1", "manifest_sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881",
+                                                  "signatures": [{"key": "A" * 43 + "=", "signature": "A" * 86 + "=="}]}))
