@@ -44,17 +44,28 @@ DType dtype_from_name(std::string_view name) {
 }
 
 float float_from_f16(std::uint16_t bits) {
-  _Float16 half;
-  static_assert(sizeof half == sizeof bits);
-  __builtin_memcpy(&half, &bits, sizeof bits);
-  return static_cast<float>(half);
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16U, magnitude = bits & 0x7fffU;
+  if (magnitude >= 0x7c00U) {  // infinity and NaN, whose quiet bit is set as hardware does
+    const std::uint32_t quiet = magnitude > 0x7c00U ? 0x400000U : 0U;
+    return std::bit_cast<float>(sign | 0x7f800000U | quiet | (magnitude & 0x3ffU) << 13U);
+  }
+  // The exponent of a float is larger by 127 - 15; multiplying corrects it for subnormal halves too, exactly.
+  const float scaled = std::bit_cast<float>(magnitude << 13U) * std::bit_cast<float>((254U - 15U) << 23U);
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(scaled));
 }
 
 std::uint16_t f16_from_float(float value) {
-  const auto half = static_cast<_Float16>(value);
-  std::uint16_t bits = 0;
-  __builtin_memcpy(&bits, &half, sizeof bits);
-  return bits;
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16U) & 0x8000U, magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return static_cast<std::uint16_t>(sign | 0x7e00U | ((magnitude >> 13U) & 0x3ffU));
+  if (magnitude >= 0x477ff000U) return static_cast<std::uint16_t>(sign | 0x7c00U);  // rounds to 65536 or more
+  if (magnitude < 0x38800000U) {
+    // Subnormal: adding 0.5 leaves the rounded multiple of 2^-24 in the lowest bits, ties to even.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
+    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U));
+  }
+  const std::uint32_t odd = (magnitude >> 13U) & 1U;
+  return static_cast<std::uint16_t>(sign | ((magnitude - 0x38000000U + 0xfffU + odd) >> 13U));
 }
 
 }  // namespace oscar

@@ -40,6 +40,10 @@ class Archive {
   explicit Archive(const std::filesystem::path& path) : path_(path.string()), file_(path) {
     try {
       reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path_);
+      // torch.save does not compress: a pickle that would grow beyond its archive is there to fill the memory.
+      if (reader_->getRecordSize("data.pkl") > file_.bytes().size()) {
+        throw DataError("the pickle is compressed, to more than the whole archive", path_, kRemedy);
+      }
       const auto [pickle, size] = reader_->getRecord("data.pkl");
       value_ = unpickle(static_cast<const char*>(pickle.get()), size);
     } catch (const c10::Error& error) {

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 
 SKIPPED = 77
@@ -214,6 +215,15 @@ class ConvertTest(unittest.TestCase):
         self.refuse(1, "which llama.cpp cannot use", "mla", "x.gguf", "--into", "mla/layer_0.pt")
         self.refuse(1, "which version 1 cannot hold", "mla", "x", "--to", "pt", "--pt-version", "1")
         self.refuse(1, "an MLA cache has one row for all", SAMPLE, "x", "--to", "mla")
+
+    def test_zip_bombs_are_refused(self):
+        for name, member in (("bomb.pt", "archive/data.pkl"), ("bomb.npz", "a.npy")):
+            with zipfile.ZipFile(self.folder / name, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(member, bytes(50 << 20))
+                archive.writestr("archive/version", "3\n")
+            self.assertLess((self.folder / name).stat().st_size, 1 << 17)
+            self.assertIn("compressed", self.oscar("inspect", name, exit_code=1).stderr)
+        self.refuse(1, "compressed", "bomb.npz", "x")
 
     def test_what_cannot_be_converted_is_told(self):
         (self.folder / "page.pt").write_text("<html>")
