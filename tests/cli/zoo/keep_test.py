@@ -36,6 +36,18 @@ class KeepTest(ZooTest):
             self.assertIn(text, page.text)
         self.assertEqual((self.folder / "page.html").read_text().count("<html"), 1)
 
+    def test_the_projects_own_zoo_is_sound_and_its_page_of_today(self):
+        zoo = Path(os.environ["OSCAR_PROJECT"]) / "zoo"
+        self.assertIn("sound", self.succeed("inspect", zoo).stdout)
+        entries = json.loads((zoo / "index.json").read_text())["entries"]
+        self.assertGreaterEqual(len({entry["summary"]["recipe"] + entry["summary"]["codec"] for entry in entries}), 3)
+        for entry in entries:
+            self.assertEqual(entry["summary"]["verification"]["verdict"], "accepted")
+            pulled = self.succeed("pull", f"{entry['name']}:{entry['tag']}", "--zoo", zoo).stdout.strip()
+            self.assertIn("sound", self.succeed("inspect", pulled).stdout)
+        self.succeed("zoo", "render", "--zoo", zoo, "--out", "page.html")
+        self.assertEqual((self.folder / "page.html").read_text(), (zoo / "index.html").read_text())
+
     def test_what_an_index_says_cannot_become_markup(self):
         self.published()
         index = json.loads((self.zoo / "index.json").read_text())
