@@ -11,6 +11,7 @@
 
 #include "base/errors.hpp"
 #include "base/status.hpp"
+#include "kernels/decode_timing.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/types.hpp"
 
@@ -74,6 +75,13 @@ class Backend {
 
   /// The sequence rotated and kept for attention and its errors.
   [[nodiscard]] virtual std::unique_ptr<MixedSequence> hold(const SequenceInput& input) = 0;
+
+  /// Times the INT2 decode attention kernel (oscar/int2_attention.h) with these windows. Throws BackendUnavailable on
+  /// the CPU, which has none, and where a cache does not fit; UsageError for shapes that the kernel refuses.
+  [[nodiscard]] virtual DecodeTimings time_decode(std::span<const DecodeCase>, Windows) {
+    throw BackendUnavailable("the INT2 decode attention kernel needs an NVIDIA GPU", description(),
+                             "run this on a machine with one");
+  }
 };
 
 /// `device`: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU if the build and the machine have one that works,

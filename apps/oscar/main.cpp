@@ -39,6 +39,7 @@ void register_commands(CLI::App& app, Context& context) {
   register_inspect(app, context);
   register_convert(app, context);
   register_zoo(app, context);
+  register_bench(app, context);
   finish_commands(app);
   app.parse_complete_callback([&context] { start(context); });
 }

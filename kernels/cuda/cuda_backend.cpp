@@ -64,6 +64,9 @@ class CudaBackend : public Backend {
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return cuda::hold(lanes_, input);
   }
+  [[nodiscard]] DecodeTimings time_decode(std::span<const DecodeCase> cases, Windows windows) override {
+    return lanes_.run([&](const Context& context) { return cuda::time_decode(context, cases, windows); });
+  }
 
  private:
   using Context = cuda::Context;

@@ -11,11 +11,11 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "dump/layer_lanes.hpp"
 #include "fit/candidates.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/held_out.hpp"
 #include "fit/layer_fit.hpp"
-#include "fit/layer_lanes.hpp"
 #include "fit/recipe_search.hpp"
 
 namespace oscar {

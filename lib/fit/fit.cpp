@@ -5,15 +5,16 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <mutex>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "dump/layer_lanes.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/layer_fit.hpp"
-#include "fit/layer_lanes.hpp"
 #include "fit/recipe_search.hpp"
 #include "rotation/formats.hpp"
 
@@ -43,6 +44,40 @@ struct Batch {
   std::vector<std::future<void>> finishing;  // by layer; last, since these write to the others
 };
 
+/// A GPU's libraries load on first use, and the loader lets in one at a time. First the eigensolver, for a fifth of a
+/// second that the first batch would otherwise wait with all behind it, and beside it what first layers need; then, by
+/// `then`, what the caller will need at the end.
+class FirstUse {
+ public:
+  FirstUse(Backend& backend, std::function<void()> then) : then_(std::move(then)) {
+    if (backend.work_shape().layers_per_batch == 1) {
+      solver_is_ready_ = true;
+      return;
+    }
+    solver_ = std::async(std::launch::async, [this, &backend] {
+      (void)backend.eigh(MatrixStack::identity(128));
+      solver_is_ready_ = true;
+      go_on();
+    });
+  }
+
+  void layer_is_read() {
+    if (!layer_is_read_.exchange(true)) go_on();
+  }
+  void finish() {
+    if (solver_.valid()) solver_.get();
+  }
+
+ private:
+  void go_on() {
+    if (solver_is_ready_ && layer_is_read_ && !went_on_.exchange(true) && then_) then_();
+  }
+
+  std::function<void()> then_;
+  std::atomic<bool> solver_is_ready_ = false, layer_is_read_ = false, went_on_ = false;
+  std::future<void> solver_;  // last, since it writes to the others
+};
+
 /// Reads layers side by side. As soon as a batch is read, all its eigenproblems are solved, then its clip ratios are
 /// fitted: while the next layers are read, if the backend can.
 class LayerwiseFit {
@@ -69,14 +104,15 @@ class LayerwiseFit {
       batches.emplace_back(std::min(step, ids.size() - first));
     }
     std::atomic<std::int64_t> done = 0;
-    std::once_flag first_layer_read;
+    FirstUse first_use(backend_, hooks.first_layer_read);
     for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
       Batch& batch = batches[i / step];
       batch.moments[i % step] = take_moments(ids[i], *stream, {recipe_}, reference_, backend_, hooks.output_projection);
-      if (hooks.first_layer_read) std::call_once(first_layer_read, hooks.first_layer_read);
+      first_use.layer_is_read();
       finish(batch, i % step, std::move(stream), shape.concurrent_layers);
       status_.progress("fit: layer", ++done, static_cast<std::int64_t>(ids.size()));
     });
+    first_use.finish();
     for (Batch& batch : batches) {
       for (std::future<void>& layer : batch.finishing) {
         if (layer.valid()) layer.get();
@@ -100,10 +136,10 @@ class LayerwiseFit {
     batch.finishing[i] = std::async(std::launch::async, std::move(task));
   }
 
-  /// Layer by layer: the backend holds a layer's sample meanwhile, beside what is being read.
   void fit_batch(Batch& batch) {
-    const std::lock_guard one_at_a_time(fitting_);
     batch.layers = fit_transforms(batch.moments, recipe_, backend_, status_);
+    // Layer by layer: the backend holds a layer's sample meanwhile, beside what is being read.
+    const std::lock_guard one_at_a_time(fitting_);
     if (recipe_.refine) {
       refine_keys(std::vector<std::span<const SampledSequence>>(batch.to_refine.begin(), batch.to_refine.end()),
                   clip_.first_key_codec(), recipe_.windows, refining_, batch.layers, backend_, status_);

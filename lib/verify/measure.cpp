@@ -2,7 +2,11 @@
 #include "verify/measure.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <utility>
 
+#include "dump/layer_lanes.hpp"
 #include "verify/data_covariance.hpp"
 
 namespace oscar::verify {
@@ -20,86 +24,107 @@ std::int64_t count_tokens(LayerStream& stream) {
   return tokens;
 }
 
-class Measurer {
+/// What one layer tells.
+struct LayerMeasurements {
+  std::vector<DataCovariance> covariances;
+  std::vector<LayerSums> methods;
+  std::vector<std::vector<AttentionSums>> sequences;  // [method][sequence], without histograms
+  std::int64_t tokens = 0, queries = 0;
+};
+
+class LayerMeasurer {
  public:
-  Measurer(const MeasurePlan& plan, Backend& backend) : plan_(plan), backend_(backend) {
+  LayerMeasurer(const MeasurePlan& plan, Backend& backend, int id) : plan_(plan), backend_(backend), id_(id) {
     found_.methods.resize(plan.methods->size());
+    found_.sequences.resize(plan.methods->size());
   }
 
-  void layer(int id, LayerStream& stream) {
+  LayerMeasurements measure(LayerStream& stream) {
     found_.tokens = count_tokens(stream);
-    take_covariances(id, stream);
-    found_.layers.push_back(id);
-    if (plan_.methods->empty()) return;
+    take_covariances(stream);
+    if (plan_.methods->empty()) return std::move(found_);
     const std::int64_t limit = plan_.max_queries > 0 ? plan_.max_queries : found_.tokens;
     const std::int64_t stride =
         std::max<std::int64_t>(1, (found_.tokens + limit - 1) / std::max<std::int64_t>(limit, 1));
-    sums_.assign(plan_.methods->size(), {});
-    found_.queries = 0;
-    sequence_ = 0;
     QkvChunk chunk;
     stream.rewind();
     while (stream.next(chunk)) {
       for (const SequenceRange& range : chunk.sequences) {
         throw_if_interrupted();
-        if (range.size() > 0) take_attention(id, chunk.view.tokens(range), stride);
-        ++sequence_;
+        take_attention(chunk.view.tokens(range), stride);
       }
     }
-    for (std::size_t m = 0; m < sums_.size(); ++m) finish_layer(sums_[m], found_.methods[m]);
+    return std::move(found_);
   }
 
-  Measurements take() { return std::move(found_); }
-
  private:
-  void take_covariances(int id, LayerStream& stream) {
+  void take_covariances(LayerStream& stream) {
     for (const SubjectSide& side : plan_.subject->sides) {
       if (side.target.empty()) continue;
       auto covariance = covariance_of(side.objective, stream, backend_);
       if (covariance)
-        found_.covariances.push_back({id, side.target, std::move(*covariance), plan_.same_tokens, found_.tokens});
+        found_.covariances.push_back({id_, side.target, std::move(*covariance), plan_.same_tokens, found_.tokens});
     }
   }
 
-  void take_attention(int id, const QkvView& sequence, std::int64_t stride) {
-    for (std::size_t m = 0; m < plan_.methods->size(); ++m) {
-      const KvMethod& method = (*plan_.methods)[m];
-      LayerSums sums = measure_attention(sequence, method, id, stride, plan_.precision, backend_);
-      sums_[m].add(sums);
-      sums.all.kl = {};
-      auto& sequences = found_.methods[m].sequences;
-      sequences.resize(std::max(sequences.size(), sequence_ + 1));
-      sequences[sequence_].add(sums.all);
+  void take_attention(const QkvView& sequence, std::int64_t stride) {
+    for (std::size_t m = 0; m < found_.methods.size(); ++m) {
+      AttentionSums& sums = found_.sequences[m].emplace_back();
+      if (sequence.q.num_tokens == 0) continue;
+      const LayerSums of_layer =
+          measure_attention(sequence, (*plan_.methods)[m], id_, stride, plan_.precision, backend_);
+      found_.methods[m].add(of_layer);
+      sums = of_layer.all;
+      sums.kl = {};
     }
     found_.queries += static_cast<std::int64_t>(sampled_positions(sequence.q.num_tokens, stride).size());
   }
 
-  /// Of heads, only the figures are kept: a histogram each would add up.
-  static void finish_layer(const LayerSums& sums, MethodMeasurements& found) {
-    found.layers.push_back(sums.all);
-    found.heads.emplace_back();
-    for (const AttentionSums& head : sums.heads) found.heads.back().push_back(head.metrics());
-  }
-
   const MeasurePlan& plan_;
   Backend& backend_;
-  std::vector<LayerSums> sums_;  // of the layer at hand, by method
-  std::size_t sequence_ = 0;     // of the layer
-  Measurements found_;
+  const int id_;
+  LayerMeasurements found_;
 };
+
+/// Of heads, only the figures are kept: a histogram each would add up.
+void add_layer(LayerMeasurements layer, int id, Measurements& found) {
+  found.layers.push_back(id);
+  found.tokens = layer.tokens;
+  found.queries = layer.queries;
+  std::move(layer.covariances.begin(), layer.covariances.end(), std::back_inserter(found.covariances));
+  for (std::size_t m = 0; m < layer.methods.size(); ++m) {
+    MethodMeasurements& method = found.methods[m];
+    method.layers.push_back(layer.methods[m].all);
+    method.heads.emplace_back();
+    for (const AttentionSums& head : layer.methods[m].heads) method.heads.back().push_back(head.metrics());
+    method.sequences.resize(std::max(method.sequences.size(), layer.sequences[m].size()));
+    for (std::size_t s = 0; s < layer.sequences[m].size(); ++s) method.sequences[s].add(layer.sequences[m][s]);
+  }
+}
 
 }  // namespace
 
 Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status) {
-  Measurer measurer(plan, backend);
-  const auto total = static_cast<std::int64_t>(source.layer_ids().size());
-  std::int64_t done = 0;
-  status.progress("attention metrics, layer", done, total);
+  std::vector<int> ids;
   for (const int id : source.layer_ids()) {
-    if (wanted(plan, id)) measurer.layer(id, *source.open(id));
-    status.progress("attention metrics, layer", ++done, total);
+    if (wanted(plan, id)) ids.push_back(id);
   }
-  return measurer.take();
+  const auto total = static_cast<std::int64_t>(ids.size());
+  std::atomic<std::int64_t> done = 0;
+  std::vector<LayerMeasurements> layers(ids.size());
+  status.progress("attention metrics, layer", done, total);
+  // Four times as many as a backend reads at once: other people's methods keep the host busy, and parts of them one
+  // core.
+  const int concurrent = backend.work_shape().concurrent_layers;
+  for_each_layer(source, ids, concurrent > 1 ? 2 * concurrent : 1,
+                 [&](std::size_t i, const std::unique_ptr<LayerStream>& stream) {
+                   layers[i] = LayerMeasurer(plan, backend, ids[i]).measure(*stream);
+                   status.progress("attention metrics, layer", ++done, total);
+                 });
+  Measurements found;
+  found.methods.resize(plan.methods->size());
+  for (std::size_t i = 0; i < ids.size(); ++i) add_layer(std::move(layers[i]), ids[i], found);
+  return found;
 }
 
 }  // namespace oscar::verify

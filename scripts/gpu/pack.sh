@@ -4,6 +4,7 @@
 # optimised build, the shared libraries that machine may lack, and reference data. Copy .gpu/ into a checkout there.
 # It must have glibc, the CUDA toolkit, cmake, and a python3 with the torch version of scripts/requirements.txt.
 # Environment: PUBLISHED_FITTER, the published compute_kv_rotation.py for bench.sh; OSCAR_GPU_ARCHITECTURES (90a-real);
+# OSCAR_GPU_TARGETS (all), what to build;
 # OSCAR_GPU_ROOT (/tmp/oscar-gpu), where it is built here and unpacked there, because a build tree knows its own path.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -23,7 +24,8 @@ build() {
     -DCMAKE_CUDA_ARCHITECTURES="${OSCAR_GPU_ARCHITECTURES:-90a-real}" \
     -DCMAKE_BUILD_RPATH="$rpath;${rpath//ORIGIN/ORIGIN\/..}" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
     -DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags >.gpu/configure.log 2>&1 || { cat .gpu/configure.log >&2; exit 1; }
-  cmake --build "$build" >.gpu/build.log 2>&1 || { tail -60 .gpu/build.log >&2; exit 1; }
+  # shellcheck disable=SC2086  # several targets are several words
+  cmake --build "$build" --target ${OSCAR_GPU_TARGETS:-all} >.gpu/build.log 2>&1 || { tail -60 .gpu/build.log >&2; exit 1; }
 }
 
 # Programs and plug-ins, stripped, ctest's files, and the link to the project's zoo.

@@ -15,5 +15,6 @@ void register_pull(CLI::App& app, Context& context);
 void register_inspect(CLI::App& app, Context& context);
 void register_zoo(CLI::App& app, Context& context);
 void register_convert(CLI::App& app, Context& context);
+void register_bench(CLI::App& app, Context& context);
 
 }  // namespace oscar

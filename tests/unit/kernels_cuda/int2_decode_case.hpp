@@ -71,9 +71,9 @@ struct Side {
 };
 
 /// A cache, its queries, and the outputs, on host and device.
-class DecodeCase {
+class CheckedDecode {
  public:
-  explicit DecodeCase(const DecodeShape& shape, unsigned seed = 1)
+  explicit CheckedDecode(const DecodeShape& shape, unsigned seed = 1)
       : s(shape),
         engine_(seed),
         history_(s.lengths, s.page_size, engine_),

@@ -10,7 +10,7 @@ using namespace test;
 
 void check_shape(DecodeShape s, unsigned seed) {
   s.split_batch = seed % 2 == 0 ? 0 : 300;  // cut finely, by few sequences, and coarsely
-  DecodeCase test(s, seed);
+  CheckedDecode test(s, seed);
   CHECK(test.run());
   const auto [error, lse_error] = test.errors();
   const Shape shape{s.params == OSCAR_FLOAT32   ? DType::kF32
@@ -88,7 +88,7 @@ TEST_CASE("int2_decode_matches_cpu, long sequences") {
 TEST_CASE("int2_decode does not depend on its neighbours") {
   if (gpu_or_skip() == nullptr) return;
   const DecodeShape shape{.q_heads = 8, .kv_heads = 2, .lengths = {3000, 70, 9000}, .windows = {320, 5, 319}};
-  DecodeCase test(shape);
+  CheckedDecode test(shape);
   CHECK(test.run());
   const auto all = test.out.download();
   oscar_int2_decode_args& args = test.args;
@@ -107,7 +107,7 @@ TEST_CASE("int2_decode does not depend on its neighbours") {
 
 TEST_CASE("int2_decode refuses what it cannot do, and says why") {
   if (gpu_or_skip() == nullptr) return;
-  const DecodeCase good({.lengths = {40}, .windows = {3}});
+  const CheckedDecode good({.lengths = {40}, .windows = {3}});
   const auto refused = [&](const auto& spoil, const std::string& reason) {
     oscar_int2_decode_args args = good.args;
     spoil(args);

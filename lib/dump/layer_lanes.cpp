@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "fit/layer_lanes.hpp"
+#include "dump/layer_lanes.hpp"
 
 #include <future>
 #include <mutex>
