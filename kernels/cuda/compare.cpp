@@ -10,7 +10,7 @@ namespace {
 
 /// Bytes of rows, and again of scores: 48 MiB, so that three sequences at a time stay within a layer or two; less where
 /// memory has been short.
-std::size_t pass_budget(const Context& context) { return 4 * context.device().chunk_bytes(); }
+std::size_t pass_budget(const Context& context) { return 3 * context.device().chunk_bytes(); }
 
 }  // namespace
 

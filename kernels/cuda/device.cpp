@@ -13,8 +13,8 @@ namespace oscar::cuda {
 namespace {
 
 constexpr std::size_t kMebi = std::size_t{1} << 20;
-constexpr std::size_t kChunkBytes = 12 * kMebi;  // three layers and a clip fit then stay within two layers and 1 GB
-constexpr std::size_t kSmallestChunkBytes = kChunkBytes / 8;
+constexpr std::size_t kChunkBytes = 16 * kMebi;
+constexpr std::size_t kSmallestChunkBytes = kMebi;
 
 std::string device_name(int ordinal) { return "cuda:" + std::to_string(ordinal); }
 
@@ -125,7 +125,7 @@ void Device::work_in_smaller_chunks(std::size_t chunk_bytes, const OutOfMemory& 
   (void)cudaMemPoolTrimTo(pool_, 0);
   if (chunk_bytes <= kSmallestChunkBytes) throw OutOfMemory(error.where());
   if (!chunk_bytes_.compare_exchange_strong(chunk_bytes, chunk_bytes / 2)) return;
-  status_.notice("GPU memory is short: working in chunks of " + std::to_string(chunk_bytes / 2 / 1024) + " KiB");
+  status_.notice("GPU memory is short: working in chunks of " + std::to_string(chunk_bytes / 2 / kMebi) + " MiB");
 }
 
 }  // namespace oscar::cuda

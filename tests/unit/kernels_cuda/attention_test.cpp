@@ -289,7 +289,7 @@ TEST_CASE("compare_matches_cpu where candidates, heads and queries need several 
 TEST_CASE("compare_matches_cpu where GPU memory is short") {
   if (gpu_or_skip() == nullptr) return;
   Notices notices;
-  const auto gpu = gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "100", notices);
+  const auto gpu = gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "70", notices);
   std::vector<std::int64_t> positions;
   for (std::int64_t p = 400; p < 4096; p += 200) positions.push_back(p);
   const Sequence s({DType::kBF16, 128, 4096}, 6, 2, positions);

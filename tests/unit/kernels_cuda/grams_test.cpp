@@ -294,19 +294,12 @@ TEST_CASE("with little memory, chunks are smaller and sums are the same to the b
     sums.data.insert(sums.data.end(), weights.begin(), weights.end());
     return sums.data;
   };
-  const auto check_when_short = [&](const auto& sums) {
-    for (int limit = 96;; limit -= 4) {
-      REQUIRE_MESSAGE(limit > 0, "no memory was short");
-      Notices notices;
-      const auto result = sums(*gpu_with("OSCAR_CUDA_MEMORY_LIMIT", std::to_string(limit), notices));
-      if (!notices.mention("GPU memory is short")) continue;
-      CHECK(notices.mention("GPU memory is short: working in chunks of 6144 KiB"));
-      CHECK(result == sums(*gpu));
-      return;
-    }
-  };
-  check_when_short(grams);
-  check_when_short(weighted_grams);
+  // Between what chunks of 16 MiB and chunks of 8 MiB need.
+  Notices notices, weighted_notices;
+  CHECK(grams(*gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "52", notices)) == grams(*gpu));
+  CHECK(notices.mention("GPU memory is short: working in chunks of 8 MiB"));
+  CHECK(weighted_grams(*gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "100", weighted_notices)) == weighted_grams(*gpu));
+  CHECK(weighted_notices.mention("GPU memory is short: working in chunks of 8 MiB"));
 }
 
 TEST_CASE("a GPU without enough memory is one clear line") {
@@ -315,7 +308,7 @@ TEST_CASE("a GPU without enough memory is one clear line") {
   Notices notices;
   const auto small = gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "4", notices);
   CHECK_ERROR((void)Layer(300).sums(*small), BackendUnavailable, "the GPU is out of memory");
-  CHECK(notices.mention("working in chunks of 1536 KiB"));
+  CHECK(notices.mention("working in chunks of 1 MiB"));
 }
 
 }  // namespace oscar
