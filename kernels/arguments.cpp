@@ -40,6 +40,11 @@ int checked_group_size(const RowCodec& codec, int head_dim) {
   return group_size;
 }
 
+void check_heads(const HistoryCodec& codec, int kv_heads) {
+  const std::size_t ratios = codec.head_clip_ratios.size();
+  OSCAR_CHECK(ratios == 0 || ratios == static_cast<std::size_t>(kv_heads));
+}
+
 namespace {
 
 /// Mean squared error of N(0, 1) on a uniform grid of `levels` levels around 0.

@@ -81,8 +81,9 @@ class Side {
 
   [[nodiscard]] HeadsView stored() const { return view(stored_); }
 
-  [[nodiscard]] HeadsView history(const std::optional<RowCodec>& codec) {
+  [[nodiscard]] HeadsView history(const std::optional<HistoryCodec>& codec) {
     if (!codec) return stored();
+    check_heads(*codec, native_.num_heads);
     if (given_.data != nullptr) return given_;
     if (decoded_with_ != codec) {
       decoded_.resize(stored_.size());
@@ -94,7 +95,7 @@ class Side {
 
   /// Signal and noise of each head: energies of the native rows of tokens [begin, end) and of what the codec and the
   /// rounding add to them, which a transform that does not keep lengths maps back.
-  [[nodiscard]] std::pair<std::vector<double>, std::vector<double>> errors(const std::optional<RowCodec>& codec,
+  [[nodiscard]] std::pair<std::vector<double>, std::vector<double>> errors(const std::optional<HistoryCodec>& codec,
                                                                            std::int64_t begin, std::int64_t end) {
     const int heads = native_.num_heads, dim = native_.head_dim;
     if (begin >= end) return {energies({}, heads, dim), energies({}, heads, dim)};
@@ -124,7 +125,7 @@ class Side {
   Precision precision_;
   MatrixStack native_from_stored_;  // rotation^-1
   std::vector<float> stored_, decoded_;
-  std::optional<RowCodec> decoded_with_;
+  std::optional<HistoryCodec> decoded_with_;
 };
 
 class HeldSequence : public MixedSequence {

@@ -29,7 +29,7 @@ std::size_t CodecChoice::decoding() const {
   return codecs.size() - static_cast<std::size_t>(std::count(codecs.begin(), codecs.end(), std::nullopt));
 }
 
-CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates, std::optional<RowCodec> HistoryCodecs::*side) {
+CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates, std::optional<HistoryCodec> HistoryCodecs::*side) {
   CodecChoice choice;
   for (const HistoryCodecs& candidate : candidates) {
     const auto found = std::find(choice.codecs.begin(), choice.codecs.end(), candidate.*side);

@@ -191,8 +191,7 @@ class Search {
             LayerRotation& layer = clipped[m][i];
             clips_[group[m]].apply(data[i]->clip, layer);
             const HistoryCodecs& plain = candidates_[group[m]].recipe.codecs;
-            codecs.push_back(
-                {with_ratio(*plain.key, layer.key.clip_ratio), with_ratio(*plain.value, layer.value.clip_ratio)});
+            codecs.push_back({layer.key.clipped(*plain.key), layer.value.clipped(*plain.value)});
           }
           scores[i] = score_layer(parts[i].judged, fitted[i], codecs, options_.windows, backend_);
         },

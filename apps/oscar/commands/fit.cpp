@@ -44,6 +44,10 @@ Json to_json(const FitResult& result, const Times& times, const std::filesystem:
     layers.push_back({{"layer_id", layer.layer_id},
                       {"key_clip_ratio", layer.key.clip_ratio},
                       {"value_clip_ratio", layer.value.clip_ratio}});
+    for (const auto& [name, side] : {std::pair("key", &layer.key), std::pair("value", &layer.value)}) {
+      if (side->head_clip_ratios.empty()) continue;
+      layers.back()[std::string(name) + "_clip_ratio_per_head"] = side->head_clip_ratios;
+    }
   }
   return {{"rotation_set", out.string()},
           {"device", device},
@@ -182,6 +186,7 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   option("--stretch-power", fit.stretch_power, "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
   option("--stretch-lambda", fit.stretch_lambda, "Recipe stretch: part of the mean eigenvalue added to both moments");
   option("--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
+  option("--clip-granularity", fit.clip_granularity, "A fitted ratio per layer or per head; or two of these, for K,V");
   option("--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
       ->check(CLI::NonNegativeNumber);
   option("--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(CLI::NonNegativeNumber);
