@@ -105,6 +105,20 @@ void check_positions(std::span<const std::int64_t> positions, std::int64_t queri
   OSCAR_CHECK(positions.empty() || (positions.front() >= 0 && positions.back() < keys));
 }
 
+std::size_t CodecChoice::decoding() const {
+  return codecs.size() - static_cast<std::size_t>(std::count(codecs.begin(), codecs.end(), std::nullopt));
+}
+
+CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates, std::optional<HistoryCodec> HistoryCodecs::*side) {
+  CodecChoice choice;
+  for (const HistoryCodecs& candidate : candidates) {
+    const auto found = std::find(choice.codecs.begin(), choice.codecs.end(), candidate.*side);
+    choice.of_candidate.push_back(static_cast<std::size_t>(found - choice.codecs.begin()));
+    if (found == choice.codecs.end()) choice.codecs.push_back(candidate.*side);
+  }
+  return choice;
+}
+
 void check_sequence(const SequenceInput& input) {
   const auto& [q, k, v] = input.qkv;
   OSCAR_CHECK(k.num_tokens == v.num_tokens && k.num_heads == v.num_heads && k.num_heads > 0);

@@ -25,7 +25,11 @@ void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision preci
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* codes);
 void attend(const MixedAttention& mixed, std::span<float> out);
-[[nodiscard]] std::vector<AttentionErrors> compare_attention(const QkvView& exact, const MixedAttention& mixed);
+/// [candidate][query head]
+[[nodiscard]] std::vector<std::vector<AttentionErrors>> compare_attention(const QkvView& exact,
+                                                                          const MixedAttention& mixed,
+                                                                          const Histories& keys,
+                                                                          const Histories& values);
 [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input);
 
 }  // namespace oscar::cpu
