@@ -36,6 +36,17 @@ KvMethod with_more_bits(KvMethod method, int bits) {
   return method;
 }
 
+/// "bisect": the set with the clip thresholds that decode kernels find; prefill kernels sort.
+KvMethod with_decode_clip(KvMethod method) {
+  method.name = "bisect";
+  method.kind = MethodKind::kBaseline;
+  method.description = "this set, clip thresholds by bisection as decode kernels find them";
+  for (auto& [id, layer] : method.layers) {
+    layer.key.codec.clip_search = layer.value.codec.clip_search = ClipSearch::kBisect;
+  }
+  return method;
+}
+
 /// What people would otherwise pick: the former baselines, what engines offer, and 2-bit methods at no more bits, or as
 /// published.
 const std::vector<std::string> kUsual{
@@ -67,7 +78,7 @@ KvMethod method_of_set(RotationSet set, Windows windows) {
 
 std::vector<std::string> method_names() {
   std::vector<std::string> names = baseline_names();
-  names.insert(names.end(), {"int3", "int4"});
+  names.insert(names.end(), {"int3", "int4", "bisect"});
   return names;
 }
 
@@ -83,6 +94,10 @@ std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comp
   for (const std::string& name : names_of(comparison.names)) {
     if (name == "int3" || name == "int4") {
       methods.push_back(with_more_bits(set, name == "int3" ? 3 : 4));
+      continue;
+    }
+    if (name == "bisect") {
+      methods.push_back(with_decode_clip(set));
       continue;
     }
     const Windows theirs = comparison.own_windows ? own_windows(name) : windows;
