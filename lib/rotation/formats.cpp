@@ -41,8 +41,11 @@ void write_side_pt(const fs::path& path, const std::string& objective, const Rot
                      number("tokens", set.calibration.tokens),
                      number("global_kv_heads", set.model.num_key_value_heads),
                      number("global_q_heads", set.model.num_attention_heads)};
-  if (set.has_clip_ratios) calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
   const bool key = side == &LayerRotation::key;
+  if (set.has_clip_ratios) {
+    calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
+    calibration.push_back({{std::string("clip_scalar")}, {key ? set.key_clip_scalar : set.value_clip_scalar}});
+  }
   write_rotation_pt(path, objective, layers, version,
                     {key ? "q_rotation" : "o_rotation", set.model.num_key_value_heads, transform, calibration});
 }
@@ -66,6 +69,7 @@ RotationSet combine(const RotationFile& keys, const RotationFile& values, const 
   set.model = keys.model;
   set.calibration = keys.calibration;
   set.has_clip_ratios = keys.has_clip_ratios && values.has_clip_ratios;
+  set.key_clip_scalar = keys.clip_scalar, set.value_clip_scalar = values.clip_scalar;
   for (std::size_t i = 0; i < keys.layers.size(); ++i) {
     if (keys.layers.size() != values.layers.size() || keys.layers[i].first != values.layers[i].first) {
       throw DataError("the key file and the value file have different layers", where, "use two files of the same fit");

@@ -48,6 +48,8 @@ struct RotationFile {
   std::string objective;
   /// Version 3, where its calibration says them for every layer.
   bool has_clip_ratios = false;
+  /// The one ratio for servers that take no table, with them.
+  double clip_scalar = 0;
   ModelIdentity model;                                // what version 3 tells, else nothing
   CalibrationData calibration;                        // likewise
   std::vector<std::pair<int, SideTransform>> layers;  // ascending

@@ -4,7 +4,7 @@
 //   eigenvalues f32 [d]}}}
 // Version 2 has rotation [Hkv, d, d] and source_grouping "head". Version 3 adds, where they are not trivial, the read
 // side (q_rotation of keys, o_rotation of values, shaped as rotation) and k_mean ([Hkv, d], or [d] for all heads). Ours
-// also say in calibration.clip_ratio {layer: f64 [1] or [Hkv]} how rows are clipped.
+// also say in calibration.clip_ratio {layer: f64 [1] or [Hkv]} and clip_scalar (one for all) how rows are clipped.
 #include "rotation/rotation_pt.hpp"
 
 #include <algorithm>
@@ -65,15 +65,15 @@ SideTransform side_from(const PtValue& layer, const std::string& where) {
   return side;
 }
 
-/// False unless `root` has them for every layer.
-bool take_clip_ratios(const PtValue& root, std::vector<std::pair<int, SideTransform>>& layers,
-                      const std::string& where) {
+/// Nothing unless `root` has them for every layer.
+void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* calibration = root.find(std::string("calibration"));
   const PtValue* ratios = calibration == nullptr ? nullptr : calibration->find(std::string("clip_ratio"));
-  if (ratios == nullptr) return false;
-  for (auto& [id, side] : layers) {
+  const PtValue* scalar = ratios == nullptr ? nullptr : calibration->find(std::string("clip_scalar"));
+  if (scalar == nullptr || scalar->get_if<double>() == nullptr) return;
+  for (auto& [id, side] : file.layers) {
     const PtValue* entry = ratios->find(std::int64_t{id});
-    if (entry == nullptr) return false;
+    if (entry == nullptr) return;
     const auto* tensor = entry->get_if<Tensor>();
     if (tensor == nullptr || tensor->size() == 0) {
       fail("the clip ratios of layer " + std::to_string(id) + " are no numbers", where);
@@ -82,7 +82,8 @@ bool take_clip_ratios(const PtValue& root, std::vector<std::pair<int, SideTransf
     side.clip_ratio = values.front();
     if (values.size() > 1) side.head_clip_ratios = std::move(values);
   }
-  return true;
+  file.has_clip_ratios = true;
+  file.clip_scalar = *scalar->get_if<double>();
 }
 
 void append_extension(const SideTransform& side, const char* read_name, bool per_head, PtDict& entry) {
@@ -177,7 +178,7 @@ RotationFile read_rotation_pt(const std::filesystem::path& path) {
   if (file.layers.empty()) fail("the file has no layers", path.string());
   const auto by_id = [](const auto& a, const auto& b) { return a.first < b.first; };
   std::sort(file.layers.begin(), file.layers.end(), by_id);
-  file.has_clip_ratios = take_clip_ratios(root, file.layers, path.string());
+  take_clip_ratios(root, file, path.string());
   return file;
 }
 

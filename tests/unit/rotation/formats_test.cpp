@@ -229,6 +229,7 @@ TEST_CASE("clip ratios per head survive every format, and bare files of version 
     if (!h5) fs::remove(path / "manifest.json");
     const RotationSet read = read_rotation_set(path);
     CHECK(read.has_clip_ratios);
+    CHECK(read.value_clip_scalar == 0.9);
     for (std::size_t i = 0; i < 2; ++i) {
       CHECK(read.layers[i].key.head_clip_ratios == set.layers[i].key.head_clip_ratios);
       CHECK(read.layers[i].value.head_clip_ratios == set.layers[i].value.head_clip_ratios);
