@@ -40,6 +40,11 @@ int checked_group_size(const RowCodec& codec, int head_dim) {
   return group_size;
 }
 
+void check_heads(const HistoryCodec& codec, int kv_heads) {
+  const std::size_t ratios = codec.head_clip_ratios.size();
+  OSCAR_CHECK(ratios == 0 || ratios == static_cast<std::size_t>(kv_heads));
+}
+
 namespace {
 
 /// Mean squared error of N(0, 1) on a uniform grid of `levels` levels around 0.
@@ -98,6 +103,20 @@ void check_positions(std::span<const std::int64_t> positions, std::int64_t queri
   OSCAR_CHECK(static_cast<std::int64_t>(positions.size()) == queries);
   OSCAR_CHECK(std::is_sorted(positions.begin(), positions.end()));
   OSCAR_CHECK(positions.empty() || (positions.front() >= 0 && positions.back() < keys));
+}
+
+std::size_t CodecChoice::decoding() const {
+  return codecs.size() - static_cast<std::size_t>(std::count(codecs.begin(), codecs.end(), std::nullopt));
+}
+
+CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates, std::optional<HistoryCodec> HistoryCodecs::*side) {
+  CodecChoice choice;
+  for (const HistoryCodecs& candidate : candidates) {
+    const auto found = std::find(choice.codecs.begin(), choice.codecs.end(), candidate.*side);
+    choice.of_candidate.push_back(static_cast<std::size_t>(found - choice.codecs.begin()));
+    if (found == choice.codecs.end()) choice.codecs.push_back(candidate.*side);
+  }
+  return choice;
 }
 
 void check_sequence(const SequenceInput& input) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace oscar {
 void check_codec(const RowCodec& codec);
 /// The same if the group size does not fit head_dim; returns the size of a group.
 [[nodiscard]] int checked_group_size(const RowCodec& codec, int head_dim);
+/// Throws std::logic_error unless heads have no clip ratios of their own, or each has one.
+void check_heads(const HistoryCodec& codec, int kv_heads);
 /// The best uniform grid for N(0, 1), where "lsq" starts: the distance of its levels, and its middle in steps.
 struct LsqStart {
   double step, centre;
@@ -52,6 +55,17 @@ template <class Term>
 [[nodiscard]] std::vector<std::int64_t> resolve_positions(std::span<const std::int64_t> given, std::int64_t queries);
 /// Throws std::logic_error unless there are `queries` positions, ascending, in [0, keys).
 void check_positions(std::span<const std::int64_t> positions, std::int64_t queries, std::int64_t keys);
+/// The codecs of one side without repetition, and which of them each candidate reads.
+struct CodecChoice {
+  std::vector<std::optional<HistoryCodec>> codecs;
+  std::vector<std::size_t> of_candidate;
+
+  /// How many are not "none".
+  [[nodiscard]] std::size_t decoding() const;
+};
+[[nodiscard]] CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates,
+                                        std::optional<HistoryCodec> HistoryCodecs::*side);
+
 /// Throws std::logic_error if shapes or positions of a sequence do not fit together.
 void check_sequence(const SequenceInput& input);
 

@@ -31,7 +31,7 @@ struct SequenceInput {
 
 /// The codecs through which the history is read; none: as the windows store it.
 struct HistoryCodecs {
-  std::optional<RowCodec> key, value;
+  std::optional<HistoryCodec> key, value;
   friend bool operator==(const HistoryCodecs&, const HistoryCodecs&) = default;
 };
 

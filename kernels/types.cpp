@@ -28,6 +28,12 @@ Grid grid_from_name(std::string_view name) {
   throw UsageError("unknown codec \"" + std::string(name) + "\"", "--codec", "use minmax, lsq or lloyd-max");
 }
 
+RowCodec HistoryCodec::of_head(int kv_head) const {
+  RowCodec codec = *this;
+  if (!head_clip_ratios.empty()) codec.clip_ratio = head_clip_ratios.at(static_cast<std::size_t>(kv_head));
+  return codec;
+}
+
 void AttentionErrors::add(const AttentionErrors& other) {
   softmax_kl += other.softmax_kl;
   output_error += other.output_error;

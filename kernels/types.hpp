@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tensor/tensor.hpp"
@@ -79,6 +80,21 @@ struct RowCodec {
   /// What scale and zero are stored in, after the codes are taken: float32, float16 or bfloat16.
   DType scale_dtype = DType::kF32;
   friend bool operator==(const RowCodec&, const RowCodec&) = default;
+};
+
+/// How the history of keys, or of values, is read: a row codec, whose clip ratio may differ between KV heads.
+struct HistoryCodec : RowCodec {
+  /// Of the KV heads, in place of clip_ratio; empty: one ratio for all.
+  std::vector<double> head_clip_ratios;
+
+  HistoryCodec() = default;
+  /// Not explicit: every row codec is one.
+  HistoryCodec(const RowCodec& codec, std::vector<double> head_ratios = {})  // NOLINT(google-explicit-constructor)
+      : RowCodec(codec), head_clip_ratios(std::move(head_ratios)) {}
+
+  /// The codec of the rows of one KV head.
+  [[nodiscard]] RowCodec of_head(int kv_head) const;
+  friend bool operator==(const HistoryCodec&, const HistoryCodec&) = default;
 };
 
 /// Quantised rows: codes and the affine map x^ = (code - zero) * scale of each group.

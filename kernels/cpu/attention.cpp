@@ -49,8 +49,23 @@ void causal_softmax(std::span<float> row, std::int64_t position) {
   std::fill(row.begin() + position + 1, row.end(), 0.0F);
 }
 
+/// Everything of one KV head that its query blocks share.
+struct AttendedHead {
+  std::vector<float> window_k, history_k, window_v, history_v, native_from_rotated;
+  MixedRows<float> k, v;
+
+  AttendedHead(const MixedAttention& mixed, int kv_head)
+      : window_k(load_head<float>(mixed.window_k, kv_head)),
+        history_k(load_head<float>(mixed.history_k, kv_head)),
+        window_v(load_head<float>(mixed.window_v, kv_head)),
+        history_v(load_head<float>(mixed.history_v, kv_head)),
+        native_from_rotated(restoring_matrix<float>(mixed, kv_head)),
+        k{window_k, history_k, mixed.window_k.head_dim},
+        v{window_v, history_v, mixed.window_v.head_dim} {}
+};
+
 /// All query heads of a KV head at once, so that a product reads its keys and values once for all of them.
-void attend_block(const MixedAttention& mixed, const MixedHead<float>& shared, std::span<const std::int64_t> positions,
+void attend_block(const MixedAttention& mixed, const AttendedHead& shared, std::span<const std::int64_t> positions,
                   std::int64_t first_query, int kv_head, std::span<float> out) {
   const auto queries = static_cast<std::int64_t>(positions.size());
   const int group = mixed.q.num_heads / mixed.window_k.num_heads;
@@ -88,7 +103,7 @@ void attend(const MixedAttention& mixed, std::span<float> out) {
   const std::vector<std::int64_t> positions = resolve_positions(mixed);
   const std::int64_t blocks = (mixed.q.num_tokens + kQueriesPerBlock - 1) / kQueriesPerBlock;
   for_each_kv_head(mixed.window_k.num_heads, [&](int kv_head) {
-    const MixedHead<float> shared(mixed, kv_head);
+    const AttendedHead shared(mixed, kv_head);
     parallel_for(static_cast<std::size_t>(blocks), [&](std::size_t block) {
       const std::int64_t first = static_cast<std::int64_t>(block) * kQueriesPerBlock;
       const std::int64_t count = std::min(kQueriesPerBlock, mixed.q.num_tokens - first);

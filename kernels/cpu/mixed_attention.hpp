@@ -2,6 +2,7 @@
 // What attend() and compare_attention() work on: rows in transformed coordinates, the history decoded already.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kernels/types.hpp"
@@ -21,6 +22,12 @@ struct MixedAttention {
   /// Maps outputs back: o = o' * native_from_rotated; stacks of 1 or Hkv matrices (d, d). Empty: none.
   const MatrixStack* native_from_rotated = nullptr;
   Precision precision = Precision::kServing;
+};
+
+/// Ways to read the history of keys, or of values, in place of that of a MixedAttention.
+struct Histories {
+  std::vector<std::optional<HeadsView>> rows;  // (num_keys, Hkv, d), decoded; none: as the windows store it
+  std::vector<std::size_t> of_candidate;       // which of them each candidate reads
 };
 
 /// Positions of the queries among the keys, given or implied.

@@ -53,10 +53,11 @@ struct KeyRanges {
   }
 };
 
-/// Keys or values of one KV head, once as stored in the windows and once decoded.
+/// Keys or values of one KV head, once as stored in the windows and once decoded; somebody else owns them.
 template <class T>
 struct MixedRows {
-  std::vector<T> window, history;
+  const std::vector<T>& window;
+  const std::vector<T>& history;
   std::int64_t dim = 0;
   [[nodiscard]] const T* window_row(std::int64_t i) const { return window.data() + i * dim; }
   [[nodiscard]] const T* history_row(std::int64_t i) const { return history.data() + i * dim; }
@@ -145,16 +146,5 @@ inline void for_each_kv_head(int count, const std::function<void(int)>& task) {
     for (int head = 0; head < count; ++head) task(head);
   }
 }
-
-/// Everything of one KV head that its query blocks share.
-template <class T>
-struct MixedHead {
-  MixedRows<T> k, v;
-  std::vector<T> native_from_rotated;
-  MixedHead(const MixedAttention& mixed, int kv_head)
-      : k{load_head<T>(mixed.window_k, kv_head), load_head<T>(mixed.history_k, kv_head), mixed.window_k.head_dim},
-        v{load_head<T>(mixed.window_v, kv_head), load_head<T>(mixed.history_v, kv_head), mixed.window_v.head_dim},
-        native_from_rotated(restoring_matrix<T>(mixed, kv_head)) {}
-};
 
 }  // namespace oscar::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// hold(): rows rotated once and kept as floats; a side is decoded again only when a call names another codec for it.
+// hold(): rows rotated once and kept as floats; what a side was decoded to last is kept as well.
 #include <memory>
 
 #include "base/status.hpp"
@@ -81,20 +81,30 @@ class Side {
 
   [[nodiscard]] HeadsView stored() const { return view(stored_); }
 
-  [[nodiscard]] HeadsView history(const std::optional<RowCodec>& codec) {
+  [[nodiscard]] HeadsView history(const std::optional<HistoryCodec>& codec) {
     if (!codec) return stored();
-    if (given_.data != nullptr) return given_;
-    if (decoded_with_ != codec) {
-      decoded_.resize(stored_.size());
-      quantize(stored_, native_.head_dim, *codec, precision_, decoded_, nullptr);
-      decoded_with_ = codec;
+    if (decoded_with_ != codec) decoded_ = decoded(*codec);
+    decoded_with_ = codec;
+    return given_.data != nullptr ? given_ : view(decoded_);
+  }
+
+  /// For many codecs at once, decoded into `rows`, by codec.
+  [[nodiscard]] Histories histories(const CodecChoice& choice, std::vector<std::vector<float>>& rows) const {
+    Histories all{{}, choice.of_candidate};
+    rows.resize(choice.codecs.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      throw_if_interrupted();
+      std::optional<HeadsView>& own = all.rows.emplace_back();
+      if (!choice.codecs[i]) continue;
+      rows[i] = decoded(*choice.codecs[i]);
+      own = given_.data != nullptr ? given_ : view(rows[i]);
     }
-    return view(decoded_);
+    return all;
   }
 
   /// Signal and noise of each head: energies of the native rows of tokens [begin, end) and of what the codec and the
   /// rounding add to them, which a transform that does not keep lengths maps back.
-  [[nodiscard]] std::pair<std::vector<double>, std::vector<double>> errors(const std::optional<RowCodec>& codec,
+  [[nodiscard]] std::pair<std::vector<double>, std::vector<double>> errors(const std::optional<HistoryCodec>& codec,
                                                                            std::int64_t begin, std::int64_t end) {
     const int heads = native_.num_heads, dim = native_.head_dim;
     if (begin >= end) return {energies({}, heads, dim), energies({}, heads, dim)};
@@ -115,6 +125,13 @@ class Side {
     if (transform_ == nullptr) return transformed(native, nullptr, {}, precision);
     return transformed(native, &transform_->rotation, transform_->mean, precision);
   }
+  /// Nothing, if the history is given.
+  [[nodiscard]] std::vector<float> decoded(const HistoryCodec& codec) const {
+    check_heads(codec, native_.num_heads);
+    std::vector<float> rows(given_.data != nullptr ? 0 : stored_.size());
+    if (!rows.empty()) quantize(stored_, native_.head_dim, codec, precision_, rows, nullptr);
+    return rows;
+  }
   [[nodiscard]] HeadsView view(const std::vector<float>& rows) const {
     return heads_view(rows, native_.num_tokens, native_.num_heads, native_.head_dim);
   }
@@ -124,7 +141,7 @@ class Side {
   Precision precision_;
   MatrixStack native_from_stored_;  // rotation^-1
   std::vector<float> stored_, decoded_;
-  std::optional<RowCodec> decoded_with_;
+  std::optional<HistoryCodec> decoded_with_;
 };
 
 class HeldSequence : public MixedSequence {
@@ -141,12 +158,10 @@ class HeldSequence : public MixedSequence {
 
   [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                   Windows windows) override {
-    std::vector<std::vector<AttentionErrors>> errors;
-    for (const HistoryCodecs& codecs : candidates) {
-      throw_if_interrupted();
-      errors.push_back(compare_attention(input_.qkv, mixed(codecs, windows)));
-    }
-    return errors;
+    std::vector<std::vector<float>> keys, values;
+    const Histories k = key_.histories(choose_codecs(candidates, &HistoryCodecs::key), keys);
+    const Histories v = value_.histories(choose_codecs(candidates, &HistoryCodecs::value), values);
+    return compare_attention(input_.qkv, mixed({}, windows), k, v);
   }
 
   [[nodiscard]] std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) override {

@@ -21,10 +21,15 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
 void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric);
 void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision, std::span<float> rows);
-void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+/// Where heads have clip ratios of their own, rows are (tokens, heads, head_dim).
+void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* codes);
 void attend(const MixedAttention& mixed, std::span<float> out);
-[[nodiscard]] std::vector<AttentionErrors> compare_attention(const QkvView& exact, const MixedAttention& mixed);
+/// [candidate][query head]
+[[nodiscard]] std::vector<std::vector<AttentionErrors>> compare_attention(const QkvView& exact,
+                                                                          const MixedAttention& mixed,
+                                                                          const Histories& keys,
+                                                                          const Histories& values);
 [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input);
 
 }  // namespace oscar::cpu

@@ -62,6 +62,13 @@ void decode_row(std::span<const std::uint8_t> codes, std::span<const GroupParams
   }
 }
 
+/// One, if all heads have the same.
+std::vector<RowCodec> codecs_of_heads(const HistoryCodec& codec) {
+  std::vector<RowCodec> codecs(std::max<std::size_t>(codec.head_clip_ratios.size(), 1));
+  for (std::size_t head = 0; head < codecs.size(); ++head) codecs[head] = codec.of_head(static_cast<int>(head));
+  return codecs;
+}
+
 }  // namespace
 
 float clip_threshold(std::span<const float> row, double ratio, ClipSearch search, std::span<float> scratch) {
@@ -153,7 +160,7 @@ void encode_row(std::span<const float> row, const RowCodec& codec, int group_siz
   }
 }
 
-void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* out) {
   const int group_size = checked_group_size(codec, head_dim);
   const auto dim = static_cast<std::size_t>(head_dim);
@@ -165,13 +172,14 @@ void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, 
     out->scale.resize(num_rows * groups);
     out->zero.resize(num_rows * groups);
   }
+  const std::vector<RowCodec> of_head = codecs_of_heads(codec);
   parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
     std::vector<float> scratch(dim);
     std::vector<std::uint8_t> codes(dim);
     std::vector<GroupParams> params(groups);
     const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
     for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
-      encode_row(rows.subspan(row * dim, dim), codec, group_size, scratch, codes, params);
+      encode_row(rows.subspan(row * dim, dim), of_head[row % of_head.size()], group_size, scratch, codes, params);
       decode_row(codes, params, precision, decoded.subspan(row * dim, dim));
       if (out == nullptr) continue;
       std::copy(codes.begin(), codes.end(), out->codes.begin() + static_cast<std::ptrdiff_t>(row * dim));

@@ -11,7 +11,8 @@ namespace {
 /// The history of one side.
 class CodedRows {
  public:
-  CodedRows(const Context& context, const HeldRows& rows, const std::optional<RowCodec>& codec, Precision precision) {
+  CodedRows(const Context& context, const HeldRows& rows, const std::optional<HistoryCodec>& codec,
+            Precision precision) {
     side_.stored = rows.stored(rows.everything());
     if (!codec) return;
     if (rows.has_history()) {

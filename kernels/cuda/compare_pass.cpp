@@ -47,18 +47,18 @@ PassSide::PassSide(const Context& context, const HeldRows& rows, const Part& par
       decoded_(context, choice_.decoding(), part.heads, part.tokens, rows.dim()) {
   widen(context, rows.native(part), Precision::kExact, native_.data(), native_.matrix_size());
   widen(context, rows.stored(part), Precision::kExact, stored_.data(), stored_.matrix_size());
-  std::vector<RowCodec> codecs;
+  std::vector<HistoryCodec> codecs;
   if (rows.has_history() && choice_.decoding() > 0) {
     // Whatever codec is named: one matrix for all.
     widen(context, rows.history(part), Precision::kExact, decoded_.data(), decoded_.matrix_size());
     place_.assign(choice_.codecs.size(), 0);
     return;
   }
-  for (const std::optional<RowCodec>& codec : choice_.codecs) {
+  for (const std::optional<HistoryCodec>& codec : choice_.codecs) {
     place_.push_back(codecs.size());
     if (codec) codecs.push_back(*codec);
   }
-  quantize_rows(context, rows.stored(part), codecs, precision, {.decoded_f64 = decoded_.data()});
+  quantize_rows(context, rows.stored(part), codecs, precision, {.decoded_f64 = decoded_.data()}, part.first_head);
 }
 
 ComparePassRun::ComparePassRun(const Context& context, const HeldData& held, std::span<const HistoryCodecs> candidates,

@@ -25,20 +25,6 @@ bool fits(const CompareShape& shape, std::span<const HistoryCodecs> candidates, 
 
 }  // namespace
 
-std::size_t CodecChoice::decoding() const {
-  return codecs.size() - static_cast<std::size_t>(std::count(codecs.begin(), codecs.end(), std::nullopt));
-}
-
-CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates, std::optional<RowCodec> HistoryCodecs::*side) {
-  CodecChoice choice;
-  for (const HistoryCodecs& candidate : candidates) {
-    const auto found = std::find(choice.codecs.begin(), choice.codecs.end(), candidate.*side);
-    choice.of_candidate.push_back(static_cast<std::size_t>(found - choice.codecs.begin()));
-    if (found == choice.codecs.end()) choice.codecs.push_back(candidate.*side);
-  }
-  return choice;
-}
-
 PassBytes bytes_of_pass(const CompareShape& shape, std::span<const HistoryCodecs> candidates, int heads) {
   const CodecChoice keys = choose_codecs(candidates, &HistoryCodecs::key);
   const CodecChoice values = choose_codecs(candidates, &HistoryCodecs::value);

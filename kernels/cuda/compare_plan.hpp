@@ -4,24 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "kernels/mixed_sequence.hpp"
+#include "kernels/arguments.hpp"
 
 namespace oscar::cuda {
-
-/// The codecs of one side without repetition, and which of them each candidate reads.
-struct CodecChoice {
-  std::vector<std::optional<RowCodec>> codecs;
-  std::vector<std::size_t> of_candidate;
-
-  /// How many are not "none".
-  [[nodiscard]] std::size_t decoding() const;
-};
-[[nodiscard]] CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates,
-                                        std::optional<RowCodec> HistoryCodecs::*side);
 
 /// Of the sequence: keys that some query sees, query heads of a KV head, channels.
 struct CompareShape {

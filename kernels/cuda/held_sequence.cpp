@@ -33,19 +33,29 @@ class HeldSequence : public MixedSequence {
   }
 
   void attend(const HistoryCodecs& codecs, Windows windows, std::span<float> out) override {
+    check({&codecs, 1});
     lanes_.run([&](const Context& context) { cuda::attend(context, *data_, codecs, windows, out); });
   }
 
   [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                   Windows windows) override {
+    check(candidates);
     return lanes_.run([&](const Context& context) { return cuda::compare(context, *data_, candidates, windows); });
   }
 
   [[nodiscard]] std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) override {
+    check({&codecs, 1});
     return lanes_.run([&](const Context& context) { return cuda::row_errors(context, *data_, codecs, windows); });
   }
 
  private:
+  void check(std::span<const HistoryCodecs> all) const {
+    for (const HistoryCodecs& codecs : all) {
+      if (codecs.key) check_heads(*codecs.key, data_->k.kv_heads());
+      if (codecs.value) check_heads(*codecs.value, data_->k.kv_heads());
+    }
+  }
+
   Lanes& lanes_;
   std::unique_ptr<HeldData> data_;
 };

@@ -22,8 +22,9 @@ namespace {
 struct Plan {
   int group_size;
   float highest_code;
-  bool clips, bisects;
-  int clip_rank;
+  bool bisects;
+  int clip_rank;          // kNoClip: none
+  const int* head_ranks;  // of the view's heads, in place of clip_rank; null: one for all
   Grid grid;
   LsqStart start;
   DType scale_dtype;
@@ -31,6 +32,7 @@ struct Plan {
 struct Plans {
   Plan plan[kMaxCodecs];
 };
+constexpr int kNoClip = -1;
 
 /// The rank-th smallest magnitude: the largest number below which at most `rank` of them lie, found bit by bit, since
 /// floats that are not negative are ordered as their bits are.
@@ -68,9 +70,8 @@ __device__ float bisected_threshold(const WarpRow<kSlots>& row, int rank) {
 }
 
 template <int kSlots>
-__device__ void clip(WarpRow<kSlots>& row, const Plan& plan) {
-  const float threshold =
-      plan.bisects ? bisected_threshold(row, plan.clip_rank) : sorted_threshold(row, plan.clip_rank);
+__device__ void clip(WarpRow<kSlots>& row, int rank, bool bisects) {
+  const float threshold = bisects ? bisected_threshold(row, rank) : sorted_threshold(row, rank);
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
     const float x = row.x[s];
@@ -162,7 +163,8 @@ __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans,
   const std::int64_t first = rows.offset(index);
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) row.x[s] = row.channel(s) < rows.dim ? rows.value(first + row.channel(s)) : 0.0F;
-  if (plan.clips) clip(row, plan);
+  const int rank = plan.head_ranks == nullptr ? plan.clip_rank : plan.head_ranks[index / rows.rows_per_head];
+  if (rank != kNoClip) clip(row, rank, plan.bisects);
 
   const std::int64_t out_index = blockIdx.y * rows.count() + index;
   const int groups = rows.dim / plan.group_size;
@@ -179,15 +181,37 @@ __global__ void pack_byte(const std::uint8_t* codes, std::int64_t count, int dim
   if (i < count) bytes[i] = packed_byte(codes + i / width * dim, dim, static_cast<int>(i % width));
 }
 
+int rank_of(double clip_ratio, int dim) { return clip_ratio > 0 ? clip_rank(clip_ratio, dim) : kNoClip; }
+
 Plan plan_of(const RowCodec& codec, int dim) {
   return {.group_size = checked_group_size(codec, dim),
           .highest_code = static_cast<float>(codec.levels - 1),
-          .clips = codec.clip_ratio > 0,
           .bisects = codec.clip_search == ClipSearch::kBisect,
-          .clip_rank = clip_rank(codec.clip_ratio, dim),
+          .clip_rank = rank_of(codec.clip_ratio, dim),
+          .head_ranks = nullptr,
           .grid = codec.grid,
           .start = codec.grid == Grid::kLeastSquares ? lsq_start(codec.levels) : LsqStart{},
           .scale_dtype = codec.scale_dtype};
+}
+
+/// The ranks of the view's heads, where they have their own, on the GPU; plans point to them.
+DeviceBuffer<int> upload_head_ranks(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
+                                    int first_head, Plans& plans) {
+  std::vector<int> ranks;
+  std::vector<std::size_t> begin(codecs.size());
+  for (std::size_t i = 0; i < codecs.size(); ++i) {
+    begin[i] = ranks.size();
+    if (codecs[i].head_clip_ratios.empty()) continue;
+    for (int head = 0; head < rows.heads; ++head) {
+      ranks.push_back(rank_of(codecs[i].of_head(first_head + head).clip_ratio, rows.dim));
+    }
+  }
+  DeviceBuffer<int> buffer(context, ranks.size());
+  buffer.upload(context, ranks);
+  for (std::size_t i = 0; i < codecs.size(); ++i) {
+    if (!codecs[i].head_clip_ratios.empty()) plans.plan[i].head_ranks = buffer.data() + begin[i];
+  }
+  return buffer;
 }
 
 using QuantizeRow = void (*)(RowsView, Plans, bool, CodecOutput);
@@ -206,16 +230,17 @@ QuantizeRow kernel_for(int dim) {
 
 }  // namespace
 
-void quantize_rows(const Context& context, const RowsView& rows, std::span<const RowCodec> codecs, Precision precision,
-                   const CodecOutput& out) {
+void quantize_rows(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
+                   Precision precision, const CodecOutput& out, int first_head) {
   std::vector<Plan> all;
-  for (const RowCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
+  for (const HistoryCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
   const bool in_double = std::any_of(all.begin(), all.end(), [](const Plan& p) { return p.grid != Grid::kMinMax; });
   const QuantizeRow kernel = in_double ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
   OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));
   if (rows.count() == 0 || all.empty()) return;
   Plans plans{};
   std::copy(all.begin(), all.end(), plans.plan);
+  const DeviceBuffer<int> head_ranks = upload_head_ranks(context, rows, codecs, first_head, plans);
   const dim3 grid(blocks_for(static_cast<std::size_t>(rows.count()) * kWarp), static_cast<unsigned>(all.size()));
   kernel<<<grid, kThreads, 0, context.stream()>>>(rows, plans, precision == Precision::kServing, out);
   OSCAR_CUDA_LAUNCHED("quantize_row");
@@ -235,6 +260,7 @@ void quantize(const Context& context, std::span<const float> rows, int head_dim,
   const std::size_t groups = dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
   const std::size_t num_rows = rows.size() / dim;
   OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
+  const HistoryCodec one(codec);
   const bool wants_codes = out != nullptr;
   if (wants_codes)
     *out = {std::vector<std::uint8_t>(rows.size()), std::vector<float>(num_rows * groups),
@@ -245,7 +271,7 @@ void quantize(const Context& context, std::span<const float> rows, int head_dim,
     DeviceBuffer<float> device_decoded(context, count * dim);
     DeviceBuffer<std::uint8_t> codes(context, wants_codes ? count * dim : 0);
     DeviceBuffer<GroupParams> params(context, wants_codes ? count * groups : 0);
-    quantize_rows(context, dense_rows(device_rows.data(), static_cast<std::int64_t>(count), head_dim), {&codec, 1},
+    quantize_rows(context, dense_rows(device_rows.data(), static_cast<std::int64_t>(count), head_dim), {&one, 1},
                   precision, {.decoded = device_decoded.data(), .codes = codes.data(), .params = params.data()});
     device_decoded.download(context, decoded.subspan(first * dim, count * dim));
     if (!wants_codes) continue;

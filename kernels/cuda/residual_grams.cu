@@ -60,7 +60,7 @@ class ResidualSums {
 
  private:
   const Context& context_;
-  RowCodec codec_;
+  HistoryCodec codec_;
   int heads_, dim_;
   bool shared_rotation_;
   DeviceBuffer<double> rotation_, rows_, rotated_;

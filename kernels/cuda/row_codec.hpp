@@ -22,10 +22,11 @@ struct CodecOutput {
 /// Codecs that one launch takes.
 inline constexpr std::size_t kMaxCodecs = 64;
 
-/// Encodes and decodes every row with every codec, in one launch. Rows must be finite. Throws UsageError as
-/// checked_group_size() does, and for rows of more than 1024 values.
-void quantize_rows(const Context& context, const RowsView& rows, std::span<const RowCodec> codecs, Precision precision,
-                   const CodecOutput& out);
+/// Encodes and decodes every row with every codec, in one launch. Rows must be finite; where heads have clip ratios of
+/// their own, those of the view are the KV heads from first_head on. Throws UsageError as checked_group_size() does,
+/// and for rows of more than 1024 values.
+void quantize_rows(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
+                   Precision precision, const CodecOutput& out, int first_head = 0);
 
 /// codes (rows, dim) of 4 levels -> bytes (rows, dim / 4), packed as cache_format.hpp says.
 void pack_codes(const Context& context, const std::uint8_t* codes, std::int64_t rows, int dim, std::uint8_t* bytes);

@@ -64,7 +64,7 @@ DeviceBuffer<double> mapped_back(const Context& context, DeviceBuffer<double> er
 /// One side, tokens [begin, end): of each head. The rows of a step are few enough to rotate and decode at once.
 /// read: null if the transform keeps lengths.
 std::vector<Energies> energies_of(const Context& context, const HeldRows& rows, const Rotation& write,
-                                  const Rotation* read, const std::optional<RowCodec>& codec, Precision precision,
+                                  const Rotation* read, const std::optional<HistoryCodec>& codec, Precision precision,
                                   std::int64_t begin, std::int64_t end) {
   std::vector<Energies> sums(static_cast<std::size_t>(rows.kv_heads()));
   const std::int64_t step = std::max<std::int64_t>(kValuesAtATime / (std::int64_t{rows.kv_heads()} * rows.dim()), 1);
@@ -103,7 +103,7 @@ std::vector<RowErrors> row_errors(const Context& context, const HeldData& held, 
   const std::int64_t begin = windows.sink;
   const std::int64_t end = held.k.tokens() - windows.recent;
   const auto of_side = [&](const HeldRows& rows, const Rotation& write, const Rotation& read, bool keeps_lengths,
-                           const std::optional<RowCodec>& codec) {
+                           const std::optional<HistoryCodec>& codec) {
     return energies_of(context, rows, write, keeps_lengths ? nullptr : &read, codec, held.precision, begin, end);
   };
   const auto key = of_side(held.k, held.key_write, held.query_read, held.key_keeps_lengths, codecs.key);

@@ -84,7 +84,9 @@ const RowBaseline& row_baseline(const std::string& name) {
   std::string known;
   for (const std::string& each : baseline_names()) known += (known.empty() ? "" : ", ") + each;
   throw UsageError("unknown method \"" + name + "\"", "--compare",
-                   "choose from " + known + "; or int3, int4 (this set with more levels), all, every, none");
+                   "choose from " + known +
+                       "; or int3, int4 (this set with more levels), bisect (this set, clipped as decode kernels do), "
+                       "all, every, none");
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ enum class MethodKind {
 struct KvSide {
   /// Null: rows are stored as they are.
   std::shared_ptr<const Transform> transform;
-  RowCodec codec;
+  HistoryCodec codec;
   bool quantized = true;
 };
 

@@ -133,14 +133,16 @@ class Search {
       PartStream fitted(*whole, split_, false), held_out(*whole, split_, true);
       parts.judged = sample_layer(held_out, options_.windows, judging);
       require_data(ids[i], fitted, parts);
-      parts.part = take_fitting(ids[i], fitted);
-      parts.whole = take_fitting(ids[i], *whole);
+      AdditiveMoments sums = take_sums(fitted, recipes_, backend_);
+      parts.part = take_fitting(ids[i], fitted, sums);
+      sums.merge(take_sums(held_out, recipes_, backend_));
+      parts.whole = take_fitting(ids[i], *whole, sums);
       status_.progress("auto: layer", ++done, total);
     });
   }
 
-  [[nodiscard]] Fitting take_fitting(int id, LayerStream& stream) const {
-    Fitting fitting{take_moments(id, stream, recipes_, {}, backend_, output_projection_), {}, {}};
+  [[nodiscard]] Fitting take_fitting(int id, LayerStream& stream, const AdditiveMoments& sums) const {
+    Fitting fitting{take_moments(id, stream, sums, recipes_, {}, backend_, output_projection_), {}, {}};
     if (options_.refining.steps > 0) {
       fitting.refine = sample_for_refining(stream, options_.windows, options_.refining);
     }
@@ -191,8 +193,7 @@ class Search {
             LayerRotation& layer = clipped[m][i];
             clips_[group[m]].apply(data[i]->clip, layer);
             const HistoryCodecs& plain = candidates_[group[m]].recipe.codecs;
-            codecs.push_back(
-                {with_ratio(*plain.key, layer.key.clip_ratio), with_ratio(*plain.value, layer.value.clip_ratio)});
+            codecs.push_back({layer.key.clipped(*plain.key), layer.value.clipped(*plain.value)});
           }
           scores[i] = score_layer(parts[i].judged, fitted[i], codecs, options_.windows, backend_);
         },

@@ -37,8 +37,13 @@ void add_scores(std::vector<double>& sum, const SideTransform& side) {
   for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += scores[i];
 }
 
-Json scores_to_json(const char* metric, const std::vector<double>& scores) {
-  return {{"metric", metric}, {"clip_ratios", clip_candidates()}, {"scores", scores}};
+void choose_ratios(const SideClipScores& scores, bool per_head, const char* metric, SideTransform& side) {
+  side.clip_ratio = best_clip_ratio(scores.layer);
+  Json& record = side.scores["clip"];
+  record = {{"metric", metric}, {"clip_ratios", clip_candidates()}, {"scores", scores.layer}};
+  if (!per_head) return;
+  side.head_clip_ratios = best_clip_ratios(scores.heads);
+  record["scores_per_head"] = scores.heads;
 }
 
 }  // namespace
@@ -47,6 +52,8 @@ ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, Backend&
     : options_(options.clip_fit),
       windows_(recipe.windows),
       codecs_(recipe.codecs),
+      key_per_head_(recipe.key_clip_per_head),
+      value_per_head_(recipe.value_clip_per_head),
       fixed_(takes_clip(recipe.codecs.key->grid) ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
       backend_(backend),
       status_(status) {}
@@ -70,11 +77,10 @@ void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation
                     "published constants");
     return;
   }
-  const ClipScores scores = score_clip_ratios(sample, layer.key, layer.value, codecs_, windows_, backend_);
-  layer.key.clip_ratio = best_clip_ratio(scores.key);
-  layer.value.clip_ratio = best_clip_ratio(scores.value);
-  layer.key.scores["clip"] = scores_to_json("softmax_kl", scores.key);
-  layer.value.scores["clip"] = scores_to_json("output_rel_error", scores.value);
+  const ClipScores scores =
+      score_clip_ratios(sample, layer.key, layer.value, codecs_, key_per_head_, windows_, backend_);
+  choose_ratios(scores.key, key_per_head_, "softmax_kl", layer.key);
+  choose_ratios(scores.value, value_per_head_, "output_rel_error", layer.value);
 }
 
 void ClipChoice::finish(const std::string& description, RotationSet& set) const {

@@ -32,6 +32,7 @@ class ClipChoice {
   ClipFitOptions options_;
   Windows windows_;
   HistoryCodecs codecs_;
+  bool key_per_head_, value_per_head_;
   std::optional<std::pair<double, double>> fixed_;
   Backend& backend_;
   Status& status_;

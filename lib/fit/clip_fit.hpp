@@ -3,6 +3,8 @@
 // layer.
 //   keys:   argmin over candidates of the softmax KL(exact || keys through the codec)
 //   values: argmin of the relative output error, keys through the codec at their chosen ratio
+// One ratio per layer, or one per KV head: what a head's queries lose depends on that head's codec alone, so that one
+// sweep over the candidates tells both.
 // Squared error of the rows themselves is the wrong judge: it prefers heavier clipping, which flattens attention.
 #pragma once
 
@@ -39,9 +41,13 @@ struct SampledSequence {
 /// "4096 keys in 2 sequences, 128 queries per head, seed 0"
 [[nodiscard]] std::string describe(std::span<const SampledSequence> sample, const ClipFitOptions& options);
 
-/// Mean softmax KL per candidate for keys; relative output error per candidate for values.
+/// Per candidate: mean softmax KL for keys, relative output error for values.
+struct SideClipScores {
+  std::vector<double> layer;
+  std::vector<std::vector<double>> heads;  // of each KV head
+};
 struct ClipScores {
-  std::vector<double> key, value;
+  SideClipScores key, value;
 };
 
 /// `codec` with another clip ratio.
@@ -50,10 +56,11 @@ struct ClipScores {
 /// Ratios that are tried, descending; 1 = nothing is clipped.
 [[nodiscard]] const std::vector<double>& clip_candidates();
 
-/// Scores every candidate for this layer; codecs: of both sides, at any ratio.
+/// Scores every candidate for this layer; codecs: of both sides, at any ratio. keys_per_head: values are judged beside
+/// keys at the ratio of each head instead of the layer's.
 [[nodiscard]] ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const Transform& key,
-                                           const Transform& value, const HistoryCodecs& codecs, Windows windows,
-                                           Backend& backend);
+                                           const Transform& value, const HistoryCodecs& codecs, bool keys_per_head,
+                                           Windows windows, Backend& backend);
 
 /// Errors of each of `codecs` on the sample, over all sequences and heads.
 [[nodiscard]] std::vector<AttentionErrors> compare_on_sample(const std::vector<SampledSequence>& sample,
@@ -63,5 +70,7 @@ struct ClipScores {
 
 /// The candidate with the lowest score; the larger ratio (less clipping) if several have it.
 [[nodiscard]] double best_clip_ratio(const std::vector<double>& scores);
+/// The same for each head.
+[[nodiscard]] std::vector<double> best_clip_ratios(const std::vector<std::vector<double>>& heads);
 
 }  // namespace oscar

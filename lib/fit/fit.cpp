@@ -107,7 +107,9 @@ class LayerwiseFit {
     FirstUse first_use(backend_, hooks.first_layer_read);
     for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
       Batch& batch = batches[i / step];
-      batch.moments[i % step] = take_moments(ids[i], *stream, {recipe_}, reference_, backend_, hooks.output_projection);
+      const AdditiveMoments sums = take_sums(*stream, {recipe_}, backend_);
+      batch.moments[i % step] =
+          take_moments(ids[i], *stream, sums, {recipe_}, reference_, backend_, hooks.output_projection);
       first_use.layer_is_read();
       finish(batch, i % step, std::move(stream), shape.concurrent_layers);
       status_.progress("fit: layer", ++done, static_cast<std::int64_t>(ids.size()));

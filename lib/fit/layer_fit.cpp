@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "base/errors.hpp"
 #include "spectral/spectrum.hpp"
@@ -22,18 +21,6 @@ constexpr double kMostLambda = 1;
 MatrixStack rounded_to_f32(MatrixStack stack) {
   for (double& value : stack.data) value = static_cast<double>(static_cast<float>(value));
   return stack;
-}
-
-bool any(const std::vector<Recipe>& recipes, const std::function<bool(const Recipe&)>& wants) {
-  return std::any_of(recipes.begin(), recipes.end(), wants);
-}
-
-const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>& layers, int layer_id) {
-  for (const auto& [id, side] : layers) {
-    if (id == layer_id) return side.rotation;
-  }
-  throw DataError("the reference rotation has no layer " + std::to_string(layer_id), "--reference-rotation",
-                  "give a reference that covers every layer, or choose --layers");
 }
 
 /// One matrix per head, or their mean.
@@ -185,72 +172,7 @@ std::vector<SideTransform> value_sides(const std::vector<LayerMoments>& layers, 
   return rotated_sides(layers, recipe.value_objective, per_head, recipe, backend);
 }
 
-void take_key_moments(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, LayerMoments& out) {
-  const auto stretches = [](const Recipe& r) { return r.kind == Recipe::Kind::kStretch; };
-  const auto by = [&](const char* objective) {
-    return any(recipes, [&](const Recipe& r) { return r.key_objective == objective; });
-  };
-  if (by("qqt") || any(recipes, [](const Recipe& r) { return r.value_objective == "sst"; })) {
-    out.covariance["qqt"] = query_moments(layer, backend).mean();
-  }
-  if (by("ktk") || any(recipes, [&](const Recipe& r) { return stretches(r) && r.key_objective == "qqt"; })) {
-    out.covariance["ktk"] = plain_moments(layer, Side::kKey, backend).mean();
-  }
-  if (by("fisher")) {
-    FisherMoments fisher = fisher_moments(layer, recipes.front().windows, backend);
-    out.covariance["fisher"] = std::move(fisher.query);
-    out.covariance["fisher_key"] = std::move(fisher.key);
-    out.fisher_key_mean = std::move(fisher.key_mean);
-  }
-  if (any(recipes, [](const Recipe& r) { return r.center; })) out.key_mean = mean_keys(layer);
-}
-
-/// Rows of W_O are (Hq, d), as those of queries.
-MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend) {
-  const HeadsView rows = heads_view(projection, "o_proj");
-  MatrixStack metric(kv_heads, rows.head_dim);
-  backend.accumulate_grams(std::vector<HeadsView>{rows}, metric);
-  for (double& value : metric.data) value *= static_cast<double>(kv_heads) / rows.num_heads;
-  return metric;
-}
-
-void take_value_moments(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, LayerMoments& out) {
-  const auto by = [&](const char* objective) {
-    return any(recipes, [&](const Recipe& r) { return r.value_objective == objective; });
-  };
-  if (by("sst")) {
-    out.covariance["sst"] = score_weighted_value_moments(layer, out.covariance["qqt"], backend).mean();
-  }
-  if (by("oto")) out.covariance["oto"] = output_moments(layer, backend).mean();
-  if (by("vtv") || by("output")) out.covariance["vtv"] = plain_moments(layer, Side::kValue, backend).mean();
-}
-
 }  // namespace
-
-LayerMoments take_moments(int layer_id, LayerStream& layer, const std::vector<Recipe>& recipes,
-                          const ReferenceRotation& reference, Backend& backend,
-                          const OutputProjection& output_projection) {
-  QkvChunk chunk;
-  layer.rewind();
-  if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
-  LayerMoments out{.layer_id = layer_id, .key_dim = chunk.view.k.head_dim, .value_dim = chunk.view.v.head_dim};
-  chunk = {};
-  std::vector<Recipe> spectral = recipes;
-  std::erase_if(spectral, [](const Recipe& r) { return r.kind == Recipe::Kind::kHadamard; });
-  if (spectral.empty()) return out;
-  take_key_moments(layer, spectral, backend, out);
-  take_value_moments(layer, spectral, backend, out);
-  if (any(spectral, [](const Recipe& r) { return r.stretches_values(); })) {
-    out.covariance["output"] = output_metric(output_projection(layer_id), out.covariance["vtv"].count, backend);
-  }
-  if (any(spectral, [](const Recipe& r) { return r.kind == Recipe::Kind::kResidual; })) {
-    out.covariance["key_residual"] =
-        residual_moments(layer, Side::kKey, reference_of(reference.key, layer_id), backend).mean();
-    out.covariance["value_residual"] =
-        residual_moments(layer, Side::kValue, reference_of(reference.value, layer_id), backend).mean();
-  }
-  return out;
-}
 
 std::vector<LayerRotation> fit_transforms(const std::vector<LayerMoments>& layers, const Recipe& recipe,
                                           Backend& backend, Status& status) {

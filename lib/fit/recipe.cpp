@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <tuple>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "kernels/arguments.hpp"
@@ -41,9 +43,11 @@ DType scale_dtype_from(const std::string& name) {
   return dtype_from_name(name);
 }
 
-bool per_head(const std::string& granularity) {
-  require_one_of(granularity, "--granularity", {"layer", "head"});
-  return granularity == "head";
+/// "layer" or "head", or two of them: whether keys, and values, go head by head.
+std::pair<bool, bool> per_head(const std::string& granularity, const char* option) {
+  const auto [key, value] = both_sides(granularity);
+  for (const std::string& side : {key, value}) require_one_of(side, option, {"layer", "head"});
+  return {key == "head", value == "head"};
 }
 
 /// Throws if the target lacks what `option` asks for.
@@ -65,6 +69,9 @@ void require_target(const Recipe& recipe, const FitOptions& options) {
   require(recipe.key_per_head || recipe.value_per_head, &Target::per_head, options, "--granularity head",
           "one rotation per head");
   require(recipe.center, &Target::mean, options, "--center", "centred keys");
+  require(recipe.key_clip_per_head, &Target::key_clips, options, "--clip-granularity head", "key clip ratios per head");
+  require(recipe.value_clip_per_head, &Target::value_clips, options, "--clip-granularity head",
+          "value clip ratios per head");
   const RowCodec &key = *recipe.codecs.key, &value = *recipe.codecs.value;
   const std::string codec(name_of(key.grid));
   require(key.grid == Grid::kLloydMax, &Target::lloyd_max, options, "--codec " + codec, "codec " + codec);
@@ -89,6 +96,10 @@ HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
   if (!takes_clip(codec.grid) && options.clip != "auto" && options.clip != "off") {
     throw UsageError("codec " + name + " takes no clip ratios", "--clip " + options.clip,
                      "leave --clip out, or use --codec minmax");
+  }
+  if (options.clip_granularity != "layer" && (!takes_clip(codec.grid) || options.clip != "auto")) {
+    throw UsageError("there are no clip ratios to fit per head", "--clip-granularity " + options.clip_granularity,
+                     "leave it out, or use --clip auto and --codec minmax");
   }
   return codecs;
 }
@@ -150,25 +161,35 @@ Recipe resolve_recipe(const FitOptions& options) {
                 .windows = options.windows};
   if (options.recipe == "ktk_vtv") recipe.key_objective = "ktk", recipe.value_objective = "vtv";
   const bool stretched = recipe.kind == Recipe::Kind::kStretch;
-  const auto [key, value] =
-      both_sides(options.granularity.empty() ? (stretched ? "head,layer" : "layer") : options.granularity);
-  recipe.key_per_head = per_head(key);
-  recipe.value_per_head = per_head(value);
+  const std::string usual = stretched ? "head,layer" : "layer";
+  std::tie(recipe.key_per_head, recipe.value_per_head) =
+      per_head(options.granularity.empty() ? usual : options.granularity, "--granularity");
+  std::tie(recipe.key_clip_per_head, recipe.value_clip_per_head) =
+      per_head(options.clip_granularity, "--clip-granularity");
   recipe.codecs = codecs_of(options, options.recipe == "lsq" || (stretched && target.any_codec));
   require_target(recipe, options);
   return recipe;
 }
 
+namespace {
+
+std::string granularity(bool key_per_head, bool value_per_head) {
+  const std::string key = key_per_head ? "head" : "layer", value = value_per_head ? "head" : "layer";
+  return key == value ? key : key + "," + value;
+}
+
+}  // namespace
+
 Json to_json(const Recipe& recipe, const FitOptions& options) {
-  const std::string key = recipe.key_per_head ? "head" : "layer", value = recipe.value_per_head ? "head" : "layer";
   Json json{{"name", recipe.name},
             {"target", options.target},
             {"key_objective", recipe.key_name()},
             {"value_objective", recipe.value_name()},
-            {"granularity", key == value ? key : key + "," + value},
+            {"granularity", granularity(recipe.key_per_head, recipe.value_per_head)},
             {"codec", name_of(recipe.codecs.key->grid)},
             {"levels", {recipe.codecs.key->levels, recipe.codecs.value->levels}},
             {"clip", takes_clip(recipe.codecs.key->grid) ? options.clip : "off"},
+            {"clip_granularity", granularity(recipe.key_clip_per_head, recipe.value_clip_per_head)},
             {"group_size", recipe.codecs.key->group_size},
             {"center", recipe.center},
             {"refine", recipe.refine}};
@@ -179,10 +200,18 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
 }
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> kTargets{{"sglang-v1", false, false, false, true, false},
-                                            {"sglang-v3", true, true, true, true, false},
-                                            {"llamacpp", false, false, false, false, false},
-                                            {"any", true, true, true, true, true}};
+  static const std::vector<Target> kTargets{
+      {.name = "sglang-v1", .lloyd_max = true},
+      {.name = "sglang-v3", .linear = true, .per_head = true, .mean = true, .key_clips = true, .lloyd_max = true},
+      {.name = "llamacpp"},
+      {.name = "any",
+       .linear = true,
+       .per_head = true,
+       .mean = true,
+       .key_clips = true,
+       .value_clips = true,
+       .lloyd_max = true,
+       .any_codec = true}};
   return kTargets;
 }
 

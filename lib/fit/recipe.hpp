@@ -38,6 +38,8 @@ struct FitOptions {
   std::string levels;
   /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codecs minmax and lloyd-max.
   std::string clip = "auto";
+  /// layer: one fitted ratio per layer; head: one per KV head; or two of these, for keys and values.
+  std::string clip_granularity = "layer";
   /// Channels per (scale, zero) pair; 0 = the whole head.
   int group_size = 0;
   /// Subtract the mean key of each head from every key.
@@ -60,6 +62,7 @@ struct Recipe {
   std::string key_objective, value_objective;  // qqt | ktk | fisher, sst | oto | vtv | output
   std::string composition;
   bool key_per_head = false, value_per_head = false;
+  bool key_clip_per_head = false, value_clip_per_head = false;
   bool center = false, refine = false;
   double stretch_power = 1, stretch_lambda = 1e-2;
   HistoryCodecs codecs;  // both are set; clip ratios are fitted or fixed elsewhere
@@ -81,11 +84,12 @@ struct Recipe {
 /// What can use a set, and what it can read.
 struct Target {
   std::string name;
-  bool linear;     // a read side that is not the inverse of a rotation
-  bool per_head;   // one matrix per KV head
-  bool mean;       // a mean key
-  bool lloyd_max;  // codec lloyd-max
-  bool any_codec;  // all codecs, with any number of levels
+  bool linear = false;                          // a read side that is not the inverse of a rotation
+  bool per_head = false;                        // one matrix per KV head
+  bool mean = false;                            // a mean key
+  bool key_clips = false, value_clips = false;  // a clip ratio per KV head
+  bool lloyd_max = false;                       // codec lloyd-max
+  bool any_codec = false;                       // all codecs, with any number of levels
 };
 /// sglang-v1, sglang-v3, llamacpp, any.
 [[nodiscard]] const std::vector<Target>& targets();

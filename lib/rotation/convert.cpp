@@ -202,6 +202,7 @@ ConvertResult convert_set(const fs::path& in, const fs::path& out, const Convert
   const RotationSet set = read_any_set(in);
   result.layers = set.layers.size();
   result.lost = losses(set, result.to);
+  if (result.to == SetFormat::kPt && options.pt_version == 3) std::erase(result.lost, "clip ratios");
   if (result.to == SetFormat::kSet) {
     write_rotation_set(out, set, options.formats, options.replace);
     if (!options.formats.h5) {

@@ -11,6 +11,18 @@
 namespace oscar {
 namespace {
 
+PtValue clip_ratios_of(const RotationSet& set, const SideTransform LayerRotation::*side) {
+  PtDict ratios;
+  for (const LayerRotation& layer : set.layers) {
+    const SideTransform& own = layer.*side;
+    std::vector<double> values = own.head_clip_ratios;
+    if (values.empty()) values = {own.clip_ratio};
+    const auto count = static_cast<std::int64_t>(values.size());
+    ratios.push_back({{std::int64_t{layer.layer_id}}, {Tensor::from({count}, std::span<const double>(values))}});
+  }
+  return {std::move(ratios)};
+}
+
 void write_side_pt(const fs::path& path, const std::string& objective, const RotationSet& set,
                    const SideTransform LayerRotation::*side, int version) {
   std::vector<std::pair<int, const SideTransform*>> layers;
@@ -23,13 +35,17 @@ void write_side_pt(const fs::path& path, const std::string& objective, const Rot
                          number("value_levels", set.value_codec.levels),
                          number("group_size", set.key_codec.group_size),
                          text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
-  const PtDict calibration{text("model_path", set.model.id),
-                           text("model_revision", set.model.revision),
-                           text("prompt_sha256", set.calibration.data_sha256),
-                           number("tokens", set.calibration.tokens),
-                           number("global_kv_heads", set.model.num_key_value_heads),
-                           number("global_q_heads", set.model.num_attention_heads)};
+  PtDict calibration{text("model_path", set.model.id),
+                     text("model_revision", set.model.revision),
+                     text("prompt_sha256", set.calibration.data_sha256),
+                     number("tokens", set.calibration.tokens),
+                     number("global_kv_heads", set.model.num_key_value_heads),
+                     number("global_q_heads", set.model.num_attention_heads)};
   const bool key = side == &LayerRotation::key;
+  if (set.has_clip_ratios) {
+    calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
+    calibration.push_back({{std::string("clip_scalar")}, {key ? set.key_clip_scalar : set.value_clip_scalar}});
+  }
   write_rotation_pt(path, objective, layers, version,
                     {key ? "q_rotation" : "o_rotation", set.model.num_key_value_heads, transform, calibration});
 }
@@ -52,6 +68,8 @@ RotationSet combine(const RotationFile& keys, const RotationFile& values, const 
   set.value_objective = values.objective;
   set.model = keys.model;
   set.calibration = keys.calibration;
+  set.has_clip_ratios = keys.has_clip_ratios && values.has_clip_ratios;
+  set.key_clip_scalar = keys.clip_scalar, set.value_clip_scalar = values.clip_scalar;
   for (std::size_t i = 0; i < keys.layers.size(); ++i) {
     if (keys.layers.size() != values.layers.size() || keys.layers[i].first != values.layers[i].first) {
       throw DataError("the key file and the value file have different layers", where, "use two files of the same fit");

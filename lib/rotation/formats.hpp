@@ -46,6 +46,10 @@ void write_foreign_set(const std::filesystem::path& folder, const std::filesyste
 struct RotationFile {
   int version = 0;
   std::string objective;
+  /// Version 3, where its calibration says them for every layer.
+  bool has_clip_ratios = false;
+  /// The one ratio for servers that take no table, with them.
+  double clip_scalar = 0;
   ModelIdentity model;                                // what version 3 tells, else nothing
   CalibrationData calibration;                        // likewise
   std::vector<std::pair<int, SideTransform>> layers;  // ascending

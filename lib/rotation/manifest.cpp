@@ -37,6 +37,7 @@ Json summarize_spectrum(const SideTransform& side) {
 Json side_to_json(const SideTransform& side, bool has_clip_ratios) {
   Json json;
   json["clip_ratio"] = has_clip_ratios ? Json(side.clip_ratio) : Json(nullptr);
+  if (!side.head_clip_ratios.empty()) json["clip_ratio_per_head"] = side.head_clip_ratios;
   json["eigenvalues"] = summarize_spectrum(side);
   json["scores"] = side.scores;
   return json;
@@ -45,6 +46,7 @@ Json side_to_json(const SideTransform& side, bool has_clip_ratios) {
 SideTransform side_from_json(const Json& json) {
   SideTransform side;
   if (json["clip_ratio"].is_number()) side.clip_ratio = json["clip_ratio"];
+  side.head_clip_ratios = json.value("clip_ratio_per_head", std::vector<double>());
   side.scores = json.value("scores", Json::object());
   return side;
 }

@@ -34,6 +34,10 @@ void append_side(const SideTransform& side, bool key, const std::string& prefix,
     if (!squeeze) shape.insert(shape.begin(), side.rotation.count);
     out.emplace_back(prefix + "eigenvalues", Tensor::from(shape, std::span(eigenvalues)));
   }
+  if (!side.head_clip_ratios.empty()) {
+    const auto heads = static_cast<std::int64_t>(side.head_clip_ratios.size());
+    out.emplace_back(prefix + "clip_ratio_per_head", Tensor::from({heads}, std::span(side.head_clip_ratios)));
+  }
   add("covariance", side.covariance);
   add("query_covariance", side.query_covariance);
 }

@@ -3,7 +3,8 @@
 //   {format_version: 1, objective: str, source_grouping: "layer", layers: {int: {layer_id, rotation f32 [d, d],
 //   eigenvalues f32 [d]}}}
 // Version 2 has rotation [Hkv, d, d] and source_grouping "head". Version 3 adds, where they are not trivial, the read
-// side (q_rotation of keys, o_rotation of values, shaped as rotation) and k_mean ([Hkv, d], or [d] for all heads).
+// side (q_rotation of keys, o_rotation of values, shaped as rotation) and k_mean ([Hkv, d], or [d] for all heads). Ours
+// also say in calibration.clip_ratio {layer: f64 [1] or [Hkv]} and clip_scalar (one for all) how rows are clipped.
 #include "rotation/rotation_pt.hpp"
 
 #include <algorithm>
@@ -62,6 +63,27 @@ SideTransform side_from(const PtValue& layer, const std::string& where) {
     }
   }
   return side;
+}
+
+/// Nothing unless `root` has them for every layer.
+void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string& where) {
+  const PtValue* calibration = root.find(std::string("calibration"));
+  const PtValue* ratios = calibration == nullptr ? nullptr : calibration->find(std::string("clip_ratio"));
+  const PtValue* scalar = ratios == nullptr ? nullptr : calibration->find(std::string("clip_scalar"));
+  if (scalar == nullptr || scalar->get_if<double>() == nullptr) return;
+  for (auto& [id, side] : file.layers) {
+    const PtValue* entry = ratios->find(std::int64_t{id});
+    if (entry == nullptr) return;
+    const auto* tensor = entry->get_if<Tensor>();
+    if (tensor == nullptr || tensor->size() == 0) {
+      fail("the clip ratios of layer " + std::to_string(id) + " are no numbers", where);
+    }
+    std::vector<double> values = tensor->to_doubles();
+    side.clip_ratio = values.front();
+    if (values.size() > 1) side.head_clip_ratios = std::move(values);
+  }
+  file.has_clip_ratios = true;
+  file.clip_scalar = *scalar->get_if<double>();
 }
 
 void append_extension(const SideTransform& side, const char* read_name, bool per_head, PtDict& entry) {
@@ -156,6 +178,7 @@ RotationFile read_rotation_pt(const std::filesystem::path& path) {
   if (file.layers.empty()) fail("the file has no layers", path.string());
   const auto by_id = [](const auto& a, const auto& b) { return a.first < b.first; };
   std::sort(file.layers.begin(), file.layers.end(), by_id);
+  take_clip_ratios(root, file, path.string());
   return file;
 }
 

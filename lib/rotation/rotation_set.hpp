@@ -16,11 +16,18 @@ namespace oscar {
 /// The transform of the keys, or of the values, of one layer, and what it was made from. Its numbers are exact in
 /// float32.
 struct SideTransform : Transform {
-  std::vector<double> eigenvalues;  // (rotation.count, dim), ascending; empty: not known
-  MatrixStack covariance;           // what was decomposed, rounded to float32; count 0: not known
-  MatrixStack query_covariance;     // of a stretch: what `covariance`, then of keys, was weighed against
-  double clip_ratio = 0;            // RowCodec::clip_ratio; <= 0: no clipping
-  Json scores = Json::object();     // what the fit measured for this side; recorded, not interpreted
+  std::vector<double> eigenvalues;       // (rotation.count, dim), ascending; empty: not known
+  MatrixStack covariance;                // what was decomposed, rounded to float32; count 0: not known
+  MatrixStack query_covariance;          // of a stretch: what `covariance`, then of keys, was weighed against
+  double clip_ratio = 0;                 // RowCodec::clip_ratio; <= 0: no clipping
+  std::vector<double> head_clip_ratios;  // HistoryCodec::head_clip_ratios: of the KV heads, where they differ
+  Json scores = Json::object();          // what the fit measured for this side; recorded, not interpreted
+
+  /// `codec` with this side's clip ratios.
+  [[nodiscard]] HistoryCodec clipped(RowCodec codec) const {
+    codec.clip_ratio = clip_ratio;
+    return {codec, head_clip_ratios};
+  }
 };
 
 struct LayerRotation {

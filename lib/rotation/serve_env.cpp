@@ -58,6 +58,16 @@ Json ratios_per_layer(const RotationSet& set, const SideTransform LayerRotation:
   return list;
 }
 
+Json ratios_per_head(const RotationSet& set, const SideTransform LayerRotation::*side) {
+  Json ratios = Json::object();
+  for (const LayerRotation& layer : set.layers) {
+    for (int head = 0; head < set.model.num_key_value_heads; ++head) {
+      ratios[fmt::format("{},{}", layer.layer_id, head)] = (layer.*side).clipped({}).of_head(head).clip_ratio;
+    }
+  }
+  return ratios;
+}
+
 /// The environment of OSCAR's branch of llama.cpp.
 std::string llama_cpp_env(const RotationSet& set) {
   return fmt::format(
@@ -114,13 +124,8 @@ std::string serve_env(const RotationSet& set) {
 void write_clip_tables(const std::filesystem::path& folder, const RotationSet& set) {
   write_json(folder / "k_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::key, set.key_clip_scalar));
   write_json(folder / "v_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::value, set.value_clip_scalar));
-  Json per_head = Json::object();
-  for (const LayerRotation& layer : set.layers) {
-    for (int head = 0; head < set.model.num_key_value_heads; ++head) {
-      per_head[fmt::format("{},{}", layer.layer_id, head)] = layer.key.clip_ratio;
-    }
-  }
-  write_json(folder / "k_clip_per_head.json", per_head);
+  write_json(folder / "k_clip_per_head.json", ratios_per_head(set, &LayerRotation::key));
+  write_json(folder / "v_clip_per_head.json", ratios_per_head(set, &LayerRotation::value));
 }
 
 }  // namespace oscar

@@ -14,7 +14,7 @@ namespace oscar {
 /// that the server cannot use, comments that say why.
 [[nodiscard]] std::string serve_env(const RotationSet& set);
 /// k_clip_per_layer.json, v_clip_per_layer.json: one ratio per layer id from 0 (layers without KV cache get the
-/// scalar); k_clip_per_head.json: {"<layer>,<head>": ratio}.
+/// scalar); k_clip_per_head.json, v_clip_per_head.json: {"<layer>,<head>": ratio}.
 void write_clip_tables(const std::filesystem::path& folder, const RotationSet& set);
 
 /// "k_rotation_<objective>.pt" and "v_rotation_<objective>.pt".

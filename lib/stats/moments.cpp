@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 
@@ -91,14 +92,19 @@ void count_rows(const Chunks& chunks, bool queries, MomentSums& moments) {
   }
 }
 
+void add_to(std::vector<double>& sums, const std::vector<double>& other) {
+  OSCAR_CHECK(sums.size() == other.size());
+  std::transform(sums.begin(), sums.end(), other.begin(), sums.begin(), std::plus<>());
+}
+
 }  // namespace
 
 void MomentSums::merge(const MomentSums& other) {
   if (sums.count != other.sums.count || sums.dim != other.sums.dim) {
     throw DataError("moments of different shape cannot be merged", "", "merge statistics of the same model only");
   }
-  std::transform(sums.data.begin(), sums.data.end(), other.sums.data.begin(), sums.data.begin(), std::plus<>());
-  std::transform(total.begin(), total.end(), other.total.begin(), total.begin(), std::plus<>());
+  add_to(sums.data, other.sums.data);
+  add_to(total, other.total);
 }
 
 MatrixStack MomentSums::mean() const {
@@ -137,7 +143,7 @@ MomentSums output_moments(LayerStream& layer, Backend& backend) {
   });
 }
 
-FisherMoments fisher_moments(LayerStream& layer, Windows windows, Backend& backend) {
+FisherSums fisher_sums(LayerStream& layer, Windows windows, Backend& backend) {
   FisherSums fisher;
   (void)accumulate(layer, Side::kKey, backend, [&](const Chunks& chunks, MomentSums& moments) {
     if (fisher.weight.empty()) fisher = FisherSums(moments.sums.count, moments.sums.dim);
@@ -147,38 +153,58 @@ FisherMoments fisher_moments(LayerStream& layer, Windows windows, Backend& backe
     moments.sums = fisher.query;  // for the check that everything is finite
     moments.total = fisher.weight;
   });
-  for (const double weight : fisher.weight) {
+  return fisher;
+}
+
+void merge(FisherSums& sums, const FisherSums& other) {
+  add_to(sums.query.data, other.query.data);
+  add_to(sums.key.data, other.key.data);
+  add_to(sums.key_sum, other.key_sum);
+  add_to(sums.weight, other.weight);
+}
+
+FisherMoments mean(const FisherSums& sums, Windows windows) {
+  for (const double weight : sums.weight) {
     if (weight > 0) continue;
     throw DataError("no sequence is longer than the windows, so the fisher objective has no history to weigh", "",
                     "calibrate on sequences of more than " + std::to_string(windows.sink + windows.recent) +
                         " tokens, or use another --key-objective");
   }
-  FisherMoments moments{MomentSums{fisher.query, fisher.weight}.mean(), MomentSums{fisher.key, fisher.weight}.mean(),
-                        fisher.key_sum};
-  const auto dim = static_cast<std::size_t>(fisher.key.dim);
-  for (std::size_t i = 0; i < moments.key_mean.size(); ++i) moments.key_mean[i] /= fisher.weight[i / dim];
+  FisherMoments moments{MomentSums{sums.query, sums.weight}.mean(), MomentSums{sums.key, sums.weight}.mean(),
+                        sums.key_sum};
+  const auto dim = static_cast<std::size_t>(sums.key.dim);
+  for (std::size_t i = 0; i < moments.key_mean.size(); ++i) moments.key_mean[i] /= sums.weight[i / dim];
   return moments;
 }
 
-std::vector<double> mean_keys(LayerStream& layer) {
-  std::vector<double> sums;
-  std::int64_t tokens = 0;
+void KeySums::merge(const KeySums& other) {
+  add_to(sums, other.sums);
+  tokens += other.tokens;
+}
+
+std::vector<double> KeySums::mean() const {
+  std::vector<double> mean = sums;
+  for (double& value : mean) value /= static_cast<double>(std::max<std::int64_t>(tokens, 1));
+  return mean;
+}
+
+KeySums key_sums(LayerStream& layer) {
+  KeySums keys;
   QkvChunk chunk;
   layer.rewind();
   while (layer.next(chunk)) {
     throw_if_interrupted();
     const HeadsView& k = chunk.view.k;
     const auto dim = static_cast<std::size_t>(k.head_dim);
-    sums.resize(static_cast<std::size_t>(k.num_heads) * dim);
+    keys.sums.resize(static_cast<std::size_t>(k.num_heads) * dim);
     parallel_for(static_cast<std::size_t>(k.num_heads), [&](std::size_t head) {
       std::vector<double> rows(static_cast<std::size_t>(k.num_tokens) * dim);
       k.head_rows(0, k.num_tokens, static_cast<int>(head), rows.data());
-      for (std::size_t i = 0; i < rows.size(); ++i) sums[head * dim + i % dim] += rows[i];
+      for (std::size_t i = 0; i < rows.size(); ++i) keys.sums[head * dim + i % dim] += rows[i];
     });
-    tokens += k.num_tokens;
+    keys.tokens += k.num_tokens;
   }
-  for (double& value : sums) value /= static_cast<double>(std::max<std::int64_t>(tokens, 1));
-  return sums;
+  return keys;
 }
 
 MatrixStack centred(MatrixStack moments, std::span<const double> own, std::span<const double> mean) {

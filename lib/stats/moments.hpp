@@ -37,16 +37,27 @@ enum class Side { kKey, kValue };
                                                       Backend& backend);
 /// The paper's V^T S^T S V: second moment of exact attention outputs, softmax causal inside each sequence.
 [[nodiscard]] MomentSums output_moments(LayerStream& layer, Backend& backend);
-/// What softmax feels of errors in the scores of a layer, per KV head: FisherSums over their weight.
+/// FisherSums of the whole stream; of part of the data, they add up.
+[[nodiscard]] FisherSums fisher_sums(LayerStream& layer, Windows windows, Backend& backend);
+void merge(FisherSums& sums, const FisherSums& other);
+/// What softmax feels of errors in the scores of a layer, per KV head: the sums over their weight.
 struct FisherMoments {
   MatrixStack query, key;        // (Hkv, d, d)
   std::vector<double> key_mean;  // (Hkv, d)
 };
-/// Throws DataError if no sequence is longer than the windows: then there is no history to weigh.
-[[nodiscard]] FisherMoments fisher_moments(LayerStream& layer, Windows windows, Backend& backend);
+/// Throws DataError if no sequence was longer than the windows: then there is no history to weigh.
+[[nodiscard]] FisherMoments mean(const FisherSums& sums, Windows windows);
 
-/// Mean key of each head, (Hkv, d). Read on the CPU.
-[[nodiscard]] std::vector<double> mean_keys(LayerStream& layer);
+/// Keys added up, (Hkv, d), and how many. Read on the CPU.
+struct KeySums {
+  std::vector<double> sums;
+  std::int64_t tokens = 0;
+
+  void merge(const KeySums& other);
+  /// Mean key of each head.
+  [[nodiscard]] std::vector<double> mean() const;
+};
+[[nodiscard]] KeySums key_sums(LayerStream& layer);
 /// Second moments about a mean m, where `moments` are about 0 and `own` is the mean of the rows themselves (equal to m
 /// for plain moments): C - own^T m - m^T own + m^T m. means: (count, d).
 [[nodiscard]] MatrixStack centred(MatrixStack moments, std::span<const double> own, std::span<const double> mean);

@@ -115,10 +115,19 @@ void check_clip(const Subject& subject, std::vector<Check>& checks) {
     checks.push_back({"clip_ratio", {}, "", {}, {}, {}, "the files do not say how rows are clipped"});
     return;
   }
+  const int heads = subject.set.model.num_key_value_heads;
   for_each_side(
-      subject, checks, [](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-        const bool ok = t.clip_ratio >= 0 && t.clip_ratio <= 1;
-        out.push_back({"clip_ratio", layer, side.target, t.clip_ratio, 1.0, ok, ok ? "" : "a clip ratio lies in 0..1"});
+      subject, checks, [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+        std::vector<double> ratios = t.head_clip_ratios;
+        const bool fit_heads = ratios.empty() || heads == 0 || ratios.size() == static_cast<std::size_t>(heads);
+        ratios.push_back(t.clip_ratio);
+        const auto [low, high] = std::minmax_element(ratios.begin(), ratios.end());
+        const bool in_range = *low >= 0 && *high <= 1;
+        const std::string message = !in_range    ? "a clip ratio lies in 0..1"
+                                    : !fit_heads ? "the number of clip ratios is not that of the heads"
+                                                 : "";
+        out.push_back({"clip_ratio", layer, side.target, in_range ? t.clip_ratio : (*low < 0 ? *low : *high), 1.0,
+                       message.empty(), message});
       });
 }
 

@@ -7,11 +7,10 @@ namespace oscar::verify {
 namespace {
 
 /// The matrices move.
-KvSide side_of(SideTransform& transform, const RowCodec& codec, double clip_ratio) {
+KvSide side_of(SideTransform& transform, const HistoryCodec& codec) {
   KvSide side;
   side.transform = std::make_shared<const Transform>(std::move(static_cast<Transform&>(transform)));
   side.codec = codec;
-  side.codec.clip_ratio = clip_ratio;
   return side;
 }
 
@@ -28,10 +27,22 @@ KvMethod with_more_bits(KvMethod method, int bits) {
   method.kind = MethodKind::kBaseline;
   method.description = "this set's rotations, INT" + std::to_string(bits) + ", not clipped";
   for (auto& [id, layer] : method.layers) {
-    for (RowCodec* codec : {&layer.key.codec, &layer.value.codec}) {
+    for (HistoryCodec* codec : {&layer.key.codec, &layer.value.codec}) {
       codec->levels = 1 << bits;
       codec->clip_ratio = 0;
+      codec->head_clip_ratios.clear();
     }
+  }
+  return method;
+}
+
+/// "bisect": the set with the clip thresholds that decode kernels find; prefill kernels sort.
+KvMethod with_decode_clip(KvMethod method) {
+  method.name = "bisect";
+  method.kind = MethodKind::kBaseline;
+  method.description = "this set, clip thresholds by bisection as decode kernels find them";
+  for (auto& [id, layer] : method.layers) {
+    layer.key.codec.clip_search = layer.value.codec.clip_search = ClipSearch::kBisect;
   }
   return method;
 }
@@ -55,18 +66,19 @@ KvMethod method_of_set(RotationSet set, Windows windows) {
   KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
   method.description = "the set under test";
   for (LayerRotation& layer : set.layers) {
-    const double key_clip = set.has_clip_ratios ? layer.key.clip_ratio : kPublishedKeyClip;
-    const double value_clip = set.has_clip_ratios ? layer.value.clip_ratio : kPublishedValueClip;
+    if (!set.has_clip_ratios) {
+      layer.key.clip_ratio = kPublishedKeyClip, layer.value.clip_ratio = kPublishedValueClip;
+    }
     const int dim = layer.key.rotation.dim;
-    method.layers[layer.layer_id] = {dim, side_of(layer.key, set.key_codec, key_clip),
-                                     side_of(layer.value, set.value_codec, value_clip)};
+    const HistoryCodec key = layer.key.clipped(set.key_codec), value = layer.value.clipped(set.value_codec);
+    method.layers[layer.layer_id] = {dim, side_of(layer.key, key), side_of(layer.value, value)};
   }
   return method;
 }
 
 std::vector<std::string> method_names() {
   std::vector<std::string> names = baseline_names();
-  names.insert(names.end(), {"int3", "int4"});
+  names.insert(names.end(), {"int3", "int4", "bisect"});
   return names;
 }
 
@@ -82,6 +94,10 @@ std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comp
   for (const std::string& name : names_of(comparison.names)) {
     if (name == "int3" || name == "int4") {
       methods.push_back(with_more_bits(set, name == "int3" ? 3 : 4));
+      continue;
+    }
+    if (name == "bisect") {
+      methods.push_back(with_decode_clip(set));
       continue;
     }
     const Windows theirs = comparison.own_windows ? own_windows(name) : windows;

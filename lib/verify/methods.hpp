@@ -12,8 +12,8 @@ namespace oscar::verify {
 
 /// What stands beside the set, and how.
 struct Comparison {
-  /// Names of baselines, "int3" and "int4" (the set with more levels, unclipped); or "all": those that are worth their
-  /// time, or "every", or "none".
+  /// Names of baselines, "int3" and "int4" (the set with more levels, unclipped), "bisect" (the set, clipped as decode
+  /// kernels do); or "all": those that are worth their time, or "every", or "none".
   std::vector<std::string> names;
   /// The set's windows for every method, or each method's own.
   bool own_windows = false;

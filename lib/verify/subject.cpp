@@ -34,6 +34,7 @@ void take_served_matrices(RotationFile served, SubjectSide& side) {
     transform.query_covariance = std::move(known->second.query_covariance);
     transform.scores = std::move(known->second.scores);
     transform.clip_ratio = known->second.clip_ratio;
+    transform.head_clip_ratios = known->second.head_clip_ratios;
   }
   side.objective = served.objective;
   side.layers = std::move(served.layers);
@@ -55,6 +56,7 @@ SideTransform without_covariances(const SideTransform& transform) {
   static_cast<Transform&>(copy) = transform;
   copy.eigenvalues = transform.eigenvalues;
   copy.clip_ratio = transform.clip_ratio;
+  copy.head_clip_ratios = transform.head_clip_ratios;
   return copy;
 }
 

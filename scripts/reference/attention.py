@@ -13,7 +13,7 @@ class Side(NamedTuple):
     """Keys or values of a layer; stacks of 1 matrix, or of one per KV head."""
     write: np.ndarray
     read: np.ndarray  # of queries, or of outputs: o = o' read^T
-    codec: Codec
+    codecs: list[Codec]  # one, or one per KV head
     mean: np.ndarray = None  # (Hkv, d), subtracted from every key
 
 
@@ -56,7 +56,7 @@ def stored(rows, side, head, rounded):
     if side.mean is not None:
         rows = rows - to_f32(side.mean[head])
     kept = rounded(rounded(rows) @ rounded(of_head(side.write, head)))
-    return kept.astype(np.float64), rounded(quantized(kept, side.codec)).astype(np.float64)
+    return kept.astype(np.float64), rounded(quantized(kept, of_head(side.codecs, head))).astype(np.float64)
 
 
 def compare_head(layer, head, begin, end, key, value, windows, rounded):

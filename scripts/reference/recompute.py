@@ -42,10 +42,12 @@ class Recipe:
         self.stretch, self.center = recipe.get("stretch", {}), recipe["center"]
         self.codec, self.layers = manifest["codec"], {layer["layer_id"]: layer for layer in manifest["layers"]}
 
-    def codec_of(self, layer_id, side):
-        codec = self.codec
-        return Codec(grid=codec["name"], levels=codec["levels"][side == "value"], group_size=codec["group_size"],
-                     clip_ratio=self.layers[layer_id][side]["clip_ratio"], scale_dtype=codec["scale_dtype"])
+    def codecs_of(self, layer_id, side):
+        """One codec for all KV heads, or one for each."""
+        codec, fitted = self.codec, self.layers[layer_id][side]
+        return [Codec(grid=codec["name"], levels=codec["levels"][side == "value"], group_size=codec["group_size"],
+                      clip_ratio=ratio, scale_dtype=codec["scale_dtype"])
+                for ratio in fitted.get("clip_ratio_per_head", [fitted["clip_ratio"]])]
 
     def scores(self, layer_id, side):
         """What the fit recorded about the stretch of a layer's keys or values."""
@@ -116,5 +118,5 @@ def fit_layer(layer, layer_id, recipe, projection=None):
 def attention_sums(layer, layer_id, fitted, recipe, windows, precision):
     sides = []
     for name, side in zip(("key", "value"), fitted):
-        sides.append(Side(side.write, side.read, recipe.codec_of(layer_id, name), side.mean))
+        sides.append(Side(side.write, side.read, recipe.codecs_of(layer_id, name), side.mean))
     return compare(layer, *sides, windows, precision)

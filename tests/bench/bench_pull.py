@@ -125,6 +125,8 @@ def main():
                    "small_set": small_set(oscar, options.runs, options.delay_ms / 1000, folder),
                    "set_in_a_zoo": zoo_set(oscar, options.runs, options.delay_ms / 1000, folder),
                    "large_file": large_file(oscar, options.large_mb * 1_000_000, options.line_mb_per_s * 1e6, folder)}
+    zoo = results["set_in_a_zoo"]
+    zoo["times_faster_than_hf"] = results["small_set"]["hf"]["wall_s"] / zoo["wall_s"]
     text = json.dumps(results, indent=1) + "\n"
     print(text, end="")
     if options.out:

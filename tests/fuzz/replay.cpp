@@ -13,7 +13,7 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-constexpr std::size_t kVariants = 200;
+constexpr std::size_t kVariants = 60;
 
 Bytes read(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

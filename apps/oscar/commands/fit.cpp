@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -44,6 +45,11 @@ Json to_json(const FitResult& result, const Times& times, const std::filesystem:
     layers.push_back({{"layer_id", layer.layer_id},
                       {"key_clip_ratio", layer.key.clip_ratio},
                       {"value_clip_ratio", layer.value.clip_ratio}});
+    for (const auto& [name, side] : {std::pair("key", &layer.key), std::pair("value", &layer.value)}) {
+      const std::string prefix = name + std::string("_");
+      if (!side->head_clip_ratios.empty()) layers.back()[prefix + "clip_ratio_per_head"] = side->head_clip_ratios;
+      if (side->scores.contains("stretch")) layers.back()[prefix + "stretch"] = side->scores["stretch"];
+    }
   }
   return {{"rotation_set", out.string()},
           {"device", device},
@@ -96,6 +102,28 @@ class Input {
   std::unique_ptr<QkvSource> source_;
 };
 
+/// "1.52", or "1.31 to 1.64" over the matrices of a side.
+std::string range_of(const Json& values, const char* format) {
+  const auto list = values.get<std::vector<double>>();
+  const auto [low, high] = std::minmax_element(list.begin(), list.end());
+  const std::string from = fmt::format(fmt::runtime(format), *low), to = fmt::format(fmt::runtime(format), *high);
+  return from == to ? from : from + " to " + to;
+}
+
+/// What each stretch promises, and what it costs, layer by layer.
+void report_stretches(const RotationSet& set, Status& status) {
+  for (const LayerRotation& layer : set.layers) {
+    for (const auto& [name, side] : {std::pair("keys", &layer.key), std::pair("values", &layer.value)}) {
+      if (!side->scores.contains("stretch")) continue;
+      const Json& stretch = side->scores["stretch"];
+      status.notice(fmt::format("layer {}: {}: predicted gain {} over any rotation, condition {}, bfloat16 disturbs {}",
+                                layer.layer_id, name, range_of(stretch["predicted_gain"], "{:.2f}"),
+                                range_of(stretch["condition"], "{:.1f}"),
+                                range_of(stretch["bf16_disturbance"], "{:.1e}")));
+    }
+  }
+}
+
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context) {
   Status& status = *context.status;
@@ -104,6 +132,7 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
   if (result.set.recipe.contains("clip_sample")) {
     status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
   }
+  report_stretches(result.set, status);
   status.notice("wrote " + command.out.string());
   emit_json(context, to_json(result, times, command.out, backend.description()));
 }
@@ -182,6 +211,7 @@ void add_fit_options(CLI::App& app, FitOptions& fit) {
   option("--stretch-power", fit.stretch_power, "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
   option("--stretch-lambda", fit.stretch_lambda, "Recipe stretch: part of the mean eigenvalue added to both moments");
   option("--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
+  option("--clip-granularity", fit.clip_granularity, "A fitted ratio per layer or per head; or two of these, for K,V");
   option("--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
       ->check(CLI::NonNegativeNumber);
   option("--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(CLI::NonNegativeNumber);

@@ -130,8 +130,14 @@ class ConvertTest(unittest.TestCase):
         manifest = json.loads((self.folder / "set/manifest.json").read_text())
         self.assertEqual(manifest["model"]["id"], "qwen3-2m")
         self.assertEqual(manifest["origin"]["format"], "pt v3")
-        self.assertEqual(set(manifest["origin"]["unknown"]), {"recipe", "windows", "codec", "verification", "clip_ratios"})
-        self.assertIn("published ones", (self.folder / "set/serve.env").read_text())
+        self.assertEqual(set(manifest["origin"]["unknown"]), {"recipe", "windows", "codec", "verification"})
+        scalar = json.loads((SAMPLE / "manifest.json").read_text())["codec"]["clip_scalar"]["key"]
+        self.assertIn(f"K_CLIP_RATIO={scalar}\n", (self.folder / "set/serve.env").read_text())
+        # Version 1 has no place for clip ratios.
+        self.convert("one", "older")
+        unknown = json.loads((self.folder / "older/manifest.json").read_text())["origin"]["unknown"]
+        self.assertIn("clip_ratios", unknown)
+        self.assertIn("published ones", (self.folder / "older/serve.env").read_text())
 
     def test_onnx(self):
         load = need("safetensors.numpy").load_file

@@ -16,7 +16,11 @@ REMOTE_KEYS = f"{NAME}/latest/{KEYS}"
 
 def make_set(folder, seed, verdict="accepted", keys_size=300_000):
     """Writes a set that differs for every seed; returns {path: bytes}."""
-    random_bytes = random.Random(seed).randbytes
+    source, piece = random.Random(seed), 1 << 26  # Python makes no more than 256 MB at once
+
+    def random_bytes(size):
+        return b"".join(source.randbytes(min(piece, size - at)) for at in range(0, size, piece))
+
     files = {KEYS: random_bytes(keys_size), "v_rotation_sst_r_h_pbr.pt": random_bytes(200_000), "serve.env": b"A=1\n",
              "tables/empty": b""}
     side = {"clip_ratio": 0.96, "eigenvalues": None}

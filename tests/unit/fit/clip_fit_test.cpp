@@ -53,9 +53,10 @@ TEST_CASE("scores are those of the codec at each ratio, and ties prefer less cli
   const auto backend = test::make_test_backend();
   const Transform identity{MatrixStack::identity(16), {}, {}};
 
-  const ClipScores scores = score_clip_ratios(sample, identity, identity, {RowCodec{}, RowCodec{}}, kWindows, *backend);
+  const ClipScores scores =
+      score_clip_ratios(sample, identity, identity, {RowCodec{}, RowCodec{}}, false, kWindows, *backend);
 
-  REQUIRE(scores.key.size() == clip_candidates().size());
+  REQUIRE(scores.key.layer.size() == clip_candidates().size());
   const QkvView view{heads_view(sample[0].q, "q"), heads_view(sample[0].k, "k"), heads_view(sample[0].v, "v")};
   RowCodec codec;
   codec.clip_ratio = clip_candidates()[4];
@@ -68,8 +69,70 @@ TEST_CASE("scores are those of the codec at each ratio, and ties prefer less cli
     kl += head.softmax_kl;
     queries += head.queries;
   }
-  CHECK(scores.key[4] == doctest::Approx(kl / static_cast<double>(queries)).epsilon(1e-12));
+  CHECK(scores.key.layer[4] == doctest::Approx(kl / static_cast<double>(queries)).epsilon(1e-12));
   CHECK(best_clip_ratio({3, 1, 1, 2, 5, 5, 5, 5, 5, 5}) == clip_candidates()[1]);
+}
+
+TEST_CASE("scores of heads are what their own queries lose, and values are judged beside keys at their heads' ratios") {
+  const auto chunks = test::synthetic_layer({});
+  test::MemoryStream layer(chunks);
+  const auto sample = sample_layer(layer, kWindows, {});
+  const auto backend = test::make_test_backend();
+  const Transform identity{MatrixStack::identity(16), {}, {}};
+
+  const ClipScores scores =
+      score_clip_ratios(sample, identity, identity, {RowCodec{}, RowCodec{}}, true, kWindows, *backend);
+
+  REQUIRE(scores.key.heads.size() == 2);
+  const HistoryCodec keys{{}, best_clip_ratios(scores.key.heads)};
+  const HistoryCodecs codecs{keys, HistoryCodec{with_ratio({}, clip_candidates()[3])}};
+  const QkvView view{heads_view(sample[0].q, "q"), heads_view(sample[0].k, "k"), heads_view(sample[0].v, "v")};
+  const auto held = backend->hold({view, sample[0].query_positions, &identity, &identity});
+  const auto errors = held->compare({&codecs, 1}, kWindows).front();
+  for (std::size_t head = 0; head < 2; ++head) {
+    AttentionErrors own = errors[2 * head];
+    own.add(errors[2 * head + 1]);
+    CHECK(*std::min_element(scores.key.heads[head].begin(), scores.key.heads[head].end()) ==
+          doctest::Approx(own.softmax_kl / static_cast<double>(own.queries)).epsilon(1e-12));
+    CHECK(scores.value.heads[head][3] == doctest::Approx(own.output_error / own.output_norm).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("ratios per head are fitted where they are asked for, the layer's beside them") {
+  test::MemorySource source({{0, test::synthetic_layer({})}});
+  const auto backend = test::make_test_backend();
+  Status status;
+  FitOptions options;
+  options.windows = kWindows;
+  options.target = "any";
+  const RotationSet layerwise = fit(source, options, *backend, status).set;
+  CHECK(layerwise.layers[0].key.head_clip_ratios.empty());
+  options.clip_granularity = "head,layer";
+  const RotationSet set = fit(source, options, *backend, status).set;
+  CHECK(set.layers[0].key.clip_ratio == layerwise.layers[0].key.clip_ratio);
+  REQUIRE(set.layers[0].key.head_clip_ratios.size() == 2);
+  CHECK(set.layers[0].value.head_clip_ratios.empty());
+  const Json& record = set.layers[0].key.scores["clip"];
+  for (std::size_t head = 0; head < 2; ++head) {
+    const auto scores = record["scores_per_head"][head].get<std::vector<double>>();
+    CHECK(set.layers[0].key.head_clip_ratios[head] == best_clip_ratio(scores));
+  }
+  CHECK(set.recipe["clip_granularity"] == "head,layer");
+}
+
+TEST_CASE("ratios per head are refused where nothing is fitted, or the target has none") {
+  const auto with = [](const char* target, const char* granularity, const char* clip, const char* codec) {
+    FitOptions options;
+    options.target = target, options.clip_granularity = granularity, options.clip = clip, options.codec = codec;
+    return options;
+  };
+  CHECK_ERROR(resolve_recipe(with("any", "head", "0.9,0.9", "minmax")), UsageError, "no clip ratios to fit");
+  CHECK_ERROR(resolve_recipe(with("any", "head", "auto", "lsq")), UsageError, "no clip ratios to fit");
+  CHECK_ERROR(resolve_recipe(with("any", "row", "auto", "minmax")), UsageError, "--clip-granularity");
+  CHECK_ERROR(resolve_recipe(with("sglang-v1", "head,layer", "auto", "minmax")), UsageError,
+              "--target sglang-v3 or --target any");
+  CHECK_ERROR(resolve_recipe(with("sglang-v3", "head", "auto", "minmax")), UsageError, "value clip ratios per head");
+  CHECK(resolve_recipe(with("sglang-v3", "head,layer", "auto", "minmax")).key_clip_per_head);
 }
 
 TEST_CASE("a fit without sequences longer than the windows takes the published constants and says so") {

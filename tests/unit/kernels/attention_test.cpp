@@ -230,11 +230,20 @@ TEST_CASE("attend equals the definition for every shape of windows, groups and q
   }
 }
 
+namespace {
+
+std::vector<AttentionErrors> compared(const Case& c) {
+  const cpu::MixedAttention mixed = c.mixed();
+  return cpu::compare_attention(c.exact(), mixed, {{mixed.history_k}, {0}}, {{mixed.history_v}, {0}}).front();
+}
+
+}  // namespace
+
 TEST_CASE("compare_attention equals the definition, head by head and query by query") {
   const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-9); };
   int needles = 0;
   for (const Case& c : cases()) {
-    const std::vector<AttentionErrors> errors = cpu::compare_attention(c.exact(), c.mixed());
+    const std::vector<AttentionErrors> errors = compared(c);
     REQUIRE(errors.size() == static_cast<std::size_t>(c.heads));
     for (int head = 0; head < c.heads; ++head) {
       const AttentionErrors expected = textbook_errors(c, head);
@@ -256,6 +265,27 @@ TEST_CASE("compare_attention equals the definition, head by head and query by qu
   CHECK(needles > 5);  // heads that have needles, and lose some of them
 }
 
+TEST_CASE("candidates that are compared together give the same bits as each alone") {
+  const Case c(4, 2, 8, 70, {}, {3, 9}, Precision::kServing);
+  const cpu::MixedAttention mixed = c.mixed();
+  const cpu::Histories keys{{mixed.history_k, std::nullopt, mixed.history_v}, {0, 1, 0, 2}};
+  const cpu::Histories values{{mixed.history_v, std::nullopt}, {0, 0, 1, 1}};
+  const auto together = cpu::compare_attention(c.exact(), mixed, keys, values);
+  REQUIRE(together.size() == 4);
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    const cpu::Histories key{{keys.rows[keys.of_candidate[i]]}, {0}};
+    const cpu::Histories value{{values.rows[values.of_candidate[i]]}, {0}};
+    const auto alone = cpu::compare_attention(c.exact(), mixed, key, value).front();
+    for (std::size_t head = 0; head < alone.size(); ++head) {
+      CHECK(together[i][head].query_kl == alone[head].query_kl);
+      CHECK(together[i][head].output_error == alone[head].output_error);
+      CHECK(together[i][head].logit_error == alone[head].logit_error);
+    }
+  }
+  CHECK(together[0][0].softmax_kl != together[1][0].softmax_kl);
+  CHECK(together[0][0].output_error != together[2][0].output_error);
+}
+
 TEST_CASE("probabilities below 1e-300 count as 1e-300") {
   Case c(1, 1, 8, 2, {1}, {0, 2}, Precision::kExact);
   std::fill(c.q.begin(), c.q.end(), 0.0F);
@@ -263,7 +293,7 @@ TEST_CASE("probabilities below 1e-300 count as 1e-300") {
   c.mixed_q[0] = 1e4F;
   c.window_k.assign(c.window_k.size(), 0.0F);
   c.window_k[0] = 1.0F;
-  const double kl = cpu::compare_attention(c.exact(), c.mixed())[0].softmax_kl;
+  const double kl = compared(c)[0].softmax_kl;
   CHECK(kl == doctest::Approx(std::log(0.5) + 0.5 * 690.7755278982137));
 }
 
@@ -275,8 +305,7 @@ TEST_CASE("attention does not depend on the number of threads") {
     set_num_threads(threads);
     outs.emplace_back(c.mixed_q.size());
     cpu::attend(c.mixed(), outs.back());
-    for (const auto& errors : cpu::compare_attention(c.exact(), c.mixed()))
-      kls.push_back(errors.softmax_kl + errors.output_error);
+    for (const auto& errors : compared(c)) kls.push_back(errors.softmax_kl + errors.output_error);
   }
   set_num_threads(0);
   CHECK(outs[0] == outs[1]);

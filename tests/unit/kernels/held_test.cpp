@@ -102,6 +102,24 @@ TEST_CASE("row errors of a transform that stretches are those of the native rows
   }
 }
 
+TEST_CASE("KV heads may have clip ratios of their own") {
+  const Sequence s;
+  const auto with = [&](double first, double second) {
+    return s.attend(s.input(), {HistoryCodec{{}, {first, second}}, HistoryCodec{{}, {second, first}}});
+  };
+  const auto uniform = [&](double key, double value) {
+    return s.attend(s.input(), {RowCodec{.clip_ratio = key}, RowCodec{.clip_ratio = value}});
+  };
+  CHECK(with(0.5, 0.5) == uniform(0.5, 0.5));
+  const std::vector<float> mixed = with(0.5, 0), first = uniform(0.5, 0), second = uniform(0, 0.5);
+  CHECK(first != second);
+  for (std::size_t i = 0; i < mixed.size(); ++i) {
+    const bool of_second_head = i / kDim % kHeads >= kHeads / kKvHeads;
+    REQUIRE(mixed[i] == (of_second_head ? second : first)[i]);
+  }
+  CHECK_THROWS_AS(s.attend(s.input(), {HistoryCodec{{}, {0.5}}, {}}), std::logic_error);
+}
+
 TEST_CASE("given rows are the history of their side, for every codec but none") {
   const Sequence s;
   SequenceInput given = s.input();

@@ -94,6 +94,13 @@ std::vector<Sequence> small_sequences() {
 const std::vector<Windows> kWindows{{4, 16}, {0, 0}, {0, 40}, {10, 0}, {64, 256}};
 const std::vector<Windows> kSmallWindows{{4, 7}, {0, 0}};
 
+/// A clip ratio for each KV head; the first is not clipped.
+std::vector<double> head_ratios(int kv_heads) {
+  std::vector<double> ratios(1);
+  for (int head = 1; head < kv_heads; ++head) ratios.push_back(0.98 - 0.06 * head);
+  return ratios;
+}
+
 /// Both sides, one side, none; whole rows and groups, with and without clipping, 4 levels and more.
 std::vector<HistoryCodecs> codecs_for(const Sequence& s) {
   const int key_dim = s.shape.head_dim, value_dim = s.value.rotation.dim;
@@ -103,6 +110,7 @@ std::vector<HistoryCodecs> codecs_for(const Sequence& s) {
       {{}, RowCodec{.group_size = 8}},
       {RowCodec{.levels = 16, .group_size = 8, .clip_ratio = 0.9, .clip_search = ClipSearch::kBisect}, RowCodec{}},
       {RowCodec{.clip_ratio = 0.96, .grid = Grid::kLloydMax}, RowCodec{.scale_dtype = DType::kF16}},
+      {HistoryCodec{{}, head_ratios(s.kv_heads)}, HistoryCodec{{.group_size = 8}, head_ratios(s.kv_heads)}},
       {}};
   for (const int group : {16, 32, 64}) {
     if (key_dim % group != 0 || value_dim % group != 0) continue;
@@ -281,6 +289,7 @@ TEST_CASE("compare_matches_cpu where candidates, heads and queries need several 
   for (int i = 0; i < 12; ++i) {
     candidates.push_back({RowCodec{.clip_ratio = 1 - 0.03 * i}, RowCodec{.clip_ratio = i < 6 ? 0.96 : 0.9}});
   }
+  candidates.push_back({HistoryCodec{{}, {0.96, 0.8}}, HistoryCodec{{}, {0.9, 1}}});
   const SequenceInput input = s.input(Precision::kServing);
   check_compare(s, on.gpu->hold(input)->compare(candidates, {64, 256}),
                 on.cpu->hold(input)->compare(candidates, {64, 256}));

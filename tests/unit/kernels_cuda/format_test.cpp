@@ -58,7 +58,7 @@ TEST_CASE("compare reads each codec once, and its passes hold every candidate an
   const RowCodec a{.clip_ratio = 0.9}, b{.clip_ratio = 0.8};
   const std::vector<HistoryCodecs> candidates{{a, {}}, {b, a}, {a, b}, {{}, {}}, {a, {}}};
   const CodecChoice keys = choose_codecs(candidates, &HistoryCodecs::key);
-  CHECK(keys.codecs == std::vector<std::optional<RowCodec>>{a, b, std::nullopt});
+  CHECK(keys.codecs == std::vector<std::optional<HistoryCodec>>{a, b, std::nullopt});
   CHECK(keys.of_candidate == std::vector<std::size_t>{0, 1, 0, 2, 0});
   CHECK(keys.decoding() == 2);
 

@@ -217,6 +217,31 @@ TEST_CASE("a set gives back its codec; one from before scales had a dtype has fl
   CHECK(read_rotation_set(folder / "set").key_codec.scale_dtype == DType::kF32);
 }
 
+TEST_CASE("clip ratios per head survive every format, and bare files of version 3 tell them") {
+  const test::TemporaryFolder folder;
+  RotationSet set = sample();
+  set.layers[0].key.head_clip_ratios = {0.9, 0.98};
+  set.layers[1].value.head_clip_ratios = {1, 0.85};
+  for (SideTransform* side : {&set.layers[0].key, &set.layers[0].value}) side->read_rotation = side->rotation;
+  for (const bool h5 : {false, true}) {
+    const fs::path path = folder / (h5 ? "h5" : "pt");
+    write_rotation_set(path, set, {.pt = !h5, .h5 = h5, .safetensors = false}, false);
+    if (!h5) fs::remove(path / "manifest.json");
+    const RotationSet read = read_rotation_set(path);
+    CHECK(read.has_clip_ratios);
+    CHECK(read.value_clip_scalar == 0.9);
+    for (std::size_t i = 0; i < 2; ++i) {
+      CHECK(read.layers[i].key.head_clip_ratios == set.layers[i].key.head_clip_ratios);
+      CHECK(read.layers[i].value.head_clip_ratios == set.layers[i].value.head_clip_ratios);
+    }
+    CHECK(read.layers[1].key.clip_ratio == 0.94);
+    CHECK(read_json(path / "k_clip_per_head.json") ==
+          Json({{"3,0", 0.9}, {"3,1", 0.98}, {"7,0", 0.94}, {"7,1", 0.94}}));
+    CHECK(read_json(path / "v_clip_per_head.json")["7,1"] == 0.85);
+    CHECK(read_json(path / "k_clip_per_layer.json")[3] == 0.94);
+  }
+}
+
 TEST_CASE("clip tables have an entry for every layer and head") {
   const test::TemporaryFolder folder;
   write_rotation_set(folder / "set", sample(), {}, false);

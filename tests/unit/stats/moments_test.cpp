@@ -97,6 +97,34 @@ TEST_CASE("moments have the same bits whatever the thread count, and parts merge
   CHECK_ERROR(merged.merge(MomentSums{MatrixStack(1, 16), {1.0}}), DataError, "different shape");
 }
 
+TEST_CASE("fisher sums and keys of parts add up to those of the whole") {
+  const auto backend = test::make_test_backend();
+  const auto chunks = random_chunks(60, 2, 6, 2, 4);
+  const Windows windows{4, 8};
+  const auto take = [&](const std::vector<test::MemoryChunk>& part) {
+    test::MemoryStream layer(part);
+    return std::pair(fisher_sums(layer, windows, *backend), key_sums(layer));
+  };
+  const auto [fisher, keys] = take(chunks);
+  auto [merged, merged_keys] = take({chunks[0]});
+  CHECK(merged.weight[0] < 0.9 * fisher.weight[0]);
+  merge(merged, take({chunks[1]}).first);
+  merged_keys.merge(take({chunks[1]}).second);
+  const FisherMoments got = mean(merged, windows), expected = mean(fisher, windows);
+  for (const auto& [a, b] :
+       {std::pair{&got.query.data, &expected.query.data}, std::pair{&got.key.data, &expected.key.data},
+        std::pair{&got.key_mean, &expected.key_mean}}) {
+    for (std::size_t i = 0; i < a->size(); ++i) CHECK((*a)[i] == doctest::Approx((*b)[i]).epsilon(1e-12));
+  }
+  const std::vector<double> mean_key = keys.mean(), merged_mean = merged_keys.mean();
+  CHECK(merged_keys.tokens == 120);
+  for (std::size_t i = 0; i < mean_key.size(); ++i)
+    CHECK(merged_mean[i] == doctest::Approx(mean_key[i]).epsilon(1e-12));
+  test::MemoryStream layer(chunks);
+  const Windows longer{40, 40};
+  CHECK_ERROR(mean(fisher_sums(layer, longer, *backend), longer), DataError, "no sequence is longer");
+}
+
 TEST_CASE("NaN and Inf are found and named") {
   const auto backend = test::make_test_backend();
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

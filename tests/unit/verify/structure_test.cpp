@@ -165,7 +165,14 @@ TEST_CASE("NaN, non-orthogonal matrices and wrong numbers of things are found") 
   check_contains(failures(set), "shape: the number of eigenvalues");
   set = sound_set();
   key(set).clip_ratio = 1.5;
-  check_contains(failures(set), "clip_ratio: ");
+  check_contains(failures(set), "clip_ratio: a clip ratio lies in 0..1");
+  set = sound_set();
+  key(set).head_clip_ratios = {0.9, -0.1};
+  check_contains(failures(set), "clip_ratio: a clip ratio lies in 0..1");
+  set = sound_set();
+  set.set.model.num_key_value_heads = 4;
+  key(set).head_clip_ratios = {0.9, 0.8};
+  check_contains(failures(set), "clip_ratio: the number of clip ratios is not that of the heads");
 }
 
 TEST_CASE("another commit of the model is said, and decides nothing") {

@@ -82,7 +82,7 @@ TEST_CASE("methods that decode sequences are measured like others, in common win
   const test::TemporaryFolder folder;
   const fs::path path = written(folder, Sample::get().set);
   VerifyOptions options;
-  options.compare = {"naive", "kivi_g128", "kvquant_nuq2", "q8_0", "int4"};
+  options.compare = {"naive", "kivi_g128", "kvquant_nuq2", "q8_0", "int4", "bisect"};
   const Verified common = verified(path, model_on(Sample::get().held_out), options);
   const MethodReport& kivi = method(common.report, "kivi_g128");
   CHECK(kivi.windows == Windows{16, 64});
@@ -92,6 +92,10 @@ TEST_CASE("methods that decode sequences are measured like others, in common win
   CHECK(kivi.attention->output_rel_error_k_only < kivi.attention->output_rel_error);
   CHECK(method(common.report, "q8_0").model->kld_mean < 1e-3);
   CHECK(method(common.report, "int4").attention->softmax_kl < method(common.report, "oscar").attention->softmax_kl / 4);
+  const double sorted = method(common.report, "oscar").attention->softmax_kl;
+  const double bisected = method(common.report, "bisect").attention->softmax_kl;
+  CHECK(bisected != sorted);
+  CHECK(bisected == doctest::Approx(sorted).epsilon(0.2));
   // The model's config tells the base of RoPE.
   CHECK(common.warnings.find("rope_theta") == std::string::npos);
   // q8_0 takes more bits than the set: being better is no news.

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+#include "fit/layer_moments.hpp"
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+
+namespace oscar {
+namespace {
+
+bool any(const std::vector<Recipe>& recipes, const std::function<bool(const Recipe&)>& wants) {
+  return std::any_of(recipes.begin(), recipes.end(), wants);
+}
+
+/// Those that look at data at all.
+std::vector<Recipe> without_hadamard(std::vector<Recipe> recipes) {
+  std::erase_if(recipes, [](const Recipe& r) { return r.kind == Recipe::Kind::kHadamard; });
+  return recipes;
+}
+
+const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>& layers, int layer_id) {
+  for (const auto& [id, side] : layers) {
+    if (id == layer_id) return side.rotation;
+  }
+  throw DataError("the reference rotation has no layer " + std::to_string(layer_id), "--reference-rotation",
+                  "give a reference that covers every layer, or choose --layers");
+}
+
+void take_key_sums(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, AdditiveMoments& out) {
+  const auto stretches = [](const Recipe& r) { return r.kind == Recipe::Kind::kStretch; };
+  const auto by = [&](const char* objective) {
+    return any(recipes, [&](const Recipe& r) { return r.key_objective == objective; });
+  };
+  if (by("qqt") || any(recipes, [](const Recipe& r) { return r.value_objective == "sst"; })) {
+    out.sums["qqt"] = query_moments(layer, backend);
+  }
+  if (by("ktk") || any(recipes, [&](const Recipe& r) { return stretches(r) && r.key_objective == "qqt"; })) {
+    out.sums["ktk"] = plain_moments(layer, Side::kKey, backend);
+  }
+  if (by("fisher")) out.fisher = fisher_sums(layer, recipes.front().windows, backend);
+  if (any(recipes, [](const Recipe& r) { return r.center; })) out.keys = key_sums(layer);
+}
+
+void take_value_sums(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, AdditiveMoments& out) {
+  const auto by = [&](const char* objective) {
+    return any(recipes, [&](const Recipe& r) { return r.value_objective == objective; });
+  };
+  if (by("oto")) out.sums["oto"] = output_moments(layer, backend);
+  if (by("vtv") || by("output")) out.sums["vtv"] = plain_moments(layer, Side::kValue, backend);
+}
+
+/// Rows of W_O are (Hq, d), as those of queries.
+MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend) {
+  const HeadsView rows = heads_view(projection, "o_proj");
+  MatrixStack metric(kv_heads, rows.head_dim);
+  backend.accumulate_grams(std::vector<HeadsView>{rows}, metric);
+  for (double& value : metric.data) value *= static_cast<double>(kv_heads) / rows.num_heads;
+  return metric;
+}
+
+void take_means(const AdditiveMoments& sums, const std::vector<Recipe>& recipes, LayerMoments& out) {
+  for (const auto& [name, moments] : sums.sums) out.covariance[name] = moments.mean();
+  if (sums.keys) out.key_mean = sums.keys->mean();
+  if (!sums.fisher) return;
+  FisherMoments fisher = mean(*sums.fisher, recipes.front().windows);
+  out.covariance["fisher"] = std::move(fisher.query);
+  out.covariance["fisher_key"] = std::move(fisher.key);
+  out.fisher_key_mean = std::move(fisher.key_mean);
+}
+
+}  // namespace
+
+void AdditiveMoments::merge(const AdditiveMoments& other) {
+  for (auto& [name, moments] : sums) moments.merge(other.sums.at(name));
+  if (fisher) oscar::merge(*fisher, other.fisher.value());
+  if (keys) keys->merge(other.keys.value());
+}
+
+AdditiveMoments take_sums(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend) {
+  AdditiveMoments out;
+  const std::vector<Recipe> spectral = without_hadamard(recipes);
+  take_key_sums(layer, spectral, backend, out);
+  take_value_sums(layer, spectral, backend, out);
+  return out;
+}
+
+LayerMoments take_moments(int layer_id, LayerStream& layer, const AdditiveMoments& sums,
+                          const std::vector<Recipe>& recipes, const ReferenceRotation& reference, Backend& backend,
+                          const OutputProjection& output_projection) {
+  QkvChunk chunk;
+  layer.rewind();
+  if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
+  LayerMoments out{.layer_id = layer_id, .key_dim = chunk.view.k.head_dim, .value_dim = chunk.view.v.head_dim};
+  chunk = {};
+  const std::vector<Recipe> spectral = without_hadamard(recipes);
+  if (spectral.empty()) return out;
+  take_means(sums, spectral, out);
+  if (any(spectral, [](const Recipe& r) { return r.value_objective == "sst"; })) {
+    out.covariance["sst"] = score_weighted_value_moments(layer, out.covariance["qqt"], backend).mean();
+  }
+  if (any(spectral, [](const Recipe& r) { return r.stretches_values(); })) {
+    out.covariance["output"] = output_metric(output_projection(layer_id), out.covariance["vtv"].count, backend);
+  }
+  if (any(spectral, [](const Recipe& r) { return r.kind == Recipe::Kind::kResidual; })) {
+    out.covariance["key_residual"] =
+        residual_moments(layer, Side::kKey, reference_of(reference.key, layer_id), backend).mean();
+    out.covariance["value_residual"] =
+        residual_moments(layer, Side::kValue, reference_of(reference.value, layer_id), backend).mean();
+  }
+  return out;
+}
+
+}  // namespace oscar

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+// What a fit refuses: too little data, metrics that bfloat16 would spoil.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "fit/fit.hpp"
+#include "fit/held_out.hpp"
+#include "support/backend.hpp"
+#include "support/support.hpp"
+#include "support/synthetic.hpp"
+
+namespace oscar {
+namespace {
+
+/// Equal sequences of one layer.
+test::MemorySource sequences(std::int64_t count, std::int64_t tokens) {
+  auto layer = test::synthetic_layer({.tokens = count * tokens});
+  layer[0].sequences.clear();
+  for (std::int64_t i = 0; i < count; ++i) layer[0].sequences.push_back({i * tokens, (i + 1) * tokens});
+  return test::MemorySource({{3, std::move(layer)}});
+}
+
+FitOptions auto_options() {
+  FitOptions options;
+  options.recipe = "auto", options.target = "any", options.windows = {4, 16};
+  return options;
+}
+
+/// Keys along one direction and queries along another, `overlap` = the cosine between them, both dense in channels.
+RotationSet stretched(double overlap, Status& status) {
+  auto layer = test::synthetic_layer({.tokens = 400});
+  const auto fill = [](Tensor& rows, double along, double across) {
+    rows = convert(rows, DType::kF32);
+    const std::span<float> values = rows.values<float>();
+    for (std::size_t row = 0; row < values.size(); row += 16) {
+      const float size = values[row];
+      for (std::size_t c = 0; c < 16; ++c) {
+        const double u = 1 + 0.1 * static_cast<double>(c), v = c % 2 == 0 ? 1 / u : -1 / u;  // their dot product is 0
+        values[row + c] = size * static_cast<float>(along * u / 7.41 + across * v / 2.48);
+      }
+    }
+  };
+  fill(layer[0].k, 1, 0);
+  fill(layer[0].q, overlap, std::sqrt(1 - overlap * overlap));
+  test::MemorySource source({{3, std::move(layer)}});
+  FitOptions options;
+  options.recipe = "stretch", options.target = "any", options.stretch_lambda = 1e-4;
+  const auto backend = test::make_test_backend();
+  return fit(source, options, *backend, status).set;
+}
+
+}  // namespace
+
+TEST_CASE("a search needs sequences to hold out, longer than the windows, and tokens to fit on") {
+  const auto backend = test::make_test_backend();
+  Status status;
+  const auto search = [&](test::MemorySource source) { (void)fit(source, auto_options(), *backend, status); };
+  CHECK_ERROR(search(sequences(1, 200)), TooLittleData, "sequence");
+  CHECK_ERROR(search(sequences(3, 20)), TooLittleData, "no held-out sequence is longer than the windows (20 tokens)");
+  CHECK_ERROR(search(sequences(3, 25)), TooLittleData, "50 tokens to fit on");
+  CHECK_ERROR(search(sequences(3, 25)), TooLittleData, "give at least 64 tokens");
+}
+
+TEST_CASE("a metric between keys and queries that hardly meet is bounded, and refused where bfloat16 would spoil it") {
+  Status status;
+  const Json scores = stretched(0.004, status).layers[0].key.scores["stretch"];
+  CHECK(scores["predicted_gain"][0] > 1e4);
+  CHECK(scores["condition"][0] < 1000);
+  CHECK(scores["bf16_disturbance"][0] < 1e-3);
+  CHECK_ERROR(stretched(0, status), NumericalError, "ill-conditioned");
+}
+
+}  // namespace oscar
