@@ -90,7 +90,7 @@ TEST_CASE("baselines of single rows have levels, groups and rotations of their o
   CHECK(make_baseline("naive_g64", layers, {}, 96).layer(0).key.codec.group_size == 32);
   CHECK(make_baseline("hadamard_h16", layers, {}, 96).layer(0).value.transform->rotation.data[0] == 0.25);
   const KvLayer published = make_baseline("lloyd_max_oscar", layers, {}, 32).layer(0);
-  CHECK(published.value.codec == RowCodec{.group_size = 96, .grid = Grid::kLloydMax});
+  CHECK(published.value.codec == HistoryCodec{RowCodec{.group_size = 96, .grid = Grid::kLloydMax}});
   CHECK(published.key.transform->rotation.data[0] == 1 / std::sqrt(32.0));
 }
 
