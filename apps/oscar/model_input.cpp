@@ -15,7 +15,8 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   add("--text", input.texts, "UTF-8 text; several files are joined")->type_name("FILE");
   add("--tokens", input.tokens, "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line)")
       ->type_name("FILE");
-  add("--layers", input.layers, "Only these layers, like 0-3,7; default: all")->type_name("LIST");
+  add("--layers", input.layers, "Only these layers, like 0-3,7; default: all whose cache grows with the text")
+      ->type_name("LIST");
   add("--max-tokens", input.limits.max_tokens, "Tokens to use at most; 0 = all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();

@@ -92,15 +92,16 @@ DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs:
   const std::string suffix = chunk_suffix(manifest.value("format", "pt"));
   const Json& model = manifest.at("model");
   const std::int64_t tokens = entry.at("tokens"), dim = model.at("head_dim");
+  const std::int64_t value_dim = model.value("value_dim", dim);
   const DType dtype = dtype_from_name(manifest.at("dtype").get<std::string>());
   DumpChunk chunk{.number = entry.at("chunk"), .q = {}, .k = {}, .v = {}, .seq_lens = {}};
-  const auto place = [&](const char* what, const char* heads) {
+  const auto place = [&](const char* what, const char* heads, std::int64_t size) {
     return ChunkTensor{chunk_path(layer, what, chunk.number, suffix),
-                       {dtype, {tokens, model.at(heads), dim}, entry.at("offsets").at(what)}};
+                       {dtype, {tokens, model.at(heads), size}, entry.at("offsets").at(what)}};
   };
-  chunk.q = place("q", "num_attention_heads");
-  chunk.k = place("k", "num_key_value_heads");
-  chunk.v = place("v", "num_key_value_heads");
+  chunk.q = place("q", "num_attention_heads", dim);
+  chunk.k = place("k", "num_key_value_heads", dim);
+  chunk.v = place("v", "num_key_value_heads", value_dim);
   chunk.seq_lens = entry.contains("seq_lens") ? entry["seq_lens"].get<std::vector<std::int64_t>>()
                                               : std::vector<std::int64_t>{tokens};
   return chunk;

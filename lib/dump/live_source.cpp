@@ -99,13 +99,18 @@ class LiveSource : public QkvSource {
 
  private:
   void choose_layers(std::vector<int> wanted) {
-    for (int layer = 0; wanted.empty() && layer < config_.num_layers; ++layer) layer_ids_.push_back(layer);
-    if (wanted.empty()) return;
+    if (wanted.empty()) wanted = config_.cache_layers();
     std::sort(wanted.begin(), wanted.end());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-    if (wanted.front() < 0 || wanted.back() >= config_.num_layers) {
-      throw UsageError("the model has no layer " + std::to_string(wanted.front() < 0 ? wanted.front() : wanted.back()),
-                       "--layers", "name layers from 0 to " + std::to_string(config_.num_layers - 1));
+    for (const int layer : wanted) {
+      if (layer < 0 || layer >= config_.num_layers) {
+        throw UsageError("the model has no layer " + std::to_string(layer), "--layers",
+                         "name layers from 0 to " + std::to_string(config_.num_layers - 1));
+      }
+      if (!config_.blocks[static_cast<std::size_t>(layer)].has_cache()) {
+        throw UsageError("layer " + std::to_string(layer) + " has no keys and values", "--layers",
+                         "leave out layers without softmax attention");
+      }
     }
     layer_ids_ = std::move(wanted);
   }
@@ -121,11 +126,12 @@ class LiveSource : public QkvSource {
 
   [[nodiscard]] Layer empty_chunks(int layer_id) const {
     Layer layer;
+    const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer_id)].mixer;
     for (const std::int64_t tokens : chunk_sizes_) {
-      const auto zeros = [&](int heads) { return Tensor(dtype_, {tokens, heads, config_.head_dim}); };
-      layer.push_back({zeros(config_.num_attention_heads),
-                       zeros(config_.num_key_value_heads),
-                       zeros(config_.num_key_value_heads),
+      const auto zeros = [&](int heads, int dim) { return Tensor(dtype_, {tokens, heads, dim}); };
+      layer.push_back({zeros(mixer.num_heads, mixer.head_dim),
+                       zeros(mixer.num_kv_heads, mixer.head_dim),
+                       zeros(mixer.num_kv_heads, mixer.value_dim),
                        {},
                        "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(layer.size() + 1)});
     }

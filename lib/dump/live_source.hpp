@@ -18,15 +18,15 @@ namespace oscar {
 struct LiveOptions {
   /// float32, bfloat16 or float16; "auto" = the checkpoint's own.
   std::string dtype = "auto";
-  /// Only these layers; empty = all.
+  /// Only these layers; empty = those whose cache grows with the whole text (config.hpp).
   std::vector<int> layers;
   /// Sequences share a chunk until it has this many tokens; a longer sequence has a chunk of its own.
   std::int64_t chunk_tokens = 8192;
 };
 
-/// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have, DataError
-/// for sequences that it cannot take (runner.hpp) and, while a layer opens, for values that are not finite in the
-/// chosen type.
+/// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that
+/// keeps no cache, DataError for sequences that it cannot take (runner.hpp) and, while a layer opens, for values that
+/// are not finite in the chosen type.
 [[nodiscard]] std::unique_ptr<QkvSource> open_live(ModelRunner& runner, std::vector<TokenSequence> sequences,
                                                    const LiveOptions& options, Status& status);
 

@@ -18,6 +18,7 @@ Checkpoint::Checkpoint(const fs::path& model) : where_(model.string()) {
     throw DataError("the folder has no weights: neither model.safetensors nor model.safetensors.index.json", where_,
                     "name a checkpoint in safetensors format");
   }
+  find_prefix();
 }
 
 void Checkpoint::open_shards(const fs::path& model, const fs::path& index) {
@@ -36,13 +37,30 @@ void Checkpoint::open_shards(const fs::path& model, const fs::path& index) {
   }
 }
 
+void Checkpoint::find_prefix() {
+  for (const std::string outer : {"", "language_model."}) {
+    for (const std::string inner : {"model.", "model.language_model."}) {
+      if (!weights_.contains(outer + inner + "embed_tokens.weight")) continue;
+      prefix_ = outer + inner;
+      head_prefix_ = outer;
+      return;
+    }
+  }
+}
+
+std::string Checkpoint::stored_name(const std::string& name) const {
+  constexpr std::string_view kPlain = "model.";
+  return name.starts_with(kPlain) ? prefix_ + name.substr(kPlain.size()) : head_prefix_ + name;
+}
+
 const TensorRef& Checkpoint::at(const std::string& name) const {
-  const auto found = weights_.find(name);
+  const std::string stored = stored_name(name);
+  const auto found = weights_.find(stored);
   if (found == weights_.end()) {
-    throw DataError("the checkpoint has no weight " + name, where_,
+    throw DataError("the checkpoint has no weight " + stored, where_,
                     "check that config.json and the weights belong together, or fetch the checkpoint again");
   }
-  return found->second->at(name);
+  return found->second->at(stored);
 }
 
 }  // namespace oscar

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The weights of a Hugging Face checkpoint folder: model.safetensors, or the shards that model.safetensors.index.json
-// lists. Files are mapped, so that opening costs headers only and weights are paged in when a layer is loaded.
+// lists. Files are mapped, so that opening costs headers only and weights are paged in when a layer is loaded. Names
+// are those of a plain language model ("model.layers.0…"); where it is part of a larger one, its prefix is found.
 #pragma once
 
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/files.hpp"
 #include "model/decoder.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -19,11 +21,18 @@ class Checkpoint : public WeightStore {
   explicit Checkpoint(const std::filesystem::path& model);
 
   [[nodiscard]] const TensorRef& at(const std::string& name) const override;
+  [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(stored_name(name)); }
+
+  void done_with(std::span<const std::byte> bytes) const noexcept override { drop_pages(bytes); }
 
  private:
   void open_shards(const std::filesystem::path& model, const std::filesystem::path& index);
+  void find_prefix();
+  [[nodiscard]] std::string stored_name(const std::string& name) const;
 
   std::string where_;
+  std::string prefix_ = "model.";                          // in place of "model."
+  std::string head_prefix_;                                // before "lm_head."
   std::map<std::string, SafetensorsFile> shards_;          // by file name
   std::map<std::string, const SafetensorsFile*> weights_;  // by weight name
 };

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The architecture numbers of a Hugging Face checkpoint, from its config.json. Supported layout: Qwen3 (dense).
+// A Hugging Face checkpoint's config.json as numbers and blocks. architectures.hpp lists what is supported.
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include "model/block.hpp"
 #include "model/identity.hpp"
 
 namespace oscar {
@@ -14,21 +16,30 @@ struct ModelConfig {
   std::string torch_dtype;  // "bfloat16" …; the type dumps are written in
   int hidden_size = 0;
   int num_layers = 0;
+  // Of the layers that keep a cache.
   int num_attention_heads = 0;
   int num_key_value_heads = 0;
   int head_dim = 0;
-  int intermediate_size = 0;
   int vocab_size = 0;
   int max_position_embeddings = 0;
-  double rope_theta = 0;
   double rms_norm_eps = 0;
+  bool norm_plus_one = false;  // norms multiply with 1 + weight
+  double embedding_scale = 1;  // of token embeddings
+  double logit_soft_cap = 0;   // 0 = none
   bool tie_word_embeddings = false;
+  bool fp8 = false;               // matrices may be float8 with scales beside them
+  std::vector<BlockSpec> blocks;  // num_layers
   ModelIdentity identity;
+
+  /// Why the attention of its layers cannot be replaced from outside (AttentionHook); empty if it can. Layers with a
+  /// window are left out: they keep what they have.
+  [[nodiscard]] std::string why_irreplaceable() const;
+  /// The layers whose cache grows with the whole text; if all are limited to a window, those.
+  [[nodiscard]] std::vector<int> cache_layers() const;
 };
 
 /// Reads `<model>/config.json`. Throws DataError: missing or malformed file or member, an architecture that is not
-/// supported (the message lists those that are), a setting of it that is not (attention_bias, rope_scaling, sliding
-/// windows …).
+/// supported (the message lists those that are), a setting of it that is not.
 [[nodiscard]] ModelConfig read_model_config(const std::filesystem::path& model);
 
 }  // namespace oscar

@@ -20,7 +20,10 @@ struct ModelIdentity {
   int num_attention_heads = 0;
   int num_key_value_heads = 0;
   int head_dim = 0;
-  double rope_theta = 0;  // of rotary embeddings over whole heads
+  int value_dim = 0;      // of values, if it is not head_dim; else 0
+  double rope_theta = 0;  // of plain rotary embeddings over whole heads
+  /// The layers that a set must cover, where they are not all: others keep no cache, or one that a window limits.
+  std::vector<int> cache_layers;
 
   friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
 };

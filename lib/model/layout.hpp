@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The supported checkpoint layout as data: which weights a Qwen3 (dense) checkpoint has, under which names, in which
-// shapes. Linear weights are [out, in], as PyTorch stores them. Non-goal: what is computed with them (decoder.hpp).
+// Which weights a checkpoint with given blocks has, under which names, in which shapes: the only place that knows.
+// Linear weights are [out, in], as PyTorch stores them. Non-goal: what is computed with them (decoder.hpp).
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,14 @@
 namespace oscar {
 
 struct WeightSpec {
-  std::string name;
+  std::string name;  // in the checkpoint; of a layer's weights, the part after "model.layers.<layer>."
   std::vector<std::int64_t> shape;
+  bool bytes = false;  // uint8 (MXFP4); else a float type, or float8 with a scale where the config has it
 };
 
-/// "model.layers.3.self_attn.q_proj.weight" from 3 and "self_attn.q_proj".
+/// "model.layers.3.self_attn.q_proj.weight" from 3 and "self_attn.q_proj.weight".
 [[nodiscard]] inline std::string layer_weight_name(int layer, const std::string& part) {
-  return "model.layers." + std::to_string(layer) + "." + part + ".weight";
+  return "model.layers." + std::to_string(layer) + "." + part;
 }
 inline constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
 inline constexpr const char* kFinalNormName = "model.norm.weight";
@@ -28,10 +29,18 @@ inline constexpr const char* kFinalNormName = "model.norm.weight";
   return config.tie_word_embeddings ? kEmbeddingName : "lm_head.weight";
 }
 
-/// Every weight of a checkpoint with this config.
+/// How experts are stored differs between checkpoints of one architecture: looks which names there are.
+void settle_expert_layouts(ModelConfig& config, const WeightStore& weights);
+
+/// What a layer always needs: everything but routed experts.
+[[nodiscard]] std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer);
+/// What one routed expert of a layer needs; of stacked experts, the whole stacks.
+[[nodiscard]] std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int expert);
+/// Every weight of a checkpoint with this config, by its full name.
 [[nodiscard]] std::vector<WeightSpec> expected_weights(const ModelConfig& config);
 
-/// Throws DataError that names the first weight which is missing, has another shape, or is not of a float type.
+/// Throws DataError that names the first weight which is missing, has another shape, or is of a type that the config
+/// does not allow.
 void check_weights(const ModelConfig& config, const WeightStore& weights, const std::string& where);
 
 }  // namespace oscar

@@ -2,6 +2,8 @@
 #include "model/runner.hpp"
 
 #include <atomic>
+#include <future>
+#include <set>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
@@ -50,9 +52,14 @@ class Pass : public ModelPass {
   void step(const AttentionHook& attention, bool observe_only) override {
     OSCAR_CHECK(layer_ < config_.num_layers);
     throw_if_interrupted();
-    decoder_.load_layer(layer_);
-    for_each_sequence("layer " + std::to_string(layer_) + " of " + std::to_string(config_.num_layers) + ", sequence",
-                      [&](std::size_t s) { step_sequence(s, attention, observe_only); });
+    const std::unique_ptr<LoadedWeights> weights = next_.valid() ? next_.get() : decoder_.load_layer(layer_);
+    if (!observe_only && layer_ + 1 < config_.num_layers) {
+      next_ = std::async(std::launch::async, [this, layer = layer_ + 1] { return decoder_.load_layer(layer); });
+    }
+    const std::string stage = "layer " + std::to_string(layer_) + " of " + std::to_string(config_.num_layers);
+    for_each_sequence(stage + ", sequence",
+                      [&](std::size_t s) { step_sequence(s, *weights, attention, observe_only); });
+    if (!observe_only && block().mlp.experts.count > 0) step_experts(*weights, stage);
     layer_ = observe_only ? config_.num_layers : layer_ + 1;
     ended_ = observe_only;
   }
@@ -76,28 +83,67 @@ class Pass : public ModelPass {
     });
   }
 
-  void step_sequence(std::size_t s, const AttentionHook& attention, bool observe_only) {
+  [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
+
+  void step_sequence(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention, bool observe_only) {
+    if (block().has_cache()) {
+      const std::vector<float> out = attend_sequence(s, weights, attention, observe_only);
+      if (observe_only) return;
+      decoder_.add_attention(weights, out, hidden_[s]);
+    } else {
+      decoder_.add_recurrent(weights, hidden_[s]);
+    }
+    if (block().mlp.experts.count == 0) decoder_.add_mlp(weights, hidden_[s]);
+  }
+
+  std::vector<float> attend_sequence(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention,
+                                     bool observe_only) {
+    const MixerSpec& m = block().mixer;
     const auto tokens = static_cast<std::int64_t>(sequences_[s].size());
-    const int heads = config_.num_attention_heads, kv_heads = config_.num_key_value_heads, dim = config_.head_dim;
-    const auto buffer = [&](int count) {
-      return std::vector<float>(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(count) *
-                                static_cast<std::size_t>(dim));
+    const auto buffer = [&](int heads, int dim) {
+      return std::vector<float>(static_cast<std::size_t>(tokens * heads * dim));
     };
-    std::vector<float> q = buffer(heads), k = buffer(kv_heads), v = buffer(kv_heads), out = buffer(heads);
-    decoder_.project(layer_, hidden_[s], q, k, v);
-    const QkvView qkv{heads_view(q, tokens, heads, dim), heads_view(k, tokens, kv_heads, dim),
-                      heads_view(v, tokens, kv_heads, dim)};
+    std::vector<float> q = buffer(m.num_heads, m.head_dim), k = buffer(m.num_kv_heads, m.head_dim);
+    std::vector<float> v = buffer(m.num_kv_heads, m.value_dim), out = buffer(m.num_heads, m.value_dim);
+    decoder_.project(weights, hidden_[s], q, k, v);
+    const QkvView qkv{heads_view(q, tokens, m.num_heads, m.head_dim), heads_view(k, tokens, m.num_kv_heads, m.head_dim),
+                      heads_view(v, tokens, m.num_kv_heads, m.value_dim)};
     const bool replaced = attention && attention(layer_, s, qkv, out);
-    if (observe_only) return;
-    if (!replaced) decoder_.attend(qkv, out);
-    decoder_.finish_layer(layer_, out, hidden_[s]);
+    if (!replaced && !observe_only) decoder_.attend(weights, qkv, out);
+    return out;
+  }
+
+  /// Expert by expert, over all sequences: each that was chosen is loaded once, and two are in memory.
+  void step_experts(const LoadedWeights& weights, const std::string& stage) {
+    std::vector<Routing> routing(sequences_.size());
+    std::vector<std::vector<float>> sums(sequences_.size());
+    parallel_for(sequences_.size(), [&](std::size_t s) {
+      sums[s].resize(hidden_[s].size());
+      routing[s] = decoder_.route(weights, hidden_[s], sums[s]);
+    });
+    std::set<std::int32_t> chosen;
+    for (const Routing& of_sequence : routing) chosen.insert(of_sequence.experts.begin(), of_sequence.experts.end());
+    const auto load = [this, layer = layer_](std::int32_t expert) { return decoder_.load_expert(layer, expert); };
+    std::future<std::unique_ptr<LoadedWeights>> next = std::async(std::launch::async, load, *chosen.begin());
+    std::int64_t done = 0;
+    for (auto expert = chosen.begin(); expert != chosen.end(); ++expert) {
+      throw_if_interrupted();
+      const std::unique_ptr<LoadedWeights> own = next.get();
+      if (std::next(expert) != chosen.end()) next = std::async(std::launch::async, load, *std::next(expert));
+      parallel_for(sequences_.size(), [&](std::size_t s) {
+        decoder_.add_expert(weights, *expert, *own, routing[s], hidden_[s], sums[s]);
+      });
+      status_.progress(stage + ", expert", ++done, static_cast<std::int64_t>(chosen.size()));
+    }
+    parallel_for(sequences_.size(), [&](std::size_t s) { decoder_.add_experts_sum(weights, sums[s], hidden_[s]); });
   }
 
   Decoder& decoder_;
   const ModelConfig& config_;
   std::span<const TokenSequence> sequences_;
   Status& status_;
-  std::vector<std::vector<float>> hidden_;  // (T, hidden_size) each
+  std::vector<std::vector<float>> hidden_;            // (T, hidden_size) each
+  std::future<std::unique_ptr<LoadedWeights>> next_;  // of the layer after the one that runs
   int layer_ = 0;
   bool ended_ = false;
 };
@@ -114,7 +160,8 @@ class Runner : public ModelRunner {
   }
 
  private:
-  [[nodiscard]] std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& model) const {
+  [[nodiscard]] std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& model) {
+    settle_expert_layouts(config_, checkpoint_);
     check_weights(config_, checkpoint_, model.string());
     return make_decoder(config_, checkpoint_);
   }

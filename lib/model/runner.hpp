@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Runs a checkpoint layer by layer over a set of sequences: all sequences pass one layer before the next is loaded.
-// What attention computes can be replaced, which is how verify measures a quantised cache and how a live fit watches a
+// Runs a checkpoint layer by layer over a set of sequences: all sequences pass one layer while the next is loaded, so
+// that two layers are in memory at a time (of experts, two experts), besides the hidden states of all sequences. What
+// attention computes can be replaced, which is how verify measures a quantised cache and how a live fit watches a
 // model.
 #pragma once
 
@@ -19,7 +20,8 @@ namespace oscar {
 
 using TokenSequence = std::vector<std::int32_t>;
 
-/// Sees the q, k and v of one sequence in one layer. Either fills `out` (T, Hq, d) and returns true, or returns false
+/// Sees the q, k and v of one sequence in one layer that has a cache (block.hpp). Scores are q . k / sqrt(d); where a
+/// model scales otherwise, q has the rest. Either fills `out` (T, Hq, d_v) and returns true, or returns false
 /// and exact attention is computed. Called concurrently for different sequences.
 using AttentionHook = std::function<bool(int layer, std::size_t sequence, const QkvView& qkv, std::span<float> out)>;
 /// Logits (T, vocab_size) of one sequence; called concurrently for different sequences.

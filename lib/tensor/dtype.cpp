@@ -2,6 +2,8 @@
 #include "tensor/dtype.hpp"
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "base/check.hpp"
@@ -16,7 +18,7 @@ struct Entry {
   std::string_view name;
 };
 
-constexpr std::array<Entry, 10> kTypes{{{DType::kF64, 8, "float64"},
+constexpr std::array<Entry, 11> kTypes{{{DType::kF64, 8, "float64"},
                                         {DType::kF32, 4, "float32"},
                                         {DType::kF16, 2, "float16"},
                                         {DType::kBF16, 2, "bfloat16"},
@@ -25,7 +27,8 @@ constexpr std::array<Entry, 10> kTypes{{{DType::kF64, 8, "float64"},
                                         {DType::kI16, 2, "int16"},
                                         {DType::kI8, 1, "int8"},
                                         {DType::kU8, 1, "uint8"},
-                                        {DType::kBool, 1, "bool"}}};
+                                        {DType::kBool, 1, "bool"},
+                                        {DType::kF8E4M3, 1, "float8_e4m3fn"}}};
 
 const Entry& entry(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
 
@@ -52,6 +55,15 @@ float float_from_f16(std::uint16_t bits) {
   // The exponent of a float is larger by 127 - 15; multiplying corrects it for subnormal halves too, exactly.
   const float scaled = std::bit_cast<float>(magnitude << 13U) * std::bit_cast<float>((254U - 15U) << 23U);
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(scaled));
+}
+
+float float_from_f8e4m3(std::uint8_t bits) {
+  const int exponent = (bits >> 3) & 15, fraction = bits & 7;
+  const bool nan = exponent == 15 && fraction == 7;
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                        : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+  if (nan) return std::numeric_limits<float>::quiet_NaN();
+  return (bits & 0x80U) != 0 ? -magnitude : magnitude;
 }
 
 std::uint16_t f16_from_float(float value) {

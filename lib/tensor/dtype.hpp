@@ -9,7 +9,7 @@
 
 namespace oscar {
 
-enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
+enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3 };
 
 [[nodiscard]] std::size_t size_of(DType dtype);
 /// "float32", "bfloat16", "int64" …
@@ -38,6 +38,8 @@ enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8
 
 /// IEEE half bits to float, exact.
 [[nodiscard]] float float_from_f16(std::uint16_t bits);
+/// float8_e4m3fn bits to float, exact: bias 7, no infinities, 0x7f and 0xff are NaN.
+[[nodiscard]] float float_from_f8e4m3(std::uint8_t bits);
 /// float to IEEE half bits, nearest, ties to even.
 [[nodiscard]] std::uint16_t f16_from_float(float value);
 

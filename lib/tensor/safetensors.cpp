@@ -19,7 +19,7 @@ constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
 constexpr const char* kMetadata = "__metadata__";
 
-constexpr std::array<std::pair<DType, std::string_view>, 10> kNames{{{DType::kF64, "F64"},
+constexpr std::array<std::pair<DType, std::string_view>, 11> kNames{{{DType::kF64, "F64"},
                                                                      {DType::kF32, "F32"},
                                                                      {DType::kF16, "F16"},
                                                                      {DType::kBF16, "BF16"},
@@ -28,7 +28,8 @@ constexpr std::array<std::pair<DType, std::string_view>, 10> kNames{{{DType::kF6
                                                                      {DType::kI16, "I16"},
                                                                      {DType::kI8, "I8"},
                                                                      {DType::kU8, "U8"},
-                                                                     {DType::kBool, "BOOL"}}};
+                                                                     {DType::kBool, "BOOL"},
+                                                                     {DType::kF8E4M3, "F8_E4M3"}}};
 
 std::optional<DType> dtype_from_header(std::string_view name) {
   for (const auto& [dtype, text] : kNames) {

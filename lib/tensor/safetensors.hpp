@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The safetensors format: u64 header length, JSON header, payload. Files are mapped; tensors are references into the
-// map. A tensor of a type that DType lacks (F8_E4M3 …) is an error only for those who ask for it.
+// map. A tensor of a type that DType lacks (F8_E5M2 …) is an error only for those who ask for it.
 #pragma once
 
 #include <cstddef>

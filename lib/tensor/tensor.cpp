@@ -49,6 +49,11 @@ void convert_elements(DType dtype, const std::byte* data, std::size_t count, Out
     case DType::kF16:
       std::transform(half, half + count, out, [](std::uint16_t v) { return static_cast<Out>(float_from_f16(v)); });
       return;
+    case DType::kF8E4M3: {
+      const auto* byte = reinterpret_cast<const std::uint8_t*>(data);
+      std::transform(byte, byte + count, out, [](std::uint8_t v) { return static_cast<Out>(float_from_f8e4m3(v)); });
+      return;
+    }
   }
 }
 

@@ -32,7 +32,9 @@ void check_layers(const SubjectSide& side, const Expectation& expected, std::vec
   const auto count = static_cast<double>(have.size());
   const int num_layers = expected.model.num_layers;
   std::vector<int> wanted = expected.data_layers;
-  for (int id = 0; id < num_layers; ++id) wanted.push_back(id);
+  std::vector<int> of_model = expected.model.cache_layers;
+  for (int id = 0; id < num_layers && expected.model.cache_layers.empty(); ++id) of_model.push_back(id);
+  wanted.insert(wanted.end(), of_model.begin(), of_model.end());
   if (num_layers == 0) {
     const std::vector<int> missing = missing_from(have, wanted);
     const bool failed = !missing.empty();
@@ -51,7 +53,8 @@ void check_layers(const SubjectSide& side, const Expectation& expected, std::vec
   std::string message;
   if (!missing.empty()) message = "no rotation for layers " + list_text(missing) + " of " + expected.origin;
   if (beyond) message = "layer " + std::to_string(*have.rbegin()) + " does not exist by " + expected.origin;
-  checks.push_back({"layer_coverage", {}, side.target, count, num_layers, message.empty(), message});
+  checks.push_back(
+      {"layer_coverage", {}, side.target, count, static_cast<double>(of_model.size()), message.empty(), message});
 }
 
 void check_sides_agree(const Subject& subject, std::vector<Check>& checks) {

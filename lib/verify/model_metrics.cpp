@@ -73,6 +73,7 @@ void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMet
   if (method != nullptr) {
     const int last_layer = setting.runner.config().num_layers - 1;
     hooks.attention = [=, &setting, &last](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
+      if (setting.runner.config().blocks[static_cast<std::size_t>(layer)].mixer.window > 0) return false;
       attend(setting, *method, layer, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
       return true;
     };
@@ -142,6 +143,10 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
                                         const std::vector<KvMethod>& methods, Precision precision, Backend& backend,
                                         Status& status) {
   check_model_data(data);
+  if (const std::string reason = runner.config().why_irreplaceable(); !reason.empty()) {
+    throw UsageError("metrics of the model do not know " + reason + " yet", "--model",
+                     "leave out --model: attention metrics need a dump only");
+  }
   const auto exact = [&](std::size_t i) { return methods[i].kind == MethodKind::kExact; };
   std::vector<const KvMethod*> quantizing;
   for (std::size_t i = 0; i < methods.size(); ++i) {

@@ -79,7 +79,7 @@ class Input {
     sequences_ = read_sequences(command.input, runner_->config());
     source_ = open_live(*runner_, sequences_, {.layers = layers}, status);
     // A model judges whole sets only.
-    judges_ = layers.empty() && command.fit.recipe == "auto";
+    judges_ = layers.empty() && command.fit.recipe == "auto" && runner_->config().why_irreplaceable().empty();
   }
   [[nodiscard]] QkvSource& source() { return *source_; }
   /// Empty without a model.

@@ -184,7 +184,7 @@ TEST_CASE("values that are not finite stop the dump and leave nothing") {
   const SafetensorsFile file(f.model / "model-00001-of-00001.safetensors");
   for (const auto& [name, tensor] : file.tensors()) {
     weights.emplace_back(name, tensor.copy());
-    if (name == layer_weight_name(2, "self_attn.v_proj")) {
+    if (name == layer_weight_name(2, "self_attn.v_proj.weight")) {
       weights.back().second.values<std::uint16_t>()[0] = bf16_from_float(NAN);
     }
   }

@@ -40,16 +40,20 @@ TEST_CASE("the sample's config is read") {
   CHECK(config.num_attention_heads == 3);
   CHECK(config.num_key_value_heads == 1);
   CHECK(config.head_dim == 128);
-  CHECK(config.intermediate_size == 512);
+  REQUIRE(config.blocks.size() == 4);
+  CHECK(config.blocks[3].mlp.intermediate == 512);
+  CHECK(config.blocks[3].mixer.head_norm == HeadNorm::kPerHead);
+  CHECK(config.cache_layers() == std::vector<int>{0, 1, 2, 3});
   CHECK(config.vocab_size == 2048);
   CHECK(config.max_position_embeddings == 2048);
-  CHECK(config.rope_theta == 100000.0);
+  CHECK(config.blocks[0].mixer.rope.theta == 100000.0);
   CHECK(config.rms_norm_eps == 1e-6);
   CHECK(config.tie_word_embeddings);
   CHECK(config.identity.id == "qwen3-2m");
   CHECK(config.identity.config_sha256.size() == 64);
   CHECK(config.identity.head_dim == 128);
-  CHECK(config.identity.rope_theta == config.rope_theta);
+  CHECK(config.identity.rope_theta == 100000.0);
+  CHECK(config.identity.cache_layers.empty());
 }
 
 TEST_CASE("a model in a Hugging Face cache knows its name and revision") {
@@ -66,8 +70,34 @@ TEST_CASE("members that newer checkpoints moved are found") {
                                      {"rope_parameters", {{"rope_theta", 5e5}, {"rope_type", "default"}}},
                                      {"torch_dtype", nullptr},
                                      {"dtype", "float16"}}));
-  CHECK(config.rope_theta == 5e5);
+  CHECK(config.blocks[0].mixer.rope.theta == 5e5);
   CHECK(config.torch_dtype == "float16");
+}
+
+TEST_CASE("layers that slide keep no cache that grows, unless all do") {
+  const ModelFolder folder;
+  const auto sliding = [&](const Json& types, int window) {
+    return read_model_config(
+        folder.with({{"use_sliding_window", true}, {"sliding_window", window}, {"layer_types", types}}));
+  };
+  const Json mixed{"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+  const ModelConfig config = sliding(mixed, 100);
+  CHECK(config.blocks[0].mixer.window == 100);
+  CHECK(config.blocks[1].mixer.window == 0);
+  CHECK(config.cache_layers() == std::vector<int>{1, 3});
+  CHECK(config.identity.cache_layers == std::vector<int>{1, 3});
+  CHECK(sliding(Json(4, "sliding_attention"), 100).cache_layers().size() == 4);
+  CHECK(sliding(mixed, 2048).cache_layers().size() == 4);  // the window holds the whole context
+}
+
+TEST_CASE("the language part of a larger model is read") {
+  const ModelFolder folder;
+  Json inner = read_json(test::data("qwen3-2m/config.json"));
+  inner.erase("torch_dtype");
+  const ModelConfig config =
+      read_model_config(folder.with({{"text_config", inner}, {"model_type", "other"}, {"hidden_size", nullptr}}));
+  CHECK(config.hidden_size == 192);
+  CHECK(config.torch_dtype == "bfloat16");
 }
 
 TEST_CASE("what is missing, impossible or not supported is named") {
@@ -76,7 +106,8 @@ TEST_CASE("what is missing, impossible or not supported is named") {
     CHECK_ERROR(read_model_config(folder.with(changes)), DataError, reason);
   };
   CHECK_ERROR(read_model_config("/nowhere"), DataError, "there is no model folder");
-  refused({{"head_dim", nullptr}}, "has no member \"head_dim\"");
+  refused({{"vocab_size", nullptr}}, "has no member \"vocab_size\"");
+  refused({{"head_dim", nullptr}, {"hidden_size", 191}}, "hidden_size is not a multiple of num_attention_heads");
   refused({{"head_dim", 127}}, "head_dim must be even");
   refused({{"hidden_size", 0}}, "must be a positive whole number");
   refused({{"hidden_size", "192"}}, "must be a positive whole number");
@@ -85,15 +116,21 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   refused({{"num_key_value_heads", 2}}, "not a multiple of num_key_value_heads");
   refused({{"rope_theta", nullptr}}, "\"rope_theta\" must be a positive number");
   refused({{"rms_norm_eps", -1}}, "\"rms_norm_eps\" must be a positive number");
-  refused({{"model_type", "llama"}}, "use a checkpoint of one of: qwen3");
-  refused({{"model_type", nullptr}}, "use a checkpoint of one of: qwen3");
-  refused({{"attention_bias", true}}, "attention_bias");
+  refused({{"model_type", "mamba"}}, "the architecture \"mamba\" is not supported");
+  refused({{"model_type", "mamba"}}, "use a checkpoint of one of: deepseek_v3, gemma2, ");
+  refused({{"model_type", "mamba"}}, "give --dump");
+  refused({{"model_type", nullptr}}, "is not supported");
   refused({{"attention_bias", "no"}}, "must be true or false");
-  refused({{"use_sliding_window", true}}, "use_sliding_window");
-  refused({{"layer_types", {"full_attention", "sliding_attention"}}}, "sliding_attention");
-  refused({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "yarn");
+  refused({{"layer_types", {"full_attention", "sliding_attention"}}}, "must be a list of 4 names");
+  refused({{"layer_types", {"a", "b", "c", "d"}}}, "the layer type \"a\" is not supported");
+  refused({{"layer_types", Json(4, "linear_attention")}}, "linear_attention");
+  refused({{"layer_types", Json(4, "sliding_attention")}, {"sliding_window", nullptr}}, "sliding_window");
+  refused({{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4}}}}, "the RoPE variant \"dynamic\"");
+  refused({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 4}}}}, "low_freq_factor");
+  refused({{"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 2}}}}}, "must be a list of 64 numbers");
   refused({{"rope_scaling", "yarn"}}, "must be an object");
-  refused({{"quantization_config", Json::object()}}, "quantized checkpoint");
+  refused({{"quantization_config", {{"quant_method", "gptq"}}}}, "quantized with \"gptq\", which is not supported");
+  refused({{"quantization_config", {{"quant_method", "awq"}}}}, "use the checkpoint that it was made from");
   refused({{"hidden_act", "gelu"}}, "gelu");
   refused({{"torch_dtype", "float8_e4m3fn"}}, "float8_e4m3fn");
   const fs::path broken = folder.with({}, "broken");

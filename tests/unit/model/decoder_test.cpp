@@ -12,72 +12,20 @@
 #include "model/runner.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
-#include "tensor/safetensors.hpp"
+#include "unit/model/parity.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr double kParity = 1e-4;  // of the largest magnitude in a tensor
 
-std::vector<TokenSequence> rows_of(const Tensor& tokens) {
-  const std::vector<std::int64_t> ids = tokens.to_int64();
-  const auto length = static_cast<std::size_t>(tokens.shape.back());
-  std::vector<TokenSequence> rows;
-  for (std::size_t begin = 0; begin < ids.size(); begin += length) {
-    rows.emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(begin),
-                      ids.begin() + static_cast<std::ptrdiff_t>(begin + length));
-  }
-  return rows;
-}
-
-std::vector<double> doubles(const HeadsView& view) {
-  const auto* data = reinterpret_cast<const float*>(view.data);
-  return {data, data + view.num_tokens * view.num_heads * view.head_dim};
-}
-
-double relative_error(const std::vector<double>& seen, const std::vector<double>& expected) {
-  REQUIRE(seen.size() == expected.size());
-  double error = 0, largest = 0;
-  for (std::size_t i = 0; i < seen.size(); ++i) {
-    if (!std::isfinite(seen[i])) return INFINITY;
-    error = std::max(error, std::abs(seen[i] - expected[i]));
-    largest = std::max(largest, std::abs(expected[i]));
-  }
-  return error / largest;
-}
-
 void check_parity(const fs::path& model, const fs::path& activations) {
-  const SafetensorsFile golden(activations);
-  const std::vector<TokenSequence> sequences = rows_of(golden.at("tokens").copy());
-  const std::unique_ptr<ModelRunner> runner = open_model(model);
   double worst = 0;
-  const auto compare = [&](const std::string& name, const std::vector<double>& seen) {
-    const double error = relative_error(seen, golden.at(name).copy().to_doubles());
+  const int layers = test::compare_with_reference(model, activations, [&](const std::string& name, double error) {
     CHECK_MESSAGE(error < kParity, name);
     worst = std::max(worst, error);
-  };
-  RunHooks hooks;
-  int layers_seen = 0;
-  hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float>) {
-    const std::string prefix = "layer_" + std::to_string(layer) + ".";
-    compare(prefix + "q", doubles(qkv.q));
-    compare(prefix + "k", doubles(qkv.k));
-    compare(prefix + "v", doubles(qkv.v));
-    return false;
-  };
-  hooks.layer_done = [&](int) { ++layers_seen; };
-  hooks.logits = [&](std::size_t, std::span<const float> logits) {
-    std::vector<double> every_16th;
-    const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
-    for (std::size_t t = 0; t < sequences[0].size(); t += 16) {
-      const auto row = logits.subspan(t * vocab, vocab);
-      every_16th.insert(every_16th.end(), row.begin(), row.end());
-    }
-    compare("logits", every_16th);
-  };
-  Status silent;
-  runner->run(sequences, hooks, silent);
-  CHECK(layers_seen == runner->config().num_layers);
+  });
+  CHECK(layers == read_model_config(model).num_layers);
   MESSAGE("largest relative error " << worst);
 }
 
@@ -107,7 +55,7 @@ double perplexity(const fs::path& model, const std::vector<TokenSequence>& seque
 
 void check_perplexity(const fs::path& model, const fs::path& golden) {
   const double expected = read_json(golden / "facts.json").at("fp32_ppl_eval").get<double>();
-  const double seen = perplexity(model, rows_of(read_npy(golden / "tokens_eval.npy")));
+  const double seen = perplexity(model, test::rows_of(read_npy(golden / "tokens_eval.npy")));
   CHECK(std::abs(seen / expected - 1) < 1e-3);
   MESSAGE("perplexity " << seen << ", expected " << expected);
 }
@@ -136,7 +84,7 @@ std::map<std::pair<int, std::size_t>, std::vector<float>> everything(const std::
 }
 
 std::vector<TokenSequence> some_sequences() {
-  std::vector<TokenSequence> sequences = rows_of(read_npy(test::data("golden/qwen3-2m/tokens_calib.npy")));
+  std::vector<TokenSequence> sequences = test::rows_of(read_npy(test::data("golden/qwen3-2m/tokens_calib.npy")));
   sequences.resize(5);
   for (std::size_t s = 0; s < sequences.size(); ++s) sequences[s].resize(37 + 100 * s);
   return sequences;

@@ -59,7 +59,7 @@ class FourWordsPass : public ModelPass {
 /// head_dim = vocabulary = 4.
 class FourWords : public ModelRunner {
  public:
-  FourWords() { config_.vocab_size = kVocab, config_.num_layers = 1; }
+  FourWords() { config_.vocab_size = kVocab, config_.num_layers = 1, config_.blocks.resize(1); }
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status&) override {
     return std::make_unique<FourWordsPass>(sequences);

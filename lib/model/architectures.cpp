@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#include "model/architectures.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "model/families.hpp"
+
+namespace oscar {
+namespace {
+
+struct Architecture {
+  const char* model_type;
+  void (*describe)(const ConfigFile&, ModelConfig&);
+  /// What published files of this type leave out.
+  const char* defaults = "{}";
+};
+
+constexpr const char* kGemma3Defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+  "vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096})";
+constexpr std::array kArchitectures{
+    Architecture{"deepseek_v3", describe_deepseek_v3},
+    Architecture{"gemma2", describe_gemma},
+    Architecture{"gemma3", describe_gemma, kGemma3Defaults},
+    Architecture{"gemma3_text", describe_gemma, kGemma3Defaults},
+    Architecture{"glm", describe_glm4},
+    Architecture{"glm4", describe_glm4},
+    Architecture{"glm4_moe", describe_glm4_moe},
+    Architecture{"gpt_oss", describe_gpt_oss},
+    Architecture{"llama", describe_llama},
+    Architecture{"minimax_m2", describe_minimax_m2},
+    Architecture{"mistral", describe_mistral},
+    Architecture{"mixtral", describe_mixtral},
+    Architecture{"phi3", describe_phi3},
+    Architecture{"qwen2", describe_qwen2},
+    Architecture{"qwen3", describe_qwen3},
+    Architecture{"qwen3_5_moe_text", describe_qwen_hybrid},
+    Architecture{"qwen3_5_text", describe_qwen_hybrid},
+    Architecture{"qwen3_moe", describe_qwen3_moe},
+    Architecture{"qwen3_next", describe_qwen_hybrid},
+};
+
+const Architecture* find_architecture(const std::string& model_type) {
+  const auto* const found = std::find_if(kArchitectures.begin(), kArchitectures.end(),
+                                         [&](const Architecture& entry) { return model_type == entry.model_type; });
+  return found == kArchitectures.end() ? nullptr : found;
+}
+
+}  // namespace
+
+void check_architecture(ConfigFile& file, const std::string& model_type) {
+  if (const Architecture* found = find_architecture(model_type)) return file.use_defaults(Json::parse(found->defaults));
+  std::string names;
+  for (const Architecture& entry : kArchitectures) names += (names.empty() ? "" : ", ") + std::string(entry.model_type);
+  file.refuse("the architecture \"" + model_type + "\" is not supported",
+              "use a checkpoint of one of: " + names +
+                  "; or dump q, k and v where the model runs (layer_<id>/{q,k,v,seq_lens}/<n>.pt) and give --dump");
+}
+
+void describe_architecture(const ConfigFile& file, ModelConfig& config) {
+  find_architecture(config.model_type)->describe(file, config);
+  if (config.cache_layers().empty()) file.unsupported("a model without softmax attention");
+}
+
+}  // namespace oscar

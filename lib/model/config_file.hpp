@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// Members of config.json with errors that name the file.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "base/json.hpp"
+
+namespace oscar {
+
+class ConfigFile {
+ public:
+  /// The file's object, or its member "text_config" if it describes the language part of a larger model.
+  explicit ConfigFile(const std::filesystem::path& path);
+
+  /// Members that the file lacks.
+  void use_defaults(const Json& members);
+
+  [[nodiscard]] const Json& json() const { return json_; }
+  [[nodiscard]] bool has(const char* name) const;
+  /// A positive whole number. Throws DataError if there is none.
+  [[nodiscard]] int dimension(const char* name) const;
+  [[nodiscard]] int dimension(const char* name, int otherwise) const { return has(name) ? dimension(name) : otherwise; }
+  /// The same, or 0.
+  [[nodiscard]] int dimension_or_zero(const char* name, int otherwise) const {
+    return has(name) && json_.at(name) == 0 ? 0 : dimension(name, otherwise);
+  }
+  /// A positive number.
+  [[nodiscard]] double positive(const Json& parent, const char* name) const;
+  [[nodiscard]] double positive(const char* name, double otherwise) const {
+    return has(name) ? positive(json_, name) : otherwise;
+  }
+  [[nodiscard]] bool flag(const char* name, bool otherwise = false) const;
+  [[nodiscard]] std::string text(const char* name, const std::string& otherwise) const;
+
+  [[noreturn]] void refuse(const std::string& what, const std::string& remedy = "fetch the checkpoint again") const;
+  /// A setting that this program does not know to execute.
+  [[noreturn]] void unsupported(const std::string& what) const;
+
+ private:
+  std::string path_;
+  Json json_;
+};
+
+}  // namespace oscar

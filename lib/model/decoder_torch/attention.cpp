@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+
+#include <cmath>
+#include <limits>
+
+#include "model/decoder_torch/layer_math.hpp"
+#include "model/decoder_torch/rope.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::int64_t kQueryBlock = 256;  // queries whose scores are in memory at a time
+
+/// Queries such that scores are q . k / sqrt(d), as everything after the model takes them.
+at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {
+  const double factor = m.softmax_scale * std::sqrt(static_cast<double>(m.head_dim));
+  return std::abs(factor - 1) < 1e-12 ? q : q * factor;
+}
+
+at::Tensor project_heads(const Weights& w, const at::Tensor& x, const char* part, const char* norm, int heads) {
+  const MixerSpec& m = w.block().mixer;
+  at::Tensor y = w.linear(x, part);
+  if (m.head_norm == HeadNorm::kAllHeads) y = w.norm(y, norm);
+  y = y.view({x.size(0), heads, m.head_dim});
+  return m.head_norm == HeadNorm::kPerHead ? w.norm(y, norm) : y;
+}
+
+Projected project_heads_of(const Weights& w, const at::Tensor& normed) {
+  const MixerSpec& m = w.block().mixer;
+  const Rope rope(m.rope, normed.size(0));
+  const at::Tensor q = project_heads(w, normed, "self_attn.q_proj", "self_attn.q_norm", m.num_heads);
+  const at::Tensor k = project_heads(w, normed, "self_attn.k_proj", "self_attn.k_norm", m.num_kv_heads);
+  const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
+  at::Tensor v = w.linear(normed, source).view({normed.size(0), m.num_kv_heads, m.value_dim});
+  if (m.value_norm) v = normalize(v, w.config().rms_norm_eps);
+  return {rescaled(rope.apply(q), m), rope.apply(k), v};
+}
+
+/// kv_b_proj as (heads, nope + value, latent): how heads read the latent.
+at::Tensor latent_readers(const Weights& w) {
+  const MixerSpec& m = w.block().mixer;
+  return w.at("self_attn.kv_b_proj.weight").view({m.num_heads, m.nope_dim + m.head_value_dim, m.latent_dim});
+}
+
+/// The cache holds (latent, rotated key); queries are taken to the latent's side, so that heads share one key.
+Projected project_latent(const Weights& w, const at::Tensor& normed) {
+  const MixerSpec& m = w.block().mixer;
+  const std::int64_t tokens = normed.size(0);
+  const at::Tensor query_source =
+      m.query_latent_dim > 0
+          ? w.linear(w.norm(w.linear(normed, "self_attn.q_a_proj"), "self_attn.q_a_layernorm"), "self_attn.q_b_proj")
+          : w.linear(normed, "self_attn.q_proj");
+  const at::Tensor q = query_source.view({tokens, m.num_heads, m.nope_dim + m.rope.dim});
+  const at::Tensor both = w.linear(normed, "self_attn.kv_a_proj_with_mqa");
+  const at::Tensor latent = w.norm(both.narrow(-1, 0, m.latent_dim), "self_attn.kv_a_layernorm").unsqueeze(1);
+  const Rope rope(m.rope, tokens);
+  const at::Tensor readers = latent_readers(w).narrow(1, 0, m.nope_dim);
+  const at::Tensor absorbed = at::bmm(q.narrow(-1, 0, m.nope_dim).transpose(0, 1), readers).transpose(0, 1);
+  const at::Tensor turned_q = rope.apply(q.narrow(-1, m.nope_dim, m.rope.dim));
+  const at::Tensor turned_k = rope.apply(both.narrow(-1, m.latent_dim, m.rope.dim).unsqueeze(1));
+  return {rescaled(at::cat({absorbed, turned_q}, -1), m), at::cat({latent, turned_k}, -1), latent};
+}
+
+/// One head, for what the library's kernel lacks: windows, soft caps, sinks, values of another size.
+at::Tensor attend_head(const MixerSpec& m, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const std::optional<at::Tensor>& sink) {
+  const std::int64_t tokens = q.size(0);
+  const double scale = 1 / std::sqrt(static_cast<double>(m.head_dim));
+  const at::Tensor out = at::empty({tokens, v.size(1)}, at::kFloat);
+  for (std::int64_t begin = 0; begin < tokens; begin += kQueryBlock) {
+    const std::int64_t end = std::min(tokens, begin + kQueryBlock);
+    const std::int64_t first = m.window > 0 ? std::max<std::int64_t>(0, begin - m.window + 1) : 0;
+    at::Tensor scores = at::matmul(q.narrow(0, begin, end - begin), k.narrow(0, first, end - first).t()) * scale;
+    if (m.soft_cap > 0) scores = at::tanh(scores / m.soft_cap) * m.soft_cap;
+    const at::Tensor behind = at::arange(begin, end).unsqueeze(1) - at::arange(first, end).unsqueeze(0);
+    at::Tensor hidden = behind < 0;
+    if (m.window > 0) hidden = hidden.logical_or(behind >= m.window);
+    scores = scores.masked_fill(hidden, -std::numeric_limits<float>::infinity());
+    if (sink) scores = at::cat({scores, sink->expand({end - begin, 1})}, -1);
+    const at::Tensor shares = at::softmax(scores, -1).narrow(-1, 0, end - first);
+    out.narrow(0, begin, end - begin).copy_(at::matmul(shares, v.narrow(0, first, end - first)));
+  }
+  return out;
+}
+
+}  // namespace
+
+Projected project_attention(const Weights& layer, const at::Tensor& x) {
+  const at::Tensor normed = layer.norm(x, layer.block().mixer_norm);
+  const bool latent = layer.block().mixer.kind == MixerKind::kLatentAttention;
+  return latent ? project_latent(layer, normed) : project_heads_of(layer, normed);
+}
+
+at::Tensor exact_attention(const Weights& layer, const Projected& qkv) {
+  const MixerSpec& m = layer.block().mixer;
+  const std::int64_t heads = qkv.q.size(1), group = heads / qkv.k.size(1);
+  const bool plain = m.window == 0 && m.soft_cap == 0 && !m.sinks && m.head_dim == m.value_dim;
+  const at::Tensor result = at::empty({qkv.q.size(0), heads, qkv.v.size(2)}, at::kFloat);
+  const auto batch = [](const at::Tensor& x) { return x.unsqueeze(0).unsqueeze(0); };
+  for (std::int64_t h = 0; h < heads; ++h) {
+    const at::Tensor q = qkv.q.select(1, h), k = qkv.k.select(1, h / group), v = qkv.v.select(1, h / group);
+    if (plain) {
+      const at::Tensor o = at::scaled_dot_product_attention(batch(q), batch(k), batch(v), {}, 0.0, /*is_causal=*/true);
+      result.select(1, h).copy_(o.squeeze(0).squeeze(0));
+    } else {
+      const auto sink = m.sinks ? std::optional(layer.at("self_attn.sinks").narrow(0, h, 1)) : std::nullopt;
+      result.select(1, h).copy_(attend_head(m, q, k, v, sink));
+    }
+  }
+  return result;
+}
+
+at::Tensor attention_output(const Weights& layer, const at::Tensor& attention, const at::Tensor& x) {
+  const MixerSpec& m = layer.block().mixer;
+  at::Tensor out = attention;
+  if (m.kind == MixerKind::kLatentAttention) {
+    const at::Tensor readers = latent_readers(layer).narrow(1, m.nope_dim, m.head_value_dim).transpose(1, 2);
+    out = at::bmm(attention.transpose(0, 1), readers).transpose(0, 1);
+  }
+  out = out.reshape({x.size(0), -1});
+  if (m.output_gate) out = out * at::sigmoid(layer.linear(layer.norm(x, layer.block().mixer_norm), "self_attn.gate"));
+  return layer.norm(layer.linear(out, "self_attn.o_proj"), layer.block().mixer_out_norm);
+}
+
+}  // namespace oscar

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// The parts of a decoder layer, on libtorch tensors of one sequence: x and results (T, hidden_size) unless said.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "model/decoder_torch/weights.hpp"
+
+namespace oscar {
+
+/// As decoder.hpp's project: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).
+struct Projected {
+  at::Tensor q, k, v;
+};
+
+[[nodiscard]] Projected project_attention(const Weights& layer, const at::Tensor& x);
+/// (T, Hq, d_v)
+[[nodiscard]] at::Tensor exact_attention(const Weights& layer, const Projected& qkv);
+/// What attention outputs (T, Hq, d_v) add to x.
+[[nodiscard]] at::Tensor attention_output(const Weights& layer, const at::Tensor& attention, const at::Tensor& x);
+
+/// What a gated delta layer adds to x.
+[[nodiscard]] at::Tensor gated_delta(const Weights& layer, const at::Tensor& x);
+
+/// What a dense MLP adds to x.
+[[nodiscard]] at::Tensor dense_mlp(const Weights& layer, const at::Tensor& x);
+/// Which experts (T, top_k), int64, and with which weights, fp32.
+struct Chosen {
+  at::Tensor experts, weights;
+};
+[[nodiscard]] Chosen choose_experts(const Weights& layer, const at::Tensor& normed);
+/// What the experts for all tokens give for normed hidden states; zeros if there is none.
+[[nodiscard]] at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed);
+/// One routed expert on rows of normed hidden states.
+[[nodiscard]] at::Tensor routed_expert(const Weights& layer, const Weights& expert, const at::Tensor& normed);
+
+}  // namespace oscar

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <limits>
+
+#include "model/decoder_torch/layer_math.hpp"
+
+namespace oscar {
+namespace {
+
+at::Tensor gated(const MlpSpec& mlp, const at::Tensor& gate, const at::Tensor& up) {
+  switch (mlp.activation) {
+    case Activation::kSilu:
+      return at::silu(gate) * up;
+    case Activation::kGeluTanh:
+      return at::gelu(gate, "tanh") * up;
+    case Activation::kClampedSwish:
+      break;
+  }
+  const at::Tensor low = at::clamp(gate, std::nullopt, mlp.clamp);
+  return (at::clamp(up, -mlp.clamp, mlp.clamp) + 1) * (low * at::sigmoid(low * mlp.alpha));
+}
+
+/// Scores outside the groups with the best pairs of scores become -inf.
+at::Tensor keep_groups(const ExpertsSpec& e, const at::Tensor& scores) {
+  const at::Tensor groups = scores.view({scores.size(0), e.groups, e.count / e.groups});
+  const at::Tensor best = std::get<0>(groups.topk(2)).sum(-1);
+  const at::Tensor kept = std::get<1>(best.topk(e.top_groups));
+  const at::Tensor mask = at::zeros_like(best).scatter(1, kept, 1).unsqueeze(-1).expand_as(groups);
+  return groups.masked_fill(mask == 0, -std::numeric_limits<float>::infinity()).view(scores.sizes());
+}
+
+}  // namespace
+
+at::Tensor dense_mlp(const Weights& layer, const at::Tensor& x) {
+  const MlpSpec& mlp = layer.block().mlp;
+  const at::Tensor normed = layer.norm(x, layer.block().mlp_norm);
+  const at::Tensor inner = gated(mlp, layer.linear(normed, mlp.gate), layer.linear(normed, mlp.up));
+  return layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm);
+}
+
+Chosen choose_experts(const Weights& layer, const at::Tensor& normed) {
+  const ExpertsSpec& e = layer.block().mlp.experts;
+  const at::Tensor logits = layer.linear(normed, e.gate);
+  if (e.router == Router::kSoftmaxOfChosen) {
+    const auto [values, experts] = at::topk(logits, e.top_k);
+    return {experts, at::softmax(values, -1) * e.scale};
+  }
+  const at::Tensor scores = e.router == Router::kSigmoid ? at::sigmoid(logits) : at::softmax(logits, -1);
+  at::Tensor order = e.choice_bias.empty() ? scores : scores + layer.at(e.choice_bias);
+  if (e.top_groups < e.groups) order = keep_groups(e, order);
+  const at::Tensor experts = std::get<1>(at::topk(order, e.top_k));
+  at::Tensor weights = scores.gather(1, experts);
+  if (e.normalize) weights = weights / weights.sum(-1, true);
+  return {experts, weights * e.scale};
+}
+
+at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed) {
+  const ExpertsSpec& e = layer.block().mlp.experts;
+  if (e.shared.empty()) return at::zeros_like(normed);
+  const at::Tensor inner = gated(layer.block().mlp, layer.linear(normed, e.shared + ".gate_proj"),
+                                 layer.linear(normed, e.shared + ".up_proj"));
+  const at::Tensor out = layer.linear(inner, e.shared + ".down_proj");
+  return e.shared_gate.empty() ? out : at::sigmoid(layer.linear(normed, e.shared_gate)) * out;
+}
+
+at::Tensor routed_expert(const Weights& layer, const Weights& expert, const at::Tensor& normed) {
+  const at::Tensor inner = gated(layer.block().mlp, expert.linear(normed, "gate"), expert.linear(normed, "up"));
+  return expert.linear(inner, "down");
+}
+
+}  // namespace oscar

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// Rotary embeddings of positions 0 … T-1.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "model/block.hpp"
+
+namespace oscar {
+
+class Rope {
+ public:
+  /// For sequences of `num_tokens`: some variants depend on the length.
+  Rope(const RopeSpec& spec, std::int64_t num_tokens);
+  /// x (T, heads, d), d at least spec.dim.
+  [[nodiscard]] at::Tensor apply(const at::Tensor& x) const;
+
+ private:
+  const RopeSpec& spec_;
+  at::Tensor cosine_, sine_;  // (T, 1, dim / 2)
+};
+
+}  // namespace oscar

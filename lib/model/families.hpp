@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// How each family of models is described, and what descriptions have in common.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/config.hpp"
+#include "model/config_file.hpp"
+#include "model/rope_config.hpp"
+
+namespace oscar {
+
+inline constexpr const char* kFullAttention = "full_attention";
+inline constexpr const char* kSlidingAttention = "sliding_attention";
+inline constexpr const char* kLinearAttention = "linear_attention";
+
+/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP. The others are told as differences from it.
+[[nodiscard]] BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
+                                    const std::string& layer_type = kFullAttention);
+/// The type of every layer; `otherwise` tells it where the file does not.
+[[nodiscard]] std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
+                                                        const std::function<std::string(int)>& otherwise);
+/// One block for all layers, with a window in those that slide. Other types are refused.
+void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block,
+                 const std::vector<std::string>& layer_types);
+/// The same without a window.
+void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block);
+
+// families_dense.cpp
+void describe_qwen2(const ConfigFile& file, ModelConfig& config);
+void describe_qwen3(const ConfigFile& file, ModelConfig& config);
+void describe_llama(const ConfigFile& file, ModelConfig& config);
+void describe_mistral(const ConfigFile& file, ModelConfig& config);
+void describe_phi3(const ConfigFile& file, ModelConfig& config);
+void describe_glm4(const ConfigFile& file, ModelConfig& config);
+void describe_gemma(const ConfigFile& file, ModelConfig& config);
+
+// families_experts.cpp
+void describe_mixtral(const ConfigFile& file, ModelConfig& config);
+void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config);
+void describe_glm4_moe(const ConfigFile& file, ModelConfig& config);
+void describe_gpt_oss(const ConfigFile& file, ModelConfig& config);
+void describe_minimax_m2(const ConfigFile& file, ModelConfig& config);
+void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config);
+void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config);
+
+}  // namespace oscar

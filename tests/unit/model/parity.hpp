@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Runs a model and compares its q, k, v and logits with what a reference implementation made of the same tokens.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/runner.hpp"
+#include "tensor/safetensors.hpp"
+
+namespace oscar::test {
+
+inline std::vector<TokenSequence> rows_of(const Tensor& tokens) {
+  const std::vector<std::int64_t> ids = tokens.to_int64();
+  const auto length = static_cast<std::size_t>(tokens.shape.back());
+  std::vector<TokenSequence> rows;
+  for (std::size_t begin = 0; begin < ids.size(); begin += length) {
+    rows.emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                      ids.begin() + static_cast<std::ptrdiff_t>(begin + length));
+  }
+  return rows;
+}
+
+inline std::vector<double> doubles(const HeadsView& view) {
+  const auto* data = reinterpret_cast<const float*>(view.data);
+  return {data, data + view.num_tokens * view.num_heads * view.head_dim};
+}
+
+/// Largest difference over largest magnitude; infinite if the sizes differ or a value is not finite.
+inline double relative_error(const std::vector<double>& seen, const std::vector<double>& expected) {
+  if (seen.size() != expected.size()) return INFINITY;
+  double error = 0, largest = 0;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    if (!std::isfinite(seen[i])) return INFINITY;
+    error = std::max(error, std::abs(seen[i] - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return error / largest;
+}
+
+/// `report` gets the name and relative error of "layer_<id>.{q,k,v}" of every layer with a cache, and of "logits". The
+/// file holds "tokens" (1, T), those tensors in fp32, and the logits of every 16th position. Returns the layers run.
+inline int compare_with_reference(const std::filesystem::path& model, const std::filesystem::path& activations,
+                                  const std::function<void(const std::string&, double)>& report) {
+  const SafetensorsFile golden(activations);
+  const std::vector<TokenSequence> sequences = rows_of(golden.at("tokens").copy());
+  const std::unique_ptr<ModelRunner> runner = open_model(model);
+  const auto compare = [&](const std::string& name, const std::vector<double>& seen) {
+    report(name, relative_error(seen, golden.at(name).copy().to_doubles()));
+  };
+  RunHooks hooks;
+  int layers = 0;
+  hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float>) {
+    const std::string prefix = "layer_" + std::to_string(layer) + ".";
+    compare(prefix + "q", doubles(qkv.q));
+    compare(prefix + "k", doubles(qkv.k));
+    compare(prefix + "v", doubles(qkv.v));
+    return false;
+  };
+  hooks.layer_done = [&](int) { ++layers; };
+  hooks.logits = [&](std::size_t, std::span<const float> logits) {
+    std::vector<double> every_16th;
+    const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
+    for (std::size_t t = 0; t < sequences[0].size(); t += 16) {
+      const auto row = logits.subspan(t * vocab, vocab);
+      every_16th.insert(every_16th.end(), row.begin(), row.end());
+    }
+    compare("logits", every_16th);
+  };
+  Status silent;
+  runner->run(sequences, hooks, silent);
+  return layers;
+}
+
+}  // namespace oscar::test

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// compare MODEL ACTIVATIONS: runs a checkpoint and compares it with a reference (parity.hpp). One line per tensor that
+// differs by more than 1e-4 of its largest magnitude, and the largest difference; exit status 1 if there is one.
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "base/errors.hpp"
+#include "unit/model/parity.hpp"
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  constexpr double kParity = 1e-4;
+  double worst = 0;
+  int tensors = 0;
+  try {
+    oscar::test::compare_with_reference(argv[1], argv[2], [&](const std::string& name, double error) {
+      if (!(error < kParity)) fmt::print("{} differs by {:.2e}\n", name, error);
+      worst = std::max(worst, error);
+      ++tensors;
+    });
+  } catch (const oscar::Error& error) {
+    fmt::print("{} | {}\n", error.what(), error.where());
+    return 1;
+  }
+  fmt::print("{} tensors, largest relative difference {:.2e}\n", tensors, worst);
+  return worst < kParity && tensors > 1 ? 0 : 1;
+}

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""parity.py FAMILY COMPARE: makes random checkpoints of the models of tiny_models.py whose names start with FAMILY, runs
+them with Hugging Face transformers in fp32, and lets COMPARE (compare.cpp) run them and compare. Exit status 77 if
+transformers is not installed.
+"""
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+try:
+    import torch
+    import transformers
+except ImportError as error:
+    print(f"skipped: {error}; run scripts/setup.sh")
+    sys.exit(77)
+from safetensors.torch import save_file
+
+import checkpoints
+from tiny_models import COMMON, MODELS
+
+TOKENS = 272  # more than one block of queries and several chunks of the delta rule
+
+
+def build(name):
+    architecture, members = MODELS[name]
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**{**COMMON, **members})
+    config._attn_implementation = "eager"
+    torch.manual_seed(sum(name.encode()))
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            randomize(tensor_name, tensor)
+    return model
+
+
+def randomize(name, tensor):
+    """Values at which every part of a model matters; the library's own start is nearly linear."""
+    if "inv_freq" in name or "embed_scale" in name:
+        return
+    if tensor.ndim == 1:
+        tensor.add_(torch.randn_like(tensor) * 0.3)
+    else:
+        tensor.copy_(torch.randn_like(tensor) / math.sqrt(tensor.shape[-1]))
+    if "embed_tokens" in name:
+        tensor.mul_(math.sqrt(tensor.shape[-1]))
+
+
+def latent_rows(layer, q, k, v):
+    """What the cache of latent attention holds, and queries as they meet it, from the rows of all heads (H, T, d)."""
+    nope, latent = layer.qk_nope_head_dim, layer.latent
+    reader = layer.kv_b_proj.weight.view(q.shape[0], -1, latent.shape[-1])[:, :nope]
+    return {"q": torch.cat((q[..., :nope] @ reader, q[..., nope:]), -1),
+            "k": torch.cat((latent, k[:1, :, nope:]), -1), "v": latent}
+
+
+def capture(model, out):
+    """Lets the model's own attention function report what it gets; queries carry what scores are scaled by."""
+    module = sys.modules[type(model).__module__]
+    original = module.eager_attention_forward
+    for layer in model.modules():
+        if hasattr(layer, "kv_a_layernorm"):
+            layer.kv_a_layernorm.register_forward_hook(
+                lambda _norm, _inputs, latent, layer=layer: setattr(layer, "latent", latent))
+
+    def report(layer, query, key, value, *args, **members):
+        rows = {"q": query[0], "k": key[0], "v": value[0]}
+        if hasattr(layer, "kv_b_proj"):
+            rows = latent_rows(layer, **rows)
+        rows["q"] = rows["q"] * (members["scaling"] * math.sqrt(rows["q"].shape[-1]))
+        for part, tensor in rows.items():
+            out[f"layer_{layer.layer_idx}.{part}"] = tensor.transpose(0, 1).contiguous()
+        return original(layer, query, key, value, *args, **members)
+
+    module.eager_attention_forward = report
+
+
+def same(name, compare):
+    model = build(name)
+    tokens = torch.randint(0, COMMON["vocab_size"], (1, TOKENS))
+    golden = {"tokens": tokens}
+    with tempfile.TemporaryDirectory(prefix="oscar-parity-") as folder:
+        model = checkpoints.publish(name, model, Path(folder))
+        capture(model, golden)
+        with torch.no_grad():
+            logits = model(tokens, use_cache=False).logits
+        golden["logits"] = logits[0, ::16].contiguous()
+        save_file(golden, f"{folder}/golden.safetensors")
+        print(f"{name}: ", end="", flush=True)
+        return subprocess.run([compare, folder, f"{folder}/golden.safetensors"], check=False).returncode == 0
+
+
+def main():
+    family, compare = sys.argv[1:]
+    torch.set_num_threads(1)
+    names = [name for name in MODELS if name.startswith(family)]
+    return 0 if names and all([same(name, compare) for name in names]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""Tiny models of the real classes of Hugging Face transformers: (class of the model, its config's members)."""
+
+COMMON = {"vocab_size": 160, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 512, "pad_token_id": None,
+          "bos_token_id": None, "eos_token_id": None}
+
+
+def rope(theta=10000.0, kind="default", **members):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **members}}
+
+
+YARN = rope(kind="yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=8.0, beta_slow=1.0)
+LLAMA3 = rope(500000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)
+
+
+def longrope(original, pairs):
+    factors = [1 + 0.25 * i for i in range(pairs)]
+    return rope(kind="longrope", short_factor=factors, long_factor=[2 * f for f in factors],
+                original_max_position_embeddings=original) | {"original_max_position_embeddings": original}
+
+
+MODELS = {
+    "qwen2": ("Qwen2ForCausalLM", rope(1e6)),
+    "qwen2-sliding": ("Qwen2ForCausalLM", rope(1e6) | {"use_sliding_window": True, "sliding_window": 24,
+                                                       "max_window_layers": 1}),
+    "qwen3-bias": ("Qwen3ForCausalLM", rope(1e6) | {"attention_bias": True, "head_dim": 32}),
+    "qwen3-yarn": ("Qwen3ForCausalLM", YARN | {"head_dim": 32}),
+    "llama": ("LlamaForCausalLM", LLAMA3 | {"tie_word_embeddings": True}),
+    "llama-linear-bias": ("LlamaForCausalLM", rope(kind="linear", factor=2.0) | {"attention_bias": True,
+                                                                                 "mlp_bias": True}),
+    "mistral": ("MistralForCausalLM", rope() | {"sliding_window": None, "head_dim": 32}),
+    "mistral-sliding": ("MistralForCausalLM", rope() | {"sliding_window": 20}),
+    "phi3": ("Phi3ForCausalLM", rope() | {"sliding_window": 30}),
+    "phi4-mini": ("Phi3ForCausalLM", longrope(512, 6) | {"partial_rotary_factor": 0.75}),
+    "phi4-mini-long": ("Phi3ForCausalLM", longrope(64, 6) | {"partial_rotary_factor": 0.75}),
+    "glm": ("GlmForCausalLM", rope(partial_rotary_factor=0.5) | {"attention_bias": True, "head_dim": 32}),
+    "glm4": ("Glm4ForCausalLM", rope(partial_rotary_factor=0.5) | {"attention_bias": True, "head_dim": 32}),
+}
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+GROUPED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+           "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+         "linear_conv_kernel_dim": 4, "head_dim": 32, "num_hidden_layers": 5,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention",
+                         "full_attention"]}
+GEMMA = {"sliding_window": 20, "num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 24,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}
+LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
+          "num_key_value_heads": 4}
+
+MODELS |= {
+    "qwen3-moe": ("Qwen3MoeForCausalLM", rope(1e6) | EXPERTS | {"head_dim": 32, "mlp_only_layers": [1]}),
+    "mixtral": ("MixtralForCausalLM", rope(1e6) | {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "glm4-moe": ("Glm4MoeForCausalLM", rope(partial_rotary_factor=0.5) | GROUPED | {
+        "use_qk_norm": True, "attention_bias": True, "head_dim": 32}),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", rope(5e6, partial_rotary_factor=0.5) | {
+        "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32}),
+    "gpt-oss": ("GptOssForCausalLM", YARN | {"rope_parameters": {**YARN["rope_parameters"], "truncate": False},
+                                             "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 32,
+                                             "sliding_window": 20, "intermediate_size": 64}),
+    "gemma2": ("Gemma2ForCausalLM", rope() | GEMMA),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA | {"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+    "qwen3-next": ("Qwen3NextForCausalLM", rope(1e6, partial_rotary_factor=0.25) | EXPERTS | DELTA | {
+        "shared_expert_intermediate_size": 24, "mlp_only_layers": [2]}),
+    "qwen3.5": ("Qwen3_5ForCausalLM", rope(1e6, partial_rotary_factor=0.25) | DELTA),
+    "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", rope(1e6, partial_rotary_factor=0.25) | EXPERTS | DELTA | {
+        "shared_expert_intermediate_size": 24}),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", rope(
+        kind="yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0,
+        beta_fast=8, beta_slow=1) | GROUPED | LATENT | {"q_lora_rank": 24}),
+    "deepseek-v3-plain": ("DeepseekV3ForCausalLM", rope() | GROUPED | LATENT | {"q_lora_rank": None}),
+}
+
+# Blocks of float8 scales are 128 wide: sizes that a block does not divide.
+WIDE = {"hidden_size": 192, "intermediate_size": 160, "head_dim": 48}
+
+MODELS |= {
+    "qwen3-fp8": ("Qwen3ForCausalLM", rope(1e6) | WIDE),
+    "llama-fp8tensor": ("LlamaForCausalLM", LLAMA3 | WIDE),
+    "qwen3-moe-fp8rows": ("Qwen3MoeForCausalLM", rope(1e6) | EXPERTS | WIDE),
+    "gpt-oss-mxfp4": ("GptOssForCausalLM", MODELS["gpt-oss"][1]),
+}
