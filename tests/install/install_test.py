@@ -11,8 +11,10 @@ import tempfile
 from pathlib import Path
 
 SYSTEM_LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
-# The CUDA plug-in takes these from the CUDA toolkit of the machine, if there is one; nothing else may need them.
-TOOLKIT_LIBRARIES = ("libcublas", "libcusolver", "libcusparse", "libnvJitLink")
+# Of the CUDA toolkit of the machine, if there is one, and of the process that loads the operators for torch; nothing else
+# may need them.
+OF_OTHERS = {"oscar_cuda.so": ("libcublas", "libcusolver", "libcusparse", "libnvJitLink"),
+             "liboscar_torch.so": ("libc10", "libtorch")}
 
 
 def run(*command, exit_code=0):
@@ -38,7 +40,7 @@ def check_libraries(prefix):
     assert len(files) >= 3, f"too few binaries: {files}"
     for path in files:
         for line in run("ldd", str(path)).splitlines():
-            if path.name == "oscar_cuda.so" and line.strip().startswith(TOOLKIT_LIBRARIES):
+            if line.strip().startswith(OF_OTHERS.get(path.name, ("nothing",))):
                 continue
             assert "not found" not in line, f"{path}: {line}"
             target = line.split("=>")[1].split("(")[0].strip() if "=>" in line else ""
