@@ -15,6 +15,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "tensor/pt_plugin.hpp"
+#include "tensor/pt_scan.hpp"
 
 namespace oscar {
 namespace {
@@ -45,6 +46,7 @@ class Archive {
         throw DataError("the pickle is compressed, to more than the whole archive", path_, kRemedy);
       }
       const auto [pickle, size] = reader_->getRecord("data.pkl");
+      check_pickle_lengths({static_cast<const char*>(pickle.get()), size}, path_);
       value_ = unpickle(static_cast<const char*>(pickle.get()), size);
     } catch (const c10::Error& error) {
       throw DataError("cannot read the archive: " + first_line(error.what_without_backtrace()), path_, kRemedy);
