@@ -12,7 +12,7 @@ namespace {
 
 /// Opcodes of pickle protocol 2 by the bytes that follow them: none, one, two, four, eight …
 constexpr std::string_view kNone = "()]}aest.RNbQ0lduo12\x81\x85\x86\x87\x88\x89", kOne = "Kqh\x80", kTwo = "M",
-                           kFour = "Jrj", kEight = "G";
+                           kFour = "Jj", kEight = "G";
 /// … or a length of one or of four bytes and so many bytes …
 constexpr std::string_view kShortCounted =
                                "U\x8c\x8a"
@@ -20,6 +20,8 @@ constexpr std::string_view kShortCounted =
                            kCounted = "XTB\x8b";
 /// … or two lines.
 constexpr char kGlobal = 'c', kStop = '.';
+/// Four bytes: where the reader, which makes room for all before it, is to keep an object.
+constexpr char kPut = 'r';
 
 [[noreturn]] void refuse(const std::string& what, const std::string& where) {
   throw DataError("cannot read the archive: " + what, where,
@@ -45,6 +47,12 @@ class Walk {
     return bytes;
   }
 
+  std::uint32_t number() {
+    std::uint32_t value = 0;
+    std::memcpy(&value, take(sizeof value), sizeof value);
+    return value;
+  }
+
   void pass_line() {
     while (*take(1) != '\n') {
     }
@@ -58,10 +66,10 @@ class Walk {
     if (is(kFour)) return (void)take(4);
     if (is(kEight)) return (void)take(8);
     if (is(kShortCounted)) return (void)take(static_cast<unsigned char>(*take(1)));
-    if (is(kCounted)) {
-      std::uint32_t count = 0;
-      std::memcpy(&count, take(sizeof count), sizeof count);
-      return (void)take(count);
+    if (is(kCounted)) return (void)take(number());
+    if (opcode == kPut) {
+      if (number() >= pickle_.size()) refuse("the pickle keeps more objects than it can have", where_);
+      return;
     }
     if (opcode != kGlobal) refuse("the pickle has an opcode that torch.save does not write", where_);
     pass_line();
