@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: MIT
 """`oscar pull hf://…` against the Hugging Face Hub's API on localhost; the hub's own client checks that the API is the
 real one: hub_test.py [HubTest.test_…]. Run by the project's virtual environment."""
-import importlib
 import json
 import os
 import sys
 import unittest
 from pathlib import Path
 
-from peers import Hub
+from peers import Hub, pinned
 from support import ZooTest, make_set, read_folder
 
 SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
@@ -115,11 +114,8 @@ class HubTest(ZooTest):
             self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}").returncode, 0)
 
     def test_the_hubs_own_client_gets_the_same_from_this_hub(self):
-        try:
-            huggingface_hub = importlib.import_module("huggingface_hub")
-        except ImportError as error:
-            raise unittest.SkipTest(str(error)) from error
         os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
+        huggingface_hub = pinned("huggingface_hub")
         with Hub(REPOSITORY, self.zoo_of_pickles()) as hub:
             path = huggingface_hub.snapshot_download(REPOSITORY, allow_patterns=[f"{FOLDER}/*"], endpoint=hub.url,
                                                      cache_dir=self.folder / "hf", token=False)

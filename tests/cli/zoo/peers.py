@@ -3,6 +3,8 @@
 documented API has it, nginx, and a relay that delays what passes through it."""
 import hashlib
 import http.server
+import importlib
+import importlib.metadata
 import json
 import os
 import re
@@ -15,6 +17,19 @@ import time
 import unittest
 import urllib.parse
 from pathlib import Path
+
+
+def pinned(name):
+    """The package, in the version that scripts/requirements.txt names; the test is skipped where it is another."""
+    requirements = Path(os.environ["OSCAR_PROJECT"], "scripts/requirements.txt").read_text()
+    wanted = re.search(rf"^{name}\S*?==(\S+)", requirements, re.M)[1]
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise unittest.SkipTest(f"{name} {wanted} is not installed") from error
+    if found != wanted:
+        raise unittest.SkipTest(f"{name} is {found}, and this test is for {wanted}")
+    return importlib.import_module(name)
 
 
 class Quiet(http.server.ThreadingHTTPServer):

@@ -11,7 +11,7 @@ import sys
 import unittest
 from http.server import BaseHTTPRequestHandler
 
-from peers import Hub, Nginx, Serving
+from peers import Hub, Nginx, Serving, pinned
 from support import KEYS, NAME, ZooTest, make_set, read_folder
 
 REPOSITORY = "someone/zoo"
@@ -285,11 +285,8 @@ class UploadTest(ZooTest):
         self.assertEqual(names, ["test/rival", "test/second"])
 
     def test_the_hubs_own_client_commits_to_this_hub(self):
-        try:
-            huggingface_hub = importlib.import_module("huggingface_hub")
-        except ImportError as error:
-            raise unittest.SkipTest(str(error)) from error
         os.environ["HF_HUB_DISABLE_XET"] = "1"
+        huggingface_hub = pinned("huggingface_hub")
         with WritableHub(REPOSITORY, {}, token="hf_secret") as hub:
             api = huggingface_hub.HfApi(endpoint=hub.url, token="hf_secret")
             make_set(self.folder / "set", 1)
