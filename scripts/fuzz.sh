@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Builds the fuzz targets with clang, libFuzzer and sanitizers in build-fuzz/, and runs each for --seconds (600) over a copy
 # of its committed corpus, two at a time. What crashed lies in out/fuzz. Exit 1: something did; 77: no clang here.
-#   scripts/fuzz.sh [--seconds N] [TARGET...]        OUT=FILE.json keeps the results
+#   scripts/fuzz.sh [--seconds N] [TARGET...]        OUT=FILE.json keeps the results, beside those of other targets
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,16 +24,16 @@ cmake --build build-fuzz --parallel 2 --target "${targets[@]/#/fuzz_}" >&2
 
 mkdir -p out/fuzz
 run() {
-  local target=$1 work=out/fuzz/$1
+  local target=$1 work=out/fuzz/$1 status=0
   mkdir -p "$work"
-  # One leak report of a library's static data would end the search; memory without bounds is found by rss_limit_mb.
-  local status=0
-  build-fuzz/tests/"fuzz_$target" -max_total_time="$2" -max_len=65536 -rss_limit_mb=2048 -timeout=20 -detect_leaks=0 \
+  # libtorch leaks some bytes of every archive that is none; memory without bounds is found by rss_limit_mb.
+  ASAN_OPTIONS=detect_leaks=0 build-fuzz/tests/"fuzz_$target" -max_total_time="$2" -max_len=65536 -rss_limit_mb=2048 -timeout=20 \
     -print_final_stats=1 -artifact_prefix="$work/crash-" "$work" "tests/fuzz/corpus/$target" >"out/fuzz/$target.log" 2>&1 || status=$?
-  local executions
+  local executions units
   executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "out/fuzz/$target.log")
+  units=$(sed -n 's/^stat::new_units_added: *//p' "out/fuzz/$target.log")
   if [ "$status" = 0 ]; then
-    printf '%s: clean, %s inputs in %s s\n' "$target" "$executions" "$2"
+    printf '%s: clean, %s inputs in %s s, %s of them reached new code\n' "$target" "$executions" "$2" "$units"
   else
     printf '%s: FAILED, see out/fuzz/%s.log\n' "$target" "$target"
     grep -E 'ERROR|SUMMARY|what\(\)|Test unit' "out/fuzz/$target.log" | head -5
@@ -44,19 +44,24 @@ export -f run
 status=0
 printf '%s\n' "${targets[@]}" | xargs -P 2 -I{} bash -c 'run {} '"$seconds" | tee out/fuzz/summary || status=1
 if [ -n "${OUT:-}" ]; then
-  /usr/bin/python3 - "$seconds" out/fuzz/summary >"$OUT" <<'PY'
+  /usr/bin/python3 - "$seconds" out/fuzz/summary "$OUT" <<'PY'
 import json
+import os
 import re
 import subprocess
 import sys
 
-found = {}
-for line in open(sys.argv[2], encoding="utf-8"):
-    match = re.match(r"(\w+): (clean|FAILED)(?:, (\d+) inputs)?", line)
-    if match:
-        found[match[1]] = {"clean": match[2] == "clean", "inputs": int(match[3] or 0)}
+seconds, summary, out = sys.argv[1:]
 commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-print(json.dumps({"seconds_each": int(sys.argv[1]), "commit": commit, "targets": dict(sorted(found.items()))}, indent=1))
+targets = json.load(open(out, encoding="utf-8"))["targets"] if os.path.exists(out) else {}
+for line in open(summary, encoding="utf-8"):
+    match = re.match(r"(\w+): (clean|FAILED)(?:, (\d+) inputs in \d+ s, (\d+) )?", line)
+    if match:
+        targets[match[1]] = {"commit": commit, "seconds": int(seconds), "clean": match[2] == "clean",
+                             "inputs": int(match[3] or 0), "new_corpus_units": int(match[4] or 0)}
+with open(out, "w", encoding="utf-8") as file:
+    json.dump({"schema": "oscar.fuzz_results.v1", "targets": dict(sorted(targets.items()))}, file, indent=1)
+    file.write("\n")
 PY
 fi
 exit "$status"

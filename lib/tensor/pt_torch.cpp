@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The plug-in behind pt.hpp. libtorch's unpickler builds values and runs nothing; whatever it does not know by itself
-// reaches type_resolver below, which refuses it by name. Payloads are mapped, never copied twice.
+// The plug-in behind pt.hpp: libtorch finds the records of an archive and writes archives; their pickles are read by
+// pickle.hpp. Payloads are mapped, never copied twice.
 #include <ATen/ops/from_blob.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/pickler.h>
-#include <torch/csrc/jit/serialization/unpickler.h>
 
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <map>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "tensor/pickle.hpp"
 #include "tensor/pt_plugin.hpp"
-#include "tensor/pt_scan.hpp"
 
 namespace oscar {
 namespace {
@@ -35,10 +33,17 @@ constexpr std::array<std::pair<DType, c10::ScalarType>, 10> kScalarTypes{{{DType
 
 c10::ScalarType scalar_type(DType dtype) { return kScalarTypes[static_cast<std::size_t>(dtype)].second; }
 
-/// An archive whose tensors point into the mapped file.
+/// Tensors that share a record are read as often: with a limit, in sizes of the archive.
+constexpr std::uint64_t kMaxCopies = 256;
+
+/// An archive whose tensors lie in the mapped file.
 class Archive {
  public:
-  explicit Archive(const std::filesystem::path& path) : path_(path.string()), file_(path) {
+  explicit Archive(const std::filesystem::path& path)
+      : path_(path.string()), file_(path), bytes_left_(kMaxCopies * file_.bytes().size()) {}
+
+  /// The value, with what `make` makes of its tensors.
+  PtValue read(const std::function<Tensor(const PickledTensor&)>& make) {
     try {
       reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path_);
       // torch.save does not compress: a pickle that would grow beyond its archive is there to fill the memory.
@@ -46,97 +51,75 @@ class Archive {
         throw DataError("the pickle is compressed, to more than the whole archive", path_, kRemedy);
       }
       const auto [pickle, size] = reader_->getRecord("data.pkl");
-      check_pickle_lengths({static_cast<const char*>(pickle.get()), size}, path_);
-      value_ = unpickle(static_cast<const char*>(pickle.get()), size);
+      return read_pickle({static_cast<const char*>(pickle.get()), size}, make, path_);
     } catch (const c10::Error& error) {
-      throw DataError("cannot read the archive: " + first_line(error.what_without_backtrace()), path_, kRemedy);
+      const std::string text = error.what_without_backtrace();
+      throw DataError("cannot read the archive: " + text.substr(0, text.find('\n')), path_, kRemedy);
     }
   }
 
-  [[nodiscard]] const c10::IValue& value() const { return value_; }
-
-  /// Throws unless every element of `tensor` lies inside its record.
-  const at::Tensor& checked(const at::Tensor& tensor) const {
-    const c10::Storage& storage = tensor.storage();
-    const auto record = record_sizes_.find(storage.data());
-    std::int64_t last = tensor.storage_offset();
-    bool inside = last >= 0;
-    for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-      inside = inside && tensor.stride(i) >= 0 && tensor.size(i) >= 0;
-      if (tensor.size(i) > 0) last += (tensor.size(i) - 1) * tensor.stride(i);
+  /// The record of a tensor that lies inside it.
+  std::span<const std::byte> record_of(const PickledTensor& tensor) {
+    std::span<const std::byte> record;
+    if (num_elements(tensor.shape) > 0) {  // empty tensors may have none
+      const std::string name = "data/" + tensor.record;
+      const std::size_t offset = reader_->getRecordOffset(name), size = reader_->getRecordSize(name);
+      if (size > file_.bytes().size() || offset > file_.bytes().size() - size) {
+        throw DataError("the archive is truncated", path_, kRemedy);
+      }
+      record = file_.bytes().subspan(offset, size);
     }
-    const std::size_t known = record != record_sizes_.end() ? record->second : 0;
-    const std::size_t needed = tensor.numel() == 0 ? 0 : (static_cast<std::size_t>(last) + 1) * tensor.itemsize();
-    if (!inside || needed > known) {
-      throw DataError("a tensor is larger than its record in the archive", path_, kRemedy);
-    }
-    return tensor;
+    require_inside(tensor, record.size(), path_);
+    return record;
   }
 
-  [[nodiscard]] std::uint64_t offset_of(const at::Tensor& tensor) const {
-    return static_cast<std::uint64_t>(static_cast<const std::byte*>(tensor.const_data_ptr()) - file_.bytes().data());
+  Tensor tensor_of(const PickledTensor& tensor) {
+    const auto record = record_of(tensor);
+    const auto elements = static_cast<std::uint64_t>(num_elements(tensor.shape));
+    if (elements > bytes_left_ / size_of(tensor.dtype)) {
+      throw DataError("the tensors have more elements than the archive accounts for", path_,
+                      "save them with .contiguous(), each of them once");
+    }
+    bytes_left_ -= elements * size_of(tensor.dtype);
+    return gather(tensor, record);
   }
 
-  [[nodiscard]] DType dtype_of(const at::Tensor& tensor) const {
-    for (const auto& [dtype, scalar] : kScalarTypes) {
-      if (scalar == tensor.scalar_type()) return dtype;
-    }
-    throw DataError(std::string("tensors of type ") + c10::toString(tensor.scalar_type()) + " are not supported", path_,
-                    "convert the file to a plain floating-point or integer type");
+  [[nodiscard]] std::uint64_t offset_of(const PickledTensor& tensor) {
+    const auto record = record_of(tensor);
+    if (record.empty()) return 0;
+    return static_cast<std::uint64_t>(record.data() - file_.bytes().data()) +
+           static_cast<std::uint64_t>(tensor.offset) * size_of(tensor.dtype);
   }
 
  private:
-  static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-  c10::IValue unpickle(const char* data, std::size_t size) {
-    std::size_t position = 0;
-    const auto read = [&](char* out, std::size_t count) {
-      count = std::min(count, size - position);
-      std::memcpy(out, data + position, count);
-      position += count;
-      return count;
-    };
-    const auto refuse = [this](const c10::QualifiedName& name) -> c10::StrongTypePtr {
-      throw DataError("the pickle asks for the forbidden global \"" + name.qualifiedName() + "\"", path_,
-                      "do not trust this file; rotation files need only dicts, numbers, strings and tensors");
-    };
-    const auto record = [this](const std::string& key) { return map_record("data/" + key); };
-    torch::jit::Unpickler unpickler(read, refuse, nullptr, record, c10::Device(c10::kCPU));
-    return unpickler.parse_ivalue();
-  }
-
-  at::DataPtr map_record(const std::string& name) {
-    const std::size_t offset = reader_->getRecordOffset(name), size = reader_->getRecordSize(name);
-    if (offset + size > file_.bytes().size()) throw DataError("the archive is truncated", path_, kRemedy);
-    void* data = const_cast<std::byte*>(file_.bytes().data() + offset);
-    record_sizes_[data] = size;
-    return {data, c10::Device(c10::kCPU)};
-  }
-
   std::string path_;
   MappedFile file_;
+  std::uint64_t bytes_left_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
-  std::map<const void*, std::size_t> record_sizes_;
-  c10::IValue value_;
 };
 
 class TorchPlugin : public PtPlugin {
  public:
   [[nodiscard]] PtValue read(const std::filesystem::path& path) const override {
-    const Archive archive(path);
-    return from_ivalue(archive, archive.value(), path.string());
+    Archive archive(path);
+    return archive.read([&](const PickledTensor& tensor) { return archive.tensor_of(tensor); });
   }
 
   [[nodiscard]] TensorLocation locate(const std::filesystem::path& path) const override {
-    const Archive archive(path);
-    if (!archive.value().isTensor()) {
+    Archive archive(path);
+    TensorLocation location;
+    const PtValue value = archive.read([&](const PickledTensor& tensor) {
+      const std::uint64_t offset = archive.offset_of(tensor);
+      if (!tensor.is_contiguous()) {
+        throw DataError("the tensor is a strided view", path.string(), "save it with .contiguous()");
+      }
+      location = {tensor.dtype, tensor.shape, offset};
+      return Tensor();
+    });
+    if (value.get_if<Tensor>() == nullptr) {
       throw DataError("expected an archive with one bare tensor", path.string(), "check that this is a dump's chunk");
     }
-    const at::Tensor& tensor = archive.checked(archive.value().toTensor());
-    if (!tensor.is_contiguous()) {
-      throw DataError("the tensor is a strided view", path.string(), "save it with .contiguous()");
-    }
-    return {archive.dtype_of(tensor), tensor.sizes().vec(), archive.offset_of(tensor)};
+    return location;
   }
 
   void write(const std::filesystem::path& path, const PtValue& value) const override {
@@ -150,39 +133,6 @@ class TorchPlugin : public PtPlugin {
   }
 
  private:
-  static PtValue from_ivalue(const Archive& archive, const c10::IValue& value, const std::string& path) {
-    if (value.isNone()) return {};
-    if (value.isBool()) return {value.toBool()};
-    if (value.isInt()) return {value.toInt()};
-    if (value.isDouble()) return {value.toDouble()};
-    if (value.isString()) return {value.toStringRef()};
-    if (value.isTensor()) return {from_tensor(archive, value.toTensor())};
-    if (value.isTuple() || value.isList()) {
-      PtList list;
-      if (value.isTuple()) {
-        for (const c10::IValue& item : value.toTupleRef().elements()) list.push_back(from_ivalue(archive, item, path));
-      } else {
-        for (const c10::IValue& item : value.toListRef()) list.push_back(from_ivalue(archive, item, path));
-      }
-      return {std::move(list)};
-    }
-    if (value.isGenericDict()) {
-      PtDict dict;
-      for (const auto& entry : value.toGenericDict()) {
-        dict.push_back({from_ivalue(archive, entry.key(), path), from_ivalue(archive, entry.value(), path)});
-      }
-      return {std::move(dict)};
-    }
-    throw DataError("the pickle holds a value of type " + value.tagKind(), path, kRemedy);
-  }
-
-  static Tensor from_tensor(const Archive& archive, const at::Tensor& tensor) {
-    const at::Tensor rows = archive.checked(tensor).contiguous();
-    Tensor out(archive.dtype_of(rows), rows.sizes().vec());
-    if (!out.data.empty()) std::memcpy(out.data.data(), rows.const_data_ptr(), out.data.size());
-    return out;
-  }
-
   static c10::IValue to_ivalue(const PtValue& value) {
     struct Visitor {
       c10::IValue operator()(std::monostate) const { return {}; }

@@ -5,6 +5,7 @@
 """
 import json
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import gguf
@@ -43,7 +44,10 @@ writer.close()
 torch.save(torch.eye(2), place("pt", "bare"))
 torch.save({"format_version": 1, "objective": "qqt_r_h_pbr", "source_grouping": "layer",
             "layers": {0: {"layer_id": 0, "rotation": torch.eye(2), "eigenvalues": torch.ones(2)}}}, place("pt", "rotation"))
-torch.save([None, True, 1, 2.5, "text", (1, 2)], place("pt", "values"))
+torch.save([None, True, 1, 1 << 40, 2.5, "text", (1, 2)], place("pt", "values"))
+shared = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+torch.save(OrderedDict(a=shared, b=shared.T, c={"list": [shared[1:]]}), place("pt", "views"))
+torch.save(torch.quantize_per_tensor(torch.zeros(2), 0.1, 3, torch.quint8), place("pt", "quantised"))
 
 sample = Path(__file__).parents[3] / "zoo"
 index = json.loads((sample / "index.json").read_text())

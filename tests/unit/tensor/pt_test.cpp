@@ -78,6 +78,11 @@ TEST_CASE("a pickle with a forbidden global is refused by name and runs nothing"
 
 TEST_CASE("a tensor that claims more elements than its record holds is refused") {
   CHECK_ERROR(read_pt(test::data("malformed/oversized_view.pt")), DataError, "larger than its record");
+  CHECK_ERROR(read_pt(test::data("malformed/repeated_element.pt")), DataError, "more elements than the archive");
+}
+
+TEST_CASE("a quantised tensor is refused, which libtorch's own reader would end the process for") {
+  CHECK_ERROR(read_pt(test::data("malformed/quantised.pt")), DataError, "torch._utils._rebuild_qtensor");
 }
 
 }  // namespace oscar

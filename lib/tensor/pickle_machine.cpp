@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+#include "tensor/pickle_machine.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <string_view>
+
+#include "base/errors.hpp"
+
+namespace oscar::pickle {
+namespace {
+
+constexpr char kRemedy[] = "fetch or write the file again; only zip archives made by torch.save can be read";
+constexpr int kProtocol = 2;
+
+constexpr std::array<std::pair<std::string_view, DType>, 10> kStorages{{{"DoubleStorage", DType::kF64},
+                                                                        {"FloatStorage", DType::kF32},
+                                                                        {"HalfStorage", DType::kF16},
+                                                                        {"BFloat16Storage", DType::kBF16},
+                                                                        {"LongStorage", DType::kI64},
+                                                                        {"IntStorage", DType::kI32},
+                                                                        {"ShortStorage", DType::kI16},
+                                                                        {"CharStorage", DType::kI8},
+                                                                        {"ByteStorage", DType::kU8},
+                                                                        {"BoolStorage", DType::kBool}}};
+
+class Machine {
+ public:
+  Machine(std::span<const char> pickle, const std::string& where, std::deque<Node>& nodes)
+      : pickle_(pickle), where_(where), nodes_(nodes) {}
+
+  Node& run() {
+    if (*take(1) != '\x80' || *take(1) != kProtocol) refuse("the pickle is not of protocol 2");
+    for (;;) {
+      const char opcode = *take(1);
+      if (opcode == '.') break;
+      if (!push_value(opcode) && !fill(opcode) && !remember(opcode) && !call(opcode)) {
+        refuse("the pickle has an opcode that torch.save does not write");
+      }
+    }
+    if (stack_.size() != 1 || !marks_.empty()) refuse("the pickle does not end with one value");
+    return *stack_.front();
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw DataError("cannot read the archive: " + what, where_, kRemedy);
+  }
+
+  // --- bytes
+  const char* take(std::uint64_t count) {
+    if (count > pickle_.size() - position_) refuse("the pickle ends before what it announces");
+    const char* bytes = pickle_.data() + position_;
+    position_ += count;
+    return bytes;
+  }
+  template <class T>
+  T number() {
+    T value{};
+    std::memcpy(&value, take(sizeof value), sizeof value);
+    return value;
+  }
+  std::string text(std::uint64_t size) { return {take(size), size}; }
+  std::string line() {
+    std::string text;
+    for (char c = *take(1); c != '\n'; c = *take(1)) text += c;
+    return text;
+  }
+  /// Little-endian two's complement.
+  std::int64_t long_number() {
+    const auto size = number<std::uint8_t>();
+    if (size > sizeof(std::int64_t)) refuse("the pickle has a number of more than 64 bits");
+    const char* bytes = take(size);
+    std::int64_t value = size > 0 && bytes[size - 1] < 0 ? -1 : 0;
+    std::memcpy(&value, bytes, size);
+    return value;
+  }
+  double float_number() {
+    std::array<char, sizeof(double)> bytes{};
+    const char* big_endian = take(bytes.size());
+    std::reverse_copy(big_endian, big_endian + bytes.size(), bytes.begin());
+    return std::bit_cast<double>(bytes);
+  }
+
+  // --- the stack
+  template <class T>
+  void push(T value) {
+    stack_.push_back(&nodes_.emplace_back(Node{std::move(value)}));
+  }
+  Nodes pop(std::size_t count) {
+    const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+    if (stack_.size() - floor < count) refuse("the pickle takes more values than it has");
+    const Nodes values(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
+    stack_.resize(stack_.size() - count);
+    return values;
+  }
+  Nodes pop_marked() {
+    if (marks_.empty()) refuse("the pickle ends a group that it did not begin");
+    Nodes values = pop(stack_.size() - marks_.back());
+    marks_.pop_back();
+    return values;
+  }
+  template <class T>
+  T& as(Node* node, const char* expected) const {
+    T* value = std::get_if<T>(&node->value);
+    if (value == nullptr) refuse(std::string("the pickle has another value where it needs ") + expected);
+    return *value;
+  }
+  Node* top() {
+    const Nodes value = pop(1);
+    stack_.push_back(value.front());
+    return value.front();
+  }
+
+  // --- the opcodes; false: not one of these
+  bool push_value(char opcode) {
+    switch (opcode) {
+      case 'N':
+        return push(std::monostate{}), true;
+      case '\x88':
+        return push(true), true;
+      case '\x89':
+        return push(false), true;
+      case 'K':
+        return push(std::int64_t{number<std::uint8_t>()}), true;
+      case 'M':
+        return push(std::int64_t{number<std::uint16_t>()}), true;
+      case 'J':
+        return push(std::int64_t{number<std::int32_t>()}), true;
+      case '\x8a':
+        return push(long_number()), true;
+      case 'G':
+        return push(float_number()), true;
+      case 'X':
+        return push(text(number<std::uint32_t>())), true;
+      case ')':
+        return push(Tuple{}), true;
+      case ']':
+        return push(List{}), true;
+      case '}':
+        return push(Dict{}), true;
+      case 't':
+        return push(Tuple{pop_marked()}), true;
+      case '\x85':
+        return push(Tuple{pop(1)}), true;
+      case '\x86':
+        return push(Tuple{pop(2)}), true;
+      case '\x87':
+        return push(Tuple{pop(3)}), true;
+      default:
+        return false;
+    }
+  }
+
+  bool fill(char opcode) {
+    const bool many = opcode == 'e' || opcode == 'u';
+    if (opcode == 'a' || opcode == 'e') {
+      const Nodes values = many ? pop_marked() : pop(1);
+      append(as<List>(top(), "a list").items, values);
+    } else if (opcode == 's' || opcode == 'u') {
+      const Nodes values = many ? pop_marked() : pop(2);
+      if (values.size() % 2 != 0) refuse("the pickle has a key without a value");
+      append(as<Dict>(top(), "a dict").items, values);
+    } else {
+      return false;
+    }
+    return true;
+  }
+  static void append(Nodes& items, const Nodes& values) { items.insert(items.end(), values.begin(), values.end()); }
+
+  bool remember(char opcode) {
+    switch (opcode) {
+      case '(':
+        return marks_.push_back(stack_.size()), true;
+      case 'q':
+        return keep(number<std::uint8_t>()), true;
+      case 'r':
+        return keep(number<std::uint32_t>()), true;
+      case 'h':
+        return recall(number<std::uint8_t>()), true;
+      case 'j':
+        return recall(number<std::uint32_t>()), true;
+      default:
+        return false;
+    }
+  }
+  void keep(std::size_t place) {
+    if (place >= pickle_.size()) refuse("the pickle keeps more objects than it can have");
+    if (place >= kept_.size()) kept_.resize(place + 1);
+    kept_[place] = top();
+  }
+  void recall(std::size_t place) {
+    if (place >= kept_.size() || kept_[place] == nullptr) refuse("the pickle names an object that it does not have");
+    stack_.push_back(kept_[place]);
+  }
+
+  bool call(char opcode) {
+    if (opcode == 'c') {
+      const std::string module = line();
+      push_global(module, line());
+    } else if (opcode == 'Q') {
+      push_storage(as<Tuple>(pop(1).front(), "a storage").items);
+    } else if (opcode == 'R') {
+      const Nodes call = pop(2);
+      const Nodes& arguments = as<Tuple>(call[1], "arguments").items;
+      if (as<Callable>(call[0], "a function") == Callable::rebuild_tensor) {
+        push_tensor(arguments);
+      } else if (arguments.empty()) {
+        push(Dict{});
+      } else {
+        refuse("the pickle makes an OrderedDict in a way that torch.save does not");
+      }
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  void push_global(const std::string& module, const std::string& name) {
+    if (module == "torch._utils" && name == "_rebuild_tensor_v2") return push(Callable::rebuild_tensor);
+    if (module == "collections" && name == "OrderedDict") return push(Callable::ordered_dict);
+    if (module == "torch" && name.ends_with("Storage")) {
+      const auto known = std::ranges::find(kStorages, name, &std::pair<std::string_view, DType>::first);
+      if (known != kStorages.end()) return push(known->second);
+      throw DataError("tensors of torch." + name + " are not supported", where_,
+                      "convert the file to a plain floating-point or integer type");
+    }
+    throw DataError("the pickle asks for the forbidden global \"" + module + "." + name + "\"", where_,
+                    "do not trust this file; rotation files need only dicts, numbers, strings and tensors");
+  }
+
+  /// ("storage", type, record, device, number of elements)
+  void push_storage(const Nodes& fields) {
+    if (fields.size() < 3 || as<std::string>(fields[0], "a storage") != "storage") refuse("the pickle has no storage");
+    push(Storage{as<DType>(fields[1], "a type"), as<std::string>(fields[2], "a record's name")});
+  }
+
+  /// (storage, offset, shape, strides, requires_grad, hooks …)
+  void push_tensor(const Nodes& fields) {
+    if (fields.size() < 4) refuse("the pickle has a tensor without shape or strides");
+    const auto& [dtype, record] = as<Storage>(fields[0], "a storage");
+    push(
+        PickledTensor{dtype, record, as<std::int64_t>(fields[1], "an offset"), numbers(fields[2]), numbers(fields[3])});
+  }
+  std::vector<std::int64_t> numbers(Node* tuple) const {
+    std::vector<std::int64_t> values;
+    for (Node* item : as<Tuple>(tuple, "a shape").items) values.push_back(as<std::int64_t>(item, "a number"));
+    return values;
+  }
+
+  std::span<const char> pickle_;
+  const std::string& where_;
+  std::size_t position_ = 0;
+  std::deque<Node>& nodes_;
+  Nodes stack_, kept_;
+  std::vector<std::size_t> marks_;
+};
+
+}  // namespace
+
+Node& run(std::span<const char> pickle, const std::string& where, std::deque<Node>& nodes) {
+  return Machine(pickle, where, nodes).run();
+}
+
+}  // namespace oscar::pickle
