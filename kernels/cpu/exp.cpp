@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/vector_clones.hpp"
+#include "base/vector_clones.hpp"
 
 namespace oscar::cpu {
 namespace {

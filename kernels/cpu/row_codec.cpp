@@ -8,9 +8,9 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
+#include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
-#include "kernels/cpu/vector_clones.hpp"
 
 namespace oscar::cpu {
 namespace {

@@ -4,17 +4,27 @@
 #include <algorithm>
 #include <cmath>
 
-namespace oscar {
+#include "base/vector_clones.hpp"
 
-Matrix multiply(std::span<const double> a, std::span<const double> b, int dim) {
-  const auto d = static_cast<std::size_t>(dim);
-  Matrix out(d * d);
+namespace oscar {
+namespace {
+
+/// out += a b
+OSCAR_VECTOR_CLONES void add_product(const double* a, const double* b, std::size_t d, double* out) {
   for (std::size_t i = 0; i < d; ++i) {
     for (std::size_t k = 0; k < d; ++k) {
       const double factor = a[i * d + k];
       for (std::size_t j = 0; j < d; ++j) out[i * d + j] += factor * b[k * d + j];
     }
   }
+}
+
+}  // namespace
+
+Matrix multiply(std::span<const double> a, std::span<const double> b, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  Matrix out(d * d);
+  add_product(a.data(), b.data(), d, out.data());
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
@@ -117,6 +118,21 @@ double disturbance_of(const Heads& heads, int h, const Matrix& write, const Matr
   return product_trace(noise, heads.key[h]) / std::max(product_trace(heads.query[h], heads.key[h]), 1e-300);
 }
 
+struct Pair {
+  Matrix write, read;
+  double bf16_disturbance = 0;
+};
+
+Pair pair_of(const Heads& heads, int h, const Spectrum& metric, const Spectrum& tail, const StretchOptions& options) {
+  const Matrix basis = compose({tail}, options.composition).data;
+  Pair pair{multiply(power_of(metric, options.power / 2), basis, heads.dim),
+            multiply(power_of(metric, -options.power / 2), basis, heads.dim)};
+  round_to_f32(pair.write);
+  round_to_f32(pair.read);
+  pair.bf16_disturbance = disturbance_of(heads, h, pair.write, pair.read);
+  return pair;
+}
+
 }  // namespace
 
 std::vector<Stretched> stretch(const std::vector<StretchProblem>& problems, const StretchOptions& options,
@@ -135,21 +151,21 @@ std::vector<Stretched> stretch(const std::vector<StretchProblem>& problems, cons
   const Spectra tails = decompose(
       for_heads(heads, [&](int h) { return sandwich(power_of(metric[at(h)], options.power / 2), heads.a[h], dim); }),
       backend);
+  std::vector<Pair> pairs(metric.size());
+  parallel_for(pairs.size(),
+               [&](std::size_t h) { pairs[h] = pair_of(heads, static_cast<int>(h), metric[h], tails[h], options); });
   std::vector<Stretched> results;
   int h = 0;
   for (const StretchProblem& problem : problems) {
     Stretched& result = results.emplace_back();
     std::vector<Matrix> write, read;
     for (int i = 0; i < problem.key->count; ++i, ++h) {
-      const MatrixStack tail = compose({tails[at(h)]}, options.composition);
-      write.push_back(multiply(power_of(metric[at(h)], options.power / 2), tail[0], dim));
-      read.push_back(multiply(power_of(metric[at(h)], -options.power / 2), tail[0], dim));
-      round_to_f32(write.back());
-      round_to_f32(read.back());
+      write.push_back(std::move(pairs[at(h)].write));
+      read.push_back(std::move(pairs[at(h)].read));
       result.eigenvalues.insert(result.eigenvalues.end(), tails[at(h)].values.begin(), tails[at(h)].values.end());
       result.predicted_gain.push_back(gain_of(heads, h, plain[at(h)]));
       result.condition.push_back(condition_of(metric[at(h)], options.power));
-      result.bf16_disturbance.push_back(disturbance_of(heads, h, write.back(), read.back()));
+      result.bf16_disturbance.push_back(pairs[at(h)].bf16_disturbance);
     }
     result.transform = {stack_of(write, dim), stack_of(read, dim), {}};
   }
