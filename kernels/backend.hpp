@@ -12,6 +12,7 @@
 #include "base/errors.hpp"
 #include "base/status.hpp"
 #include "kernels/decode_timing.hpp"
+#include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/types.hpp"
 
@@ -75,6 +76,10 @@ class Backend {
 
   /// The sequence rotated and kept for attention and its errors.
   [[nodiscard]] virtual std::unique_ptr<MixedSequence> hold(const SequenceInput& input) = 0;
+
+  /// Reads of one head dimension, whose keys one rotation turns; codec: of the keys. They must outlive the result.
+  [[nodiscard]] virtual std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads,
+                                                           const RowCodec& codec, Windows windows) = 0;
 
   /// Times the INT2 decode attention kernel (oscar/int2_attention.h) with these windows. Throws BackendUnavailable on
   /// the CPU, which has none, and where a cache does not fit; UsageError for shapes that the kernel refuses.

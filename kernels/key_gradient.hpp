@@ -5,7 +5,7 @@
 //   x = keys U, y = queries U, s_ij = y_i x_j / sqrt(d), s^_ij = s_ij + y_i e_j / sqrt(d) for keys j of the history
 //   KL = sum_i sum_j p_ij (log p_ij - log p^_ij)
 //   G = sum_ij (p^_ij - p_ij) y_i^T e_j / sqrt(d),  d KL = <G, A> for U -> U exp(A), A skew
-// In fp32, with fp64 sums of the KL; always on the CPU. Non-goal: the rounding of servers.
+// In fp32, with fp64 sums of the KL. Non-goal: the rounding of servers.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,13 @@ struct KlGradient {
   std::vector<double> gradient;  // G, (d, d)
 };
 
-/// rotation: U, (d, d).
-[[nodiscard]] KlGradient kl_gradient(const KeyReads& reads, std::span<const float> rotation, const RowCodec& codec,
-                                     Windows windows);
+/// Key reads kept where the backend computes, to be looked at in many rotations.
+class HeldKeyReads {
+ public:
+  virtual ~HeldKeyReads() = default;
+
+  /// The sums over all reads. rotation: U, (d, d).
+  [[nodiscard]] virtual KlGradient gradient(std::span<const float> rotation) = 0;
+};
 
 }  // namespace oscar

@@ -5,20 +5,21 @@
 #include <cmath>
 
 #include "base/check.hpp"
+#include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/ops.hpp"
 
-namespace oscar {
+namespace oscar::cpu {
 namespace {
 
 constexpr std::int64_t kRowsPerBlock = 64;  // whose scores stay in cache
 
 std::vector<float> turned(const std::vector<float>& rows, std::span<const float> rotation, std::int64_t dim) {
   std::vector<float> out(rows.size());
-  cpu::gemm({.m = static_cast<std::int64_t>(rows.size()) / dim, .n = dim, .k = dim}, rows.data(), dim, rotation.data(),
-            dim, out.data(), dim);
+  gemm({.m = static_cast<std::int64_t>(rows.size()) / dim, .n = dim, .k = dim}, rows.data(), dim, rotation.data(), dim,
+       out.data(), dim);
   return out;
 }
 
@@ -26,7 +27,7 @@ std::vector<float> turned(const std::vector<float>& rows, std::span<const float>
 double exponentials(std::span<const float> scores, std::span<float> weights, float& highest) {
   highest = *std::max_element(scores.begin(), scores.end());
   for (std::size_t j = 0; j < scores.size(); ++j) weights[j] = scores[j] - highest;
-  cpu::exp_in_place(weights);
+  exp_in_place(weights);
   return strand_sum(scores.size(), [&](std::size_t j) { return double{weights[j]}; });
 }
 
@@ -59,7 +60,7 @@ class HeadGradient {
         keys_(turned(reads.keys, rotation, dim_)),
         queries_(turned(reads.queries, rotation, dim_)),
         errors_(keys_.size()) {
-    cpu::quantize(keys_, reads.head_dim, codec, Precision::kExact, errors_, nullptr);
+    quantize(keys_, reads.head_dim, codec, Precision::kExact, errors_, nullptr);
     for (std::size_t i = 0; i < errors_.size(); ++i) errors_[i] -= keys_[i];
     result_.gradient.resize(static_cast<std::size_t>(dim_ * dim_));
   }
@@ -81,19 +82,18 @@ class HeadGradient {
     const double scale = 1 / std::sqrt(static_cast<double>(dim_));
     exact_.resize(static_cast<std::size_t>(rows * keys));
     differences_.resize(exact_.size());
-    const cpu::Gemm scores{.m = rows, .n = keys, .k = dim_, .b = cpu::Transpose::kYes, .alpha = scale};
-    cpu::gemm(scores, queries, dim_, keys_.data(), dim_, exact_.data(), keys);
-    cpu::gemm(scores, queries, dim_, errors_.data(), dim_, differences_.data(), keys);
+    const Gemm scores{.m = rows, .n = keys, .k = dim_, .b = Transpose::kYes, .alpha = scale};
+    gemm(scores, queries, dim_, keys_.data(), dim_, exact_.data(), keys);
+    gemm(scores, queries, dim_, errors_.data(), dim_, differences_.data(), keys);
     for (std::int64_t i = 0; i < rows; ++i) add_query(first + i, i * keys, keys);
     std::vector<float> weighted(static_cast<std::size_t>(rows * dim_)), transposed(weighted.size());
-    cpu::gemm({.m = rows, .n = dim_, .k = keys}, differences_.data(), keys, errors_.data(), dim_, weighted.data(),
-              dim_);
+    gemm({.m = rows, .n = dim_, .k = keys}, differences_.data(), keys, errors_.data(), dim_, weighted.data(), dim_);
     for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t c = 0; c < dim_; ++c)
         transposed[static_cast<std::size_t>(c * rows + i)] = queries[i * dim_ + c];
     }
-    cpu::gemm({.m = dim_, .n = dim_, .k = rows, .alpha = scale, .accumulate = true}, transposed.data(), rows,
-              weighted.data(), dim_, sum.data(), dim_);
+    gemm({.m = dim_, .n = dim_, .k = rows, .alpha = scale, .accumulate = true}, transposed.data(), rows,
+         weighted.data(), dim_, sum.data(), dim_);
   }
 
   void add_query(std::int64_t query, std::int64_t offset, std::int64_t width) {
@@ -117,14 +117,38 @@ class HeadGradient {
   KlGradient result_;
 };
 
+class CpuKeyReads : public HeldKeyReads {
+ public:
+  CpuKeyReads(std::span<const KeyReads* const> reads, const RowCodec& codec, Windows windows)
+      : reads_(reads.begin(), reads.end()),
+        codec_(codec),
+        windows_(windows),
+        dim_(static_cast<std::size_t>(checked_head_dim(reads))) {}
+
+  [[nodiscard]] KlGradient gradient(std::span<const float> rotation) override {
+    OSCAR_CHECK(rotation.size() == dim_ * dim_);
+    std::vector<KlGradient> parts(reads_.size());
+    parallel_for(parts.size(),
+                 [&](std::size_t i) { parts[i] = HeadGradient(*reads_[i], rotation, codec_, windows_).run(); });
+    KlGradient sum{0, std::vector<double>(dim_ * dim_)};
+    for (const KlGradient& part : parts) {
+      sum.softmax_kl += part.softmax_kl;
+      for (std::size_t i = 0; i < part.gradient.size(); ++i) sum.gradient[i] += part.gradient[i];
+    }
+    return sum;
+  }
+
+ private:
+  std::vector<const KeyReads*> reads_;
+  RowCodec codec_;
+  Windows windows_;
+  std::size_t dim_;
+};
+
 }  // namespace
 
-KlGradient kl_gradient(const KeyReads& reads, std::span<const float> rotation, const RowCodec& codec, Windows windows) {
-  const auto dim = static_cast<std::size_t>(reads.head_dim);
-  OSCAR_CHECK(rotation.size() == dim * dim && reads.queries.size() == reads.positions.size() * dim);
-  check_positions(reads.positions, static_cast<std::int64_t>(reads.positions.size()),
-                  static_cast<std::int64_t>(reads.keys.size() / dim));
-  return HeadGradient(reads, rotation, codec, windows).run();
+std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec, Windows windows) {
+  return std::make_unique<CpuKeyReads>(reads, codec, windows);
 }
 
-}  // namespace oscar
+}  // namespace oscar::cpu

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/mixed_attention.hpp"
+#include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar::cpu {
@@ -31,5 +32,7 @@ void attend(const MixedAttention& mixed, std::span<float> out);
                                                                           const Histories& keys,
                                                                           const Histories& values);
 [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input);
+[[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
+                                                 Windows windows);
 
 }  // namespace oscar::cpu

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <memory>
 
+#include "kernels/cuda/held_key_reads.hpp"
 #include "kernels/cuda/held_sequence.hpp"
 #include "kernels/cuda/lanes.hpp"
 #include "kernels/cuda/ops.hpp"
@@ -63,6 +64,10 @@ class CudaBackend : public Backend {
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return cuda::hold(lanes_, input);
+  }
+  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
+                                                   Windows windows) override {
+    return cuda::hold(lanes_, reads, codec, windows);
   }
   [[nodiscard]] DecodeTimings time_decode(std::span<const DecodeCase> cases, Windows windows) override {
     return lanes_.run([&](const Context& context) { return cuda::time_decode(context, cases, windows); });

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 
 #include "base/status.hpp"
 #include "base/threads.hpp"
-#include "kernels/key_gradient.hpp"
 #include "transform/cayley.hpp"
 #include "transform/matrix.hpp"
 
@@ -60,12 +60,13 @@ Matrix identity(int dim) { return MatrixStack::identity(dim).data; }
 class Descent {
  public:
   Descent(const std::vector<const KeyReads*>& reads, const RowCodec& codec, Windows windows,
-          const RefineOptions& options)
-      : reads_(reads),
-        codec_(codec),
-        windows_(windows),
+          const RefineOptions& options, Backend& backend)
+      : reads_(backend.hold(reads, codec, windows)),
         options_(options),
         dim_(reads.front()->head_dim),
+        queries_(std::accumulate(
+            reads.begin(), reads.end(), 0.0,
+            [](double sum, const KeyReads* each) { return sum + static_cast<double>(each->positions.size()); })),
         turn_(identity(dim_)),
         first_(turn_.size()),
         second_(turn_.size()) {}
@@ -88,20 +89,11 @@ class Descent {
   }
 
  private:
-  /// The mean KL over queries, and its gradient. Tasks are added up in order.
+  /// The mean KL over queries, and its gradient.
   [[nodiscard]] KlGradient evaluate() const {
-    const std::vector<float> rotation(turn_.begin(), turn_.end());
-    std::vector<KlGradient> parts(reads_.size());
-    parallel_for(parts.size(), [&](std::size_t i) { parts[i] = kl_gradient(*reads_[i], rotation, codec_, windows_); });
-    std::size_t queries = 0;
-    for (const KeyReads* each : reads_) queries += each->positions.size();
-    KlGradient mean{0, Matrix(turn_.size())};
-    for (const KlGradient& part : parts) {
-      mean.softmax_kl += part.softmax_kl / static_cast<double>(queries);
-      for (std::size_t i = 0; i < turn_.size(); ++i) {
-        mean.gradient[i] += part.gradient[i] / static_cast<double>(queries);
-      }
-    }
+    KlGradient mean = reads_->gradient(std::vector<float>(turn_.begin(), turn_.end()));
+    mean.softmax_kl /= queries_;
+    for (double& value : mean.gradient) value /= queries_;
     return mean;
   }
 
@@ -124,11 +116,10 @@ class Descent {
     return skew;
   }
 
-  const std::vector<const KeyReads*>& reads_;
-  RowCodec codec_;
-  Windows windows_;
+  std::unique_ptr<HeldKeyReads> reads_;
   RefineOptions options_;
   int dim_;
+  double queries_;
   Matrix turn_, first_, second_;
 };
 
@@ -152,7 +143,7 @@ void refine_key(std::span<const SampledSequence> sample, const RowCodec& codec, 
         if (count == 1 || head == m) own.push_back(&sequence[head]);
       }
     }
-    found[m] = Descent(own, codec, windows, options).run();
+    found[m] = Descent(own, codec, windows, options, backend).run();
   });
   std::vector<double> before, after;
   for (int m = 0; m < count; ++m) {

@@ -31,6 +31,11 @@ std::vector<float> identity() {
   return unit;
 }
 
+KlGradient gradient(const KeyReads& reads, const std::vector<float>& rotation) {
+  const KeyReads* const one = &reads;
+  return cpu::hold({&one, 1}, kCodec, kWindows)->gradient(rotation);
+}
+
 double dot(const double* a, const float* b) {
   double sum = 0;
   for (int c = 0; c < kDim; ++c) sum += a[c] * b[c];
@@ -70,7 +75,7 @@ double kl_turned(const KeyReads& reads, const std::vector<float>& e, int a, int 
 
 TEST_CASE("the gradient of the softmax KL equals its differences, and the KL its definition") {
   const KeyReads sample = reads();
-  const KlGradient found = kl_gradient(sample, identity(), kCodec, kWindows);
+  const KlGradient found = gradient(sample, identity());
   std::vector<float> e(sample.keys.size());
   cpu::quantize(sample.keys, kDim, kCodec, Precision::kExact, e, nullptr);
   for (std::size_t i = 0; i < e.size(); ++i) e[i] -= sample.keys[i];
@@ -80,9 +85,9 @@ TEST_CASE("the gradient of the softmax KL equals its differences, and the KL its
     for (int b = a + 1; b < kDim; ++b) {
       const double difference = (kl_turned(sample, e, a, b, kStep) - kl_turned(sample, e, a, b, -kStep)) / (2 * kStep);
       // y exp(A) with A_ba = angle = -A_ab.
-      const double gradient = found.gradient[static_cast<std::size_t>(a * kDim + b)] -
-                              found.gradient[static_cast<std::size_t>(b * kDim + a)];
-      CHECK(gradient == doctest::Approx(difference).epsilon(1e-3).scale(1));
+      const double derivative = found.gradient[static_cast<std::size_t>(a * kDim + b)] -
+                                found.gradient[static_cast<std::size_t>(b * kDim + a)];
+      CHECK(derivative == doctest::Approx(difference).epsilon(1e-3).scale(1));
     }
   }
 }
@@ -97,8 +102,8 @@ TEST_CASE("turning keys and queries before is turning the basis") {
       (turned.*rows)[i ^ 1U] = (i % 2 == 0 ? -1.0F : 1.0F) * (sample.*rows)[i];
     }
   }
-  const KlGradient a = kl_gradient(sample, rotation, kCodec, kWindows);
-  const KlGradient b = kl_gradient(turned, identity(), kCodec, kWindows);
+  const KlGradient a = gradient(sample, rotation);
+  const KlGradient b = gradient(turned, identity());
   CHECK(a.softmax_kl == b.softmax_kl);
   CHECK(a.gradient == b.gradient);
 }
