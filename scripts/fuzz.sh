@@ -27,7 +27,7 @@ run() {
   local target=$1 work=out/fuzz/$1 status=0
   mkdir -p "$work"
   # libtorch leaks some bytes of every archive that is none; memory without bounds is found by rss_limit_mb.
-  ASAN_OPTIONS=detect_leaks=0 build-fuzz/tests/"fuzz_$target" -max_total_time="$2" -max_len=65536 -rss_limit_mb=2048 -timeout=20 \
+  ASAN_OPTIONS=detect_leaks=0 build-fuzz/tests/"fuzz_$target" -max_total_time="$2" -max_len=65536 -rss_limit_mb=2048 -timeout=120 \
     -print_final_stats=1 -artifact_prefix="$work/crash-" "$work" "tests/fuzz/corpus/$target" >"out/fuzz/$target.log" 2>&1 || status=$?
   local executions units
   executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "out/fuzz/$target.log")

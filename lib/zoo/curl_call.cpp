@@ -46,17 +46,6 @@ std::size_t on_answer(char* data, std::size_t size, std::size_t count, void* use
   return size * count;
 }
 
-std::size_t on_header(char* data, std::size_t size, std::size_t count, void* user) {
-  std::string line(data, size * count);
-  std::transform(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(line.size(), 5)),
-                 line.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (line.starts_with("etag:")) {
-    const auto begin = line.find_first_not_of(" \t", 5), end = line.find_last_not_of(" \t\r\n");
-    if (begin != std::string::npos) *static_cast<std::string*>(user) = line.substr(begin, end + 1 - begin);
-  }
-  return size * count;
-}
-
 bool is_transient(CURLcode code, const CurlHandle& handle) {
   const long status = handle.status();
   if (code == CURLE_OK) return status == 408 || status == 429 || status == 500 || (status >= 502 && status <= 504);
@@ -103,11 +92,10 @@ HttpAnswer call_once(const ZooLocation& location, const HttpCall& call, const Tr
   configure(handle, location, call, options, body);
   handle.set(CURLOPT_WRITEFUNCTION, &on_answer);
   handle.set(CURLOPT_WRITEDATA, &answer.body);
-  handle.set(CURLOPT_HEADERFUNCTION, &on_header);
-  handle.set(CURLOPT_HEADERDATA, &answer.etag);
   const CURLcode code = curl_easy_perform(handle.get());
   throw_if_interrupted();
   answer.status = handle.status();
+  answer.etag = handle.header("etag");
   if (is_transient(code, handle)) {
     TransientError error(code == CURLE_OK ? "the server answered HTTP " + std::to_string(answer.status)
                                           : "the transfer failed: " + handle.reason(code),

@@ -90,6 +90,12 @@ long CurlHandle::status() const {
   return status;
 }
 
+std::string CurlHandle::header(const char* name) const {
+  curl_header* found = nullptr;
+  const CURLHcode code = curl_easy_header(handle_.get(), name, 0, CURLH_HEADER, -1, &found);
+  return code == CURLHE_OK ? found->value : "";
+}
+
 double CurlHandle::retry_after() const {
   curl_off_t seconds = 0;
   curl_easy_getinfo(handle_.get(), CURLINFO_RETRY_AFTER, &seconds);

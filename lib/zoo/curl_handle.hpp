@@ -36,6 +36,8 @@ class CurlHandle {
   [[nodiscard]] CURL* get() const noexcept { return handle_.get(); }
   /// HTTP status of the answer; 0: none yet.
   [[nodiscard]] long status() const;
+  /// A header of the (last) answer; empty: it has none.
+  [[nodiscard]] std::string header(const char* name) const;
   /// What the server asked for, in seconds; 0: nothing.
   [[nodiscard]] double retry_after() const;
   /// True if a connection was made.

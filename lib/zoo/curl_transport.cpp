@@ -80,6 +80,12 @@ class CurlTransport : public Transport {
   ~CurlTransport() override { drop_all(); }
 
   void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) override {
+    (void)get_page(path, "", max_bytes, sink);
+  }
+
+  std::string get_page(const std::string& path, const std::string& query, std::uint64_t max_bytes,
+                       const ByteSink& sink) override {
+    std::string link;
     bool begun = false, finished = false;
     const auto next = [&]() -> std::optional<PieceRequest> {
       if (std::exchange(begun, true)) return std::nullopt;
@@ -91,9 +97,12 @@ class CurlTransport : public Transport {
                           [&](std::exception_ptr failure) {
                             finished = true;
                             if (failure != nullptr) std::rethrow_exception(failure);
-                          }};
+                          },
+                          query,
+                          &link};
     };
     get_pieces({next, [&] { return finished; }});
+    return link;
   }
 
   void get_pieces(const PieceSource& source) override {
@@ -126,10 +135,12 @@ class CurlTransport : public Transport {
     transfer.request = std::move(request);
     CurlHandle& handle = transfer.handle;
     handle.configure(location_, options_.timeout_seconds);
-    handle.set(CURLOPT_URL, where(transfer.request.path).c_str());
+    const std::string& query = transfer.request.query;
+    handle.set(CURLOPT_URL, (where(transfer.request.path) + (query.empty() ? "" : "?" + query)).c_str());
     if (!location_.aws_sigv4.empty()) handle.add_header("x-amz-content-sha256: " + sha256_hex(""));
     handle.set(CURLOPT_FAILONERROR, 1L);
-    handle.set(CURLOPT_PIPEWAIT, 1L);  // rather a stream of a connection that is there than another connection
+    // Rather a stream of a connection that is there than another one; without TLS there are no streams to wait for.
+    handle.set(CURLOPT_PIPEWAIT, location_.url.starts_with("https://") ? 1L : 0L);
     handle.set(CURLOPT_WRITEFUNCTION, &on_bytes);
     handle.set(CURLOPT_WRITEDATA, &transfer);
     handle.set(CURLOPT_PRIVATE, &transfer);
@@ -164,6 +175,7 @@ class CurlTransport : public Transport {
     if (failure == nullptr) {
       try {
         check(transfer, code);
+        if (transfer.request.link != nullptr) *transfer.request.link = transfer.handle.header("link");
       } catch (...) {
         failure = std::current_exception();
       }
@@ -183,8 +195,9 @@ class CurlTransport : public Transport {
       const char* remedy = status == 404                    ? "check the address of the zoo and the name"
                            : status == 401 || status == 403 ? "check the credentials, and that they may read this"
                                                             : "check the address, or try again later";
-      fail("the server answered HTTP " + std::to_string(status), path, is_transient_status(status), remedy,
-           handle.retry_after());
+      const std::string what = "the server answered HTTP " + std::to_string(status);
+      if (status == 404) throw NotFound(what, where(path), remedy);
+      fail(what, path, is_transient_status(status), remedy, handle.retry_after());
     }
     if (code == CURLE_FILESIZE_EXCEEDED) {
       fail("the server offers more than the " + std::to_string(transfer.request.max_bytes) + " bytes that are expected",

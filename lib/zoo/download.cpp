@@ -40,6 +40,15 @@ void pause(double seconds) {
                        "run again; if it stays so, the file in the zoo is truncated: publish it again");
 }
 
+/// Throws if the text would become larger than `most`.
+void append(std::string& text, std::span<const std::byte> bytes, std::uint64_t most, const std::string& where) {
+  if (bytes.size() > most - text.size()) {
+    throw TransportError("there are more than the " + std::to_string(most) + " bytes that are expected", where,
+                         "check that the address is a zoo; tell who hosts it");
+  }
+  text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
 constexpr std::uint64_t kWorthwhile = std::uint64_t{64} << 10;
 
 /// All files of a set as pieces that a transport asks for.
@@ -142,19 +151,53 @@ void with_retries(const TransferOptions& options, Status& status, const std::fun
 
 std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,
                        const TransferOptions& options, Status& status) {
-  std::string text;
+  return fetch_page(transport, path, "", limits, options, status).text;
+}
+
+Page fetch_page(Transport& transport, const std::string& path, const std::string& query, const ByteLimits& limits,
+                const TransferOptions& options, Status& status) {
+  Page page;
   with_retries(options, status, [&] {
-    text.clear();
-    transport.get(path, limits.most, [&](std::span<const std::byte> bytes) {
-      if (bytes.size() > limits.most - text.size()) {
-        throw TransportError("there are more than the " + std::to_string(limits.most) + " bytes that are expected",
-                             transport.where(path), "check that the address is a zoo; tell who hosts it");
-      }
-      text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    page.text.clear();
+    page.link = transport.get_page(path, query, limits.most, [&](std::span<const std::byte> bytes) {
+      append(page.text, bytes, limits.most, transport.where(path));
     });
-    if (text.size() < limits.least) throw_too_short(text.size(), limits.least, transport.where(path));
+    if (page.text.size() < limits.least) throw_too_short(page.text.size(), limits.least, transport.where(path));
   });
+  return page;
+}
+
+const std::string& Document::required() const {
+  if (absent != nullptr) std::rethrow_exception(absent);
   return text;
+}
+
+std::vector<Document> fetch_texts(Transport& transport, const std::vector<std::string>& paths, std::uint64_t max_bytes,
+                                  const TransferOptions& options, Status& status) {
+  std::vector<Document> documents;
+  with_retries(options, status, [&] {
+    documents.assign(paths.size(), {});
+    std::size_t begun = 0, ended = 0;
+    const auto next = [&]() -> std::optional<PieceRequest> {
+      if (begun == paths.size()) return std::nullopt;
+      const std::string& path = paths[begun];
+      Document& document = documents[begun++];
+      const auto take = [&](std::span<const std::byte> bytes, bool) {
+        append(document.text, bytes, max_bytes, transport.where(path));
+      };
+      const auto done = [&](std::exception_ptr failure) {
+        ++ended;
+        try {
+          if (failure != nullptr) std::rethrow_exception(failure);
+        } catch (const NotFound&) {
+          document = {"", failure};
+        }
+      };
+      return PieceRequest{path, 0, std::nullopt, max_bytes, take, done};
+    };
+    transport.get_pieces({next, [&] { return ended == paths.size(); }});
+  });
+  return documents;
 }
 
 void fetch_files(Transport& transport, const std::string& prefix, const std::vector<FileDigest>& files,

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "zoo/set_manifest.hpp"
@@ -25,6 +27,26 @@ struct ByteLimits {
 /// A whole document. Fewer bytes than limits.least are a lost connection, more than limits.most are refused.
 [[nodiscard]] std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,
                                      const TransferOptions& options, Status& status);
+
+/// A document that may not be there.
+struct Document {
+  std::string text;
+  std::exception_ptr absent;  // the NotFound that says so; null: it is there
+
+  /// Throws it, or gives the text.
+  [[nodiscard]] const std::string& required() const;
+};
+/// Several documents of at most max_bytes each, at the same time.
+[[nodiscard]] std::vector<Document> fetch_texts(Transport& transport, const std::vector<std::string>& paths,
+                                                std::uint64_t max_bytes, const TransferOptions& options,
+                                                Status& status);
+
+/// A page of a listing, and the Link header that came with it.
+struct Page {
+  std::string text, link;
+};
+[[nodiscard]] Page fetch_page(Transport& transport, const std::string& path, const std::string& query,
+                              const ByteLimits& limits, const TransferOptions& options, Status& status);
 
 struct FetchOptions {
   TransferOptions transfer;

@@ -27,8 +27,7 @@ class FolderTransport : public Transport {
     std::error_code error;
     // A pipe or a device would block or never end.
     if (!fs::is_regular_file(file, error)) {
-      throw TransportError("no such file", file,
-                           "check the path of the zoo, and that the set was published completely");
+      throw NotFound("no such file", file, "check the path of the zoo, and that the set was published completely");
     }
     if (const auto size = fs::file_size(file, error); !error && size > max_bytes) {
       throw TransportError("the file has " + std::to_string(size) + " bytes, more than the " +
@@ -56,6 +55,12 @@ class FolderTransport : public Transport {
 };
 
 }  // namespace
+
+std::string Transport::get_page(const std::string& path, const std::string&, std::uint64_t max_bytes,
+                                const ByteSink& sink) {
+  get(path, max_bytes, sink);
+  return "";
+}
 
 void Transport::get_pieces(const PieceSource& source) {
   while (!source.finished()) {

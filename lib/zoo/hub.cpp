@@ -15,6 +15,7 @@ namespace {
 constexpr std::string_view kScheme = "hf://";
 constexpr std::string_view kDatasets = "datasets/";
 constexpr char kPublicHub[] = "https://huggingface.co";
+constexpr int kMaxPages = 100;
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -36,17 +37,18 @@ std::string api_path(const HubAddress& address) {
   return std::string("api/") + (dataset ? "" : "models/") + address.repository;
 }
 
-Json fetch_json(Transport& hub, const std::string& path, const TransferOptions& options, Status& status) {
-  return parse_json(fetch_text(hub, path, {0, kMaxDocumentBytes}, options, status), hub.where(path));
-}
-
-std::string commit_of(Transport& hub, const HubAddress& address, const TransferOptions& options, Status& status) {
-  if (is_commit(address.revision)) return address.revision;
-  const std::string path = api_path(address) + "/revision/" + address.revision;
-  const Json answer = fetch_json(hub, path, options, status);
-  const Json sha = answer.is_object() ? answer.value("sha", Json()) : Json();
-  if (sha.is_string() && is_commit(sha.get<std::string>())) return sha;
-  throw DataError("the hub did not tell the commit of " + address.revision, hub.where(path), "check HF_ENDPOINT");
+/// From `<https://…/tree/…?cursor=…>; rel="next"` what follows the '?'; empty: there is no next page. The address
+/// itself is known: a hub cannot send us elsewhere.
+std::string query_of_next(const std::string& link) {
+  const auto rel = link.find("rel=\"next\"");
+  if (rel == std::string::npos) return "";
+  const auto begin = link.rfind('<', rel), end = link.rfind('>', rel);
+  if (begin == std::string::npos || end == std::string::npos || end < begin) return "";
+  const std::string address = link.substr(begin + 1, end - begin - 1);
+  const auto mark = address.find('?');
+  const std::string query = mark == std::string::npos ? "" : address.substr(mark + 1);
+  const auto plain = [](char c) { return c > ' ' && c < '\x7f' && c != '#'; };
+  return std::ranges::all_of(query, plain) ? query : "";
 }
 
 /// One file of a tree, its path shortened by `prefix`.
@@ -115,26 +117,39 @@ ZooLocation hub_endpoint() {
   return location;
 }
 
-std::string hub_files(const HubAddress& address) { return address.repository + "/resolve/" + address.revision; }
+std::string hub_commit_path(const HubAddress& address) { return api_path(address) + "/revision/" + address.revision; }
 
-HubFolder list_hub_folder(Transport& hub, const HubAddress& address, const TransferOptions& options, Status& status) {
-  HubFolder folder;
-  folder.commit = commit_of(hub, address, options, status);
-  const std::string path = join_path(api_path(address) + "/tree/" + folder.commit, address.folder);
-  const Json tree = fetch_json(hub, path, options, status);
-  if (!tree.is_array()) throw DataError("the hub's answer is no list of files", hub.where(path), "check HF_ENDPOINT");
-  const std::string prefix = address.folder.empty() ? "" : address.folder + "/";
-  for (const Json& entry : tree) {
-    if (entry.is_object() && entry.value("type", Json()) == "file") {
-      folder.files.push_back(file_of(entry, prefix, hub.where(path)));
-    }
-  }
-  return folder;
+std::string commit_in(const Json& answer, const std::string& where) {
+  const Json sha = answer.is_object() ? answer.value("sha", Json()) : Json();
+  if (sha.is_string() && is_commit(sha.get<std::string>())) return sha;
+  throw DataError("the hub did not tell a commit", where, "check HF_ENDPOINT");
 }
 
-std::vector<FileDigest> rotation_files(const HubFolder& folder, const HubAddress& address) {
+std::string hub_files(const HubAddress& address) { return address.repository + "/resolve/" + address.revision; }
+
+std::vector<FileDigest> list_hub_folder(Transport& hub, const HubAddress& address, const TransferOptions& options,
+                                        Status& status) {
   std::vector<FileDigest> files;
-  std::ranges::copy_if(folder.files, std::back_inserter(files), [](const auto& f) { return holds_rotations(f.path); });
+  const std::string path = join_path(api_path(address) + "/tree/" + address.revision, address.folder);
+  const std::string prefix = address.folder.empty() ? "" : address.folder + "/", where = hub.where(path);
+  std::string query;
+  for (int pages = 0; pages == 0 || !query.empty(); ++pages) {
+    if (pages == kMaxPages) throw DataError("the hub's list of files does not end", where, "check HF_ENDPOINT");
+    const Page page = fetch_page(hub, path, query, {0, kMaxDocumentBytes}, options, status);
+    const Json tree = parse_json(page.text, where);
+    if (!tree.is_array()) throw DataError("the hub's answer is no list of files", where, "check HF_ENDPOINT");
+    for (const Json& entry : tree) {
+      if (entry.is_object() && entry.value("type", Json()) == "file") {
+        files.push_back(file_of(entry, prefix, where));
+      }
+    }
+    query = query_of_next(page.link);
+  }
+  return files;
+}
+
+std::vector<FileDigest> rotation_files(std::vector<FileDigest> files, const HubAddress& address) {
+  std::erase_if(files, [](const FileDigest& file) { return !holds_rotations(file.path); });
   if (files.empty()) {
     throw DataError("there are no rotation files in this folder", address.text(),
                     "name the folder that holds k_rotation*.pt and v_rotation*.pt");

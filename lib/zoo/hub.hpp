@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Repositories on the Hugging Face Hub: hf://ORG/REPO/FOLDER[@REVISION], or hf://datasets/ORG/REPO/… . What lies there
-// is listed by the tree API at one commit, with the sha256 (large files) or git's hash (small ones) of each file; files
-// come from …/resolve/<commit>/…, which redirects large ones to another host. HF_ENDPOINT names another hub, HF_TOKEN
-// is sent to it and to nobody else. Non-goals: folders with more than 1,000 files, the xet protocol.
+// Repositories on the Hugging Face Hub: hf://ORG/REPO/FOLDER[@REVISION], or hf://datasets/ORG/REPO/… . A set of ours
+// is known by its manifest; what else lies there is listed by the tree API at one commit, with the sha256 (large files)
+// or git's hash (small ones) of each file; files come from …/resolve/<commit>/…, which redirects large ones to another
+// host. HF_ENDPOINT names another hub, HF_TOKEN is sent to it and to nobody else. Non-goal: the xet protocol.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "base/json.hpp"
 #include "base/status.hpp"
 #include "zoo/download.hpp"
 #include "zoo/location.hpp"
@@ -33,21 +34,21 @@ struct HubAddress {
 /// The files of a repository, below the endpoint: "ORG/REPO/resolve/<revision>".
 [[nodiscard]] std::string hub_files(const HubAddress& address);
 
-struct HubFolder {
-  std::string commit;
-  std::vector<FileDigest> files;  // directly in the folder; path: the name
-};
+/// What the hub knows of a revision, below the endpoint; and the commit in its answer. Throws DataError.
+[[nodiscard]] std::string hub_commit_path(const HubAddress& address);
+[[nodiscard]] std::string commit_in(const Json& answer, const std::string& where);
 
-/// Asks the hub, in two small requests. Throws TransportError, DataError.
-[[nodiscard]] HubFolder list_hub_folder(Transport& hub, const HubAddress& address, const TransferOptions& options,
-                                        Status& status);
+/// The files directly in the folder, paths being their names. One small request for every thousand of them. Throws
+/// TransportError, DataError.
+[[nodiscard]] std::vector<FileDigest> list_hub_folder(Transport& hub, const HubAddress& address,
+                                                      const TransferOptions& options, Status& status);
 
 /// Makes a set in `set` of the rotation files in `files_folder`, which were fetched from `source`: .pt files of both
 /// sides stay as they are, other shapes are converted. Throws DataError.
 void make_set_of_files(const std::filesystem::path& files_folder, const std::filesystem::path& set,
                        const std::string& source);
 
-/// The files of a listing that may hold rotations. Throws DataError if there are none.
-[[nodiscard]] std::vector<FileDigest> rotation_files(const HubFolder& folder, const HubAddress& address);
+/// Those that may hold rotations. Throws DataError if there are none.
+[[nodiscard]] std::vector<FileDigest> rotation_files(std::vector<FileDigest> files, const HubAddress& address);
 
 }  // namespace oscar

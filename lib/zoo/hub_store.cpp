@@ -25,11 +25,9 @@ class HubStore : public ZooStore {
   }
 
   StoredDocument read(const std::string& path) override {
-    const Json about = ask("GET", api("revision/" + address_.revision), "");
-    const Json sha = about.is_object() ? about.value("sha", Json()) : Json();
-    if (!sha.is_string()) throw DataError("the hub did not tell a commit", where(path), "check HF_ENDPOINT");
+    const std::string about = hub_.url + "/" + percent_encoded(hub_commit_path(address_));
     HubAddress pinned = address_;
-    pinned.revision = sha;
+    pinned.revision = commit_in(ask("GET", about, ""), about);
     const std::string url = hub_.url + "/" + percent_encoded(hub_files(pinned) + "/" + in_repository(path));
     const HttpAnswer answer = call({"GET", url, {}, "", {}});
     if (answer.status == 404) return {"", pinned.revision};

@@ -62,6 +62,8 @@ bool is_sha256(std::string_view text) {
   return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+std::string published_path(const SetName& name) { return name.model + "/" + name.tag; }
+
 SetName parse_set_name(const std::string& text) {
   SetName name;
   const auto mark = text.find(kDigestMark);

@@ -22,6 +22,9 @@ struct SetName {
   [[nodiscard]] std::string text() const;
 };
 
+/// Where publish puts a set in a zoo: "ORG/MODEL/TAG".
+[[nodiscard]] std::string published_path(const SetName& name);
+
 /// Throws UsageError.
 [[nodiscard]] SetName parse_set_name(const std::string& text);
 /// True for "ORG/MODEL" as above.

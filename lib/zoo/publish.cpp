@@ -78,7 +78,7 @@ ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool force
   ZooEntry entry;
   entry.model = name.model;
   entry.tag = name.tag;
-  entry.path = name.model + "/" + name.tag;
+  entry.path = published_path(name);
   entry.manifest_sha256 = manifest.sha256;
   entry.manifest_size = manifest.text.size();
   entry.total_size = manifest.total_size;
@@ -142,7 +142,7 @@ struct Publication {
     verdict = verdict_of(manifest);
   }
 
-  [[nodiscard]] std::string folder() const { return name.model + "/" + name.tag; }
+  [[nodiscard]] std::string folder() const { return published_path(name); }
 
   /// The zoo has this content under this name, as far as the index tells.
   [[nodiscard]] bool is_in(const std::optional<ZooEntry>& before) const {
@@ -180,7 +180,7 @@ PublishResult publish_to_folder(const Publication& publication, const fs::path& 
   const auto lock = lock_zoo(zoo, publication.status);
   ZooIndex index = read_index(zoo);
   const auto before = index.find(publication.name);
-  const fs::path target = zoo / publication.name.model / publication.name.tag;
+  const fs::path target = zoo / publication.folder();
   if (publication.is_in(before) && find_set(target, publication.manifest.sha256, SetCheck::hashes) &&
       publication.options.sign.empty()) {
     publication.status.notice("the zoo has exactly this set already: " + publication.name.text());

@@ -11,7 +11,7 @@
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
-#include "zoo/index.hpp"
+#include "zoo/offer.hpp"
 #include "zoo/set_manifest.hpp"
 #include "zoo/signatures.hpp"
 
@@ -85,32 +85,34 @@ class Pull {
 
   PullResult ask_zoo() {
     const auto transport = open_(zoo_, options_.transfer);
-    const std::string where = transport->where(kIndexName);
-    const ZooIndex index(fetch_text(*transport, kIndexName, {0, kMaxDocumentBytes}, options_.transfer, status_), where);
-    const ZooEntry entry = index.require(name_, where);
+    // Over a network, two answers at once cost as much time as one.
+    const bool first_pull = zoo_.remote && !cache_.recall(zoo_.text(), asked_);
+    const auto [entry, manifest] = ask_index(*transport, name_, first_pull, options_.transfer, status_);
     if (!entry.deprecated.empty()) status_.warning(asked_ + " is deprecated: " + entry.deprecated);
     const Source source{*transport, entry.path};
-    if (const auto manifest =
+    if (const auto cached =
             find_set(cache_.set_folder(entry.manifest_sha256), entry.manifest_sha256, SetCheck::sizes)) {
-      check_trust(*manifest, &source);
-      if (!options_.out) cache_.remember(zoo_.text(), asked_, manifest->sha256);
-      return deliver_cached(*manifest);
+      check_trust(*cached, &source);
+      if (!options_.out) cache_.remember(zoo_.text(), asked_, cached->sha256);
+      return deliver_cached(*cached);
     }
-    return deliver(fetch_manifest(*transport, entry), source);
+    return deliver(manifest ? *manifest : fetch_manifest(*transport, entry, options_.transfer, status_), source);
   }
 
   PullResult ask_hub() {
     const auto transport = open_(zoo_, options_.transfer);
-    const HubFolder folder = list_hub_folder(*transport, *hub_, options_.transfer, status_);
+    const Source own{*transport, join_path(hub_files(*hub_), hub_->folder)};
+    const std::string manifest = join_path(own.prefix, kManifestName), commit = hub_commit_path(*hub_);
+    // A set of ours lists its files itself. If there is none, the commit is known by then.
+    auto answers = fetch_texts(*transport, {manifest, commit}, kMaxDocumentBytes, options_.transfer, status_);
+    if (!answers[0].absent) {
+      return deliver(parse_set_manifest(std::move(answers[0].text), transport->where(manifest)), own);
+    }
     HubAddress pinned = *hub_;
-    pinned.revision = folder.commit;
-    const Source source{*transport, join_path(hub_files(pinned), hub_->folder)};
-    const auto ours = std::ranges::find(folder.files, kManifestName, &FileDigest::path);
-    if (ours == folder.files.end()) return deliver_foreign(pinned, rotation_files(folder, *hub_), source);
-    const std::string path = join_path(source.prefix, kManifestName);
-    std::string text =
-        fetch_text(*transport, path, {ours->size, std::min(ours->size, kMaxDocumentBytes)}, options_.transfer, status_);
-    return deliver(parse_set_manifest(std::move(text), transport->where(path)), source);
+    pinned.revision = commit_in(parse_json(answers[1].required(), transport->where(commit)), transport->where(commit));
+    const auto files = list_hub_folder(*transport, pinned, options_.transfer, status_);
+    return deliver_foreign(pinned, rotation_files(files, *hub_),
+                           {*transport, join_path(hub_files(pinned), hub_->folder)});
   }
 
   /// Files of others: fetched as they are, made a set, and kept by that set's manifest.
@@ -136,25 +138,6 @@ class Pull {
     PullResult delivered = deliver_cached(manifest);
     delivered.fetched = true;
     return delivered;
-  }
-
-  SetManifest fetch_manifest(Transport& transport, const ZooEntry& entry) {
-    const std::string path = join_path(entry.path, kManifestName), where = transport.where(path);
-    if (entry.manifest_size > kMaxDocumentBytes) {
-      throw DataError("the index announces a manifest of " + std::to_string(entry.manifest_size) + " bytes", where,
-                      "tell who hosts the zoo");
-    }
-    std::string text =
-        fetch_text(transport, path, {entry.manifest_size, entry.manifest_size}, options_.transfer, status_);
-    if (sha256_hex(text) != entry.manifest_sha256) {
-      throw TransportError("the manifest is not the one that the index names: sha256 differs", where,
-                           "run again, since the zoo may be changing; if it stays so, publish the set again");
-    }
-    SetManifest manifest = parse_set_manifest(std::move(text), where);
-    if (manifest.total_size != entry.total_size) {
-      throw DataError("index and manifest disagree about the size of the set", where, "publish the set again");
-    }
-    return manifest;
   }
 
   void require_size(std::uint64_t bytes) const {
@@ -222,10 +205,30 @@ class Pull {
       return result(target, manifest, false);
     }
     if (options_.force) require_replaceable(target);
+    if (fetched) return fetch_to(target, manifest, source);
     AtomicFolder folder(target, options_.force);
     fetch_set(source.transport, source.prefix, manifest, folder.path(), {options_.transfer}, status_);
     folder.commit();
-    return result(target, manifest, fetched);
+    return result(target, manifest, false);
+  }
+
+  /// By way of the cache's partial folder: there the next pull finds what this one had when it was cut off.
+  PullResult fetch_to(const fs::path& target, const SetManifest& manifest, const Source& source) {
+    { const AtomicFolder refused_in_time(target, options_.force); }
+    const FileLock lock(cache_.lock_file(manifest.sha256), true);
+    const fs::path partial = cache_.partial_folder(manifest.sha256);
+    fetch_set(source.transport, source.prefix, manifest, partial, {options_.transfer, true}, status_);
+    AtomicFolder folder(target, options_.force);
+    std::error_code error;
+    fs::rename(partial, folder.path(), error);
+    if (error) {  // another file system
+      fs::copy(partial, folder.path(), fs::copy_options::recursive, error);
+      if (error)
+        throw IoError("cannot write: " + error.message(), target.string(), "free some disk space, then run again");
+      fs::remove_all(partial, error);
+    }
+    folder.commit();
+    return result(target, manifest, true);
   }
 
   [[nodiscard]] PullResult result(const fs::path& path, const SetManifest& manifest, bool fetched) const {

@@ -19,13 +19,14 @@
 namespace oscar {
 
 struct PullOptions {
-  std::string name;                          // ORG/MODEL, ORG/MODEL:TAG, ORG/MODEL@sha256:HEX, or hf://ORG/REPO/FOLDER
-  std::optional<std::string> zoo;            // a folder, file://, http(s):// or hf://ORG/REPO; default: default_zoo()
-  std::optional<std::filesystem::path> out;  // default: into the cache; else the cache is only read
-  std::filesystem::path cache;               // empty: default_cache_folder()
-  bool offline = false;                      // only what the cache has
-  bool refresh = false;                      // ask the zoo again although the cache knows the name
-  bool force = false;                        // replace another set in `out`
+  std::string name;                // ORG/MODEL, ORG/MODEL:TAG, ORG/MODEL@sha256:HEX, or hf://ORG/REPO/FOLDER
+  std::optional<std::string> zoo;  // a folder, file://, http(s):// or hf://ORG/REPO; default: default_zoo()
+  std::optional<std::filesystem::path>
+      out;                      // default: into the cache; else that keeps only what a pull that was cut off had
+  std::filesystem::path cache;  // empty: default_cache_folder()
+  bool offline = false;         // only what the cache has
+  bool refresh = false;         // ask the zoo again although the cache knows the name
+  bool force = false;           // replace another set in `out`
   std::uint64_t max_bytes = std::uint64_t{4} << 30;  // refuse larger sets
   TrustOptions trust;
   TransferOptions transfer;

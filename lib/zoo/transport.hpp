@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +21,11 @@ namespace oscar {
 struct TransientError : TransportError {
   using TransportError::TransportError;
   double retry_after_seconds = 0;  // what the server asked for; 0: it did not say
+};
+
+/// There is no such resource: HTTP 404, or no such file.
+struct NotFound : TransportError {
+  using TransportError::TransportError;
 };
 
 struct TransferOptions {
@@ -46,6 +50,8 @@ struct PieceRequest {
   std::function<void(std::span<const std::byte>, bool partial)> sink;
   /// Called once, in the end; null: it went well. What it throws ends all transfers.
   std::function<void(std::exception_ptr)> done;
+  std::string query;            // what follows '?', as it is sent; empty: nothing
+  std::string* link = nullptr;  // where to put the answer's Link header
 };
 
 /// Called whenever there is room for another request: the next one, if there is one now. Called again later until
@@ -59,8 +65,12 @@ class Transport {
  public:
   virtual ~Transport() = default;
   /// Streams the resource at `path` into `sink`, whose exceptions pass through. A resource known to exceed max_bytes is
-  /// refused. Throws TransportError, TransientError, Interrupted.
+  /// refused. Throws TransportError, TransientError, NotFound, Interrupted.
   virtual void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) = 0;
+  /// The same for a page of a listing: query is what follows '?', as it is sent. Returns the Link header of the answer;
+  /// transports other than HTTP have neither.
+  virtual std::string get_page(const std::string& path, const std::string& query, std::uint64_t max_bytes,
+                               const ByteSink& sink);
   /// Streams many pieces at the same time; transports that cannot stream one after the other.
   virtual void get_pieces(const PieceSource& source);
   /// How many pieces at once are worth while; 1: pieces do not help, ask for whole resources.

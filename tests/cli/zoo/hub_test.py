@@ -63,6 +63,36 @@ class HubTest(ZooTest):
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(read_folder(self.out), files)
 
+    def test_a_set_of_ours_is_asked_for_without_a_listing(self):
+        files = make_set(self.folder / "set", 1)
+        with Hub(REPOSITORY, {f"sets/one/{path}": content for path, content in files.items()}) as hub:
+            self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/sets/one").returncode, 0)
+        asked = [path for _, path, _ in hub.seen]
+        self.assertEqual(len(asked), 1 + len([name for name, content in files.items() if content]), asked)
+        self.assertFalse([path for path in asked if "/tree/" in path], asked)
+
+    def test_a_folder_of_many_files_is_listed_page_by_page(self):
+        files = {f"{FOLDER}/a{i:04}.txt": b"x" for i in range(2500)} | self.zoo_of_pickles()
+        os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
+        with Hub(REPOSITORY, files) as hub:
+            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(len([path for _, path, _ in hub.seen if "/tree/" in path]), 3)
+            try:
+                huggingface_hub = pinned("huggingface_hub")
+            except unittest.SkipTest:
+                return
+            listed = huggingface_hub.HfApi(endpoint=hub.url, token=False).list_repo_tree(REPOSITORY, FOLDER)
+            self.assertEqual(len(list(listed)), 2503)
+        self.assertEqual((Path(done.stdout.strip()) / KEYS).read_bytes(), (SAMPLE / KEYS).read_bytes())
+
+    def test_a_listing_without_end_is_given_up(self):
+        with Hub(REPOSITORY, self.zoo_of_pickles()) as hub:
+            reply = hub.reply_json
+            hub.reply_json = lambda request, value, **headers: reply(
+                request, value, **({"Link": f'<{hub.url}/x?cursor=MA==>; rel="next"'} if isinstance(value, list) else headers))
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "does not end")
+
     def test_the_token_goes_to_the_hub_and_not_where_it_redirects(self):
         with Hub(REPOSITORY, self.zoo_of_pickles(), token="hf_secret") as hub:
             done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Peers for the tests of transfers: a server that sends ranges (and cuts lines), a hub as the Hugging Face Hub's
 documented API has it, nginx, and a relay that delays what passes through it."""
+import base64
 import hashlib
 import http.server
 import importlib
@@ -127,11 +128,11 @@ class RangeServer(Serving):
 
 class Hub:
     """The Hugging Face Hub for one repository, in two hosts: `url` answers the API and redirects large files to another,
-    as huggingface.co does. files: {path: bytes}; those of `lfs_from` bytes and more are large."""
+    as huggingface.co does. files: {path: bytes}; those of `lfs_from` bytes and more are large, other than text."""
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-    def __init__(self, repository, files, lfs_from=1000, token=None):
-        self.repository, self.files, self.lfs_from, self.token = repository, dict(files), lfs_from, token
+    def __init__(self, repository, files, lfs_from=1000, token=None, page=1000):
+        self.repository, self.files, self.lfs_from, self.token, self.page = repository, dict(files), lfs_from, token, page
         self.seen, self.storage_headers = [], []
         outer = self
 
@@ -203,7 +204,7 @@ class Hub:
         body = self.files[name]
         blob = hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
         entry = {"type": "file", "oid": blob, "size": len(body), "path": name}
-        if len(body) >= self.lfs_from:
+        if len(body) >= self.lfs_from and not name.endswith((".json", ".md", ".txt", ".env")):
             entry["lfs"] = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 134}
         return entry
 
@@ -215,7 +216,15 @@ class Hub:
         recursive = "recursive" in urllib.parse.urlsplit(request.path).query
         folders = sorted({prefix + name[len(prefix):].split("/")[0] for name in inside if "/" in name[len(prefix):]})
         files = [self.entry(name) for name in inside if recursive or "/" not in name[len(prefix):]]
-        self.reply_json(request, [{"type": "directory", "oid": "0" * 40, "size": 0, "path": path} for path in folders] + files)
+        entries = [{"type": "directory", "oid": "0" * 40, "size": 0, "path": path} for path in folders] + files
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(request.path).query)
+        begin = int(base64.b64decode(query["cursor"][0])) if "cursor" in query else 0
+        rest = {}
+        if begin + self.page < len(entries):
+            query["cursor"] = [base64.b64encode(b"%d" % (begin + self.page)).decode()]
+            address = f"{self.url}{urllib.parse.urlsplit(request.path).path}?{urllib.parse.urlencode(query, doseq=True)}"
+            rest["Link"] = f'<{address}>; rel="next"'
+        self.reply_json(request, entries[begin:begin + self.page], **rest)
 
     def resolve(self, request, name):
         entry = self.entry(name)
@@ -226,8 +235,8 @@ class Hub:
         self.reply(request, 302, b"Found", Location=location, X_Linked_Size=str(entry["size"]),
                    X_Linked_ETag=f'"{entry["lfs"]["oid"]}"', **headers)
 
-    def reply_json(self, request, value):
-        self.reply(request, 200, json.dumps(value).encode(), Content_Type="application/json")
+    def reply_json(self, request, value, **headers):
+        self.reply(request, 200, json.dumps(value).encode(), Content_Type="application/json", **headers)
 
     def reply(self, request, status, body, **headers):
         request.send_response(status)

@@ -5,8 +5,10 @@ import json
 import os
 import resource
 import subprocess
+import tempfile
 import time
 import unittest
+from pathlib import Path
 
 from peers import Nginx, RangeServer, Relay
 from support import KEYS, NAME, REMOTE_KEYS, ZooTest, read_folder
@@ -45,9 +47,26 @@ class TransferTest(ZooTest):
         self.assertLess(server.sent, 1.2 * sum(map(len, files.values())))
 
     def test_a_pull_that_was_killed_goes_on_where_it_was(self):
+        self.killed_and_resumed()
+
+    def test_so_does_one_into_a_folder(self):
+        self.killed_and_resumed("--out", self.out)
+        self.assertEqual([path.name for path in self.folder.iterdir() if path.name.startswith(".")], [])
+
+    def test_the_folder_may_be_on_another_file_system(self):
+        memory = Path("/dev/shm")
+        if not memory.is_dir() or memory.stat().st_dev == self.folder.stat().st_dev:
+            self.skipTest("/dev/shm is no other file system here")
+        files = self.published()
+        with tempfile.TemporaryDirectory(dir=memory) as folder, RangeServer(read_folder(self.zoo)) as url:
+            self.pulled(url, "--out", Path(folder) / "set")
+            self.assertEqual(read_folder(Path(folder) / "set"), files)
+        self.assertEqual(list((self.cache / "partial").glob("*")), [])
+
+    def killed_and_resumed(self, *more):
         files = self.large()
         with RangeServer(files, stall_at=PIECE // 2) as url:
-            running = self.start_oscar("pull", NAME, "--zoo", url)
+            running = self.start_oscar("pull", NAME, "--zoo", url, *more)
             part = self.cache / "partial"
             for _ in range(500):
                 if sum(file.stat().st_size for file in part.rglob(KEYS)) >= PIECE // 2:
@@ -56,8 +75,9 @@ class TransferTest(ZooTest):
             running.kill()
             running.communicate()
         self.assertEqual(list((self.cache / "sets").glob("*")) if (self.cache / "sets").exists() else [], [])
+        self.assertFalse(self.out.exists())
         with (again := RangeServer(files)) as url:
-            self.pulled(url)
+            self.pulled(url, *more)
         begins = [asked[0] for path, asked in again.seen if path == REMOTE_KEYS]
         self.assertEqual(min(begins), PIECE // 2)
         self.assertEqual(list((self.cache / "partial").glob("*")), [])

@@ -131,7 +131,8 @@ TEST_CASE("--out gets the set and nothing goes to the cache; another set there n
   fixture.options.out = fixture.folder / "out";
   CHECK(fixture.run().path == fixture.folder / "out");
   CHECK(test::read_folder(fixture.folder / "out") == fixture.set);
-  CHECK_FALSE(fs::exists(fixture.folder / "cache"));
+  CHECK_FALSE(fs::exists(fixture.folder / "cache/sets"));
+  CHECK(fs::is_empty(fixture.folder / "cache/partial"));
   CHECK_FALSE(fixture.run().fetched);  // exactly this is there
 
   const Files newer = test::sample_set("y", "accepted");

@@ -23,7 +23,7 @@ class FakeTransport : public Transport {
     zoo_.asked.push_back(path);
     zoo_.before(path);
     const auto found = zoo_.files.find(path);
-    if (found == zoo_.files.end()) throw TransportError("the server answered HTTP 404", path, "");
+    if (found == zoo_.files.end()) throw NotFound("the server answered HTTP 404", path, "");
     // In small pieces, so that limits are met in the middle of a file.
     const auto bytes = std::as_bytes(std::span(found->second.data(), found->second.size()));
     for (std::size_t i = 0; i < bytes.size(); i += 1000)
