@@ -11,8 +11,8 @@ namespace oscar {
 namespace {
 
 /// Options that can be set by OSCAR_<NAME>, in whichever command has them.
-constexpr const char* kFromEnvironment[] = {"device", "threads", "quiet",   "verbose",    "progress",
-                                            "layers", "seed",    "seq-len", "max-tokens", "sequences"};
+constexpr const char* kFromEnvironment[] = {"device", "model-dtype", "threads", "quiet",      "verbose",  "progress",
+                                            "layers", "seed",        "seq-len", "max-tokens", "sequences"};
 
 std::vector<CLI::App*> commands_of(CLI::App& app) {
   return app.get_subcommands([](CLI::App*) { return true; });
@@ -139,8 +139,7 @@ void finish_commands(CLI::App& app) {
   for (CLI::App* part : parts) {
     for (const std::string name : kFromEnvironment) {
       CLI::Option* option = part->get_option_no_throw("--" + name);
-      // Models run on the CPU only: a device for everything is not meant for dump.
-      if (option == nullptr || (name == "device" && part->get_name() == "dump")) continue;
+      if (option == nullptr) continue;
       std::string variable = "OSCAR_" + name;
       for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
       option->envname(variable);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
+#include "kernels/backend.hpp"
 
 namespace oscar {
 
@@ -12,6 +13,9 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
     return command.add_option(name, value, help)->group("Input");
   };
   add("--model", input.model, "Checkpoint folder: config.json, *.safetensors, tokenizer.json")->type_name("DIR");
+  add("--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
+      ->capture_default_str();
   add("--text", input.texts, "UTF-8 text; several files are joined")->type_name("FILE");
   add("--tokens", input.tokens, "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line)")
       ->type_name("FILE");
@@ -26,6 +30,24 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   add("--sequences", input.limits.max_sequences, "Sequences to use at most; 0 = all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+}
+
+std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context) {
+  Status& status = *context.status;
+  DecoderOptions options{.device = context.common.device,
+                         .dtype = input.dtype,
+                         .notice = [&status](const std::string& text) { status.notice(text); }};
+  if (options.device != "auto") return open_model(input.model, options);
+  options.device = "cpu";
+  if (cuda_device_count() == 0) return open_model(input.model, options);
+  try {
+    options.device = "cuda";
+    return open_model(input.model, options);
+  } catch (const BackendUnavailable& error) {
+    status.notice("the model runs on the CPU: " + std::string(error.what()));
+  }
+  options.device = "cpu";
+  return open_model(input.model, options);
 }
 
 std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelConfig& config) {

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "context.hpp"
 #include "model/config.hpp"
+#include "model/runner.hpp"
 #include "model/tokens.hpp"
 
 namespace oscar {
@@ -18,10 +21,15 @@ struct ModelInput {
   std::vector<std::filesystem::path> texts;
   std::string layers;  // as parse_layers reads it
   TokenLimits limits;
+  std::string dtype = "auto";  // DecoderOptions::dtype
 };
 
-/// Adds --model, --text, --tokens, --layers, --max-tokens, --seq-len, --sequences.
+/// Adds --model, --model-dtype, --text, --tokens, --layers, --max-tokens, --seq-len, --sequences.
 void add_model_input_options(CLI::App& command, ModelInput& input);
+
+/// Opens --model where --device says: auto takes a GPU if there is one that libtorch can use, and says so if it falls
+/// back.
+[[nodiscard]] std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context);
 
 /// The sequences to run, cut to the model's context at most. Throws UsageError unless exactly one of --text and
 /// --tokens was given, and what the readers throw.

@@ -242,13 +242,6 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
-void drop_pages(std::span<const std::byte> mapped) noexcept {
-  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto first = reinterpret_cast<std::uintptr_t>(mapped.data());
-  const std::uintptr_t begin = first / page * page, end = (first + mapped.size() + page - 1) / page * page;
-  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-}
-
 void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out) {
   read_at(open_for_reading(path).get(), offset, out);
 }

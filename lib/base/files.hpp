@@ -92,9 +92,6 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-/// Takes a part of a MappedFile out of this process's memory; who reads it again gets it from the file.
-void drop_pages(std::span<const std::byte> mapped) noexcept;
-
 /// Reads `out.size()` bytes at `offset`. Throws DataError if the file ends before.
 void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out);
 /// The same for an open file.

@@ -2,7 +2,6 @@
 #include "dump/live_source.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
@@ -11,8 +10,10 @@
 namespace oscar {
 namespace {
 
+/// Some sequences of a layer, in memory of the runner's choice.
 struct Chunk {
-  Tensor q, k, v;
+  QkvView view;
+  std::shared_ptr<std::byte> q, k, v;
   std::vector<SequenceRange> sequences;
   std::string where;
 };
@@ -24,27 +25,6 @@ struct Slot {
   std::int64_t begin = 0, tokens = 0;
 };
 
-/// Rounds rows of `from` into `to` from token `begin` on. False if a rounded value is not finite.
-bool store(const HeadsView& from, std::int64_t begin, Tensor& to) {
-  const auto count = static_cast<std::size_t>(from.num_tokens * from.num_heads * from.head_dim);
-  const std::span source(reinterpret_cast<const float*>(from.data), count);
-  const std::size_t offset = static_cast<std::size_t>(begin) * static_cast<std::size_t>(from.num_heads * from.head_dim);
-  bool finite = true;
-  if (to.dtype == DType::kF32) {
-    std::copy(source.begin(), source.end(), to.values<float>().subspan(offset).begin());
-    for (const float value : source) finite &= std::isfinite(value);
-    return finite;
-  }
-  const std::span<std::uint16_t> target = to.values<std::uint16_t>().subspan(offset, count);
-  const bool bf16 = to.dtype == DType::kBF16;
-  for (std::size_t i = 0; i < count; ++i) {
-    target[i] = bf16 ? bf16_from_float(source[i]) : f16_from_float(source[i]);
-    const std::uint16_t exponent = bf16 ? 0x7f80U : 0x7c00U;
-    finite &= (target[i] & exponent) != exponent;
-  }
-  return finite;
-}
-
 class LiveStream : public LayerStream {
  public:
   explicit LiveStream(std::shared_ptr<const Layer> layer) : layer_(std::move(layer)) {}
@@ -52,7 +32,7 @@ class LiveStream : public LayerStream {
   bool next(QkvChunk& out) override {
     if (next_ == layer_->size()) return false;
     const Chunk& chunk = (*layer_)[next_++];
-    out.view = {heads_view(chunk.q, chunk.where), heads_view(chunk.k, chunk.where), heads_view(chunk.v, chunk.where)};
+    out.view = chunk.view;
     out.owner = layer_;
     out.sequences = chunk.sequences;
     out.where = chunk.where;
@@ -68,7 +48,8 @@ class LiveStream : public LayerStream {
 class LiveSource : public QkvSource {
  public:
   LiveSource(ModelRunner& runner, std::vector<TokenSequence> sequences, const LiveOptions& options, Status& status)
-      : config_(runner.config()),
+      : runner_(runner),
+        config_(runner.config()),
         sequences_(std::move(sequences)),
         calibration_(describe(sequences_)),
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
@@ -86,14 +67,14 @@ class LiveSource : public QkvSource {
     OSCAR_CHECK(std::binary_search(layer_ids_.begin(), layer_ids_.end(), layer_id) && layer_id >= pass_->layer());
     while (pass_->layer() < layer_id) pass_->step({}, false);
     const auto layer = std::make_shared<Layer>(empty_chunks(layer_id));
-    const auto keep = [&](int, std::size_t s, const QkvView& qkv, std::span<float>) {
+    const auto place = [&](std::size_t s) {
       Chunk& chunk = (*layer)[slots_[s].chunk];
-      keep_rows(qkv.q, "q", layer_id, s, chunk.q);
-      keep_rows(qkv.k, "k", layer_id, s, chunk.k);
-      keep_rows(qkv.v, "v", layer_id, s, chunk.v);
-      return false;
+      const auto at = [&](const std::shared_ptr<std::byte>& rows, const HeadsView& view) {
+        return rows.get() + slots_[s].begin * view.bytes_per_token();
+      };
+      return QkvBuffers{dtype_, at(chunk.q, chunk.view.q), at(chunk.k, chunk.view.k), at(chunk.v, chunk.view.v)};
     };
-    pass_->step(keep, layer_id == layer_ids_.back());
+    pass_->capture(place, layer_id == layer_ids_.back());
     return std::make_unique<LiveStream>(layer);
   }
 
@@ -128,25 +109,22 @@ class LiveSource : public QkvSource {
     Layer layer;
     const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer_id)].mixer;
     for (const std::int64_t tokens : chunk_sizes_) {
-      const auto zeros = [&](int heads, int dim) { return Tensor(dtype_, {tokens, heads, dim}); };
-      layer.push_back({zeros(mixer.num_heads, mixer.head_dim),
-                       zeros(mixer.num_kv_heads, mixer.head_dim),
-                       zeros(mixer.num_kv_heads, mixer.value_dim),
-                       {},
-                       "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(layer.size() + 1)});
+      Chunk chunk{.where = "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(layer.size() + 1)};
+      const auto make = [&](int heads, int dim, std::shared_ptr<std::byte>& memory) {
+        HeadsView view{nullptr, dtype_, tokens, heads, dim};
+        memory = runner_.host_memory(static_cast<std::size_t>(tokens * view.bytes_per_token()));
+        view.data = memory.get();
+        return view;
+      };
+      chunk.view = {make(mixer.num_heads, mixer.head_dim, chunk.q), make(mixer.num_kv_heads, mixer.head_dim, chunk.k),
+                    make(mixer.num_kv_heads, mixer.value_dim, chunk.v)};
+      layer.push_back(std::move(chunk));
     }
     for (const Slot& slot : slots_) layer[slot.chunk].sequences.push_back({slot.begin, slot.begin + slot.tokens});
     return layer;
   }
 
-  void keep_rows(const HeadsView& rows, const char* what, int layer_id, std::size_t sequence, Tensor& to) const {
-    if (store(rows, slots_[sequence].begin, to)) return;
-    throw DataError(
-        std::string(what) + " has values that are not finite in " + std::string(name_of(dtype_)),
-        config_.identity.id + ", layer " + std::to_string(layer_id) + ", sequence " + std::to_string(sequence),
-        "check the checkpoint, or choose a wider --dtype");
-  }
-
+  ModelRunner& runner_;
   const ModelConfig config_;
   std::vector<TokenSequence> sequences_;
   CalibrationData calibration_;

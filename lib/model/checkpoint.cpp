@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/checkpoint.hpp"
 
+#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/json.hpp"
 
@@ -61,6 +62,15 @@ const TensorRef& Checkpoint::at(const std::string& name) const {
                     "check that config.json and the weights belong together, or fetch the checkpoint again");
   }
   return found->second->at(stored);
+}
+
+void Checkpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
+  for (const auto& [name, file] : shards_) {
+    if (const std::optional<FilePlace> place = file.find(bytes)) {
+      return read_at(place->descriptor, place->offset, {to, bytes.size()});
+    }
+  }
+  OSCAR_CHECK(bytes.empty());
 }
 
 }  // namespace oscar

@@ -23,7 +23,7 @@ class Checkpoint : public WeightStore {
   [[nodiscard]] const TensorRef& at(const std::string& name) const override;
   [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(stored_name(name)); }
 
-  void done_with(std::span<const std::byte> bytes) const noexcept override { drop_pages(bytes); }
+  void read(std::span<const std::byte> bytes, std::byte* to) const override;
 
  private:
   void open_shards(const std::filesystem::path& model, const std::filesystem::path& index);

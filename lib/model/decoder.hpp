@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The mathematics of one decoder layer for one sequence, in fp32, by libtorch: it executes the blocks of a ModelConfig
-// (block.hpp). Implemented in a plug-in that is opened on the first call, so that commands which run no model never
-// load libtorch. It starts no threads: runner.hpp owns the order of layers and sequences and the parallelism. All
-// methods may be called concurrently.
+// The mathematics of one decoder layer for one sequence, by libtorch: it executes the blocks of a ModelConfig
+// (block.hpp) on the CPU or on a GPU, in fp32 or in bf16 (norms, RoPE, softmax and routing are fp32 in both).
+// Implemented in a plug-in that is opened on the first call, so that commands which run no model never load libtorch;
+// its CUDA part is opened where a GPU is asked for. runner.hpp owns the order of layers and sequences and the
+// parallelism. All methods may be called concurrently, for different sequences.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -23,8 +25,17 @@ class WeightStore {
   /// Valid as long as the store. Throws DataError if the checkpoint has no such tensor.
   [[nodiscard]] virtual const TensorRef& at(const std::string& name) const = 0;
   [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
-  /// The bytes were converted and need no memory until someone reads them again.
-  virtual void done_with(std::span<const std::byte> bytes) const noexcept = 0;
+  /// Copies bytes that at() showed by reading their file: no page faults, and nothing stays in this process's memory.
+  virtual void read(std::span<const std::byte> bytes, std::byte* to) const = 0;
+};
+
+/// Where and in what to compute.
+struct DecoderOptions {
+  std::string device = "cpu";   // cpu, cuda or cuda:N
+  std::string dtype = "auto";   // float32, bfloat16; auto: float32 on the CPU, bfloat16 on a GPU
+  bool hidden_on_host = false;  // hidden states live on the host between layers, whatever room a GPU has
+  /// Gets what the user should know: less memory than wanted.
+  std::function<void(const std::string&)> notice = [](const std::string&) {};
 };
 
 /// Weights in memory, ready to compute with: those of a layer that every token needs, or of one expert.
@@ -33,50 +44,76 @@ class LoadedWeights {
   virtual ~LoadedWeights() = default;
 };
 
-/// Where the tokens of one sequence go: token t to experts[t * top_k + i] with weights[t * top_k + i].
-struct Routing {
-  std::vector<std::int32_t> experts;
-  std::vector<float> weights;
+/// What belongs to one sequence, where the decoder computes: its hidden states, the q, k and v of a layer, its share of
+/// experts.
+class Rows {
+ public:
+  virtual ~Rows() = default;
+};
+
+/// Host memory for rows of one sequence: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).
+struct QkvBuffers {
+  DType dtype = DType::kF32;  // float32, bfloat16, float16
+  std::byte *q = nullptr, *k = nullptr, *v = nullptr;
 };
 
 class Decoder {
  public:
   virtual ~Decoder() = default;
 
-  /// hidden (T, hidden_size) = token embeddings.
-  virtual void embed(std::span<const std::int32_t> tokens, std::span<float> hidden) const = 0;
-  [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;
-  [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_expert(int layer, int expert) const = 0;
+  /// "cpu, float32"
+  [[nodiscard]] virtual std::string description() const = 0;
+  /// Sequences to work on at a time; 0 = one per thread.
+  [[nodiscard]] virtual int concurrent_sequences() const = 0;
+  /// Host memory that copies reach at full speed.
+  [[nodiscard]] virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes) const = 0;
+  /// Called before embed(): hidden states of this many tokens will live at a time; on the host if need be.
+  virtual void make_room(std::int64_t num_tokens) = 0;
+  /// Waits for what was started. Weights may go after that.
+  virtual void finish() const = 0;
 
-  /// Post-RoPE q (T, Hq, d), k (T, Hkv, d) and v (T, Hkv, d_v) of a layer with a cache; positions start at 0. Scores
-  /// are q . k / sqrt(d): where a model scales otherwise, q has the rest.
-  virtual void project(const LoadedWeights& layer, std::span<const float> hidden, std::span<float> q,
-                       std::span<float> k, std::span<float> v) const = 0;
-  /// Exact causal attention, for runs that replace nothing: out (T, Hq, d_v).
-  virtual void attend(const LoadedWeights& layer, const QkvView& qkv, std::span<float> out) const = 0;
+  /// Hidden states: token embeddings.
+  [[nodiscard]] virtual std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;
+  [[nodiscard]] virtual std::vector<std::unique_ptr<LoadedWeights>> load_experts(
+      int layer, std::span<const int> experts) const = 0;
+  /// How many experts to load together, so that reading is fast and memory small.
+  [[nodiscard]] virtual int experts_at_once(int layer) const = 0;
+
+  /// Post-RoPE q, k and v of a layer with a cache; positions start at 0. Scores are q . k / sqrt(d): where a model
+  /// scales otherwise, q has the rest.
+  [[nodiscard]] virtual std::unique_ptr<Rows> project(const LoadedWeights& layer, const Rows& hidden) const = 0;
+  /// Starts copies of q, k and v.
+  virtual void copy_qkv(Rows& qkv, const QkvBuffers& out) const = 0;
+  /// Waits for them. The first of q, k, v that has a value which is not finite in the type of the copy, or "".
+  [[nodiscard]] virtual std::string finish_copy(Rows& qkv) const = 0;
+
+  /// hidden += what the layer makes of exact causal attention.
+  virtual void add_exact_attention(const LoadedWeights& layer, const Rows& qkv, Rows& hidden) const = 0;
   /// hidden += what the layer makes of attention outputs (T, Hq, d_v).
-  virtual void add_attention(const LoadedWeights& layer, std::span<const float> attention,
-                             std::span<float> hidden) const = 0;
+  virtual void add_attention(const LoadedWeights& layer, std::span<const float> attention, Rows& hidden) const = 0;
   /// hidden += what a layer without a cache makes of it.
-  virtual void add_recurrent(const LoadedWeights& layer, std::span<float> hidden) const = 0;
+  virtual void add_recurrent(const LoadedWeights& layer, Rows& hidden) const = 0;
 
   /// hidden += mlp(hidden), of a layer without experts.
-  virtual void add_mlp(const LoadedWeights& layer, std::span<float> hidden) const = 0;
-  /// Of a layer with experts: chooses them, and starts sum (T, hidden_size) with what shared experts give.
-  [[nodiscard]] virtual Routing route(const LoadedWeights& layer, std::span<const float> hidden,
-                                      std::span<float> sum) const = 0;
-  /// sum += what an expert gives to the tokens that were routed to it.
-  virtual void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, const Routing& routing,
-                          std::span<const float> hidden, std::span<float> sum) const = 0;
-  /// hidden += sum.
-  virtual void add_experts_sum(const LoadedWeights& layer, std::span<const float> sum,
-                               std::span<float> hidden) const = 0;
+  virtual void add_mlp(const LoadedWeights& layer, Rows& hidden) const = 0;
+  /// Of a layer with experts: chooses them, and starts their sum with what shared experts give.
+  [[nodiscard]] virtual std::unique_ptr<Rows> route(const LoadedWeights& layer, const Rows& hidden) const = 0;
+  /// Experts that tokens were routed to, ascending.
+  [[nodiscard]] virtual std::vector<int> chosen_experts(const Rows& routed) const = 0;
+  /// The sum += what an expert gives to the tokens that were routed to it.
+  virtual void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, const Rows& hidden,
+                          Rows& routed) const = 0;
+  /// hidden += the sum.
+  virtual void add_experts_sum(const LoadedWeights& layer, const Rows& routed, Rows& hidden) const = 0;
 
   /// logits (T, vocab_size) of the final norm and head.
-  virtual void logits(std::span<const float> hidden, std::span<float> logits) const = 0;
+  virtual void logits(const Rows& hidden, std::span<float> logits) const = 0;
 };
 
-/// Opens the plug-in. Throws BackendUnavailable if it or libtorch is not there.
-[[nodiscard]] std::unique_ptr<Decoder> make_decoder(const ModelConfig& config, const WeightStore& weights);
+/// Opens the plug-in. Throws BackendUnavailable if it, libtorch or the device is not there, UsageError for a device or
+/// type that does not exist.
+[[nodiscard]] std::unique_ptr<Decoder> make_decoder(const ModelConfig& config, const WeightStore& weights,
+                                                    const DecoderOptions& options);
 
 }  // namespace oscar

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/runner.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <set>
@@ -9,7 +10,6 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "model/checkpoint.hpp"
-#include "model/decoder.hpp"
 #include "model/layout.hpp"
 
 namespace oscar {
@@ -41,34 +41,32 @@ class Pass : public ModelPass {
   Pass(Decoder& decoder, const ModelConfig& config, std::span<const TokenSequence> sequences, Status& status)
       : decoder_(decoder), config_(config), sequences_(sequences), status_(status), hidden_(sequences.size()) {
     check_sequences(sequences, config);
-    parallel_for(sequences.size(), [&](std::size_t s) {
-      hidden_[s].resize(sequences_[s].size() * static_cast<std::size_t>(config_.hidden_size));
-      decoder_.embed(sequences_[s], hidden_[s]);
-    });
+    std::int64_t tokens = 0;
+    for (const TokenSequence& sequence : sequences) tokens += static_cast<std::int64_t>(sequence.size());
+    decoder_.make_room(tokens);
   }
 
   [[nodiscard]] int layer() const override { return layer_; }
 
   void step(const AttentionHook& attention, bool observe_only) override {
-    OSCAR_CHECK(layer_ < config_.num_layers);
-    throw_if_interrupted();
-    const std::unique_ptr<LoadedWeights> weights = next_.valid() ? next_.get() : decoder_.load_layer(layer_);
-    if (!observe_only && layer_ + 1 < config_.num_layers) {
-      next_ = std::async(std::launch::async, [this, layer = layer_ + 1] { return decoder_.load_layer(layer); });
-    }
-    const std::string stage = "layer " + std::to_string(layer_) + " of " + std::to_string(config_.num_layers);
-    for_each_sequence(stage + ", sequence",
-                      [&](std::size_t s) { step_sequence(s, *weights, attention, observe_only); });
-    if (!observe_only && block().mlp.experts.count > 0) step_experts(*weights, stage);
-    layer_ = observe_only ? config_.num_layers : layer_ + 1;
-    ended_ = observe_only;
+    run_layer(
+        [&](std::size_t s, const LoadedWeights& weights) {
+          attention ? attend_with_hook(s, weights, attention, observe_only) : attend(s, weights, {}, observe_only);
+        },
+        observe_only);
+  }
+
+  void capture(const CaptureHook& target, bool observe_only) override {
+    OSCAR_CHECK(block().has_cache());
+    run_layer([&](std::size_t s, const LoadedWeights& weights) { attend(s, weights, target, observe_only); },
+              observe_only);
   }
 
   void logits(const LogitsHook& hook) override {
     OSCAR_CHECK(layer_ == config_.num_layers && !ended_);
     for_each_sequence("logits, sequence", [&](std::size_t s) {
       std::vector<float> logits(sequences_[s].size() * static_cast<std::size_t>(config_.vocab_size));
-      decoder_.logits(hidden_[s], logits);
+      decoder_.logits(*hidden_[s], logits);
       hook(s, logits);
     });
   }
@@ -76,28 +74,64 @@ class Pass : public ModelPass {
  private:
   void for_each_sequence(const std::string& stage, const std::function<void(std::size_t)>& task) {
     std::atomic<std::int64_t> done{0};
-    parallel_for(sequences_.size(), [&](std::size_t s) {
-      throw_if_interrupted();
-      task(s);
-      status_.progress(stage, ++done, static_cast<std::int64_t>(sequences_.size()));
-    });
+    parallel_for(
+        sequences_.size(),
+        [&](std::size_t s) {
+          throw_if_interrupted();
+          task(s);
+          status_.progress(stage, ++done, static_cast<std::int64_t>(sequences_.size()));
+        },
+        decoder_.concurrent_sequences());
   }
 
   [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
 
-  void step_sequence(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention, bool observe_only) {
-    if (block().has_cache()) {
-      const std::vector<float> out = attend_sequence(s, weights, attention, observe_only);
-      if (observe_only) return;
-      decoder_.add_attention(weights, out, hidden_[s]);
-    } else {
-      decoder_.add_recurrent(weights, hidden_[s]);
-    }
-    if (block().mlp.experts.count == 0) decoder_.add_mlp(weights, hidden_[s]);
+  void start_loading(int layer) {
+    next_ = std::async(std::launch::async, [this, layer] { return decoder_.load_layer(layer); });
   }
 
-  std::vector<float> attend_sequence(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention,
-                                     bool observe_only) {
+  void embed() {
+    parallel_for(sequences_.size(), [&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s]); });
+  }
+
+  void run_layer(const std::function<void(std::size_t, const LoadedWeights&)>& mix, bool observe_only) {
+    OSCAR_CHECK(layer_ < config_.num_layers);
+    throw_if_interrupted();
+    if (!next_.valid()) start_loading(layer_);
+    if (layer_ == 0) embed();
+    const std::unique_ptr<LoadedWeights> weights = next_.get();
+    if (!observe_only && layer_ + 1 < config_.num_layers) start_loading(layer_ + 1);
+    const std::string stage = "layer " + std::to_string(layer_) + " of " + std::to_string(config_.num_layers);
+    const bool experts = block().mlp.experts.count > 0;
+    for_each_sequence(stage + ", sequence", [&](std::size_t s) {
+      block().has_cache() ? mix(s, *weights) : decoder_.add_recurrent(*weights, *hidden_[s]);
+      if (!observe_only && !experts) decoder_.add_mlp(*weights, *hidden_[s]);
+    });
+    if (!observe_only && experts) step_experts(*weights, stage);
+    decoder_.finish();  // or the weights would go while a GPU computes with them
+    layer_ = observe_only ? config_.num_layers : layer_ + 1;
+    ended_ = observe_only;
+  }
+
+  void attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only) {
+    if (!target && observe_only) return;
+    const std::unique_ptr<Rows> qkv = decoder_.project(weights, *hidden_[s]);
+    QkvBuffers buffers;
+    if (target) decoder_.copy_qkv(*qkv, buffers = target(s));
+    if (!observe_only) decoder_.add_exact_attention(weights, *qkv, *hidden_[s]);
+    if (target) check_finite(s, decoder_.finish_copy(*qkv), buffers.dtype);
+  }
+
+  void check_finite(std::size_t sequence, const std::string& what, DType dtype) const {
+    if (what.empty()) return;
+    throw DataError(
+        what + " has values that are not finite in " + std::string(name_of(dtype)),
+        config_.identity.id + ", layer " + std::to_string(layer_) + ", sequence " + std::to_string(sequence),
+        "check the checkpoint, or choose a wider --dtype");
+  }
+
+  void attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention,
+                        bool observe_only) {
     const MixerSpec& m = block().mixer;
     const auto tokens = static_cast<std::int64_t>(sequences_[s].size());
     const auto buffer = [&](int heads, int dim) {
@@ -105,44 +139,62 @@ class Pass : public ModelPass {
     };
     std::vector<float> q = buffer(m.num_heads, m.head_dim), k = buffer(m.num_kv_heads, m.head_dim);
     std::vector<float> v = buffer(m.num_kv_heads, m.value_dim), out = buffer(m.num_heads, m.value_dim);
-    decoder_.project(weights, hidden_[s], q, k, v);
+    const std::unique_ptr<Rows> own = decoder_.project(weights, *hidden_[s]);
+    const auto bytes = [](std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); };
+    decoder_.copy_qkv(*own, {DType::kF32, bytes(q), bytes(k), bytes(v)});
+    (void)decoder_.finish_copy(*own);
     const QkvView qkv{heads_view(q, tokens, m.num_heads, m.head_dim), heads_view(k, tokens, m.num_kv_heads, m.head_dim),
                       heads_view(v, tokens, m.num_kv_heads, m.value_dim)};
-    const bool replaced = attention && attention(layer_, s, qkv, out);
-    if (!replaced && !observe_only) decoder_.attend(weights, qkv, out);
-    return out;
+    const bool replaced = attention(layer_, s, qkv, out);
+    if (observe_only) return;
+    if (replaced) return decoder_.add_attention(weights, out, *hidden_[s]);
+    decoder_.add_exact_attention(weights, *own, *hidden_[s]);
   }
 
-  /// Expert by expert, over all sequences: each that was chosen is loaded once, and two are in memory.
+  /// Experts in groups, over all sequences: each that was chosen is loaded once, and two groups are in memory.
   void step_experts(const LoadedWeights& weights, const std::string& stage) {
-    std::vector<Routing> routing(sequences_.size());
-    std::vector<std::vector<float>> sums(sequences_.size());
-    parallel_for(sequences_.size(), [&](std::size_t s) {
-      sums[s].resize(hidden_[s].size());
-      routing[s] = decoder_.route(weights, hidden_[s], sums[s]);
-    });
-    std::set<std::int32_t> chosen;
-    for (const Routing& of_sequence : routing) chosen.insert(of_sequence.experts.begin(), of_sequence.experts.end());
-    const auto load = [this, layer = layer_](std::int32_t expert) { return decoder_.load_expert(layer, expert); };
-    std::future<std::unique_ptr<LoadedWeights>> next = std::async(std::launch::async, load, *chosen.begin());
-    std::int64_t done = 0;
-    for (auto expert = chosen.begin(); expert != chosen.end(); ++expert) {
+    std::vector<std::unique_ptr<Rows>> routed(sequences_.size());
+    const int together = decoder_.concurrent_sequences();
+    parallel_for(
+        sequences_.size(), [&](std::size_t s) { routed[s] = decoder_.route(weights, *hidden_[s]); }, together);
+    std::set<int> named;
+    for (const auto& rows : routed) named.merge(as_set(decoder_.chosen_experts(*rows)));
+    const std::vector<int> chosen(named.begin(), named.end());
+    const auto step = static_cast<std::size_t>(decoder_.experts_at_once(layer_));
+    const auto group = [&](std::size_t first) {
+      return std::span(chosen).subspan(first, std::min(step, chosen.size() - first));
+    };
+    const auto load = [&, layer = layer_](std::size_t first) { return decoder_.load_experts(layer, group(first)); };
+    using Loaded = std::vector<std::unique_ptr<LoadedWeights>>;
+    std::future<Loaded> next = std::async(std::launch::async, load, 0);
+    for (std::size_t first = 0; first < chosen.size(); first += step) {
       throw_if_interrupted();
-      const std::unique_ptr<LoadedWeights> own = next.get();
-      if (std::next(expert) != chosen.end()) next = std::async(std::launch::async, load, *std::next(expert));
-      parallel_for(sequences_.size(), [&](std::size_t s) {
-        decoder_.add_expert(weights, *expert, *own, routing[s], hidden_[s], sums[s]);
-      });
-      status_.progress(stage + ", expert", ++done, static_cast<std::int64_t>(chosen.size()));
+      const Loaded own = next.get();
+      if (first + step < chosen.size()) next = std::async(std::launch::async, load, first + step);
+      parallel_for(
+          sequences_.size(),
+          [&](std::size_t s) {
+            for (std::size_t i = 0; i < own.size(); ++i) {
+              decoder_.add_expert(weights, group(first)[i], *own[i], *hidden_[s], *routed[s]);
+            }
+          },
+          together);
+      decoder_.finish();
+      status_.progress(stage + ", expert", static_cast<std::int64_t>(first + own.size()),
+                       static_cast<std::int64_t>(chosen.size()));
     }
-    parallel_for(sequences_.size(), [&](std::size_t s) { decoder_.add_experts_sum(weights, sums[s], hidden_[s]); });
+    parallel_for(
+        sequences_.size(), [&](std::size_t s) { decoder_.add_experts_sum(weights, *routed[s], *hidden_[s]); },
+        together);
   }
+
+  static std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), values.end()}; }
 
   Decoder& decoder_;
   const ModelConfig& config_;
   std::span<const TokenSequence> sequences_;
   Status& status_;
-  std::vector<std::vector<float>> hidden_;            // (T, hidden_size) each
+  std::vector<std::unique_ptr<Rows>> hidden_;
   std::future<std::unique_ptr<LoadedWeights>> next_;  // of the layer after the one that runs
   int layer_ = 0;
   bool ended_ = false;
@@ -150,20 +202,25 @@ class Pass : public ModelPass {
 
 class Runner : public ModelRunner {
  public:
-  explicit Runner(const std::filesystem::path& model)
-      : config_(read_model_config(model)), checkpoint_(model), decoder_(open_decoder(model)) {}
+  Runner(const std::filesystem::path& model, const DecoderOptions& options)
+      : config_(read_model_config(model)), checkpoint_(model), decoder_(open_decoder(model, options)) {}
 
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
+  [[nodiscard]] std::string description() const override { return decoder_->description(); }
+  [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t bytes) const override {
+    return decoder_->host_memory(bytes);
+  }
 
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status& status) override {
     return std::make_unique<Pass>(*decoder_, config_, sequences, status);
   }
 
  private:
-  [[nodiscard]] std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& model) {
+  [[nodiscard]] std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& model,
+                                                      const DecoderOptions& options) {
     settle_expert_layouts(config_, checkpoint_);
     check_weights(config_, checkpoint_, model.string());
-    return make_decoder(config_, checkpoint_);
+    return make_decoder(config_, checkpoint_, options);
   }
 
   ModelConfig config_;
@@ -182,6 +239,8 @@ void ModelRunner::run(std::span<const TokenSequence> sequences, const RunHooks& 
   if (hooks.logits) pass->logits(hooks.logits);
 }
 
-std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model) { return std::make_unique<Runner>(model); }
+std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model, const DecoderOptions& options) {
+  return std::make_unique<Runner>(model, options);
+}
 
 }  // namespace oscar

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Runs a checkpoint layer by layer over a set of sequences: all sequences pass one layer while the next is loaded, so
-// that two layers are in memory at a time (of experts, two experts), besides the hidden states of all sequences. What
+// that two layers are in memory at a time (of experts, two groups), besides the hidden states of all sequences. What
 // attention computes can be replaced, which is how verify measures a quantised cache and how a live fit watches a
 // model.
 #pragma once
@@ -15,6 +15,7 @@
 #include "base/status.hpp"
 #include "kernels/types.hpp"
 #include "model/config.hpp"
+#include "model/decoder.hpp"
 
 namespace oscar {
 
@@ -24,6 +25,9 @@ using TokenSequence = std::vector<std::int32_t>;
 /// model scales otherwise, q has the rest. Either fills `out` (T, Hq, d_v) and returns true, or returns false
 /// and exact attention is computed. Called concurrently for different sequences.
 using AttentionHook = std::function<bool(int layer, std::size_t sequence, const QkvView& qkv, std::span<float> out)>;
+/// Says where q, k and v of a sequence go, in the type that they are wanted in; called concurrently for different
+/// sequences.
+using CaptureHook = std::function<QkvBuffers(std::size_t sequence)>;
 /// Logits (T, vocab_size) of one sequence; called concurrently for different sequences.
 using LogitsHook = std::function<void(std::size_t sequence, std::span<const float> logits)>;
 
@@ -44,6 +48,9 @@ class ModelPass {
   [[nodiscard]] virtual int layer() const = 0;
   /// Takes all sequences through one layer. observe_only: ends once `attention` has seen all; nothing can follow.
   virtual void step(const AttentionHook& attention, bool observe_only) = 0;
+  /// The same with exact attention, while q, k and v are kept. Throws DataError for a value that is not finite in the
+  /// type of its copy.
+  virtual void capture(const CaptureHook& target, bool observe_only) = 0;
   /// After the last layer.
   virtual void logits(const LogitsHook& hook) = 0;
 };
@@ -52,6 +59,10 @@ class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
   [[nodiscard]] virtual const ModelConfig& config() const = 0;
+  /// Where it computes and in what: "cpu, float32".
+  [[nodiscard]] virtual std::string description() const = 0;
+  /// For what is captured: host memory that a GPU's copies reach at full speed.
+  [[nodiscard]] virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes) const = 0;
   /// Throws DataError for a token id outside the vocabulary, an empty sequence, or one longer than the model's context.
   /// `sequences` and `status` must outlive the pass.
   [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status& status) = 0;
@@ -59,7 +70,9 @@ class ModelRunner {
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);
 };
 
-/// Opens a Hugging Face checkpoint folder (config.json, *.safetensors with or without an index). Throws DataError.
-[[nodiscard]] std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model);
+/// Opens a Hugging Face checkpoint folder (config.json, *.safetensors with or without an index). Throws DataError, and
+/// what make_decoder() throws (decoder.hpp).
+[[nodiscard]] std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model,
+                                                      const DecoderOptions& options = {});
 
 }  // namespace oscar

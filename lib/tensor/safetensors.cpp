@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -158,6 +159,14 @@ const TensorRef& SafetensorsFile::at(const std::string& name) const {
 TensorLocation SafetensorsFile::locate(const std::string& name) const {
   const TensorRef& tensor = at(name);
   return {tensor.dtype, tensor.shape, static_cast<std::uint64_t>(tensor.data.data() - file_.bytes().data())};
+}
+
+std::optional<FilePlace> SafetensorsFile::find(std::span<const std::byte> bytes) const {
+  const std::span<const std::byte> all = file_.bytes();
+  const bool inside =
+      !std::less()(bytes.data(), all.data()) && !std::less()(all.data() + all.size(), bytes.data() + bytes.size());
+  if (!inside) return std::nullopt;
+  return FilePlace{file_.descriptor(), static_cast<std::uint64_t>(bytes.data() - all.data())};
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,6 +36,8 @@ class SafetensorsFile {
   /// Throws DataError that names the file and the tensor.
   [[nodiscard]] const TensorRef& at(const std::string& name) const;
   [[nodiscard]] TensorLocation locate(const std::string& name) const;
+  /// Where bytes of a TensorRef of this file lie in it; nothing for bytes of something else.
+  [[nodiscard]] std::optional<FilePlace> find(std::span<const std::byte> bytes) const;
 
  private:
   std::string path_;

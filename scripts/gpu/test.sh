@@ -3,7 +3,7 @@
 # On a machine with an NVIDIA GPU: test.sh [kernels] [suite] [sanitizers], all three without arguments. See place.sh for
 # what is run. Writes cuda-tests.json (GPU, driver, commit, every case, every measured error) into $OUT or .gpu/out.
 #   kernels     the tests of the CUDA backend against the CPU
-#   suite       every other test with OSCAR_DEVICE=cuda
+#   suite       every other test with OSCAR_DEVICE=cuda, models in float32
 #   sanitizers  compute-sanitizer's memcheck and racecheck over the cases whose names start with "small:"
 # Exit status 1 if anything failed, ran past its limit, or if nothing ran.
 set -euo pipefail
@@ -22,7 +22,7 @@ run_tests() {
 
 kernels() { run_tests kernels 150 -L cuda; }
 
-suite() { OSCAR_DEVICE=cuda run_tests suite 240 -LE '^(cuda|install)$'; }
+suite() { OSCAR_DEVICE=cuda OSCAR_MODEL_DTYPE=float32 run_tests suite 240 -LE '^(cuda|install)$'; }
 
 # Each case is a process of its own, all at once: racecheck makes some a hundred times as slow.
 sanitizers() {

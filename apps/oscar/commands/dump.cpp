@@ -18,27 +18,18 @@ struct DumpCommand {
   bool force = false;
 };
 
-/// The decoder is libtorch's on the CPU; a GPU that was asked for by name must not be ignored.
-void check_device(const std::string& device) {
-  if (device == "auto" || device == "cpu") return;
-  if (device.starts_with("cuda")) {
-    throw BackendUnavailable("models run on the CPU only", "--device " + device, "use --device cpu or auto");
-  }
-  throw UsageError("unknown device \"" + device + "\"", "--device", "use auto, cpu, cuda or cuda:N");
-}
-
 void run(DumpCommand& command, Context& context) {
-  check_device(context.common.device);
   command.live.layers = parse_layers(command.input.layers);
   const ModelConfig config = read_model_config(command.input.model);
   std::vector<TokenSequence> sequences = read_sequences(command.input, config);
-  const std::unique_ptr<ModelRunner> runner = open_model(command.input.model);
+  const std::unique_ptr<ModelRunner> runner = open_input_model(command.input, context);
   const auto source = open_live(*runner, std::move(sequences), command.live, *context.status);
   const DumpSummary summary = write_dump(*source, command.out, command.format, command.force, *context.status);
   const CalibrationData& data = source->calibration();
-  context.status->notice(fmt::format("dumped {} layers, {} tokens in {} sequences, as {}: {:.1f} MB in {}",
+  context.status->notice(fmt::format("dumped {} layers, {} tokens in {} sequences, as {}, on {}: {:.1f} MB in {}",
                                      summary.layers, summary.tokens, data.sequences, name_of(summary.dtype),
-                                     static_cast<double>(summary.bytes) / 1e6, command.out.string()));
+                                     runner->description(), static_cast<double>(summary.bytes) / 1e6,
+                                     command.out.string()));
   emit_json(context, {{"path", command.out.string()},
                       {"model", to_json(source->model())},
                       {"calibration", to_json(data)},

@@ -63,7 +63,8 @@ Json to_json(const FitResult& result, const Times& times, const std::filesystem:
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
 class Input {
  public:
-  Input(const FitCommand& command, Status& status) {
+  Input(const FitCommand& command, const Context& context) {
+    Status& status = *context.status;
     const std::vector<int> layers = parse_layers(command.input.layers);
     const TokenLimits& limits = command.input.limits;
     if (command.dump.empty() == command.input.model.empty()) {
@@ -75,7 +76,7 @@ class Input {
       return;
     }
     model_ = command.input.model;
-    runner_ = open_model(model_);
+    runner_ = open_input_model(command.input, context);
     sequences_ = read_sequences(command.input, runner_->config());
     source_ = open_live(*runner_, sequences_, {.layers = layers}, status);
     // A model judges whole sets only.
@@ -139,7 +140,8 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 
 /// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
 FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend& backend, FitHooks hooks,
-                    Status& status) {
+                    const Context& context) {
+  Status& status = *context.status;
   const auto fit_once = [&] {
     hooks.judge = input->judge(command.fit, backend);
     hooks.output_projection = input->output_projection();
@@ -154,7 +156,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend&
   command.fit.recipe = "oscar";
   hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
   input.reset();
-  input = std::make_unique<Input>(command, status);  // a live model cannot go back
+  input = std::make_unique<Input>(command, context);  // a live model cannot go back
   return fit_once();
 }
 
@@ -166,7 +168,7 @@ void run(FitCommand& command, Context& context) {
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
-  auto input = std::make_unique<Input>(command, *context.status);
+  auto input = std::make_unique<Input>(command, context);
   const std::unique_ptr<Backend> backend = starting.get();
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls
@@ -177,7 +179,7 @@ void run(FitCommand& command, Context& context) {
     hooks.first_layer_read = [&] { writer_ready = std::async(std::launch::async, open_pt_support); };
   }
   Times times{.startup = seconds_since(context.started)};
-  const FitResult result = fit_input(command, input, *backend, hooks, *context.status);
+  const FitResult result = fit_input(command, input, *backend, hooks, context);
   const auto fitted = std::chrono::steady_clock::now();
   if (writer_ready.valid()) writer_ready.get();
   write_rotation_set(command.out, result.set, formats, command.force);

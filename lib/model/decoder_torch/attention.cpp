@@ -10,6 +10,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -19,7 +20,8 @@
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kQueryBlock = 256;  // queries whose scores are in memory at a time
+constexpr std::int64_t kQueryBlock = 256;                // queries whose scores are in memory at a time, at least
+constexpr std::int64_t kScores = std::int64_t{1} << 26;  // scores in memory at a time on a GPU
 
 /// Queries such that scores are q . k / sqrt(d), as everything after the model takes them.
 at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {
@@ -27,23 +29,25 @@ at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {
   return std::abs(factor - 1) < 1e-12 ? q : q * factor;
 }
 
+/// (T, heads, d), normed in fp32, since RoPE goes on with that.
 at::Tensor project_heads(const Weights& w, const at::Tensor& x, const char* part, const char* norm, int heads) {
   const MixerSpec& m = w.block().mixer;
   at::Tensor y = w.linear(x, part);
-  if (m.head_norm == HeadNorm::kAllHeads) y = w.norm(y, norm);
+  if (m.head_norm == HeadNorm::kAllHeads) y = w.exact_norm(y, norm);
   y = y.view({x.size(0), heads, m.head_dim});
-  return m.head_norm == HeadNorm::kPerHead ? w.norm(y, norm) : y;
+  return m.head_norm == HeadNorm::kPerHead ? w.exact_norm(y, norm) : y;
 }
 
 Projected project_heads_of(const Weights& w, const at::Tensor& normed) {
   const MixerSpec& m = w.block().mixer;
-  const Rope rope(m.rope, normed.size(0));
+  const Rope rope(m.rope, normed.size(0), normed.device());
   const at::Tensor q = project_heads(w, normed, "self_attn.q_proj", "self_attn.q_norm", m.num_heads);
   const at::Tensor k = project_heads(w, normed, "self_attn.k_proj", "self_attn.k_norm", m.num_kv_heads);
   const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
   at::Tensor v = w.linear(normed, source).view({normed.size(0), m.num_kv_heads, m.value_dim});
   if (m.value_norm) v = normalize(v, w.config().rms_norm_eps);
-  return {rescaled(rope.apply(q), m), rope.apply(k), v};
+  const at::ScalarType type = normed.scalar_type();
+  return {rescaled(rope.apply(q), m).to(type), rope.apply(k).to(type), v.to(type)};
 }
 
 /// kv_b_proj as (heads, nope + value, latent): how heads read the latent.
@@ -63,34 +67,48 @@ Projected project_latent(const Weights& w, const at::Tensor& normed) {
   const at::Tensor q = query_source.view({tokens, m.num_heads, m.nope_dim + m.rope.dim});
   const at::Tensor both = w.linear(normed, "self_attn.kv_a_proj_with_mqa");
   const at::Tensor latent = w.norm(both.narrow(-1, 0, m.latent_dim), "self_attn.kv_a_layernorm").unsqueeze(1);
-  const Rope rope(m.rope, tokens);
+  const Rope rope(m.rope, tokens, normed.device());
+  const at::ScalarType type = normed.scalar_type();
   const at::Tensor readers = latent_readers(w).narrow(1, 0, m.nope_dim);
   const at::Tensor absorbed = at::bmm(q.narrow(-1, 0, m.nope_dim).transpose(0, 1), readers).transpose(0, 1);
-  const at::Tensor turned_q = rope.apply(q.narrow(-1, m.nope_dim, m.rope.dim));
-  const at::Tensor turned_k = rope.apply(both.narrow(-1, m.latent_dim, m.rope.dim).unsqueeze(1));
+  const at::Tensor turned_q = rope.apply(q.narrow(-1, m.nope_dim, m.rope.dim)).to(type);
+  const at::Tensor turned_k = rope.apply(both.narrow(-1, m.latent_dim, m.rope.dim).unsqueeze(1)).to(type);
   return {rescaled(at::cat({absorbed, turned_q}, -1), m), at::cat({latent, turned_k}, -1), latent};
 }
 
-/// One head, for what the library's kernel lacks: windows, soft caps, sinks, values of another size.
-at::Tensor attend_head(const MixerSpec& m, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const std::optional<at::Tensor>& sink) {
-  const std::int64_t tokens = q.size(0);
+/// Heads h, T, d of q with theirs of k and v, in fp32, for what the library's kernels lack: windows, soft caps, sinks
+/// (h, 1, 1), values of another size.
+at::Tensor attend_by_blocks(const MixerSpec& m, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::optional<at::Tensor>& sinks) {
+  const std::int64_t heads = q.size(0), tokens = q.size(1);
+  const std::int64_t block = q.is_cpu() ? kQueryBlock : std::max(kQueryBlock, kScores / (heads * tokens));
   const double scale = 1 / std::sqrt(static_cast<double>(m.head_dim));
-  const at::Tensor out = at::empty({tokens, v.size(1)}, at::kFloat);
-  for (std::int64_t begin = 0; begin < tokens; begin += kQueryBlock) {
-    const std::int64_t end = std::min(tokens, begin + kQueryBlock);
+  const at::Tensor out = at::empty({heads, tokens, v.size(2)}, q.options());
+  for (std::int64_t begin = 0; begin < tokens; begin += block) {
+    const std::int64_t end = std::min(tokens, begin + block);
     const std::int64_t first = m.window > 0 ? std::max<std::int64_t>(0, begin - m.window + 1) : 0;
-    at::Tensor scores = at::matmul(q.narrow(0, begin, end - begin), k.narrow(0, first, end - first).t()) * scale;
+    const auto seen = [&](const at::Tensor& rows) { return rows.narrow(1, first, end - first).to(at::kFloat); };
+    const at::Tensor queries = q.narrow(1, begin, end - begin).to(at::kFloat);
+    at::Tensor scores = at::matmul(queries, seen(k).transpose(1, 2)) * scale;
     if (m.soft_cap > 0) scores = at::tanh(scores / m.soft_cap) * m.soft_cap;
-    const at::Tensor behind = at::arange(begin, end).unsqueeze(1) - at::arange(first, end).unsqueeze(0);
+    const auto positions = [&](std::int64_t from) { return at::arange(from, end, q.options().dtype(at::kLong)); };
+    const at::Tensor behind = positions(begin).unsqueeze(1) - positions(first).unsqueeze(0);
     at::Tensor hidden = behind < 0;
     if (m.window > 0) hidden = hidden.logical_or(behind >= m.window);
     scores = scores.masked_fill(hidden, -std::numeric_limits<float>::infinity());
-    if (sink) scores = at::cat({scores, sink->expand({end - begin, 1})}, -1);
+    if (sinks) scores = at::cat({scores, sinks->expand({heads, end - begin, 1})}, -1);
     const at::Tensor shares = at::softmax(scores, -1).narrow(-1, 0, end - first);
-    out.narrow(0, begin, end - begin).copy_(at::matmul(shares, v.narrow(0, first, end - first)));
+    out.narrow(1, begin, end - begin).copy_(at::matmul(shares, seen(v)));
   }
   return out;
+}
+
+/// The library's kernel: (heads, T, d) of q, and of k and v, which in bf16 may have fewer heads.
+at::Tensor attend_plainly(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto batch = [](const at::Tensor& x) { return x.unsqueeze(0); };
+  return at::scaled_dot_product_attention(batch(q), batch(k), batch(v), {}, 0.0, /*is_causal=*/true, std::nullopt,
+                                          /*enable_gqa=*/k.size(0) != q.size(0))
+      .squeeze(0);
 }
 
 }  // namespace
@@ -105,17 +123,21 @@ at::Tensor exact_attention(const Weights& layer, const Projected& qkv) {
   const MixerSpec& m = layer.block().mixer;
   const std::int64_t heads = qkv.q.size(1), group = heads / qkv.k.size(1);
   const bool plain = m.window == 0 && m.soft_cap == 0 && !m.sinks && m.head_dim == m.value_dim;
-  const at::Tensor result = at::empty({qkv.q.size(0), heads, qkv.v.size(2)}, at::kFloat);
-  const auto batch = [](const at::Tensor& x) { return x.unsqueeze(0).unsqueeze(0); };
-  for (std::int64_t h = 0; h < heads; ++h) {
-    const at::Tensor q = qkv.q.select(1, h), k = qkv.k.select(1, h / group), v = qkv.v.select(1, h / group);
-    if (plain) {
-      const at::Tensor o = at::scaled_dot_product_attention(batch(q), batch(k), batch(v), {}, 0.0, /*is_causal=*/true);
-      result.select(1, h).copy_(o.squeeze(0).squeeze(0));
-    } else {
-      const auto sink = m.sinks ? std::optional(layer.at("self_attn.sinks").narrow(0, h, 1)) : std::nullopt;
-      result.select(1, h).copy_(attend_head(m, q, k, v, sink));
-    }
+  // The CPU takes head by head, a GPU all at once: its kernel for bf16 shares keys among queries by itself.
+  const std::int64_t together = qkv.q.is_cpu() ? 1 : heads;
+  const bool shared = together > 1 && plain && qkv.q.scalar_type() == at::kBFloat16;
+  const at::Tensor result = at::empty({qkv.q.size(0), heads, qkv.v.size(2)}, qkv.q.options());
+  for (std::int64_t h = 0; h < heads; h += together) {
+    const at::Tensor q = qkv.q.narrow(1, h, together).transpose(0, 1);
+    const auto of_group = [&](const at::Tensor& x) {
+      const at::Tensor own = x.narrow(1, h / group, std::max<std::int64_t>(1, together / group)).transpose(0, 1);
+      return shared || together == 1 || group == 1 ? own : own.repeat_interleave(group, 0);
+    };
+    const at::Tensor k = of_group(qkv.k), v = of_group(qkv.v);
+    const auto sinks =
+        m.sinks ? std::optional(layer.at("self_attn.sinks").narrow(0, h, together).view({-1, 1, 1})) : std::nullopt;
+    result.narrow(1, h, together)
+        .copy_((plain ? attend_plainly(q, k, v) : attend_by_blocks(m, q, k, v, sinks)).transpose(0, 1));
   }
   return result;
 }

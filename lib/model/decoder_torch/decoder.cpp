@@ -1,152 +1,286 @@
 // SPDX-License-Identifier: MIT
-// The plug-in behind decoder.hpp, in fp32, in the order of operations of the reference implementation.
+// The plug-in behind decoder.hpp, in the order of operations of the reference implementation.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
-#include "model/decoder_torch/layer_math.hpp"
-#include "model/decoder_torch/tensors.hpp"
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "model/decoder_torch/row_batches.hpp"
+#include "model/decoder_torch/rows.hpp"
 #include "model/layout.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kHeadBlock = 8192;  // rows of the output head that are held in fp32 at a time
+constexpr std::int64_t kHeadBlock = 8192;        // rows of the output head that are in memory at a time
+constexpr double kHiddenShare = 0.5;             // of a GPU's free memory, above which hidden states live on the host
+constexpr std::int64_t kExpertBytes = 64 << 20;  // of experts that are loaded together
+constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 
 const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
+const QkvRows& qkv_of(const Rows& rows) { return static_cast<const QkvRows&>(rows); }
+
+at::ScalarType scalar_type(DType dtype) {
+  OSCAR_CHECK(is_activation_dtype(dtype));
+  return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
+}
+
+void copy_to(const at::Tensor& from, std::byte* to) {
+  at::from_blob(to, from.sizes(), from.scalar_type()).copy_(from.contiguous(), /*non_blocking=*/true);
+}
 
 class TorchDecoder : public Decoder {
  public:
-  TorchDecoder(ModelConfig config, const WeightStore& weights) : config_(std::move(config)), store_(weights) {
-    const CallGuard guard;
-    final_norm_.put("norm.weight", load_tensor(weights, kFinalNormName));
+  TorchDecoder(ModelConfig config, const WeightStore& weights, const DecoderOptions& options)
+      : config_(std::move(config)),
+        store_(weights),
+        device_(options.device, options.dtype),
+        notice_(options.notice),
+        hidden_on_host_(options.hidden_on_host) {
+    const CallGuard guard(device_);
+    final_norm_.put("norm.weight", load_tensor(route_, kFinalNormName));
   }
 
-  void embed(std::span<const std::int32_t> tokens, std::span<float> hidden) const override {
-    const CallGuard guard;
+  [[nodiscard]] std::string description() const override { return device_.description(); }
+  [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
+
+  [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t bytes) const override {
+    const CallGuard guard(device_);
+    const auto memory = std::make_shared<at::Tensor>(device_.host_bytes(static_cast<std::int64_t>(bytes)));
+    return {memory, static_cast<std::byte*>(memory->data_ptr())};
+  }
+
+  void make_room(std::int64_t num_tokens) override {
+    const double wanted = static_cast<double>(num_tokens) * config_.hidden_size * c10::elementSize(device_.dtype());
+    if (!device_.is_gpu() || hidden_on_host_) return;
+    hidden_on_host_ = wanted > kHiddenShare * static_cast<double>(device_.free_bytes());
+    if (hidden_on_host_) notice_("hidden states live in the host's memory: the GPU has too little");
+  }
+
+  void finish() const override {
+    if (device_.is_gpu()) device_.current_stream().synchronize();
+  }
+
+  [[nodiscard]] std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const override {
+    const CallGuard guard(device_);
     const TensorRef& table = store_.at(kEmbeddingName);
-    for (std::size_t t = 0; t < tokens.size(); ++t) {
-      const at::Tensor row = load_rows(table, tokens[t], tokens[t] + 1);
-      const auto width = static_cast<std::size_t>(config_.hidden_size);
-      give(config_.embedding_scale == 1 ? row : row * config_.embedding_scale, hidden.subspan(t * width, width));
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    const std::size_t row_bytes = table.data.size() / static_cast<std::size_t>(table.shape[0]);
+    const at::Tensor bytes = device_.host_bytes(count * static_cast<std::int64_t>(row_bytes));
+    auto* to = static_cast<std::byte*>(bytes.data_ptr());
+    for (const std::int32_t token : tokens) {
+      std::memcpy(to, &table.data[static_cast<std::size_t>(token) * row_bytes], row_bytes);
+      to += row_bytes;
     }
+    const at::Tensor rows = bytes.view(scalar_type(table.dtype)).view({count, config_.hidden_size});
+    const at::Tensor x = rows.to(device_.place()).to(device_.dtype());
+    auto hidden = std::make_unique<HiddenRows>();
+    keep(*hidden, config_.embedding_scale == 1 ? x : x * config_.embedding_scale);
+    return hidden;
   }
 
   [[nodiscard]] std::unique_ptr<LoadedWeights> load_layer(int layer) const override {
-    const CallGuard guard;
-    return load_layer_weights(config_, store_, layer);
+    return call([&] { return load_layer_weights(route_, layer); });
   }
 
-  [[nodiscard]] std::unique_ptr<LoadedWeights> load_expert(int layer, int expert) const override {
-    const CallGuard guard;
-    return load_expert_weights(config_, store_, layer, expert);
+  [[nodiscard]] std::vector<std::unique_ptr<LoadedWeights>> load_experts(int layer,
+                                                                         std::span<const int> experts) const override {
+    return call([&] { return load_expert_weights(route_, layer, experts); });
   }
 
-  void project(const LoadedWeights& layer, std::span<const float> hidden, std::span<float> q, std::span<float> k,
-               std::span<float> v) const override {
-    const CallGuard guard;
-    const Projected out = project_attention(ours(layer), rows(hidden));
-    give(out.q, q);
-    give(out.k, k);
-    give(out.v, v);
+  [[nodiscard]] int experts_at_once(int layer) const override {
+    const ExpertsSpec& e = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts;
+    const std::int64_t bytes = std::int64_t{3} * e.intermediate * config_.hidden_size *
+                               static_cast<std::int64_t>(c10::elementSize(device_.dtype()));
+    return static_cast<int>(
+        std::clamp<std::int64_t>((device_.is_gpu() ? kGpuExpertBytes : kExpertBytes) / bytes, 1, e.count));
   }
 
-  void attend(const LoadedWeights& layer, const QkvView& qkv, std::span<float> out) const override {
-    const CallGuard guard;
-    give(exact_attention(ours(layer), {take(qkv.q), take(qkv.k), take(qkv.v)}), out);
+  [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, const Rows& hidden) const override {
+    return call([&] {
+      auto rows = std::make_unique<QkvRows>();
+      rows->qkv = project_attention(ours(layer), here(hidden));
+      return rows;
+    });
   }
 
-  void add_attention(const LoadedWeights& layer, std::span<const float> attention,
-                     std::span<float> hidden) const override {
-    const CallGuard guard;
-    const MixerSpec& m = ours(layer).block().mixer;
-    const at::Tensor x = rows(hidden);
-    give(x + attention_output(ours(layer), take(attention, {x.size(0), m.num_heads, m.value_dim}), x), hidden);
+  void copy_qkv(Rows& rows, const QkvBuffers& out) const override {
+    call([&] {
+      auto& own = static_cast<QkvRows&>(rows);
+      const at::ScalarType type = scalar_type(out.dtype);
+      own.converted = {own.qkv.q.to(type), own.qkv.k.to(type), own.qkv.v.to(type)};
+      const auto finite = [](const at::Tensor& x) { return at::isfinite(x).all(); };
+      own.finite = at::stack({finite(own.converted.q), finite(own.converted.k), finite(own.converted.v)});
+      const SideStream side(device_, device_.copying_stream());
+      copy_to(own.converted.q, out.q);
+      copy_to(own.converted.k, out.k);
+      copy_to(own.converted.v, out.v);
+      own.copied = side.mark();
+    });
   }
 
-  void add_recurrent(const LoadedWeights& layer, std::span<float> hidden) const override {
-    const CallGuard guard;
-    const at::Tensor x = rows(hidden);
-    give(x + gated_delta(ours(layer), x), hidden);
+  [[nodiscard]] std::string finish_copy(Rows& rows) const override {
+    return call([&] {
+      auto& own = static_cast<QkvRows&>(rows);
+      if (own.copied) own.copied->synchronize();
+      const at::Tensor finite = own.finite.to(at::kCPU);
+      own.converted = {};
+      constexpr std::array<const char*, 3> kNames{"q", "k", "v"};
+      for (std::size_t i = 0; i < kNames.size(); ++i) {
+        if (!finite.data_ptr<bool>()[i]) return std::string(kNames[i]);
+      }
+      return std::string();
+    });
   }
 
-  void add_mlp(const LoadedWeights& layer, std::span<float> hidden) const override {
-    const CallGuard guard;
-    const at::Tensor x = rows(hidden);
-    give(x + dense_mlp(ours(layer), x), hidden);
+  void add_exact_attention(const LoadedWeights& layer, const Rows& rows, Rows& hidden) const override {
+    call([&] {
+      const at::Tensor x = here(hidden);
+      keep(hidden, x + attention_output(ours(layer), exact_attention(ours(layer), qkv_of(rows).qkv), x));
+    });
   }
 
-  [[nodiscard]] Routing route(const LoadedWeights& layer, std::span<const float> hidden,
-                              std::span<float> sum) const override {
-    const CallGuard guard;
-    const at::Tensor normed = ours(layer).norm(rows(hidden), ours(layer).block().mlp_norm);
-    const Chosen chosen = choose_experts(ours(layer), normed);
-    give(shared_experts(ours(layer), normed), sum);
-    const at::Tensor experts = chosen.experts.to(at::kInt).contiguous(), weights = chosen.weights.contiguous();
-    const auto* e = experts.data_ptr<std::int32_t>();
-    const auto* w = weights.data_ptr<float>();
-    return {{e, e + experts.numel()}, {w, w + weights.numel()}};
+  void add_attention(const LoadedWeights& layer, std::span<const float> attention, Rows& hidden) const override {
+    call([&] {
+      const MixerSpec& m = ours(layer).block().mixer;
+      const at::Tensor x = here(hidden);
+      keep(hidden, x + attention_output(ours(layer), take(attention, {x.size(0), m.num_heads, m.value_dim}), x));
+    });
   }
 
-  void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, const Routing& routing,
-                  std::span<const float> hidden, std::span<float> sum) const override {
-    const CallGuard guard;
-    const auto width = static_cast<std::size_t>(config_.hidden_size);
-    const auto top_k = static_cast<std::size_t>(ours(layer).block().mlp.experts.top_k);
-    std::vector<std::size_t> slots;
-    for (std::size_t i = 0; i < routing.experts.size(); ++i) {
-      if (routing.experts[i] == expert) slots.push_back(i);
+  void add_recurrent(const LoadedWeights& layer, Rows& hidden) const override {
+    call([&] {
+      const at::Tensor x = here(hidden);
+      keep(hidden, x + gated_delta(ours(layer), x));
+    });
+  }
+
+  void add_mlp(const LoadedWeights& layer, Rows& hidden) const override {
+    call([&] {
+      keep(hidden, by_rows_(here(hidden), [&](const at::Tensor& x) { return x + dense_mlp(ours(layer), x); }));
+    });
+  }
+
+  [[nodiscard]] std::unique_ptr<Rows> route(const LoadedWeights& layer, const Rows& hidden) const override {
+    return call([&] {
+      const BlockSpec& block = ours(layer).block();
+      const at::Tensor normed = ours(layer).norm(here(hidden), block.mlp_norm);
+      auto routed = std::make_unique<RoutedRows>();
+      routed->slots = sort_by_expert(choose_experts(ours(layer), normed), block.mlp.experts.count);
+      routed->sum =
+          by_rows_(normed, [&](const at::Tensor& x) { return shared_experts(ours(layer), x); }).to(at::kFloat);
+      return routed;
+    });
+  }
+
+  [[nodiscard]] std::vector<int> chosen_experts(const Rows& rows) const override {
+    const std::vector<std::int64_t>& begins = static_cast<const RoutedRows&>(rows).slots.begins;
+    std::vector<int> chosen;
+    for (std::size_t e = 0; e + 1 < begins.size(); ++e) {
+      if (begins[e] < begins[e + 1]) chosen.push_back(static_cast<int>(e));
     }
-    if (slots.empty()) return;
-    const at::Tensor x = at::empty({static_cast<std::int64_t>(slots.size()), config_.hidden_size}, at::kFloat);
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      std::copy_n(&hidden[slots[i] / top_k * width], width, x.data_ptr<float>() + i * width);
-    }
-    const at::Tensor normed = ours(layer).norm(x, ours(layer).block().mlp_norm);
-    const at::Tensor y = routed_expert(ours(layer), ours(weights), normed).contiguous();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const float weight = routing.weights[slots[i]];
-      const float* from = y.data_ptr<float>() + i * width;
-      float* to = &sum[slots[i] / top_k * width];
-      for (std::size_t c = 0; c < width; ++c) to[c] += from[c] * weight;
-    }
+    return chosen;
   }
 
-  void add_experts_sum(const LoadedWeights& layer, std::span<const float> sum, std::span<float> hidden) const override {
-    const CallGuard guard;
-    give(rows(hidden) + ours(layer).norm(rows(sum), ours(layer).block().mlp_out_norm), hidden);
+  void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, const Rows& hidden,
+                  Rows& rows) const override {
+    call([&] {
+      auto& routed = static_cast<RoutedRows&>(rows);
+      const auto [tokens, shares] = routed.slots.of(expert, ours(layer).block().mlp.experts.top_k);
+      if (tokens.size(0) == 0) return;
+      const at::Tensor y = by_rows_(here(hidden).index_select(0, tokens), [&](const at::Tensor& x) {
+        return routed_expert(ours(layer), ours(weights), ours(layer).norm(x, ours(layer).block().mlp_norm));
+      });
+      routed.sum.index_add_(0, tokens, y.to(at::kFloat) * shares.unsqueeze(1));
+    });
   }
 
-  void logits(std::span<const float> hidden, std::span<float> logits) const override {
-    const CallGuard guard;
-    const at::Tensor normed = final_norm_.norm(rows(hidden), "norm");
-    const TensorRef& head = store_.at(head_weight_name(config_));
-    const std::int64_t vocab = head.shape[0];
-    OSCAR_CHECK(logits.size() == static_cast<std::size_t>(normed.size(0) * vocab));
-    const at::Tensor out = at::from_blob(logits.data(), {normed.size(0), vocab}, at::kFloat);
-    for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
-      const std::int64_t end = std::min(vocab, begin + kHeadBlock);
-      out.narrow(1, begin, end - begin).copy_(at::linear(normed, load_rows(head, begin, end)));
-    }
-    const double cap = config_.logit_soft_cap;
-    if (cap > 0) out.div_(cap).tanh_().mul_(cap);
+  void add_experts_sum(const LoadedWeights& layer, const Rows& rows, Rows& hidden) const override {
+    call([&] {
+      const at::Tensor x = here(hidden);
+      const at::Tensor sum =
+          ours(layer).norm(static_cast<const RoutedRows&>(rows).sum, ours(layer).block().mlp_out_norm);
+      keep(hidden, x + sum.to(x.scalar_type()));
+    });
+  }
+
+  void logits(const Rows& hidden, std::span<float> logits) const override {
+    call([&] {
+      const at::Tensor normed = final_norm_.norm(here(hidden), "norm");
+      const std::string head = head_weight_name(config_);
+      const std::int64_t vocab = store_.at(head).shape[0];
+      OSCAR_CHECK(logits.size() == static_cast<std::size_t>(normed.size(0) * vocab));
+      const at::Tensor out = at::from_blob(logits.data(), {normed.size(0), vocab}, at::kFloat);
+      for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
+        const std::int64_t end = std::min(vocab, begin + kHeadBlock);
+        out.narrow(1, begin, end - begin).copy_(at::linear(normed, load_rows(route_, head, begin, end)));
+      }
+      const double cap = config_.logit_soft_cap;
+      if (cap > 0) out.div_(cap).tanh_().mul_(cap);
+    });
   }
 
  private:
-  [[nodiscard]] at::Tensor rows(std::span<const float> hidden) const { return take_rows(hidden, config_.hidden_size); }
+  /// f, with what every call needs around it.
+  template <class F>
+  auto call(F&& f) const -> decltype(f()) {
+    const CallGuard guard(device_);
+    try {
+      return f();
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) throw;
+      throw IoError("there is not enough memory on " + device_.place().str() + " to take a sequence through a layer",
+                    config_.identity.id, "cut sequences shorter with --seq-len, or use another --device");
+    }
+  }
+
+  [[nodiscard]] at::Tensor here(const Rows& hidden) const {
+    return static_cast<const HiddenRows&>(hidden).x.to(device_.place());
+  }
+
+  void keep(Rows& hidden, const at::Tensor& x) const {
+    at::Tensor& own = static_cast<HiddenRows&>(hidden).x;
+    if (!hidden_on_host_) {
+      own = x;
+    } else if (own.defined()) {
+      own.copy_(x);
+    } else {
+      own = x.cpu();
+    }
+  }
+
+  /// The caller's floats, in libtorch's own memory, whose alignment never changes: the matrix library picks its code by
+  /// alignment, and results must not depend on where a caller's buffer happens to lie.
+  [[nodiscard]] at::Tensor take(std::span<const float> values, at::IntArrayRef shape) const {
+    at::Tensor tensor = at::empty(shape, at::kFloat);
+    OSCAR_CHECK(static_cast<std::size_t>(tensor.numel()) == values.size());
+    std::memcpy(tensor.data_ptr(), values.data(), values.size_bytes());
+    return tensor.to(device_.place()).to(device_.dtype());
+  }
 
   ModelConfig config_;
   const WeightStore& store_;
+  Device device_;
+  std::function<void(const std::string&)> notice_;
+  RowBatches by_rows_{device_, notice_};
+  WeightRoute route_{config_, store_, device_};
   Weights final_norm_{config_, config_.blocks.front()};
+  bool hidden_on_host_;
 };
 
 }  // namespace
 }  // namespace oscar
 
-extern "C" oscar::Decoder* oscar_make_decoder(const oscar::ModelConfig& config, const oscar::WeightStore& weights) {
-  return new oscar::TorchDecoder(config, weights);
+extern "C" oscar::Decoder* oscar_make_decoder(const oscar::ModelConfig& config, const oscar::WeightStore& weights,
+                                              const oscar::DecoderOptions& options) {
+  return new oscar::TorchDecoder(config, weights, options);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The gated delta rule: per value head a state S (d_k, d_v), and per token
 //   S = exp(g) S;  S = S + beta k (v - S^T k)^T;  o = S^T q
-// computed by chunks: inside a chunk the updates solve a triangular system.
+// computed in fp32 by chunks: inside a chunk the updates solve a triangular system.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv1d.h>
@@ -54,9 +54,10 @@ Inputs read_inputs(const Weights& w, const at::Tensor& x) {
 /// Each channel sees its last conv_width tokens.
 at::Tensor causal_convolution(const Weights& w, const at::Tensor& x) {
   const std::int64_t width = w.block().mixer.conv_width;
-  const at::Tensor padded = at::cat({at::zeros({width - 1, x.size(1)}), x}, 0).t().unsqueeze(0);
-  const at::Tensor y = at::conv1d(padded, w.at("linear_attn.conv1d.weight"), std::nullopt, at::IntArrayRef{1},
-                                  at::IntArrayRef{0}, 1, x.size(1));
+  const at::Tensor before = at::zeros({width - 1, x.size(1)}, x.options());
+  const at::Tensor padded = at::cat({before, x}, 0).t().unsqueeze(0);
+  const at::Tensor y = at::conv1d(padded, w.at("linear_attn.conv1d.weight").to(x.scalar_type()), std::nullopt,
+                                  at::IntArrayRef{1}, at::IntArrayRef{0}, 1, x.size(1));
   return at::silu(y.squeeze(0).t());
 }
 
@@ -71,8 +72,8 @@ at::Tensor unit(const at::Tensor& x) { return x * at::rsqrt(x.pow(2).sum(-1, tru
 /// q, k (H, T, d_k), v (H, T, d_v), decay = g and beta (H, T) -> o (H, T, d_v).
 at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& decay,
                       const at::Tensor& beta) {
-  at::Tensor state = at::zeros({q.size(0), k.size(2), v.size(2)});
-  const at::Tensor out = at::empty(v.sizes(), at::kFloat);
+  at::Tensor state = at::zeros({q.size(0), k.size(2), v.size(2)}, q.options());
+  const at::Tensor out = at::empty(v.sizes(), q.options());
   for (std::int64_t begin = 0; begin < q.size(1); begin += kChunk) {
     const std::int64_t size = std::min(kChunk, q.size(1) - begin);
     const auto rows = [&](const at::Tensor& x) { return x.narrow(1, begin, size); };
@@ -98,7 +99,9 @@ at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 at::Tensor gated_delta(const Weights& layer, const at::Tensor& x) {
   const MixerSpec& m = layer.block().mixer;
   const std::int64_t keys = std::int64_t{m.num_kv_heads} * m.head_dim, repeats = m.num_heads / m.num_kv_heads;
-  const Inputs in = read_inputs(layer, layer.norm(x, layer.block().mixer_norm));
+  const Inputs stored = read_inputs(layer, layer.norm(x, layer.block().mixer_norm));
+  const Inputs in{stored.qkv.to(at::kFloat), stored.gate.to(at::kFloat), stored.beta.to(at::kFloat),
+                  stored.decay.to(at::kFloat)};
   const at::Tensor mixed = causal_convolution(layer, in.qkv);
   const at::Tensor q = unit(heads_first(mixed.narrow(1, 0, keys), m.num_kv_heads, repeats));
   const at::Tensor k = unit(heads_first(mixed.narrow(1, keys, keys), m.num_kv_heads, repeats));
@@ -110,7 +113,8 @@ at::Tensor gated_delta(const Weights& layer, const at::Tensor& x) {
                              .transpose(0, 1);
   const at::Tensor normed = layer.at("linear_attn.norm.weight") * normalize(out, layer.config().rms_norm_eps);
   const at::Tensor gated = normed * at::silu(in.gate.reshape(out.sizes()));
-  return layer.norm(layer.linear(gated.reshape({x.size(0), -1}), "linear_attn.out_proj"), layer.block().mixer_out_norm);
+  const at::Tensor out_rows = gated.reshape({x.size(0), -1}).to(x.scalar_type());
+  return layer.norm(layer.linear(out_rows, "linear_attn.out_proj"), layer.block().mixer_out_norm);
 }
 
 }  // namespace oscar

@@ -4,6 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
+#include <vector>
+
 #include "model/decoder_torch/weights.hpp"
 
 namespace oscar {
@@ -29,6 +32,14 @@ struct Chosen {
   at::Tensor experts, weights;
 };
 [[nodiscard]] Chosen choose_experts(const Weights& layer, const at::Tensor& normed);
+/// The same, expert by expert: slots t * top_k + i of tokens t, sorted by the expert that they name.
+struct ExpertSlots {
+  at::Tensor slots, weights;         // (T * top_k): int64, sorted; fp32, by slot
+  std::vector<std::int64_t> begins;  // of each expert's slots; one more than there are experts
+  /// Tokens of one expert, int64, each once, and its weights for them.
+  [[nodiscard]] std::pair<at::Tensor, at::Tensor> of(int expert, int top_k) const;
+};
+[[nodiscard]] ExpertSlots sort_by_expert(const Chosen& chosen, int num_experts);
 /// What the experts for all tokens give for normed hidden states; zeros if there is none.
 [[nodiscard]] at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed);
 /// One routed expert on rows of normed hidden states.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/floor_divide.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -48,7 +51,7 @@ at::Tensor dense_mlp(const Weights& layer, const at::Tensor& x) {
 
 Chosen choose_experts(const Weights& layer, const at::Tensor& normed) {
   const ExpertsSpec& e = layer.block().mlp.experts;
-  const at::Tensor logits = layer.linear(normed, e.gate);
+  const at::Tensor logits = layer.linear(normed.to(at::kFloat), e.gate);  // choices are made in fp32
   if (e.router == Router::kSoftmaxOfChosen) {
     const auto [values, experts] = at::topk(logits, e.top_k);
     return {experts, at::softmax(values, -1) * e.scale};
@@ -60,6 +63,20 @@ Chosen choose_experts(const Weights& layer, const at::Tensor& normed) {
   at::Tensor weights = scores.gather(1, experts);
   if (e.normalize) weights = weights / weights.sum(-1, true);
   return {experts, weights * e.scale};
+}
+
+ExpertSlots sort_by_expert(const Chosen& chosen, int num_experts) {
+  const at::Tensor named = chosen.experts.flatten();
+  const at::Tensor counts = at::bincount(named, {}, num_experts).to(at::kCPU);
+  ExpertSlots out{at::argsort(named, /*stable=*/true), chosen.weights.flatten(), {0}};
+  for (int e = 0; e < num_experts; ++e) out.begins.push_back(out.begins.back() + counts.data_ptr<std::int64_t>()[e]);
+  return out;
+}
+
+std::pair<at::Tensor, at::Tensor> ExpertSlots::of(int expert, int top_k) const {
+  const auto e = static_cast<std::size_t>(expert);
+  const at::Tensor own = slots.narrow(0, begins[e], begins[e + 1] - begins[e]);
+  return {at::floor_divide(own, top_k), weights.index_select(0, own)};
 }
 
 at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed) {

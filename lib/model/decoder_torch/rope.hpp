@@ -11,8 +11,8 @@ namespace oscar {
 class Rope {
  public:
   /// For sequences of `num_tokens`: some variants depend on the length.
-  Rope(const RopeSpec& spec, std::int64_t num_tokens);
-  /// x (T, heads, d), d at least spec.dim.
+  Rope(const RopeSpec& spec, std::int64_t num_tokens, c10::Device device);
+  /// x (T, heads, d), d at least spec.dim. In fp32.
   [[nodiscard]] at::Tensor apply(const at::Tensor& x) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Weights from a checkpoint as fp32 tensors, whatever they are stored in; matrices that a checkpoint fuses come apart
-// here, so that what computes sees one naming.
+// Weights from a checkpoint, whatever they are stored in, as tensors to compute with: matrices in the decoder's type,
+// vectors in fp32. Matrices that a checkpoint fuses come apart here, so that what computes sees one naming.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "model/decoder.hpp"
+#include "model/decoder_torch/device.hpp"
 
 namespace oscar {
 
@@ -23,9 +24,11 @@ class Weights : public LoadedWeights {
   [[nodiscard]] const at::Tensor& at(const std::string& name) const { return tensors_.at(name); }
   void put(const std::string& name, at::Tensor tensor) { tensors_[name] = std::move(tensor); }
 
-  /// x W^T + b, with the bias if there is one. x (…, in).
+  /// x W^T + b, with the bias if there is one, in the type of x. x (…, in).
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
-  /// RMS norm over the last dimension; x itself if `part` is empty.
+  /// RMS norm over the last dimension, in fp32; x itself if `part` is empty.
+  [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;
+  /// The same in the type of x.
   [[nodiscard]] at::Tensor norm(const at::Tensor& x, const std::string& part) const;
 
  private:
@@ -34,17 +37,24 @@ class Weights : public LoadedWeights {
   std::map<std::string, at::Tensor> tensors_;
 };
 
-/// x / sqrt(mean(x^2) + eps) over the last dimension.
+/// x / sqrt(mean(x^2) + eps) over the last dimension, in fp32.
 [[nodiscard]] at::Tensor normalize(const at::Tensor& x, double eps);
 
-/// Rows [begin, end) of a tensor of a float type as fp32.
-[[nodiscard]] at::Tensor load_rows(const TensorRef& weight, std::int64_t begin, std::int64_t end);
-/// A whole tensor as fp32, float8 with the scales beside it.
-[[nodiscard]] at::Tensor load_tensor(const WeightStore& store, const std::string& name);
+/// Where weights come from and go to.
+struct WeightRoute {
+  const ModelConfig& config;
+  const WeightStore& store;
+  const Device& device;
+};
 
-[[nodiscard]] std::unique_ptr<Weights> load_layer_weights(const ModelConfig& config, const WeightStore& store,
-                                                          int layer);
-[[nodiscard]] std::unique_ptr<Weights> load_expert_weights(const ModelConfig& config, const WeightStore& store,
-                                                           int layer, int expert);
+/// A whole tensor in the device's type, float8 with the scales beside it.
+[[nodiscard]] at::Tensor load_tensor(const WeightRoute& route, const std::string& name);
+/// Rows [begin, end) of a tensor of a float type.
+[[nodiscard]] at::Tensor load_rows(const WeightRoute& route, const std::string& name, std::int64_t begin,
+                                   std::int64_t end);
+
+[[nodiscard]] std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer);
+[[nodiscard]] std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRoute& route, int layer,
+                                                                              std::span<const int> experts);
 
 }  // namespace oscar

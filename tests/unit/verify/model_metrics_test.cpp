@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.hpp"
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "spectral/spectrum.hpp"
@@ -46,6 +47,7 @@ class FourWordsPass : public ModelPass {
     }
     ++layer_;
   }
+  void capture(const CaptureHook&, bool) override { OSCAR_CHECK(false); }
   void logits(const LogitsHook& hook) override {
     for (std::size_t s = 0; s < outs_.size(); ++s) hook(s, outs_[s]);
   }
@@ -61,6 +63,8 @@ class FourWords : public ModelRunner {
  public:
   FourWords() { config_.vocab_size = kVocab, config_.num_layers = 1, config_.blocks.resize(1); }
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
+  [[nodiscard]] std::string description() const override { return "four words"; }
+  [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t) const override { return nullptr; }
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status&) override {
     return std::make_unique<FourWordsPass>(sequences);
   }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+// Where a decoder computes, and in which type. libtorch's CUDA part is opened when a GPU is asked for: nothing here is
+// linked with it, so that one plug-in serves machines with and without. On a GPU the current stream computes, and
+// others load weights and copy results to the host.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
+#include <optional>
+#include <string>
+
+namespace oscar {
+
+class Device {
+ public:
+  /// As in DecoderOptions. Throws BackendUnavailable, UsageError.
+  Device(const std::string& device, const std::string& dtype);
+
+  [[nodiscard]] c10::Device place() const { return place_; }
+  [[nodiscard]] bool is_gpu() const { return !place_.is_cpu(); }
+  /// Of weights and activations.
+  [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
+  /// "cuda:0, bfloat16"
+  [[nodiscard]] std::string description() const;
+  /// Pinned if this is a GPU.
+  [[nodiscard]] at::Tensor host_bytes(std::int64_t count) const;
+  /// Bytes of the device's memory that are free, and those that libtorch has at hand; 0 = unknown.
+  [[nodiscard]] std::size_t free_bytes() const;
+  /// Gives memory that is at hand but not used back to the device.
+  void release_unused() const;
+
+  [[nodiscard]] c10::Stream new_stream() const;
+  [[nodiscard]] c10::Stream current_stream() const;
+  /// None on the CPU. One loads layers, one experts: what one load frees, another may not overwrite too early.
+  [[nodiscard]] const std::optional<c10::Stream>& layer_stream() const { return layers_; }
+  [[nodiscard]] const std::optional<c10::Stream>& expert_stream() const { return experts_; }
+  [[nodiscard]] const std::optional<c10::Stream>& copying_stream() const { return copying_; }
+
+ private:
+  c10::Device place_;
+  at::ScalarType dtype_;
+  std::optional<c10::Stream> layers_, experts_, copying_;
+};
+
+/// What is done meanwhile goes to another stream of a GPU, after what the current one was given. Nothing without one.
+class SideStream {
+ public:
+  SideStream(const Device& device, const std::optional<c10::Stream>& stream);
+  /// When what it was given is done.
+  [[nodiscard]] std::optional<c10::Event> mark() const;
+  void finish() const;
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
+
+/// What every call needs: no gradients, no helper threads, the device.
+class CallGuard {
+ public:
+  explicit CallGuard(const Device& device) : device_(device.place()) {
+    thread_local const bool once = (at::set_num_threads(1), true);
+    (void)once;
+  }
+
+ private:
+  c10::InferenceMode inference_;
+  c10::OptionalDeviceGuard device_;
+};
+
+/// Whether libtorch ran out of the device's or the host's memory.
+[[nodiscard]] bool is_out_of_memory(const std::exception& error);
+
+}  // namespace oscar
