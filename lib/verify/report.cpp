@@ -28,6 +28,13 @@ Json to_json(const Check& check) {
           {"message", check.message}};
 }
 
+Json to_json(const Limit& limit) {
+  return {{"figure", limit.figure},
+          {"value", number(limit.value)},
+          {"limit", number(limit.limit)},
+          {"origin", limit.given ? "given" : "default"}};
+}
+
 Json to_json(const AttentionMetrics& m) {
   return {{"k_sqnr_db", number(m.k_sqnr_db)},
           {"v_sqnr_db", number(m.v_sqnr_db)},
@@ -140,6 +147,8 @@ bool structure_ok(const VerifyReport& report) {
 Json to_json(const VerifyReport& report) {
   Json checks = Json::array();
   for (const Check& check : report.checks) checks.push_back(to_json(check));
+  Json limits = Json::array();
+  for (const Limit& limit : report.limits) limits.push_back(to_json(limit));
   Json methods = Json::array();
   for (const MethodReport& method : report.methods) methods.push_back(to_json(method));
   return {{"schema", "oscar.verify_report.v1"},
@@ -150,6 +159,8 @@ Json to_json(const VerifyReport& report) {
           {"precision", report.precision == Precision::kServing ? "serving" : "fp32"},
           {"structure", {{"ok", structure_ok(report)}, {"checks", checks}}},
           {"methods", methods},
+          {"bits_per_code", number(report.bits_per_code)},
+          {"limits", limits},
           {"verdict", report.accepted ? "accepted" : "rejected"},
           {"reasons", report.reasons},
           {"warnings", report.warnings}};

@@ -26,6 +26,13 @@ struct Check {
   std::string message;          // in words; for "unknown", what would decide it
 };
 
+/// A figure of the set that its verdict depends on.
+struct Limit {
+  std::string figure;  // "kld_mean"; "ppl_increase" is ppl_ratio - 1
+  double value = 0, limit = 0;
+  bool given = false;  // by the user; else the default for the set's bits
+};
+
 /// By name of a figure.
 using Intervals = std::map<std::string, verify::Interval>;
 
@@ -96,6 +103,8 @@ struct VerifyReport {
   Precision precision = Precision::kServing;
   std::vector<Check> checks;
   std::vector<MethodReport> methods;
+  double bits_per_code = 0;  // log2 of the set's levels, mean of keys and values
+  std::vector<Limit> limits;
   std::vector<Spectra> spectra;  // for people to look at; the set itself has them
   bool accepted = true;
   std::vector<std::string> reasons;   // why it was rejected

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "verify/verdict.hpp"
 
+#include <cmath>
 #include <cstdio>
 #include <map>
 
@@ -40,16 +41,50 @@ const MethodReport* set_under_test(const VerifyReport& report) {
   return nullptr;
 }
 
-void hold(VerifyReport& report, const char* option, const char* what, const std::optional<double>& limit,
-          const std::optional<double>& value, const char* needs) {
-  if (!limit) return;
-  if (!value) {
-    // A set that fails its structure checks is rejected without being measured.
-    if (!structure_ok(report)) return;
-    throw UsageError(std::string(what) + " was not measured", option, std::string("give ") + needs);
+/// A figure that a threshold holds.
+struct Held {
+  const char* figure;  // JSON name
+  const char* words;
+  const char* option;
+  std::optional<double> VerifyThresholds::*limit;
+  std::optional<double> value;
+  const char* needs;
+};
+
+std::vector<Held> held_figures(const MethodReport* set) {
+  constexpr const char* kAttention = "--dump, or --model with --text or --tokens";
+  constexpr const char* kModel = "--model with --text or --tokens";
+  std::optional<double> error, softmax_kl, kld, increase;
+  if (set != nullptr && set->attention) {
+    error = set->attention->output_rel_error;
+    softmax_kl = set->attention->softmax_kl;
   }
-  if (*value <= *limit) return;
-  report.reasons.push_back(std::string(what) + " " + text_of(*value) + " is above " + option + " " + text_of(*limit));
+  if (set != nullptr && set->model && set->model->positions > 0) {
+    kld = set->model->kld_mean;
+    increase = set->model->ppl_ratio - 1;
+  }
+  using T = VerifyThresholds;
+  return {
+      {"output_rel_error", "attention output error", "--max-output-error", &T::max_output_error, error, kAttention},
+      {"softmax_kl", "softmax KL", "--max-softmax-kl", &T::max_softmax_kl, softmax_kl, kAttention},
+      {"kld_mean", "model KL", "--max-kld", &T::max_kld, kld, kModel},
+      {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase, kModel}};
+}
+
+void hold(VerifyReport& report, const Held& held, const VerifyThresholds& given, const VerifyThresholds& defaults) {
+  const bool is_given = (given.*held.limit).has_value();
+  const std::optional<double> limit = is_given ? given.*held.limit : defaults.*held.limit;
+  if (!limit) return;
+  if (!held.value) {
+    // A set that fails its structure checks is rejected without being measured.
+    if (!is_given || !structure_ok(report)) return;
+    throw UsageError(std::string(held.words) + " was not measured", held.option, std::string("give ") + held.needs);
+  }
+  report.limits.push_back({held.figure, *held.value, *limit, is_given});
+  if (*held.value <= *limit) return;
+  report.reasons.push_back(std::string(held.words) + " " + text_of(*held.value) + " is above " +
+                           (is_given ? held.option + (" " + text_of(*limit))
+                                     : text_of(*limit) + ", the default for its bits (" + held.option + ")"));
 }
 
 /// Methods that take more bits may be better.
@@ -86,20 +121,17 @@ void warn_of_unknowns(VerifyReport& report) {
 
 }  // namespace
 
-void judge(VerifyReport& report, const VerifyThresholds& thresholds) {
+VerifyThresholds default_thresholds(double bits_per_code) {
+  const auto bits = std::lround(bits_per_code);
+  if (bits <= 2) return {0.08, 0.08, 0.1, 0.08};
+  if (bits == 3) return {0.01, 0.012, 0.012, 0.012};
+  return {0.0015, 0.0035, 0.0025, 0.003};
+}
+
+void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThresholds& defaults) {
   add_structure_reasons(report);
   const MethodReport* set = set_under_test(report);
-  std::optional<double> error, kld, increase;
-  if (set != nullptr && set->attention) error = set->attention->output_rel_error;
-  if (set != nullptr && set->model && set->model->positions > 0) {
-    kld = set->model->kld_mean;
-    increase = set->model->ppl_ratio - 1;
-  }
-  hold(report, "--max-output-error", "attention output error", thresholds.max_output_error, error,
-       "--dump, or --model with --text or --tokens");
-  hold(report, "--max-kld", "model KL", thresholds.max_kld, kld, "--model with --text or --tokens");
-  hold(report, "--max-ppl-increase", "relative perplexity increase", thresholds.max_ppl_increase, increase,
-       "--model with --text or --tokens");
+  for (const Held& held : held_figures(set)) hold(report, held, given, defaults);
   report.accepted = report.reasons.empty();
   if (set != nullptr) {
     for (const MethodReport& other : report.methods) {

@@ -7,7 +7,12 @@
 
 namespace oscar::verify {
 
-/// Fills accepted, reasons and warnings. Throws UsageError for a threshold on something that was not measured.
-void judge(VerifyReport& report, const VerifyThresholds& thresholds);
+/// What a set of so many bits a code (mean of keys and values, rounded to 2, 3 or 4) may do at most: between what sets
+/// that work and what naive ones of the same bits did to two small models (tests/unit/verify/verdict_test.cpp).
+[[nodiscard]] VerifyThresholds default_thresholds(double bits_per_code);
+
+/// Fills limits, accepted, reasons and warnings. defaults: where no threshold is given, for what was measured. Throws
+/// UsageError for a given threshold on something that was not measured.
+void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThresholds& defaults);
 
 }  // namespace oscar::verify

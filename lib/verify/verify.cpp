@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
@@ -181,7 +182,7 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   if (!structure_ok(report)) {
     // What the files hold is not what was fitted: there is nothing further to find out about it.
     report.rotation_set = describe_set(rotations, nullptr);
-    verify::judge(report, {});
+    verify::judge(report, {}, {});
     return report;
   }
   const Subject subject = read_subject(rotations);
@@ -199,7 +200,10 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   if (options.require_held_out && !report.data.contains("attention") && !report.data.contains("model")) {
     report.reasons.push_back("nothing was measured on held-out text: give --model or --dump (--require-held-out)");
   }
-  verify::judge(report, options.thresholds);
+  const HistoryCodec &key = subject.set.key_codec, &value = subject.set.value_codec;
+  report.bits_per_code = (std::log2(key.levels) + std::log2(value.levels)) / 2;
+  verify::judge(report, options.thresholds,
+                options.default_limits ? verify::default_thresholds(report.bits_per_code) : VerifyThresholds{});
   return report;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The judge: structure checks, attention metrics, model metrics, and a verdict with reasons. Shares no code with fit,
-// spectral or transform. Only a failed structure check or a threshold that the user gave rejects a set; everything else
-// that a reader should know is a warning, for example being worse than a plain Hadamard rotation.
+// spectral or transform. A failed structure check or a figure above its limit (given, or the default for the set's
+// bits) rejects a set; everything else that a reader should know is a warning, for example being worse than a plain
+// Hadamard rotation.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,10 @@
 
 namespace oscar {
 
+/// A set whose figures are above these is rejected.
 struct VerifyThresholds {
   std::optional<double> max_output_error;  // output_rel_error, pooled
+  std::optional<double> max_softmax_kl;    // softmax_kl, pooled
   std::optional<double> max_kld;           // kld_mean
   std::optional<double> max_ppl_increase;  // ppl_ratio - 1
 };
@@ -34,6 +37,8 @@ struct VerifyOptions {
   bool own_windows = false;
   Precision precision = Precision::kServing;
   VerifyThresholds thresholds;
+  /// Thresholds that are not given are those of the set's number of bits (verdict.hpp), for what was measured.
+  bool default_limits = true;
   /// Queries per layer that attention metrics look at, evenly spread; 0 = all.
   std::int64_t max_queries = 2048;
   /// Context length for bits per element.

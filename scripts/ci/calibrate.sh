@@ -4,7 +4,8 @@
 # accepted. The exit status is that of the step that failed; 3: the set was rejected, and nothing was published.
 # Files that end in .npy or .jsonl hold token ids, others are text.
 #   FIT_OPTIONS     further options of "oscar fit", for example "--recipe auto --device cuda"
-#   VERIFY_OPTIONS  thresholds and further options of "oscar verify", for example "--max-kld 0.05 --report report.html"
+#   VERIFY_OPTIONS  further options of "oscar verify", for example limits other than the defaults for the set's bits:
+#                   "--max-kld 0.05 --report report.html"
 set -euo pipefail
 
 if [ $# -ne 6 ]; then
@@ -13,7 +14,7 @@ if [ $# -ne 6 ]; then
 fi
 model=$1 calibration=$2 held_out=$3 zoo=$4 name=$5 out=$6
 read -ra fit_options <<<"${FIT_OPTIONS:-}"
-read -ra verify_options <<<"${VERIFY_OPTIONS:---max-ppl-increase 0.05}"
+read -ra verify_options <<<"${VERIFY_OPTIONS:-}"
 
 kind() { case $1 in *.npy | *.jsonl) printf %s --tokens ;; *) printf %s --text ;; esac; }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "verify/verify.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "verify/methods.hpp"
 #include "verify/record.hpp"
 #include "verify/table.hpp"
+#include "verify/verdict.hpp"
 
 namespace oscar {
 namespace {
@@ -130,6 +133,38 @@ std::string method_names() {
   return names;
 }
 
+/// "0.1 at 2 bits, …": one line per width would not fit a help text.
+std::string default_limits_text() {
+  std::string text;
+  for (const int bits : {2, 3, 4}) {
+    const VerifyThresholds limits = verify::default_thresholds(bits);
+    text +=
+        fmt::format("{}at {} bits output error {}, softmax KL {}, KLD {}, perplexity {}", bits == 2 ? "" : "; ", bits,
+                    *limits.max_output_error, *limits.max_softmax_kl, *limits.max_kld, *limits.max_ppl_increase);
+  }
+  return text;
+}
+
+void add_verdict_options(CLI::App& command, VerifyOptions& options) {
+  VerifyThresholds& limits = options.thresholds;
+  const auto add_limit = [&](const char* name, std::optional<double>& limit, const char* words) {
+    command.add_option(name, limit, words)->check(CLI::NonNegativeNumber)->group("Verdict");
+  };
+  add_limit("--max-output-error", limits.max_output_error, "Reject above this relative error of attention outputs");
+  add_limit("--max-softmax-kl", limits.max_softmax_kl, "Reject above this mean KL of attention probabilities");
+  add_limit("--max-kld", limits.max_kld, "Reject above this mean KL of the model's predictions");
+  add_limit("--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity");
+  command
+      .add_flag("--default-limits,!--no-default-limits", options.default_limits,
+                "Hold what was measured to the default limits of the set's bits where none is given: " +
+                    default_limits_text() + " (default on)")
+      ->group("Verdict");
+  command
+      .add_flag("--require-held-out", options.require_held_out,
+                "Reject unless the figures are known to come from text that the set was not fitted on")
+      ->group("Verdict");
+}
+
 void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
   command
@@ -163,20 +198,6 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->group("Verify");
-  VerifyThresholds& limits = options.thresholds;
-  command
-      .add_option("--max-output-error", limits.max_output_error,
-                  "Reject above this relative error of attention outputs")
-      ->group("Verdict");
-  command.add_option("--max-kld", limits.max_kld, "Reject above this mean KL of the model's predictions")
-      ->group("Verdict");
-  command
-      .add_option("--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity")
-      ->group("Verdict");
-  command
-      .add_flag("--require-held-out", options.require_held_out,
-                "Reject unless the figures are known to come from text that the set was not fitted on")
-      ->group("Verdict");
   command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network")
       ->type_name("FILE.html")
       ->group("Output");
@@ -192,6 +213,7 @@ void register_verify(CLI::App& app, Context& context) {
   auto options = std::make_shared<VerifyCommand>();
   add_inputs(*command, *options);
   add_settings(*command, *options);
+  add_verdict_options(*command, options->options);
   add_backend_options(*command, context);
   add_json_option(*command, context);
   command->callback([options, &context] { run(*options, context); });

@@ -67,13 +67,13 @@ TEST_CASE("thresholds reject with the figure and the option, and need their data
   const fs::path path = written(folder, Sample::get().set);
   VerifyOptions options;
   options.compare = {"none"};
-  options.thresholds = {1e-4, 1e-5, 1e-6};
+  options.thresholds = {1e-4, 1e-4, 1e-5, 1e-6};
   const Verified v = verified(path, model_on(Sample::get().held_out), options);
   CHECK_FALSE(v.report.accepted);
   CHECK(v.report.methods.size() == 1);
-  for (const char* option : {"--max-output-error", "--max-kld", "--max-ppl-increase"})
+  for (const char* option : {"--max-output-error", "--max-softmax-kl", "--max-kld", "--max-ppl-increase"})
     check_contains(v.reasons, option);
-  options.thresholds = {10.0, 10.0, 10.0};
+  options.thresholds = {10.0, 10.0, 10.0, 10.0};
   CHECK(verified(path, model_on(Sample::get().held_out), options).report.accepted);
   CHECK_ERROR(verified(path, {}, options), UsageError, "--max-output-error");
 }
@@ -150,7 +150,7 @@ TEST_CASE("figures of several sequences come with intervals, in the report and i
 TEST_CASE("measuring on the calibration text is said") {
   const test::TemporaryFolder folder;
   const Verified v = verified(written(folder, Sample::get().set), model_on(Sample::get().calibration));
-  CHECK(v.report.accepted);
+  CHECK_MESSAGE(v.report.accepted, v.reasons);
   check_contains(v.warnings, "attention is measured on 1 of 1 sequences that the set was fitted on");
   check_contains(v.warnings, "model is measured on 1 of 1 sequences");
   CHECK(v.report.data.at("model").at("held_out") == false);

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+#include "verify/verdict.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cmath>
+
+#include "unit/verify/sample.hpp"
+
+namespace oscar {
+namespace {
+
+using namespace test;
+
+/// A set with these figures: output error, softmax KL, model KL, perplexity ratio.
+VerifyReport report_of(double error, double softmax_kl, double kld, double ppl_ratio) {
+  MethodReport method;
+  method.name = "set", method.kind = MethodKind::kThis;
+  method.attention = AttentionMetrics{};
+  method.attention->output_rel_error = error, method.attention->softmax_kl = softmax_kl;
+  method.model = ModelMetrics{};
+  method.model->positions = 1, method.model->kld_mean = kld, method.model->ppl_ratio = ppl_ratio;
+  VerifyReport report;
+  report.methods.push_back(method);
+  return report;
+}
+
+VerifyReport judged(VerifyReport report, const VerifyThresholds& given, double bits) {
+  verify::judge(report, given, verify::default_thresholds(bits));
+  return report;
+}
+
+}  // namespace
+
+TEST_CASE("default limits part sets that work from naive ones of the same bits, as measured") {
+  // Output error, softmax KL, model KL, perplexity ratio.
+  struct Row {
+    double bits;
+    std::array<double, 4> figures;
+    bool works;
+  };
+  const double log2_5x3 = (std::log2(5) + std::log2(3)) / 2;
+  const std::vector<Row> rows{{2, {0.0207, 0.0361, 0.0296, 1.0318}, true},         // 2M model: oscar
+                              {2, {0.327, 0.312, 0.516, 1.606}, false},            // no rotation
+                              {2, {0.1135, 0.0866, 0.1509, 1.161}, false},         // Hadamard, not clipped
+                              {2, {0.0167, 0.0573, 0.0207, 1.0103}, true},         // 15M model: oscar
+                              {2, {0.0946, 0.181, 0.118, 1.095}, false},           // no rotation
+                              {log2_5x3, {0.0158, 0.0162, 0.0157, 1.0143}, true},  // 2M model, levels 5,3
+                              {log2_5x3, {0.0875, 0.0895, 0.1131, 1.1083}, false},
+                              {2.5, {0.0067, 0.0064, 0.0058, 1.0062}, true},  // 8,4
+                              {2.5, {0.0216, 0.0237, 0.0224, 1.02}, false},
+                              {3, {0.0033, 0.0064, 0.0043, 1.0048}, true},  // 8,8
+                              {3, {0.0115, 0.0237, 0.0189, 1.0172}, false},
+                              {4, {0.00088, 0.00186, 0.00124, 1.0018}, true},  // 16,16
+                              {4, {0.00202, 0.00476, 0.00331, 1.0031}, false}};
+  for (const auto& [bits, f, works] : rows) {
+    CAPTURE(bits);
+    CAPTURE(f[2]);
+    CHECK(judged(report_of(f[0], f[1], f[2], f[3]), {}, bits).accepted == works);
+  }
+}
+
+TEST_CASE("a reason names the figure, the limit and where it comes from") {
+  const VerifyReport report = judged(report_of(0.01, 0.5, 0.02, 1.02), {.max_kld = 0.015}, 2);
+  CHECK_FALSE(report.accepted);
+  REQUIRE(report.reasons.size() == 2);
+  CHECK(report.reasons[0] == "softmax KL 0.5 is above 0.08, the default for its bits (--max-softmax-kl)");
+  CHECK(report.reasons[1] == "model KL 0.02 is above --max-kld 0.015");
+  const Json limits = to_json(report).at("limits");
+  REQUIRE(limits.size() == 4);
+  CHECK(limits[2] == Json{{"figure", "kld_mean"}, {"value", 0.02}, {"limit", 0.015}, {"origin", "given"}});
+  CHECK(limits[3].at("value").get<double>() == doctest::Approx(0.02));
+  CHECK(limits[3].at("origin") == "default");
+}
+
+TEST_CASE("a given limit may be wider than the default, and no number is above every limit") {
+  CHECK(judged(report_of(0.5, 0.5, 0.5, 1.5), {1.0, 1.0, 1.0, 1.0}, 2).accepted);
+  CHECK_FALSE(judged(report_of(std::nan(""), 0, 0, 1), {}, 2).accepted);
+  VerifyReport unmeasured;
+  unmeasured.methods.resize(1);
+  unmeasured.methods[0].kind = MethodKind::kThis;
+  CHECK(judged(unmeasured, {}, 2).accepted);
+}
+
+TEST_CASE("a set without a rotation is rejected by default, and not where defaults are switched off") {
+  FitOptions naive;
+  naive.composition = "pbr";
+  const test::TemporaryFolder folder;
+  const fs::path path = written(folder, Sample::get().fitted(naive));
+  VerifyOptions options;
+  options.compare = {"none"};
+  const Verified v = verified(path, model_on(Sample::get().held_out), options);
+  CHECK_FALSE(v.report.accepted);
+  CHECK(structure_ok(v.report));
+  CHECK(v.report.bits_per_code == 2);
+  check_contains(v.reasons, "the default for its bits (--max-kld)");
+  options.default_limits = false;
+  const Verified free = verified(path, model_on(Sample::get().held_out), options);
+  CHECK_MESSAGE(free.report.accepted, free.reasons);
+  CHECK(free.report.limits.empty());
+}
+
+}  // namespace oscar
