@@ -25,6 +25,8 @@ namespace {
 
 /// Attempts at an index that others change at the same time.
 constexpr int kMaxConflicts = 50;
+/// How long to wait for slower publishers on servers that let everybody write over everything.
+constexpr auto kSettling = std::chrono::milliseconds(500);
 
 std::string utc_now() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -221,26 +223,36 @@ void upload_set(const Publication& publication, const std::string& signature, Zo
   put_text(kManifestName, publication.manifest.text);
 }
 
+ZooIndex read_index(ZooStore& store, const StoredDocument& found) {
+  return found.text.empty() ? ZooIndex() : ZooIndex(found.text, store.where(kIndexName));
+}
+
+/// Whether the entry is still there after a while in which somebody who had read the index before could write it.
+bool lasts(ZooStore& store, const SetName& name, const ZooEntry& entry) {
+  std::this_thread::sleep_for(kSettling);
+  const auto now = read_index(store, store.read(kIndexName)).find(name);
+  return now && now->manifest_sha256 == entry.manifest_sha256;
+}
+
 PublishResult publish_to_store(const Publication& publication, ZooStore& store) {
+  const SetName& name = publication.name;
   const std::string where = store.where(publication.folder());
-  bool uploaded = false;
+  const auto before = read_index(store, store.read(kIndexName)).find(name);
+  if (publication.is_in(before) && publication.options.sign.empty()) {
+    publication.status.notice("the zoo has exactly this set already: " + name.text());
+    return {name.text(), where, *before, false};
+  }
+  publication.require_allowed(before, where);
+  const std::string signature = signature_of(publication.options, publication.manifest, "");
+  upload_set(publication, signature, store);
+  const ZooEntry entry = publication.entry(signature);
+  const bool guarded = store.checks_versions(join_path(publication.folder(), kManifestName), publication.manifest.text);
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {
-    const StoredDocument found = store.read(kIndexName);
-    ZooIndex index = found.text.empty() ? ZooIndex() : ZooIndex(found.text, store.where(kIndexName));
-    const auto before = index.find(publication.name);
-    if (publication.is_in(before) && !uploaded && publication.options.sign.empty()) {
-      publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
-      return {publication.name.text(), where, *before, false};
-    }
-    if (!uploaded) publication.require_allowed(before, where);
-    const std::string signature = signature_of(publication.options, publication.manifest, "");
-    if (!uploaded) upload_set(publication, signature, store);
-    uploaded = true;
-    const ZooEntry entry = publication.entry(signature);
+    const StoredDocument found = store.read(kIndexName);  // anew: uploading took its time
+    ZooIndex index = read_index(store, found);
     index.put(entry);
-    if (store.replace(kIndexName, index.document().dump(1) + "\n", found.version)) {
-      return {publication.name.text(), where, entry, true};
-    }
+    const bool written = store.replace(kIndexName, index.document().dump(1) + "\n", found.version);
+    if (written && (guarded || lasts(store, name, entry))) return {name.text(), where, entry, true};
     publication.status.detail("somebody else changed the index; reading it again");
     std::this_thread::sleep_for(
         std::chrono::milliseconds(50 + std::random_device{}() % (100U << std::min(attempt, 4))));

@@ -25,6 +25,9 @@ class ZooStore {
   virtual void put(const std::string& path, const std::filesystem::path& file, const FileDigest& digest) = 0;
   /// Writes a document if it still is what read() gave. False: somebody else was faster.
   [[nodiscard]] virtual bool replace(const std::string& path, const std::string& text, const std::string& version) = 0;
+  /// Whether replace() refuses what somebody else has changed: some servers do not look at conditions. Tries it on the
+  /// document at `path`, which has this text and keeps it.
+  [[nodiscard]] virtual bool checks_versions(const std::string& path, const std::string& text) = 0;
   /// Names a resource in messages.
   [[nodiscard]] virtual std::string where(const std::string& path) const = 0;
 };
