@@ -1,30 +1,19 @@
 // SPDX-License-Identifier: MIT
 #include "zoo/cache.hpp"
 
-#include <cstdlib>
-
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/sha256.hpp"
+#include "zoo/location.hpp"
 #include "zoo/name.hpp"
 
 namespace oscar {
-namespace {
-
-/// Value of an environment variable; unset and empty are the same.
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
-
-}  // namespace
-
 fs::path default_cache_folder() {
-  if (const auto folder = environment("OSCAR_CACHE"); !folder.empty()) return folder;
+  if (const auto folder = environment({"OSCAR_CACHE"}); !folder.empty()) return folder;
   // The XDG specification says to ignore a relative path.
-  if (const auto folder = environment("XDG_CACHE_HOME"); folder.starts_with('/')) return fs::path(folder) / "oscar";
-  if (const auto home = environment("HOME"); !home.empty()) return fs::path(home) / ".cache" / "oscar";
+  if (const auto folder = environment({"XDG_CACHE_HOME"}); folder.starts_with('/')) return fs::path(folder) / "oscar";
+  if (const auto home = environment({"HOME"}); !home.empty()) return fs::path(home) / ".cache" / "oscar";
   throw UsageError("there is no place for a cache: HOME is not set", "OSCAR_CACHE", "set OSCAR_CACHE, or pass --out");
 }
 

@@ -46,14 +46,6 @@ std::size_t on_answer(char* data, std::size_t size, std::size_t count, void* use
   return size * count;
 }
 
-bool is_transient(CURLcode code, const CurlHandle& handle) {
-  const long status = handle.status();
-  if (code == CURLE_OK) return status == 408 || status == 429 || status == 500 || (status >= 502 && status <= 504);
-  return code == CURLE_PARTIAL_FILE || code == CURLE_RECV_ERROR || code == CURLE_SEND_ERROR ||
-         code == CURLE_GOT_NOTHING || code == CURLE_HTTP2 || code == CURLE_HTTP2_STREAM ||
-         (code == CURLE_OPERATION_TIMEDOUT && handle.connected());
-}
-
 Body open_body(const HttpCall& call) {
   Body body;
   body.text = &call.text;
@@ -96,7 +88,7 @@ HttpAnswer call_once(const ZooLocation& location, const HttpCall& call, const Tr
   throw_if_interrupted();
   answer.status = handle.status();
   answer.etag = handle.header("etag");
-  if (is_transient(code, handle)) {
+  if (handle.may_pass(code)) {
     TransientError error(code == CURLE_OK ? "the server answered HTTP " + std::to_string(answer.status)
                                           : "the transfer failed: " + handle.reason(code),
                          call.url, "try again later");

@@ -2,7 +2,6 @@
 #include "zoo/curl_handle.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
 
 #include "base/status.hpp"
@@ -64,9 +63,7 @@ void CurlHandle::configure(const ZooLocation& location, double timeout_seconds) 
   set(CURLOPT_NOSIGNAL, 1L);
   set(CURLOPT_ERRORBUFFER, reason_.get());
   // OpenSSL's own variable, which libcurl does not read: private servers with private certificates.
-  if (const char* bundle = std::getenv("SSL_CERT_FILE"); bundle != nullptr && *bundle != '\0') {
-    set(CURLOPT_CAINFO, bundle);
-  }
+  if (const std::string bundle = environment({"SSL_CERT_FILE"}); !bundle.empty()) set(CURLOPT_CAINFO, bundle.c_str());
   if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
   if (!location.aws_sigv4.empty()) set(CURLOPT_AWS_SIGV4, location.aws_sigv4.c_str());
   if (!location.session_token.empty()) add_header("x-amz-security-token: " + location.session_token);
@@ -106,6 +103,26 @@ bool CurlHandle::connected() const {
   curl_off_t microseconds = 0;
   curl_easy_getinfo(handle_.get(), CURLINFO_CONNECT_TIME_T, &microseconds);
   return microseconds > 0;
+}
+
+bool CurlHandle::may_pass(CURLcode code) const {
+  const long answer = status();
+  switch (code) {
+    case CURLE_OK:
+    case CURLE_HTTP_RETURNED_ERROR:
+      return answer == 408 || answer == 429 || answer == 500 || (answer >= 502 && answer <= 504);
+    case CURLE_PARTIAL_FILE:
+    case CURLE_RECV_ERROR:
+    case CURLE_SEND_ERROR:
+    case CURLE_GOT_NOTHING:
+    case CURLE_HTTP2:
+    case CURLE_HTTP2_STREAM:
+      return true;
+    case CURLE_OPERATION_TIMEDOUT:
+      return connected();
+    default:
+      return false;
+  }
 }
 
 std::string CurlHandle::reason(CURLcode code) const {

@@ -40,12 +40,14 @@ class CurlHandle {
   [[nodiscard]] std::string header(const char* name) const;
   /// What the server asked for, in seconds; 0: nothing.
   [[nodiscard]] double retry_after() const;
-  /// True if a connection was made.
-  [[nodiscard]] bool connected() const;
+  /// Whether a transfer that ended with `code` failed in a way that may go away by itself.
+  [[nodiscard]] bool may_pass(CURLcode code) const;
   /// Why a transfer ended with `code`.
   [[nodiscard]] std::string reason(CURLcode code) const;
 
  private:
+  /// True if a connection was made.
+  [[nodiscard]] bool connected() const;
   // libcurl uses the first two until the handle is gone.
   std::unique_ptr<char[]> reason_ = std::make_unique<char[]>(CURL_ERROR_SIZE);
   std::unique_ptr<curl_slist, void (*)(curl_slist*)> headers_;

@@ -19,26 +19,6 @@ namespace {
 constexpr int kConcurrency = 8;
 constexpr int kPollMilliseconds = 50;
 
-bool is_transient_status(long status) {
-  return status == 408 || status == 429 || status == 500 || (status >= 502 && status <= 504);
-}
-
-bool is_transient(CURLcode code, bool connected) {
-  switch (code) {
-    case CURLE_PARTIAL_FILE:
-    case CURLE_RECV_ERROR:
-    case CURLE_SEND_ERROR:
-    case CURLE_GOT_NOTHING:
-    case CURLE_HTTP2:
-    case CURLE_HTTP2_STREAM:
-      return true;
-    case CURLE_OPERATION_TIMEDOUT:
-      return connected;
-    default:
-      return false;
-  }
-}
-
 /// One request under way. An exception may not cross libcurl's C frames: it is kept and thrown after.
 struct Transfer {
   PieceRequest request;
@@ -197,13 +177,13 @@ class CurlTransport : public Transport {
                                                             : "check the address, or try again later";
       const std::string what = "the server answered HTTP " + std::to_string(status);
       if (status == 404) throw NotFound(what, where(path), remedy);
-      fail(what, path, is_transient_status(status), remedy, handle.retry_after());
+      fail(what, path, handle.may_pass(code), remedy, handle.retry_after());
     }
     if (code == CURLE_FILESIZE_EXCEEDED) {
       fail("the server offers more than the " + std::to_string(transfer.request.max_bytes) + " bytes that are expected",
            path, false, "check that the address is a zoo; tell who hosts it", 0);
     }
-    fail("the transfer failed: " + handle.reason(code), path, is_transient(code, handle.connected()),
+    fail("the transfer failed: " + handle.reason(code), path, handle.may_pass(code),
          "check the address, the network and the proxy settings, then run again", 0);
   }
 

@@ -2,7 +2,6 @@
 #include "zoo/hub.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -16,11 +15,6 @@ constexpr std::string_view kScheme = "hf://";
 constexpr std::string_view kDatasets = "datasets/";
 constexpr char kPublicHub[] = "https://huggingface.co";
 constexpr int kMaxPages = 100;
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 bool is_commit(const std::string& revision) {
   return revision.size() == 40 && revision.find_first_not_of("0123456789abcdef") == std::string::npos;
@@ -109,11 +103,10 @@ HubAddress parse_hub_address(const std::string& text) {
 }
 
 ZooLocation hub_endpoint() {
-  std::string url = environment("HF_ENDPOINT");
-  if (url.empty()) url = kPublicHub;
+  const std::string url = environment({"HF_ENDPOINT"}, kPublicHub);
   ZooLocation location = parse_zoo_location(url);
   if (!location.remote) throw UsageError("not an address of a hub: " + url, "HF_ENDPOINT", "give https://…");
-  if (may_see_token(location.url)) location.bearer_token = environment("HF_TOKEN");
+  if (may_see_token(location.url)) location.bearer_token = environment({"HF_TOKEN"});
   return location;
 }
 

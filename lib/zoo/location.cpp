@@ -69,13 +69,6 @@ ZooLocation server_at(const std::string& scheme, std::string rest) {
   return location;
 }
 
-std::string environment(std::initializer_list<const char*> names, const std::string& otherwise) {
-  for (const char* name : names) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
-  }
-  return otherwise;
-}
-
 ZooLocation bucket_at(const std::string& rest) {
   const std::string region = environment({"AWS_REGION", "AWS_DEFAULT_REGION"}, "us-east-1");
   std::string endpoint =
@@ -84,15 +77,22 @@ ZooLocation bucket_at(const std::string& rest) {
   const auto mark = endpoint.find("://");
   if (mark == std::string::npos) refuse("not an address of an S3 store: " + endpoint);
   ZooLocation location = server_at(endpoint.substr(0, mark), endpoint.substr(mark + 3) + "/" + rest);
-  const std::string key = environment({"AWS_ACCESS_KEY_ID"}, "");
+  const std::string key = environment({"AWS_ACCESS_KEY_ID"});
   if (key.empty()) return location;  // a public bucket can be read
-  location.credentials = key + ":" + environment({"AWS_SECRET_ACCESS_KEY"}, "");
-  location.session_token = environment({"AWS_SESSION_TOKEN"}, "");
+  location.credentials = key + ":" + environment({"AWS_SECRET_ACCESS_KEY"});
+  location.session_token = environment({"AWS_SESSION_TOKEN"});
   location.aws_sigv4 = "aws:amz:" + region + ":s3";
   return location;
 }
 
 }  // namespace
+
+std::string environment(std::initializer_list<const char*> names, const std::string& otherwise) {
+  for (const char* name : names) {
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
+  }
+  return otherwise;
+}
 
 ZooLocation parse_zoo_location(const std::string& text) {
   const auto mark = text.find("://");
@@ -107,7 +107,7 @@ ZooLocation parse_zoo_location(const std::string& text) {
 }
 
 std::string default_zoo() {
-  if (const char* zoo = std::getenv("OSCAR_ZOO"); zoo != nullptr && *zoo != '\0') return zoo;
+  if (const std::string zoo = environment({"OSCAR_ZOO"}); !zoo.empty()) return zoo;
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
   for (const char* place : {"../share/oscar/zoo", "zoo"}) {
     const fs::path candidate = (folder / place).lexically_normal();

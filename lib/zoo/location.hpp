@@ -5,6 +5,7 @@
 #pragma once
 
 #include <filesystem>
+#include <initializer_list>
 #include <string>
 
 namespace oscar {
@@ -21,6 +22,9 @@ struct ZooLocation {
   /// Names the zoo in messages and in the cache.
   [[nodiscard]] std::string text() const { return remote ? url : folder.string(); }
 };
+
+/// Value of the first of these environment variables that is set and not empty.
+[[nodiscard]] std::string environment(std::initializer_list<const char*> names, const std::string& otherwise = "");
 
 /// A path to index.json means the folder that it lies in. Throws UsageError.
 [[nodiscard]] ZooLocation parse_zoo_location(const std::string& text);
