@@ -54,9 +54,11 @@ constexpr std::uint64_t kWorthwhile = std::uint64_t{64} << 10;
 /// All files of a set as pieces that a transport asks for.
 class SetDownload {
  public:
-  SetDownload(Transport& transport, const std::string& prefix, const std::vector<FileDigest>& files,
-              const fs::path& folder, const FetchOptions& options, Status& status)
+  SetDownload(Transport& transport, const std::string& prefix, std::vector<FileDigest> files, const fs::path& folder,
+              const FetchOptions& options, Status& status)
       : transport_(transport), options_(options), status_(status) {
+    // The largest first, on the connections that are there already; small ones find their place beside them.
+    std::ranges::stable_sort(files, std::greater(), &FileDigest::size);
     for (const FileDigest& file : files) total_ += static_cast<std::int64_t>(file.size);
     for (const FileDigest& file : files) {
       const std::string path = join_path(prefix, file.path);

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """How long a pull takes over a line with delay, beside the Hugging Face Hub's own client on the same files:
 
-    .venv/bin/python tests/bench/bench_pull.py --oscar build/oscar --out tests/bench/results/pull.json
+    chrt -r 1 .venv/bin/python tests/bench/bench_pull.py --oscar build/oscar --out tests/bench/results/pull.json
+
+Where other programs run too, they slow whoever needs more of the processor, which is the Hub's client: hence chrt.
 
 A hub on localhost serves a set with two rotation files of Qwen3-8B's size (4.8 MB) behind a relay that adds 20 ms each way, to the API
 and to its storage alike; each run starts with an empty cache. "foreign" are the same two files without a manifest, of which a set has
@@ -122,6 +124,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="oscar-bench-") as name:
         folder = Path(name)
         results = {"machine": f"{os.cpu_count()} cores, {platform.machine()}", "load_at_start": os.getloadavg()[0],
+                   "real_time_priority": os.sched_getscheduler(0) != os.SCHED_OTHER,
                    "small_set": small_set(oscar, options.runs, options.delay_ms / 1000, folder),
                    "set_in_a_zoo": zoo_set(oscar, options.runs, options.delay_ms / 1000, folder),
                    "large_file": large_file(oscar, options.large_mb * 1_000_000, options.line_mb_per_s * 1e6, folder)}

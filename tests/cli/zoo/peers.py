@@ -301,7 +301,7 @@ class Relay:
                     data = source.recv(1 << 18)
                     ended = not data
                     if data:
-                        queue.append((max(opened, self.due(len(data), delay)), data))
+                        queue.append((max(opened + delay, self.due(len(data), delay)), data))
                 while queue and queue[0][0] <= time.monotonic():
                     sink.sendall(queue.pop(0)[1])
             sink.shutdown(socket.SHUT_WR)

@@ -43,15 +43,15 @@ constexpr char kKeys[] = "test/tiny/latest/k_rotation_qqt_r_h_pbr.pt";
 
 }  // namespace
 
-TEST_CASE("pull asks for the index, the manifest, and the files, each once") {
+TEST_CASE("pull asks for the index, the manifest, and the files, each once, the largest first") {
   Fixture fixture;
   const PullResult result = fixture.run();
   CHECK(result.fetched);
   CHECK(result.path == fixture.folder / ("cache/sets/" + fixture.hash()));
   CHECK(test::read_folder(result.path) == fixture.set);
   CHECK(fixture.zoo.asked == std::vector<std::string>{"index.json", "test/tiny/latest/manifest.json", kKeys,
-                                                      "test/tiny/latest/tables/clip.json",
-                                                      "test/tiny/latest/v_rotation_sst_r_h_pbr.pt"});
+                                                      "test/tiny/latest/v_rotation_sst_r_h_pbr.pt",
+                                                      "test/tiny/latest/tables/clip.json"});
 }
 
 TEST_CASE("a cached name needs no network until it is refreshed") {
