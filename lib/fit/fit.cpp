@@ -166,6 +166,15 @@ class LayerwiseFit {
 
 }  // namespace
 
+RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options) {
+  return {.key_objective = recipe.key_name(),
+          .value_objective = recipe.value_name(),
+          .windows = options.windows,
+          .key_codec = *recipe.codecs.key,
+          .value_codec = *recipe.codecs.value,
+          .recipe = to_json(recipe, options)};
+}
+
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
   if (options.value_objective == "output" && !hooks.output_projection) {
     throw UsageError("no model is at hand, whose output projection values are to be weighed by",
@@ -175,14 +184,9 @@ FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, St
   LayerwiseFit layerwise(source, options, backend, status);
   const Recipe& recipe = layerwise.recipe();
   FitResult result;
-  result.set = {.key_objective = recipe.key_name(),
-                .value_objective = recipe.value_name(),
-                .model = source.model(),
-                .calibration = source.calibration(),
-                .windows = options.windows,
-                .key_codec = *recipe.codecs.key,
-                .value_codec = *recipe.codecs.value,
-                .recipe = to_json(recipe, options)};
+  result.set = unfitted_set(recipe, options);
+  result.set.model = source.model();
+  result.set.calibration = source.calibration();
   layerwise.run(hooks, result);
   return result;
 }

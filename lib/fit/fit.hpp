@@ -43,6 +43,9 @@ struct FitHooks {
   std::function<void()> first_layer_read = {};
 };
 
+/// A set with everything but its origin and its layers.
+[[nodiscard]] RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options);
+
 /// Throws UsageError for options that do not exist or do not fit together, before anything is
 /// read; DataError for bad data.
 [[nodiscard]] FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status,

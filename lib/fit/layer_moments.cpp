@@ -26,29 +26,6 @@ const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>
                   "give a reference that covers every layer, or choose --layers");
 }
 
-void take_key_sums(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, AdditiveMoments& out) {
-  const auto stretches = [](const Recipe& r) { return r.kind == Recipe::Kind::kStretch; };
-  const auto by = [&](const char* objective) {
-    return any(recipes, [&](const Recipe& r) { return r.key_objective == objective; });
-  };
-  if (by("qqt") || any(recipes, [](const Recipe& r) { return r.value_objective == "sst"; })) {
-    out.sums["qqt"] = query_moments(layer, backend);
-  }
-  if (by("ktk") || any(recipes, [&](const Recipe& r) { return stretches(r) && r.key_objective == "qqt"; })) {
-    out.sums["ktk"] = plain_moments(layer, Side::kKey, backend);
-  }
-  if (by("fisher")) out.fisher = fisher_sums(layer, recipes.front().windows, backend);
-  if (any(recipes, [](const Recipe& r) { return r.center; })) out.keys = key_sums(layer);
-}
-
-void take_value_sums(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend, AdditiveMoments& out) {
-  const auto by = [&](const char* objective) {
-    return any(recipes, [&](const Recipe& r) { return r.value_objective == objective; });
-  };
-  if (by("oto")) out.sums["oto"] = output_moments(layer, backend);
-  if (by("vtv") || by("output")) out.sums["vtv"] = plain_moments(layer, Side::kValue, backend);
-}
-
 /// Rows of W_O are (Hq, d), as those of queries.
 MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend) {
   const HeadsView rows = heads_view(projection, "o_proj");
@@ -58,29 +35,41 @@ MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backe
   return metric;
 }
 
-void take_means(const AdditiveMoments& sums, const std::vector<Recipe>& recipes, LayerMoments& out) {
-  for (const auto& [name, moments] : sums.sums) out.covariance[name] = moments.mean();
-  if (sums.keys) out.key_mean = sums.keys->mean();
-  if (!sums.fisher) return;
-  FisherMoments fisher = mean(*sums.fisher, recipes.front().windows);
-  out.covariance["fisher"] = std::move(fisher.query);
-  out.covariance["fisher_key"] = std::move(fisher.key);
-  out.fisher_key_mean = std::move(fisher.key_mean);
-}
-
 }  // namespace
 
-void AdditiveMoments::merge(const AdditiveMoments& other) {
-  for (auto& [name, moments] : sums) moments.merge(other.sums.at(name));
-  if (fisher) oscar::merge(*fisher, other.fisher.value());
-  if (keys) keys->merge(other.keys.value());
+std::set<std::string> needed_sums(const std::vector<Recipe>& recipes) {
+  std::set<std::string> names;
+  for (const Recipe& recipe : without_hadamard(recipes)) {
+    names.insert(recipe.key_objective);
+    names.insert(recipe.stretches_values() ? "vtv" : recipe.value_objective);
+    if (recipe.value_objective == "sst") names.insert("qqt");
+    if (recipe.kind == Recipe::Kind::kStretch && recipe.key_objective == "qqt") names.insert("ktk");
+    if (recipe.center) names.insert("keys");
+  }
+  return names;
 }
 
 AdditiveMoments take_sums(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend) {
+  const std::set<std::string> names = needed_sums(recipes);
   AdditiveMoments out;
-  const std::vector<Recipe> spectral = without_hadamard(recipes);
-  take_key_sums(layer, spectral, backend, out);
-  take_value_sums(layer, spectral, backend, out);
+  if (names.contains("qqt")) out.sums["qqt"] = query_moments(layer, backend);
+  if (names.contains("ktk")) out.sums["ktk"] = plain_moments(layer, Side::kKey, backend);
+  if (names.contains("fisher")) out.fisher = fisher_sums(layer, recipes.front().windows, backend);
+  if (names.contains("keys")) out.keys = key_sums(layer);
+  if (names.contains("oto")) out.sums["oto"] = output_moments(layer, backend);
+  if (names.contains("vtv")) out.sums["vtv"] = plain_moments(layer, Side::kValue, backend);
+  return out;
+}
+
+LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const AdditiveMoments& sums, Windows windows) {
+  LayerMoments out{.layer_id = layer_id, .key_dim = key_dim, .value_dim = value_dim};
+  for (const auto& [name, moments] : sums.sums) out.covariance[name] = moments.mean();
+  if (sums.keys) out.key_mean = sums.keys->mean();
+  if (!sums.fisher) return out;
+  FisherMoments fisher = mean(*sums.fisher, windows);
+  out.covariance["fisher"] = std::move(fisher.query);
+  out.covariance["fisher_key"] = std::move(fisher.key);
+  out.fisher_key_mean = std::move(fisher.key_mean);
   return out;
 }
 
@@ -90,11 +79,9 @@ LayerMoments take_moments(int layer_id, LayerStream& layer, const AdditiveMoment
   QkvChunk chunk;
   layer.rewind();
   if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
-  LayerMoments out{.layer_id = layer_id, .key_dim = chunk.view.k.head_dim, .value_dim = chunk.view.v.head_dim};
+  LayerMoments out = moments_of(layer_id, chunk.view.k.head_dim, chunk.view.v.head_dim, sums, recipes.front().windows);
   chunk = {};
   const std::vector<Recipe> spectral = without_hadamard(recipes);
-  if (spectral.empty()) return out;
-  take_means(sums, spectral, out);
   if (any(spectral, [](const Recipe& r) { return r.value_objective == "sst"; })) {
     out.covariance["sst"] = score_weighted_value_moments(layer, out.covariance["qqt"], backend).mean();
   }

@@ -4,7 +4,7 @@
 
 #include <functional>
 #include <map>
-#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,16 +34,14 @@ struct LayerMoments {
   std::vector<double> key_mean, fisher_key_mean;  // (Hkv, d)
 };
 
-/// Those among them that are sums over tokens, so that parts of a layer's data add up.
-struct AdditiveMoments {
-  std::map<std::string, MomentSums> sums;  // qqt, ktk, oto, vtv
-  std::optional<FisherSums> fisher;
-  std::optional<KeySums> keys;
-
-  void merge(const AdditiveMoments& other);
-};
-/// What the recipes need of them, in as few passes as there are sums.
+/// What the recipes look at: names of AdditiveMoments ("keys": their sums), and sst, which needs a pass of its own.
+[[nodiscard]] std::set<std::string> needed_sums(const std::vector<Recipe>& recipes);
+/// Those that add up, in as many passes as there are.
 [[nodiscard]] AdditiveMoments take_sums(LayerStream& layer, const std::vector<Recipe>& recipes, Backend& backend);
+
+/// The means of sums; windows: those of fisher.
+[[nodiscard]] LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const AdditiveMoments& sums,
+                                      Windows windows);
 
 /// Everything that one of the recipes needs; sums: of the same data.
 [[nodiscard]] LayerMoments take_moments(int layer_id, LayerStream& layer, const AdditiveMoments& sums,

@@ -184,7 +184,7 @@ void KeySums::merge(const KeySums& other) {
 
 std::vector<double> KeySums::mean() const {
   std::vector<double> mean = sums;
-  for (double& value : mean) value /= static_cast<double>(std::max<std::int64_t>(tokens, 1));
+  for (double& value : mean) value /= std::max(tokens, 1.0);
   return mean;
 }
 
@@ -202,9 +202,15 @@ KeySums key_sums(LayerStream& layer) {
       k.head_rows(0, k.num_tokens, static_cast<int>(head), rows.data());
       for (std::size_t i = 0; i < rows.size(); ++i) keys.sums[head * dim + i % dim] += rows[i];
     });
-    keys.tokens += k.num_tokens;
+    keys.tokens += static_cast<double>(k.num_tokens);
   }
   return keys;
+}
+
+void AdditiveMoments::merge(const AdditiveMoments& other) {
+  for (auto& [name, moments] : sums) moments.merge(other.sums.at(name));
+  if (fisher) oscar::merge(*fisher, other.fisher.value());
+  if (keys) keys->merge(other.keys.value());
 }
 
 MatrixStack centred(MatrixStack moments, std::span<const double> own, std::span<const double> mean) {

@@ -5,7 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/status.hpp"
@@ -51,13 +54,23 @@ struct FisherMoments {
 /// Keys added up, (Hkv, d), and how many. Read on the CPU.
 struct KeySums {
   std::vector<double> sums;
-  std::int64_t tokens = 0;
+  double tokens = 0;
 
   void merge(const KeySums& other);
   /// Mean key of each head.
   [[nodiscard]] std::vector<double> mean() const;
 };
 [[nodiscard]] KeySums key_sums(LayerStream& layer);
+
+/// What is taken of a layer in one pass: sums over tokens, so that parts of its data add up.
+struct AdditiveMoments {
+  std::map<std::string, MomentSums> sums;  // qqt, ktk, oto, vtv
+  std::optional<FisherSums> fisher;
+  std::optional<KeySums> keys;
+
+  void merge(const AdditiveMoments& other);
+};
+
 /// Second moments about a mean m, where `moments` are about 0 and `own` is the mean of the rows themselves (equal to m
 /// for plain moments): C - own^T m - m^T own + m^T m. means: (count, d).
 [[nodiscard]] MatrixStack centred(MatrixStack moments, std::span<const double> own, std::span<const double> mean);

@@ -12,32 +12,13 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "commands/commands.hpp"
-#include "dump/folder_source.hpp"
-#include "dump/live_source.hpp"
+#include "commands/fit_command.hpp"
 #include "fit/held_out.hpp"
-#include "model/output_projection.hpp"
-#include "model_input.hpp"
-#include "model_judge.hpp"
 #include "rotation/formats.hpp"
 #include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {
-
-struct FitCommand {
-  std::filesystem::path dump, out;
-  ModelInput input;
-  std::string formats = "pt,h5";
-  FitOptions fit;
-  bool force = false;
-  bool recipe_by_default = false;
-};
-
-/// Wall time of the parts of a run.
-struct Times {
-  double startup = 0;  // until the first layer is read
-  double writing = 0;
-};
 
 Json to_json(const FitResult& result, const Times& times, const std::filesystem::path& out, const std::string& device) {
   Json layers = Json::array();
@@ -59,49 +40,6 @@ Json to_json(const FitResult& result, const Times& times, const std::filesystem:
           {"layers", std::move(layers)},
           {"seconds", {{"startup", times.startup}, {"fit", result.seconds}, {"writing", times.writing}}}};
 }
-
-/// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
-class Input {
- public:
-  Input(const FitCommand& command, const Context& context) {
-    Status& status = *context.status;
-    const std::vector<int> layers = parse_layers(command.input.layers);
-    const TokenLimits& limits = command.input.limits;
-    if (command.dump.empty() == command.input.model.empty()) {
-      throw UsageError(command.dump.empty() ? "nothing to fit on" : "--dump and --model exclude each other",
-                       "oscar fit", "give either --dump DIR, or --model DIR with --text or --tokens");
-    }
-    if (!command.dump.empty()) {
-      source_ = open_dump(command.dump, {limits.max_tokens, limits.max_sequences, layers}, status);
-      return;
-    }
-    model_ = command.input.model;
-    runner_ = open_input_model(command.input, context);
-    sequences_ = read_sequences(command.input, runner_->config());
-    source_ = open_live(*runner_, sequences_, {.layers = layers}, status);
-    // A model judges whole sets only.
-    judges_ = layers.empty() && command.fit.recipe == "auto" && runner_->config().why_irreplaceable().empty();
-  }
-  [[nodiscard]] QkvSource& source() { return *source_; }
-  /// Empty without a model.
-  [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend) {
-    return judges_ ? make_model_judge(*runner_, sequences_, options, backend) : ModelJudge();
-  }
-
-  [[nodiscard]] OutputProjection output_projection() const {
-    if (!runner_) return {};
-    return [model = model_, config = runner_->config()](int layer) {
-      return read_output_projection(model, config, layer);
-    };
-  }
-
- private:
-  std::filesystem::path model_;
-  std::vector<TokenSequence> sequences_;
-  bool judges_ = false;
-  std::unique_ptr<ModelRunner> runner_;
-  std::unique_ptr<QkvSource> source_;
-};
 
 /// "1.52", or "1.31 to 1.64" over the matrices of a side.
 std::string range_of(const Json& values, const char* format) {
@@ -125,6 +63,8 @@ void report_stretches(const RotationSet& set, Status& status) {
   }
 }
 
+}  // namespace
+
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context) {
   Status& status = *context.status;
@@ -138,8 +78,10 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
   emit_json(context, to_json(result, times, command.out, backend.description()));
 }
 
+namespace {
+
 /// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
-FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend& backend, FitHooks hooks,
+FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backend& backend, FitHooks hooks,
                     const Context& context) {
   Status& status = *context.status;
   const auto fit_once = [&] {
@@ -156,11 +98,13 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<Input>& input, Backend&
   command.fit.recipe = "oscar";
   hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
   input.reset();
-  input = std::make_unique<Input>(command, context);  // a live model cannot go back
+  input = std::make_unique<FitInput>(command, context);  // a live model cannot go back
   return fit_once();
 }
 
 void run(FitCommand& command, Context& context) {
+  if (!command.stats.empty() || !command.save_stats.empty()) return fit_in_parts(command, context);
+  if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
   const RotationFormats formats = parse_rotation_formats(command.formats);
   {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
@@ -168,7 +112,7 @@ void run(FitCommand& command, Context& context) {
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
-  auto input = std::make_unique<Input>(command, context);
+  auto input = std::make_unique<FitInput>(command, context);
   const std::unique_ptr<Backend> backend = starting.get();
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls
@@ -249,7 +193,14 @@ void register_fit(CLI::App& app, Context& context) {
       ->group("Input");
   add_model_input_options(*fit, command->input);
   add_fit_options(*fit, command->fit);
-  fit->add_option("--out", command->out, "Folder for the rotation set")->required()->group("Output");
+  fit->add_option("--stats", command->stats,
+                  "Files of --save-stats instead of data; or, beside data, of what to weigh it by")
+      ->type_name("FILE ...")
+      ->group("Input");
+  fit->add_option("--out", command->out, "Folder for the rotation set")->group("Output");
+  fit->add_option("--save-stats", command->save_stats, "Write the sums over the data, or over --stats, to this file")
+      ->type_name("FILE")
+      ->group("Output");
   fit->add_option("--format", command->formats, "Files to write: pt, h5, safetensors")
       ->capture_default_str()
       ->group("Output");

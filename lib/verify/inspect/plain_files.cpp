@@ -4,6 +4,7 @@
 
 #include "base/errors.hpp"
 #include "base/schemas.hpp"
+#include "stats/statistics.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/npy.hpp"
 #include "tensor/npz.hpp"
@@ -66,8 +67,35 @@ Inspection inspect_pt(const std::filesystem::path& path) {
   return {"PyTorch archive (.pt), not a rotation file", {{"keys", keys}}, {}};
 }
 
+namespace {
+
+Inspection inspect_statistics(const std::filesystem::path& path) {
+  const Statistics statistics = read_statistics({path});
+  std::int64_t tokens = 0;
+  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
+  const LayerStatistics& layer = statistics.layers.front();
+  Json layers = Json::array(), sums = Json::array();
+  for (const LayerStatistics& each : statistics.layers) layers.push_back(each.layer_id);
+  for (const auto& [name, moments] : layer.first.sums) sums.push_back(name);
+  if (layer.first.fisher) sums.push_back("fisher");
+  if (layer.first.keys) sums.push_back("keys");
+  if (layer.sst) sums.push_back("sst");
+  return {"statistics (oscar.statistics.v1)",
+          {{"model", statistics.model.id},
+           {"layers", layers},
+           {"parts", statistics.data.size()},
+           {"tokens", tokens},
+           {"sums", sums}},
+          {}};
+}
+
+}  // namespace
+
 Inspection inspect_safetensors(const std::filesystem::path& path) {
   const SafetensorsFile file(path);
+  if (file.metadata().contains("schema") && file.metadata().at("schema") == "oscar.statistics.v1") {
+    return inspect_statistics(path);
+  }
   std::set<std::string> dtypes;
   std::int64_t elements = 0;
   for (const auto& [name, tensor] : file.tensors()) {

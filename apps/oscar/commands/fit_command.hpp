@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// What the files of "oscar fit" share.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "context.hpp"
+#include "fit/fit.hpp"
+#include "model/runner.hpp"
+#include "model_input.hpp"
+
+namespace oscar {
+
+struct FitCommand {
+  std::filesystem::path dump, out, save_stats;
+  std::vector<std::filesystem::path> stats;
+  ModelInput input;
+  std::string formats = "pt,h5";
+  FitOptions fit;
+  bool force = false;
+  bool recipe_by_default = false;
+};
+
+/// Wall time of the parts of a run.
+struct Times {
+  double startup = 0;  // until the first layer is read
+  double writing = 0;
+};
+
+/// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
+class FitInput {
+ public:
+  FitInput(const FitCommand& command, const Context& context);
+
+  [[nodiscard]] QkvSource& source() { return *source_; }
+  /// Empty without a model.
+  [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
+  [[nodiscard]] OutputProjection output_projection() const;
+
+ private:
+  std::filesystem::path model_;
+  std::vector<TokenSequence> sequences_;
+  bool judges_ = false;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<QkvSource> source_;
+};
+
+/// Tells people and --json what was written.
+void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
+            Context& context);
+
+/// --stats and --save-stats: sums of parts of the data, and rotations made of them.
+void fit_in_parts(FitCommand& command, Context& context);
+
+}  // namespace oscar

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+#include <fmt/format.h>
+
+#include <chrono>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "commands/fit_command.hpp"
+#include "console.hpp"
+#include "fit/statistics_fit.hpp"
+#include "rotation/formats.hpp"
+
+namespace oscar {
+namespace {
+
+bool reads_data(const FitCommand& command) { return !command.dump.empty() || !command.input.model.empty(); }
+
+void check(const FitCommand& command) {
+  const bool saves = !command.save_stats.empty(), fits = !command.out.empty();
+  if (reads_data(command) && fits) {
+    throw UsageError("statistics are of a part of the data, a rotation set is of all of it", "--out",
+                     "save the statistics of each part, then give them to --stats with --out");
+  }
+  if (reads_data(command) && !saves) {
+    throw UsageError("--stats beside data is a second pass over a part of it", "--save-stats",
+                     "say where its statistics go: --save-stats FILE");
+  }
+  if (!reads_data(command) && command.stats.empty()) {
+    throw UsageError("nothing to take statistics of", "--save-stats", "give --dump, --model or --stats");
+  }
+  if (!reads_data(command) && !saves && !fits) {
+    throw UsageError("no folder for the rotation set", "--stats", "give --out DIR, or --save-stats FILE to merge");
+  }
+}
+
+void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context) {
+  write_statistics(command.save_stats, statistics);
+  std::int64_t tokens = 0;
+  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
+  context.status->notice(fmt::format("statistics of {} layers, {} tokens in {} parts, {:.2f} s: wrote {}",
+                                     statistics.layers.size(), tokens, statistics.data.size(), seconds,
+                                     command.save_stats.string()));
+  if (!command.out.empty()) return;  // what is fitted will be told
+  emit_json(context, {{"statistics", command.save_stats.string()},
+                      {"layers", statistics.layers.size()},
+                      {"parts", statistics.data.size()},
+                      {"tokens", tokens},
+                      {"seconds", seconds}});
+}
+
+}  // namespace
+
+void fit_in_parts(FitCommand& command, Context& context) {
+  check(command);
+  if (command.recipe_by_default) command.fit.recipe = "oscar";
+  const RotationFormats formats = parse_rotation_formats(command.formats);
+  if (!command.out.empty()) {
+    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
+  }
+  const auto start = std::chrono::steady_clock::now();
+  std::optional<Statistics> given;
+  if (!command.stats.empty()) given = read_statistics(command.stats);
+  if (reads_data(command)) {
+    const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+    FitInput input(command, context);
+    const Statistics taken =
+        take_statistics(input.source(), command.fit, given ? &*given : nullptr, *backend, *context.status);
+    return save(taken, command, seconds_since(start), context);
+  }
+  if (!command.save_stats.empty()) save(*given, command, seconds_since(start), context);
+  if (command.out.empty()) return;
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  Times times{.startup = seconds_since(context.started)};
+  const FitResult result = fit(*given, command.fit, *backend, *context.status);
+  const auto fitted = std::chrono::steady_clock::now();
+  write_rotation_set(command.out, result.set, formats, command.force);
+  times.writing = seconds_since(fitted);
+  report(result, times, command, *backend, context);
+}
+
+}  // namespace oscar

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT
+#include "fit/statistics_fit.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <set>
+
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+#include "base/sha256.hpp"
+#include "codec/kv_method.hpp"
+#include "dump/layer_lanes.hpp"
+#include "fit/clip_choice.hpp"
+#include "fit/layer_fit.hpp"
+#include "fit/layer_moments.hpp"
+
+namespace oscar {
+namespace {
+
+Recipe recipe_of_sums(const FitOptions& options) {
+  const auto refuse = [](const std::string& what, const char* where, const char* advice) {
+    throw UsageError(what + " looks at rows, which statistics do not keep", where, advice);
+  };
+  if (options.recipe == "auto" || options.recipe == "uresidual" || options.recipe == "hadamard") {
+    refuse("recipe " + options.recipe, "--recipe", "use oscar, lsq, stretch or ktk_vtv, or fit on --dump or --model");
+  }
+  if (options.refine) refuse("refinement", "--refine", "leave it out, or fit on --dump or --model");
+  if (options.value_objective == "output") {
+    refuse("value objective output", "--value-objective", "use sst, oto or vtv, or fit on --model");
+  }
+  return resolve_recipe(options);
+}
+
+const LayerStatistics& layer_of(const Statistics& statistics, int id) {
+  for (const LayerStatistics& layer : statistics.layers) {
+    if (layer.layer_id == id && layer.first.sums.contains("qqt")) return layer;
+  }
+  throw DataError("no query moments of layer " + std::to_string(id), "--stats",
+                  "merge the first pass of all parts, taken with --value-objective sst");
+}
+
+/// Rows of an empty stream have no size.
+void take_sizes(LayerStream& stream, LayerStatistics& layer) {
+  QkvChunk chunk;
+  stream.rewind();
+  if (!stream.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer.layer_id), "dump again");
+  layer.key_dim = chunk.view.k.head_dim, layer.value_dim = chunk.view.v.head_dim;
+}
+
+bool has(const LayerStatistics& layer, const std::string& name) {
+  if (name == "sst") return layer.sst.has_value();
+  if (name == "fisher") return layer.first.fisher.has_value();
+  return name == "keys" ? layer.first.keys.has_value() : layer.first.sums.contains(name);
+}
+
+void require_sums(const Statistics& statistics, const std::set<std::string>& names) {
+  for (const LayerStatistics& layer : statistics.layers) {
+    const std::string where = "--stats, layer " + std::to_string(layer.layer_id);
+    for (const std::string& name : names) {
+      if (has(layer, name)) continue;
+      if (name != "sst") throw DataError("no sums of " + name, where, "take the statistics with this recipe's options");
+      throw DataError("no value moments by attention scores (sst), which are a second pass over the data", where,
+                      "merge the first passes with --stats FILES --save-stats ALL, then take each part again with "
+                      "--stats ALL --save-stats FILE, and fit on --stats ALL and those; or use --value-objective vtv");
+    }
+    if (layer.first_data != statistics.layers.front().first_data) {
+      throw DataError(
+          "this layer was taken of other data than layer " + std::to_string(statistics.layers.front().layer_id), where,
+          "give the statistics of every part for every layer");
+    }
+    if (names.contains("sst") && layer.sst_data != layer.first_data) {
+      throw DataError("the second pass is not of the same data as the first", where,
+                      "give the second pass of every part, and no others");
+    }
+  }
+  if (names.contains("sst") && statistics.query_moments_sha256 != query_moments_sha256(statistics)) {
+    throw DataError("the second pass was weighted by other query moments", "--stats",
+                    "give the first pass that it was taken with, or take it again");
+  }
+}
+
+CalibrationData sum_of(const std::vector<CalibrationData>& parts) {
+  if (parts.size() == 1) return parts.front();
+  CalibrationData sum;
+  std::string hashes;
+  for (const CalibrationData& part : parts) {
+    sum.tokens += part.tokens, sum.sequences += part.sequences;
+    sum.blocks.insert(sum.blocks.end(), part.blocks.begin(), part.blocks.end());
+    hashes += part.data_sha256;
+  }
+  sum.data_sha256 = sha256_hex(hashes);
+  return sum;
+}
+
+/// Clip ratios are fitted on rows: the published constants stand in for them.
+FitOptions with_fixed_clip(FitOptions options, const Recipe& recipe, Status& status) {
+  if (options.clip != "auto" || !takes_clip(recipe.codecs.key->grid)) return options;
+  options.clip = fmt::format("{},{}", kPublishedKeyClip, kPublishedValueClip);
+  status.notice("clip ratios " + options.clip + ", the published constants: statistics keep no rows to fit them on");
+  return options;
+}
+
+}  // namespace
+
+Statistics take_statistics(QkvSource& source, const FitOptions& options, const Statistics* first_pass, Backend& backend,
+                           Status& status) {
+  const Recipe recipe = recipe_of_sums(options);
+  Statistics out{.model = source.model(), .data = {source.calibration()}, .windows = options.windows};
+  if (first_pass != nullptr) out.query_moments_sha256 = query_moments_sha256(*first_pass);
+  const std::vector<int>& ids = source.layer_ids();
+  out.layers.resize(ids.size());
+  std::atomic<std::int64_t> done = 0;
+  for_each_layer(source, ids, backend.work_shape().concurrent_layers,
+                 [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
+                   LayerStatistics& layer = out.layers[i];
+                   layer.layer_id = ids[i];
+                   take_sizes(*stream, layer);
+                   if (first_pass == nullptr) {
+                     layer.first = take_sums(*stream, {recipe}, backend);
+                     layer.first_data = {0};
+                   } else {
+                     const MatrixStack queries = layer_of(*first_pass, ids[i]).first.sums.at("qqt").mean();
+                     layer.sst = score_weighted_value_moments(*stream, queries, backend);
+                     layer.sst_data = {0};
+                   }
+                   status.progress("statistics: layer", ++done, static_cast<std::int64_t>(ids.size()));
+                 });
+  return out;
+}
+
+FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& backend, Status& status) {
+  const auto start = std::chrono::steady_clock::now();
+  const Recipe recipe = recipe_of_sums(asked);
+  const FitOptions options = with_fixed_clip(asked, recipe, status);
+  require_sums(statistics, needed_sums({recipe}));
+  std::vector<LayerMoments> moments;
+  for (const LayerStatistics& layer : statistics.layers) {
+    moments.push_back(moments_of(layer.layer_id, layer.key_dim, layer.value_dim, layer.first, statistics.windows));
+    if (layer.sst) moments.back().covariance["sst"] = layer.sst->mean();
+  }
+  FitResult result;
+  result.set = unfitted_set(recipe, options);
+  result.set.model = statistics.model;
+  result.set.calibration = sum_of(statistics.data);
+  result.set.layers = fit_transforms(moments, recipe, backend, status);
+  const ClipChoice clip(options, recipe, backend, status);
+  for (LayerRotation& layer : result.set.layers) clip.apply({}, layer);
+  clip.finish("", result.set);
+  result.seconds = seconds_since(start);
+  return result;
+}
+
+}  // namespace oscar

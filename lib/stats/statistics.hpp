@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Moments that outlive a run: "oscar.statistics.v1", a safetensors file with the tensors "layer_<id>.<name>.<part>" in
+// fp64 and a manifest of what they were taken of. Statistics of parts of the data, or of different layers, add up to
+// those of the whole. Value moments by attention scores ("sst") weigh values by the query moments of all of the data:
+// they are a second pass over each part, and belong to the first pass whose query moments they name.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/identity.hpp"
+#include "stats/moments.hpp"
+
+namespace oscar {
+
+struct LayerStatistics {
+  int layer_id = 0, key_dim = 0, value_dim = 0;
+  AdditiveMoments first;
+  std::optional<MomentSums> sst;
+  /// Places in Statistics::data of what `first`, and what `sst`, was taken of; ascending.
+  std::vector<std::size_t> first_data, sst_data;
+};
+
+struct Statistics {
+  ModelIdentity model;
+  std::vector<CalibrationData> data;
+  Windows windows;  // of fisher
+  /// Of the query moments that sst was weighted by; empty: there is none.
+  std::string query_moments_sha256;
+  std::vector<LayerStatistics> layers;  // ascending
+};
+
+/// SHA-256 of the query moments of all layers.
+[[nodiscard]] std::string query_moments_sha256(const Statistics& statistics);
+
+void write_statistics(const std::filesystem::path& path, const Statistics& statistics);
+
+/// The sum over files, in an order that their contents decide. Throws DataError that names the two files and what
+/// differs: model, revision, windows, which sums were taken, query moments of the second pass, or the same data twice.
+[[nodiscard]] Statistics read_statistics(const std::vector<std::filesystem::path>& paths);
+
+}  // namespace oscar

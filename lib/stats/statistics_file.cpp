@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+#include "stats/statistics_file.hpp"
+
+#include <utility>
+
+#include "base/errors.hpp"
+#include "base/version.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kSchema = "oscar.statistics.v1";
+constexpr const char* kSums[] = {"qqt", "ktk", "oto", "vtv"};
+
+std::string prefix_of(int layer_id) { return "layer_" + std::to_string(layer_id) + "."; }
+
+Json to_json(const Statistics& statistics) {
+  Json layers = Json::array(), data = Json::array();
+  for (const LayerStatistics& layer : statistics.layers) {
+    layers.push_back({{"layer_id", layer.layer_id},
+                      {"key_dim", layer.key_dim},
+                      {"value_dim", layer.value_dim},
+                      {"first_data", layer.first_data},
+                      {"sst_data", layer.sst_data}});
+  }
+  for (const CalibrationData& each : statistics.data) data.push_back(oscar::to_json(each));
+  return {{"schema", kSchema},
+          {"oscar_version", kVersion},
+          {"model", oscar::to_json(statistics.model)},
+          {"data", std::move(data)},
+          {"windows", {{"sink", statistics.windows.sink}, {"recent", statistics.windows.recent}}},
+          {"query_moments_sha256", statistics.query_moments_sha256},
+          {"layers", std::move(layers)}};
+}
+
+Statistics statistics_from_json(const Json& json) {
+  Statistics out;
+  out.model = model_identity_from_json(json["model"]);
+  for (const Json& each : json["data"]) out.data.push_back(calibration_data_from_json(each));
+  out.windows = {json["windows"]["sink"].get<int>(), json["windows"]["recent"].get<int>()};
+  out.query_moments_sha256 = json["query_moments_sha256"].get<std::string>();
+  for (const Json& each : json["layers"]) {
+    LayerStatistics& layer = out.layers.emplace_back();
+    layer.layer_id = each["layer_id"].get<int>();
+    layer.key_dim = each["key_dim"].get<int>(), layer.value_dim = each["value_dim"].get<int>();
+    layer.first_data = each["first_data"].get<std::vector<std::size_t>>();
+    layer.sst_data = each["sst_data"].get<std::vector<std::size_t>>();
+  }
+  return out;
+}
+
+using Tensors = std::vector<std::pair<std::string, Tensor>>;
+
+Tensor tensor_of(const MatrixStack& stack) {
+  return Tensor::from({stack.count, stack.dim, stack.dim}, std::span<const double>(stack.data));
+}
+Tensor tensor_of(const std::vector<double>& values) {
+  return Tensor::from({static_cast<std::int64_t>(values.size())}, std::span<const double>(values));
+}
+
+void add_moments(const std::string& name, const MomentSums& moments, Tensors& tensors) {
+  tensors.emplace_back(name + ".sums", tensor_of(moments.sums));
+  tensors.emplace_back(name + ".total", tensor_of(moments.total));
+}
+
+void add_layer(const LayerStatistics& layer, Tensors& tensors) {
+  const std::string prefix = prefix_of(layer.layer_id);
+  for (const auto& [name, moments] : layer.first.sums) add_moments(prefix + name, moments, tensors);
+  if (layer.sst) add_moments(prefix + "sst", *layer.sst, tensors);
+  if (layer.first.keys) {
+    tensors.emplace_back(prefix + "keys.sums", tensor_of(layer.first.keys->sums));
+    tensors.emplace_back(prefix + "keys.total", tensor_of(std::vector<double>{layer.first.keys->tokens}));
+  }
+  if (!layer.first.fisher) return;
+  const FisherSums& fisher = *layer.first.fisher;
+  tensors.emplace_back(prefix + "fisher.query", tensor_of(fisher.query));
+  tensors.emplace_back(prefix + "fisher.key", tensor_of(fisher.key));
+  tensors.emplace_back(prefix + "fisher.key_sum", tensor_of(fisher.key_sum));
+  tensors.emplace_back(prefix + "fisher.weight", tensor_of(fisher.weight));
+}
+
+}  // namespace
+
+void write_statistics(const std::filesystem::path& path, const Statistics& statistics) {
+  Tensors tensors;
+  for (const LayerStatistics& layer : statistics.layers) add_layer(layer, tensors);
+  write_safetensors(path, tensors, {{"schema", kSchema}, {"manifest", to_json(statistics).dump()}});
+}
+
+StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.string()), file_(path) {
+  const auto& metadata = file_.metadata();
+  if (!metadata.contains("schema") || metadata.at("schema") != kSchema || !metadata.contains("manifest")) {
+    throw DataError("not a file of statistics", path_, "give files that oscar fit --save-stats wrote");
+  }
+  const Json manifest = parse_json(metadata.at("manifest"), path_);
+  validate_json(manifest, kSchema, path_);
+  manifest_ = statistics_from_json(manifest);
+  for (const LayerStatistics& layer : manifest_.layers) {
+    for (const auto* places : {&layer.first_data, &layer.sst_data}) {
+      if (places->empty() || places->back() < manifest_.data.size()) continue;
+      throw DataError("the manifest names data that it does not list", path_, "take the statistics again");
+    }
+  }
+}
+
+LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
+  LayerStatistics out = layer;
+  const std::string prefix = prefix_of(layer.layer_id);
+  for (const char* const name : kSums) {
+    const bool of_keys = name[0] == 'q' || name[0] == 'k';
+    if (has(prefix + name + ".sums")) {
+      out.first.sums[name] = moments(prefix + name, of_keys ? layer.key_dim : layer.value_dim);
+    }
+  }
+  if (has(prefix + "sst.sums")) out.sst = moments(prefix + "sst", layer.value_dim);
+  if (has(prefix + "fisher.query")) out.first.fisher = fisher(prefix + "fisher", layer.key_dim);
+  if (has(prefix + "keys.sums")) {
+    const auto size = static_cast<std::size_t>(file_.at(prefix + "keys.sums").shape.front());
+    out.first.keys = KeySums{vector(prefix + "keys.sums", size), vector(prefix + "keys.total", 1).front()};
+  }
+  return out;
+}
+
+std::vector<double> StatisticsFile::vector(const std::string& name, std::size_t size) const {
+  const TensorRef& tensor = file_.at(name);
+  if (tensor.dtype != DType::kF64 || static_cast<std::size_t>(num_elements(tensor.shape)) != size) {
+    throw DataError("\"" + name + "\" has shape " + shape_text(tensor.shape) + " of " +
+                        std::string(name_of(tensor.dtype)) + ", not " + std::to_string(size) + " float64 values",
+                    path_, "take the statistics again");
+  }
+  std::vector<double> out(size);
+  doubles_from(tensor.dtype, tensor.data.data(), size, out.data());
+  return out;
+}
+
+MatrixStack StatisticsFile::stack(const std::string& name, int dim) const {
+  const TensorRef& tensor = file_.at(name);
+  if (tensor.shape.size() != 3 || tensor.shape[1] != dim || tensor.shape[2] != dim || tensor.shape[0] < 1) {
+    throw DataError("\"" + name + "\" has shape " + shape_text(tensor.shape) + ", not one of " + std::to_string(dim) +
+                        " x " + std::to_string(dim) + " matrices",
+                    path_, "take the statistics again");
+  }
+  MatrixStack out(static_cast<int>(tensor.shape[0]), dim);
+  out.data = vector(name, out.data.size());
+  return out;
+}
+
+MomentSums StatisticsFile::moments(const std::string& name, int dim) const {
+  MomentSums out{stack(name + ".sums", dim), {}};
+  out.total = vector(name + ".total", static_cast<std::size_t>(out.sums.count));
+  return out;
+}
+
+FisherSums StatisticsFile::fisher(const std::string& name, int dim) const {
+  FisherSums out;
+  out.query = stack(name + ".query", dim), out.key = stack(name + ".key", dim);
+  const auto heads = static_cast<std::size_t>(out.key.count);
+  out.key_sum = vector(name + ".key_sum", heads * static_cast<std::size_t>(dim));
+  out.weight = vector(name + ".weight", heads);
+  return out;
+}
+
+}  // namespace oscar
