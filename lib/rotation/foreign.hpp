@@ -15,8 +15,10 @@ namespace oscar {
 void write_rotation_gguf(const std::filesystem::path& path, const RotationSet& set, const std::filesystem::path& model);
 [[nodiscard]] RotationSet read_rotation_gguf(const std::filesystem::path& path);
 
-/// layers.<id>.k_rotation and layers.<id>.v_rotation: float32 [num_kv_heads, d, d], and the attributes of
-/// GroupQueryAttention's 2-bit cache as metadata (k_quant_type, v_quant_type, kv_cache_bit_width …).
+/// layers.<id>.k_rotation and layers.<id>.v_rotation: float32 [num_kv_heads, d, d], and as metadata the attributes of
+/// GroupQueryAttention's 2-bit cache, as ONNX Runtime's pull request for it names them (k_quant_type, v_quant_type,
+/// kv_cache_bit_width). The names of the tensors, and group_size, clip ratios and windows, are ours: whoever builds the
+/// graph gives them to its nodes.
 void write_rotation_onnx(const std::filesystem::path& path, const RotationSet& set);
 [[nodiscard]] RotationSet read_rotation_onnx(const std::filesystem::path& path);
 
