@@ -16,6 +16,7 @@ if ! command -v clang++ >/dev/null; then
   exit 77
 fi
 
+commit=$(git rev-parse --short HEAD 2>/dev/null || true)
 cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DOSCAR_CUDA=OFF -DOSCAR_FUZZ=ON -DOSCAR_SANITIZE=fuzzer-no-link,address,undefined >/dev/null 2>build-fuzz.log ||
   { cat build-fuzz.log >&2; exit 1; }
@@ -44,15 +45,13 @@ export -f run
 status=0
 printf '%s\n' "${targets[@]}" | xargs -P 2 -I{} bash -c 'run {} '"$seconds" | tee out/fuzz/summary || status=1
 if [ -n "${OUT:-}" ]; then
-  /usr/bin/python3 - "$seconds" out/fuzz/summary "$OUT" <<'PY'
+  /usr/bin/python3 - "$commit" "$seconds" out/fuzz/summary "$OUT" <<'PY'
 import json
 import os
 import re
-import subprocess
 import sys
 
-seconds, summary, out = sys.argv[1:]
-commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+commit, seconds, summary, out = sys.argv[1:]
 targets = json.load(open(out, encoding="utf-8"))["targets"] if os.path.exists(out) else {}
 for line in open(summary, encoding="utf-8"):
     match = re.match(r"(\w+): (clean|FAILED)(?:, (\d+) inputs in \d+ s, (\d+) )?", line)
