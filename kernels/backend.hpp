@@ -69,8 +69,8 @@ class Backend {
   virtual void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
                       std::span<float> rows) = 0;
 
-  /// decoded = decode(encode(rows)); rows and decoded: (n, head_dim). kServing rounds decoded rows to bfloat16.
-  /// codes: filled if not null.
+  /// decoded = decode(encode(rows)); rows and decoded: (n, head_dim), which may be the same memory. kServing rounds
+  /// decoded rows to bfloat16. codes: filled if not null.
   virtual void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
                         std::span<float> decoded, QuantizedRows* codes) = 0;
 

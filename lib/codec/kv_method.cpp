@@ -12,6 +12,15 @@ namespace {
 
 constexpr double kWindowBits = 16;
 
+thread_local std::vector<std::vector<float>> spare_rows;
+
+std::vector<float> take_spare_rows() {
+  if (spare_rows.empty()) return {};
+  std::vector<float> rows = std::move(spare_rows.back());
+  spare_rows.pop_back();
+  return rows;
+}
+
 double parameter_bits(const KvSide& side, int head_dim, double param_bits) {
   const int group = side.codec.group_size == 0 ? head_dim : side.codec.group_size;
   return 2 * param_bits / group;
@@ -81,6 +90,11 @@ const KvLayer& KvMethod::layer(int layer_id) const {
                   "use data of the same model, or --layers to leave this layer out");
 }
 
+DecodedRows::~DecodedRows() {
+  constexpr std::size_t kKept = 2;  // keys and values
+  if (rows.capacity() > 0 && spare_rows.size() < kKept) spare_rows.push_back(std::move(rows));
+}
+
 HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
                   std::span<const std::int64_t> query_positions, Precision precision, Backend& backend) {
   HeldSequence held;
@@ -89,9 +103,9 @@ HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
   if (method.sequence != nullptr && layer.key.quantized) {
     const SequenceRange history{std::min<std::int64_t>(method.windows.sink, qkv.k.num_tokens), qkv.k.num_tokens};
     const SequenceContext context{method.rope, precision, &backend};
-    const auto decode = [&](const SideMethod& side, HeadsView x, std::vector<float>& rows) {
-      rows = reconstruct(side, x, history, context);
-      return heads_view(rows, x.num_tokens, x.num_heads, x.head_dim);
+    const auto decode = [&](const SideMethod& side, HeadsView x, DecodedRows& decoded) {
+      decoded.rows = reconstruct(side, x, history, context, take_spare_rows());
+      return heads_view(decoded.rows, x.num_tokens, x.num_heads, x.head_dim);
     };
     input.decoded_k = decode(method.sequence->key, qkv.k, held.decoded_k);
     input.decoded_v = decode(method.sequence->value, qkv.v, held.decoded_v);

@@ -80,9 +80,21 @@ struct LayerShape {
 /// `order`.
 [[nodiscard]] MatrixStack hadamard_baseline_matrix(int dim, int order);
 
+/// Rows whose memory the next HeldSequence of this thread uses again: fresh pages for every method would cost as much
+/// as a codec.
+class DecodedRows {
+ public:
+  DecodedRows() = default;
+  ~DecodedRows();
+  DecodedRows(DecodedRows&&) = default;
+  DecodedRows& operator=(DecodedRows&&) = default;
+
+  std::vector<float> rows;
+};
+
 /// A sequence of a layer as a method holds it.
 struct HeldSequence {
-  std::vector<float> decoded_k, decoded_v;  // what `rows` refers to, if the method decodes sequences
+  DecodedRows decoded_k, decoded_v;  // what `rows` refers to, if the method decodes sequences
   std::unique_ptr<MixedSequence> rows;
 };
 /// qkv, query_positions and the method must outlive it.

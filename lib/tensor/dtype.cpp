@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/vector_clones.hpp"
 
 namespace oscar {
 namespace {
@@ -33,6 +34,16 @@ constexpr std::array<Entry, 11> kTypes{{{DType::kF64, 8, "float64"},
 const Entry& entry(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
 
 }  // namespace
+
+namespace {
+
+OSCAR_VECTOR_CLONES void round_floats_to_bf16(float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] = round_to_bf16(values[i]);
+}
+
+}  // namespace
+
+void round_to_bf16(std::span<float> values) { round_floats_to_bf16(values.data(), values.size()); }
 
 std::size_t size_of(DType dtype) { return entry(dtype).size; }
 std::string_view name_of(DType dtype) { return entry(dtype).name; }

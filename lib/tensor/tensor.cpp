@@ -128,6 +128,11 @@ void HeadsView::row(std::int64_t token, int head, std::span<float> out) const {
   convert_elements(dtype, data + begin * size_of(dtype), static_cast<std::size_t>(head_dim), out.data());
 }
 
+void HeadsView::token_rows(std::int64_t begin, std::int64_t count, float* out) const {
+  convert_elements(dtype, data + begin * bytes_per_token(), static_cast<std::size_t>(count * num_heads * head_dim),
+                   out);
+}
+
 void HeadsView::head_rows(std::int64_t begin, std::int64_t count, int head, double* out) const {
   for (std::int64_t t = 0; t < count; ++t) {
     const std::size_t start = (static_cast<std::size_t>(begin + t) * num_heads + head) * head_dim;

@@ -88,6 +88,8 @@ struct HeadsView {
   }
   /// The row of one (token, head) as float, into `out` (head_dim values).
   void row(std::int64_t token, int head, std::span<float> out) const;
+  /// Tokens [begin, begin + count) as floats (count, num_heads, head_dim).
+  void token_rows(std::int64_t begin, std::int64_t count, float* out) const;
   /// Tokens [begin, begin + count) of one head, as doubles (count, head_dim).
   void head_rows(std::int64_t begin, std::int64_t count, int head, double* out) const;
 };

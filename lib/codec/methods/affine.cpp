@@ -2,14 +2,38 @@
 #include "codec/methods/affine.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <utility>
+
+#include "base/vector_clones.hpp"
 
 namespace oscar::methods {
+namespace {
+
+/// Side by side in as many lanes as a vector register may hold floats.
+OSCAR_VECTOR_CLONES std::pair<float, float> range_of(std::span<const float> group) {
+  constexpr std::size_t kLanes = 16;
+  std::array<float, kLanes> low, high;
+  low.fill(group[0]), high.fill(group[0]);
+  std::size_t i = 0;
+  for (; i + kLanes <= group.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const float x = group[i + lane];
+      low[lane] = x < low[lane] ? x : low[lane];
+      high[lane] = high[lane] < x ? x : high[lane];
+    }
+  }
+  for (; i < group.size(); ++i) low[0] = std::min(low[0], group[i]), high[0] = std::max(high[0], group[i]);
+  return {*std::min_element(low.begin(), low.end()), *std::max_element(high.begin(), high.end())};
+}
+
+}  // namespace
 
 void Affine::operator()(std::span<float> group) const {
-  const auto [smallest, largest] = std::minmax_element(group.begin(), group.end());
-  float low = *smallest * shrink, high = *largest * shrink;
+  const auto [smallest, largest] = range_of(group);
+  float low = smallest * shrink, high = largest * shrink;
   if (include_zero) low = std::min(low, 0.0F), high = std::max(high, 0.0F);
   const float top = static_cast<float>(levels - 1);
   const float scale = std::max((high - low) / top, smallest_scale);

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/check.hpp"
+#include "base/vector_clones.hpp"
 
 namespace oscar::methods {
 namespace {
@@ -43,7 +44,23 @@ Codebook fitted_to_gaussian(int bits) {
   return codebook_of(levels);
 }
 
+OSCAR_VECTOR_CLONES void take_levels(const Codebook& book, float* x, std::size_t count) {
+  constexpr std::size_t kBlock = 64;
+  std::array<float, kBlock> level;
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t size = std::min(kBlock, count - begin);
+    level.fill(book.levels[0]);
+    for (std::size_t b = 0; b < book.bounds.size(); ++b) {
+      const float bound = book.bounds[b], above = book.levels[b + 1];
+      for (std::size_t i = 0; i < kBlock && i < size; ++i) level[i] = bound <= x[begin + i] ? above : level[i];
+    }
+    std::copy_n(level.begin(), size, x + begin);
+  }
+}
+
 }  // namespace
+
+void Codebook::take_nearest(std::span<float> values) const { take_levels(*this, values.data(), values.size()); }
 
 Codebook codebook_of(std::span<const double> levels) {
   Codebook book;

@@ -18,6 +18,8 @@ struct Codebook {
     while (i < bounds.size() && bounds[i] <= x) ++i;
     return levels[i];
   }
+  /// The same of all values, in place.
+  void take_nearest(std::span<float> values) const;
 };
 
 /// Bounds half-way between levels.

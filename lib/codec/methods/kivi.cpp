@@ -51,11 +51,11 @@ void boost_page(Matrix page, std::size_t dim, double share) {
 SequenceMethod kitty(const std::string& name, const std::string& percent, double share) {
   const auto keys = [share](const History& history) {
     const Matrix all = history.by_token();
-    for (std::size_t begin = 0; begin < all.rows; begin += kPage) {
-      const std::size_t rows = std::min(kPage, all.rows - begin);
+    parallel_for((all.rows + kPage - 1) / kPage, [&](std::size_t page) {
+      const std::size_t begin = page * kPage, rows = std::min(kPage, all.rows - begin);
       boost_page({all.data.subspan(begin * all.cols, rows * all.cols), rows, all.cols},
                  static_cast<std::size_t>(history.dim), share);
-    }
+    });
   };
   // A page also stores a byte for each channel: where it went.
   const auto key_bits = [share](const KvShape& shape) {

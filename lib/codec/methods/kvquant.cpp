@@ -38,34 +38,49 @@ Range range_of(std::vector<float> values) {
 
 /// Ranges of columns, or of rows.
 std::vector<Range> ranges_of(Matrix m, bool of_columns) {
-  std::vector<Range> ranges(of_columns ? m.cols : m.rows);
-  parallel_for(ranges.size(), [&](std::size_t i) {
-    std::vector<float> values(of_columns ? m.rows : m.cols);
-    for (std::size_t k = 0; k < values.size(); ++k) values[k] = of_columns ? m.at(k, i) : m.at(i, k);
-    ranges[i] = range_of(std::move(values));
+  std::vector<Range> ranges;
+  if (!of_columns) {
+    ranges.resize(m.rows);
+    parallel_for(m.rows, [&](std::size_t i) { ranges[i] = range_of({m.row(i).begin(), m.row(i).end()}); });
+    return ranges;
+  }
+  constexpr std::size_t kTogether = 16;  // a cache line of each row
+  ranges.resize(m.cols);
+  parallel_for((m.cols + kTogether - 1) / kTogether, [&](std::size_t task) {
+    const std::size_t first = task * kTogether, count = std::min(kTogether, m.cols - first);
+    std::vector<std::vector<float>> columns(count, std::vector<float>(m.rows));
+    for (std::size_t i = 0; i < m.rows; ++i) {
+      for (std::size_t j = 0; j < count; ++j) columns[j][i] = m.at(i, first + j);
+    }
+    for (std::size_t j = 0; j < count; ++j) ranges[first + j] = range_of(std::move(columns[j]));
   });
   return ranges;
 }
 
 void quantize(Matrix m, bool by_column) {
   const std::vector<Range> ranges = ranges_of(m, by_column);
-  const auto range_at = [&](std::size_t at) { return ranges[by_column ? at % m.cols : at / m.cols]; };
+  const auto range_at = [&](std::size_t row, std::size_t column) { return ranges[by_column ? column : row]; };
   std::vector<float> sample;
   // An odd stride meets every column.
   const std::size_t stride = m.data.size() / kSampleSize | 1U;
   for (std::size_t at = 0; at < m.data.size(); at += stride) {
-    const Range range = range_at(at);
+    const Range range = range_at(at / m.cols, at % m.cols);
     if (range.holds(m.data[at])) sample.push_back((m.data[at] - range.middle()) / range.half());
   }
   if (sample.empty()) return;
   const Codebook book = codebook_of_sample(std::move(sample), 4);
   for_each_row(m, [&](std::span<float> row) {
-    const auto begin = static_cast<std::size_t>(row.data() - m.data.data());
+    const std::size_t i = static_cast<std::size_t>(row.data() - m.data.data()) / m.cols;
+    thread_local std::vector<float> levels;
+    levels.resize(row.size());
     for (std::size_t j = 0; j < row.size(); ++j) {
-      const Range range = range_at(begin + j);
-      row[j] = range.holds(row[j])
-                   ? book.nearest((row[j] - range.middle()) / range.half()) * range.half() + range.middle()
-                   : round_to(NumberFormat::kF16, row[j]);
+      const Range range = range_at(i, j);
+      levels[j] = (row[j] - range.middle()) / range.half();
+    }
+    book.take_nearest(levels);
+    for (std::size_t j = 0; j < row.size(); ++j) {
+      const Range range = range_at(i, j);
+      row[j] = range.holds(row[j]) ? levels[j] * range.half() + range.middle() : round_to(NumberFormat::kF16, row[j]);
     }
   });
 }

@@ -2,7 +2,9 @@
 #include "codec/methods/number_formats.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "tensor/dtype.hpp"
 
@@ -14,7 +16,9 @@ namespace {
 float round_to_small_float(float x, int mantissa_bits, int lowest_exponent, float largest) {
   const float magnitude = std::min(std::abs(x), largest);
   if (!(magnitude > 0)) return x;  // zero, NaN
-  const float spacing = std::ldexp(1.0F, std::max(std::ilogb(magnitude), lowest_exponent) - mantissa_bits);
+  const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(magnitude) >> 23) - 127;
+  const int spacing_exponent = std::max(exponent, lowest_exponent) - mantissa_bits;
+  const auto spacing = std::bit_cast<float>(static_cast<std::uint32_t>(spacing_exponent + 127) << 23);
   return std::copysign(round_even(magnitude / spacing) * spacing, x);
 }
 

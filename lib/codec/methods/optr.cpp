@@ -16,9 +16,8 @@ namespace {
 SideMethod clipped_rows(double clip_ratio) {
   return {[=](const History& history) {
             OSCAR_CHECK(history.context.backend != nullptr);
-            const std::vector<float> rows(history.rows.begin(), history.rows.end());
-            history.context.backend->quantize(rows, history.dim, {.clip_ratio = clip_ratio}, history.context.precision,
-                                              history.rows, nullptr);
+            history.context.backend->quantize(history.rows, history.dim, {.clip_ratio = clip_ratio},
+                                              history.context.precision, history.rows, nullptr);
           },
           bits_by_token(2, 2)};
 }

@@ -2,22 +2,48 @@
 #include "codec/methods/rope.hpp"
 
 #include <cmath>
+#include <tuple>
 
 namespace oscar::methods {
+namespace {
+
+struct Turn {
+  float cosine, sine;
+};
+
+/// (tokens, half). Kept for the next call of this thread, which mostly asks for the same.
+const std::vector<Turn>& turns_of(double theta, std::size_t half, std::int64_t first, std::size_t tokens) {
+  thread_local std::vector<Turn> turns;
+  thread_local std::tuple<double, std::size_t, std::int64_t> known{0, 0, 0};
+  if (known == std::tuple{theta, half, first} && turns.size() >= tokens * half) return turns;
+  turns.resize(tokens * half);
+  std::vector<double> frequency(half);
+  for (std::size_t j = 0; j < half; ++j) {
+    frequency[j] = std::pow(theta, -static_cast<double>(j) / static_cast<double>(half));
+  }
+  parallel_for(tokens, [&, out = turns.data()](std::size_t t) {
+    const double position = static_cast<double>(first) + static_cast<double>(t);
+    for (std::size_t j = 0; j < half; ++j) {
+      const double angle = position * frequency[j];
+      out[t * half + j] = {static_cast<float>(std::cos(angle)), static_cast<float>(std::sin(angle))};
+    }
+  });
+  known = {theta, half, first};
+  return turns;
+}
+
+}  // namespace
 
 void apply_rope(const History& history, const Rope& rope, bool back) {
   const Matrix tokens = history.by_token();
+  const std::int64_t first = history.first_position;
   const auto dim = static_cast<std::size_t>(history.dim);
   const std::size_t half = static_cast<std::size_t>(rope.dims == 0 ? history.dim : rope.dims) / 2;
-  std::vector<double> frequency(half);
-  for (std::size_t j = 0; j < half; ++j) {
-    frequency[j] = std::pow(rope.theta, -static_cast<double>(j) / static_cast<double>(half));
-  }
+  const std::vector<Turn>& turns = turns_of(rope.theta, half, first, tokens.rows);
   parallel_for(tokens.rows, [&](std::size_t t) {
-    const double position = static_cast<double>(history.first_position) + static_cast<double>(t);
     for (std::size_t j = 0; j < half; ++j) {
-      const double angle = position * frequency[j];
-      const auto c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(back ? -angle : angle));
+      const Turn& turn = turns[t * half + j];
+      const float c = turn.cosine, s = back ? -turn.sine : turn.sine;
       for (std::size_t head = 0; head < tokens.cols; head += dim) {
         float& x = tokens.at(t, head + j);
         float& y = tokens.at(t, head + j + half);

@@ -87,8 +87,9 @@ struct SequenceMethod {
 [[nodiscard]] const SequenceMethod* find_sequence_method(const std::string& name);
 
 /// x with tokens [range.begin, range.end) as the method returns them, in native coordinates: (num_tokens, num_heads,
-/// head_dim). Token i of x stands at position i. kServing: all rows are rounded to bfloat16, before and after.
+/// head_dim). Token i of x stands at position i. kServing: all rows are rounded to bfloat16, before and after. rows:
+/// memory for the result.
 [[nodiscard]] std::vector<float> reconstruct(const SideMethod& side, HeadsView x, SequenceRange range,
-                                             const SequenceContext& context);
+                                             const SequenceContext& context, std::vector<float> rows = {});
 
 }  // namespace oscar

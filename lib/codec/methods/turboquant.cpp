@@ -19,7 +19,9 @@ SideMethod by_direction(int bits, bool norm_correction) {
   const auto quantize = [=, &book = gaussian_codebook(bits)](std::span<float> row) {
     const float norm = norm_of(row), root = std::sqrt(static_cast<float>(row.size()));
     if (norm == 0) return;
-    for (float& x : row) x = book.nearest(x / norm * root) / root;
+    for (float& x : row) x = x / norm * root;
+    book.take_nearest(row);
+    for (float& x : row) x /= root;
     const float length = norm_correction ? norm_of(row) : 1;
     const float factor = round_to(NumberFormat::kF16, norm) / length;
     for (float& x : row) x *= factor;

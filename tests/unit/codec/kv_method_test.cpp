@@ -117,8 +117,8 @@ TEST_CASE("layers at the ends of a model stay bfloat16 where an engine keeps the
   const std::vector<float> rows(256, 1);
   const HeadsView view = heads_view(rows, 2, 1, 128);
   const auto backend = make_cpu_backend();
-  CHECK(hold(served, 1, {view, view, view}, {}, Precision::kExact, *backend).decoded_k.empty());
-  CHECK_FALSE(hold(served, 2, {view, view, view}, {}, Precision::kExact, *backend).decoded_k.empty());
+  CHECK(hold(served, 1, {view, view, view}, {}, Precision::kExact, *backend).decoded_k.rows.empty());
+  CHECK_FALSE(hold(served, 2, {view, view, view}, {}, Precision::kExact, *backend).decoded_k.rows.empty());
 }
 
 TEST_CASE("a sequence is held with what the method made of its history") {
@@ -133,13 +133,14 @@ TEST_CASE("a sequence is held with what the method made of its history") {
   HeldSequence held = hold(kivi, 0, qkv, {}, Precision::kExact, *backend);
 
   const SequenceContext context{std::nullopt, Precision::kExact, backend.get()};
-  CHECK(held.decoded_k == reconstruct(kivi.sequence->key, qkv.k, {2, 6}, context));
-  CHECK(held.decoded_v == reconstruct(kivi.sequence->value, qkv.v, {2, 6}, context));
+  CHECK(held.decoded_k.rows == reconstruct(kivi.sequence->key, qkv.k, {2, 6}, context));
+  CHECK(held.decoded_v.rows == reconstruct(kivi.sequence->value, qkv.v, {2, 6}, context));
   double noise = 0;
-  for (std::size_t i = 4; i < 10; ++i) noise += std::pow(double{k[i]} - held.decoded_k[i], 2);
+  for (std::size_t i = 4; i < 10; ++i) noise += std::pow(double{k[i]} - held.decoded_k.rows[i], 2);
   CHECK(noise > 0);
   CHECK(held.rows->row_errors(kivi.layer(0).codecs(), kivi.windows)[0].key_noise == doctest::Approx(noise));
-  CHECK(hold(make_baseline("naive", {{0, 2}}, {2, 1}, 0), 0, qkv, {}, Precision::kExact, *backend).decoded_k.empty());
+  CHECK(hold(make_baseline("naive", {{0, 2}}, {2, 1}, 0), 0, qkv, {}, Precision::kExact, *backend)
+            .decoded_k.rows.empty());
 }
 
 }  // namespace oscar
