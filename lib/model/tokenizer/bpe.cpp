@@ -30,26 +30,62 @@ struct Candidate {
 
 }  // namespace
 
-BytePairEncoder::BytePairEncoder(std::unordered_map<std::string, std::int32_t> vocabulary,
-                                 const std::vector<std::pair<std::string, std::string>>& merges, bool ignore_merges,
-                                 const std::string& where)
-    : vocabulary_(std::move(vocabulary)), ignore_merges_(ignore_merges) {
+BytePairEncoder::BytePairEncoder(BpeModel model, const std::string& where) : model_(std::move(model)) {
   const auto id_of = [&](const std::string& token, const std::string& what) {
-    const auto found = vocabulary_.find(token);
-    if (found == vocabulary_.end())
+    const auto found = model_.vocabulary.find(token);
+    if (found == model_.vocabulary.end())
       throw DataError(what + " is not in the vocabulary", where, "fetch the tokenizer again");
     return found->second;
   };
-  for (int byte = 0; byte < 256; ++byte) {
-    byte_ids_[static_cast<std::size_t>(byte)] =
-        id_of(std::string(1, static_cast<char>(byte)), "the byte " + std::to_string(byte));
-  }
-  merges_.reserve(merges.size());
+  if (model_.bytes || model_.byte_fallback) find_byte_ids(where);
+  merges_.reserve(model_.merges.size());
   std::int32_t rank = 0;
-  for (const auto& [left, right] : merges) {
+  for (const auto& [left, right] : model_.merges) {
     const std::string what = "a part or the result of merge " + std::to_string(rank);
     merges_.try_emplace(key_of(id_of(left, what), id_of(right, what)), Merge{rank, id_of(left + right, what)});
     ++rank;
+  }
+  model_.merges.clear();
+}
+
+void BytePairEncoder::find_byte_ids(const std::string& where) {
+  for (int byte = 0; byte < 256; ++byte) {
+    constexpr std::string_view kDigits = "0123456789ABCDEF";
+    const auto high = static_cast<std::size_t>(byte / 16), low = static_cast<std::size_t>(byte % 16);
+    const std::string token = model_.bytes ? std::string(1, static_cast<char>(byte))
+                                           : std::string("<0x") + kDigits[high] + kDigits[low] + ">";
+    const auto found = model_.vocabulary.find(token);
+    if (found == model_.vocabulary.end()) {
+      throw DataError("the byte " + std::to_string(byte) + " is not in the vocabulary", where,
+                      "fetch the tokenizer again");
+    }
+    byte_ids_[static_cast<std::size_t>(byte)] = found->second;
+  }
+}
+
+std::vector<std::int32_t> BytePairEncoder::start(std::string_view word) const {
+  std::vector<std::int32_t> ids;
+  ids.reserve(word.size());
+  for (std::size_t i = 0; i < word.size();) {
+    const auto first = static_cast<unsigned char>(word[i]);
+    const std::size_t length = model_.bytes || first < 0x80U ? 1 : first < 0xe0U ? 2 : first < 0xf0U ? 3 : 4;
+    if (model_.bytes) {
+      ids.push_back(byte_ids_[first]);
+    } else {
+      start_character(word.substr(i, length), ids);
+    }
+    i += length;
+  }
+  return ids;
+}
+
+void BytePairEncoder::start_character(std::string_view character, std::vector<std::int32_t>& ids) const {
+  if (const auto found = model_.vocabulary.find(std::string(character)); found != model_.vocabulary.end()) {
+    ids.push_back(found->second);
+  } else if (model_.byte_fallback) {
+    for (const char byte : character) ids.push_back(byte_ids_[static_cast<unsigned char>(byte)]);
+  } else if (model_.unknown >= 0 && !(model_.fuse_unknown && !ids.empty() && ids.back() == model_.unknown)) {
+    ids.push_back(model_.unknown);
   }
 }
 
@@ -59,14 +95,15 @@ const BytePairEncoder::Merge* BytePairEncoder::find_merge(std::int32_t left, std
 }
 
 void BytePairEncoder::encode(std::string_view word, std::vector<std::int32_t>& ids) const {
-  if (ignore_merges_) {
-    if (const auto whole = vocabulary_.find(std::string(word)); whole != vocabulary_.end()) {
+  if (model_.ignore_merges) {
+    if (const auto whole = model_.vocabulary.find(std::string(word)); whole != model_.vocabulary.end()) {
       ids.push_back(whole->second);
       return;
     }
   }
-  const int count = static_cast<int>(word.size());
-  std::vector<Symbol> symbols(word.size());
+  const std::vector<std::int32_t> first = start(word);
+  const int count = static_cast<int>(first.size());
+  std::vector<Symbol> symbols(first.size());
   std::priority_queue<Candidate> queue;
   const auto consider = [&](int left) {
     const int right = left < 0 ? -1 : symbols[static_cast<std::size_t>(left)].next;
@@ -75,8 +112,7 @@ void BytePairEncoder::encode(std::string_view word, std::vector<std::int32_t>& i
     if (const Merge* merge = find_merge(a, b)) queue.push({merge->rank, left, a, b, merge->result});
   };
   for (int i = 0; i < count; ++i) {
-    const auto byte = static_cast<unsigned char>(word[static_cast<std::size_t>(i)]);
-    symbols[static_cast<std::size_t>(i)] = {byte_ids_[byte], i - 1, i + 1 < count ? i + 1 : -1};
+    symbols[static_cast<std::size_t>(i)] = {first[static_cast<std::size_t>(i)], i - 1, i + 1 < count ? i + 1 : -1};
   }
   for (int i = 0; i + 1 < count; ++i) consider(i);
   while (!queue.empty()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Byte pair encoding of one word: start from its bytes, and as long as two neighbours have a merge, apply the merge of
-// lowest rank, leftmost first. O(n log n) in the length of the word.
-// Non-goals: dropout, unknown tokens (every byte has one), word-boundary markers.
+// Byte pair encoding of one word: start from its bytes, or its characters, and as long as two neighbours have a merge,
+// apply the merge of lowest rank, leftmost first. O(n log n) in the length of the word.
+// Non-goals: dropout, word-boundary markers.
 #pragma once
 
 #include <array>
@@ -14,13 +14,22 @@
 
 namespace oscar {
 
+struct BpeModel {
+  std::unordered_map<std::string, std::int32_t> vocabulary;  // ids of byte strings
+  std::vector<std::pair<std::string, std::string>> merges;   // in order of rank
+  bool ignore_merges = false;                                // a word that is a token is not merged together but taken
+  /// Words start as bytes, each of which has a token. Otherwise as characters; one that is no token becomes its bytes'
+  /// tokens "<0x0A>" if `byte_fallback`, else `unknown`, or nothing if that is -1.
+  bool bytes = true;
+  bool byte_fallback = false;
+  std::int32_t unknown = -1;
+  bool fuse_unknown = false;  // several in a row are one
+};
+
 class BytePairEncoder {
  public:
-  /// vocabulary: ids of byte strings. merges: pairs of byte strings in order of rank. Throws DataError naming `where`
-  /// if a byte has no token, or a merge's parts or result have none.
-  BytePairEncoder(std::unordered_map<std::string, std::int32_t> vocabulary,
-                  const std::vector<std::pair<std::string, std::string>>& merges, bool ignore_merges,
-                  const std::string& where);
+  /// Throws DataError naming `where` if a byte that needs a token has none, or a merge's parts or result.
+  BytePairEncoder(BpeModel model, const std::string& where);
 
   /// Appends the ids of `word`.
   void encode(std::string_view word, std::vector<std::int32_t>& ids) const;
@@ -30,11 +39,14 @@ class BytePairEncoder {
     std::int32_t rank = 0, result = 0;
   };
   [[nodiscard]] const Merge* find_merge(std::int32_t left, std::int32_t right) const;
+  void find_byte_ids(const std::string& where);
+  /// Ids to start from.
+  [[nodiscard]] std::vector<std::int32_t> start(std::string_view word) const;
+  void start_character(std::string_view character, std::vector<std::int32_t>& ids) const;
 
-  std::unordered_map<std::string, std::int32_t> vocabulary_;
+  BpeModel model_;
   std::array<std::int32_t, 256> byte_ids_{};
   std::unordered_map<std::uint64_t, Merge> merges_;  // key: left id << 32 | right id
-  bool ignore_merges_;                               // a word that is a token is not merged together but taken
 };
 
 }  // namespace oscar

@@ -81,32 +81,33 @@ SplitPattern::~SplitPattern() = default;
 SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
 SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 
-bool SplitPattern::split(std::string_view text, const std::function<bool(std::string_view)>& word) const {
-  const MatchData match(pcre2_match_data_create_from_pattern(impl_->code.get(), nullptr));
+bool SplitPattern::split(std::string_view text, const std::function<bool(std::string_view)>& match,
+                         const std::function<bool(std::string_view)>& between) const {
+  const MatchData data(pcre2_match_data_create_from_pattern(impl_->code.get(), nullptr));
   const MatchContext context(pcre2_match_context_create(nullptr));
   const JitStack stack(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr));
-  if (!match || !context || !stack) throw std::bad_alloc();
+  if (!data || !context || !stack) throw std::bad_alloc();
   pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
   std::size_t done = 0;  // everything before is part of a word
   for (std::size_t from = 0; from < text.size();) {
     const int result = pcre2_match(impl_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                   PCRE2_NO_UTF_CHECK, match.get(), context.get());
+                                   PCRE2_NO_UTF_CHECK, data.get(), context.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) {
       throw DataError("the split pattern failed: " + message_of(result), impl_->where,
                       "break very long lines of the text, or pass token ids with --tokens");
     }
-    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
     const std::size_t begin = range[0], end = range[1];
     if (end <= begin) {  // an empty match cuts nothing
       from = begin + (begin < text.size() ? length_of_character(static_cast<unsigned char>(text[begin])) : 1);
       continue;
     }
-    if (begin > done && !word(text.substr(done, begin - done))) return false;
-    if (!word(text.substr(begin, end - begin))) return false;
+    if (begin > done && !between(text.substr(done, begin - done))) return false;
+    if (!match(text.substr(begin, end - begin))) return false;
     done = from = end;
   }
-  return done >= text.size() || word(text.substr(done));
+  return done >= text.size() || between(text.substr(done));
 }
 
 }  // namespace oscar

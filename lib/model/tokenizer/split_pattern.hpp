@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The regular expression by which a pre-tokenizer cuts text into words: matches and the text between them are words
-// each
-// ("Isolated"). \p and \s follow Unicode. The only user of PCRE2.
+// The regular expression by which a pre-tokenizer cuts text. \p and \s follow Unicode. The only user of PCRE2.
 #pragma once
 
 #include <functional>
@@ -19,8 +17,10 @@ class SplitPattern {
   SplitPattern(SplitPattern&&) noexcept;
   SplitPattern& operator=(SplitPattern&&) noexcept;
 
-  /// Calls word(piece) for each non-empty piece of valid UTF-8, in order, until it returns false. False if it did.
-  bool split(std::string_view text, const std::function<bool(std::string_view)>& word) const;
+  /// Calls match(piece) and between(piece) for the non-empty matches in valid UTF-8 and the text between them, in
+  /// order, until one returns false. False if one did.
+  bool split(std::string_view text, const std::function<bool(std::string_view)>& match,
+             const std::function<bool(std::string_view)>& between) const;
 
  private:
   struct Impl;

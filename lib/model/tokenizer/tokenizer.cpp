@@ -1,57 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "model/tokenizer/tokenizer.hpp"
 
-#include <algorithm>
-#include <array>
-#include <functional>
 #include <unordered_map>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "model/tokenizer/bpe.hpp"
-#include "model/tokenizer/split_pattern.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
 #include "model/tokenizer/unicode.hpp"
+#include "model/tokenizer/words.hpp"
 
 namespace oscar {
 namespace {
-
-/// Finds added tokens in a text: leftmost first, the longest of those that start at the same place.
-class AddedTokens {
- public:
-  void add(const AddedToken& token) {
-    auto& same_start = by_first_byte_[static_cast<unsigned char>(token.content.front())];
-    same_start.push_back(token);
-    std::stable_sort(same_start.begin(), same_start.end(),
-                     [](const AddedToken& a, const AddedToken& b) { return a.content.size() > b.content.size(); });
-  }
-
-  /// Calls between(text) and found(id) in order until one returns false. False if one did.
-  bool split(std::string_view text, const std::function<bool(std::string_view)>& between,
-             const std::function<bool(std::int32_t)>& found) const {
-    std::size_t done = 0;
-    for (std::size_t at = 0; at < text.size();) {
-      const AddedToken* token = match(text.substr(at));
-      if (token == nullptr) {
-        ++at;
-        continue;
-      }
-      if (at > done && !between(text.substr(done, at - done))) return false;
-      if (!found(token->id)) return false;
-      done = at += token->content.size();
-    }
-    return done == text.size() || between(text.substr(done));
-  }
-
- private:
-  [[nodiscard]] const AddedToken* match(std::string_view text) const {
-    for (const AddedToken& token : by_first_byte_[static_cast<unsigned char>(text.front())]) {
-      if (text.starts_with(token.content)) return &token;
-    }
-    return nullptr;
-  }
-
-  std::array<std::vector<AddedToken>, 256> by_first_byte_;
-};
 
 /// Words repeat: most are encoded once.
 class WordCache {
@@ -81,27 +41,46 @@ class WordCache {
 
 struct Tokenizer::Impl {
   AddedTokens before, after;  // normalization
-  bool nfc = false;
-  std::vector<SplitPattern> patterns;
+  std::vector<NormalizerStep> normalizer;
+  std::vector<Words> words;
+  std::vector<std::int32_t> prefix;
   BytePairEncoder encoder;
 
   Impl(TokenizerFile file, const std::string& where)
-      : nfc(file.nfc), encoder(std::move(file.vocabulary), file.merges, file.ignore_merges, where) {
+      : normalizer(std::move(file.normalizer)), prefix(std::move(file.prefix)), encoder(std::move(file.model), where) {
     for (AddedToken& token : file.added_tokens) {
-      if (!token.normalized) {
-        before.add(token);
-      } else {
-        if (nfc) token.content = to_nfc(token.content);
-        after.add(token);
-      }
+      if (token.normalized) token.content = normalize(token.content);
+      (token.normalized ? after : before).add(token);
     }
-    for (const std::string& pattern : file.split_patterns) patterns.emplace_back(pattern, where);
+    for (const SplitStep& step : file.splits) words.emplace_back(step, where);
   }
 
-  /// Applies the patterns from `step` on.
-  bool split(std::string_view text, std::size_t step, const std::function<bool(std::string_view)>& word) const {
-    if (step == patterns.size()) return word(text);
-    return patterns[step].split(text, [&](std::string_view piece) { return split(piece, step + 1, word); });
+  [[nodiscard]] std::string normalize(std::string_view text) const {
+    std::string out(text);
+    for (const NormalizerStep& step : normalizer) {
+      switch (step.kind) {
+        case NormalizerStep::Kind::kNfc:
+          out = to_nfc(out);
+          break;
+        case NormalizerStep::Kind::kPrepend:
+          out = step.to + out;
+          break;
+        case NormalizerStep::Kind::kReplace:
+          out = replace_all(out, step.from, step.to);
+          break;
+      }
+    }
+    return out;
+  }
+
+  /// Applies the steps from `step` on to a part of the text; `first`: its start is the text's.
+  bool split(std::string_view text, std::size_t step, bool first, const WordHook& word) const {
+    if (step == words.size()) return word(text);
+    return words[step].split(text, first, [&](std::string_view piece) {
+      const bool go_on = split(piece, step + 1, first, word);
+      first = false;
+      return go_on;
+    });
   }
 };
 
@@ -125,14 +104,21 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, const std::st
     cache.encode(word, ids);
     return ids.size() < enough;
   };
-  const auto take_normal = [&](std::string_view piece) { return impl_->split(piece, 0, take_word); };
+  bool first = true;
+  const auto take_normal = [&](std::string_view piece) {
+    return impl_->split(piece, 0, std::exchange(first, false), take_word);
+  };
+  const auto take_added = [&](std::int32_t id) {
+    first = false;
+    return take_id(id);
+  };
   impl_->before.split(
       text,
-      [&](std::string_view piece) {
-        return impl_->after.split(impl_->nfc ? to_nfc(piece) : std::string(piece), take_normal, take_id);
-      },
-      take_id);
+      [&](std::string_view piece) { return impl_->after.split(impl_->normalize(piece), take_normal, take_added); },
+      take_added);
   return ids;
 }
+
+const std::vector<std::int32_t>& Tokenizer::prefix() const { return impl_->prefix; }
 
 }  // namespace oscar

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Text to token ids, as a checkpoint's tokenizer.json says: added tokens, normal form C, split pattern, byte-level BPE.
-// Supported: normalizer null or NFC; pre-tokenizer Split by a regular expression (Isolated) and ByteLevel, alone or in
-// a Sequence; model BPE without dropout, prefixes or byte fallback. Anything else is an error that names the member.
-// Nothing is added around a text (no begin-of-sequence token), and truncation and padding settings are not applied.
+// Text to token ids, as a checkpoint's tokenizer.json says: added tokens, normalizer, words, BPE.
+// Supported: normalizers NFC, Prepend, Replace of a string; pre-tokenizers Split by a regular expression (Isolated, or
+// Removed with invert) or after a string, Digits, Metaspace, ByteLevel, alone or in a Sequence; model BPE over bytes,
+// or over characters with byte fallback or an unknown token. Anything else is an error that names the member. Nothing
+// is added around a text by encode(), and truncation and padding settings are not applied.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +29,8 @@ class Tokenizer {
   /// with `where` and the byte offset if the text is not UTF-8.
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, const std::string& where,
                                                  std::size_t enough = std::numeric_limits<std::size_t>::max()) const;
+  /// Ids that belong before every text that a model sees, for example begin-of-sequence; often none.
+  [[nodiscard]] const std::vector<std::int32_t>& prefix() const;
 
  private:
   struct Impl;

@@ -49,12 +49,10 @@ class Reader {
   TokenizerFile read() {
     if (!root_.is_object()) fail("the file", "is not a JSON object");
     read_added_tokens();
-    read_normalizer();
-    read_pre_tokenizer(member(root_, "pre_tokenizer"), "pre_tokenizer");
-    if (!byte_level_) unsupported("pre_tokenizer", "without ByteLevel");
-    const Json& post = member(root_, "post_processor");
-    if (!post.is_null() && text(post, "type") != "ByteLevel")
-      unsupported("post_processor", post.value("type", Json()).dump());
+    read_normalizer(member(root_, "normalizer"), "normalizer");
+    const Json& pre_tokenizer = member(root_, "pre_tokenizer");
+    if (!pre_tokenizer.is_null()) read_pre_tokenizer(pre_tokenizer, "pre_tokenizer");
+    read_post_processor(member(root_, "post_processor"));
     read_model(member(root_, "model"));
     return std::move(file_);
   }
@@ -94,73 +92,146 @@ class Reader {
     for (const Json& token : tokens) {
       const std::string content = text(token, "content");
       if (content.empty()) fail("added_tokens", "has an entry without content");
-      for (const char* name : {"single_word", "lstrip", "rstrip"}) {
-        if (flag(token, name)) unsupported("added_tokens", "with \"" + std::string(name) + "\" (" + content + ")");
-      }
-      file_.added_tokens.push_back({content, id(member(token, "id"), "added_tokens"), flag(token, "normalized")});
+      if (flag(token, "single_word")) unsupported("added_tokens", "with \"single_word\" (" + content + ")");
+      file_.added_tokens.push_back({content, id(member(token, "id"), "added_tokens"), flag(token, "normalized"),
+                                    flag(token, "lstrip"), flag(token, "rstrip")});
     }
   }
 
-  void read_normalizer() {
-    const Json& normalizer = member(root_, "normalizer");
-    file_.nfc = text(normalizer, "type") == "NFC";
-    if (!normalizer.is_null() && !file_.nfc) unsupported("normalizer", member(normalizer, "type").dump());
+  /// The members of a "Sequence", each under its name; or the step itself.
+  template <class F>
+  void for_each_step(const Json& step, const char* list, const std::string& name, const F& f) {
+    if (text(step, "type") != "Sequence") return f(step, name);
+    const Json& steps = member(step, list);
+    if (!steps.is_array()) fail(name + "." + list, "is not a list");
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (text(steps[i], "type") == "Sequence") unsupported(name, "with a Sequence inside a Sequence");
+      f(steps[i], name + "." + list + "[" + std::to_string(i) + "]");
+    }
   }
 
-  void read_pre_tokenizer(const Json& step, const std::string& name) {
-    const std::string type = text(step, "type");
-    if (type == "Sequence") {
-      const Json& steps = member(step, "pretokenizers");
-      if (!steps.is_array()) fail(name + ".pretokenizers", "is not a list");
-      for (std::size_t i = 0; i < steps.size(); ++i) {
-        if (text(steps[i], "type") == "Sequence") unsupported(name, "with a Sequence inside a Sequence");
-        read_pre_tokenizer(steps[i], name + ".pretokenizers[" + std::to_string(i) + "]");
+  void read_normalizer(const Json& normalizer, const std::string& whole) {
+    if (normalizer.is_null()) return;
+    for_each_step(normalizer, "normalizers", whole, [&](const Json& step, const std::string& name) {
+      const std::string type = text(step, "type"), from = text(member(step, "pattern"), "String");
+      if (type == "NFC") {
+        file_.normalizer.push_back({NormalizerStep::Kind::kNfc, "", ""});
+      } else if (type == "Prepend") {
+        file_.normalizer.push_back({NormalizerStep::Kind::kPrepend, "", text(step, "prepend")});
+      } else if (type == "Replace" && !from.empty()) {
+        file_.normalizer.push_back({NormalizerStep::Kind::kReplace, from, text(step, "content")});
+      } else {
+        unsupported(name, member(step, "type").dump());
       }
-    } else if (byte_level_) {
-      unsupported(name, "after ByteLevel");
-    } else if (type == "Split") {
-      read_split(step, name);
-    } else if (type == "ByteLevel") {
-      if (flag(step, "add_prefix_space")) unsupported(name, "with add_prefix_space");
-      const Json& use_regex = member(step, "use_regex");  // absent means true
-      if (use_regex.is_null() || flag(step, "use_regex")) file_.split_patterns.emplace_back(kByteLevelPattern);
-      byte_level_ = true;
-    } else {
-      unsupported(name, member(step, "type").dump());
-    }
+    });
+  }
+
+  /// Tokens that a template puts before a text; what comes after it is left out.
+  void read_post_processor(const Json& post) {
+    if (post.is_null()) return;
+    for_each_step(post, "processors", "post_processor", [&](const Json& step, const std::string& name) {
+      const std::string type = text(step, "type");
+      if (type == "ByteLevel") return;
+      if (type != "TemplateProcessing") unsupported(name, member(step, "type").dump());
+      for (const Json& part : member(step, "single")) {
+        if (part.contains("Sequence")) break;
+        const Json& ids =
+            member(member(member(step, "special_tokens"), text(member(part, "SpecialToken"), "id").c_str()), "ids");
+        if (!ids.is_array()) fail(name + ".single", "names a token without ids");
+        for (const Json& value : ids) file_.prefix.push_back(id(value, name));
+      }
+    });
+  }
+
+  void read_pre_tokenizer(const Json& whole, const std::string& whole_name) {
+    for_each_step(whole, "pretokenizers", whole_name, [&](const Json& step, const std::string& name) {
+      const std::string type = text(step, "type");
+      if (byte_level_) unsupported(name, "after ByteLevel");
+      if (type == "Split") {
+        read_split(step, name);
+      } else if (type == "Digits") {
+        split(SplitStep::Kind::kIsolated, flag(step, "individual_digits") ? "\\p{N}" : "\\p{N}+");
+      } else if (type == "Metaspace") {
+        read_metaspace(step, name);
+      } else if (type == "ByteLevel") {
+        if (flag(step, "add_prefix_space")) unsupported(name, "with add_prefix_space");
+        const Json& use_regex = member(step, "use_regex");  // absent means true
+        if (use_regex.is_null() || flag(step, "use_regex")) split(SplitStep::Kind::kIsolated, kByteLevelPattern);
+        byte_level_ = true;
+      } else {
+        unsupported(name, member(step, "type").dump());
+      }
+    });
+  }
+
+  void split(SplitStep::Kind kind, const std::string& pattern) {
+    file_.splits.push_back({.kind = kind, .pattern = pattern});
   }
 
   void read_split(const Json& step, const std::string& name) {
-    const std::string pattern = text(member(step, "pattern"), "Regex");
-    if (pattern.empty()) unsupported(name + ".pattern", "without a Regex");
-    if (text(step, "behavior") != "Isolated") unsupported(name + ".behavior", member(step, "behavior").dump());
+    const std::string regex = text(member(step, "pattern"), "Regex"), literal = text(member(step, "pattern"), "String");
+    const std::string behavior = text(step, "behavior");
+    if (!literal.empty() && behavior == "MergedWithPrevious" && !flag(step, "invert")) {
+      return split(SplitStep::Kind::kAfter, literal);
+    }
+    if (regex.empty()) unsupported(name + ".pattern", "without a Regex");
+    if (behavior == "Removed" && flag(step, "invert")) return split(SplitStep::Kind::kMatches, regex);
+    if (behavior != "Isolated") unsupported(name + ".behavior", member(step, "behavior").dump());
     if (flag(step, "invert")) unsupported(name + ".invert", "true");
-    file_.split_patterns.push_back(pattern);
+    split(SplitStep::Kind::kIsolated, regex);
+  }
+
+  void read_metaspace(const Json& step, const std::string& name) {
+    const std::string scheme = text(step, "prepend_scheme");
+    SplitStep out{.kind = SplitStep::Kind::kMetaspace, .pattern = text(step, "replacement")};
+    out.cut = member(step, "split").is_null() || flag(step, "split");
+    if (out.pattern.empty()) fail(name, "has no replacement");
+    if (scheme == "first") {
+      out.prepend = SplitStep::Prepend::kFirst;
+    } else if (scheme == "always" || (scheme.empty() && flag(step, "add_prefix_space"))) {
+      out.prepend = SplitStep::Prepend::kAlways;
+    } else if (scheme != "never" && !scheme.empty()) {
+      unsupported(name + ".prepend_scheme", member(step, "prepend_scheme").dump());
+    }
+    file_.splits.push_back(out);
   }
 
   void read_model(const Json& model) {
     if (text(model, "type") != "BPE") unsupported("model.type", member(model, "type").dump());
     const Json& dropout = member(model, "dropout");
     if (!dropout.is_null() && dropout != 0) unsupported("model.dropout", dropout.dump());
-    if (flag(model, "byte_fallback")) unsupported("model.byte_fallback", "true");
+    BpeModel& out = file_.model;
+    out.bytes = byte_level_;
+    out.byte_fallback = flag(model, "byte_fallback");
+    out.fuse_unknown = flag(model, "fuse_unk");
+    if (byte_level_ && out.byte_fallback) unsupported("model.byte_fallback", "true, with ByteLevel,");
+    const std::string unknown = text(model, "unk_token");
+    if (!byte_level_ && !out.byte_fallback && unknown.empty()) {
+      unsupported("pre_tokenizer", "without ByteLevel, or a model with byte_fallback or unk_token,");
+    }
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (!text(model, name).empty()) unsupported("model." + std::string(name), member(model, name).dump());
     }
-    file_.ignore_merges = flag(model, "ignore_merges");
+    out.ignore_merges = flag(model, "ignore_merges");
     const Json& vocabulary = member(model, "vocab");
     if (!vocabulary.is_object()) fail("model.vocab", "is not an object");
     for (const auto& [token, value] : vocabulary.items()) {
       // A token with other characters than stand-ins can come from no text: it is an added token.
-      if (auto bytes = bytes_of_token(token)) file_.vocabulary[std::move(*bytes)] = id(value, "model.vocab");
+      if (auto bytes = bytes_of(token)) out.vocabulary[std::move(*bytes)] = id(value, "model.vocab");
     }
+    if (!unknown.empty() && out.vocabulary.contains(unknown)) out.unknown = out.vocabulary.at(unknown);
     const Json& merges = member(model, "merges");
     if (!merges.is_array()) fail("model.merges", "is not a list");
     for (const Json& merge : merges) read_merge(merge);
   }
 
+  [[nodiscard]] std::optional<std::string> bytes_of(const std::string& token) const {
+    return byte_level_ ? bytes_of_token(token) : token;
+  }
+
   /// "a b" or ["a", "b"]: the stand-in of a space is not a space.
   void read_merge(const Json& merge) {
-    const std::string name = "model.merges[" + std::to_string(file_.merges.size()) + "]";
+    const std::string name = "model.merges[" + std::to_string(file_.model.merges.size()) + "]";
     std::string left, right;
     if (merge.is_string()) {
       const std::string pair = merge.get<std::string>();
@@ -174,9 +245,9 @@ class Reader {
     } else {
       fail(name, "is not a pair");
     }
-    auto left_bytes = bytes_of_token(left), right_bytes = bytes_of_token(right);
+    auto left_bytes = bytes_of(left), right_bytes = bytes_of(right);
     if (!left_bytes || !right_bytes) fail(name, "is not in the byte-level alphabet");
-    file_.merges.emplace_back(std::move(*left_bytes), std::move(*right_bytes));
+    file_.model.merges.emplace_back(std::move(*left_bytes), std::move(*right_bytes));
   }
 
   std::string path_;

@@ -10,21 +10,38 @@
 #include <utility>
 #include <vector>
 
+#include "model/tokenizer/added_tokens.hpp"
+#include "model/tokenizer/bpe.hpp"
+
 namespace oscar {
 
-struct AddedToken {
-  std::string content;
-  std::int32_t id = 0;
-  bool normalized = false;  // looked for after normalization, not before
+struct NormalizerStep {
+  enum class Kind { kNfc, kPrepend, kReplace };
+  Kind kind = Kind::kNfc;
+  std::string from, to;  // what is prepended: to
+};
+
+/// How text is cut into words.
+struct SplitStep {
+  enum class Kind {
+    kIsolated,  // matches of the expression and what lies between them
+    kMatches,   // matches alone
+    kAfter,     // after each place where `pattern` stands
+    kMetaspace  // nothing, or before each `pattern`; spaces become `pattern`
+  };
+  Kind kind = Kind::kIsolated;
+  std::string pattern;
+  enum class Prepend { kNever, kFirst, kAlways };
+  Prepend prepend = Prepend::kNever;  // `pattern`, of kMetaspace
+  bool cut = true;                    // of kMetaspace
 };
 
 struct TokenizerFile {
   std::vector<AddedToken> added_tokens;
-  bool nfc = false;
-  std::vector<std::string> split_patterns;  // applied one after the other
-  std::unordered_map<std::string, std::int32_t> vocabulary;
-  std::vector<std::pair<std::string, std::string>> merges;
-  bool ignore_merges = false;
+  std::vector<NormalizerStep> normalizer;
+  std::vector<SplitStep> splits;     // applied one after the other
+  std::vector<std::int32_t> prefix;  // ids before every text, for example begin-of-sequence
+  BpeModel model;
 };
 
 /// Throws DataError that names the file and the member.

@@ -169,20 +169,21 @@ TEST_CASE("a tokenizer.json with features that are not supported names them") {
   CHECK_ERROR(Tokenizer("/nowhere/tokenizer.json"), DataError, "no such file");
   refused([](Json& j) { j = Json::array(); }, "is not a JSON object");
   refused([](Json& j) { j["normalizer"]["type"] = "NFKC"; }, "\"normalizer\" \"NFKC\" is not supported");
-  refused([](Json& j) { j["pre_tokenizer"] = nullptr; }, "\"pre_tokenizer\" null is not supported");
-  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["type"] = "Digits"; }, "pretokenizers[1]\" \"Digits\"");
+  refused([](Json& j) { j["pre_tokenizer"] = nullptr; }, "without ByteLevel");
+  refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["type"] = "Whitespace"; },
+          "pretokenizers[1]\" \"Whitespace\"");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"].erase(1); }, "without ByteLevel");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true; }, "add_prefix_space");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; }, "behavior\" \"Removed\"");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["invert"] = true; }, "invert\" true");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", "x"}}; }, "without a Regex");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a"; }, "cannot compile");
-  refused([](Json& j) { j["post_processor"] = {{"type", "TemplateProcessing"}}; }, "\"post_processor\"");
+  refused([](Json& j) { j["post_processor"] = {{"type", "BertProcessing"}}; }, "\"post_processor\"");
   refused([](Json& j) { j["model"]["type"] = "Unigram"; }, "model.type");
   refused([](Json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout");
   refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback");
   refused([](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix");
-  refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, "lstrip");
+  refused([](Json& j) { j["added_tokens"][0]["single_word"] = true; }, "single_word");
   refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }, "has an id");
   refused([](Json& j) { j["model"]["vocab"] = 3; }, "model.vocab");
   refused([](Json& j) { j["model"]["vocab"].erase("a"); }, "the byte 97 is not in the vocabulary");

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Tiny tokenizers, trained on the spot, that cut and normalise text as those of published models do."""
+import json
+
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+QWEN2 = ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + TAIL
+QWEN35 = ENDS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + TAIL
+LLAMA3 = ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + TAIL
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDS}?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + TAIL)
+DEEPSEEK = [r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+            r" ?[\p{P}\p{S}]+[\r\n]*|" + TAIL]
+SPECIAL = ["<|begin|>", "<|end|>", "<think>"]
+
+
+def splits(*patterns, behavior="isolated", invert=False):
+    return [pre_tokenizers.Split(Regex(pattern), behavior, invert) for pattern in patterns]
+
+
+def byte_level(texts, steps, normalizer=None, **members):
+    tokenizer = Tokenizer(models.BPE(**members))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, last])
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=1200, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    return tokenizer
+
+
+def sentencepiece(texts, normalizer, pre_tokenizer, byte_fallback=True):
+    """Merges over characters; bytes of others, as conversions of SentencePiece models have them."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=1200, special_tokens=["<unk>", "<s>"],
+                                                             limit_alphabet=90, show_progress=False))
+    tokenizer.add_tokens([AddedToken("<|user|>", rstrip=True, normalized=False),
+                          AddedToken("<|tool|>", lstrip=True, normalized=False), AddedToken("\n\n\n", normalized=False)])
+    tokenizer.normalizer, members = normalizer, {"pre_tokenizer": pre_tokenizer and json.loads(pre_tokenizer.__getstate__())}
+    whole = {**json.loads(tokenizer.to_str()), **members}
+    if byte_fallback:
+        whole["model"]["byte_fallback"] = True
+        first = 2000
+        whole["model"]["vocab"] |= {f"<0x{byte:02X}>": first + byte for byte in range(256)}
+    return Tokenizer.from_str(json.dumps(whole))
+
+
+LLAMA2 = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+FAMILIES = {
+    "gpt2": lambda texts: byte_level(texts, []),
+    "llama3": lambda texts: byte_level(texts, splits(LLAMA3), ignore_merges=True),
+    "qwen2": lambda texts: byte_level(texts, splits(QWEN2), normalizers.NFC()),
+    "qwen3.5": lambda texts: byte_level(texts, splits(QWEN35), normalizers.NFC()),
+    "glm4": lambda texts: byte_level(texts, splits(LLAMA3)),
+    "minimax": lambda texts: byte_level(texts, splits(LLAMA3, behavior="removed", invert=True)),
+    "gpt-oss": lambda texts: byte_level(texts, splits(O200K), ignore_merges=True),
+    "deepseek-v3": lambda texts: byte_level(texts, splits(*DEEPSEEK), normalizers.Sequence([])),
+    "digits": lambda texts: byte_level(texts, [pre_tokenizers.Digits(True), *splits(QWEN2)]),
+    "gemma": lambda texts: sentencepiece(texts, normalizers.Replace(" ", "▁"),
+                                         pre_tokenizers.Split(" ", "merged_with_previous")),
+    "mistral": lambda texts: sentencepiece(texts, LLAMA2, None),
+    "phi3": lambda texts: sentencepiece(texts, None, pre_tokenizers.Metaspace("▁", "first", False)),
+    "metaspace": lambda texts: sentencepiece(texts, None, pre_tokenizers.Metaspace("▁", "always", True)),
+    "unknown": lambda texts: sentencepiece(texts, LLAMA2, None, byte_fallback=False),
+}
