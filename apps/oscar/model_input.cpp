@@ -5,6 +5,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
+#include "zoo/location.hpp"
 
 namespace oscar {
 
@@ -16,7 +17,10 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   add("--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
       ->capture_default_str();
-  add("--text", input.texts, "UTF-8 text; several files are joined")->type_name("FILE");
+  add("--text", input.texts,
+      "UTF-8 text, joined; or .jsonl, a document a line, with \"text\" or chat \"messages\". Default: a small built-in "
+      "mix")
+      ->type_name("FILE");
   add("--tokens", input.tokens, "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line)")
       ->type_name("FILE");
   add("--layers", input.layers, "Only these layers, like 0-3,7; default: all whose cache grows with the text")
@@ -50,14 +54,20 @@ std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Con
   return open_model(input.model, options);
 }
 
-std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelConfig& config) {
-  if (input.texts.empty() == input.tokens.empty()) {
-    throw UsageError(input.texts.empty() ? "nothing to run the model on" : "--text and --tokens exclude each other", "",
-                     "give either --text FILE... or --tokens FILE");
+std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelConfig& config, Status& status) {
+  if (!input.texts.empty() && !input.tokens.empty()) {
+    throw UsageError("--text and --tokens exclude each other", "", "give either --text FILE... or --tokens FILE");
   }
   TokenLimits limits = input.limits;
   limits.seq_len = std::min(limits.seq_len, config.max_position_embeddings);
-  return input.texts.empty() ? read_tokens(input.tokens, limits) : read_texts(input.model, input.texts, limits);
+  if (!input.tokens.empty()) return read_tokens(input.tokens, limits);
+  if (!input.texts.empty()) return read_texts(input.model, input.texts, limits);
+  const std::filesystem::path mix = installed_zoo() / "calibration/mix.jsonl";
+  if (!std::filesystem::exists(mix)) {
+    throw UsageError("nothing to run the model on", "", "give either --text FILE... or --tokens FILE");
+  }
+  status.notice("calibrating on the built-in mix of texts; --text FILE for text like the model's own work");
+  return read_texts(input.model, {mix}, limits);
 }
 
 }  // namespace oscar

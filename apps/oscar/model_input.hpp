@@ -31,8 +31,9 @@ void add_model_input_options(CLI::App& command, ModelInput& input);
 /// back.
 [[nodiscard]] std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context);
 
-/// The sequences to run, cut to the model's context at most. Throws UsageError unless exactly one of --text and
-/// --tokens was given, and what the readers throw.
-[[nodiscard]] std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelConfig& config);
+/// The sequences to run, cut to the model's context at most; of the built-in mix of texts if neither --text nor
+/// --tokens was given. Throws UsageError if both were, and what the readers throw.
+[[nodiscard]] std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelConfig& config,
+                                                        Status& status);
 
 }  // namespace oscar

@@ -8,6 +8,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "model/documents.hpp"
 #include "model/tokenizer/tokenizer.hpp"
 #include "tensor/npy.hpp"
 
@@ -17,15 +18,21 @@ namespace {
 /// Cuts what it is given into sequences until a limit is reached.
 class Cutter {
  public:
-  explicit Cutter(const TokenLimits& limits) : limits_(limits) { OSCAR_CHECK(limits.seq_len > 0); }
+  /// prefix: what each sequence starts with.
+  explicit Cutter(const TokenLimits& limits, TokenSequence prefix = {}) : limits_(limits), prefix_(std::move(prefix)) {
+    OSCAR_CHECK(limits.seq_len > 0);
+    if (prefix_.size() >= static_cast<std::size_t>(limits.seq_len)) prefix_.clear();
+  }
 
   [[nodiscard]] bool full() const { return room() == 0; }
 
   void add(std::span<const std::int32_t> ids) {
     while (!ids.empty() && !full()) {
-      const std::size_t size = std::min({ids.size(), static_cast<std::size_t>(limits_.seq_len), room()});
-      sequences_.emplace_back(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(size));
-      tokens_ += size;
+      const std::size_t size =
+          std::min({ids.size(), static_cast<std::size_t>(limits_.seq_len) - prefix_.size(), room()});
+      sequences_.push_back(prefix_);
+      sequences_.back().insert(sequences_.back().end(), ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(size));
+      tokens_ += sequences_.back().size();
       ids = ids.subspan(size);
     }
   }
@@ -35,15 +42,24 @@ class Cutter {
     return std::move(sequences_);
   }
 
- private:
-  /// Tokens that may still come.
+  /// Tokens that may still come, besides the prefix.
   [[nodiscard]] std::size_t room() const {
-    if (limits_.max_sequences > 0 && sequences_.size() >= static_cast<std::size_t>(limits_.max_sequences)) return 0;
-    if (limits_.max_tokens <= 0) return std::numeric_limits<std::size_t>::max();
-    return static_cast<std::size_t>(limits_.max_tokens) - tokens_;
+    constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
+    const auto sequences = static_cast<std::size_t>(limits_.max_sequences);
+    std::size_t room = kAll;
+    if (limits_.max_sequences > 0) {
+      const std::size_t own = static_cast<std::size_t>(limits_.seq_len) - prefix_.size();
+      const std::size_t left = sequences - std::min(sequences, sequences_.size());
+      room = left > kAll / own ? kAll : left * own;
+    }
+    if (limits_.max_tokens <= 0) return room;
+    const std::size_t used = tokens_ + prefix_.size(), all = static_cast<std::size_t>(limits_.max_tokens);
+    return std::min(room, all - std::min(all, used));
   }
 
+ private:
   TokenLimits limits_;
+  TokenSequence prefix_;
   std::vector<TokenSequence> sequences_;
   std::size_t tokens_ = 0;
 };
@@ -73,22 +89,15 @@ void read_npy_tokens(const fs::path& path, Cutter& cutter) {
 }
 
 void read_jsonl_tokens(const fs::path& path, Cutter& cutter) {
-  const std::string text = read_text(path);
-  int number = 0;
-  for (std::size_t begin = 0; begin < text.size() && !cutter.full();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    begin = end + 1;
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = path.string() + ", line " + std::to_string(number);
+  for_each_line(read_text(path), path.string(), [&](std::string_view line, const std::string& where) {
     const Json json = parse_json(line, where);
     const auto is_id = [](const Json& value) { return value.is_number_integer(); };
     if (!json.is_array() || !std::all_of(json.begin(), json.end(), is_id)) {
       throw DataError("the line is not a list of token ids", where, "write one list such as [1, 2, 3] a line");
     }
     cutter.add(to_ids(json.get<std::vector<std::int64_t>>(), where));
-  }
+    return !cutter.full();
+  });
 }
 
 }  // namespace
@@ -108,21 +117,24 @@ std::vector<TokenSequence> read_tokens(const fs::path& path, const TokenLimits& 
 std::vector<TokenSequence> read_texts(const fs::path& model, const std::vector<fs::path>& texts,
                                       const TokenLimits& limits) {
   const Tokenizer tokenizer(model / "tokenizer.json");
-  std::int64_t wanted = limits.max_tokens > 0 ? limits.max_tokens : std::numeric_limits<std::int64_t>::max();
-  if (limits.max_sequences > 0 && limits.max_sequences < wanted / limits.seq_len) {
-    wanted = limits.max_sequences * limits.seq_len;
-  }
+  Cutter cutter(limits, tokenizer.prefix());
   TokenSequence joined;
   std::string names;
   for (const fs::path& path : texts) {
-    throw_if_interrupted();
     names += (names.empty() ? "" : ", ") + path.string();
-    if (joined.size() >= static_cast<std::size_t>(wanted)) break;
-    const TokenSequence ids =
-        tokenizer.encode(read_text(path), path.string(), static_cast<std::size_t>(wanted) - joined.size());
-    joined.insert(joined.end(), ids.begin(), ids.end());
+    read_documents(path, [&](const std::string& text, const std::string& where) {
+      throw_if_interrupted();
+      const std::size_t room = cutter.room();
+      if (joined.size() >= room) return false;
+      const TokenSequence ids = tokenizer.encode(text, where, room - joined.size());
+      if (has_documents(path)) {
+        cutter.add(ids);
+      } else {
+        joined.insert(joined.end(), ids.begin(), ids.end());
+      }
+      return true;
+    });
   }
-  Cutter cutter(limits);
   cutter.add(joined);
   return cutter.take(names);
 }

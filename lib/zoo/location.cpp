@@ -106,14 +106,20 @@ ZooLocation parse_zoo_location(const std::string& text) {
   return folder_at(percent_decoded(path));
 }
 
-std::string default_zoo() {
-  if (const std::string zoo = environment({"OSCAR_ZOO"}); !zoo.empty()) return zoo;
+fs::path installed_zoo() {
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
   for (const char* place : {"../share/oscar/zoo", "zoo"}) {
-    const fs::path candidate = (folder / place).lexically_normal();
-    if (fs::exists(candidate / "index.json")) return candidate.string();
+    fs::path candidate = (folder / place).lexically_normal();
+    if (fs::exists(candidate / "index.json")) return candidate;
   }
-  throw UsageError("no zoo is installed with this oscar", folder.string(), "name one with --zoo, or set OSCAR_ZOO");
+  return {};
+}
+
+std::string default_zoo() {
+  if (const std::string zoo = environment({"OSCAR_ZOO"}); !zoo.empty()) return zoo;
+  const fs::path zoo = installed_zoo();
+  if (zoo.empty()) throw UsageError("no zoo is installed with this oscar", "", "name one with --zoo, or set OSCAR_ZOO");
+  return zoo.string();
 }
 
 }  // namespace oscar

@@ -29,6 +29,8 @@ struct ZooLocation {
 /// A path to index.json means the folder that it lies in. Throws UsageError.
 [[nodiscard]] ZooLocation parse_zoo_location(const std::string& text);
 
+/// The zoo that was installed or built with this binary; empty if there is none.
+[[nodiscard]] std::filesystem::path installed_zoo();
 /// OSCAR_ZOO, else the zoo that was installed or built with this binary. Throws UsageError if there is none.
 [[nodiscard]] std::string default_zoo();
 

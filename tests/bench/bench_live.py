@@ -6,7 +6,8 @@ bench_live.py [PART...] [--binary build/oscar] [--device cuda] [--tokens 30000] 
   qwen3-8b   36 layers in bfloat16, files in memory (--work): seconds of the fit after start-up, bytes of weights a second,
              peak GPU memory beside what L3 allows
   glm-4.7    3 layers with 160 experts in float8 each: the same
-  cold       weights of 8 layers of Qwen3-8B on a disk (--disk), read for the first time, beside dd on the same file
+  cold       weights of 20 layers of Qwen3-8B on a disk (--disk), read for the first time, beside dd on the same files
+  model-alone  peak GPU memory of a dump of Qwen3-8B's shape, which fits nothing
   small      the sample model: what a run takes of a GPU's memory without any weights to speak of
 Times are those of the program's own --json: its start-up (libraries, the GPU) is not in them, and given apart.
 """
@@ -106,9 +107,12 @@ class Bench:
         self.options, self.work = options, work
         self.out = work / "set"
 
+    def write_tokens(self, vocabulary):
+        generator = numpy.random.default_rng(0)
+        numpy.save(self.work / "tokens.npy", generator.integers(0, vocabulary, self.options.tokens, dtype=numpy.int32))
+
     def fit(self, model, vocabulary):
-        numpy.save(self.work / "tokens.npy",
-                   numpy.random.default_rng(0).integers(0, vocabulary, self.options.tokens, dtype=numpy.int32))
+        self.write_tokens(vocabulary)
         shutil.rmtree(self.out, ignore_errors=True)
         command = [self.options.binary, "fit", "--recipe", "oscar", "--model", model, "--tokens", self.work / "tokens.npy",
                    "--out", self.out, "--max-tokens", 0, "--device", self.options.device, "--quiet", "--json"]
@@ -162,7 +166,7 @@ class Bench:
         layer = qwen_layer()
         model = Path(self.options.disk or self.work) / "oscar-cold"
         shutil.rmtree(model, ignore_errors=True)
-        write_model(model, QWEN, layer, 9)
+        write_model(model, QWEN, layer, 21)
         files = sorted(model.glob("layer-*.safetensors"))
         os.sync()
         dd = []
@@ -176,7 +180,7 @@ class Bench:
                 with open(file, "rb") as opened:
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             runs.append(self.fit(model, QWEN["vocab_size"])["fit"])
-        read = 8 * layer_bytes(layer) + layer_bytes(layer, "mlp", "o_proj")
+        read = 20 * layer_bytes(layer) + layer_bytes(layer, "mlp", "o_proj")
         shutil.rmtree(model)
         rate = read / 1e9 / statistics.median(runs)
         return {"disk_gb_per_s": statistics.median(dd), "fit_seconds": runs, "weights_gb_per_s": rate,
@@ -185,10 +189,22 @@ class Bench:
     def small(self):
         return self.memory(ROOT / "tests/data/qwen3-2m", 2048)
 
+    def model_alone(self):
+        """The model's part of a GPU's memory: a dump fits nothing, so the fit's kernels and buffers are not there."""
+        model = self.work / "qwen"
+        write_model(model, QWEN, qwen_layer(), 4)
+        self.write_tokens(QWEN["vocab_size"])
+        command = [self.options.binary, "dump", "--model", model, "--tokens", self.work / "tokens.npy", "--out", self.out,
+                   "--max-tokens", "0", "--device", self.options.device, "--quiet", "--force"]
+        with gpu_machine.peak_gpu_memory() as peak:
+            subprocess.run([str(word) for word in command], check=True)
+        shutil.rmtree(model)
+        return {"peak_gpu_memory_gb": peak[0] / 1e9}
+
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["small", "qwen3-8b", "glm-4.7", "cold"])
+    parser.add_argument("parts", nargs="*", default=["small", "model-alone", "qwen3-8b", "glm-4.7", "cold"])
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"))

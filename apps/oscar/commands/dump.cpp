@@ -21,7 +21,7 @@ struct DumpCommand {
 void run(DumpCommand& command, Context& context) {
   command.live.layers = parse_layers(command.input.layers);
   const ModelConfig config = read_model_config(command.input.model);
-  std::vector<TokenSequence> sequences = read_sequences(command.input, config);
+  std::vector<TokenSequence> sequences = read_sequences(command.input, config, *context.status);
   const std::unique_ptr<ModelRunner> runner = open_input_model(command.input, context);
   const auto source = open_live(*runner, std::move(sequences), command.live, *context.status);
   const DumpSummary summary = write_dump(*source, command.out, command.format, command.force, *context.status);

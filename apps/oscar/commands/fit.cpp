@@ -13,6 +13,7 @@
 #include "base/files.hpp"
 #include "commands/commands.hpp"
 #include "commands/fit_command.hpp"
+#include "fit/enough_tokens.hpp"
 #include "fit/held_out.hpp"
 #include "rotation/formats.hpp"
 #include "tensor/pt.hpp"
@@ -113,6 +114,7 @@ void run(FitCommand& command, Context& context) {
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
   auto input = std::make_unique<FitInput>(command, context);
+  if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls

@@ -22,7 +22,7 @@ FitInput::FitInput(const FitCommand& command, const Context& context) {
   }
   model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
-  sequences_ = read_sequences(command.input, runner_->config());
+  sequences_ = read_sequences(command.input, runner_->config(), status);
   source_ = open_live(*runner_, sequences_, {.layers = layers}, status);
   // A model judges whole sets only.
   judges_ = layers.empty() && command.fit.recipe == "auto" && runner_->config().why_irreplaceable().empty();

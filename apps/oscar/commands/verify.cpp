@@ -44,9 +44,9 @@ void check_usage(const VerifyCommand& c) {
   if (!c.report.empty()) require_html_report();
 }
 
-verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config) {
+verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Status& status) {
   verify::ModelData data;
-  if (has_text(c)) data.texts = read_sequences(c.input, config);
+  if (has_text(c)) data.texts = read_sequences(c.input, config, status);
   if (c.needle.empty()) return data;
   data.needles = read_tokens(c.needle, {config.max_position_embeddings, 0, c.max_needles});
   for (const std::int64_t length : read_npy(c.needle_answers).to_int64()) {
@@ -90,7 +90,7 @@ void run(VerifyCommand& c, Context& context) {
   }
   if (!c.input.model.empty()) {
     runner = open_model(c.input.model);
-    inputs.model_data = read_model_data(c, runner->config());
+    inputs.model_data = read_model_data(c, runner->config(), *context.status);
   }
   inputs.source = source.get();
   inputs.runner = runner.get();

@@ -18,12 +18,13 @@
 namespace oscar {
 namespace {
 
-at::Tensor gated(const MlpSpec& mlp, const at::Tensor& gate, const at::Tensor& up) {
+/// In the memory of `gate`.
+at::Tensor gated(const MlpSpec& mlp, at::Tensor gate, const at::Tensor& up) {
   switch (mlp.activation) {
     case Activation::kSilu:
-      return at::silu(gate) * up;
+      return at::silu_(gate).mul_(up);
     case Activation::kGeluTanh:
-      return at::gelu(gate, "tanh") * up;
+      return at::gelu_(gate, "tanh").mul_(up);
     case Activation::kClampedSwish:
       break;
   }

@@ -82,7 +82,7 @@ at::Tensor Rope::apply(const at::Tensor& rows) const {
   const at::Tensor first = pairs ? turning.slice(-1, 0, spec_.dim, 2) : turning.narrow(-1, 0, spec_.dim / 2);
   const at::Tensor second =
       pairs ? turning.slice(-1, 1, spec_.dim, 2) : turning.narrow(-1, spec_.dim / 2, spec_.dim / 2);
-  const at::Tensor a = first * cosine_ - second * sine_, b = second * cosine_ + first * sine_;
+  const at::Tensor a = (first * cosine_).sub_(second * sine_), b = (second * cosine_).add_(first * sine_);
   const at::Tensor turned = pairs && !spec_.split_pairs ? at::stack({a, b}, -1).flatten(-2) : at::cat({a, b}, -1);
   if (spec_.dim == x.size(-1)) return turned;
   return at::cat({turned, x.narrow(-1, spec_.dim, x.size(-1) - spec_.dim)}, -1);

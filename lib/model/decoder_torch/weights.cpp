@@ -127,7 +127,7 @@ at::Tensor Weights::exact_norm(const at::Tensor& x, const std::string& part) con
   if (part.empty()) return x;
   const at::Tensor& weight = at(part + ".weight");
   const at::Tensor normed = normalize(x, config_.rms_norm_eps);
-  return config_.norm_plus_one ? normed * (1.0 + weight) : weight * normed;
+  return normed.mul_(config_.norm_plus_one ? 1.0 + weight : weight);
 }
 
 at::Tensor Weights::norm(const at::Tensor& x, const std::string& part) const {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "base/files.hpp"
+#include "base/json.hpp"
 #include "base/sha256.hpp"
 #include "model/tokenizer/tokenizer.hpp"
 #include "support/support.hpp"
@@ -66,6 +67,40 @@ TEST_CASE("texts are encoded, joined and cut") {
   const auto size = static_cast<std::int64_t>(joined.size());
   CHECK(read_texts(model, {folder / "a.txt", folder / "b.txt"},
                    {.seq_len = 1000, .max_tokens = size, .max_sequences = 0}) == Sequences{joined});
+}
+
+TEST_CASE("each document of a .jsonl file starts a sequence of its own") {
+  const test::TemporaryFolder folder;
+  const fs::path model = test::data("qwen3-2m");
+  const Tokenizer tokenizer(model / "tokenizer.json");
+  write_file(folder / "t.jsonl",
+             "{\"text\": \"The secret code\"}\n{\"messages\": [{\"role\": \"user\", \"content\": "
+             "[{\"type\": \"text\", \"text\": \"for\"}, {\"type\": \"image\"}]}, {\"role\": \"assistant\", "
+             "\"content\": null}]}\n");
+  const Sequences apart{tokenizer.encode("The secret code", ""), tokenizer.encode("user\nfor\n\n", "")};
+  CHECK(read_texts(model, {folder / "t.jsonl"}, kNoLimit) == apart);
+  const auto first = static_cast<std::int64_t>(apart[0].size());
+  CHECK(read_texts(model, {folder / "t.jsonl"}, {.max_tokens = first + 1, .max_sequences = 0}) ==
+        Sequences{apart[0], {apart[1][0]}});
+}
+
+TEST_CASE("what a tokenizer puts before texts starts every sequence") {
+  const test::TemporaryFolder folder;
+  const fs::path model = folder.path();
+  Json json = read_json(test::data("qwen3-2m/tokenizer.json"));
+  json["post_processor"] = {{"type", "TemplateProcessing"},
+                            {"single",
+                             {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}},
+                              {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
+                              {{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}}},
+                            {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {7}}}}}}};
+  write_json(model / "tokenizer.json", json);
+  write_file(folder / "a.txt", "The secret code");
+  const TokenSequence ids = Tokenizer(model / "tokenizer.json").encode("The secret code", "");
+  REQUIRE(ids.size() >= 3);
+  const Sequences cut = read_texts(model, {folder / "a.txt"}, {.seq_len = 2, .max_tokens = 5, .max_sequences = 0});
+  CHECK(cut == Sequences{{7, ids[0]}, {7, ids[1]}});
+  CHECK(read_texts(model, {folder / "a.txt"}, {.seq_len = 2, .max_tokens = 6, .max_sequences = 0}).size() == 3);
 }
 
 TEST_CASE("files that hold no usable tokens are refused") {

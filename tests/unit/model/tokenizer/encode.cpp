@@ -11,7 +11,8 @@ int main(int argc, char** argv) {
   try {
     const oscar::Tokenizer tokenizer(argv[1]);
     oscar::Json all = oscar::Json::array();
-    for (const oscar::Json& text : oscar::read_json(argv[2])) all.push_back(tokenizer.encode(text.get<std::string>(), ""));
+    for (const oscar::Json& text : oscar::read_json(argv[2]))
+      all.push_back(tokenizer.encode(text.get<std::string>(), ""));
     std::puts(all.dump().c_str());
   } catch (const oscar::Error& error) {
     std::printf("%s | %s\n", error.what(), error.where().c_str());
