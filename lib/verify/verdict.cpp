@@ -124,8 +124,8 @@ void warn_of_unknowns(VerifyReport& report) {
 VerifyThresholds default_thresholds(double bits_per_code) {
   const auto bits = std::lround(bits_per_code);
   if (bits <= 2) return {0.08, 0.08, 0.1, 0.08};
-  if (bits == 3) return {0.01, 0.012, 0.012, 0.012};
-  return {0.0015, 0.0035, 0.0025, 0.003};
+  if (bits == 3) return {0.01, 0.018, 0.012, 0.012};
+  return {0.0015, 0.004, 0.0025, 0.003};
 }
 
 void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThresholds& defaults) {
