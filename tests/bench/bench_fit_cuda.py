@@ -9,6 +9,7 @@ bench_fit_cuda.py PART... --binary build/oscar --out FILE [--work FOLDER] [--pub
   accuracy  two layers, GPU against CPU
   f1        Qwen3-8B's shape with the default recipe, and with given clip ratios; peak memory; equal bits run to run
   f2        the published fitter on the same dump: seconds per further layer, so that nobody's start-up counts
+  auto      recipe auto on Qwen3-8B's shape, for the default target and for any; twice each
   f4        GLM-4.7's shape, 20 layers: GB of dump per second
 Every part has a limit and fails alone; exit status 1 if one failed or missed its target. Dumps should lie in memory (--work).
 `seconds` are the program's own (--json): the sum of its parts but "startup". Times of whole processes are `wall_seconds`.
@@ -34,7 +35,7 @@ import synthetic_dump  # noqa: E402
 from bench_fit import eigenvalue_difference  # noqa: E402
 from compare_sets import compare_sets  # noqa: E402
 
-LIMITS = {"start": 40, "rates": 60, "kernels": 60, "accuracy": 100, "f1": 150, "f2": 150, "f4": 120}
+LIMITS = {"start": 40, "rates": 60, "kernels": 60, "accuracy": 100, "f1": 150, "f2": 150, "auto": 150, "f4": 120}
 FIXED_CLIP = "0.96,0.92"
 
 
@@ -56,12 +57,12 @@ class Bench:
     def qwen(self):
         return self.dump("qwen3-8b", self.options.layers, self.options.tokens, 32, 8)
 
-    def fit(self, dump, out="set", clip="auto", device=None):
+    def fit(self, dump, out="set", clip="auto", device=None, recipe="oscar", target_name="sglang-v1"):
         """One run: its own seconds, and those of the whole process."""
         shutil.rmtree(self.work / out, ignore_errors=True)
         report = self.work / "fit.json"
-        command = [self.options.binary, "fit", "--dump", dump, "--recipe", "oscar", "--out", self.work / out, "--clip", clip,
-                   "--quiet", "--device", device or self.options.device, f"--json={report}"]
+        command = [self.options.binary, "fit", "--dump", dump, "--recipe", recipe, "--target", target_name, "--out",
+                   self.work / out, "--clip", clip, "--quiet", "--device", device or self.options.device, f"--json={report}"]
         wall = run(command)
         document = json.loads(report.read_text())
         seconds = document["seconds"]
@@ -160,6 +161,14 @@ class Bench:
     def published(self, dump):
         return run([sys.executable, self.options.published, "--dump-path", dump, "--output-dir", self.work / "theirs",
                     "--head-dim", "128", "--method", "qqt_sst", "--composition", "r_h_pbr"])
+
+    def auto(self):
+        folder, _, _ = self.qwen()
+        result = {"target_seconds": 20}
+        for name in ("sglang-v1", "any"):
+            runs = [self.fit(folder, recipe="auto", target_name=name)["seconds"] for _ in range(2)]
+            result[name] = {"seconds": statistics.median(runs), "all_seconds": [round(seconds, 2) for seconds in runs]}
+        return {**result, **target(all(result[name]["seconds"] <= 20 for name in ("sglang-v1", "any")))}
 
     def f4(self):
         folder, data_bytes, made = self.dump("glm-4.7", self.options.large_layers, self.options.tokens, 96, 8)
