@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "verify/attention_metrics.hpp"
-#include "verify/checks.hpp"
+#include "verify/checks/checks.hpp"
 #include "verify/subject.hpp"
 #include "verify/verify.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
+#include "verify/checks/uncompose.hpp"
 #include "verify/subject.hpp"
-#include "verify/uncompose.hpp"
 
 namespace oscar {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
-#include "verify/checks.hpp"
+#include "verify/checks/checks.hpp"
 #include "verify/held_out.hpp"
 #include "verify/measure.hpp"
 #include "verify/methods.hpp"

@@ -9,7 +9,7 @@
 #include "model/config.hpp"
 #include "rotation/convert.hpp"
 #include "tensor/safetensors.hpp"
-#include "verify/checks.hpp"
+#include "verify/checks/checks.hpp"
 #include "verify/inspect/kinds.hpp"
 
 namespace oscar {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "base/errors.hpp"
-#include "verify/checks.hpp"
+#include "verify/checks/checks.hpp"
 #include "verify/inspect/kinds.hpp"
 
 namespace oscar {

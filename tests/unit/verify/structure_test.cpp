@@ -12,8 +12,8 @@
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
 #include "transform/compose.hpp"
-#include "verify/checks.hpp"
-#include "verify/uncompose.hpp"
+#include "verify/checks/checks.hpp"
+#include "verify/checks/uncompose.hpp"
 
 namespace oscar {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "verify/checks.hpp"
-#include "verify/for_each_side.hpp"
-#include "verify/stretch_metric.hpp"
+#include "verify/checks/checks.hpp"
+#include "verify/checks/for_each_side.hpp"
+#include "verify/checks/stretch_metric.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/matrix.hpp"
+#include "verify/checks/matrix.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -38,6 +38,12 @@ double orthogonality_error(std::span<const double> a, std::size_t dim) {
     worst = std::max(worst, std::abs(x));
   }
   return worst;
+}
+
+double frobenius(std::span<const double> values) {
+  double sum = 0;
+  for (const double x : values) sum += x * x;
+  return std::sqrt(sum);
 }
 
 }  // namespace oscar::verify

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
-#include "verify/checks.hpp"
-#include "verify/for_each_side.hpp"
-#include "verify/matrix.hpp"
+#include "verify/checks/checks.hpp"
+#include "verify/checks/for_each_side.hpp"
+#include "verify/checks/matrix.hpp"
 
 namespace oscar::verify {
 namespace {

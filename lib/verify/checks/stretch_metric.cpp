@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/stretch_metric.hpp"
+#include "verify/checks/stretch_metric.hpp"
 
 #include <algorithm>
 #include <cmath>

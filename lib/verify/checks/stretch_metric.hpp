@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "verify/matrix.hpp"
+#include "verify/checks/matrix.hpp"
 #include "verify/subject.hpp"
 
 namespace oscar::verify {

@@ -2,7 +2,7 @@
 // What the set says of where it comes from, against what it is verified with.
 #include <algorithm>
 
-#include "verify/checks.hpp"
+#include "verify/checks/checks.hpp"
 
 namespace oscar::verify {
 namespace {

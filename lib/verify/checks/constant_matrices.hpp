@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "verify/matrix.hpp"
+#include "verify/checks/matrix.hpp"
 
 namespace oscar::verify {
 

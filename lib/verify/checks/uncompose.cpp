@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "verify/uncompose.hpp"
+#include "verify/checks/uncompose.hpp"
 
-#include "verify/constant_matrices.hpp"
+#include "verify/checks/constant_matrices.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -18,4 +18,7 @@ using Matrix = std::vector<double>;
 /// max |a^T a - I|; infinity if a is not finite.
 [[nodiscard]] double orthogonality_error(std::span<const double> a, std::size_t dim);
 
+/// sqrt(sum x^2)
+[[nodiscard]] double frobenius(std::span<const double> values);
+
 }  // namespace oscar::verify

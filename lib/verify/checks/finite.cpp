@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "verify/checks.hpp"
-#include "verify/for_each_side.hpp"
+#include "verify/checks/checks.hpp"
+#include "verify/checks/for_each_side.hpp"
 
 namespace oscar::verify {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/constant_matrices.hpp"
+#include "verify/checks/constant_matrices.hpp"
 
 #include <bit>
 #include <cmath>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "verify/matrix.hpp"
+#include "verify/checks/matrix.hpp"
 
 namespace oscar::verify {
 

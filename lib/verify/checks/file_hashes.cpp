@@ -2,7 +2,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
-#include "verify/checks.hpp"
+#include "verify/checks/checks.hpp"
 
 namespace oscar::verify {
 namespace {
