@@ -23,6 +23,7 @@ constexpr std::array kArchitectures{
     Architecture{"gemma2", describe_gemma},
     Architecture{"gemma3", describe_gemma, kGemma3Defaults},
     Architecture{"gemma3_text", describe_gemma, kGemma3Defaults},
+    Architecture{"gemma4_text", describe_gemma4},
     Architecture{"glm", describe_glm4},
     Architecture{"glm4", describe_glm4},
     Architecture{"glm4_moe", describe_glm4_moe},

@@ -86,12 +86,13 @@ struct MlpSpec {
   ExpertsSpec experts;
 };
 
-/// hidden += mixer_out_norm(mixer(mixer_norm(hidden))); hidden += mlp_out_norm(mlp(mlp_norm(hidden)))
+/// hidden += mixer_out_norm(mixer(mixer_norm(hidden))); hidden += mlp_out_norm(mlp(mlp_norm(hidden))); hidden *= scalar
 struct BlockSpec {
   MixerSpec mixer;
   MlpSpec mlp;
   std::string mixer_norm = "input_layernorm", mixer_out_norm;
   std::string mlp_norm = "post_attention_layernorm", mlp_out_norm;
+  std::string scalar;
 
   /// Whether the layer has keys and values that grow with the text and softmax attention over them.
   [[nodiscard]] bool has_cache() const { return mixer.kind != MixerKind::kGatedDelta; }

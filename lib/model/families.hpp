@@ -37,6 +37,9 @@ void describe_phi3(const ConfigFile& file, ModelConfig& config);
 void describe_glm4(const ConfigFile& file, ModelConfig& config);
 void describe_gemma(const ConfigFile& file, ModelConfig& config);
 
+// families_gemma4.cpp
+void describe_gemma4(const ConfigFile& file, ModelConfig& config);
+
 // families_experts.cpp
 void describe_mixtral(const ConfigFile& file, ModelConfig& config);
 void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config);

@@ -133,6 +133,7 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
   if (block.mixer.kind == MixerKind::kGatedDelta) delta_weights(block.mixer, hidden, out);
   out.norm(block.mlp_norm, hidden);
   out.norm(block.mlp_out_norm, hidden);
+  if (!block.scalar.empty()) out.add(block.scalar, {1});
   if (block.mlp.experts.count > 0) {
     router_weights(block.mlp.experts, hidden, out);
   } else {

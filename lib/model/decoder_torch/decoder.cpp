@@ -165,9 +165,7 @@ class TorchDecoder : public Decoder {
   }
 
   void add_mlp(const LoadedWeights& layer, Rows& hidden) const override {
-    call([&] {
-      keep(hidden, by_rows_(here(hidden), [&](const at::Tensor& x) { return x + dense_mlp(ours(layer), x); }));
-    });
+    call([&] { keep(hidden, by_rows_(here(hidden), [&](const at::Tensor& x) { return after_mlp(ours(layer), x); })); });
   }
 
   [[nodiscard]] std::unique_ptr<Rows> route(const LoadedWeights& layer, const Rows& hidden) const override {

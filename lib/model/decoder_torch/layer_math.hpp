@@ -25,8 +25,8 @@ struct Projected {
 /// What a gated delta layer adds to x.
 [[nodiscard]] at::Tensor gated_delta(const Weights& layer, const at::Tensor& x);
 
-/// What a dense MLP adds to x.
-[[nodiscard]] at::Tensor dense_mlp(const Weights& layer, const at::Tensor& x);
+/// What x is after a layer's dense MLP.
+[[nodiscard]] at::Tensor after_mlp(const Weights& layer, const at::Tensor& x);
 /// Which experts (T, top_k), int64, and with which weights, fp32.
 struct Chosen {
   at::Tensor experts, weights;

@@ -43,11 +43,12 @@ at::Tensor keep_groups(const ExpertsSpec& e, const at::Tensor& scores) {
 
 }  // namespace
 
-at::Tensor dense_mlp(const Weights& layer, const at::Tensor& x) {
+at::Tensor after_mlp(const Weights& layer, const at::Tensor& x) {
   const MlpSpec& mlp = layer.block().mlp;
   const at::Tensor normed = layer.norm(x, layer.block().mlp_norm);
   const at::Tensor inner = gated(mlp, layer.linear(normed, mlp.gate), layer.linear(normed, mlp.up));
-  return layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm);
+  const at::Tensor sum = x + layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm);
+  return layer.block().scalar.empty() ? sum : sum * layer.at(layer.block().scalar).to(x.scalar_type());
 }
 
 Chosen choose_experts(const Weights& layer, const at::Tensor& normed) {

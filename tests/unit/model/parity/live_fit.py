@@ -22,6 +22,8 @@ EXPECTED = {
     "gpt-oss": ([1], "metrics of the model do not know attention with sinks yet"),
     "gemma2": ([2], "metrics of the model do not know attention with a soft cap yet"),
     "qwen3-moe": ([0, 1, 2], None),
+    # Keys of 40 channels, values of 32.
+    "deepseek-v3": ([0, 1, 2], None),
 }
 LIVE = ["--tokens", "tokens.npy", "--recipe", "oscar", "--device", "cpu", "--quiet"]
 

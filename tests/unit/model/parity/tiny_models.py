@@ -48,6 +48,9 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_hea
                          "full_attention"]}
 GEMMA = {"sliding_window": 20, "num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 24,
          "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}
+GEMMA4 = {"sliding_window": 20, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "final_logit_softcapping": 20.0,
+          "hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                                                            "full_attention"]}
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
           "num_key_value_heads": 4}
 
@@ -65,6 +68,8 @@ MODELS |= {
     "gemma3": ("Gemma3ForCausalLM", GEMMA | {"rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+    "gemma4": ("Gemma4ForCausalLM", GEMMA4 | {"attention_k_eq_v": False}),
+    "gemma4-shared-projection": ("Gemma4ForCausalLM", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "qwen3-next": ("Qwen3NextForCausalLM", rope(1e6, partial_rotary_factor=0.25) | EXPERTS | DELTA | {
         "shared_expert_intermediate_size": 24, "mlp_only_layers": [2]}),
     "qwen3.5": ("Qwen3_5ForCausalLM", rope(1e6, partial_rotary_factor=0.25) | DELTA),

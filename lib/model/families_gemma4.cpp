@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+
+#include "model/families.hpp"
+
+namespace oscar {
+namespace {
+
+/// Heads of global layers: "global_head_dim" and "num_global_key_value_heads", or what "per_layer_config" says.
+void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mixer) {
+  mixer.head_dim = file.dimension("global_head_dim", 512);
+  if (file.flag("attention_k_eq_v")) {
+    mixer.num_kv_heads = file.dimension("num_global_key_value_heads", mixer.num_kv_heads);
+  }
+  if (!file.has("per_layer_config")) return;
+  const Json& layers = file.json().at("per_layer_config");
+  const auto own = layers.is_object() ? layers.find(std::to_string(layer)) : layers.end();
+  if (!layers.is_object() || own == layers.end()) return;
+  mixer.head_dim = own->value("head_dim", mixer.head_dim);
+  mixer.num_kv_heads = own->value("num_key_value_heads", mixer.num_kv_heads);
+}
+
+void refuse_parts(const ConfigFile& file) {
+  if (file.dimension_or_zero("hidden_size_per_layer_input", 256) != 0) file.unsupported("an embedding for each layer");
+  if (file.dimension_or_zero("num_kv_shared_layers", 0) != 0) file.unsupported("layers that share keys and values");
+  if (file.flag("enable_moe_block")) file.unsupported("\"enable_moe_block\": true");
+  if (file.text("use_bidirectional_attention", "") == "all") {
+    file.unsupported("\"use_bidirectional_attention\": \"all\"");
+  }
+}
+
+}  // namespace
+
+/// Gemma 4, dense: plain norm weights, normed values, global layers with larger heads whose keys may serve as values,
+/// scores that are not divided, and a factor on what each layer leaves.
+void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
+  refuse_parts(file);
+  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
+  std::vector<std::string> types = read_layer_types(
+      file, config, [](int layer) { return (layer + 1) % 6 == 0 ? kFullAttention : kSlidingAttention; });
+  types.back() = kFullAttention;
+  BlockSpec block = plain_block(file, config, {10000}, kSlidingAttention);
+  block.mlp.activation = Activation::kGeluTanh;
+  block.mixer.softmax_scale = 1;
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  block.mixer.value_norm = true;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  block.mixer_out_norm = "post_attention_layernorm";
+  block.mlp_norm = "pre_feedforward_layernorm";
+  block.mlp_out_norm = "post_feedforward_layernorm";
+  block.scalar = "layer_scalar";
+  fill_blocks(file, config, block, types);
+  for (std::size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == kSlidingAttention) continue;
+    MixerSpec& mixer = config.blocks[layer].mixer;
+    read_global_heads(file, layer, mixer);
+    if (mixer.num_kv_heads < 1 || mixer.head_dim < 1 || mixer.num_heads % mixer.num_kv_heads != 0) {
+      file.refuse("the heads of global layers do not fit together");
+    }
+    mixer.value_dim = mixer.head_dim;
+    mixer.value_is_key = file.flag("attention_k_eq_v");
+    mixer.rope = read_rope(file, kFullAttention, mixer.head_dim, {1e6, 0.25});
+  }
+}
+
+}  // namespace oscar
