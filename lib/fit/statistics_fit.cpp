@@ -24,7 +24,11 @@ Recipe recipe_of_sums(const FitOptions& options) {
   const auto refuse = [](const std::string& what, const char* where, const char* advice) {
     throw UsageError(what + " looks at rows, which statistics do not keep", where, advice);
   };
-  if (options.recipe == "auto" || options.recipe == "uresidual" || options.recipe == "hadamard") {
+  if (options.recipe == "hadamard") {
+    throw UsageError("recipe hadamard looks at no data but for its clip ratios", "--recipe",
+                     "fit it on --dump or --model");
+  }
+  if (options.recipe == "auto" || options.recipe == "uresidual") {
     refuse("recipe " + options.recipe, "--recipe", "use oscar, lsq, stretch or ktk_vtv, or fit on --dump or --model");
   }
   if (options.refine) refuse("refinement", "--refine", "leave it out, or fit on --dump or --model");
@@ -91,8 +95,24 @@ CalibrationData sum_of(const std::vector<CalibrationData>& parts) {
     sum.blocks.insert(sum.blocks.end(), part.blocks.begin(), part.blocks.end());
     hashes += part.data_sha256;
   }
+  // What is not known of one part is not known of the whole.
+  if (std::ranges::any_of(parts, [](const CalibrationData& part) { return part.blocks.empty(); })) sum.blocks.clear();
   sum.data_sha256 = sha256_hex(hashes);
   return sum;
+}
+
+/// Before hours of work: the first pass is of this model, and of this part of the data too.
+void require_part_of(const Statistics& first_pass, const QkvSource& source) {
+  if (!(first_pass.model == source.model())) {
+    throw DataError("the statistics are of another model than the data", "--stats",
+                    "give the merged first pass of this model");
+  }
+  const auto& data = first_pass.data;
+  if (std::find(data.begin(), data.end(), source.calibration()) == data.end()) {
+    throw DataError("the first pass was not taken of this data", "--stats",
+                    "merge the first passes of all parts, this one among them");
+  }
+  for (const int id : source.layer_ids()) (void)layer_of(first_pass, id);
 }
 
 /// Clip ratios are fitted on rows: the published constants stand in for them.
@@ -109,7 +129,10 @@ Statistics take_statistics(QkvSource& source, const FitOptions& options, const S
                            Status& status) {
   const Recipe recipe = recipe_of_sums(options);
   Statistics out{.model = source.model(), .data = {source.calibration()}, .windows = options.windows};
-  if (first_pass != nullptr) out.query_moments_sha256 = query_moments_sha256(*first_pass);
+  if (first_pass != nullptr) {
+    require_part_of(*first_pass, source);
+    out.query_moments_sha256 = query_moments_sha256(*first_pass);
+  }
   const std::vector<int>& ids = source.layer_ids();
   out.layers.resize(ids.size());
   std::atomic<std::int64_t> done = 0;
@@ -135,7 +158,13 @@ FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& ba
   const auto start = std::chrono::steady_clock::now();
   const Recipe recipe = recipe_of_sums(asked);
   const FitOptions options = with_fixed_clip(asked, recipe, status);
-  require_sums(statistics, needed_sums({recipe}));
+  const std::set<std::string> needed = needed_sums({recipe});
+  require_sums(statistics, needed);
+  if (needed.contains("fisher") && !(asked.windows == statistics.windows)) {
+    throw UsageError(fmt::format("the statistics were taken with windows of {} and {} tokens", statistics.windows.sink,
+                                 statistics.windows.recent),
+                     "--stats", "give the same --sink and --recent");
+  }
   std::vector<LayerMoments> moments;
   for (const LayerStatistics& layer : statistics.layers) {
     moments.push_back(moments_of(layer.layer_id, layer.key_dim, layer.value_dim, layer.first, statistics.windows));

@@ -37,8 +37,8 @@ struct Statistics {
 
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics);
 
-/// The sum over files, in an order that their contents decide. Throws DataError that names the two files and what
-/// differs: model, revision, windows, which sums were taken, query moments of the second pass, or the same data twice.
+/// The sum over files, in an order that their contents decide. Throws DataError that names the files and what differs:
+/// model, revision, windows, which sums were taken, query moments of the second pass, or the same data twice.
 [[nodiscard]] Statistics read_statistics(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace oscar

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "stats/statistics_file.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -79,6 +80,20 @@ void add_layer(const LayerStatistics& layer, Tensors& tensors) {
   tensors.emplace_back(prefix + "fisher.weight", tensor_of(fisher.weight));
 }
 
+/// KV heads, of which every sum must have as many.
+int heads_of(const LayerStatistics& layer, const std::string& where) {
+  std::vector<int> counts;
+  for (const auto& [name, moments] : layer.first.sums) counts.push_back(moments.sums.count);
+  if (layer.sst) counts.push_back(layer.sst->sums.count);
+  if (layer.first.fisher) {
+    counts.push_back(layer.first.fisher->query.count);
+    counts.push_back(layer.first.fisher->key.count);
+  }
+  if (counts.empty()) throw DataError("no sums", where, "take the statistics again");
+  if (std::ranges::count(counts, counts.front()) == std::ssize(counts)) return counts.front();
+  throw DataError("sums of different numbers of heads", where, "take the statistics again");
+}
+
 }  // namespace
 
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics) {
@@ -95,7 +110,12 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
   const Json manifest = parse_json(metadata.at("manifest"), path_);
   validate_json(manifest, kSchema, path_);
   manifest_ = statistics_from_json(manifest);
+  int last = -1;
   for (const LayerStatistics& layer : manifest_.layers) {
+    if (layer.layer_id <= last) {
+      throw DataError("layers are not in ascending order", path_, "take the statistics again");
+    }
+    last = layer.layer_id;
     for (const auto* places : {&layer.first_data, &layer.sst_data}) {
       if (places->empty() || places->back() < manifest_.data.size()) continue;
       throw DataError("the manifest names data that it does not list", path_, "take the statistics again");
@@ -114,8 +134,9 @@ LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
   }
   if (has(prefix + "sst.sums")) out.sst = moments(prefix + "sst", layer.value_dim);
   if (has(prefix + "fisher.query")) out.first.fisher = fisher(prefix + "fisher", layer.key_dim);
+  const int heads = heads_of(out, path_ + ", " + prefix.substr(0, prefix.size() - 1));
   if (has(prefix + "keys.sums")) {
-    const auto size = static_cast<std::size_t>(file_.at(prefix + "keys.sums").shape.front());
+    const auto size = static_cast<std::size_t>(heads) * static_cast<std::size_t>(layer.key_dim);
     out.first.keys = KeySums{vector(prefix + "keys.sums", size), vector(prefix + "keys.total", 1).front()};
   }
   return out;

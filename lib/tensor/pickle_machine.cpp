@@ -26,6 +26,9 @@ constexpr std::array<std::pair<std::string_view, DType>, 10> kStorages{{{"Double
                                                                         {"ByteStorage", DType::kU8},
                                                                         {"BoolStorage", DType::kBool}}};
 
+/// What shapes and names may have: each tensor keeps copies of its own.
+constexpr std::size_t kMostDimensions = 64, kLongestName = 256;
+
 class Machine {
  public:
   Machine(std::span<const char> pickle, const std::string& where, std::deque<Node>& nodes)
@@ -234,7 +237,9 @@ class Machine {
   /// ("storage", type, record, device, number of elements)
   void push_storage(const Nodes& fields) {
     if (fields.size() < 3 || as<std::string>(fields[0], "a storage") != "storage") refuse("the pickle has no storage");
-    push(Storage{as<DType>(fields[1], "a type"), as<std::string>(fields[2], "a record's name")});
+    const auto& record = as<std::string>(fields[2], "a record's name");
+    if (record.size() > kLongestName) refuse("the pickle names a record at too great length");
+    push(Storage{as<DType>(fields[1], "a type"), record});
   }
 
   /// (storage, offset, shape, strides, requires_grad, hooks …)
@@ -246,7 +251,9 @@ class Machine {
   }
   std::vector<std::int64_t> numbers(Node* tuple) const {
     std::vector<std::int64_t> values;
-    for (Node* item : as<Tuple>(tuple, "a shape").items) values.push_back(as<std::int64_t>(item, "a number"));
+    const Nodes& items = as<Tuple>(tuple, "a shape").items;
+    if (items.size() > kMostDimensions) refuse("the pickle has a tensor of too many dimensions");
+    for (Node* item : items) values.push_back(as<std::int64_t>(item, "a number"));
     return values;
   }
 

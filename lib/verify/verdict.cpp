@@ -122,9 +122,8 @@ void warn_of_unknowns(VerifyReport& report) {
 }  // namespace
 
 VerifyThresholds default_thresholds(double bits_per_code) {
-  const auto bits = std::lround(bits_per_code);
-  if (bits <= 2) return {0.08, 0.08, 0.1, 0.08};
-  if (bits == 3) return {0.01, 0.018, 0.012, 0.012};
+  if (bits_per_code < 2.25) return {0.08, 0.08, 0.1, 0.08};
+  if (bits_per_code < 3.75) return {0.01, 0.018, 0.012, 0.012};
   return {0.0015, 0.004, 0.0025, 0.003};
 }
 

@@ -203,7 +203,10 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   const HistoryCodec &key = subject.set.key_codec, &value = subject.set.value_codec;
   report.bits_per_code = (std::log2(key.levels) + std::log2(value.levels)) / 2;
   verify::judge(report, options.thresholds,
-                options.default_limits ? verify::default_thresholds(report.bits_per_code) : VerifyThresholds{});
+                options.default_limits
+                    // Finer values do not make up for coarse keys.
+                    ? verify::default_thresholds(std::min(report.bits_per_code, std::log2(key.levels)))
+                    : VerifyThresholds{});
   return report;
 }
 

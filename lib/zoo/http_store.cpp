@@ -46,7 +46,8 @@ class HttpStore : public ZooStore {
   bool checks_versions(const std::string& path, const std::string& text) override {
     HttpCall upload{"PUT", where(path), signed_headers(sha256_hex(text)), text, {}};
     upload.headers.emplace_back("If-Match: \"no version has this name\"");
-    return !is_success(call(upload));
+    const int status = static_cast<int>(call(upload).status);
+    return status == 412 || status == 409;  // anything else says nothing about conditions
   }
 
   [[nodiscard]] std::string where(const std::string& path) const override {

@@ -42,7 +42,8 @@ std::string query_of_next(const std::string& link) {
   const auto mark = address.find('?');
   const std::string query = mark == std::string::npos ? "" : address.substr(mark + 1);
   const auto plain = [](char c) { return c > ' ' && c < '\x7f' && c != '#'; };
-  return std::ranges::all_of(query, plain) ? query : "";
+  if (std::ranges::all_of(query, plain)) return query;
+  throw DataError("the hub names a next page that is no address", address, "check HF_ENDPOINT");
 }
 
 /// One file of a tree, its path shortened by `prefix`.

@@ -206,16 +206,25 @@ class Pull {
     }
     if (options_.force) require_replaceable(target);
     if (fetched) return fetch_to(target, manifest, source);
+    return copy_to(target, manifest, source, false);
+  }
+
+  PullResult copy_to(const fs::path& target, const SetManifest& manifest, const Source& source, bool fetched) {
     AtomicFolder folder(target, options_.force);
     fetch_set(source.transport, source.prefix, manifest, folder.path(), {options_.transfer}, status_);
     folder.commit();
-    return result(target, manifest, false);
+    return result(target, manifest, fetched);
   }
 
   /// By way of the cache's partial folder: there the next pull finds what this one had when it was cut off.
   PullResult fetch_to(const fs::path& target, const SetManifest& manifest, const Source& source) {
     { const AtomicFolder refused_in_time(target, options_.force); }
-    const FileLock lock(cache_.lock_file(manifest.sha256), true);
+    std::optional<FileLock> lock;
+    try {
+      lock.emplace(cache_.lock_file(manifest.sha256), true);
+    } catch (const IoError&) {  // no cache can be kept here: a pull that is cut off begins anew
+      return copy_to(target, manifest, source, true);
+    }
     const fs::path partial = cache_.partial_folder(manifest.sha256);
     fetch_set(source.transport, source.prefix, manifest, partial, {options_.transfer, true}, status_);
     AtomicFolder folder(target, options_.force);

@@ -27,6 +27,15 @@ void check(const FitCommand& command) {
     throw UsageError("--stats beside data is a second pass over a part of it", "--save-stats",
                      "say where its statistics go: --save-stats FILE");
   }
+  if (saves && !command.force && std::filesystem::exists(command.save_stats)) {
+    throw UsageError("there is such a file already", "--save-stats " + command.save_stats.string(),
+                     "name another, or give --force to replace it");
+  }
+  if (!reads_data(command) &&
+      !(command.input.layers.empty() && command.input.texts.empty() && command.input.tokens.empty())) {
+    throw UsageError("--stats alone looks at no text, tokens or choice of layers", "oscar fit",
+                     "leave --text, --tokens and --layers out");
+  }
   if (!reads_data(command) && command.stats.empty()) {
     throw UsageError("nothing to take statistics of", "--save-stats", "give --dump, --model or --stats");
   }

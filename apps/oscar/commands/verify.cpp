@@ -117,6 +117,7 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
       ->required();
   command.add_option("--dump", c.dump, "Measure attention on this dump")->type_name("DIR")->group("Input");
   add_model_input_options(command, c.input);
+  command.remove_option(command.get_option("--model-dtype"));  // models are judged in float32, on the CPU
   command.add_option("--needle", c.needle, "Token ids of needles, one a row (.npy)")->type_name("FILE")->group("Input");
   command.add_option("--needle-answers", c.needle_answers, "Number of tokens of each needle's answer (.npy)")
       ->type_name("FILE")

@@ -46,17 +46,17 @@ class TorchDecoder : public Decoder {
         device_(options.device, options.dtype),
         notice_(options.notice),
         hidden_on_host_(options.hidden_on_host) {
-    const CallGuard guard(device_);
-    final_norm_.put("norm.weight", load_tensor(route_, kFinalNormName));
+    call([&] { final_norm_.put("norm.weight", load_tensor(route_, kFinalNormName)); });
   }
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
 
   [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t bytes) const override {
-    const CallGuard guard(device_);
-    const auto memory = std::make_shared<at::Tensor>(device_.host_bytes(static_cast<std::int64_t>(bytes)));
-    return {memory, static_cast<std::byte*>(memory->data_ptr())};
+    return call([&] {
+      const auto memory = std::make_shared<at::Tensor>(device_.host_bytes(static_cast<std::int64_t>(bytes)));
+      return std::shared_ptr<std::byte>(memory, static_cast<std::byte*>(memory->data_ptr()));
+    });
   }
 
   void make_room(std::int64_t num_tokens) override {
@@ -71,21 +71,7 @@ class TorchDecoder : public Decoder {
   }
 
   [[nodiscard]] std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const override {
-    const CallGuard guard(device_);
-    const TensorRef& table = store_.at(kEmbeddingName);
-    const auto count = static_cast<std::int64_t>(tokens.size());
-    const std::size_t row_bytes = table.data.size() / static_cast<std::size_t>(table.shape[0]);
-    const at::Tensor bytes = device_.host_bytes(count * static_cast<std::int64_t>(row_bytes));
-    auto* to = static_cast<std::byte*>(bytes.data_ptr());
-    for (const std::int32_t token : tokens) {
-      std::memcpy(to, &table.data[static_cast<std::size_t>(token) * row_bytes], row_bytes);
-      to += row_bytes;
-    }
-    const at::Tensor rows = bytes.view(scalar_type(table.dtype)).view({count, config_.hidden_size});
-    const at::Tensor x = rows.to(device_.place()).to(device_.dtype());
-    auto hidden = std::make_unique<HiddenRows>();
-    keep(*hidden, config_.embedding_scale == 1 ? x : x * config_.embedding_scale);
-    return hidden;
+    return call([&] { return embedded(tokens); });
   }
 
   [[nodiscard]] std::unique_ptr<LoadedWeights> load_layer(int layer) const override {
@@ -239,6 +225,23 @@ class TorchDecoder : public Decoder {
       throw IoError("there is not enough memory on " + device_.place().str() + " to take a sequence through a layer",
                     config_.identity.id, "cut sequences shorter with --seq-len, or use another --device");
     }
+  }
+
+  [[nodiscard]] std::unique_ptr<Rows> embedded(std::span<const std::int32_t> tokens) const {
+    const TensorRef& table = store_.at(kEmbeddingName);
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    const std::size_t row_bytes = table.data.size() / static_cast<std::size_t>(table.shape[0]);
+    const at::Tensor bytes = device_.host_bytes(count * static_cast<std::int64_t>(row_bytes));
+    auto* to = static_cast<std::byte*>(bytes.data_ptr());
+    for (const std::int32_t token : tokens) {
+      std::memcpy(to, &table.data[static_cast<std::size_t>(token) * row_bytes], row_bytes);
+      to += row_bytes;
+    }
+    const at::Tensor rows = bytes.view(scalar_type(table.dtype)).view({count, config_.hidden_size});
+    const at::Tensor x = rows.to(device_.place()).to(device_.dtype());
+    auto hidden = std::make_unique<HiddenRows>();
+    keep(*hidden, config_.embedding_scale == 1 ? x : x * config_.embedding_scale);
+    return hidden;
   }
 
   [[nodiscard]] at::Tensor here(const Rows& hidden) const {

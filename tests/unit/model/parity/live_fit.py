@@ -49,7 +49,7 @@ def main():
         checkpoints.publish(name, parity.build(name), folder / "model")
         generator = numpy.random.default_rng(3)
         numpy.save(folder / "tokens.npy", generator.integers(0, COMMON["vocab_size"], (4, 400), dtype=numpy.int32))
-        must("dump", "--model", "model", "--tokens", "tokens.npy", "--out", "dump", "--quiet")
+        must("dump", "--model", "model", "--tokens", "tokens.npy", "--out", "dump", "--device", "cpu", "--quiet")
         found = sorted(int(entry.name.removeprefix("layer_")) for entry in (folder / "dump").glob("layer_*"))
         assert found == layers, (found, layers)
         must("fit", "--dump", "dump", "--out", "dumped", "--recipe", "oscar", "--device", "cpu", "--quiet")
