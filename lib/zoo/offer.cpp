@@ -20,15 +20,9 @@ SetManifest checked_manifest(std::string text, const ZooEntry& entry, const std:
 
 Offer ask_index(Transport& zoo, const SetName& name, bool likely, const TransferOptions& options, Status& status) {
   const std::string where = zoo.where(kIndexName), place = join_path(published_path(name), kManifestName);
-  std::vector<Document> documents;
-  if (likely && name.manifest_sha256.empty()) {
-    try {
-      documents = fetch_texts(zoo, {kIndexName, place}, kMaxDocumentBytes, options, status);
-    } catch (const TransportError&) {  // a guess may fail as it likes: stores say 403 for what is not there
-    } catch (const DataError&) {
-    }
-  }
-  if (documents.empty()) documents = fetch_texts(zoo, {kIndexName}, kMaxDocumentBytes, options, status);
+  std::vector<std::string> paths{kIndexName};
+  if (likely && name.manifest_sha256.empty()) paths.push_back(place);
+  auto documents = fetch_texts(zoo, paths, kMaxDocumentBytes, options, status);
   Offer offer{ZooIndex(documents[0].required(), where).require(name, where), std::nullopt};
   // Somebody else's, or an older one, does not count.
   if (documents.size() > 1 && documents[1].text.size() == offer.entry.manifest_size &&
