@@ -44,7 +44,7 @@ def figures(method):
     model = method["model"]
     bits = method["bits_per_element"]["at_context_fp32_params"] if "bits_per_element" in method else 16.0
     return {"bits": bits, "softmax_kl": method["attention"]["softmax_kl"],
-            **{name: model[name] for name in ("ppl", "kld_mean", "same_top", "needle_hits", "needles")}}
+            **{name: model[name] for name in ("ppl", "kld_mean", "same_top", "needle_hits", "needles") if name in model}}
 
 
 def measure(options, folder):
