@@ -167,7 +167,7 @@ void pack_shapes(const Tensor&, const Tensor&, Tensor&, Tensor&, const std::opti
 
 }  // namespace
 
-TORCH_LIBRARY(oscar, library) {
+TORCH_LIBRARY_FRAGMENT(oscar, library) {
   library.def(
       "int2_decode(Tensor q, Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params, Tensor pages, "
       "Tensor lengths, Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "

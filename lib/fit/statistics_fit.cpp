@@ -60,6 +60,21 @@ bool has(const LayerStatistics& layer, const std::string& name) {
   return name == "keys" ? layer.first.keys.has_value() : layer.first.sums.contains(name);
 }
 
+/// Every KV head of every layer that its model, when it was observed, was to have.
+void require_all_observed(const Statistics& statistics) {
+  for (const int id : statistics.expected_layers) {
+    const auto same = [&](const LayerStatistics& layer) { return layer.layer_id == id; };
+    if (std::any_of(statistics.layers.begin(), statistics.layers.end(), same)) continue;
+    throw DataError("layer " + std::to_string(id) + " was never observed", "--stats",
+                    "observe a forward pass through the whole model, and save again");
+  }
+  const HeadRange& heads = statistics.heads;
+  if (heads.whole()) return;
+  throw DataError(
+      fmt::format("of {} KV heads only {} to {} are here", heads.total, heads.first, heads.first + heads.count - 1),
+      "--stats", "give one file of each tensor-parallel rank");
+}
+
 void require_sums(const Statistics& statistics, const std::set<std::string>& names) {
   for (const LayerStatistics& layer : statistics.layers) {
     const std::string where = "--stats, layer " + std::to_string(layer.layer_id);
@@ -159,6 +174,7 @@ FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& ba
   const Recipe recipe = recipe_of_sums(asked);
   const FitOptions options = with_fixed_clip(asked, recipe, status);
   const std::set<std::string> needed = needed_sums({recipe});
+  require_all_observed(statistics);
   require_sums(statistics, needed);
   if (needed.contains("fisher") && !(asked.windows == statistics.windows)) {
     throw UsageError(fmt::format("the statistics were taken with windows of {} and {} tokens", statistics.windows.sink,

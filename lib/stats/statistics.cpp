@@ -3,24 +3,22 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
 #include "base/status.hpp"
 #include "base/threads.hpp"
+#include "stats/shards.hpp"
 #include "stats/statistics_file.hpp"
 
 namespace oscar {
 namespace {
 
-/// What a file says of itself. Its sums are read later: of many files, one at a time is mapped.
-struct Entry {
-  std::filesystem::path path;
-  Statistics manifest;
-};
+using Entry = StatisticsPart;
 
 [[noreturn]] void refuse(const std::string& what, const Entry& a, const Entry& b, const char* advice) {
-  throw DataError(what, a.path.string() + " and " + b.path.string(), advice);
+  throw DataError(what, a.name() + " and " + b.name(), advice);
 }
 
 void require_same_origin(const Entry& a, const Entry& b) {
@@ -36,8 +34,13 @@ void require_same_origin(const Entry& a, const Entry& b) {
     refuse("statistics with different windows", a, b, "take them with the same --sink and --recent");
   }
   const std::string &p = a.manifest.query_moments_sha256, &q = b.manifest.query_moments_sha256;
+  const HeadRange &g = a.manifest.heads, &h = b.manifest.heads;
+  if (g.first != h.first || g.count != h.count) {
+    refuse("statistics of different KV heads that are not of the same data", a, b, "join the ranks of each run first");
+  }
   if (!p.empty() && !q.empty() && p != q) {
-    refuse("second passes by different query moments", a, b, "take every second pass with the same --stats");
+    refuse("second passes by different query moments", a, b,
+           "take every second pass with the same --stats, or merge the states before they are saved");
   }
 }
 
@@ -98,7 +101,8 @@ std::vector<std::size_t> moved(std::vector<std::size_t> data, const std::vector<
 /// In the order of what they were taken of.
 std::vector<Entry> entries_of(const std::vector<std::filesystem::path>& paths) {
   std::vector<Entry> entries;
-  for (const auto& path : paths) entries.push_back({path, StatisticsFile(path).manifest()});
+  for (const auto& path : paths) entries.push_back({{path}, StatisticsFile(path).manifest()});
+  entries = join_shards(std::move(entries));
   const auto key = [](const Entry& entry) {
     std::string text;
     for (const CalibrationData& each : entry.manifest.data) text += each.data_sha256;
@@ -110,18 +114,18 @@ std::vector<Entry> entries_of(const std::vector<std::filesystem::path>& paths) {
 
 /// Adds the layers of a file to those with the same ids.
 void add_layers(const Entry& entry, const std::vector<std::size_t>& places, std::map<int, LayerStatistics>& layers) {
-  const StatisticsFile file(entry.path);
+  const std::vector<StatisticsFile> files(entry.paths.begin(), entry.paths.end());
   const std::vector<LayerStatistics>& listed = entry.manifest.layers;
   for (const LayerStatistics& layer : listed) layers[layer.layer_id];  // before threads look for theirs
   parallel_for(listed.size(), [&](std::size_t i) {
-    LayerStatistics own = file.read(listed[i]);
+    LayerStatistics own = read_layer(files, i);
     own.first_data = moved(std::move(own.first_data), places);
     own.sst_data = moved(std::move(own.sst_data), places);
     LayerStatistics& sum = layers.at(own.layer_id);
     if (sum.key_dim == 0) {
       sum = std::move(own);
     } else {
-      merge(sum, std::move(own), file.path() + ", layer " + std::to_string(listed[i].layer_id));
+      merge(sum, std::move(own), entry.name() + ", layer " + std::to_string(listed[i].layer_id));
     }
   });
 }
@@ -141,15 +145,20 @@ Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
   const std::vector<Entry> entries = entries_of(paths);
   Statistics out;
   out.model = entries.front().manifest.model, out.windows = entries.front().manifest.windows;
+  out.heads = entries.front().manifest.heads;
+  std::set<int> expected;
   for (const Entry& entry : entries) {
     for (const Entry& other : entries) require_same_origin(entry, other);
     if (out.query_moments_sha256.empty()) out.query_moments_sha256 = entry.manifest.query_moments_sha256;
+    if (!out.sample) out.sample = entry.manifest.sample;
+    expected.insert(entry.manifest.expected_layers.begin(), entry.manifest.expected_layers.end());
   }
   std::map<int, LayerStatistics> layers;
   for (const Entry& entry : entries) {
     throw_if_interrupted();
     add_layers(entry, places_of(entry.manifest, out.data), layers);
   }
+  out.expected_layers.assign(expected.begin(), expected.end());
   for (auto& [id, layer] : layers) out.layers.push_back(std::move(layer));
   return out;
 }

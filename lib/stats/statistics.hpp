@@ -23,6 +23,18 @@ struct LayerStatistics {
   std::vector<std::size_t> first_data, sst_data;
 };
 
+/// The KV heads [first, first + count) of a model that has `total`, as a tensor-parallel rank holds them.
+struct HeadRange {
+  int first = 0, count = 0, total = 0;
+  [[nodiscard]] bool whole() const { return count == total; }
+};
+
+/// Rows of each layer, drawn uniformly as they passed by, that stood in for a second pass over the data.
+struct RowSample {
+  std::int64_t tokens = 0;  // at most
+  std::uint64_t seed = 0;
+};
+
 struct Statistics {
   ModelIdentity model;
   std::vector<CalibrationData> data;
@@ -30,6 +42,11 @@ struct Statistics {
   /// Of the query moments that sst was weighted by; empty: there is none.
   std::string query_moments_sha256;
   std::vector<LayerStatistics> layers;  // ascending
+  HeadRange heads;
+  /// Where sst came from; none: from all rows.
+  std::optional<RowSample> sample;
+  /// Layers that a fit must find here, whoever took them; empty: not known.
+  std::vector<int> expected_layers;
 };
 
 /// SHA-256 of the query moments of all layers.
@@ -38,7 +55,8 @@ struct Statistics {
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics);
 
 /// The sum over files, in an order that their contents decide. Throws DataError that names the files and what differs:
-/// model, revision, windows, which sums were taken, query moments of the second pass, or the same data twice.
+/// model, revision, windows, which sums were taken, query moments of the second pass, the same data twice, or shards
+/// that do not join (stats/shards.hpp).
 [[nodiscard]] Statistics read_statistics(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace oscar

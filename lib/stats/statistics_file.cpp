@@ -25,13 +25,18 @@ Json to_json(const Statistics& statistics) {
                       {"sst_data", layer.sst_data}});
   }
   for (const CalibrationData& each : statistics.data) data.push_back(oscar::to_json(each));
-  return {{"schema", kSchema},
-          {"oscar_version", kVersion},
-          {"model", oscar::to_json(statistics.model)},
-          {"data", std::move(data)},
-          {"windows", {{"sink", statistics.windows.sink}, {"recent", statistics.windows.recent}}},
-          {"query_moments_sha256", statistics.query_moments_sha256},
-          {"layers", std::move(layers)}};
+  Json json{{"schema", kSchema},
+            {"oscar_version", kVersion},
+            {"model", oscar::to_json(statistics.model)},
+            {"data", std::move(data)},
+            {"windows", {{"sink", statistics.windows.sink}, {"recent", statistics.windows.recent}}},
+            {"query_moments_sha256", statistics.query_moments_sha256},
+            {"layers", std::move(layers)}};
+  const HeadRange& heads = statistics.heads;
+  if (!heads.whole()) json["kv_heads"] = {{"first", heads.first}, {"count", heads.count}, {"total", heads.total}};
+  if (statistics.sample) json["sample"] = {{"tokens", statistics.sample->tokens}, {"seed", statistics.sample->seed}};
+  if (!statistics.expected_layers.empty()) json["expected_layers"] = statistics.expected_layers;
+  return json;
 }
 
 Statistics statistics_from_json(const Json& json) {
@@ -47,6 +52,14 @@ Statistics statistics_from_json(const Json& json) {
     layer.first_data = each["first_data"].get<std::vector<std::size_t>>();
     layer.sst_data = each["sst_data"].get<std::vector<std::size_t>>();
   }
+  if (json.contains("kv_heads")) {
+    const Json& heads = json["kv_heads"];
+    out.heads = {heads["first"].get<int>(), heads["count"].get<int>(), heads["total"].get<int>()};
+  }
+  if (json.contains("sample")) {
+    out.sample = RowSample{json["sample"]["tokens"].get<std::int64_t>(), json["sample"]["seed"].get<std::uint64_t>()};
+  }
+  out.expected_layers = json.value("expected_layers", std::vector<int>{});
   return out;
 }
 

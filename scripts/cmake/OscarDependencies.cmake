@@ -16,6 +16,13 @@ pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 
 # libtorch from the torch wheel: headers, torch_cpu and c10 only.
 file(GLOB torch_candidates ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+if(SKBUILD) # a wheel (pyproject.toml) serves the torch of the environment that it is built in, if there is one
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import os, torch; print(os.path.dirname(torch.__file__), end='')"
+    OUTPUT_VARIABLE torch_of_python RESULT_VARIABLE no_torch_of_python ERROR_QUIET)
+  if(no_torch_of_python EQUAL 0)
+    set(torch_candidates ${torch_of_python})
+  endif()
+endif()
 set(OSCAR_TORCH_ROOT "${torch_candidates}" CACHE PATH "Folder of the torch wheel or of libtorch (has include/ and lib/)")
 if(NOT EXISTS ${OSCAR_TORCH_ROOT}/lib/libtorch_cpu.so)
   message(FATAL_ERROR "libtorch not found (OSCAR_TORCH_ROOT=${OSCAR_TORCH_ROOT}): run scripts/setup.sh")
@@ -26,6 +33,12 @@ target_include_directories(oscar_libtorch SYSTEM INTERFACE
 target_link_directories(oscar_libtorch INTERFACE ${OSCAR_TORCH_ROOT}/lib)
 target_link_libraries(oscar_libtorch INTERFACE torch_cpu c10)
 
+# A wheel finds libtorch in the torch package beside it; any other installation brings a copy.
+set(OSCAR_PLUGIN_RPATH "$ORIGIN")
+if(SKBUILD)
+  list(APPEND OSCAR_PLUGIN_RPATH "$ORIGIN/../../../torch/lib")
+  return()
+endif()
 # What an installed libtorch needs beside it: its own libraries, and the CUDA runtime parts that libtorch_cpu links.
 file(GLOB OSCAR_TORCH_RUNTIME
   ${OSCAR_TORCH_ROOT}/lib/libtorch_cpu.so ${OSCAR_TORCH_ROOT}/lib/libc10.so ${OSCAR_TORCH_ROOT}/lib/libgomp*.so*

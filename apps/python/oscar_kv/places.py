@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""Where the native parts are: the `oscar` program and liboscar_torch.so.
+
+Each is taken from an environment variable (OSCAR_BINARY, OSCAR_TORCH_LIBRARY), else from beside the package (a wheel
+brings both), else from a build folder of the source tree that the package lies in; the program last from PATH.
+"""
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_BUILD_FOLDERS = ("build", "build-cuda", "build-dev")
+
+
+def _find(variable: str, installed: str, built: str) -> Path | None:
+    if variable in os.environ:
+        path = Path(os.environ[variable])
+        if not path.is_file():
+            raise FileNotFoundError(f"{variable}={path}: there is no such file")
+        return path
+    source = _PACKAGE.parents[2]
+    for path in (_PACKAGE / installed, *(source / folder / built for folder in _BUILD_FOLDERS)):
+        if path.is_file():
+            return path
+    return None
+
+
+def binary() -> Path:
+    """The `oscar` program. Raises FileNotFoundError that says where it was looked for."""
+    path = _find("OSCAR_BINARY", "bin/oscar", "oscar")
+    found = path or shutil.which("oscar")
+    if found is None:
+        raise FileNotFoundError("the oscar program is neither beside oscar_kv nor on PATH; install the wheel, build it, "
+                                "or set OSCAR_BINARY")
+    return Path(found)
+
+
+@cache
+def load_library() -> Path:
+    """Registers torch.ops.oscar.* with torch, once. Raises FileNotFoundError, or OSError if it was built for another
+    torch."""
+    import torch
+
+    path = _find("OSCAR_TORCH_LIBRARY", "lib/oscar/liboscar_torch.so", "liboscar_torch.so")
+    if path is None:
+        raise FileNotFoundError("liboscar_torch.so is not beside oscar_kv; install the wheel, build it, or set "
+                                "OSCAR_TORCH_LIBRARY")
+    torch.ops.load_library(str(path))
+    return path
