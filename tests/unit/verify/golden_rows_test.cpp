@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+// Model metrics of the sample model beside those of an independent numpy run, which shares no code with this project:
+// fitted on the last 6 calibration sequences, measured on 6 held-out sequences and 40 needles.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "dump/live_source.hpp"
+#include "fit/fit.hpp"
+#include "model/tokens.hpp"
+#include "support/backend.hpp"
+#include "support/support.hpp"
+#include "tensor/npy.hpp"
+#include "verify/methods.hpp"
+#include "verify/model_metrics.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::size_t kTexts = 6, kNeedles = 40;
+
+/// What numpy found.
+struct Row {
+  double ppl, kl, same_top, needles;
+};
+constexpr double kExactPpl = 7.896495819091797;
+
+std::vector<TokenSequence> rows_from(const char* name, std::size_t first, std::size_t count) {
+  const std::vector<TokenSequence> all =
+      read_tokens(test::data(std::string("golden/qwen3-2m/") + name), {1 << 20, 0, 0});
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+}
+
+verify::ModelData held_out() {
+  verify::ModelData data{rows_from("tokens_eval.npy", 0, kTexts), rows_from("tokens_passkey.npy", 0, kNeedles), {}};
+  const auto lengths = read_npy(test::data("golden/qwen3-2m/passkey_answer_len.npy")).to_int64();
+  for (std::size_t i = 0; i < kNeedles; ++i) data.answer_lengths.push_back(static_cast<int>(lengths[i]));
+  return data;
+}
+
+struct Bench {
+  std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
+  std::unique_ptr<Backend> backend = test::make_test_backend();
+  Status status;
+
+  KvMethod fitted(FitOptions options) {
+    options.target = "any";
+    options.value_objective = "oto";
+    const auto source = open_live(*runner, rows_from("tokens_calib.npy", 10, 6), {.dtype = "float32"}, status);
+    return verify::method_of_set(fit(*source, options, *backend, status).set, options.windows);
+  }
+  ModelMetrics measured(const KvMethod& method) {
+    return verify::measure_model(*runner, held_out(), {method}, Precision::kServing, *backend, status).front();
+  }
+};
+
+/// Within a share of the figure; doctest's own adds 1 to it, which is much where figures are small.
+doctest::Approx about(double expected, double share) { return doctest::Approx(expected).epsilon(share).scale(0); }
+
+void check_row(const FitOptions& options, const Row& expected) {
+  Bench bench;
+  const ModelMetrics seen = bench.measured(bench.fitted(options));
+  CHECK(seen.ppl / seen.ppl_ratio == about(kExactPpl, 1e-4));
+  CHECK(seen.ppl == about(expected.ppl, 0.002));
+  CHECK(seen.kld_mean == about(expected.kl, 0.05));
+  CHECK(seen.same_top == about(expected.same_top, 0.005));
+  CHECK(std::abs(static_cast<double>(seen.needle_hits) - expected.needles) <= 2);
+}
+
+}  // namespace
+
+TEST_CASE("golden row: exact attention") {
+  Bench bench;
+  const ModelMetrics seen = bench.measured(make_baseline("bf16", {{0, 128}, {1, 128}, {2, 128}, {3, 128}}, {}, 0));
+  CHECK(seen.ppl == about(kExactPpl, 1e-4));
+  CHECK(seen.kld_mean < 1e-9);
+  CHECK(seen.same_top == 1);
+  CHECK(std::abs(static_cast<double>(seen.needle_hits) - 38) <= 2);
+}
+
+TEST_CASE("golden row: oscar with published clip ratios") {
+  check_row({.recipe = "oscar", .clip = "0.96,0.92"}, {8.084336280822754, 0.03004578687250614, 0.9308744504152417, 28});
+}
+
+TEST_CASE("golden row: lsq") {
+  check_row({.recipe = "lsq"}, {8.023524284362793, 0.020691169425845146, 0.9407262660804431, 33});
+}
+
+TEST_CASE("golden row: stretch") {
+  check_row({.recipe = "stretch"}, {8.032082557678223, 0.02188175916671753, 0.936573847907507, 31});
+}
+
+TEST_CASE("golden row: fisher stretch") {
+  check_row({.recipe = "stretch", .key_objective = "fisher"},
+            {8.008260726928711, 0.016839802265167236, 0.9458557238234815, 33});
+}
+
+TEST_CASE("golden row: fisher stretch of 5 and 3 levels") {
+  check_row({.recipe = "stretch", .key_objective = "fisher", .levels = "5,3"},
+            {7.999182224273682, 0.01324485708028078, 0.9512294414590459, 36});
+}
+
+}  // namespace oscar
