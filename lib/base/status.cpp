@@ -3,14 +3,18 @@
 
 #include <signal.h>
 
+#include <atomic>
 #include <csignal>
-
-#include "base/errors.hpp"
+#include <mutex>
 
 namespace oscar {
 namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
+
+std::atomic<bool> any_rank_failed = false;
+std::mutex failure_mutex;
+std::optional<RankFailed> failure;
 
 void on_signal(int) { interrupted = 1; }
 
@@ -24,10 +28,23 @@ void install_interrupt_handler() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupt_requested() noexcept { return interrupted != 0; }
+void interrupt(const RankFailed& why) {
+  const std::lock_guard lock(failure_mutex);
+  if (!failure) failure = why;
+  any_rank_failed = true;
+}
+
+std::optional<RankFailed> rank_failed() {
+  const std::lock_guard lock(failure_mutex);
+  return failure;
+}
+
+bool interrupt_requested() noexcept { return interrupted != 0 || any_rank_failed; }
 
 void throw_if_interrupted() {
-  if (interrupt_requested()) throw Interrupted();
+  if (!interrupt_requested()) return;
+  if (const auto why = rank_failed()) throw *why;
+  throw Interrupted();
 }
 
 }  // namespace oscar

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "base/errors.hpp"
 
 namespace oscar {
 
@@ -27,9 +30,13 @@ class Status {
 
 /// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once.
 void install_interrupt_handler();
-/// True after SIGINT or SIGTERM.
+/// Another reason to end at the next throw_if_interrupted(), from any thread; the first one counts.
+void interrupt(const RankFailed& why);
+[[nodiscard]] std::optional<RankFailed> rank_failed();
+/// True after SIGINT, SIGTERM or interrupt().
 [[nodiscard]] bool interrupt_requested() noexcept;
-/// Throws Interrupted after SIGINT or SIGTERM. Called between units of work, never inside a file that is half written.
+/// Throws Interrupted after SIGINT or SIGTERM, and what interrupt() was given. Called between units of work, never
+/// inside a file that is half written.
 void throw_if_interrupted();
 
 }  // namespace oscar

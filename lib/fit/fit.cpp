@@ -10,6 +10,7 @@
 #include <iterator>
 #include <mutex>
 
+#include "base/check.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "dump/layer_lanes.hpp"
@@ -82,21 +83,21 @@ class FirstUse {
 /// fitted: while the next layers are read, if the backend can.
 class LayerwiseFit {
  public:
-  LayerwiseFit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status)
+  LayerwiseFit(QkvSource& source, const FitOptions& options, const PartialSet* partial, Backend& backend,
+               Status& status)
       : source_(source),
         recipe_(resolve_recipe(options)),
         reference_(read_reference(options.reference_rotation)),
         clip_(options, recipe_, backend, status),
         clip_options_(options.clip_fit),
         refining_(options.refining),
+        partial_(partial),
+        unfinished_(unfitted_set(source, options)),
         backend_(backend),
         status_(status) {}
 
-  [[nodiscard]] const Recipe& recipe() const { return recipe_; }
-
-  void run(const FitHooks& hooks, FitResult& result) {
-    const auto start = std::chrono::steady_clock::now();
-    const std::vector<int>& ids = source_.layer_ids();
+  void run(std::span<const int> ids, const FitHooks& hooks) {
+    if (ids.empty()) return;
     const WorkShape shape = backend_.work_shape();
     const auto step = static_cast<std::size_t>(shape.layers_per_batch);
     std::deque<Batch> batches;
@@ -119,10 +120,26 @@ class LayerwiseFit {
       for (std::future<void>& layer : batch.finishing) {
         if (layer.valid()) layer.get();
       }
-      std::move(batch.layers.begin(), batch.layers.end(), std::back_inserter(result.set.layers));
+      std::move(batch.layers.begin(), batch.layers.end(), std::back_inserter(unfinished_.layers));
     }
-    clip_.finish(batches.back().sample, result.set);
-    result.seconds = seconds_since(start);
+    unfinished_.recipe["clip_sample"] = batches.back().sample;
+  }
+
+  /// The whole set, of what was fitted or is kept.
+  [[nodiscard]] RotationSet finish() {
+    if (partial_ != nullptr) {
+      RotationSet last = unfinished_;
+      unfinished_.layers.clear();
+      for (const int id : source_.layer_ids()) {
+        last = partial_->read(id);
+        unfinished_.layers.push_back(std::move(last.layers.front()));
+      }
+      unfinished_.recipe = last.recipe;
+    }
+    const std::string sample = unfinished_.recipe.value("clip_sample", "");
+    unfinished_.recipe.erase("clip_sample");
+    clip_.finish(sample, unfinished_);
+    return std::move(unfinished_);
   }
 
  private:
@@ -148,9 +165,20 @@ class LayerwiseFit {
     }
     for (std::size_t i = 0; i < batch.layers.size(); ++i) clip_.apply(batch.samples[i], batch.layers[i]);
     if (!batch.samples.back().empty()) batch.sample = describe(batch.samples.back(), clip_options_);
+    for (std::size_t i = 0; i < batch.layers.size() && partial_ != nullptr; ++i) {
+      keep(batch.layers[i], batch.samples[i]);
+    }
     batch.moments.clear();
     batch.samples.clear();
     batch.to_refine.clear();
+  }
+
+  void keep(const LayerRotation& layer, const std::vector<SampledSequence>& sample) const {
+    RotationSet alone = unfinished_;
+    alone.layers = {layer};
+    alone.has_clip_ratios = true;
+    if (!sample.empty()) alone.recipe["clip_sample"] = describe(sample, clip_options_);
+    partial_->add(alone);
   }
 
   QkvSource& source_;
@@ -159,6 +187,8 @@ class LayerwiseFit {
   ClipChoice clip_;
   ClipFitOptions clip_options_;
   RefineOptions refining_;
+  const PartialSet* partial_;
+  RotationSet unfinished_;  // gets its layers when all are fitted
   Backend& backend_;
   Status& status_;
   std::mutex fitting_;
@@ -175,19 +205,32 @@ RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options) {
           .recipe = to_json(recipe, options)};
 }
 
+RotationSet unfitted_set(const QkvSource& source, const FitOptions& options) {
+  RotationSet set = unfitted_set(resolve_recipe(options), options);
+  set.model = source.model();
+  set.calibration = source.calibration();
+  return set;
+}
+
+void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
+                Status& status, const FitHooks& hooks) {
+  OSCAR_CHECK(hooks.partial != nullptr);
+  LayerwiseFit(source, options, hooks.partial, backend, status).run(ids, hooks);
+}
+
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
   if (options.value_objective == "output" && !hooks.output_projection) {
     throw UsageError("no model is at hand, whose output projection values are to be weighed by",
                      "--value-objective output", "give --model instead of --dump, or use sst, oto or vtv");
   }
   if (options.recipe == "auto") return fit_auto(source, options, hooks, backend, status);
-  LayerwiseFit layerwise(source, options, backend, status);
-  const Recipe& recipe = layerwise.recipe();
-  FitResult result;
-  result.set = unfitted_set(recipe, options);
-  result.set.model = source.model();
-  result.set.calibration = source.calibration();
-  layerwise.run(hooks, result);
+  const auto start = std::chrono::steady_clock::now();
+  LayerwiseFit layerwise(source, options, hooks.partial, backend, status);
+  std::vector<int> ids = source.layer_ids();
+  std::erase_if(ids, [&](int id) { return hooks.partial != nullptr && hooks.partial->has(id); });
+  layerwise.run(ids, hooks);
+  FitResult result{.set = layerwise.finish()};
+  result.seconds = seconds_since(start);
   return result;
 }
 

@@ -12,6 +12,7 @@
 #include "dump/source.hpp"
 #include "fit/clip_fit.hpp"
 #include "fit/layer_fit.hpp"
+#include "fit/partial_set.hpp"
 #include "fit/recipe.hpp"
 #include "kernels/backend.hpp"
 #include "rotation/rotation_set.hpp"
@@ -41,10 +42,20 @@ struct FitHooks {
   /// Called once, when everything that a backend loads at first use is loaded: what else has to be loaded need not wait
   /// for it, nor it for that. Recipe auto does not call it.
   std::function<void()> first_layer_read = {};
+  /// Where layers are kept as soon as they are fitted, and where those that are there already are taken from. Recipe
+  /// auto, which decides by all layers together, refuses it.
+  const PartialSet* partial = nullptr;
 };
 
 /// A set with everything but its origin and its layers.
 [[nodiscard]] RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options);
+
+/// The same for the source, with its model and data.
+[[nodiscard]] RotationSet unfitted_set(const QkvSource& source, const FitOptions& options);
+
+/// Fits some of the source's layers, which hooks.partial keeps.
+void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
+                Status& status, const FitHooks& hooks);
 
 /// Throws UsageError for options that do not exist or do not fit together, before anything is
 /// read; DataError for bad data.

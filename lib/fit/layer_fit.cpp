@@ -18,8 +18,13 @@ namespace {
 constexpr double kMostDisturbance = 1e-3;
 constexpr double kMostLambda = 1;
 
+std::vector<double> rounded_to_f32(std::vector<double> values) {
+  for (double& value : values) value = static_cast<double>(static_cast<float>(value));
+  return values;
+}
+
 MatrixStack rounded_to_f32(MatrixStack stack) {
-  for (double& value : stack.data) value = static_cast<double>(static_cast<float>(value));
+  stack.data = rounded_to_f32(std::move(stack.data));
   return stack;
 }
 
@@ -35,6 +40,7 @@ SideTransform side_from(const MatrixStack& covariance, const std::vector<Spectru
   for (const Spectrum& spectrum : spectra) {
     side.eigenvalues.insert(side.eigenvalues.end(), spectrum.values.begin(), spectrum.values.end());
   }
+  side.eigenvalues = rounded_to_f32(std::move(side.eigenvalues));
   side.covariance = rounded_to_f32(covariance);
   return side;
 }
@@ -104,7 +110,7 @@ SideTransform side_from(Stretched stretched, const KeysAndQueries& covariances, 
   side.covariance = rounded_to_f32(covariances.key);
   side.query_covariance = rounded_to_f32(covariances.query);
   static_cast<Transform&>(side) = std::move(stretched.transform);
-  side.eigenvalues = std::move(stretched.eigenvalues);
+  side.eigenvalues = rounded_to_f32(std::move(stretched.eigenvalues));
   side.scores["stretch"] = {{"predicted_gain", stretched.predicted_gain},
                             {"condition", stretched.condition},
                             {"bf16_disturbance", stretched.bf16_disturbance},
@@ -188,9 +194,7 @@ std::vector<LayerRotation> fit_transforms(const std::vector<LayerMoments>& layer
   for (std::size_t i = 0; i < layers.size(); ++i) {
     fitted.push_back({layers[i].layer_id, std::move(keys[i]), std::move(values[i])});
     if (!recipe.center) continue;
-    for (const double mean : layers[i].key_mean) {
-      fitted.back().key.mean.push_back(static_cast<double>(static_cast<float>(mean)));
-    }
+    fitted.back().key.mean = rounded_to_f32(layers[i].key_mean);
   }
   return fitted;
 }

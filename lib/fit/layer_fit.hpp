@@ -12,7 +12,7 @@
 
 namespace oscar {
 
-/// Transforms, eigenvalues and covariances of layers, in order; matrices rounded to float32. Clip ratios are left at 0.
+/// Transforms, eigenvalues and covariances of layers, in order, rounded to float32. Clip ratios are left at 0.
 /// A stretch that bfloat16 would spoil is regularised until it does not, with a notice.
 [[nodiscard]] std::vector<LayerRotation> fit_transforms(const std::vector<LayerMoments>& layers, const Recipe& recipe,
                                                         Backend& backend, Status& status);

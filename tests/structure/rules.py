@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "lib/zoo": ["lib/base", "lib/tensor", "lib/model", "lib/rotation"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
     "apps/oscar": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/fit",
-                   "lib/verify", "lib/zoo"],
+                   "lib/cluster", "lib/verify", "lib/zoo"],
 }
 
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <optional>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
@@ -66,6 +67,11 @@ void report_stretches(const RotationSet& set, Status& status) {
 
 }  // namespace
 
+std::filesystem::path partial_folder(const FitCommand& command) {
+  std::filesystem::path folder = command.out;
+  return folder += ".partial";
+}
+
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context) {
   Status& status = *context.status;
@@ -103,9 +109,26 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   return fit_once();
 }
 
+/// Only layers that are fitted one by one can be kept, or be dealt to several processes.
+void require_layerwise(FitCommand& command, const char* where, Status& status) {
+  if (command.fit.recipe != "auto") return;
+  if (!command.recipe_by_default) {
+    throw UsageError("recipe auto decides by all layers together", where, "name another recipe, like --recipe oscar");
+  }
+  command.fit.recipe = "oscar";
+  status.notice(std::string("recipe oscar instead of auto, which decides by all layers together: ") + where);
+}
+
 void run(FitCommand& command, Context& context) {
-  if (!command.stats.empty() || !command.save_stats.empty()) return fit_in_parts(command, context);
+  const std::optional<Place> place = find_place();
+  if (!command.stats.empty() || !command.save_stats.empty()) {
+    if (!place) return fit_in_parts(command, context);
+    throw UsageError("several processes make one set together, not statistics", "--stats, --save-stats",
+                     "start one process for each part of the data");
+  }
   if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
+  if (place || command.resume) require_layerwise(command, place ? "several ranks" : "--resume", *context.status);
+  if (place) return fit_on_ranks(*place, command, context);
   const RotationFormats formats = parse_rotation_formats(command.formats);
   {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
@@ -116,10 +139,16 @@ void run(FitCommand& command, Context& context) {
   auto input = std::make_unique<FitInput>(command, context);
   if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
+  FitHooks hooks;
+  std::optional<PartialSet> partial;
+  if (command.resume) {
+    hooks.partial =
+        &partial.emplace(partial_folder(command), describe_fit(unfitted_set(input->source(), command.fit), command.fit),
+                         PartialSet::Earlier::kUse);
+  }
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls
   // into cuBLAS want too.
-  FitHooks hooks;
   std::future<void> writer_ready;
   if (formats.pt && backend->work_shape().layers_per_batch > 1) {
     hooks.first_layer_read = [&] { writer_ready = std::async(std::launch::async, open_pt_support); };
@@ -129,6 +158,7 @@ void run(FitCommand& command, Context& context) {
   const auto fitted = std::chrono::steady_clock::now();
   if (writer_ready.valid()) writer_ready.get();
   write_rotation_set(command.out, result.set, formats, command.force);
+  if (partial) partial->remove();
   times.writing = seconds_since(fitted);
   report(result, times, command, *backend, context);
 }
@@ -207,6 +237,14 @@ void register_fit(CLI::App& app, Context& context) {
       ->capture_default_str()
       ->group("Output");
   fit->add_flag("--force", command->force, "Replace an existing output folder")->group("Output");
+  fit->add_flag("--resume", command->resume,
+                "Keep layers in DIR.partial as soon as they are fitted, and go on with those there")
+      ->group("Output");
+  fit->add_option("--rank-timeout", command->rank_timeout,
+                  "Of several ranks: seconds without a sign of life after which one counts as gone")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str()
+      ->group("Backend");
   add_backend_options(*fit, context);
   add_json_option(*fit, context);
   fit->callback([command, fit, &context] {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/place.hpp"
 #include "context.hpp"
 #include "fit/fit.hpp"
 #include "model/runner.hpp"
@@ -20,8 +21,9 @@ struct FitCommand {
   ModelInput input;
   std::string formats = "pt,h5";
   FitOptions fit;
-  bool force = false;
+  bool force = false, resume = false;
   bool recipe_by_default = false;
+  int rank_timeout = 15;  // seconds
 };
 
 /// Wall time of the parts of a run.
@@ -51,6 +53,12 @@ class FitInput {
 /// Tells people and --json what was written.
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context);
+
+/// Where layers are kept until the set is written.
+[[nodiscard]] std::filesystem::path partial_folder(const FitCommand& command);
+
+/// The fit as one of several processes.
+void fit_on_ranks(const Place& place, FitCommand& command, Context& context);
 
 /// --stats and --save-stats: sums of parts of the data, and rotations made of them.
 void fit_in_parts(FitCommand& command, Context& context);

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+// One fit by several processes: each fits a share of the layers, rank 0 makes the set. A layer does not depend on who
+// fits it, so that the set has the same bits as that of one process.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/threads.hpp"
+#include "cluster/ranks.hpp"
+#include "commands/fit_command.hpp"
+#include "console.hpp"
+#include "fit/enough_tokens.hpp"
+#include "rotation/formats.hpp"
+
+namespace oscar {
+namespace {
+
+/// Ranks of one machine share its GPUs and its cores; a launcher that binds each to some cores has dealt those already.
+void take_share_of_machine(const Place& place, Context& context) {
+  CommonOptions& common = context.common;
+  const int gpus = common.device == "auto" || common.device == "cuda" ? cuda_device_count() : 0;
+  if (gpus > 0) common.device = "cuda:" + std::to_string(place.local_rank % gpus);
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  const bool bound = cores < ::sysconf(_SC_NPROCESSORS_ONLN);
+  if (common.threads == 0 && !bound) set_num_threads(std::max(1, cores / place.local_size));
+  if (place.rank > 0) context.status = std::make_unique<Console>(Console::Options{.quiet = true, .progress = false});
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  if (known == nullptr || known->where().empty()) return error.what();
+  return known->what() + (" (" + known->where() + ")");
+}
+
+[[noreturn]] void give_up(const RankFailed& error) {
+  print_error(error);
+  ::_exit(1);
+}
+
+/// Throws if this rank was started with other data or options than rank 0.
+void require_same_fit(const Json& fit, Ranks& ranks) {
+  if (ranks.rank() == 0) ranks.put("fit", fit.dump());
+  if (parse_json(ranks.get("fit"), "the fit of rank 0") == parse_json(fit.dump(), "")) return;
+  throw DataError("rank " + std::to_string(ranks.rank()) + " has other data or options than rank 0", "oscar fit",
+                  "start all ranks with the same command, where all see the same files");
+}
+
+/// What rank 0 does not have yet.
+std::vector<int> missing_layers(const std::vector<int>& all, const PartialSet& partial, Ranks& ranks) {
+  if (ranks.rank() == 0) {
+    std::vector<int> missing = all;
+    std::erase_if(missing, [&](int id) { return partial.has(id); });
+    ranks.put("missing", Json(missing).dump());
+  }
+  return parse_json(ranks.get("missing"), "the layers of rank 0").get<std::vector<int>>();
+}
+
+/// Dealt like cards.
+std::vector<int> share_of(const std::vector<int>& layers, int rank, int size) {
+  std::vector<int> own;
+  for (auto i = static_cast<std::size_t>(rank); i < layers.size(); i += static_cast<std::size_t>(size)) {
+    own.push_back(layers[i]);
+  }
+  return own;
+}
+
+std::string key_of(int layer_id) { return "layer/" + std::to_string(layer_id); }
+
+/// Layers of the others, which rank 0's folder may lack: it need not be one that they share.
+void collect(const std::vector<int>& missing, const PartialSet& partial, Ranks& ranks) {
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    for (const int id : share_of(missing, rank, ranks.size())) {
+      write_file(partial.file_of(id), ranks.take(key_of(id)));
+    }
+  }
+}
+
+/// Rank 0 gets the result; the others nothing.
+std::optional<FitResult> fit_share(FitCommand& command, QkvSource& source, const PartialSet& partial, FitHooks hooks,
+                                   Backend& backend, Ranks& ranks, Status& status) {
+  hooks.partial = &partial;
+  const std::vector<int> missing = missing_layers(source.layer_ids(), partial, ranks);
+  const std::vector<int> own = share_of(missing, ranks.rank(), ranks.size());
+  fit_layers(source, own, command.fit, backend, status, hooks);
+  if (ranks.rank() > 0) {
+    for (const int id : own) ranks.put(key_of(id), read_text(partial.file_of(id)));
+    return std::nullopt;
+  }
+  collect(missing, partial, ranks);
+  return fit(source, command.fit, backend, status, hooks);
+}
+
+void fit_as(Ranks& ranks, FitCommand& command, Context& context) {
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  FitInput input(command, context);
+  QkvSource& source = input.source();
+  const bool first = ranks.rank() == 0;
+  const Json fit = describe_fit(unfitted_set(source, command.fit), command.fit);
+  require_same_fit(fit, ranks);
+  using Earlier = PartialSet::Earlier;
+  const Earlier earlier = !first ? Earlier::kLeave : command.resume ? Earlier::kUse : Earlier::kReplace;
+  if (!first) (void)ranks.get("folder is ready");
+  const PartialSet partial(partial_folder(command), fit, earlier);
+  if (first) ranks.put("folder is ready", "");
+  if (const auto few = too_few_tokens(source, command.fit)) context.status->notice(*few);
+  Times times{.startup = seconds_since(context.started)};
+  const auto start = std::chrono::steady_clock::now();
+  std::optional<FitResult> result = fit_share(
+      command, source, partial, {.output_projection = input.output_projection()}, *backend, ranks, *context.status);
+  if (!result) return;
+  result->seconds = seconds_since(start);
+  const auto fitted = std::chrono::steady_clock::now();
+  write_rotation_set(command.out, result->set, parse_rotation_formats(command.formats), command.force);
+  partial.remove();
+  times.writing = seconds_since(fitted);
+  report(*result, times, command, *backend, context);
+}
+
+}  // namespace
+
+void fit_on_ranks(const Place& place, FitCommand& command, Context& context) {
+  take_share_of_machine(place, context);
+  Ranks ranks(place, {.silent_seconds = static_cast<double>(command.rank_timeout), .give_up = give_up});
+  context.status->notice(fmt::format("{} ranks, {} threads in this one", ranks.size(), num_threads()));
+  try {
+    fit_as(ranks, command, context);
+    ranks.leave();
+  } catch (const std::exception& error) {
+    ranks.fail(text_of(error));
+    throw;
+  }
+}
+
+}  // namespace oscar

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// Layers that are fitted already, in a folder, one file each: what a fit that ends early leaves to the next one, and
+// what several processes make together. Each file is whole or absent; all of them are of one fit, which the folder
+// names.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fit/recipe.hpp"
+#include "rotation/rotation_set.hpp"
+
+namespace oscar {
+
+class PartialSet {
+ public:
+  /// What to do with a folder that is there already: use its layers, which must be of this fit; begin again; or leave
+  /// that to the process that shares the folder, if they do share it.
+  enum class Earlier { kUse, kReplace, kLeave };
+
+  /// `of`: describe_fit(). Throws DataError if earlier layers are to be used and are of another fit.
+  PartialSet(std::filesystem::path folder, const Json& of, Earlier earlier);
+
+  [[nodiscard]] std::filesystem::path file_of(int layer_id) const;
+  [[nodiscard]] bool has(int layer_id) const;
+  /// The layer, in a set of its own. Throws DataError if it is missing or damaged.
+  [[nodiscard]] RotationSet read(int layer_id) const;
+  /// From any thread, each layer once.
+  void add(const RotationSet& one_layer) const;
+  /// Once the whole set is written.
+  void remove() const;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+/// All that decides a fit's result, but the program's version: the set without layers tells the model and the data.
+[[nodiscard]] Json describe_fit(const RotationSet& unfitted, const FitOptions& options);
+
+}  // namespace oscar
