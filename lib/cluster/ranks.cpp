@@ -83,7 +83,7 @@ class Ranks::Impl {
   const Place& place() const { return place_; }
 
   std::string get(const std::string& key) {
-    for (double pause = 0.001;; pause = std::min(2 * pause, 0.05)) {
+    for (double pause = 0.001;; pause = std::min(2 * pause, 0.01)) {
       throw_if_interrupted();
       if (auto value = find(key)) return *value;
       sleep_for(pause);

@@ -6,14 +6,7 @@ set -euo pipefail
 . "$(dirname "$0")/place.sh"
 needed_gb=36 # two dumps, in memory: the machine's disk is not what is measured
 
-free_gb() { df -Pk "$1" | awk 'NR == 2 {print int($4 / 1048576)}'; }
-work=/dev/shm
-if [ "$(free_gb "$work")" -lt "$needed_gb" ]; then
-  work=/tmp/oscar-bench
-  mkdir -p "$work"
-  mountpoint -q "$work" || mount -t tmpfs -o "size=${needed_gb}g" tmpfs "$work" \
-    || die "/dev/shm has less than $needed_gb GB free, and mounting another needs root"
-fi
+work=$(folder_in_memory "$needed_gb")
 
 spectra=$source/../shared/fixtures/rotations/Qwen3-8B
 arguments=(--binary "$build/oscar" --out "$out/fit.json" --work "$work" --commit "$commit" --gpu "$gpu")

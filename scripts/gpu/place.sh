@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Sourced by test.sh and bench.sh: what to run and where results go. Sets source, build, commit, published, out, gpu.
+# Sourced by test.sh, bench.sh and others: what to run and where results go. Sets source, build, commit, published, out, gpu.
 # .gpu/bundle.tar.xz (pack.sh) is unpacked where it was built; without it, this checkout is built for this machine's GPU.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=$(mkdir -p "${OUT:-.gpu/out}" && cd "${OUT:-.gpu/out}" && pwd)
@@ -46,6 +46,20 @@ build_here() {
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native \
     >"$out/configure.log" 2>&1 || { cat "$out/configure.log" >&2; exit 1; }
   cmake --build "$build" >"$out/build.log" 2>&1 || { tail -60 "$out/build.log" >&2; exit 1; }
+}
+
+free_gb() { df -Pk "$1" | awk 'NR == 2 {print int($4 / 1048576)}'; }
+
+# A folder with so many free GB that is no disk.
+folder_in_memory() {
+  local work=/dev/shm
+  if [ "$(free_gb "$work")" -lt "$1" ]; then
+    work=/tmp/oscar-bench
+    mkdir -p "$work"
+    mountpoint -q "$work" || mount -t tmpfs -o "size=${1}g" tmpfs "$work" \
+      || die "/dev/shm has less than $1 GB free, and mounting another needs root"
+  fi
+  printf '%s\n' "$work"
 }
 
 nvidia-smi -L >&2 || die "no NVIDIA GPU here; run this on a machine with one"
