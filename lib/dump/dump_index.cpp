@@ -2,41 +2,17 @@
 #include "dump/dump_index.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
-#include <optional>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "dump/chunk_file.hpp"
+#include "dump/numbered.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr std::int64_t kTinyChunk = 16;  // a chunk 0 of at most so many tokens is a warm-up
-
-std::optional<int> parse_number(std::string_view text) {
-  int value = -1;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
-}
-
-/// Numbers n with `folder`/<prefix>n<suffix>, ascending.
-std::vector<int> numbered_entries(const fs::path& folder, std::string_view prefix, std::string_view suffix) {
-  std::vector<int> numbers;
-  if (!fs::is_directory(folder)) return numbers;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(prefix) || !name.ends_with(suffix) || name.size() <= prefix.size() + suffix.size()) continue;
-    const auto middle = std::string_view(name).substr(prefix.size(), name.size() - prefix.size() - suffix.size());
-    if (const auto number = parse_number(middle)) numbers.push_back(*number);
-  }
-  std::sort(numbers.begin(), numbers.end());
-  return numbers;
-}
-
-fs::path layer_folder(const fs::path& dump, int layer_id) { return dump / ("layer_" + std::to_string(layer_id)); }
 
 fs::path chunk_path(const fs::path& layer, const char* what, int chunk, std::string_view suffix) {
   return layer / what / (std::to_string(chunk) + std::string(suffix));
@@ -128,7 +104,26 @@ DumpChunk chunk_from_files(const fs::path& layer, int number, std::string_view s
 
 }  // namespace
 
-DumpIndex::DumpIndex(fs::path folder) : folder_(std::move(folder)) {
+std::vector<int> chosen_layers(const std::vector<int>& all, std::vector<int> wanted, const fs::path& dump) {
+  if (wanted.empty()) return all;
+  std::sort(wanted.begin(), wanted.end());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  for (const int layer : wanted) {
+    if (std::find(all.begin(), all.end(), layer) != all.end()) continue;
+    throw UsageError("the dump has no layer " + std::to_string(layer), dump.string(),
+                     "\"oscar inspect\" lists its layers");
+  }
+  return wanted;
+}
+
+DumpIndex::DumpIndex(const RankLayout& layout, int rank)
+    : layer_ids_(layout.layer_ids), layer_folder_([=](int layer_id) { return layout.path(layer_id, rank); }) {
+  folder_ = layer_folder_(layer_ids_.front()).parent_path();
+}
+
+DumpIndex::DumpIndex(fs::path folder)
+    : folder_(std::move(folder)),
+      layer_folder_([this](int layer_id) { return folder_ / ("layer_" + std::to_string(layer_id)); }) {
   if (!fs::is_directory(folder_)) throw DataError("no such folder", folder_.string(), "check --dump");
   layer_ids_ = numbered_entries(folder_, "layer_", "");
   if (layer_ids_.empty()) {
@@ -144,7 +139,7 @@ DumpIndex::DumpIndex(fs::path folder) : folder_(std::move(folder)) {
 }
 
 std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
-  const fs::path layer = layer_folder(folder_, layer_id);
+  const fs::path layer = layer_folder_(layer_id);
   std::vector<DumpChunk> chunks;
   if (!manifest_.is_null()) {
     for (const Json& entry : manifest_["layers"]) {

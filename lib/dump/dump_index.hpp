@@ -2,14 +2,16 @@
 // What a dump folder holds: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt (or .h5, .safetensors: chunk_file.hpp), tensors
 // q [T, Hq, d], k and v [T, Hkv, d], and int32 sequence lengths. Our own dumps have a manifest.json (oscar.dump.v1)
 // that tells where payloads lie, so that libtorch is not needed to read them; in the published layout every file is
-// looked at. Non-goals: reading payloads, per-rank folders.
+// looked at. Non-goal: reading payloads.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/status.hpp"
+#include "dump/rank_layout.hpp"
 #include "model/identity.hpp"
 #include "tensor/tensor.hpp"
 
@@ -28,10 +30,18 @@ struct DumpChunk {
   [[nodiscard]] std::int64_t tokens() const { return q.location.shape[0]; }
 };
 
+/// Ascending; all if none are wanted. Throws UsageError for one that the dump does not have.
+[[nodiscard]] std::vector<int> chosen_layers(const std::vector<int>& all, std::vector<int> wanted,
+                                             const std::filesystem::path& dump);
+
 class DumpIndex {
  public:
   /// Throws DataError: missing folder, no layers, a manifest that does not fit.
   explicit DumpIndex(std::filesystem::path folder);
+  /// What one rank wrote, in folders.
+  DumpIndex(const RankLayout& layout, int rank);
+  DumpIndex(const DumpIndex&) = delete;  // the path of a layer refers to it
+  DumpIndex& operator=(const DumpIndex&) = delete;
 
   [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
   /// Null if the dump is in the published layout.
@@ -46,6 +56,7 @@ class DumpIndex {
   std::filesystem::path folder_;
   Json manifest_;
   std::vector<int> layer_ids_;
+  std::function<std::filesystem::path(int)> layer_folder_;
 };
 
 }  // namespace oscar

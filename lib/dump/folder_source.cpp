@@ -8,6 +8,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "dump/dump_index.hpp"
+#include "dump/rank_source.hpp"
 
 namespace oscar {
 namespace {
@@ -114,9 +115,11 @@ class FolderStream : public LayerStream {
 
 class FolderSource : public QkvSource {
  public:
-  FolderSource(const fs::path& folder, SourceLimits limits, Status& status)
-      : index_(folder), limits_(std::move(limits)), status_(status) {
-    choose_layers();
+  /// index: arguments of a DumpIndex.
+  template <class... Index>
+  FolderSource(SourceLimits limits, Status& status, const Index&... index)
+      : index_(index...), limits_(std::move(limits)), status_(status) {
+    layer_ids_ = chosen_layers(index_.layer_ids(), limits_.layers, index_.folder());
     describe();
   }
 
@@ -130,19 +133,6 @@ class FolderSource : public QkvSource {
  private:
   [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id) const {
     return limited(index_.chunks(layer_id, status_), limits_);
-  }
-
-  void choose_layers() {
-    layer_ids_ = limits_.layers.empty() ? index_.layer_ids() : limits_.layers;
-    std::sort(layer_ids_.begin(), layer_ids_.end());
-    layer_ids_.erase(std::unique(layer_ids_.begin(), layer_ids_.end()), layer_ids_.end());
-    for (const int layer : layer_ids_) {
-      const auto& known = index_.layer_ids();
-      if (std::find(known.begin(), known.end(), layer) == known.end()) {
-        throw UsageError("the dump has no layer " + std::to_string(layer), index_.folder().string(),
-                         "\"oscar inspect\" lists its layers");
-      }
-    }
   }
 
   void describe() {
@@ -183,7 +173,19 @@ class FolderSource : public QkvSource {
 }  // namespace
 
 std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits& limits, Status& status) {
-  return std::make_unique<FolderSource>(folder, limits, status);
+  const RankLayout layout = find_ranks(folder);
+  if (layout.ranks == 0) return std::make_unique<FolderSource>(limits, status, folder);
+  std::vector<std::unique_ptr<QkvSource>> ranks;
+  static Status silent;
+  for (int rank = 0; rank < layout.ranks; ++rank) {
+    Status& own = rank == 0 ? status : silent;  // the others would say the same again
+    if (layout.in_files) {
+      ranks.push_back(open_rank_files(layout, rank, limits));
+    } else {
+      ranks.push_back(std::make_unique<FolderSource>(limits, own, layout, rank));
+    }
+  }
+  return merge_ranks(std::move(ranks));
 }
 
 }  // namespace oscar
