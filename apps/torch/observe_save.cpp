@@ -36,22 +36,23 @@ MomentSums moments_of(const Tensor& sums, double total) {
   return out;
 }
 
-/// Sums over the sample of w v^T v and of w, w = k C k^T, times (tokens / sampled tokens); all on the layer's device.
+/// Sum of w v^T v with w = k C k^T. The sum of w is known exactly, and so is what a constant w would give; the sample
+/// says how w varies with v, which leaves a tenth of the error of a sample alone, and none if it holds every token.
 MomentSums score_weighted(const LayerState& layer, int64_t tokens, double queries) {
   const Tensor form = symmetric(layer.qqt) / queries;
+  const Tensor total = (form * symmetric(layer.ktk)).sum({1, 2}), mean = (total / tokens).unsqueeze(-1);
   const int64_t sampled = std::min(tokens, layer.sample());
-  Tensor sums = at::zeros_like(layer.vtv), total = at::zeros({layer.num_kv_heads()}, sums.options());
+  Tensor varying = at::zeros_like(layer.vtv);
   for (int64_t begin = 0; begin < sampled; begin += kBlockRows) {
     const int64_t n = std::min(kBlockRows, sampled - begin);
     const Tensor k = layer.k_rows.narrow(0, begin, n).to(at::kDouble).transpose(0, 1);
     const Tensor v = layer.v_rows.narrow(0, begin, n).to(at::kDouble).transpose(0, 1);
-    const Tensor w = (at::bmm(k, form) * k).sum(-1);
-    sums.baddbmm_((v * w.clamp_min(0).unsqueeze(-1)).transpose(1, 2), v);
-    total += w.sum(1);
+    const Tensor w = (at::bmm(k, form) * k).sum(-1) - mean;
+    varying.baddbmm_((v * w.unsqueeze(-1)).transpose(1, 2), v);
   }
   const double repeated = static_cast<double>(tokens) / static_cast<double>(sampled);
-  MomentSums out = moments_of(sums * repeated, 0);
-  out.total = doubles_of(total * repeated);
+  MomentSums out = moments_of(symmetric(layer.vtv) * mean.unsqueeze(-1) + varying * repeated, 0);
+  out.total = doubles_of(total);
   return out;
 }
 

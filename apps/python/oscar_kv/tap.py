@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+"""Statistics of a model of Hugging Face transformers while it runs, by its attention interface.
+
+    with oscar_kv.observe(model) as tap:
+        model(**tokenizer(text, return_tensors="pt"))
+        tap.save("stats.safetensors")
+
+Then oscar_kv.fit("set", stats=["stats.safetensors"]). What is observed is what `oscar fit --model` takes: queries, keys
+and values after rotary embeddings of the layers whose cache grows with the text; queries carry what the model scales
+scores by besides 1 / sqrt(d). Non-goals: latent attention, static caches, gradient checkpointing (it runs layers twice).
+"""
+import inspect
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from . import identity
+from .places import load_library
+
+
+class _Texts:
+    """The token ids of forward passes, on the device they came from until they are asked for."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[Any, Any]]] = []  # of each batch: (ids, mask or None) of its pieces
+        self.known = True
+
+    def add(self, ids: Any, mask: Any, continues: bool) -> None:
+        if ids is None:
+            self.known = False
+        elif continues and self.batches:
+            self.batches[-1].append((ids.detach().clone(), mask))
+        else:
+            self.batches.append([(ids.detach().clone(), mask)])
+
+    def sequences(self) -> list[Any]:
+        import numpy as np
+
+        found = []
+        for pieces in self.batches:
+            for row in range(len(pieces[0][0])):
+                parts = [(ids[row] if mask is None else ids[row][mask[row].to(ids.device)]).cpu().numpy()
+                         for ids, mask in pieces]
+                found.append(np.concatenate(parts))
+        return found
+
+
+class Tap:
+    """What observe() returns; see there. Usable once, as a context manager."""
+
+    def __init__(self, model: Any, layers: Sequence[int] | None, reservoir: int, seed: int,
+                 shard: tuple[int, int] | None):
+        import torch
+
+        load_library()
+        self._ops = torch.ops.oscar
+        self._model = model
+        self._config = model.config.get_text_config(decoder=True)
+        if getattr(self._config, "kv_lora_rank", None):
+            raise ValueError(f"{type(model).__name__} has latent attention, whose cache is not what attention sees; "
+                             "use oscar dump or oscar fit --model")
+        self.layers = list(identity.cache_layers(self._config) if layers is None else layers)
+        first, total = shard or (0, 0)
+        self.state = self._ops.new_state(reservoir=reservoir, seed=seed, first_kv_head=first, total_kv_heads=total)
+        self._wanted = {id(module): module.layer_idx for module in model.modules()
+                        if getattr(module, "layer_idx", None) in self.layers and getattr(module, "is_causal", True)}
+        if not self._wanted:
+            raise ValueError(f"{type(model).__name__} has no attention modules with a layer_idx of {self.layers}")
+        self._texts = _Texts()
+        self._mask: Any = None
+        self._shape: tuple[int, int, int, int] | None = None
+        self._unsaved = False
+        self._restore: list[Callable[[], object]] = []
+
+    def __enter__(self) -> "Tap":
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        names = {getattr(module.config, "_attn_implementation", None) or "eager"
+                 for module in self._model.modules() if id(module) in self._wanted}
+        hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self._restore.append(hook.remove)
+        for name in names:
+            self._wrap(ALL_ATTENTION_FUNCTIONS, name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        while self._restore:
+            self._restore.pop()()
+        if self._unsaved and kind is None:
+            warnings.warn("oscar_kv.observe: what was observed was not saved; call tap.save(PATH) before the block ends",
+                          stacklevel=2)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes oscar.statistics.v1 for `oscar fit --stats`. Raises ValueError for a name that does not end in
+        .safetensors, RuntimeError if nothing was observed or it was not finite."""
+        if not os.fspath(path).endswith(".safetensors"):
+            raise ValueError(f"{os.fspath(path)}: statistics are safetensors; name a file *.safetensors")
+        if self._shape is None:
+            raise RuntimeError("nothing was observed: run text through the model inside the block, before save")
+        model = identity.describe_model(self._model, self._config, self._shape)
+        data = identity.describe_tokens(self._texts.sequences()) if self._texts.known and self._texts.batches else {}
+        self._ops.save(self.state, os.fspath(path), model=json.dumps(model), data=json.dumps(data),
+                       expected_layers=self.layers)
+        self._unsaved = False
+
+    def merge(self, other: "Tap") -> None:
+        """Adds what another tap saw of the same model and other text."""
+        self._ops.merge(self.state, other.state)
+        self._texts.batches += other._texts.batches
+        self._texts.known = self._texts.known and other._texts.known
+        self._shape = self._shape or other._shape
+        self._unsaved, other._unsaved = True, False
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._ops.reset(self.state)
+        self._texts, self._unsaved = _Texts(), False
+
+    def _wrap(self, registry: Any, name: str) -> None:
+        """Puts an attention function that observes under a name of transformers' registry. "eager" is not in it: each
+        architecture brings its own."""
+        local = registry._local_mapping
+        known = registry.get(name)
+        previous = local.get(name)
+
+        def attend(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(module) in self._wanted:
+                self._observe(module, query, key, value, kwargs.get("scaling"))
+            function = known or sys.modules[type(module).__module__].eager_attention_forward
+            return function(module, query, key, value, *args, **kwargs)
+
+        registry[name] = attend
+        self._restore.append(lambda: local.pop(name) if previous is None else local.update({name: previous}))
+
+    def _before_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        given = {**given, **given.get("kwargs", {})}
+        cache = given.get("past_key_values")
+        if any(getattr(layer, "is_compileable", False) for layer in getattr(cache, "layers", [])):
+            raise ValueError("observe: a static cache hides which keys are new; use the default (dynamic) cache")
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
+        self._mask = None
+        if mask is not None and mask.dim() == 2:
+            tokens = ids if ids is not None else given.get("inputs_embeds")
+            self._mask = mask[:, -tokens.shape[1]:].bool() if tokens is not None else mask.bool()
+        self._texts.add(ids, self._mask, continues=cache is not None and cache.get_seq_length() > 0)
+
+    def _observe(self, module: Any, query: Any, key: Any, value: Any, scaling: float | None) -> None:
+        tokens, dim = query.shape[2], query.shape[3]
+        if key.shape[2] > tokens:  # earlier ones come from the cache and were seen
+            key, value = key[:, :, -tokens:], value[:, :, -tokens:]
+        mask = self._mask.to(key.device, non_blocking=True) if self._mask is not None else None
+        scale = 1.0 if scaling is None else scaling * dim**0.5
+        self._ops.observe(self.state, self._wanted[id(module)], query.transpose(1, 2), key.transpose(1, 2),
+                          value.transpose(1, 2), mask=mask, query_scale=scale)
+        self._shape = self._shape or (query.shape[1], key.shape[1], dim, value.shape[3])
+        self._unsaved = True
+
+
+def observe(model: Any, *, layers: Sequence[int] | None = None, reservoir: int = 8192, seed: int = 0,
+            shard: tuple[int, int] | None = None) -> Tap:
+    """A context manager: while it is open, every forward pass of `model` adds to the tap's statistics.
+
+    layers: only these; None: those whose cache grows with the text. reservoir: tokens of each layer that are kept,
+    drawn uniformly by `seed`, for value moments by attention scores (at most 48 MiB a layer); 0: none, and a fit
+    needs value_objective="vtv". shard: (first KV head, KV heads of the model) of a tensor-parallel rank.
+    Raises ValueError for models without such layers or with latent attention.
+    """
+    return Tap(model, layers, reservoir, seed, shard)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""oscar_kv.observe on models of transformers, against `oscar fit --model` and a dump: tap_test.py [TapTest.test_…]"""
+import json
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+import warnings
+from pathlib import Path
+
+try:
+    import numpy as np
+    import oscar_kv
+    import torch
+    import transformers
+    from safetensors import safe_open
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh")
+    sys.exit(77)
+
+PROJECT = Path(os.environ["OSCAR_PROJECT"])
+sys.path.insert(0, str(PROJECT / "tests/unit/model/parity"))
+import checkpoints  # noqa: E402
+import parity  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def tokens(shape, vocabulary, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, vocabulary, shape, dtype=np.int32)).long()
+
+
+class TapTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="oscar-tap-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        warnings.simplefilter("error")  # a forgotten save, unless a test expects it
+        self.addCleanup(warnings.resetwarnings)
+
+    def sample(self):
+        """The bundled model in float32, and its folder: config.json says what a dump is rounded to."""
+        folder = self.folder / "qwen3-2m"
+        shutil.copytree(PROJECT / "tests/data/qwen3-2m", folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), folder
+
+    def observed(self, model, *batches, name="tap", **options):
+        """The file of statistics of forward passes."""
+        path = self.folder / f"{name}.safetensors"
+        with oscar_kv.observe(model, **options) as tap, torch.no_grad():
+            for batch in batches:
+                model(**batch) if isinstance(batch, dict) else model(batch)
+            tap.save(path)
+        return path
+
+    def native(self, name, **source):
+        """What the program takes of the same data, first pass and second in one file."""
+        paths = [self.folder / f"{name}{i}.safetensors" for i in (1, 2)]
+        oscar_kv.fit(save_stats=paths[0], device="cpu", recipe="oscar", **source)
+        oscar_kv.fit(save_stats=paths[1], stats=[paths[0]], device="cpu", recipe="oscar", **source)
+        merged = self.folder / f"{name}.safetensors"
+        oscar_kv.fit(stats=paths, save_stats=merged)
+        return merged
+
+    def assert_same(self, tap, native, tolerance=1e-6):
+        """Every sum that `native` has, and whose they are."""
+        with safe_open(tap, "pt") as mine, safe_open(native, "pt") as theirs:
+            manifests = [json.loads(file.metadata()["manifest"]) for file in (mine, theirs)]
+            for member in ("model", "data"):
+                self.assertEqual(*[manifest[member] for manifest in manifests])
+            self.assertEqual(*[[layer["layer_id"] for layer in manifest["layers"]] for manifest in manifests])
+            self.assertEqual({name.split(".")[1] for name in theirs.keys()}, {"qqt", "sst"})
+            for name in theirs.keys():
+                a, b = mine.get_tensor(name), theirs.get_tensor(name)
+                self.assertLess(float((a - b).norm() / b.norm()), tolerance, name)
+
+    def test_equals_the_native_runner_and_a_dump(self):
+        model, folder = self.sample()
+        ids = tokens((3, 300), 2048)
+        np.save(self.folder / "tokens.npy", ids.int().numpy())
+        source = {"model": folder, "tokens": self.folder / "tokens.npy"}
+        tap = self.observed(model, ids[:1], ids[1:])
+        self.assert_same(tap, self.native("live", **source))
+        oscar_kv.run("dump", "--model", folder, "--tokens", source["tokens"], "--out", self.folder / "dump", "--quiet")
+        self.assert_same(tap, self.native("dumped", dump=self.folder / "dump"))
+        oscar_kv.fit(self.folder / "set", stats=[tap])
+        self.assertEqual(oscar_kv.verify(self.folder / "set", dump=self.folder / "dump", compare="none")["structure"]["ok"],
+                         True)
+        self.assertEqual(oscar_kv.read_set(self.folder / "set").layers.keys(), {0, 1, 2, 3})
+
+    def assert_family(self, name):
+        model, folder = parity.build(name), self.folder / name
+        checkpoints.publish(name, model, folder)
+        model.config._name_or_path = str(folder)
+        ids = tokens((2, 200), parity.COMMON["vocab_size"])
+        np.save(self.folder / "tokens.npy", ids.int().numpy())
+        self.assert_same(self.observed(model, ids), self.native("live", model=folder,
+                                                                tokens=self.folder / "tokens.npy"), 2e-6)
+
+    def test_llama_with_scaled_rope(self):
+        self.assert_family("llama")
+
+    def test_gemma2_with_sliding_layers_and_its_own_query_scale(self):
+        self.assert_family("gemma2")
+
+    def test_gpt_oss_with_sinks_and_experts(self):
+        self.assert_family("gpt-oss")
+
+    def test_qwen3_next_with_recurrent_layers(self):
+        self.assert_family("qwen3-next")
+
+    def test_mistral_whose_layers_all_slide(self):
+        self.assert_family("mistral-sliding")
+
+    def test_chunks_and_padding_give_what_whole_sequences_give(self):
+        model, _ = self.sample()
+        ids = tokens((1, 150), 2048)
+        whole = self.observed(model, ids, ids[:, :90], name="whole")
+        with oscar_kv.observe(model) as tap, torch.no_grad():
+            first = model(ids[:, :100], use_cache=True)
+            model(ids[:, 100:149], past_key_values=first.past_key_values)
+            model(ids[:, 149:], past_key_values=first.past_key_values)  # a decode step
+            model(ids[:, :90])
+            tap.save(self.folder / "chunks.safetensors")
+        padded = torch.zeros(2, 150, dtype=torch.long)
+        padded[0], padded[1, 60:] = ids[0], ids[0, :90]
+        mask = torch.ones_like(padded)
+        mask[1, :60] = 0
+        positions = (mask.cumsum(1) - 1).clamp(0)
+        batch = {"input_ids": padded, "attention_mask": mask, "position_ids": positions}
+        for other in (self.folder / "chunks.safetensors", self.observed(model, batch, name="padded")):
+            with safe_open(whole, "pt") as a, safe_open(other, "pt") as b:
+                self.assertEqual(*[json.loads(file.metadata()["manifest"])["data"] for file in (a, b)])
+                for name in a.keys():
+                    x, y = a.get_tensor(name), b.get_tensor(name)
+                    self.assertLess(float((x - y).norm() / x.norm()), 1e-5, name)
+
+    def test_taps_merge_and_leave_models_as_they_were(self):
+        model, _ = self.sample()
+        model.set_attn_implementation("sdpa")
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as registry
+        functions = dict(registry)
+        ids = tokens((2, 100), 2048)
+        with torch.no_grad(), oscar_kv.observe(model) as tap:
+            self.assertNotEqual(dict(registry), functions)
+            model(ids[:1])
+            with oscar_kv.observe(model) as other:
+                model(ids[1:])  # both see it
+                tap.reset()
+                model(ids[:1])
+                tap.reset()
+                tap.merge(other)
+                tap.save(self.folder / "merged.safetensors")
+        self.assertEqual(dict(registry), functions)
+        both = self.observed(model, ids[1:], ids[:1], name="both")
+        with safe_open(both, "pt") as a, safe_open(self.folder / "merged.safetensors", "pt") as b:
+            self.assertEqual(*[json.loads(file.metadata()["manifest"])["data"] for file in (a, b)])
+            self.assertLess(float((a.get_tensor("layer_3.sst.sums") / b.get_tensor("layer_3.sst.sums") - 1).abs().max()),
+                            1e-5)
+
+    def test_warns_of_a_forgotten_save(self):
+        model, _ = self.sample()
+        with self.assertWarnsRegex(UserWarning, "was not saved"), torch.no_grad(), oscar_kv.observe(model):
+            model(tokens((1, 20), 2048))
+        with self.assertRaisesRegex(RuntimeError, "nothing was observed"), oscar_kv.observe(model) as tap:
+            tap.save(self.folder / "x.safetensors")
+        with self.assertRaisesRegex(ValueError, "name a file"), oscar_kv.observe(model) as tap:
+            tap.save(self.folder / "x.h5")
+
+    def test_refuses_static_caches_latent_attention_and_unknown_layers(self):
+        model, _ = self.sample()
+        cache = transformers.StaticCache(config=model.config, max_cache_len=64)
+        with self.assertRaisesRegex(ValueError, "static cache"), oscar_kv.observe(model), torch.no_grad():
+            model(tokens((1, 20), 2048), past_key_values=cache)
+        with self.assertRaisesRegex(ValueError, "latent attention"):
+            oscar_kv.observe(parity.build("deepseek-v3"))
+        with self.assertRaisesRegex(ValueError, "no attention modules with a layer_idx of .9."):
+            oscar_kv.observe(model, layers=[9])
+
+
+if __name__ == "__main__":
+    unittest.main()
