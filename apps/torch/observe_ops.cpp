@@ -61,6 +61,8 @@ void check(const Rows& rows, int64_t layer) {
 
 LayerState new_layer(const State& state, const Rows& rows, int64_t layer) {
   const int64_t heads = rows.k.size(-2), key_dim = rows.k.size(-1), value_dim = rows.v.size(-1);
+  TORCH_CHECK(!is_capturing(rows.k), "observe, ", text_of(layer),
+              ": observe each layer once before a CUDA graph is captured");
   TORCH_CHECK(state.shard.total == 0 || state.shard.first + heads <= state.shard.total, "observe, ", text_of(layer),
               ": k has ", heads, " heads, but of ", state.shard.total, " heads this rank's begin at ",
               state.shard.first);
@@ -76,7 +78,8 @@ LayerState new_layer(const State& state, const Rows& rows, int64_t layer) {
           at::zeros({2}, i64),
           at::empty({sample + 1, heads, key_dim}, rows.k.options()),
           at::empty({sample + 1, heads, value_dim}, rows.k.options()),
-          at::full({sample + 1}, -1, i64)};
+          at::full({sample + 1}, -1, i64),
+          {}};
 }
 
 void check_same(const LayerState& known, const Rows& rows, int64_t layer) {

@@ -143,6 +143,7 @@ LayerState copy_of(const LayerState& layer) {
         &LayerState::k_rows, &LayerState::v_rows, &LayerState::owners}) {
     out.*each = (layer.*each).clone();
   }
+  out.workspaces.clear();
   return out;
 }
 

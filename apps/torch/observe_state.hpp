@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace oscar::tap {
 
@@ -30,6 +31,8 @@ struct LayerState {
   Tensor counts;          // int64 (2): tokens, sequences
   Tensor k_rows, v_rows;  // (sample + 1, num_kv_heads, dim), as observed; the last row is scratch
   Tensor owners;          // int64 (sample + 1): which token, counted from 0, lies in a row; -1: none
+  /// Of add_rows_on_gpu: the last is in use; graphs that were captured may refer to the others.
+  std::vector<Tensor> workspaces;
 
   [[nodiscard]] int64_t num_kv_heads() const { return ktk.size(0); }
   /// Tokens that the sample holds at most.
@@ -57,8 +60,11 @@ struct Rows {
 
 /// Adds the rows, by ATen alone: any device, exact in fp64.
 void add_rows(LayerState& layer, const Rows& rows, int64_t seed);
-/// The same by kernels (oscar/observe.h), captured in CUDA graphs; false: they do not take these rows.
+/// The same by kernels (kernels/observe_rows.hpp); false: they do not take these rows. Throws c10::Error if a CUDA
+/// graph is being captured and so many tokens were never observed.
 [[nodiscard]] bool add_rows_on_gpu(LayerState& layer, const Rows& rows, int64_t seed);
+/// A CUDA graph is being captured, so nothing can be allocated that outlives it.
+[[nodiscard]] bool is_capturing(const Tensor& k);
 
 /// Adds `other`, of other data. Throws c10::Error: other heads, shapes or shards.
 void merge(State& state, const State& other);
