@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""Int2Cache: a rotation set as the cache of a model of Hugging Face transformers.
+
+    model.generate(**inputs, past_key_values=oscar_kv.Int2Cache(oscar_kv.read_set("SET"), model.config))
+
+Each layer holds what a server holds: rows in transformed coordinates, as bfloat16 in the windows (the first `sink` and
+the last `recent` tokens) and packed between them, rounded as `oscar verify` rounds. Two ways to read it:
+- any attention implementation gets native rows, decoded and transformed back in every call, so that every model works. A
+  call's tokens see the cache as its first token does: with one token a call, as in decoding, token i sees token j exactly
+  if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
+- model.set_attn_implementation(oscar_kv.INT2_ATTENTION) stays in transformed coordinates and gives each token its own
+  windows, however many come at once (int2_attend.py).
+Padding counts as tokens. Non-goals: static shapes, taking back tokens (crop), models whose attention has sinks or soft
+caps in the second way.
+"""
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .int2_attend import Seen, attend
+from .int2_rows import SideRows
+from .rotation_set import Layer, RotationSet
+
+INT2_ATTENTION = "oscar_int2"
+
+
+def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+               scaling: float | None = None, dropout: float = 0.0, **kwargs: Any) -> tuple[Tensor, None]:
+    """transformers' interface: query, key, value (batch, heads, tokens, d) -> (batch, tokens, heads, d)."""
+    seen = getattr(key, "oscar_seen", None)
+    if seen is None:  # no Int2Layer: layers with sliding windows, calls without a cache
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{INT2_ATTENTION} does not know this model's {name}; use Int2Cache with \"eager\" attention")
+    out = attend(query, *seen, attention_mask, query.shape[3]**-0.5 if scaling is None else scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, sdpa_mask)
+
+
+class Int2Layer(CacheLayerMixin):
+    """One layer of an Int2Cache."""
+
+    is_sliding = False
+
+    def __init__(self, rotations: RotationSet, layer: Layer, config: Any):
+        super().__init__()
+        self._config = config
+        sink, recent = rotations.windows
+        self.key = SideRows(rotations.manifest, "key", layer.layer_id, layer.key, sink, recent)
+        self.value = SideRows(rotations.manifest, "value", layer.layer_id, layer.value, sink, recent)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.key.begin(key_states)
+        self.value.begin(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Adds (batch, heads, tokens, d) and returns all rows as the first of these tokens sees them; for INT2_ATTENTION
+        what it was given, with a note of what to read."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.key.append(key_states)
+        self.value.append(value_states)
+        if getattr(self._config, "_attn_implementation", None) == INT2_ATTENTION:
+            key_states.oscar_seen = (Seen.by(self.key), Seen.by(self.value))
+        else:
+            key_states, value_states = (side.read().to(key_states.dtype) for side in (self.key, self.value))
+        self.key.evict()
+        self.value.evict()
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return self.key.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.key.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def nbytes(self) -> int:
+        """Bytes that the rows take, room that is kept for the next ones included; matrices are the set's."""
+        return self.key.nbytes() + self.value.nbytes()
+
+    def offload(self) -> None:
+        raise NotImplementedError("Int2Cache does not offload")
+
+    def reset(self) -> None:
+        self.key.clear()
+        self.value.clear()
+        self.is_initialized = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove != 0:
+            raise NotImplementedError("Int2Cache cannot take tokens back: their predecessors are packed already")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._batch(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._batch(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._batch(lambda x: x[indices])
+
+    def _batch(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.is_initialized:
+            self.key.change(change)
+            self.value.change(change)
+
+
+class Int2Cache(Cache):
+    """config: the model's, from which layers that are no full attention (sliding windows, recurrent states) get what
+    transformers gives them; without it all layers are taken for full attention.
+
+    Raises ValueError if a layer of full attention has no rotation, or one of another shape."""
+
+    def __init__(self, rotations: RotationSet, config: Any = None):
+        rotations = rotations.to_torch()
+        if config is None:
+            count = max(rotations.layers) + 1
+            layers: list[Any] = [DynamicLayer() for _ in range(count)]
+        else:
+            config = config.get_text_config(decoder=True)
+            layers = list(DynamicCache(config=config).layers)
+        for i, layer in enumerate(layers):
+            if type(layer) is not DynamicLayer:
+                continue
+            if i not in rotations.layers:
+                raise ValueError(f"the rotation set has no layer {i}; it has {sorted(rotations.layers)}")
+            layers[i] = Int2Layer(rotations, rotations.layers[i], config)
+        if not any(isinstance(layer, Int2Layer) for layer in layers):
+            raise ValueError("the model has no layer of full attention, whose cache a rotation set is for")
+        super().__init__(layers=layers)
+
+    def nbytes(self) -> int:
+        """Bytes of all layers' rows, those that stay as they are included."""
+        total = 0
+        for layer in self.layers:
+            if isinstance(layer, Int2Layer):
+                total += layer.nbytes()
+            else:
+                total += sum(x.nbytes for x in (layer.keys, layer.values) if isinstance(x, Tensor))
+        return total

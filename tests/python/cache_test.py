@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""oscar_kv.Int2Cache in models of transformers, against `oscar verify --model`: cache_test.py [CacheTest.test_…]"""
+import dataclasses
+import os
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+try:
+    import numpy as np
+    import oscar_kv
+    import torch
+    import transformers
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh")
+    sys.exit(77)
+
+PROJECT = Path(os.environ["OSCAR_PROJECT"])
+SAMPLE, GOLDEN = PROJECT / "tests/data/qwen3-2m", PROJECT / "tests/data/golden/qwen3-2m"
+sys.path.insert(0, str(PROJECT / "tests/unit/model/parity"))
+import parity  # noqa: E402
+
+torch.set_num_threads(1)
+SINK, RECENT = 16, 64  # so that short texts have a history
+
+
+def logits(model, ids, cache=None, calls=None):
+    """Log-probabilities of all positions, the tokens fed in calls of so many."""
+    with torch.no_grad():
+        parts = [model(part, past_key_values=cache).logits for part in ids.split(calls or ids.shape[1], 1)]
+    return torch.cat(parts, 1).log_softmax(-1)
+
+
+def set_for(config, levels=(256, 256), windows=(4, 8), layers=None):
+    """Random rotations for a model that nothing was fitted for."""
+    count = config.num_hidden_layers if layers is None else layers
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    random = torch.Generator().manual_seed(0)
+
+    def side():
+        rotation = torch.linalg.qr(torch.randn(1, dim, dim, generator=random))[0]
+        return oscar_kv.Side(rotation, rotation, None, 0.0, None, None)
+
+    manifest = {"codec": {"name": "minmax", "levels": list(levels), "group_size": 0},
+                "windows": {"sink": windows[0], "recent": windows[1]}}
+    return oscar_kv.RotationSet(manifest, {i: oscar_kv.Layer(i, side(), side()) for i in range(count)})
+
+
+class CacheTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="oscar-cache-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+
+    def sample(self):
+        return transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()
+
+    def assert_kld_of_verify(self, folder, tokens=512, sequences=2, calls=None):
+        """The KLD of the set by Int2Cache is what the program finds, within 5 %."""
+        ids = np.load(GOLDEN / "tokens_eval.npy")[:sequences, :tokens]
+        np.save(self.folder / "tokens.npy", ids)
+        report = oscar_kv.verify(folder, model=SAMPLE, tokens=self.folder / "tokens.npy", compare="none", record=False,
+                                 default_limits=False, sink=SINK, recent=RECENT)
+        expected, = (method["model"]["kld_mean"] for method in report["methods"] if method["kind"] == "this")
+        rotations = oscar_kv.read_set(folder)
+        windows = {"windows": {"sink": SINK, "recent": RECENT}}
+        rotations = dataclasses.replace(rotations, manifest=rotations.manifest | windows)
+        model = self.sample()
+        ids = torch.from_numpy(ids).long()
+        exact = logits(model, ids)
+        if calls is None:
+            model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
+        found = logits(model, ids, oscar_kv.Int2Cache(rotations, model.config), calls)
+        kld = float((exact.exp() * (exact - found)).sum(-1)[:, :-1].mean())
+        self.assertGreater(expected, 0.003)
+        self.assertLess(abs(kld / expected - 1), 0.05, f"{kld} by the cache, {expected} by verify")
+
+    def fitted(self, **options):
+        np.save(self.folder / "calibration.npy", np.load(GOLDEN / "tokens_calib.npy")[:2, :1024])
+        oscar_kv.fit(self.folder / "set", model=SAMPLE, tokens=self.folder / "calibration.npy", target="any", **options)
+        return self.folder / "set"
+
+    def test_kld_of_oscar(self):
+        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest")
+
+    def test_kld_of_lsq(self):
+        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/lsq")
+
+    def test_kld_of_a_centred_stretch_with_five_and_three_levels(self):
+        self.assert_kld_of_verify(self.fitted(recipe="stretch", key_objective="fisher", levels="5,3", center=True))
+
+    def test_kld_of_lsq_with_eight_and_four_levels_and_half_scales(self):
+        self.assert_kld_of_verify(self.fitted(recipe="stretch", codec="lsq", levels="8,4", scale_dtype="float16"))
+
+    def test_kld_of_lloyd_max(self):
+        self.assert_kld_of_verify(self.fitted(recipe="oscar", codec="lloyd-max"))
+
+    def test_kld_with_any_attention_a_token_at_a_time(self):
+        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", 320, 4, calls=1)
+
+    def test_bytes(self):
+        """Rows of 128 channels in 32 bytes and two float32 parameters, instead of 256 bytes."""
+        model = self.sample()
+        cache = oscar_kv.Int2Cache(oscar_kv.read_set(PROJECT / "zoo/sample/qwen3-2m/latest"), model.config)
+        ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :2048]).long()
+        self.assertEqual(cache.nbytes(), 0)
+        logits(model, ids, cache)
+        rows = 4 * 2  # of a token
+        window, history = 64 + 255, 2048 - 64 - 255
+        self.assertEqual(cache.nbytes(), rows * (window * 256 + -(-history // 256) * 256 * 40))
+        self.assertEqual(cache.get_seq_length(), 2048)
+
+    def assert_generates_like_the_default_cache(self, name, **options):
+        """With 256 levels the cache is nearly exact."""
+        model = parity.build(name)
+        model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+        ids = torch.randint(2, model.config.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
+        cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+        # Near ties make greedy choices differ: log-probabilities of a fixed text are compared instead of choices.
+        exact = logits(model, ids, transformers.DynamicCache(config=model.config), 10)
+        self.assertLess(float((logits(model, ids, cache, 10) - exact).abs().mean()), 0.05)
+        cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+        out = model.generate(ids, max_new_tokens=12, do_sample=False, past_key_values=cache, **options)
+        self.assertEqual((out.shape[1], cache.get_seq_length()), (42, 41))
+
+    def test_several_heads_and_beams(self):
+        self.assert_generates_like_the_default_cache("llama", num_beams=2)
+
+    def test_sliding_layers_keep_their_own_cache(self):
+        self.assert_generates_like_the_default_cache("gemma3")
+
+    def test_attention_sinks_with_eager_attention_only(self):
+        self.assert_generates_like_the_default_cache("gpt-oss")
+        model = parity.build("gpt-oss")
+        model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
+        with self.assertRaisesRegex(ValueError, "does not know this model's s_aux"):
+            logits(model, torch.ones(1, 20, dtype=torch.long), oscar_kv.Int2Cache(set_for(model.config), model.config))
+
+    def test_left_padding_in_both_ways(self):
+        model, ids = self.sample(), torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :40]).long()
+        padded = torch.cat([torch.zeros(1, 10, dtype=torch.long), ids], 1)
+        both = torch.cat([padded, torch.cat([ids, ids[:, :10]], 1)])
+        mask = torch.ones_like(both)
+        mask[0, :10] = 0
+        for name in ("sdpa", oscar_kv.INT2_ATTENTION):
+            model.set_attn_implementation(name)
+            cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+            with torch.no_grad():
+                found = model(both, attention_mask=mask, past_key_values=cache).logits[0, 10:]
+                alone = model(ids).logits[0]
+            self.assertLess(float((found - alone).norm() / alone.norm()), 0.05, name)
+
+    def test_a_reset_cache_starts_again(self):
+        model, ids = self.sample(), torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :60]).long()
+        cache = oscar_kv.Int2Cache(set_for(model.config, (4, 4)), model.config)
+        first = logits(model, ids, cache, 20)
+        cache.reset()
+        self.assertEqual((cache.get_seq_length(), cache.nbytes()), (0, 0))
+        self.assertTrue(torch.equal(logits(model, ids, cache, 20), first))
+
+    def test_refuses_what_it_cannot_do(self):
+        model = self.sample()
+        with self.assertRaisesRegex(ValueError, "no layer 3; it has .0, 1, 2."):
+            oscar_kv.Int2Cache(set_for(model.config, layers=3), model.config)
+        other = parity.build("llama")
+        with self.assertRaisesRegex(ValueError, "is this a set for another model"):
+            logits(other, torch.ones(1, 3, dtype=torch.long), oscar_kv.Int2Cache(set_for(model.config)))
+        cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+        logits(model, torch.ones(1, 3, dtype=torch.long), cache)
+        with self.assertRaisesRegex(NotImplementedError, "cannot take tokens back"):
+            cache.crop(-1)
+        self.assertFalse(cache.is_croppable)
+
+
+if __name__ == "__main__":
+    unittest.main()
