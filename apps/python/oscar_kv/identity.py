@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which model, and which text, statistics are of, told as `oscar dump` tells it: for tap.py only."""
+"""Which model, and which text, statistics are of, told as `oscar dump` tells it: for tap.py and server.py."""
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,21 +43,22 @@ def _plain_rope_theta(config: Any) -> float:
     return float(rope.get("rope_theta", 0)) if plain else 0.0
 
 
-def describe_model(model: Any, config: Any, shape: tuple[int, int, int, int]) -> dict[str, Any]:
-    """ModelIdentity of a transformers model; shape: q heads, KV heads, key and value dimension of its first layer."""
+def describe_model(config: Any, shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    """ModelIdentity of a transformers config; shape: q heads, KV heads, key and value dimension of its first layer."""
     q_heads, kv_heads, key_dim, value_dim = shape
-    layers = cache_layers(config)
-    name = getattr(model.config, "_name_or_path", "") or ""
-    folder = _folder_of(name, getattr(model.config, "_commit_hash", None)) if name else None
-    described = {"id": name, "revision": "", "config_sha256": "", "num_layers": config.num_hidden_layers,
+    text = config.get_text_config(decoder=True)
+    layers = cache_layers(text)
+    name = getattr(config, "_name_or_path", "") or ""
+    folder = _folder_of(name, getattr(config, "_commit_hash", None)) if name else None
+    described = {"id": name, "revision": "", "config_sha256": "", "num_layers": text.num_hidden_layers,
                  "num_attention_heads": q_heads, "num_key_value_heads": kv_heads, "head_dim": key_dim,
-                 "rope_theta": _plain_rope_theta(config)}
+                 "rope_theta": _plain_rope_theta(text)}
     if folder is not None:
         described["id"], described["revision"] = _name_and_revision(folder)
         described["config_sha256"] = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     if value_dim != key_dim:
         described["value_dim"] = value_dim
-    if len(layers) < config.num_hidden_layers:
+    if len(layers) < text.num_hidden_layers:
         described["cache_layers"] = layers
     return described
 

@@ -102,7 +102,7 @@ class Tap:
             raise ValueError(f"{os.fspath(path)}: statistics are safetensors; name a file *.safetensors")
         if self._shape is None:
             raise RuntimeError("nothing was observed: run text through the model inside the block, before save")
-        model = identity.describe_model(self._model, self._config, self._shape)
+        model = identity.describe_model(self._model.config, self._shape)
         data = identity.describe_tokens(self._texts.sequences()) if self._texts.known and self._texts.batches else {}
         self._ops.save(self.state, os.fspath(path), model=json.dumps(model), data=json.dumps(data),
                        expected_layers=self.layers)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""Statistics of a serving engine while it serves: what vllm_plugin.py and sglang_plugin.py share.
+
+    OSCAR_OBSERVE=stats.safetensors   switches it on; ranks of a tensor-parallel server write stats.rank<N>.safetensors
+    OSCAR_OBSERVE_TOKENS=30000        after so many prompt tokens the file is written and nothing more is observed
+    OSCAR_OBSERVE_RESERVOIR=8192      tokens of each layer that are kept for value moments by attention scores; their memory
+                                      (48 MiB a layer at most) must be left free by the server
+Errors never reach the server: they are logged, and observing ends. Non-goals: decode steps, latent attention.
+"""
+import atexit
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import identity
+from .places import load_library
+
+_log = logging.getLogger("oscar_kv")
+
+
+class Place(NamedTuple):
+    """What a process of a server has of the model."""
+
+    model: str  # folder, or name on the Hub
+    rank: int  # among those that share the heads of attention
+    ranks: int
+
+
+def is_wanted() -> bool:
+    return bool(os.environ.get("OSCAR_OBSERVE"))
+
+
+class ServerTap:
+    """One process's statistics; `place` is asked for at the first call, when the server knows."""
+
+    def __init__(self, place: Callable[[], Place]):
+        self._place_of_process = place
+        self._limit = int(os.environ.get("OSCAR_OBSERVE_TOKENS", "30000"))
+        self._first_layer = -1
+        self._tokens = 0
+        self._state: Any = None
+        self._ended = False
+        atexit.register(self._finish)
+
+    def observe(self, layer: int, q: Any, k: Any, v: Any, scale: float) -> None:
+        """Rows (tokens, heads, dim) of real tokens of one layer, scores = scale q k. Layers come in the model's order,
+        so the first one tells when a pass begins."""
+        if self._ended:
+            return
+        try:
+            if self._state is None:
+                self._begin(layer, q, k, v)
+            if layer == self._first_layer:
+                if self._tokens >= self._limit:
+                    return self._finish()
+                self._tokens += len(q)
+            if layer in self._layers:
+                self._ops.observe(self._state, layer, q, k, v, query_scale=scale * q.shape[-1]**0.5)
+        except Exception as error:  # a server must go on serving
+            self._fail(error)
+        return None
+
+    def _begin(self, layer: int, q: Any, k: Any, v: Any) -> None:
+        import torch
+        from transformers import AutoConfig
+
+        load_library()
+        self._ops, self._first_layer, self._place = torch.ops.oscar, layer, self._place_of_process()
+        self._config = AutoConfig.from_pretrained(self._place.model)
+        text = self._config.get_text_config(decoder=True)
+        if getattr(text, "kv_lora_rank", None):
+            raise ValueError("latent attention, whose cache is not what attention sees; use oscar fit --model")
+        self._layers = set(identity.cache_layers(text))
+        ranks, heads = self._place.ranks, k.shape[1]
+        kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        if heads * ranks != kv_heads:
+            raise ValueError(f"{ranks} ranks with {heads} KV heads each, but the model has {kv_heads}; use no more ranks "
+                             "than KV heads")
+        self._shape = (q.shape[1] * ranks, kv_heads, k.shape[2], v.shape[2])
+        shard = {"first_kv_head": self._place.rank * heads, "total_kv_heads": kv_heads} if ranks > 1 else {}
+        self._state = self._ops.new_state(reservoir=int(os.environ.get("OSCAR_OBSERVE_RESERVOIR", "8192")), **shard)
+
+    def _finish(self) -> None:
+        if self._ended or self._state is None:
+            return
+        self._ended = True
+        try:
+            path = Path(os.environ["OSCAR_OBSERVE"])
+            # Ranks cannot compare token ids: one file name and one number of tokens make one run.
+            run = hashlib.sha256(f"{path.name} {self._tokens}".encode()).hexdigest()
+            if self._place.ranks > 1:
+                path = path.with_suffix(f".rank{self._place.rank}{path.suffix}")
+            data = {"data_sha256": run, "tokens": self._tokens, "sequences": 0}
+            self._ops.save(self._state, str(path), model=json.dumps(identity.describe_model(self._config, self._shape)),
+                           data=json.dumps(data), expected_layers=sorted(self._layers))
+            _log.warning("oscar_kv: statistics of %d tokens in %s", self._tokens, path)
+        except Exception as error:
+            self._fail(error)
+        self._state = None
+
+    def _fail(self, error: Exception) -> None:
+        self._ended, self._state = True, None
+        _log.error("oscar_kv: observing ended: %s", error)

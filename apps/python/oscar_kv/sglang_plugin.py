@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""A plugin of SGLang (entry point sglang.srt.plugins): with OSCAR_OBSERVE set, a hook before every attention backend's
+forward() observes prompts. See server.py for the environment variables."""
+from functools import cache
+from typing import Any
+
+from .server import Place, ServerTap, is_wanted
+
+_TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"
+
+
+def register() -> None:
+    """What SGLang calls in every process."""
+    if not is_wanted():
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_TARGET, _before_forward, HookType.BEFORE)
+
+
+def _place() -> Place:
+    from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
+    from sglang.srt.server_args import get_global_server_args
+
+    return Place(get_global_server_args().model_path, get_attention_tp_rank(), get_attention_tp_size())
+
+
+@cache
+def _tap() -> ServerTap:
+    return ServerTap(_place)
+
+
+def _before_forward(backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any,
+                    **kwargs: Any) -> None:
+    """Observes, and leaves the arguments as they are."""
+    import torch
+
+    if k is None or not forward_batch.forward_mode.is_extend() or layer.is_cross_attention:
+        return
+    if (layer.sliding_window_size or -1) >= 0 or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    _tap().observe(layer.layer_id, q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+                   k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+                   v.view(-1, layer.tp_v_head_num, layer.v_head_dim), layer.scaling)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""A plugin of vLLM (entry point vllm.general_plugins): with OSCAR_OBSERVE set, attention backends are registered again as
+subclasses whose forward() also observes prompts. See server.py for the environment variables."""
+import re
+from functools import cache
+from typing import Any
+
+from .server import Place, ServerTap, is_wanted
+
+_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+def register() -> None:
+    """What vLLM calls in every process."""
+    if not is_wanted():
+        return
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    for name in _BACKENDS:
+        if name in AttentionBackendEnum.__members__:
+            register_backend(AttentionBackendEnum[name], f"{__name__}.Observed_{name}")
+
+
+@cache
+def _tap() -> ServerTap:
+    from vllm.config import get_current_vllm_config
+    from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+
+    model = get_current_vllm_config().model_config.model  # known while layers are made
+    return ServerTap(lambda: Place(model, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()))
+
+
+def _is_sliding(window: Any) -> bool:
+    """None, a number, or (before, after) with -1 for no end."""
+    before = window[0] if isinstance(window, tuple) else window
+    return before is not None and before >= 0
+
+
+def _observe(impl: Any, tap: ServerTap, layer: Any, q: Any, k: Any, v: Any, metadata: Any) -> None:
+    import torch
+
+    number = _LAYER.search(getattr(layer, "layer_name", ""))
+    if metadata is None or k is None or number is None or _is_sliding(getattr(impl, "sliding_window", None)):
+        return  # a profiling run, shared keys, another attention than the decoder's
+    if getattr(metadata, "max_query_len", 2) <= 1 or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return  # decode steps, which CUDA graphs pad
+    tokens = metadata.num_actual_tokens
+    rows = [x[:tokens].unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x[:tokens] for x in (q, k, v)]
+    tap.observe(int(number[1]), *rows, impl.scale)
+
+
+@cache
+def _observed(name: str) -> type:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    backend: Any = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
+    original: Any = backend.get_impl_cls()
+
+    class ObservedImpl(original):
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self._oscar_tap = _tap()
+
+        def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any,
+                    *args: Any, **kwargs: Any) -> Any:
+            _observe(self, self._oscar_tap, layer, query, key, value, attn_metadata)
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, *args, **kwargs)
+
+    class ObservedBackend(backend):
+        @staticmethod
+        def get_impl_cls() -> type:
+            return ObservedImpl
+
+    return ObservedBackend
+
+
+def __getattr__(name: str) -> type:
+    """Observed_<backend>: vLLM asks for the class by its path when the backend is chosen."""
+    if name.startswith("Observed_"):
+        return _observed(name.removeprefix("Observed_"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

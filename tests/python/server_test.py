@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""The plugins of vLLM and SGLang against fakes of the parts of both that they use, with the signatures of vLLM's
+v1/attention/backends and SGLang's plugins/hook_registry: server_test.py [ServerTest.test_…]. No server runs here."""
+import enum
+import logging
+import os
+import sys
+import tempfile
+import types
+import unittest
+from pathlib import Path
+
+try:
+    import oscar_kv
+    import torch
+    import transformers
+    from oscar_kv import sglang_plugin, vllm_plugin
+    from safetensors import safe_open
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh")
+    sys.exit(77)
+
+LAYERS, HEADS, KV_HEADS, DIM, TOKENS = 3, 4, 2, 32, 120
+SCALE = 0.5 * DIM**-0.5  # of a model that scales scores by half
+
+
+class FakeImpl:
+    """As vLLM's FlashAttentionImpl."""
+
+    def __init__(self, num_heads, head_size, scale, num_kv_heads, sliding_window=None):
+        self.num_heads, self.head_size, self.scale, self.num_kv_heads = num_heads, head_size, scale, num_kv_heads
+        self.sliding_window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output=None, output_scale=None):
+        return "attended", output
+
+
+class FakeBackend:
+    @staticmethod
+    def get_impl_cls():
+        return FakeImpl
+
+
+class FakeHooks:
+    hooks: dict = {}
+
+    @classmethod
+    def register(cls, target, hook, hook_type):
+        cls.hooks[target] = hook, hook_type
+
+
+class ServerTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="oscar-server-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        self.rank, self.ranks, self.overrides = 0, 1, {}
+        transformers.LlamaConfig(hidden_size=HEADS * DIM, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+                                 num_key_value_heads=KV_HEADS).save_pretrained(self.folder / "model")
+        self.before = dict(sys.modules)
+        self.addCleanup(lambda: [sys.modules.pop(name) for name in set(sys.modules) - set(self.before)])
+        self.install_fakes()
+        os.environ |= {"OSCAR_OBSERVE": str(self.folder / "x.safetensors"), "OSCAR_OBSERVE_TOKENS": str(TOKENS)}
+        self.addCleanup(lambda: [os.environ.pop(name, None) for name in ("OSCAR_OBSERVE", "OSCAR_OBSERVE_TOKENS")])
+        torch.manual_seed(0)
+        self.rows = [[torch.randn(TOKENS, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(LAYERS)]
+        oscar_kv.load_library()
+
+    def module(self, name, **members):
+        for i in range(len(parts := name.split("."))):
+            sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
+        vars(sys.modules[name]).update(members)
+
+    def install_fakes(self):
+        def resolve(path):
+            return getattr(sys.modules[path.rpartition(".")[0]], path.rpartition(".")[2])
+
+        self.enum = enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "fake_flash.Backend", "CUSTOM": None})
+        config = types.SimpleNamespace(model_config=types.SimpleNamespace(model=str(self.folder / "model")))
+        self.module("fake_flash", Backend=FakeBackend)
+        self.module("vllm.utils.import_utils", resolve_obj_by_qualname=resolve)
+        self.module("vllm.config", get_current_vllm_config=lambda: config)
+        self.module("vllm.distributed", get_tensor_model_parallel_rank=lambda: self.rank,
+                    get_tensor_model_parallel_world_size=lambda: self.ranks)
+        self.module("vllm.v1.attention.backends.registry", AttentionBackendEnum=self.enum,
+                    register_backend=lambda backend, path: self.overrides.update({backend: path}))
+        self.resolve = resolve
+        self.module("sglang.srt.plugins.hook_registry", HookRegistry=FakeHooks,
+                    HookType=enum.Enum("HookType", {"BEFORE": "before"}))
+        self.module("sglang.srt.layers.dp_attention", get_attention_tp_rank=lambda: self.rank,
+                    get_attention_tp_size=lambda: self.ranks)
+        self.module("sglang.srt.server_args", get_global_server_args=lambda: types.SimpleNamespace(
+            model_path=str(self.folder / "model")))
+
+    def own(self, x):
+        """This rank's heads."""
+        heads = x.shape[1] // self.ranks
+        return x[:, self.rank * heads:(self.rank + 1) * heads]
+
+    def run_vllm(self):
+        """Layers see a profiling run, two chunks of padded prompts, a decode step between, and a pass after the end."""
+        vllm_plugin._tap.cache_clear(), vllm_plugin._observed.cache_clear()
+        vllm_plugin.register()
+        self.assertEqual(list(self.overrides), [self.enum.FLASH_ATTN])
+        impl_class = self.resolve(self.overrides[self.enum.FLASH_ATTN]).get_impl_cls()
+        impls = [impl_class(HEADS // self.ranks, DIM, SCALE, KV_HEADS // self.ranks) for _ in range(LAYERS)]
+        calls = [(slice(0, 50), None), (slice(0, 50), 50), (slice(0, 1), 1), (slice(50, 120), 70), (slice(0, 50), 50)]
+        for chunk, longest in calls:
+            metadata = longest and types.SimpleNamespace(max_query_len=longest, num_actual_tokens=longest)
+            for i, (impl, rows) in enumerate(zip(impls, self.rows)):
+                padded = [torch.cat([self.own(x)[chunk], torch.full_like(self.own(x)[:3], torch.nan)]) for x in rows]
+                layer = types.SimpleNamespace(layer_name=f"model.layers.{i}.self_attn.attn")
+                self.assertEqual(impl.forward(layer, *padded, None, metadata, output=7), ("attended", 7))
+
+    def run_sglang(self):
+        sglang_plugin._tap.cache_clear()
+        sglang_plugin.register()
+        (target, (hook, _)), = FakeHooks.hooks.items()
+        self.assertEqual(target, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward")
+        for chunk, extends in ((slice(0, 60), True), (slice(0, 9), False), (slice(60, 120), True), (slice(0, 9), True)):
+            batch = types.SimpleNamespace(forward_mode=types.SimpleNamespace(is_extend=lambda: extends))
+            for i, rows in enumerate(self.rows):
+                for sliding in (-1, 512):  # a layer with a window is another one
+                    layer = types.SimpleNamespace(layer_id=i, tp_q_head_num=HEADS // self.ranks, v_head_dim=DIM,
+                                                  tp_k_head_num=KV_HEADS // self.ranks, qk_head_dim=DIM, scaling=SCALE,
+                                                  tp_v_head_num=KV_HEADS // self.ranks, is_cross_attention=False,
+                                                  sliding_window_size=sliding)
+                    flat = [self.own(x)[chunk].flatten(1) for x in rows]
+                    self.assertIs(hook("backend", *flat, layer, batch, save_kv_cache=True), None)
+
+    def expected(self):
+        state = torch.ops.oscar.new_state()
+        for i, rows in enumerate(self.rows):
+            torch.ops.oscar.observe(state, i, *rows, query_scale=0.5)
+        torch.ops.oscar.save(state, str(self.folder / "expected.safetensors"))
+        return self.folder / "expected.safetensors"
+
+    def assert_same(self, path):
+        with safe_open(path, "pt") as mine, safe_open(self.expected(), "pt") as theirs:
+            self.assertEqual(set(mine.keys()), set(theirs.keys()))
+            for name in theirs.keys():
+                torch.testing.assert_close(mine.get_tensor(name), theirs.get_tensor(name), rtol=1e-9, atol=1e-9)
+
+    def check(self, run):
+        run()
+        self.assert_same(self.folder / "x.safetensors")
+        oscar_kv.fit(self.folder / "set", stats=[self.folder / "x.safetensors"])
+        self.assertEqual(oscar_kv.read_set(self.folder / "set").manifest["calibration"]["tokens"], TOKENS)
+
+    def check_ranks(self, run):
+        self.ranks = 2
+        for self.rank in (0, 1):
+            run()
+        files = [self.folder / f"x.rank{rank}.safetensors" for rank in (0, 1)]
+        oscar_kv.fit(stats=files, save_stats=self.folder / "joined.safetensors")
+        self.assert_same(self.folder / "joined.safetensors")
+
+    def test_vllm(self):
+        self.check(self.run_vllm)
+
+    def test_vllm_by_two_ranks(self):
+        self.check_ranks(self.run_vllm)
+
+    def test_sglang(self):
+        self.check(self.run_sglang)
+
+    def test_sglang_by_two_ranks(self):
+        self.check_ranks(self.run_sglang)
+
+    def test_servers_go_on_when_observing_cannot(self):
+        self.ranks = 4  # of which two share a head
+        self.rows = [[q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)] for q, k, v in self.rows]
+        global KV_HEADS
+        KV_HEADS = 4
+        with self.assertLogs("oscar_kv", logging.ERROR) as logged:
+            self.run_vllm()
+        KV_HEADS = 2
+        self.assertIn("4 ranks with 1 KV heads each, but the model has 2", logged.output[0])
+        self.assertEqual(len(logged.output), 1)
+
+    def test_nothing_happens_unasked(self):
+        del os.environ["OSCAR_OBSERVE"]
+        FakeHooks.hooks = {}
+        vllm_plugin.register(), sglang_plugin.register()
+        self.assertEqual((self.overrides, FakeHooks.hooks), ({}, {}))
+
+
+if __name__ == "__main__":
+    unittest.main()
