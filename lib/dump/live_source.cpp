@@ -19,12 +19,6 @@ struct Chunk {
 };
 using Layer = std::vector<Chunk>;
 
-/// Where a sequence goes.
-struct Slot {
-  std::size_t chunk = 0;
-  std::int64_t begin = 0, tokens = 0;
-};
-
 class LiveStream : public LayerStream {
  public:
   explicit LiveStream(std::shared_ptr<const Layer> layer) : layer_(std::move(layer)) {}
@@ -52,10 +46,14 @@ class LiveSource : public QkvSource {
         config_(runner.config()),
         sequences_(std::move(sequences)),
         calibration_(describe(sequences_)),
+        slots_(sequence_slots(sequences_, options.chunk_tokens)),
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
     choose_layers(options.layers);
-    assign_slots(options.chunk_tokens);
+    for (const SequenceSlot& slot : slots_) {
+      if (slot.chunk == chunk_sizes_.size()) chunk_sizes_.push_back(0);
+      chunk_sizes_.back() += slot.tokens;
+    }
     pass_ = runner.begin(sequences_, status);
   }
 
@@ -96,15 +94,6 @@ class LiveSource : public QkvSource {
     layer_ids_ = std::move(wanted);
   }
 
-  void assign_slots(std::int64_t chunk_tokens) {
-    for (const TokenSequence& sequence : sequences_) {
-      const auto tokens = static_cast<std::int64_t>(sequence.size());
-      if (chunk_sizes_.empty() || chunk_sizes_.back() + tokens > chunk_tokens) chunk_sizes_.push_back(0);
-      slots_.push_back({chunk_sizes_.size() - 1, chunk_sizes_.back(), tokens});
-      chunk_sizes_.back() += tokens;
-    }
-  }
-
   [[nodiscard]] Layer empty_chunks(int layer_id) const {
     Layer layer;
     const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer_id)].mixer;
@@ -120,7 +109,8 @@ class LiveSource : public QkvSource {
                     make(mixer.num_kv_heads, mixer.value_dim, chunk.v)};
       layer.push_back(std::move(chunk));
     }
-    for (const Slot& slot : slots_) layer[slot.chunk].sequences.push_back({slot.begin, slot.begin + slot.tokens});
+    for (const SequenceSlot& slot : slots_)
+      layer[slot.chunk].sequences.push_back({slot.begin, slot.begin + slot.tokens});
     return layer;
   }
 
@@ -128,14 +118,30 @@ class LiveSource : public QkvSource {
   const ModelConfig config_;
   std::vector<TokenSequence> sequences_;
   CalibrationData calibration_;
+  std::vector<SequenceSlot> slots_;  // by sequence
   DType dtype_;
   std::vector<int> layer_ids_;
-  std::vector<Slot> slots_;                // by sequence
   std::vector<std::int64_t> chunk_sizes_;  // in tokens
   std::unique_ptr<ModelPass> pass_;
 };
 
 }  // namespace
+
+std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& sequences, std::int64_t chunk_tokens) {
+  std::vector<SequenceSlot> slots;
+  for (const TokenSequence& sequence : sequences) {
+    const auto tokens = static_cast<std::int64_t>(sequence.size());
+    SequenceSlot slot{.tokens = tokens};
+    if (!slots.empty()) {
+      const std::int64_t end = slots.back().begin + slots.back().tokens;
+      const bool fits = end + tokens <= chunk_tokens;
+      slot.chunk = slots.back().chunk + (fits ? 0 : 1);
+      slot.begin = fits ? end : 0;
+    }
+    slots.push_back(slot);
+  }
+  return slots;
+}
 
 std::unique_ptr<QkvSource> open_live(ModelRunner& runner, std::vector<TokenSequence> sequences,
                                      const LiveOptions& options, Status& status) {

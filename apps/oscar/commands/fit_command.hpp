@@ -9,6 +9,7 @@
 
 #include "cluster/place.hpp"
 #include "context.hpp"
+#include "dump/shared_live_source.hpp"
 #include "fit/fit.hpp"
 #include "model/runner.hpp"
 #include "model_input.hpp"
@@ -41,8 +42,11 @@ class FitInput {
   /// Empty without a model.
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
   [[nodiscard]] OutputProjection output_projection() const;
+  /// The model, run together with other processes, for some of its layers; null for a dump.
+  [[nodiscard]] std::unique_ptr<SharedLiveSource> share(const std::vector<int>& layers, const LiveShare& share) const;
 
  private:
+  Status& status_;
   std::filesystem::path model_;
   std::vector<TokenSequence> sequences_;
   bool judges_ = false;

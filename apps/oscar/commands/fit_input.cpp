@@ -8,8 +8,8 @@
 
 namespace oscar {
 
-FitInput::FitInput(const FitCommand& command, const Context& context) {
-  Status& status = *context.status;
+FitInput::FitInput(const FitCommand& command, const Context& context) : status_(*context.status) {
+  Status& status = status_;
   const std::vector<int> layers = parse_layers(command.input.layers);
   const TokenLimits& limits = command.input.limits;
   if (command.dump.empty() == command.input.model.empty()) {
@@ -30,6 +30,11 @@ FitInput::FitInput(const FitCommand& command, const Context& context) {
 
 ModelJudge FitInput::judge(const FitOptions& options, Backend& backend) {
   return judges_ ? make_model_judge(*runner_, sequences_, options, backend) : ModelJudge();
+}
+
+std::unique_ptr<SharedLiveSource> FitInput::share(const std::vector<int>& layers, const LiveShare& share) const {
+  if (!runner_) return nullptr;
+  return open_shared_live(*runner_, sequences_, {.layers = layers}, share, status_);
 }
 
 OutputProjection FitInput::output_projection() const {

@@ -81,45 +81,64 @@ void collect(const std::vector<int>& missing, const PartialSet& partial, Ranks& 
   }
 }
 
-/// Rank 0 gets the result; the others nothing.
-std::optional<FitResult> fit_share(FitCommand& command, QkvSource& source, const PartialSet& partial, FitHooks hooks,
-                                   Backend& backend, Ranks& ranks, Status& status) {
-  hooks.partial = &partial;
-  const std::vector<int> missing = missing_layers(source.layer_ids(), partial, ranks);
+/// Fits the layers of this rank. A model's sequences are dealt too: its rows go to the rank that fits the layer.
+void fit_own(const FitCommand& command, FitInput& input, const std::vector<int>& missing, const PartialSet& partial,
+             const FitHooks& hooks, Backend& backend, Ranks& ranks, Status& status) {
+  if (missing.empty()) return;
   const std::vector<int> own = share_of(missing, ranks.rank(), ranks.size());
+  const auto shared = input.share(missing, {ranks.rank(), ranks.size(), partial_folder(command) / "rows"});
+  QkvSource& source = shared ? *shared : input.source();
   fit_layers(source, own, command.fit, backend, status, hooks);
-  if (ranks.rank() > 0) {
-    for (const int id : own) ranks.put(key_of(id), read_text(partial.file_of(id)));
-    return std::nullopt;
+  if (shared) shared->finish();
+  for (const int id : own) {
+    if (ranks.rank() > 0) ranks.put(key_of(id), read_text(partial.file_of(id)));
   }
-  collect(missing, partial, ranks);
-  return fit(source, command.fit, backend, status, hooks);
+}
+
+/// The folder, begun by rank 0 and then known to all. Rows of a model go through it, so that they must share it.
+PartialSet open_partial(const FitCommand& command, const Json& fit, Ranks& ranks) {
+  using Earlier = PartialSet::Earlier;
+  const std::filesystem::path folder = partial_folder(command), mark = folder / "rank_0";
+  if (ranks.rank() == 0) {
+    PartialSet partial(folder, fit, command.resume ? Earlier::kUse : Earlier::kReplace);
+    std::filesystem::remove_all(folder / "rows");
+    const std::string name = std::to_string(std::chrono::system_clock::now().time_since_epoch().count());
+    write_file(mark, name);
+    ranks.put("folder", name);
+    return partial;
+  }
+  const std::string name = ranks.get("folder");
+  PartialSet partial(folder, fit, Earlier::kLeave);
+  const bool shared = std::filesystem::exists(mark) && read_text(mark) == name;
+  if (!shared && !command.input.model.empty()) {
+    throw DataError("the ranks do not see one folder", folder.string(),
+                    "give --out on a file system that all share, or fit a dump, or in parts (--save-stats)");
+  }
+  return partial;
 }
 
 void fit_as(Ranks& ranks, FitCommand& command, Context& context) {
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   FitInput input(command, context);
   QkvSource& source = input.source();
-  const bool first = ranks.rank() == 0;
-  const Json fit = describe_fit(unfitted_set(source, command.fit), command.fit);
-  require_same_fit(fit, ranks);
-  using Earlier = PartialSet::Earlier;
-  const Earlier earlier = !first ? Earlier::kLeave : command.resume ? Earlier::kUse : Earlier::kReplace;
-  if (!first) (void)ranks.get("folder is ready");
-  const PartialSet partial(partial_folder(command), fit, earlier);
-  if (first) ranks.put("folder is ready", "");
+  const Json fit_record = describe_fit(unfitted_set(source, command.fit), command.fit);
+  require_same_fit(fit_record, ranks);
+  const PartialSet partial = open_partial(command, fit_record, ranks);
   if (const auto few = too_few_tokens(source, command.fit)) context.status->notice(*few);
   Times times{.startup = seconds_since(context.started)};
   const auto start = std::chrono::steady_clock::now();
-  std::optional<FitResult> result = fit_share(
-      command, source, partial, {.output_projection = input.output_projection()}, *backend, ranks, *context.status);
-  if (!result) return;
-  result->seconds = seconds_since(start);
+  const FitHooks hooks{.output_projection = input.output_projection(), .partial = &partial};
+  const std::vector<int> missing = missing_layers(source.layer_ids(), partial, ranks);
+  fit_own(command, input, missing, partial, hooks, *backend, ranks, *context.status);
+  if (ranks.rank() > 0) return;
+  collect(missing, partial, ranks);
+  FitResult result = fit(source, command.fit, *backend, *context.status, hooks);
+  result.seconds = seconds_since(start);
   const auto fitted = std::chrono::steady_clock::now();
-  write_rotation_set(command.out, result->set, parse_rotation_formats(command.formats), command.force);
+  write_rotation_set(command.out, result.set, parse_rotation_formats(command.formats), command.force);
   partial.remove();
   times.writing = seconds_since(fitted);
-  report(*result, times, command, *backend, context);
+  report(result, times, command, *backend, context);
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ class RanksTest(unittest.TestCase):
             self.addCleanup(processes[-1].kill)
         return processes
 
-    def finish(self, processes, seconds=60):
+    def finish(self, processes, seconds=120):
         errors = [process.communicate(timeout=seconds)[1] for process in processes]
         return [process.returncode for process in processes], errors
 
@@ -122,9 +122,20 @@ class RanksTest(unittest.TestCase):
             self.assertEqual(codes, [0, 0], errors)
             self.expect_same("one", name)
 
+    def test_ranks_share_the_sequences_of_a_model(self):
+        text = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--seq-len", "400",
+                "--clip", "0.96,0.92", "--sequences"]
+        self.run_alone("fit", *text, "3", "--recipe", "oscar", "--out", "live_one")
+        codes, errors = self.finish(self.start(*text, "3", "--out", "live_two"))
+        self.assertEqual(codes, [0, 0], errors)
+        self.expect_same("live_one", "live_two")
+        codes, errors = self.finish(self.start(*text, "1", "--out", "live_one_sequence"))
+        self.assertEqual(codes[0], 2, errors)
+        self.assertIn("1 sequences for 2 ranks", errors[0])
+
     def test_a_rank_that_fails_is_named_with_its_reason(self):
         self.addCleanup(self.spoil(1))
-        codes, errors = self.finish(self.start("--dump", "dump", "--out", "failed"), seconds=30)
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "failed"))
         self.assertEqual(codes, [1, 1])
         self.assertRegex(errors[0], r"rank 1 \(.*\) failed: q has NaN or Inf \(.*layer_1/q/1.pt")
         self.assertIn("--resume", errors[0])
@@ -134,7 +145,7 @@ class RanksTest(unittest.TestCase):
         processes = self.stop_rank_1("killed", "--rank-timeout", "3")
         processes[1].kill()
         since = time.monotonic()
-        codes, errors = self.finish(processes, seconds=30)
+        codes, errors = self.finish(processes)
         self.assertEqual(codes[0], 1, errors)
         self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
         self.assertLess(time.monotonic() - since, 30)
@@ -152,7 +163,7 @@ class RanksTest(unittest.TestCase):
         processes = self.stop_rank_1("headless")
         processes[0].kill()
         processes[1].send_signal(signal.SIGCONT)
-        codes, errors = self.finish(processes, seconds=30)
+        codes, errors = self.finish(processes)
         self.assertEqual(codes[1], 1, errors)
         self.assertRegex(errors[1], rf"rank 0 \(.*process {processes[0].pid}\) is gone")
 
