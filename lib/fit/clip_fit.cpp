@@ -152,7 +152,7 @@ RowCodec with_ratio(RowCodec codec, double ratio) {
 }
 
 const std::vector<double>& clip_candidates() {
-  static const std::vector<double> kRatios{1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.85, 0.8, 0.75};
+  static const std::vector<double> kRatios{1.0, 0.98, 0.96, 0.95, 0.94, 0.93, 0.92, 0.9, 0.88, 0.85};
   return kRatios;
 }
 
@@ -216,7 +216,8 @@ ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const T
 }
 
 double best_clip_ratio(const std::vector<double>& scores) {
-  const auto best = std::min_element(scores.begin(), scores.end());
+  const double enough = *std::min_element(scores.begin(), scores.end()) * (1 + kClipSlack);
+  const auto best = std::find_if(scores.begin(), scores.end(), [&](double score) { return !(score > enough); });
   return clip_candidates()[static_cast<std::size_t>(best - scores.begin())];
 }
 

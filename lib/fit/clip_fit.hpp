@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Clip ratios by what they do to attention, with windows and serving precision in place, on a fixed sample of the
 // layer.
-//   keys:   argmin over candidates of the softmax KL(exact || keys through the codec)
-//   values: argmin of the relative output error, keys through the codec at their chosen ratio
+//   keys:   by the softmax KL(exact || keys through the codec)
+//   values: by the relative output error, keys through the codec at their chosen ratio
+// The least clipping is taken whose score is within kClipSlack of the lowest. What clipping takes away is a bias: it
+// flattens attention and shrinks outputs in every layer alike, and adds up on the way through the model, while noise
+// averages out. The score of one layer cannot tell them apart, and near its lowest value it is flat.
 // One ratio per layer, or one per KV head: what a head's queries lose depends on that head's codec alone, so that one
 // sweep over the candidates tells both.
 // Squared error of the rows themselves is the wrong judge: it prefers heavier clipping, which flattens attention.
@@ -68,7 +71,10 @@ struct ClipScores {
                                                              const std::vector<HistoryCodecs>& codecs, Windows windows,
                                                              Backend& backend);
 
-/// The candidate with the lowest score; the larger ratio (less clipping) if several have it.
+/// How far above the lowest a score counts as the same.
+inline constexpr double kClipSlack = 0.05;
+
+/// The largest ratio (least clipping) of which the score is at most (1 + kClipSlack) times the lowest.
 [[nodiscard]] double best_clip_ratio(const std::vector<double>& scores);
 /// The same for each head.
 [[nodiscard]] std::vector<double> best_clip_ratios(const std::vector<std::vector<double>>& heads);

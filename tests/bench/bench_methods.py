@@ -91,7 +91,7 @@ class Bench:
 
     def plain(self, only):
         other = self.other["methods"]
-        if only in "hadamard fp32":
+        if only("hadamard fp32"):
             fit = self.fit(self.options.model, HADAMARD)
             measured = self.verify(self.options.model, "fp32", "bf16," + ",".join(FP32_METHODS), True)
             self.add("bf16", {}, "fp32", measured["bf16"], other["bf16"])
@@ -102,7 +102,7 @@ class Bench:
 
     def rows_of(self, model, rows, other, prefix, only):
         for name, arguments, needles, key in rows:
-            if only not in prefix + name:
+            if not only(prefix + name):
                 continue
             fit = self.fit(model, arguments)
             measured = self.verify(model, "serving", "none", needles)["this"]
@@ -123,13 +123,14 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--out", type=Path, default=ROOT / "out/methods.json")
-    parser.add_argument("--only", default="", help="rows whose name has this in it")
+    parser.add_argument("--only", default="", help="rows whose names have one of these in them, like lsq,auto")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="oscar-methods-") as folder:
         bench = Bench(options, Path(folder))
-        bench.plain(options.only)
-        bench.scaled(options.only)
+        only = lambda name: any(word in name for word in options.only.split(","))
+        bench.plain(only)
+        bench.scaled(only)
 
 
 if __name__ == "__main__":

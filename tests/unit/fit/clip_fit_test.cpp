@@ -45,7 +45,7 @@ TEST_CASE("the sample is fixed by its seed, stays behind the windows and within 
   CHECK(describe(sample, options) == "300 keys in 1 sequences, 20 queries per head, seed 0");
 }
 
-TEST_CASE("scores are those of the codec at each ratio, and ties prefer less clipping") {
+TEST_CASE("scores are those of the codec at each ratio, and near ties prefer less clipping") {
   const auto chunks = test::synthetic_layer({});
   test::MemoryStream layer(chunks);
   const ClipFitOptions options;
@@ -71,6 +71,7 @@ TEST_CASE("scores are those of the codec at each ratio, and ties prefer less cli
   }
   CHECK(scores.key.layer[4] == doctest::Approx(kl / static_cast<double>(queries)).epsilon(1e-12));
   CHECK(best_clip_ratio({3, 1, 1, 2, 5, 5, 5, 5, 5, 5}) == clip_candidates()[1]);
+  CHECK(best_clip_ratio({3, 1.06, 1.04, 1, 5, 5, 5, 5, 5, 5}) == clip_candidates()[2]);
 }
 
 TEST_CASE("scores of heads are what their own queries lose, and values are judged beside keys at their heads' ratios") {
@@ -92,7 +93,8 @@ TEST_CASE("scores of heads are what their own queries lose, and values are judge
   for (std::size_t head = 0; head < 2; ++head) {
     AttentionErrors own = errors[2 * head];
     own.add(errors[2 * head + 1]);
-    CHECK(*std::min_element(scores.key.heads[head].begin(), scores.key.heads[head].end()) ==
+    const auto ratio = std::ranges::find(clip_candidates(), keys.head_clip_ratios[head]);
+    CHECK(scores.key.heads[head][static_cast<std::size_t>(ratio - clip_candidates().begin())] ==
           doctest::Approx(own.softmax_kl / static_cast<double>(own.queries)).epsilon(1e-12));
     CHECK(scores.value.heads[head][3] == doctest::Approx(own.output_error / own.output_norm).epsilon(1e-12));
   }
