@@ -152,6 +152,9 @@ void check_sequence(const SequenceInput& input) {
             decoded.num_heads == rows.num_heads && decoded.head_dim == rows.head_dim);
   };
   OSCAR_CHECK(decoded_fits(input.decoded_k, k, input.key) && decoded_fits(input.decoded_v, v, input.value));
+  if (input.scores == nullptr) return;
+  const std::size_t sinks = input.scores->sinks.size();
+  OSCAR_CHECK(sinks == 0 || sinks == static_cast<std::size_t>(q.num_heads));
 }
 
 void check_finite(std::span<const double> symmetric) {

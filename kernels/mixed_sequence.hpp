@@ -14,7 +14,7 @@
 
 namespace oscar {
 
-/// What to hold. Views and transforms must outlive the MixedSequence.
+/// What to hold. Views, transforms and the score rule must outlive the MixedSequence.
 struct SequenceInput {
   /// Native rows; q may hold fewer tokens than k and v.
   QkvView qkv;
@@ -27,6 +27,9 @@ struct SequenceInput {
   /// What a codec that sees more than one row made of k and v, native float32 rows. Where given (data is not null),
   /// there is no transform, and the history is these rows whatever codec a call names.
   HeadsView decoded_k = {}, decoded_v = {};
+  /// For attend() alone; null: a softmax alone. Centred keys (Transform::mean) shift scores as in a server, which does
+  /// not add q mean^T back.
+  const ScoreRule* scores = nullptr;
 };
 
 /// The codecs through which the history is read; none: as the windows store it.
@@ -53,7 +56,8 @@ class MixedSequence {
   /// out (num_queries, Hq, d_v), in native coordinates.
   virtual void attend(const HistoryCodecs& codecs, Windows windows, std::span<float> out) = 0;
 
-  /// Errors against exact causal attention over the native rows: [candidate][query head].
+  /// Errors against exact causal attention over the native rows: [candidate][query head]. Throws std::logic_error if
+  /// the input has a score rule.
   [[nodiscard]] virtual std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                           Windows windows) = 0;
 

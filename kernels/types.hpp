@@ -46,6 +46,16 @@ struct Transform {
   [[nodiscard]] const MatrixStack& read() const { return read_rotation.count > 0 ? read_rotation : rotation; }
 };
 
+/// What becomes of scores s = q k^T / sqrt(d) before and in the softmax, beside the causal mask.
+struct ScoreRule {
+  double soft_cap = 0;       // s becomes soft_cap tanh(s / soft_cap); 0: stays
+  int reach = 0;             // query i sees key j if i - j < reach; 0: all before it
+  std::vector<float> sinks;  // (Hq): a score that takes its share of the softmax and has no value; empty: none
+
+  /// Whether a shift of all scores of a query changes nothing, as with a softmax alone: what centred keys rest on.
+  [[nodiscard]] bool ignores_shifts() const { return soft_cap == 0 && sinks.empty(); }
+};
+
 /// How serving rounds: kServing casts matrices, rows, rotated rows and outputs to bfloat16 as servers do; kExact keeps
 /// fp32.
 enum class Precision { kServing, kExact };

@@ -38,14 +38,28 @@ double sum_of(std::span<const float> values) {
   return std::accumulate(lanes.begin(), lanes.end(), 0.0);
 }
 
-/// Scores of keys [0, position] -> probabilities; later keys get 0.
-void causal_softmax(std::span<float> row, std::int64_t position) {
-  const std::span<float> seen = row.first(static_cast<std::size_t>(position) + 1);
-  const float highest = largest(seen);
+/// Scores of the keys that a query sees -> their shares of the softmax. sink: -infinity for none.
+void softmax(std::span<float> seen, float sink) {
+  const float highest = std::max(largest(seen), sink);
   for (float& score : seen) score -= highest;
   exp_in_place(seen);
-  const auto scale = static_cast<float>(1.0 / sum_of(seen));
+  const auto scale = static_cast<float>(1.0 / (sum_of(seen) + std::exp(double{sink} - highest)));
   for (float& weight : seen) weight *= scale;
+}
+
+/// Scores of keys [0, position] -> probabilities; keys that the query does not see get 0.
+void causal_softmax(std::span<float> row, std::int64_t position, const ScoreRule* rule, int head) {
+  const std::int64_t first =
+      rule != nullptr && rule->reach > 0 ? std::max<std::int64_t>(0, position - rule->reach + 1) : 0;
+  const std::span<float> seen =
+      row.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(position - first + 1));
+  if (rule != nullptr && rule->soft_cap > 0) {
+    const auto cap = static_cast<float>(rule->soft_cap);
+    for (float& score : seen) score = cap * std::tanh(score / cap);
+  }
+  const bool has_sink = rule != nullptr && !rule->sinks.empty();
+  softmax(seen, has_sink ? rule->sinks[static_cast<std::size_t>(head)] : -INFINITY);
+  std::fill(row.begin(), row.begin() + first, 0.0F);
   std::fill(row.begin() + position + 1, row.end(), 0.0F);
 }
 
@@ -82,7 +96,8 @@ void attend_block(const MixedAttention& mixed, const AttendedHead& shared, std::
   mixed_scores(q.data(), shared.k, row_positions, mixed.windows, scale, weights);
   const std::size_t keys = weights.size() / row_positions.size();
   for (std::size_t i = 0; i < row_positions.size(); ++i) {
-    causal_softmax(std::span(weights).subspan(i * keys, keys), row_positions[i]);
+    const int head = kv_head * group + static_cast<int>(i / positions.size());
+    causal_softmax(std::span(weights).subspan(i * keys, keys), row_positions[i], mixed.scores, head);
   }
   const std::int64_t value_dim = shared.v.dim;
   std::vector<float> outputs(row_positions.size() * static_cast<std::size_t>(value_dim));

@@ -22,6 +22,7 @@ struct MixedAttention {
   /// Maps outputs back: o = o' * native_from_rotated; stacks of 1 or Hkv matrices (d, d). Empty: none.
   const MatrixStack* native_from_rotated = nullptr;
   Precision precision = Precision::kServing;
+  const ScoreRule* scores = nullptr;  // null: a softmax alone
 };
 
 /// Ways to read the history of keys, or of values, in place of that of a MixedAttention.

@@ -2,6 +2,7 @@
 // hold(): rows rotated once and kept as floats; what a side was decoded to last is kept as well.
 #include <memory>
 
+#include "base/check.hpp"
 #include "base/status.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
@@ -158,6 +159,7 @@ class HeldSequence : public MixedSequence {
 
   [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                   Windows windows) override {
+    OSCAR_CHECK(input_.scores == nullptr);
     std::vector<std::vector<float>> keys, values;
     const Histories k = key_.histories(choose_codecs(candidates, &HistoryCodecs::key), keys);
     const Histories v = value_.histories(choose_codecs(candidates, &HistoryCodecs::value), values);
@@ -186,7 +188,8 @@ class HeldSequence : public MixedSequence {
             .query_positions = input_.query_positions,
             .windows = windows,
             .native_from_rotated = value_.native_from_stored(),
-            .precision = input_.precision};
+            .precision = input_.precision,
+            .scores = input_.scores};
   }
 
   SequenceInput input_;

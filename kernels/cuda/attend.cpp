@@ -72,6 +72,7 @@ void attend(const Context& context, const HeldData& held, const HistoryCodecs& c
   const CodedRows key(context, held.k, codecs.key, held.precision);
   const CodedRows value(context, held.v, codecs.value, held.precision);
   DeviceBuffer<float> rotated(context, out.size());
+  const DeviceBuffer<float> sinks(context, std::span(held.scores.sinks));
   mixed_attention(context,
                   {.rows = held.q.stored(held.q.everything()),
                    .positions = held.positions.data(),
@@ -81,7 +82,10 @@ void attend(const Context& context, const HeldData& held, const HistoryCodecs& c
                    .value = value.side(),
                    .keys = held.k.tokens(),
                    .kv_heads = held.k.kv_heads(),
-                   .windows = windows},
+                   .windows = windows,
+                   .scores = {.soft_cap = static_cast<float>(held.scores.soft_cap),
+                              .reach = held.scores.reach,
+                              .sinks = sinks.size() > 0 ? sinks.data() : nullptr}},
                   held.precision == Precision::kServing, rotated.data());
   if (!held.value_read.exists()) return rotated.download(context, out);
   DeviceBuffer<float> native(context, out.size());

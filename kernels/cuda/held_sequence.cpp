@@ -29,6 +29,7 @@ class HeldSequence : public MixedSequence {
  public:
   HeldSequence(Lanes& lanes, const SequenceInput& input) : lanes_(lanes) {
     check_sequence(input);
+    has_score_rule_ = input.scores != nullptr;
     data_ = lanes_.run([&](const Context& context) { return std::make_unique<HeldData>(context, input); });
   }
 
@@ -39,6 +40,7 @@ class HeldSequence : public MixedSequence {
 
   [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                   Windows windows) override {
+    OSCAR_CHECK(!has_score_rule_);
     check(candidates);
     return lanes_.run([&](const Context& context) { return cuda::compare(context, *data_, candidates, windows); });
   }
@@ -58,6 +60,7 @@ class HeldSequence : public MixedSequence {
 
   Lanes& lanes_;
   std::unique_ptr<HeldData> data_;
+  bool has_score_rule_ = false;
 };
 
 void set_history(const Context& context, const HeadsView& decoded, HeldRows& rows) {
@@ -96,7 +99,8 @@ HeldData::HeldData(const Context& context, const SequenceInput& input, NativeByt
       value_keeps_lengths(keeps_lengths(input.value)),
       q(context, input.qkv.q, std::move(native.q), input.qkv.k.num_heads, query_read, precision),
       k(context, input.qkv.k, std::move(native.k), input.qkv.k.num_heads, key_write, precision),
-      v(context, input.qkv.v, std::move(native.v), input.qkv.k.num_heads, value_write, precision) {
+      v(context, input.qkv.v, std::move(native.v), input.qkv.k.num_heads, value_write, precision),
+      scores(input.scores != nullptr ? *input.scores : ScoreRule()) {
   set_history(context, input.decoded_k, k);
   set_history(context, input.decoded_v, v);
 }

@@ -20,6 +20,7 @@ struct HeldData {
   Rotation query_read, key_write, value_write, value_read;
   bool key_keeps_lengths, value_keeps_lengths;  // orthogonal, or no transform
   HeldRows q, k, v;
+  ScoreRule scores;
 
   HeldData(const Context& context, const SequenceInput& input);
 

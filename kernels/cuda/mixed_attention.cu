@@ -151,14 +151,15 @@ __device__ void load_queries(const Work& work, const CacheQueries& queries, int 
   }
 }
 
+/// A sink counts as a key without a value that has been seen before all others.
 template <int kSlots>
-__device__ void begin_rows(const Work& work, const CacheQueries& queries, RowState<kSlots>& rows) {
+__device__ void begin_rows(const Work& work, const CacheQueries& queries, const float* sinks, RowState<kSlots>& rows) {
 #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
     const std::int64_t row = work.first_row + work.first_of_warp + r;
     rows.position[r] = row <= work.last_row ? queries.positions[row / queries.g] : -1;
-    rows.highest[r] = -INFINITY;
-    rows.sum[r] = 0.0F;
+    rows.highest[r] = sinks != nullptr ? sinks[work.head * queries.g + row % queries.g] : -INFINITY;
+    rows.sum[r] = sinks != nullptr && work.lane == 0 ? 1.0F : 0.0F;
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) rows.out[r][s] = 0.0F;
   }
@@ -166,12 +167,17 @@ __device__ void begin_rows(const Work& work, const CacheQueries& queries, RowSta
 
 /// Dot products -> scores of the pairs that count in this reading of the tile; -infinity for the others.
 template <int kSlots>
-__device__ void mask_scores(const RowState<kSlots>& rows, std::int64_t key, bool decoded, Windows windows, float scale,
-                            float (&scores)[kRowsPerWarp]) {
+__device__ void mask_scores(const RowState<kSlots>& rows, std::int64_t key, bool decoded, const MixedCache& cache,
+                            float scale, float (&scores)[kRowsPerWarp]) {
+  const float cap = cache.scores.soft_cap;
+  const std::int64_t reach = cache.scores.reach;
 #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
-    const bool counts = key <= rows.position[r] && in_window(key, rows.position[r], windows) != decoded;
-    scores[r] = counts ? scores[r] * scale : -INFINITY;
+    const std::int64_t position = rows.position[r];
+    const bool counts =
+        key <= position && (reach == 0 || position - key < reach) && in_window(key, position, cache.windows) != decoded;
+    const float score = scores[r] * scale;
+    scores[r] = !counts ? -INFINITY : cap > 0 ? cap * tanhf(score / cap) : score;
   }
 }
 
@@ -206,7 +212,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   const Work work(queries);
   RowState<kSlots> rows;
   load_queries(work, queries, width, q_tile);
-  begin_rows(work, queries, rows);
+  begin_rows(work, queries, cache.scores.sinks, rows);
 
   const std::int64_t lowest = queries.positions[work.first_row / queries.g];
   const std::int64_t highest = queries.positions[work.last_row / queries.g];
@@ -222,7 +228,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
       __syncthreads();
       float weights[kRowsPerWarp];
       dot_products(q_tile + work.first_of_warp * width, key_tile + work.lane * stride, width, weights);
-      mask_scores(rows, first + work.lane, decoded, cache.windows, scale, weights);
+      mask_scores(rows, first + work.lane, decoded, cache, scale, weights);
       update_softmax(rows, weights);
       add_values(rows, weights, value_tile, work.lane);
     }

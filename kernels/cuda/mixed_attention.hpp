@@ -24,11 +24,19 @@ struct CacheSide {
   bool round_decoded = false;
 };
 
+/// ScoreRule on the GPU.
+struct ScoreRuleView {
+  float soft_cap = 0;
+  std::int64_t reach = 0;
+  const float* sinks = nullptr;  // (KV heads, g); null: none
+};
+
 struct MixedCache {
   CacheSide key, value;
   std::int64_t keys = 0;
   int kv_heads = 0;
   Windows windows;
+  ScoreRuleView scores;
 };
 
 /// `count` query tokens with g heads for each KV head.
@@ -39,8 +47,9 @@ struct CacheQueries {
   int g;
 };
 
-/// out (queries, KV heads * g, d_v) = softmax(q k^T / sqrt(d)) v in transformed coordinates; kServing's `round_outputs`
-/// rounds it to bfloat16. Head sizes up to 256; throws UsageError for larger ones.
+/// out (queries, KV heads * g, d_v) = softmax(q k^T / sqrt(d)) v, scores by the cache's rule, in transformed
+/// coordinates; kServing's `round_outputs` rounds it to bfloat16. Head sizes up to 256; throws UsageError for larger
+/// ones.
 void mixed_attention(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
                      float* out);
 

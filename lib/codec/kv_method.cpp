@@ -96,10 +96,12 @@ DecodedRows::~DecodedRows() {
 }
 
 HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
-                  std::span<const std::int64_t> query_positions, Precision precision, Backend& backend) {
+                  std::span<const std::int64_t> query_positions, Precision precision, Backend& backend,
+                  const ScoreRule* scores) {
   HeldSequence held;
   const KvLayer& layer = method.layer(layer_id);
   SequenceInput input = layer.hold(qkv, query_positions, precision);
+  input.scores = scores;
   if (method.sequence != nullptr && layer.key.quantized) {
     const SequenceRange history{std::min<std::int64_t>(method.windows.sink, qkv.k.num_tokens), qkv.k.num_tokens};
     const SequenceContext context{method.rope, precision, &backend};

@@ -97,9 +97,10 @@ struct HeldSequence {
   DecodedRows decoded_k, decoded_v;  // what `rows` refers to, if the method decodes sequences
   std::unique_ptr<MixedSequence> rows;
 };
-/// qkv, query_positions and the method must outlive it.
+/// qkv, query_positions, the method and the score rule must outlive it. scores: as in SequenceInput.
 [[nodiscard]] HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
-                                std::span<const std::int64_t> query_positions, Precision precision, Backend& backend);
+                                std::span<const std::int64_t> query_positions, Precision precision, Backend& backend,
+                                const ScoreRule* scores = nullptr);
 
 /// Bits that one stored number takes, keys and values and layers averaged.
 struct BitsPerElement {

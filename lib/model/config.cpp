@@ -85,8 +85,6 @@ std::string ModelConfig::why_irreplaceable() const {
   for (const int layer : cache_layers()) {
     const MixerSpec& mixer = blocks[static_cast<std::size_t>(layer)].mixer;
     if (mixer.kind == MixerKind::kLatentAttention) return "latent attention, whose keys are wider than its values,";
-    if (mixer.sinks) return "attention with sinks";
-    if (mixer.soft_cap > 0) return "attention with a soft cap";
   }
   return "";
 }

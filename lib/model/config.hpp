@@ -31,8 +31,7 @@ struct ModelConfig {
   std::vector<BlockSpec> blocks;  // num_layers
   ModelIdentity identity;
 
-  /// Why the attention of its layers cannot be replaced from outside (AttentionHook); empty if it can. Layers with a
-  /// window are left out: they keep what they have.
+  /// Why the attention of its layers cannot be replaced by that of a set (AttentionHook); empty if it can.
   [[nodiscard]] std::string why_irreplaceable() const;
   /// The layers whose cache grows with the whole text; if all are limited to a window, those.
   [[nodiscard]] std::vector<int> cache_layers() const;

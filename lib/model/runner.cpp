@@ -206,6 +206,14 @@ class Runner : public ModelRunner {
       : config_(read_model_config(model)), checkpoint_(model), decoder_(open_decoder(model, options)) {}
 
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
+  [[nodiscard]] ScoreRule score_rule(int layer) const override {
+    const MixerSpec& m = config_.blocks.at(static_cast<std::size_t>(layer)).mixer;
+    ScoreRule rule{m.soft_cap, m.window, {}};
+    if (!m.sinks) return rule;
+    const std::vector<double> sinks = checkpoint_.at(layer_weight_name(layer, "self_attn.sinks")).copy().to_doubles();
+    rule.sinks.assign(sinks.begin(), sinks.end());
+    return rule;
+  }
   [[nodiscard]] std::string description() const override { return decoder_->description(); }
   [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t bytes) const override {
     return decoder_->host_memory(bytes);

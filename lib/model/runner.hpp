@@ -59,6 +59,8 @@ class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
   [[nodiscard]] virtual const ModelConfig& config() const = 0;
+  /// How a layer that has a cache turns scores into shares: what attention that replaces its own must do.
+  [[nodiscard]] virtual ScoreRule score_rule(int layer) const = 0;
   /// Where it computes and in what: "cpu, float32".
   [[nodiscard]] virtual std::string description() const = 0;
   /// For what is captured: host memory that a GPU's copies reach at full speed.

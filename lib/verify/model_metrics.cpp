@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 
 #include "base/errors.hpp"
@@ -30,7 +31,8 @@ struct Setting {
   Precision precision;
   Backend& backend;
   Status& status;
-  std::int64_t total_work;  // tokens that pass a layer, of all runs
+  std::map<int, ScoreRule> rules;  // of the layers whose attention is replaced
+  std::int64_t total_work;         // tokens that pass a layer, of all runs
   std::int64_t work = 0;
 
   void add_work(std::int64_t tokens) {
@@ -55,7 +57,8 @@ void attend(const Setting& setting, const KvMethod& method, int layer, const Qkv
   asked.q = qkv.q.tokens(first, tokens);
   std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens - first));
   std::iota(positions.begin(), positions.end(), first);
-  const HeldSequence held = hold(method, layer, asked, positions, setting.precision, setting.backend);
+  const HeldSequence held =
+      hold(method, layer, asked, positions, setting.precision, setting.backend, &setting.rules.at(layer));
   const std::size_t before = out.size() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(first);
   std::fill_n(out.begin(), before, 0.0F);
   held.rows->attend(method.layer(layer).codecs(), method.windows, out.subspan(before));
@@ -73,7 +76,7 @@ void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMet
   if (method != nullptr) {
     const int last_layer = setting.runner.config().num_layers - 1;
     hooks.attention = [=, &setting, &last](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
-      if (setting.runner.config().blocks[static_cast<std::size_t>(layer)].mixer.window > 0) return false;
+      if (!setting.rules.contains(layer)) return false;
       attend(setting, *method, layer, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
       return true;
     };
@@ -103,6 +106,13 @@ void run_needles(Setting& setting, const KvMethod* method, Found& found) {
     found.needles[i] = {answer_depth(data.needles[i], length), found_answer_tokens(data.needles[i], length, logits),
                         length - 1};
   });
+}
+
+/// Of the layers that keep what a method stores; others keep exact attention.
+std::map<int, ScoreRule> rules_of(const ModelRunner& runner) {
+  std::map<int, ScoreRule> rules;
+  for (const int layer : runner.config().cache_layers()) rules[layer] = runner.score_rule(layer);
+  return rules;
 }
 
 std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size) {
@@ -156,8 +166,13 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
   const auto runs = static_cast<std::int64_t>(quantizing.size());
   const std::int64_t tokens =
       tokens_of(data.texts) * (runs + 1) + tokens_of(data.needles) * (runs + (exact_wanted ? 1 : 0));
-  Setting setting{runner,  data,   precision,
-                  backend, status, std::max<std::int64_t>(1, tokens * runner.config().num_layers)};
+  Setting setting{runner,
+                  data,
+                  precision,
+                  backend,
+                  status,
+                  rules_of(runner),
+                  std::max<std::int64_t>(1, tokens * runner.config().num_layers)};
   setting.add_work(0);
   Found reference;
   std::vector<Found> found(quantizing.size());

@@ -145,6 +145,20 @@ void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& met
                             " quantise keys before RoPE, but are measured after it (--model tells)");
 }
 
+/// What sinks and soft caps of the model change: nothing that a dump holds tells of them.
+void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& methods, const ModelRunner& runner) {
+  const std::vector<int> layers = runner.config().cache_layers();
+  const auto rule_differs = [&](int layer) { return !runner.score_rule(layer).ignores_shifts(); };
+  if (std::none_of(layers.begin(), layers.end(), rule_differs)) return;
+  report.warnings.push_back("attention metrics leave out the model's sinks and soft caps; its own figures know them");
+  const auto& own = methods.back().layers;
+  const auto centred = [](const auto& layer) {
+    return layer.second.key.transform != nullptr && !layer.second.key.transform->mean.empty();
+  };
+  if (std::none_of(own.begin(), own.end(), centred)) return;
+  report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");
+}
+
 /// Both sides are there: methods can be compared.
 std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, ModelIdentity model,
                                   const VerifyOptions& options) {
@@ -194,6 +208,7 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   check_structure(subject, expected, report.checks);
   if (measurable(report)) {
     const std::vector<KvMethod> methods = add_methods(report, subject, expected.model, options);
+    if (inputs.runner != nullptr && !methods.empty()) warn_of_score_rules(report, methods, *inputs.runner);
     measure_layers(report, subject, methods, inputs, options, backend, status);
     measure_model_metrics(report, subject, methods, inputs, options, backend, status);
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "base/threads.hpp"
 #include "kernels/cpu/exp.hpp"
@@ -25,6 +26,7 @@ struct Case {
   Windows windows;
   Precision precision;
   MatrixStack back;
+  std::optional<ScoreRule> rule;
   std::vector<float> q, k, v, mixed_q, window_k, history_k, window_v, history_v;
 
   Case(int heads_, int kv_heads_, int dim_, std::int64_t keys_, std::vector<std::int64_t> positions_, Windows windows_,
@@ -63,7 +65,8 @@ struct Case {
             .query_positions = positions,
             .windows = windows,
             .native_from_rotated = &back,
-            .precision = precision};
+            .precision = precision,
+            .scores = rule ? &*rule : nullptr};
   }
 };
 
@@ -71,6 +74,19 @@ double dot(const float* a, const float* b, int n) {
   double sum = 0;
   for (int i = 0; i < n; ++i) sum += double{a[i]} * b[i];
   return sum;
+}
+
+/// Of scores of the keys 0, 1, …, the query standing at the last.
+std::vector<double> shares_by_rule(std::vector<double> scores, const ScoreRule& rule, int head) {
+  const std::size_t keys = scores.size();
+  double sum = rule.sinks.empty() ? 0 : std::exp(double{rule.sinks[static_cast<std::size_t>(head)]});
+  for (std::size_t j = 0; j < keys; ++j) {
+    const double s = rule.soft_cap > 0 ? rule.soft_cap * std::tanh(scores[j] / rule.soft_cap) : scores[j];
+    const bool seen = rule.reach == 0 || keys - 1 - j < static_cast<std::size_t>(rule.reach);
+    sum += scores[j] = seen ? std::exp(s) : 0;
+  }
+  for (double& share : scores) share /= sum;
+  return scores;
 }
 
 std::vector<double> softmax(const std::vector<double>& scores) {
@@ -102,7 +118,7 @@ Textbook textbook(const Case& c, std::int64_t query, int head) {
                              std::sqrt(double(c.dim)));
   }
   const std::vector<double> p = softmax(t.scores);
-  const std::vector<double> p_hat = softmax(t.mixed_scores);
+  const std::vector<double> p_hat = c.rule ? shares_by_rule(t.mixed_scores, *c.rule, head) : softmax(t.mixed_scores);
   const auto size = static_cast<std::size_t>(c.dim);
   t.output.resize(size), t.mixed_output.resize(size);
   std::vector<double> rotated(size);
@@ -212,8 +228,27 @@ TEST_CASE("rotation uses the matrix of the head's group and rounds as a server d
   }
 }
 
-TEST_CASE("attend equals the definition for every shape of windows, groups and queries") {
+namespace {
+
+/// Of each: none, a soft cap, a reach, sinks, and all of them.
+std::vector<Case> attended_cases() {
+  std::vector<Case> all;
   for (const Case& c : cases()) {
+    const std::vector<float> sinks = gaussian(static_cast<std::size_t>(c.heads), 10, 2);
+    all.push_back(c);
+    for (const ScoreRule& rule :
+         {ScoreRule{1.5, 0, {}}, ScoreRule{0, 13, {}}, ScoreRule{0, 0, sinks}, ScoreRule{2, 50, sinks}}) {
+      all.push_back(c);
+      all.back().rule = rule;
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("attend equals the definition for every shape of windows, groups and queries, and every score rule") {
+  for (const Case& c : attended_cases()) {
     std::vector<float> out(c.mixed_q.size());
     cpu::attend(c.mixed(), out);
     // Serving rounds outputs: one of them may fall to the other side of a tie.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Held sequences: the GPU against the CPU, for every kind of group, window, query and codec.
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "unit/kernels_cuda/samples.hpp"
@@ -23,6 +24,7 @@ struct Sequence {
   std::vector<std::int64_t> positions;
   Transform key, value;
   Tensor q, k, v, decoded_k, decoded_v;
+  std::optional<ScoreRule> rule;
 
   Sequence(const Shape& shape_, int heads_, int kv_heads_, std::vector<std::int64_t> positions_, int value_dim = 0)
       : shape(shape_),
@@ -46,6 +48,7 @@ struct Sequence {
                         precision};
     if (!rotated && !decoded_k.shape.empty()) input.decoded_k = heads_view(decoded_k, "k");
     if (!rotated && !decoded_v.shape.empty()) input.decoded_v = heads_view(decoded_v, "v");
+    if (rule) input.scores = &*rule;
     return input;
   }
   /// Without transforms, the history of the keys, or of both sides, is rows of their own.
@@ -249,6 +252,20 @@ TEST_CASE("small: row_errors_match_cpu") {
   Backends on;
   if (on.gpu == nullptr) return;
   for (const Sequence& s : small_sequences()) check_row_errors(on, s, s.decoded_k.shape.empty(), kSmallWindows[0]);
+}
+
+TEST_CASE("small: attend by score rules matches the CPU") {
+  Backends on;
+  if (on.gpu == nullptr) return;
+  for (Sequence& s : small_sequences()) {
+    std::vector<float> sinks;
+    for (int head = 0; head < s.heads; ++head) sinks.push_back(3 - static_cast<float>(head));
+    for (const ScoreRule& rule :
+         {ScoreRule{1.5, 0, {}}, ScoreRule{0, 13, {}}, ScoreRule{0, 0, sinks}, ScoreRule{2, 33, sinks}}) {
+      s.rule = rule;
+      check_attend(on, s, Precision::kExact, s.decoded_k.shape.empty(), kSmallWindows);
+    }
+  }
 }
 
 TEST_CASE("attend_matches_cpu") {

@@ -43,8 +43,11 @@ inline double relative_error(const std::vector<double>& seen, const std::vector<
 
 /// `report` gets the name and relative error of "layer_<id>.{q,k,v}" of every layer with a cache, and of "logits". The
 /// file holds "tokens" (1, T), those tensors in fp32, and the logits of every 16th position. Returns the layers run.
-inline int compare_with_reference(const std::filesystem::path& model, const std::filesystem::path& activations,
-                                  const std::function<void(const std::string&, double)>& report) {
+/// attend: attention in place of the model's own, out (T, Hq, d_v).
+inline int compare_with_reference(
+    const std::filesystem::path& model, const std::filesystem::path& activations,
+    const std::function<void(const std::string&, double)>& report,
+    const std::function<void(const ScoreRule&, const QkvView&, std::span<float> out)>& attend = {}) {
   const SafetensorsFile golden(activations);
   const std::vector<TokenSequence> sequences = rows_of(golden.at("tokens").copy());
   const std::unique_ptr<ModelRunner> runner = open_model(model);
@@ -53,12 +56,13 @@ inline int compare_with_reference(const std::filesystem::path& model, const std:
   };
   RunHooks hooks;
   int layers = 0;
-  hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float>) {
+  hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
     const std::string prefix = "layer_" + std::to_string(layer) + ".";
     compare(prefix + "q", doubles(qkv.q));
     compare(prefix + "k", doubles(qkv.k));
     compare(prefix + "v", doubles(qkv.v));
-    return false;
+    if (attend) attend(runner->score_rule(layer), qkv, out);
+    return static_cast<bool>(attend);
   };
   hooks.layer_done = [&](int) { ++layers; };
   hooks.logits = [&](std::size_t, std::span<const float> logits) {

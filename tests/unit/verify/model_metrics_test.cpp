@@ -57,6 +57,7 @@ class FourWords : public ModelRunner {
  public:
   FourWords() { config_.vocab_size = kVocab, config_.num_layers = 1, config_.blocks.resize(1); }
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
+  [[nodiscard]] ScoreRule score_rule(int) const override { return {}; }
   [[nodiscard]] std::string description() const override { return "four words"; }
   [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t) const override { return nullptr; }
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status&) override {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// compare MODEL ACTIVATIONS: runs a checkpoint and compares it with a reference (parity.hpp). One line per tensor that
-// differs by more than 1e-4 of its largest magnitude, and the largest difference; exit status 1 if there is one.
+// compare MODEL ACTIVATIONS: runs a checkpoint and compares it with a reference (parity.hpp), with its own attention
+// and with that which verify puts in its place, nothing quantised. One line per tensor that differs by more than 1e-4
+// of its largest magnitude, and the largest difference; exit status 1 if there is one.
 #include <fmt/format.h>
 
 #include <cstdio>
 
 #include "base/errors.hpp"
+#include "kernels/backend.hpp"
 #include "unit/model/parity.hpp"
 
 int main(int argc, char** argv) {
@@ -14,11 +16,19 @@ int main(int argc, char** argv) {
   double worst = 0;
   int tensors = 0;
   try {
-    oscar::test::compare_with_reference(argv[1], argv[2], [&](const std::string& name, double error) {
+    const auto report = [&](const std::string& name, double error) {
       if (!(error < kParity)) fmt::print("{} differs by {:.2e}\n", name, error);
       worst = std::max(worst, error);
       ++tensors;
-    });
+    };
+    oscar::test::compare_with_reference(argv[1], argv[2], report);
+    const auto backend = oscar::make_cpu_backend();
+    oscar::test::compare_with_reference(
+        argv[1], argv[2], [&](const std::string& name, double error) { report("attention replaced, " + name, error); },
+        [&](const oscar::ScoreRule& rule, const oscar::QkvView& qkv, std::span<float> out) {
+          const oscar::SequenceInput input{.qkv = qkv, .precision = oscar::Precision::kExact, .scores = &rule};
+          backend->hold(input)->attend({}, {}, out);
+        });
   } catch (const oscar::Error& error) {
     fmt::print("{} | {}\n", error.what(), error.where());
     return 1;

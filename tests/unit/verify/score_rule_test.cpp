@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// Attention that replaces a model's own follows its sinks, soft caps and windows.
+#include <doctest/doctest.h>
+
+#include "support/backend.hpp"
+#include "support/support.hpp"
+#include "unit/model/random_model.hpp"
+#include "verify/model_metrics.hpp"
+
+namespace oscar {
+namespace {
+
+/// Logits with attention of the backend in place of the model's own, by the model's rules after `change`.
+std::vector<float> replaced_logits(ModelRunner& runner, const TokenSequence& tokens,
+                                   const std::function<void(ScoreRule&)>& change) {
+  const auto backend = test::make_test_backend();
+  std::vector<float> seen;
+  RunHooks hooks;
+  hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
+    ScoreRule rule = runner.score_rule(layer);
+    change(rule);
+    SequenceInput input{.qkv = qkv, .precision = Precision::kExact};
+    input.scores = &rule;
+    backend->hold(input)->attend({}, {}, out);
+    return true;
+  };
+  hooks.logits = [&](std::size_t, std::span<const float> logits) { seen.assign(logits.begin(), logits.end()); };
+  Status silent;
+  runner.run(std::vector<TokenSequence>{tokens}, hooks, silent);
+  return seen;
+}
+
+/// Of a model, against its own attention: by its rules, and after `change` of them.
+struct Differences {
+  double by_rules, changed;
+
+  Differences(const std::string& name, const std::function<void(ScoreRule&)>& change) {
+    const test::TemporaryFolder folder;
+    test::write_random_model(name, folder.path());
+    const TokenSequence tokens = test::some_tokens(90);
+    const std::vector<float> own = test::run_model(folder.path(), tokens, {}).back();
+    const auto runner = open_model(folder.path());
+    by_rules = test::distance(replaced_logits(*runner, tokens, [](ScoreRule&) {}), own);
+    changed = test::distance(replaced_logits(*runner, tokens, change), own);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("attention with sinks is the model's own, and another sink is noticed") {
+  const Differences d("sinks and stacked experts", [](ScoreRule& rule) {
+    REQUIRE(rule.sinks.size() == 4);
+    rule.sinks[1] += 0.5F;
+  });
+  CHECK(d.by_rules < 1e-5);
+  CHECK(d.changed > 1e-3);
+}
+
+TEST_CASE("attention with a soft cap is the model's own, and another cap is noticed") {
+  const Differences d("soft caps and windows", [](ScoreRule& rule) {
+    REQUIRE(rule.soft_cap == 30);
+    rule.soft_cap = 3;
+  });
+  CHECK(d.by_rules < 1e-5);
+  CHECK(d.changed > 1e-3);
+}
+
+TEST_CASE("attention with a window is the model's own, and another window is noticed") {
+  const Differences d("soft caps and windows", [](ScoreRule& rule) {
+    if (rule.reach > 0) ++rule.reach;
+  });
+  CHECK(d.by_rules < 1e-5);
+  CHECK(d.changed > 1e-3);
+}
+
+TEST_CASE("a quantised cache in a model with sinks costs something, and one that is exact nothing") {
+  const test::TemporaryFolder folder;
+  test::write_random_model("sinks and stacked experts", folder.path());
+  const auto runner = open_model(folder.path());
+  const auto backend = test::make_test_backend();
+  Status silent;
+  const verify::ModelData data{{test::some_tokens(120)}, {}, {}};
+  const int layer = runner->config().cache_layers().front();
+  std::vector<KvMethod> methods;
+  for (const bool quantized : {false, true}) {
+    methods.push_back(make_baseline("naive", {{layer, 32, 2}}, {4, 16}, 0));
+    KvLayer& only = methods.back().layers.at(layer);
+    only.key.quantized = only.value.quantized = quantized;
+  }
+  const auto metrics = verify::measure_model(*runner, data, methods, Precision::kExact, *backend, silent);
+  CHECK(metrics[0].kld_mean < 1e-9);
+  CHECK(metrics[1].kld_mean > 1e-4);
+}
+
+}  // namespace oscar
