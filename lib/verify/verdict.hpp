@@ -9,7 +9,7 @@ namespace oscar::verify {
 
 /// What a set of so many bits a code (mean of keys and values, or those of the keys if they are less; half bits count
 /// as 3) may do at most: between what sets that work and what naive ones of the same bits did to two small models
-/// (tests/unit/verify/verdict_test.cpp).
+/// (tests/bench/results/limits.json, tests/unit/verify/verdict_test.cpp).
 [[nodiscard]] VerifyThresholds default_thresholds(double bits_per_code);
 
 /// Fills limits, accepted, reasons and warnings. defaults: where no threshold is given, for what was measured. Throws

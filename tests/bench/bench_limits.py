@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""Measures between which sets the default limits of `oscar verify` lie: for each number of levels one that works, and
+those that nobody should serve. The document is what tests/unit/verify/verdict_test.cpp holds the limits to.
+
+bench_limits.py [--binary build/oscar] [--model DIR --calibration FILE.npy --held-out FILE.npy] [--out FILE.json]
+A set works if the model predicts with it about as it did; `works` is a judgement, the figures are not.
+"""
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests/data"
+GOLDEN = DATA / "golden/qwen3-2m"
+LEVELS = ["4,4", "5,3", "8,4", "8,8", "16,16"]
+SETS = [("oscar", True, ["--recipe", "oscar"]),
+        ("no rotation, not clipped", False, ["--recipe", "oscar", "--composition", "pbr", "--clip", "off"])]
+HADAMARD = ("Hadamard, not clipped", False, ["--recipe", "hadamard", "--clip", "off"])
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode not in (0, 3):  # 3: measured, and rejected
+        raise SystemExit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stderr[-2000:]}")
+
+
+def measure(options, levels, arguments, folder):
+    rotations, report = folder / "set", folder / "report.json"
+    run(options.binary, "fit", "--model", options.model, "--tokens", options.calibration, "--target", "any", "--levels", levels,
+        *arguments, "--out", rotations, "--force", "--quiet", "--device", "cpu")
+    run(options.binary, "verify", rotations, "--model", options.model, "--tokens", options.held_out, "--sequences",
+        options.sequences, "--compare", "none", "--no-record", "--quiet", "--device", "cpu", f"--json={report}")
+    document = json.loads(report.read_text())
+    return {"bits_per_code": document["bits_per_code"],
+            "figures": {limit["figure"]: float(f"{limit['value']:.4g}") for limit in document["limits"]}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
+    parser.add_argument("--model", type=Path, default=DATA / "qwen3-2m")
+    parser.add_argument("--calibration", type=Path, default=GOLDEN / "tokens_calib.npy")
+    parser.add_argument("--held-out", type=Path, default=GOLDEN / "tokens_eval.npy")
+    parser.add_argument("--sequences", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/limits.json")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="oscar-limits-") as folder:
+        for levels in LEVELS:
+            for name, works, arguments in [*SETS, *([HADAMARD] if levels == "4,4" else [])]:
+                rows.append({"set": name, "levels": levels, "works": works, "fit": " ".join(arguments),
+                             **measure(options, levels, arguments, Path(folder))})
+                print(json.dumps(rows[-1]), flush=True)
+    options.out.write_text(json.dumps({"what": "sets of each number of levels, for the default limits of oscar verify",
+                                       "model": options.model.name, "held_out_sequences": options.sequences, "rows": rows},
+                                      indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
