@@ -12,6 +12,7 @@ job, torchrun and its Python included. All sets must have the same bytes. Exit s
 import argparse
 import json
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,11 @@ HEAD_DIM = 128
 def command_of(ranks, binary):
     if ranks == 1:
         return [binary]
-    return [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", str(ranks), binary]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return [sys.executable, "-m", "torch.distributed.run", "--no-python", "--master-port", port, "--nproc-per-node", str(ranks),
+            binary]
 
 
 def fit(options, ranks, work, data):

@@ -108,8 +108,8 @@ class RanksTest(unittest.TestCase):
             sys.exit(SKIPPED)
         options = ["--dump", "dump", "--recipe", "stretch", "--target", "any", "--device", "cpu"]
         self.run_alone("fit", *options, "--out", "one")
-        done = subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", BINARY, "fit", *options, "--out", "two"],
-                              cwd=self.folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",
+                               *options, "--out", "two"], cwd=self.folder, capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("2 ranks", done.stderr)
         self.expect_same("one", "two")
