@@ -9,9 +9,8 @@ namespace {
 
 constexpr unsigned kNumberThreads = 1024, kWarp = 32;
 
-/// One block: numbers the tokens that count, in order, writes -1 for others, and counts them; where tokens want a slot
-/// of the sample, the latest owns it.
-__global__ void __launch_bounds__(kNumberThreads) number_tokens(const ObserveCall call) {
+/// One block: numbers the tokens that count by a mask, in order, writes -1 for others, and counts them.
+__global__ void __launch_bounds__(kNumberThreads) number_masked_tokens(const ObserveCall call) {
   __shared__ unsigned of_warp[kWarp], before_warp[kWarp], of_block;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const unsigned tokens = static_cast<unsigned>(call.batch * call.tokens);
@@ -36,16 +35,10 @@ __global__ void __launch_bounds__(kNumberThreads) number_tokens(const ObserveCal
     const std::int64_t number = first + before_warp[warp] + __popc(votes & ((1U << lane) - 1));
     first += of_block;
     if (t < tokens) call.numbers[t] = counts ? number : -1;
-    if (counts && call.sample > 0) {
-      const std::int64_t slot = slot_of(number, call.seed, call.sample);
-      if (slot < call.sample)
-        atomicMax(reinterpret_cast<long long*>(call.owners + slot), static_cast<long long>(number));
-    }
+    if (counts) claim_slot(call, number);
     __syncthreads();  // before of_warp and of_block change
   }
-  if (threadIdx.x != 0) return;
-  call.counts[0] = first;
-  call.counts[1] += call.sequences;
+  if (threadIdx.x == 0) call.counts[0] = first;
 }
 
 /// A warp copies the heads of one token, 16 bytes a lane.
@@ -58,10 +51,14 @@ __device__ void copy_token(const ObservedRows& rows, std::int64_t b, std::int64_
   }
 }
 
-/// One warp a token: keeps it if it still owns its slot.
+/// One warp a token: keeps it if it still owns its slot. The first thread counts what was numbered in order.
 __global__ void copy_sampled(const ObserveCall call) {
+  if (task_index() == 0) {
+    if (call.mask == nullptr) call.counts[0] += boundary(call, true) - boundary(call, false);
+    call.counts[1] += call.sequences;
+  }
   const auto t = task_index() / kWarp;
-  if (t >= std::int64_t{call.batch} * call.tokens) return;
+  if (t >= std::int64_t{call.batch} * call.tokens || call.sample == 0) return;
   const std::int64_t number = call.numbers[t];
   if (number < 0) return;
   const std::int64_t slot = slot_of(number, call.seed, call.sample);
@@ -95,12 +92,10 @@ int observe_rows(const ObserveCall& call, void* stream) {
   }
   if (status != cudaSuccess) return status;
   auto* const queue = static_cast<cudaStream_t>(stream);
-  cuda::number_tokens<<<1, cuda::kNumberThreads, 0, queue>>>(call);
-  if (call.sample > 0) {
-    const auto threads = static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(call.tokens) * cuda::kWarp;
-    cuda::copy_sampled<<<cuda::blocks_for(threads), cuda::kThreads, 0, queue>>>(call);
-  }
+  if (call.mask != nullptr) cuda::number_masked_tokens<<<1, cuda::kNumberThreads, 0, queue>>>(call);
   cuda::launch_grams(call, multiprocessors, queue);
+  const auto threads = static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(call.tokens) * cuda::kWarp;
+  cuda::copy_sampled<<<cuda::blocks_for(threads), cuda::kThreads, 0, queue>>>(call);
   return cudaGetLastError();
 }
 
