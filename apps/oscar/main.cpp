@@ -34,6 +34,7 @@ void register_commands(CLI::App& app, Context& context) {
   register_dump(app, context);
   register_fit(app, context);
   register_verify(app, context);
+  register_serve_check(app, context);
   register_publish(app, context);
   register_pull(app, context);
   register_inspect(app, context);

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <numeric>
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "verify/method_attention.hpp"
 #include "verify/model_sums.hpp"
 #include "verify/needles.hpp"
 
@@ -50,18 +50,13 @@ struct Found {
 using Logits = std::vector<std::vector<float>>;
 
 /// Attention of a method for the queries from `first` on; zero for those before.
-void attend(const Setting& setting, const KvMethod& method, int layer, const QkvView& qkv, std::int64_t first,
-            std::span<float> out) {
+void attend_from(const Setting& setting, const KvMethod& method, int layer, const QkvView& qkv, std::int64_t first,
+                 std::span<float> out) {
   const std::int64_t tokens = qkv.q.num_tokens;
-  QkvView asked = qkv;
-  asked.q = qkv.q.tokens(first, tokens);
-  std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens - first));
-  std::iota(positions.begin(), positions.end(), first);
-  const HeldSequence held =
-      hold(method, layer, asked, positions, setting.precision, setting.backend, &setting.rules.at(layer));
   const std::size_t before = out.size() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(first);
   std::fill_n(out.begin(), before, 0.0F);
-  held.rows->attend(method.layer(layer).codecs(), method.windows, out.subspan(before));
+  attend(method, layer, qkv, {first, tokens}, setting.rules.at(layer), setting.precision, setting.backend,
+         out.subspan(before));
 }
 
 /// How many logits of a sequence count, from its end; in the last layer no other query needs attention.
@@ -77,7 +72,7 @@ void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMet
     const int last_layer = setting.runner.config().num_layers - 1;
     hooks.attention = [=, &setting, &last](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
       if (!setting.rules.contains(layer)) return false;
-      attend(setting, *method, layer, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
+      attend_from(setting, *method, layer, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
       return true;
     };
   }
@@ -106,13 +101,6 @@ void run_needles(Setting& setting, const KvMethod* method, Found& found) {
     found.needles[i] = {answer_depth(data.needles[i], length), found_answer_tokens(data.needles[i], length, logits),
                         length - 1};
   });
-}
-
-/// Of the layers that keep what a method stores; others keep exact attention.
-std::map<int, ScoreRule> rules_of(const ModelRunner& runner) {
-  std::map<int, ScoreRule> rules;
-  for (const int layer : runner.config().cache_layers()) rules[layer] = runner.score_rule(layer);
-  return rules;
 }
 
 std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size) {

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+#include "verify/serve_check.hpp"
+
+#include <fmt/format.h>
+
+#include <iostream>
+#include <memory>
+
+#include "base/errors.hpp"
+#include "commands/commands.hpp"
+#include "console.hpp"
+#include "model_input.hpp"
+#include "verify/methods.hpp"
+#include "verify/subject.hpp"
+#include "zoo/curl_call.hpp"
+
+namespace oscar {
+namespace {
+
+struct ServeCheckCommand {
+  std::filesystem::path rotations;
+  std::string url;
+  ModelInput input;
+  ServeCheckOptions options;
+  double timeout_seconds = 300;
+};
+
+ZooLocation server_of(const std::string& url) {
+  ZooLocation server = parse_zoo_location(url);
+  if (!server.remote || !server.aws_sigv4.empty()) {
+    throw UsageError("\"" + url + "\" is no http:// or https:// address", "--url",
+                     "give one like http://localhost:8000");
+  }
+  if (server.url.ends_with("/v1")) server.url.resize(server.url.size() - 3);
+  if (server.credentials.empty()) server.bearer_token = environment({"OPENAI_API_KEY"});
+  return server;
+}
+
+verify::AskServer asker(const ZooLocation& server, double timeout_seconds, Status& status) {
+  return [=, &status](const std::string& path, const Json* body) {
+    const HttpCall call{body != nullptr ? "POST" : "GET",
+                        server.url + path,
+                        {"Content-Type: application/json"},
+                        body != nullptr ? body->dump() : "",
+                        {},
+                        true};
+    const HttpAnswer answer = call_http(server, call, {.timeout_seconds = timeout_seconds}, status);
+    if (answer.status != 200) {
+      throw TransportError(fmt::format("the server answered HTTP {}: {}", answer.status, answer.body.substr(0, 200)),
+                           call.url, "check the address, and that OPENAI_API_KEY is the server's key if it needs one");
+    }
+    return parse_json(answer.body, call.url);
+  };
+}
+
+std::string summary(const ServeCheckReport& r) {
+  std::string text = fmt::format(
+      "{}: {} prompts and {} needles ({} found), {} generated tokens\n"
+      "from exact attention: server {:.4g} nats, predicted {:.4g}; agreement {:.2f}\n{}\n",
+      r.served_model, r.prompts, r.needles, r.needles_found, r.positions, r.measured_kl, r.predicted_kl, r.agreement,
+      r.accepted ? "accepted: the server uses this set" : "rejected");
+  for (const std::string& reason : r.reasons) text += "  " + reason + "\n";
+  return text;
+}
+
+void run(ServeCheckCommand& c, Context& context) {
+  const ZooLocation server = server_of(c.url);
+  const Subject subject = read_subject(c.rotations);
+  if (!subject.ours)
+    throw UsageError("this is no rotation set with a manifest", c.rotations.string(), "oscar convert it");
+  const auto backend = make_backend(context.common.device, *context.status);
+  const auto runner = open_model(c.input.model);
+  const verify::TokenNames names(c.input.model);
+  const std::vector<TokenSequence> texts = read_sequences(c.input, runner->config(), *context.status);
+  const KvMethod set = verify::method_of_set(set_of(subject), subject.set.windows);
+  const ServeCheckReport report = check_server(asker(server, c.timeout_seconds, *context.status), names, *runner, texts,
+                                               set, c.options, *backend, *context.status);
+  Json document = to_json(report, c.options);
+  document["url"] = server.url;
+  validate_json(document, "oscar.serve_check.v1", "the report");
+  if (!context.common.json_to_stdout) std::cout << summary(report);
+  emit_json(context, document);
+  if (!report.accepted) context.exit_code = 3;
+}
+
+void add_check_options(CLI::App& command, ServeCheckCommand& c) {
+  const auto add = [&](const char* name, auto& value, const char* words) {
+    return command.add_option(name, value, words)->capture_default_str()->group("Check");
+  };
+  add("--served-model", c.options.served_model, "Its name at the server; default: the first that it lists");
+  add("--prompts", c.options.prompts, "Texts to be continued")->check(CLI::PositiveNumber);
+  add("--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(CLI::NonNegativeNumber);
+  add("--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(CLI::PositiveNumber);
+  add("--generate", c.options.generated_tokens, "Tokens to be generated for each")->check(CLI::Range(2, 4096));
+  add("--min-ratio", c.options.min_ratio, "Reject below this share of the predicted KL")->check(CLI::NonNegativeNumber);
+  add("--max-ratio", c.options.max_ratio, "Reject above this multiple of the predicted KL")
+      ->check(CLI::NonNegativeNumber);
+  add("--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")->check(CLI::Range(-1.0, 1.0));
+  add("--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(CLI::PositiveNumber);
+}
+
+}  // namespace
+
+void register_serve_check(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "serve-check", "Find out whether a running server (OpenAI's completions interface) uses a rotation set");
+  auto options = std::make_shared<ServeCheckCommand>();
+  command->add_option("ROTATIONS", options->rotations, "The rotation set that it should use")->required();
+  command->add_option("--url", options->url, "Of the server, like http://localhost:8000")->required();
+  add_model_input_options(*command, options->input);
+  command->get_option("--model")->required();
+  command->remove_option(command->get_option("--model-dtype"));
+  command->remove_option(command->get_option("--layers"));
+  add_check_options(*command, *options);
+  add_backend_options(*command, context);
+  add_json_option(*command, context);
+  command->callback([options, &context] { run(*options, context); });
+}
+
+}  // namespace oscar

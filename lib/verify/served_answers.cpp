@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+#include "verify/served_answers.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/errors.hpp"
+#include "model/tokenizer/tokenizer_file.hpp"
+
+namespace oscar::verify {
+namespace {
+
+constexpr const char* kModels = "/v1/models";
+constexpr const char* kCompletions = "/v1/completions";
+/// As many as OpenAI's interface gives.
+constexpr int kListed = 5;
+constexpr std::string_view kIdPrefix = "token_id:", kSpaceMark = "\xE2\x96\x81";
+
+[[noreturn]] void not_this_interface(const std::string& what, const std::string& path) {
+  throw DataError(what, path, "give the address of a server with OpenAI's completions interface (vLLM, SGLang)");
+}
+
+/// A member that must be there, of a type that must be it.
+const Json& member(const Json& object, const char* name, Json::value_t type, const std::string& path) {
+  const auto found = object.is_object() ? object.find(name) : object.end();
+  if (found == object.end() || found->type() != type) {
+    not_this_interface(std::string("the answer has no \"") + name + "\" of type " + Json(type).type_name(), path);
+  }
+  return *found;
+}
+
+std::vector<std::pair<std::int32_t, double>> listed(const Json& top, const TokenNames& names) {
+  std::vector<std::pair<std::int32_t, double>> found;
+  if (!top.is_object()) return found;
+  for (const auto& [name, value] : top.items()) {
+    const std::int32_t id = names.id(name);
+    const bool known = std::ranges::any_of(found, [id](const auto& entry) { return entry.first == id; });
+    if (id >= 0 && !known && value.is_number()) found.emplace_back(id, value.get<double>());
+  }
+  return found;
+}
+
+}  // namespace
+
+TokenNames::TokenNames(const std::filesystem::path& model) {
+  TokenizerFile file = read_tokenizer_file(model / "tokenizer.json");
+  ids_ = std::move(file.model.vocabulary);
+  for (const AddedToken& token : file.added_tokens) ids_[token.content] = token.id;
+}
+
+std::int32_t TokenNames::id(const std::string& name) const {
+  if (name.starts_with(kIdPrefix)) {
+    std::int32_t id = -1;
+    const char* end = name.data() + name.size();
+    const auto [stopped, error] = std::from_chars(name.data() + kIdPrefix.size(), end, id);
+    return error == std::errc() && stopped == end ? id : -1;
+  }
+  if (const auto found = ids_.find(name); found != ids_.end()) return found->second;
+  std::string marked;
+  for (const char c : name) c == ' ' ? marked += kSpaceMark : marked += c;
+  const auto found = ids_.find(marked);
+  return found != ids_.end() ? found->second : -1;
+}
+
+std::string served_model(const AskServer& ask, const std::string& wanted) {
+  const Json answer = ask(kModels, nullptr);
+  std::string names;
+  for (const Json& model : member(answer, "data", Json::value_t::array, kModels)) {
+    const std::string name = member(model, "id", Json::value_t::string, kModels);
+    if (wanted.empty() || name == wanted) return name;
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  if (names.empty()) not_this_interface("the server has no model", kModels);
+  throw UsageError("the server has no model \"" + wanted + "\"", "--served-model", "give one of these: " + names);
+}
+
+std::vector<ServedPosition> ask_continuation(const AskServer& ask, const std::string& model,
+                                             const TokenSequence& prompt, int max_tokens, const TokenNames& names) {
+  const Json body = {{"model", model},   {"prompt", prompt},    {"max_tokens", max_tokens},
+                     {"temperature", 0}, {"logprobs", kListed}, {"return_tokens_as_token_ids", true}};
+  const Json answer = ask(kCompletions, &body);
+  const Json& choices = member(answer, "choices", Json::value_t::array, kCompletions);
+  if (choices.empty()) not_this_interface("the answer has no choices", kCompletions);
+  const auto log = choices[0].find("logprobs");
+  if (log == choices[0].end() || !log->is_object()) {
+    throw DataError("the server gives no log-probabilities", kCompletions,
+                    "let it give at least " + std::to_string(kListed) + " a token (vLLM: --max-logprobs)");
+  }
+  const Json& tokens = member(*log, "tokens", Json::value_t::array, kCompletions);
+  const Json& tops = member(*log, "top_logprobs", Json::value_t::array, kCompletions);
+  std::vector<ServedPosition> positions;
+  for (std::size_t i = 0; i < std::min(tokens.size(), tops.size()) && tokens[i].is_string(); ++i) {
+    ServedPosition position{names.id(tokens[i]), listed(tops[i], names)};
+    if (position.token < 0 || position.log_probabilities.empty()) break;
+    positions.push_back(std::move(position));
+  }
+  return positions;
+}
+
+}  // namespace oscar::verify

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""A server with the part of OpenAI's completions interface that `oscar serve-check` uses, over a model of transformers:
+greedy continuations of token ids with log-probabilities, one request at a time. make_cache() gives each its KV cache."""
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import torch
+
+
+class CompletionsServer:
+    """A context manager with .url; `change(answer)` may spoil answers for tests of errors."""
+
+    def __init__(self, model, make_cache, name="sample", token=lambda i: f"token_id:{i}", change=lambda answer: answer):
+        self.model, self.make_cache, self.name, self.token, self.change = model, make_cache, name, token, change
+        self.requests = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.answer({"object": "list", "data": [{"id": outer.name, "object": "model"}]})
+
+            def do_POST(self):
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.requests.append((self.path, request))
+                self.answer(outer.complete(request))
+
+            def answer(self, document):
+                document = outer.change(document)
+                body = document if isinstance(document, bytes) else json.dumps(document).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+    @torch.no_grad()
+    def complete(self, request):
+        cache, step = self.make_cache(), torch.tensor([request["prompt"]])
+        tokens, chosen, tops = [], [], []
+        for _ in range(request["max_tokens"]):
+            logs = self.model(step, past_key_values=cache).logits[0, -1].float().log_softmax(-1)
+            values, ids = logs.topk(request["logprobs"])
+            step = ids[None, :1]
+            tokens.append(self.token(int(ids[0])))
+            chosen.append(float(values[0]))
+            tops.append({self.token(int(i)): float(value) for i, value in zip(ids, values)})
+        return {"object": "text_completion", "model": self.name,
+                "choices": [{"index": 0, "text": "", "finish_reason": "length",
+                             "logprobs": {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops}}]}

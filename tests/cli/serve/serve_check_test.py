@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""oscar serve-check against a server over the sample model: serve_check_test.py [ServeCheckTest.test_…]"""
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+PROJECT = Path(os.environ["OSCAR_PROJECT"])
+sys.path.insert(0, str(PROJECT / "apps/python"))
+try:
+    import oscar_kv
+    import torch
+    import transformers
+    from completions_server import CompletionsServer
+    from tokenizers import Tokenizer
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh")
+    sys.exit(77)
+
+torch.set_num_threads(1)
+MODEL, SETS = PROJECT / "tests/data/qwen3-2m", PROJECT / "zoo/sample/qwen3-2m"
+SHORT = {"--prompts": "3", "--needles": "2", "--prompt-tokens": "512", "--generate": "24", "--max-tokens": "4096"}
+TEXT = ("--tokens", str(PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"))
+
+
+def check(server, rotations="latest", **changes):
+    """check(server, served_model="x"): exit status, report and messages."""
+    options = SHORT | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    command = [os.environ["OSCAR_BINARY"], "serve-check", SETS / rotations, "--url", getattr(server, "url", server),
+               "--model", MODEL, *TEXT, "--json", "-q", *(word for pair in options.items() for word in pair)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+class ServeCheckTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+    def exact(self, **options):
+        return CompletionsServer(self.model, lambda: transformers.DynamicCache(config=self.model.config), **options)
+
+    def quantised(self, rotations, **options):
+        read = oscar_kv.read_set(SETS / rotations)
+        return CompletionsServer(self.model, lambda: oscar_kv.Int2Cache(read, self.model.config), **options)
+
+    def test_accepts_a_server_that_uses_the_set(self):
+        for rotations in ("latest", "stretch-5x3"):
+            with self.quantised(rotations) as server:
+                code, report, _ = check(server, rotations)
+            self.assertEqual((code, report["verdict"], report["reasons"]), (0, "accepted", []), report)
+            self.assertEqual((report["prompts"], report["needles"], report["served_model"]), (3, 2, "sample"))
+            self.assertEqual(report["positions"], 5 * 23)
+            self.assertGreater(report["agreement"], 0.9)
+            path, request = server.requests[0]
+            self.assertEqual((path, len(request["prompt"]), request["temperature"]), ("/v1/completions", 512, 0))
+
+    def test_rejects_a_server_that_does_not_quantise(self):
+        with self.exact() as server:
+            code, report, _ = check(server)
+        self.assertEqual((code, report["verdict"]), (3, "rejected"))
+        self.assertLess(report["measured_kl"], 0.1 * report["predicted_kl"])
+        self.assertIn("its cache is not quantised", report["reasons"][0])
+
+    def test_rejects_a_server_with_another_set(self):
+        with self.quantised("stretch") as server:
+            code, report, _ = check(server)
+        self.assertEqual((code, report["verdict"]), (3, "rejected"), report)
+        self.assertIn("agreement", report["reasons"][-1])
+
+    def test_understands_tokens_that_are_written_as_text(self):
+        names = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+        with self.quantised("latest", token=lambda i: names.decode([i])) as server:
+            code, report, _ = check(server, prompts="2")
+        self.assertEqual(code, 0, report)
+        self.assertGreater(report["positions"], 30)
+
+    def test_says_what_is_wrong_with_a_server(self):
+        cases = (({"change": lambda answer: b"<html>"}, 1, "not valid JSON"),
+                 ({"change": lambda answer: {"error": "x"}}, 1, 'has no "data"'),
+                 ({"change": self.without_log_probabilities}, 1, "gives no log-probabilities"),
+                 ({"token": lambda i: f"token_id:{i + 4096}"}, 1, "outside the vocabulary of 2048"),
+                 ({"token": lambda i: "no such token"}, 1, "no place in the model's vocabulary"))
+        for options, expected, words in cases:
+            with self.exact(**options) as server:
+                code, _, errors = check(server, generate="2")
+            self.assertEqual(code, expected, errors)
+            self.assertIn(words, errors)
+        with self.exact() as server:
+            code, _, errors = check(server, served_model="other")
+            self.assertEqual((code, "give one of these: sample" in errors), (2, True), errors)
+            code, _, errors = check(server, prompt_tokens="300")
+            self.assertEqual((code, "lie in the windows of 64 and 256" in errors), (2, True), errors)
+        code, _, errors = check(server.url)  # it is gone
+        self.assertEqual((code, "the transfer failed" in errors), (1, True), errors)
+
+    @staticmethod
+    def without_log_probabilities(answer):
+        for choice in answer.get("choices", []):
+            choice["logprobs"] = None
+        return answer
+
+
+if __name__ == "__main__":
+    unittest.main()
