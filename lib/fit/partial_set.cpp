@@ -22,14 +22,16 @@ std::string differences(const Json& a, const Json& b) {
 }  // namespace
 
 PartialSet::PartialSet(std::filesystem::path folder, const Json& of, Earlier earlier) : folder_(std::move(folder)) {
+  if (earlier == Earlier::kLeave) return;
   const fs::path record = folder_ / "fit.json";
-  if (earlier != Earlier::kReplace && fs::exists(record)) {
+  if (earlier == Earlier::kUse && fs::exists(record)) {
     const Json found = read_json(record);
     if (found == of) return;
-    if (earlier == Earlier::kUse) {
-      throw DataError("what is left of an earlier fit is of another: " + differences(of, found) + " differ",
-                      folder_.string(), "give that fit's data and options, or leave --resume out to begin again");
-    }
+    throw DataError("what is left of an earlier fit is of another: " + differences(of, found) + " differ",
+                    folder_.string(), "give that fit's data and options, or leave --resume out to begin again");
+  }
+  if (fs::exists(folder_) && !fs::is_empty(folder_) && !fs::exists(record)) {
+    throw DataError("this folder is not of an earlier fit", folder_.string(), "move it away, or choose another --out");
   }
   fs::remove_all(folder_);
   fs::create_directories(folder_);

@@ -17,10 +17,11 @@ namespace oscar {
 class PartialSet {
  public:
   /// What to do with a folder that is there already: use its layers, which must be of this fit; begin again; or leave
-  /// that to the process that shares the folder, if they do share it.
+  /// it as the process made it that shares the folder.
   enum class Earlier { kUse, kReplace, kLeave };
 
-  /// `of`: describe_fit(). Throws DataError if earlier layers are to be used and are of another fit.
+  /// `of`: describe_fit(). Throws DataError if earlier layers are to be used and are of another fit, or if the folder
+  /// holds something else.
   PartialSet(std::filesystem::path folder, const Json& of, Earlier earlier);
 
   [[nodiscard]] std::filesystem::path file_of(int layer_id) const;
@@ -36,7 +37,7 @@ class PartialSet {
   std::filesystem::path folder_;
 };
 
-/// All that decides a fit's result, but the program's version: the set without layers tells the model and the data.
+/// All that decides a fit's result: the set without layers tells the model and the data.
 [[nodiscard]] Json describe_fit(const RotationSet& unfitted, const FitOptions& options);
 
 }  // namespace oscar

@@ -91,6 +91,11 @@ void join(StatisticsPart& part, StatisticsPart next) {
            part, next);
   }
   if (part.manifest.layers.size() != next.manifest.layers.size()) refuse("ranks with different layers", part, next);
+  const auto &a = part.manifest, &b = next.manifest;
+  if (!(a.model == b.model)) refuse("ranks of different models", part, next);
+  if (a.windows.sink != b.windows.sink || a.windows.recent != b.windows.recent) {
+    refuse("ranks with different windows", part, next);
+  }
   heads.count += more.count;
   part.paths.push_back(next.paths.front());
 }

@@ -55,7 +55,8 @@ mapfile -t firsts < <(of_parts first)
 mapfile -t seconds < <(of_parts second)
 case $1 in
   first)
-    mapfile -t source < <(input "$2")
+    options=$(input "$2")
+    mapfile -t source <<<"$options"
     save "${firsts[$2]}" "${source[@]}"
     ;;
   join)
@@ -64,7 +65,8 @@ case $1 in
     ;;
   second)
     await "$all"
-    mapfile -t source < <(input "$2")
+    options=$(input "$2")
+    mapfile -t source <<<"$options"
     save "${seconds[$2]}" "${source[@]}" --stats "$all"
     ;;
   reduce)

@@ -68,7 +68,7 @@ void report_stretches(const RotationSet& set, Status& status) {
 }  // namespace
 
 std::filesystem::path partial_folder(const FitCommand& command) {
-  std::filesystem::path folder = command.out;
+  std::filesystem::path folder = command.out.has_filename() ? command.out : command.out.parent_path();  // SET and SET/
   return folder += ".partial";
 }
 
@@ -128,11 +128,11 @@ void run(FitCommand& command, Context& context) {
   }
   if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
   if (place || command.resume) require_layerwise(command, place ? "several ranks" : "--resume", *context.status);
-  if (place) return fit_on_ranks(*place, command, context);
   const RotationFormats formats = parse_rotation_formats(command.formats);
-  {
+  if (!place || place->rank == 0) {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
   }
+  if (place) return fit_on_ranks(*place, command, context);
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
@@ -142,9 +142,7 @@ void run(FitCommand& command, Context& context) {
   FitHooks hooks;
   std::optional<PartialSet> partial;
   if (command.resume) {
-    hooks.partial =
-        &partial.emplace(partial_folder(command), describe_fit(unfitted_set(input->source(), command.fit), command.fit),
-                         PartialSet::Earlier::kUse);
+    hooks.partial = &partial.emplace(partial_folder(command), fit_record(*input, command), PartialSet::Earlier::kUse);
   }
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <fstream>
+
 #include "base/errors.hpp"
+#include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
@@ -7,6 +11,34 @@
 #include "model_judge.hpp"
 
 namespace oscar {
+namespace {
+
+/// Of names, sizes and 64 pieces of each file of weights: other weights under the same config.json tell themselves.
+std::string fingerprint_of_weights(const std::filesystem::path& model) {
+  constexpr std::uint64_t kPieces = 64;
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(model)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  Sha256 hash;
+  for (const auto& file : files) {
+    const std::uint64_t size = std::filesystem::file_size(file);
+    const std::string name = file.filename().string() + " " + std::to_string(size);
+    hash.update(std::as_bytes(std::span(name)));
+    std::ifstream stream(file, std::ios::binary);
+    std::vector<char> piece(4096);
+    for (std::uint64_t i = 0; i < kPieces; ++i) {
+      stream.clear();
+      stream.seekg(static_cast<std::streamoff>(size / kPieces * i));
+      stream.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+      hash.update(std::as_bytes(std::span(piece).first(static_cast<std::size_t>(stream.gcount()))));
+    }
+  }
+  return hash.hex();
+}
+
+}  // namespace
 
 FitInput::FitInput(const FitCommand& command, const Context& context) : status_(*context.status) {
   Status& status = status_;
@@ -41,6 +73,12 @@ OutputProjection FitInput::output_projection() const {
   if (!runner_) return {};
   return
       [model = model_, config = runner_->config()](int layer) { return read_output_projection(model, config, layer); };
+}
+
+Json fit_record(FitInput& input, const FitCommand& command) {
+  Json record = describe_fit(unfitted_set(input.source(), command.fit), command.fit);
+  if (!command.input.model.empty()) record["weights"] = fingerprint_of_weights(command.input.model);
+  return record;
 }
 
 }  // namespace oscar

@@ -108,8 +108,8 @@ PartialSet open_partial(const FitCommand& command, const Json& fit, Ranks& ranks
     return partial;
   }
   const std::string name = ranks.get("folder");
-  PartialSet partial(folder, fit, Earlier::kLeave);
   const bool shared = std::filesystem::exists(mark) && read_text(mark) == name;
+  PartialSet partial(folder, fit, shared ? Earlier::kLeave : Earlier::kReplace);
   if (!shared && !command.input.model.empty()) {
     throw DataError("the ranks do not see one folder", folder.string(),
                     "give --out on a file system that all share, or fit a dump, or in parts (--save-stats)");
@@ -121,9 +121,9 @@ void fit_as(Ranks& ranks, FitCommand& command, Context& context) {
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   FitInput input(command, context);
   QkvSource& source = input.source();
-  const Json fit_record = describe_fit(unfitted_set(source, command.fit), command.fit);
-  require_same_fit(fit_record, ranks);
-  const PartialSet partial = open_partial(command, fit_record, ranks);
+  const Json record = fit_record(input, command);
+  require_same_fit(record, ranks);
+  const PartialSet partial = open_partial(command, record, ranks);
   if (const auto few = too_few_tokens(source, command.fit)) context.status->notice(*few);
   Times times{.startup = seconds_since(context.started)};
   const auto start = std::chrono::steady_clock::now();

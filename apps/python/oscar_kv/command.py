@@ -36,13 +36,20 @@ def _arguments(options: dict[str, Option]) -> list[str]:
     return arguments
 
 
+def _environment() -> dict[str, str]:
+    """Without what torchrun, srun or mpirun tell their ranks: the program is no rank of the caller's job."""
+    launchers = ("OMPI_COMM_WORLD_", "PMI_", "SLURM_")
+    return {name: value for name, value in os.environ.items()
+            if name not in ("RANK", "WORLD_SIZE") and not name.startswith(launchers)}
+
+
 def run(*arguments: str | os.PathLike[str], accept: Sequence[int] = (0,)) -> dict[str, Any]:
     """Runs `oscar ARGUMENTS --json FILE` and returns what it wrote there. Raises OscarError for exit codes that are
     not in `accept`."""
     with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
         answer = Path(folder, "answer.json")
         command = [str(places.binary()), *(os.fspath(each) for each in arguments), "--json", str(answer)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
         if done.returncode not in accept:
             raise OscarError(done.stderr.strip() or f"oscar ended with status {done.returncode}", done.returncode)
         return json.loads(answer.read_text()) if answer.exists() else {}

@@ -13,6 +13,7 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
 Padding counts as tokens. Non-goals: static shapes, taking back tokens (crop), models whose attention has sinks or soft
 caps in the second way.
 """
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +28,17 @@ from .int2_rows import SideRows
 from .rotation_set import Layer, RotationSet
 
 INT2_ATTENTION = "oscar_int2"
+_call = threading.local()  # .noted: the last layer's keys went to attention with a note
 
 
 def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                scaling: float | None = None, dropout: float = 0.0, **kwargs: Any) -> tuple[Tensor, None]:
     """transformers' interface: query, key, value (batch, heads, tokens, d) -> (batch, tokens, heads, d)."""
     seen = getattr(key, "oscar_seen", None)
+    noted, _call.noted = getattr(_call, "noted", False), False
+    if seen is None and noted:
+        raise ValueError(f"this model changes keys between its cache and attention, which {INT2_ATTENTION} cannot follow; use "
+                         "Int2Cache with another attention implementation")
     if seen is None:  # no Int2Layer: layers with sliding windows, calls without a cache
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     for name in ("softcap", "s_aux", "position_bias"):
@@ -73,6 +79,7 @@ class Int2Layer(CacheLayerMixin):
         self.value.append(value_states)
         if getattr(self._config, "_attn_implementation", None) == INT2_ATTENTION:
             key_states.oscar_seen = (Seen.by(self.key), Seen.by(self.value))
+            _call.noted = True
         else:
             key_states, value_states = (side.read().to(key_states.dtype) for side in (self.key, self.value))
         self.key.evict()

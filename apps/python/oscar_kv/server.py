@@ -39,12 +39,21 @@ class ServerTap:
 
     def __init__(self, place: Callable[[], Place]):
         self._place_of_process = place
-        self._limit = int(os.environ.get("OSCAR_OBSERVE_TOKENS", "30000"))
+        self._limit = 0
         self._first_layer = -1
         self._tokens = 0
         self._state: Any = None
         self._ended = False
         atexit.register(self._finish)
+
+    def guard(self, work: Callable[[], None]) -> None:
+        """Does what a hook does before observe(), under the same promise."""
+        if self._ended:
+            return
+        try:
+            work()
+        except Exception as error:  # a server must go on serving
+            self._fail(error)
 
     def observe(self, layer: int, q: Any, k: Any, v: Any, scale: float) -> None:
         """Rows (tokens, heads, dim) of real tokens of one layer, scores = scale q k. Layers come in the model's order,
@@ -69,6 +78,7 @@ class ServerTap:
         from transformers import AutoConfig
 
         load_library()
+        self._limit = int(os.environ.get("OSCAR_OBSERVE_TOKENS", "30000"))
         self._ops, self._first_layer, self._place = torch.ops.oscar, layer, self._place_of_process()
         self._config = AutoConfig.from_pretrained(self._place.model)
         text = self._config.get_text_config(decoder=True)
@@ -92,9 +102,12 @@ class ServerTap:
             path = Path(os.environ["OSCAR_OBSERVE"])
             # Ranks cannot compare token ids: one file name and one number of tokens make one run.
             run = hashlib.sha256(f"{path.name} {self._tokens}".encode()).hexdigest()
+            data = {}
             if self._place.ranks > 1:
                 path = path.with_suffix(f".rank{self._place.rank}{path.suffix}")
-            data = {"data_sha256": run, "tokens": self._tokens, "sequences": 0}
+                data = {"data_sha256": run, "tokens": self._tokens, "sequences": 0}
+            if path.exists():  # of another replica, or of an earlier run
+                path = path.with_suffix(f".{os.getpid()}{path.suffix}")
             self._ops.save(self._state, str(path), model=json.dumps(identity.describe_model(self._config, self._shape)),
                            data=json.dumps(data), expected_layers=sorted(self._layers))
             _log.warning("oscar_kv: statistics of %d tokens in %s", self._tokens, path)

@@ -33,11 +33,18 @@ def _tap() -> ServerTap:
 def _before_forward(backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any,
                     **kwargs: Any) -> None:
     """Observes, and leaves the arguments as they are."""
+    _tap().guard(lambda: _observe(q, k, v, layer, forward_batch.forward_mode))
+
+
+def _observe(q: Any, k: Any, v: Any, layer: Any, mode: Any) -> None:
     import torch
 
-    if k is None or not forward_batch.forward_mode.is_extend() or layer.is_cross_attention:
+    # Drafts and their verification count as extending too.
+    if k is None or not mode.is_extend() or getattr(mode, "name", "EXTEND") not in ("EXTEND", "MIXED", "SPLIT_PREFILL"):
         return
-    if (layer.sliding_window_size or -1) >= 0 or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if layer.is_cross_attention or (layer.sliding_window_size or -1) >= 0:
+        return
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     _tap().observe(layer.layer_id, q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
                    k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),

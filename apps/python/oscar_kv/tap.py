@@ -64,7 +64,7 @@ class Tap:
             raise ValueError(f"{type(model).__name__} has latent attention, whose cache is not what attention sees; "
                              "use oscar dump or oscar fit --model")
         self.layers = list(identity.cache_layers(self._config) if layers is None else layers)
-        first, total = shard or (0, 0)
+        first, total = self._shard = shard or (0, 0)
         self.state = self._ops.new_state(reservoir=reservoir, seed=seed, first_kv_head=first, total_kv_heads=total)
         self._wanted = {id(module): module.layer_idx for module in model.modules()
                         if getattr(module, "layer_idx", None) in self.layers and getattr(module, "is_causal", True)}
@@ -158,7 +158,8 @@ class Tap:
         scale = 1.0 if scaling is None else scaling * dim**0.5
         self._ops.observe(self.state, self._wanted[id(module)], query.transpose(1, 2), key.transpose(1, 2),
                           value.transpose(1, 2), mask=mask, query_scale=scale)
-        self._shape = self._shape or (query.shape[1], key.shape[1], dim, value.shape[3])
+        ranks = (self._shard[1] or key.shape[1]) // key.shape[1]
+        self._shape = self._shape or (query.shape[1] * ranks, key.shape[1] * ranks, dim, value.shape[3])
         self._unsaved = True
 
 

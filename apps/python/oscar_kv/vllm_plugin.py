@@ -65,7 +65,8 @@ def _observed(name: str) -> type:
 
         def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any,
                     *args: Any, **kwargs: Any) -> Any:
-            _observe(self, self._oscar_tap, layer, query, key, value, attn_metadata)
+            self._oscar_tap.guard(
+                lambda: _observe(self, self._oscar_tap, layer, query, key, value, attn_metadata))
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, *args, **kwargs)
 
     class ObservedBackend(backend):
