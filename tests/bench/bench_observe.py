@@ -104,10 +104,10 @@ def measure(layers, tokens):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("library")
+    parser.add_argument("operators", metavar="LIBRARY")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.ops.load_library(options.library)
+    torch.ops.load_library(options.operators)
     torch.manual_seed(0)
     layers = [Layer() for _ in range(LAYERS)]
     rows = [measure(layers, tokens) for tokens in (4096, 16384, 1024, 1)]
