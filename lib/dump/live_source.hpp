@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "dump/layer_rows.hpp"
 #include "dump/source.hpp"
 #include "model/runner.hpp"
 
@@ -23,14 +24,6 @@ struct LiveOptions {
   /// Sequences share a chunk until it has this many tokens; a longer sequence has a chunk of its own.
   std::int64_t chunk_tokens = 8192;
 };
-
-/// Where a sequence's rows lie in a layer.
-struct SequenceSlot {
-  std::size_t chunk = 0;
-  std::int64_t begin = 0, tokens = 0;
-};
-[[nodiscard]] std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& sequences,
-                                                       std::int64_t chunk_tokens);
 
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that
 /// keeps no cache, DataError for sequences that it cannot take (runner.hpp) and, while a layer opens, for values that

@@ -17,31 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Chunk {
-  QkvView view;
-  std::shared_ptr<std::byte> q, k, v;
-  std::vector<SequenceRange> sequences;
-  std::string where;
-};
-using Layer = std::vector<Chunk>;
-
-class ChunksStream : public LayerStream {
- public:
-  explicit ChunksStream(Layer layer) : layer_(std::make_shared<const Layer>(std::move(layer))) {}
-
-  bool next(QkvChunk& out) override {
-    if (next_ == layer_->size()) return false;
-    const Chunk& chunk = (*layer_)[next_++];
-    out = {chunk.view, layer_, chunk.sequences, chunk.where};
-    return true;
-  }
-  void rewind() override { next_ = 0; }
-
- private:
-  std::shared_ptr<const Layer> layer_;
-  std::size_t next_ = 0;
-};
-
 Tensor rows_of(const HeadsView& all, SequenceRange range) {
   const HeadsView view = all.tokens(range.begin, range.end);
   Tensor tensor(view.dtype, {view.num_tokens, view.num_heads, view.head_dim});
@@ -85,9 +60,9 @@ class Source : public SharedLiveSource {
       wait_until([&] { return fs::exists(path); });
       files.emplace_back(path);
     }
-    Layer layer = assemble(layer_id, files);
+    std::unique_ptr<LayerStream> layer = assemble(layer_id, files);
     for (int rank = 0; rank < share_.ranks; ++rank) fs::remove(file_of(layer_id, rank));
-    return std::make_unique<ChunksStream>(std::move(layer));
+    return layer;
   }
 
   void finish() override { model_runs_.get(); }
@@ -145,41 +120,20 @@ class Source : public SharedLiveSource {
   }
 
   /// files: by rank.
-  [[nodiscard]] Layer assemble(int layer_id, const std::vector<SafetensorsFile>& files) const {
-    Layer layer;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const SafetensorsFile& file = files[s % files.size()];
-      const auto rows = [&](const char* side) -> const TensorRef& { return file.at(name_of_rows(s, side)); };
-      if (slots_[s].chunk == layer.size()) {
-        layer.push_back(empty_chunk(layer.size(), rows("q"), rows("k"), rows("v")));
-        layer.back().where = "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(layer.size());
-      }
-      Chunk& chunk = layer.back();
-      const auto put = [&](const TensorRef& from, const HeadsView& view, const std::shared_ptr<std::byte>& to) {
-        std::copy(from.data.begin(), from.data.end(), to.get() + slots_[s].begin * view.bytes_per_token());
-      };
-      put(rows("q"), chunk.view.q, chunk.q);
-      put(rows("k"), chunk.view.k, chunk.k);
-      put(rows("v"), chunk.view.v, chunk.v);
-      chunk.sequences.push_back({slots_[s].begin, slots_[s].begin + slots_[s].tokens});
-    }
-    return layer;
-  }
-
-  /// q, k, v: of one of its sequences.
-  [[nodiscard]] Chunk empty_chunk(std::size_t number, const TensorRef& q, const TensorRef& k,
-                                  const TensorRef& v) const {
-    std::int64_t tokens = 0;
-    for (const SequenceSlot& slot : slots_) tokens += slot.chunk == number ? slot.tokens : 0;
-    Chunk chunk;
-    const auto make = [&](const TensorRef& like, std::shared_ptr<std::byte>& memory) {
-      HeadsView view{nullptr, like.dtype, tokens, static_cast<int>(like.shape[1]), static_cast<int>(like.shape[2])};
-      memory = runner_.host_memory(static_cast<std::size_t>(tokens * view.bytes_per_token()));
-      view.data = memory.get();
-      return view;
+  [[nodiscard]] std::unique_ptr<LayerStream> assemble(int layer_id, const std::vector<SafetensorsFile>& files) const {
+    const auto from = [&](std::size_t sequence, const char* side) -> const TensorRef& {
+      return files[sequence % files.size()].at(name_of_rows(sequence, side));
     };
-    chunk.view = {make(q, chunk.q), make(k, chunk.k), make(v, chunk.v)};
-    return chunk;
+    const auto size = [&](const char* side, std::size_t axis) { return static_cast<int>(from(0, side).shape[axis]); };
+    const RowShape shape{from(0, "q").dtype, size("q", 1), size("k", 1), size("q", 2), size("v", 2)};
+    auto rows = std::make_shared<const LayerRows>(layer_id, shape, slots_, runner_);
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      const QkvBuffers to = rows->at(slots_[s]);
+      for (const auto& [side, buffer] : {std::pair("q", to.q), std::pair("k", to.k), std::pair("v", to.v)}) {
+        std::ranges::copy(from(s, side).data, buffer);
+      }
+    }
+    return LayerRows::stream(std::move(rows));
   }
 
   ModelRunner& runner_;

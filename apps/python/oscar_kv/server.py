@@ -47,31 +47,26 @@ class ServerTap:
         atexit.register(self._finish)
 
     def guard(self, work: Callable[[], None]) -> None:
-        """Does what a hook does before observe(), under the same promise."""
+        """All that a hook does, observe() included: a server must go on serving."""
         if self._ended:
             return
         try:
             work()
-        except Exception as error:  # a server must go on serving
+        except Exception as error:
             self._fail(error)
 
     def observe(self, layer: int, q: Any, k: Any, v: Any, scale: float) -> None:
         """Rows (tokens, heads, dim) of real tokens of one layer, scores = scale q k. Layers come in the model's order,
-        so the first one tells when a pass begins."""
-        if self._ended:
-            return
-        try:
-            if self._state is None:
-                self._begin(layer, q, k, v)
-            if layer == self._first_layer:
-                if self._tokens >= self._limit:
-                    return self._finish()
-                self._tokens += len(q)
-            if layer in self._layers:
-                self._ops.observe(self._state, layer, q, k, v, query_scale=scale * q.shape[-1]**0.5)
-        except Exception as error:  # a server must go on serving
-            self._fail(error)
-        return None
+        so the first one tells when a pass begins. Under guard()."""
+        if self._state is None:
+            self._begin(layer, q, k, v)
+        if layer == self._first_layer:
+            if self._tokens >= self._limit:
+                self._finish()
+                return
+            self._tokens += len(q)
+        if layer in self._layers:
+            self._ops.observe(self._state, layer, q, k, v, query_scale=scale * q.shape[-1]**0.5)
 
     def _begin(self, layer: int, q: Any, k: Any, v: Any) -> None:
         import torch
