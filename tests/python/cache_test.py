@@ -56,7 +56,7 @@ class CacheTest(unittest.TestCase):
     def sample(self):
         return transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()
 
-    def assert_kld_of_verify(self, folder, tokens=512, sequences=2, calls=None):
+    def assert_kld_of_verify(self, folder, tokens=512, sequences=2, calls=None, path="auto"):
         """The KLD of the set by Int2Cache is what the program finds, within 5 %."""
         ids = np.load(GOLDEN / "tokens_eval.npy")[:sequences, :tokens]
         np.save(self.folder / "tokens.npy", ids)
@@ -71,7 +71,7 @@ class CacheTest(unittest.TestCase):
         exact = logits(model, ids)
         if calls is None:
             model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
-        found = logits(model, ids, oscar_kv.Int2Cache(rotations, model.config), calls)
+        found = logits(model, ids, oscar_kv.Int2Cache(rotations, model.config, path=path), calls)
         kld = float((exact.exp() * (exact - found)).sum(-1)[:, :-1].mean())
         self.assertGreater(expected, 0.003)
         self.assertLess(abs(kld / expected - 1), 0.05, f"{kld} by the cache, {expected} by verify")
@@ -86,6 +86,9 @@ class CacheTest(unittest.TestCase):
 
     def test_kld_of_lsq(self):
         self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/lsq")
+
+    def test_kld_of_oscar_by_what_the_kernels_compute(self):
+        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", sequences=1, path="kernel")
 
     def test_kld_of_a_centred_stretch_with_five_and_three_levels(self):
         self.assert_kld_of_verify(self.fitted(recipe="stretch", key_objective="fisher", levels="5,3", center=True))
@@ -107,7 +110,7 @@ class CacheTest(unittest.TestCase):
         self.assertEqual(cache.nbytes(), 0)
         logits(model, ids, cache)
         rows = 4 * 2  # of a token
-        window, history = 64 + 255, 2048 - 64 - 255
+        window, history = 64 + 256, 2048 - 64 - 255
         self.assertEqual(cache.nbytes(), rows * (window * 256 + -(-history // 256) * 256 * 40))
         self.assertEqual(cache.get_seq_length(), 2048)
 

@@ -90,7 +90,7 @@ class RowsTest(unittest.TestCase):
             native, read, held = self.rows(40, 7, clip=0, **options)
             self.assertLess(float((read - native).norm() / native.norm()), 0.02, options)
             self.assertEqual(held.codes.length, 40 - 8 + 1 - 4)
-            self.assertEqual(held.window.shape[2], 4 + 7)
+            self.assertEqual(held.window(held.codes.length).shape[2], 4 + 7)
 
     def test_history_and_windows_are_where_they_belong(self):
         native, read, _ = self.rows(40, 1, levels=(2, 2))

@@ -4,6 +4,7 @@
 Token i sees token j as the window has it if j < sink or j > i - recent, else as the history has it. Keys that are both in
 one call (a long prompt) stand there twice, and a mask says which of the two a query sees. Needs torch only.
 """
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .int2_rows import SideRows
 
+Attention = Callable[[Tensor, Tensor | None, float], Tensor]  # query, mask, scaling: as attend()
 _QUERIES = 512  # at once: bounds the mask, and the scores where they are written
 
 
@@ -28,7 +30,7 @@ class Seen:
     @staticmethod
     def by(side: SideRows) -> "Seen":
         """Between append and evict."""
-        return Seen(side, side.window, side.codes.length, side.length)
+        return Seen(side, side.window(side.codes.length), side.codes.length, side.length)
 
     def rows(self) -> Tensor:
         """Window and history, as stored."""
@@ -67,5 +69,11 @@ def attend(query: Tensor, key: Seen, value: Seen, mask: Tensor | None, scaling: 
             visible = visible & (mask[:, :, block][..., key.positions()[0]] | own)
         parts.append(scaled_dot_product_attention(stored[:, :, block], k, v, attn_mask=visible, scale=scaling,
                                                   enable_gqa=heads != kv_heads))
-    out = torch.cat(parts, 2).bfloat16().float().reshape(batch, kv_heads, -1, v.shape[3])
+    out = torch.cat(parts, 2).bfloat16().reshape(batch, kv_heads, -1, v.shape[3])
     return value.side.native(out).reshape(batch, heads, tokens, v.shape[3]).to(query.dtype)
+
+
+def attention_of(key: SideRows, value: SideRows) -> Attention:
+    """For the tokens of one call, between append and evict."""
+    seen = Seen.by(key), Seen.by(value)
+    return lambda query, mask, scaling: attend(query, *seen, mask, scaling)

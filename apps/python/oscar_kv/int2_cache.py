@@ -9,13 +9,15 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   call's tokens see the cache as its first token does: with one token a call, as in decoding, token i sees token j exactly
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
 - model.set_attn_implementation(oscar_kv.INT2_ATTENTION) stays in transformed coordinates and gives each token its own
-  windows, however many come at once (int2_attend.py).
+  windows, however many come at once: on CUDA by the kernels of liboscar_torch.so where they know the set's codec and
+  shapes (int2_kernel.py), else in torch (int2_attend.py); Int2Cache.path says which, and why.
 Padding counts as tokens. Non-goals: static shapes, taking back tokens (crop), models whose attention has sinks or soft
 caps in the second way.
 """
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
@@ -23,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .int2_attend import Seen, attend
+from . import int2_attend, int2_kernel
 from .int2_rows import SideRows
 from .rotation_set import Layer, RotationSet
 
@@ -44,7 +46,7 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{INT2_ATTENTION} does not know this model's {name}; use Int2Cache with \"eager\" attention")
-    out = attend(query, *seen, attention_mask, query.shape[3]**-0.5 if scaling is None else scaling)
+    out = seen(query, attention_mask, query.shape[3]**-0.5 if scaling is None else scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -52,19 +54,48 @@ ALL_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, _attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, sdpa_mask)
 
 
+@dataclass(frozen=True)
+class _Options:
+    path: str
+    exact_prompt: bool
+
+
 class Int2Layer(CacheLayerMixin):
     """One layer of an Int2Cache."""
 
     is_sliding = False
 
-    def __init__(self, rotations: RotationSet, layer: Layer, config: Any):
+    def __init__(self, rotations: RotationSet, layer: Layer, config: Any, options: _Options):
         super().__init__()
-        self._config = config
-        sink, recent = rotations.windows
-        self.key = SideRows(rotations.manifest, "key", layer.layer_id, layer.key, sink, recent)
-        self.value = SideRows(rotations.manifest, "value", layer.layer_id, layer.value, sink, recent)
+        self._rotations, self._layer, self._config, self._options = rotations, layer, config, options
+        self._begin(SideRows)
+        self.path = "none yet"
+
+    def _begin(self, rows: type[SideRows]) -> None:
+        manifest, layer = self._rotations.manifest, self._layer
+        sink, recent = self._rotations.windows
+        self.key = rows(manifest, "key", layer.layer_id, layer.key, sink, recent)
+        self.value = rows(manifest, "value", layer.layer_id, layer.value, sink, recent)
+
+    def _in_transformed_coordinates(self) -> bool:
+        return getattr(self._config, "_attn_implementation", None) == INT2_ATTENTION
+
+    def _why_torch(self, keys: Tensor, values: Tensor) -> str | None:
+        """None: the kernels."""
+        if self._options.path == "torch":
+            return "as asked for"
+        if not self._in_transformed_coordinates():
+            return f"the model's attention is not {INT2_ATTENTION}"
+        return int2_kernel.why_not(self._rotations.manifest, keys, values, self._config.num_attention_heads,
+                                   self._options.path == "kernel")
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        why = self._why_torch(key_states, value_states)
+        if why is not None and self._options.path == "kernel":
+            raise ValueError(f"layer {self._layer.layer_id}: the kernels cannot serve this cache: {why}")
+        self.path = "kernel" if why is None else f"torch: {why}"
+        self._begin(int2_kernel.KernelRows if why is None else SideRows)
+        self._attention_of = int2_kernel.attention_of if why is None else int2_attend.attention_of
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key.begin(key_states)
         self.value.begin(value_states)
@@ -75,10 +106,13 @@ class Int2Layer(CacheLayerMixin):
         what it was given, with a note of what to read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        is_prompt = self.key.length == 0 and key_states.shape[2] > 1
         self.key.append(key_states)
         self.value.append(value_states)
-        if getattr(self._config, "_attn_implementation", None) == INT2_ATTENTION:
-            key_states.oscar_seen = (Seen.by(self.key), Seen.by(self.value))
+        if is_prompt and self._options.exact_prompt:
+            pass  # as it is: nothing was read from the cache
+        elif self._in_transformed_coordinates():
+            key_states.oscar_seen = self._attention_of(self.key, self.value)
             _call.noted = True
         else:
             key_states, value_states = (side.read().to(key_states.dtype) for side in (self.key, self.value))
@@ -128,11 +162,16 @@ class Int2Layer(CacheLayerMixin):
 
 class Int2Cache(Cache):
     """config: the model's, from which layers that are no full attention (sliding windows, recurrent states) get what
-    transformers gives them; without it all layers are taken for full attention.
+    transformers gives them; without it all layers are taken for full attention, and no attention but native rows is known.
+    path: "kernel" or "torch" takes no other way; the CPU has "kernel" as a slow reference. exact_prompt: with INT2_ATTENTION,
+    a prompt in an empty cache sees itself exactly, in one pass of bfloat16 attention, as in servers.
 
-    Raises ValueError if a layer of full attention has no rotation, or one of another shape."""
+    Raises ValueError if a layer of full attention has no rotation, or one of another shape, or the path cannot be taken."""
 
-    def __init__(self, rotations: RotationSet, config: Any = None):
+    def __init__(self, rotations: RotationSet, config: Any = None, *, path: Literal["auto", "kernel", "torch"] = "auto",
+                 exact_prompt: bool = False):
+        if path not in ("auto", "kernel", "torch"):
+            raise ValueError(f"path is {path!r}, not \"auto\", \"kernel\" or \"torch\"")
         rotations = rotations.to_torch()
         if config is None:
             count = max(rotations.layers) + 1
@@ -145,10 +184,15 @@ class Int2Cache(Cache):
                 continue
             if i not in rotations.layers:
                 raise ValueError(f"the rotation set has no layer {i}; it has {sorted(rotations.layers)}")
-            layers[i] = Int2Layer(rotations, rotations.layers[i], config)
+            layers[i] = Int2Layer(rotations, rotations.layers[i], config, _Options(path, exact_prompt))
         if not any(isinstance(layer, Int2Layer) for layer in layers):
             raise ValueError("the model has no layer of full attention, whose cache a rotation set is for")
         super().__init__(layers=layers)
+
+    @property
+    def path(self) -> str:
+        """What serves the layers of full attention: "kernel", or "torch: why"; "none yet" before the first call."""
+        return "; ".join(sorted({layer.path for layer in self.layers if isinstance(layer, Int2Layer)}))
 
     def nbytes(self) -> int:
         """Bytes of all layers' rows, those that stay as they are included."""

@@ -3,7 +3,8 @@
 
     stored = bf16(bf16(x - mean) bf16(rotation)),   history = decode(encode(stored)),   native = stored bf16(read)^T + mean
 
-The history holds the tokens [sink, length - recent] that the next token sees packed, the window all others.
+The history holds the tokens [sink, length - recent] that the next token sees packed. The window is a ring with room for
+what the last token sees as it is; until evict(), the tokens of a call stand beside it.
 """
 from collections.abc import Callable
 from typing import Any
@@ -16,27 +17,33 @@ from .row_codec import RowCodec
 
 # What the published serving scripts use, for sets that do not say.
 _PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}
-_ROOM = 256  # tokens; the history grows by steps of so many, and by a quarter
+ROOM = 256  # tokens; the history grows by steps of so many, and by a quarter
+RING_PAGE = 64  # tokens; rings have multiples of it
 
 
 class _Grown:
-    """(batch, heads, tokens, ...), with room for more tokens."""
+    """(batch, tokens, heads, ...), with room for more tokens. first: (batch, heads, 0, ...)."""
 
     def __init__(self, first: Tensor):
-        self.data, self.length = first, first.shape[2]
+        self.data, self.length = first.transpose(1, 2), 0
+
+    def reserve(self, count: int) -> None:
+        """Makes room for so many more."""
+        end = self.length + count
+        if end > self.data.shape[1]:
+            room = -(-max(end, self.data.shape[1] * 5 // 4) // ROOM) * ROOM
+            larger = self.data.new_empty(self.data.shape[0], room, *self.data.shape[2:])
+            larger[:, :self.length] = self.data[:, :self.length]
+            self.data = larger
 
     def append(self, rows: Tensor) -> None:
+        self.reserve(rows.shape[2])
         end = self.length + rows.shape[2]
-        if end > self.data.shape[2]:
-            room = -(-max(end, self.data.shape[2] * 5 // 4) // _ROOM) * _ROOM
-            larger = self.data.new_empty(*self.data.shape[:2], room, *self.data.shape[3:])
-            larger[:, :, :self.length] = self.rows()
-            self.data = larger
-        self.data[:, :, self.length:end] = rows
+        self.data[:, self.length:end] = rows.transpose(1, 2)
         self.length = end
 
     def rows(self) -> Tensor:
-        return self.data[:, :, :self.length]
+        return self.data[:, :self.length].transpose(1, 2)
 
 
 class SideRows:
@@ -54,7 +61,8 @@ class SideRows:
 
     def clear(self) -> None:
         self.length = 0
-        self.window: Tensor | None = None
+        self.ring: Tensor | None = None  # (batch, slots, heads, d)
+        self.new: Tensor | None = None  # (batch, heads, tokens, d), between append and evict
         self.codes: _Grown | None = None
         self.params: _Grown | None = None
 
@@ -68,52 +76,87 @@ class SideRows:
         if self.mean is not None and self.mean.shape[0] not in (1, heads):
             raise ValueError(f"layer {self.layer_id}: means of {self.mean.shape[0]} heads for {heads}")
         device = states.device
-        self.rotation, self.native_from_stored = self.rotation.to(device), self.native_from_stored.to(device)
+        # The same products: bfloat16 in, float32 sums.
+        dtype = torch.bfloat16 if device.type == "cuda" and states.dtype == torch.bfloat16 else torch.float32
+        self.rotation = self.rotation.to(device, dtype)
+        self.native_from_stored = self.native_from_stored.to(device, dtype)
         self.mean = None if self.mean is None else self.mean.to(device)
-        self.window = states.new_empty(states.shape[0], heads, 0, dim, dtype=torch.bfloat16)
-        self.codes, self.params = (_Grown(x) for x in self.codec.encode(self.window))
+        slots = -(-(self.sink + self.recent) // RING_PAGE) * RING_PAGE
+        self.ring = states.new_zeros(states.shape[0], slots, heads, dim, dtype=torch.bfloat16)
+        self.codes, self.params = (_Grown(x) for x in self.codec.encode(self.ring[:, :0].transpose(1, 2)))
 
     def append(self, states: Tensor) -> None:
-        rows = states.float() if self.mean is None else states.float() - self.mean
-        stored = (rows.bfloat16().float() @ self.rotation).bfloat16()
-        self.window = torch.cat([self.window, stored], 2)
+        """(batch, heads, tokens, d), native."""
+        rows = states if self.mean is None else states.float() - self.mean
+        self.new = (rows.bfloat16().to(self.rotation.dtype) @ self.rotation).bfloat16()
         self.length += states.shape[2]
+
+    def _slots(self, tokens: range) -> list[int]:
+        return [t if t < self.sink else self.sink + (t - self.sink) % self.recent for t in tokens]
+
+    def _held(self, begin: int, end: int) -> Tensor:
+        """Tokens that the ring or `new` has, as stored, (batch, heads, tokens, d)."""
+        first = self.length - (0 if self.new is None else self.new.shape[2])
+        slots = self._slots(range(begin, min(end, first)))
+        parts = []
+        if len(slots) == 1:  # a step of decoding: a view
+            parts.append(self.ring[:, slots[0]:slots[0] + 1].transpose(1, 2))
+        elif slots:
+            parts.append(self.ring[:, torch.tensor(slots, device=self.ring.device)].transpose(1, 2))
+        if end > first:
+            parts.append(self.new[:, :, max(begin - first, 0):end - first])
+        return torch.cat(parts, 2) if len(parts) > 1 else parts[0] if parts else self.ring[:, :0].transpose(1, 2)
+
+    def window(self, packed: int) -> Tensor:
+        """All tokens but those of a history of so many, as stored, (batch, heads, tokens, d)."""
+        return torch.cat([self._held(0, min(self.sink, self.length)), self._held(self.sink + packed, self.length)], 2)
 
     def history(self) -> Tensor:
         """Decoded, as stored before, float32."""
-        rows = self.codec.decode(self.codes.rows(), self.params.rows(), self.window.shape[3])
+        rows = self.codec.decode(self.codes.rows(), self.params.rows(), self.ring.shape[3])
         return rows.bfloat16().float()
 
     def read(self) -> Tensor:
         """All rows in the order of their tokens, in native coordinates, float32."""
-        window = self.window.float()
-        return self.native(torch.cat([window[:, :, :self.sink], self.history(), window[:, :, self.sink:]], 2))
+        window, sink = self.window(self.codes.length).float(), min(self.sink, self.length)
+        return self.native(torch.cat([window[:, :, :sink], self.history(), window[:, :, sink:]], 2))
 
     def native(self, stored: Tensor) -> Tensor:
-        rows = stored @ self.native_from_stored
+        """Of values of bfloat16, float32."""
+        rows = (stored.to(self.native_from_stored.dtype) @ self.native_from_stored).float()
         return rows if self.mean is None else rows + self.mean
 
     def queries(self, native: Tensor) -> Tensor:
-        """Queries for stored keys, (batch, heads, tokens, d) float32; scores of a query are off by one constant if keys
+        """Queries for stored keys, (batch, heads, tokens, d) bfloat16; scores of a query are off by one constant if keys
         are centred."""
-        return (native.bfloat16().float() @ self.native_from_stored.transpose(-1, -2)).bfloat16().float()
+        rows = native.bfloat16().to(self.rotation.dtype)
+        return (rows @ self.native_from_stored.transpose(-1, -2)).bfloat16()
 
     def evict(self) -> None:
-        """Packs what the next token does not see in a window."""
-        begin = self.sink + self.codes.length
-        count = min(self.length, self.length - self.recent + 1) - begin
-        if count <= 0:
-            return
-        codes, params = self.codec.encode(self.window[:, :, self.sink:self.sink + count])
+        """Packs what the next token does not see in a window, and lets the ring have the call's last tokens."""
+        begin, length, first = self.sink + self.codes.length, self.length, self.length - self.new.shape[2]
+        count = min(length, length - self.recent + 1) - begin
+        if count > 0:
+            self._pack(self._held(begin, begin + count))
+        for kept in (range(first, min(self.sink, length)), range(max(first, self.sink, length - self.recent), length)):
+            slots = self._slots(kept)
+            rows = self.new[:, :, kept.start - first:kept.stop - first].transpose(1, 2)
+            if len(slots) == 1:
+                self.ring[:, slots[0]] = rows[:, 0]
+            elif slots:
+                self.ring[:, torch.tensor(slots, device=rows.device)] = rows
+        self.new = None
+
+    def _pack(self, rows: Tensor) -> None:
+        codes, params = self.codec.encode(rows)
         self.codes.append(codes)
         self.params.append(params)
-        self.window = torch.cat([self.window[:, :, :self.sink], self.window[:, :, self.sink + count:]], 2)
 
     def change(self, change: Callable[[Tensor], Tensor]) -> None:
         """Selects or repeats sequences."""
-        self.window = change(self.window)
+        self.ring = change(self.ring)
         for grown in (self.codes, self.params):
             grown.data = change(grown.data)
 
     def nbytes(self) -> int:
-        return 0 if self.window is None else sum(x.nbytes for x in (self.window, self.codes.data, self.params.data))
+        return 0 if self.ring is None else sum(x.nbytes for x in (self.ring, self.codes.data, self.params.data))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""torch.ops.oscar.int2_pack and int2_decode on the CPU: what the kernels compute (kernels/include/oscar/int2_attention.h),
+a row and a sequence at a time, with the torch codecs and sums in float64.
+
+Whoever imports this has liboscar_torch.so loaded. It is what kernels and their callers are tested against. Non-goals: speed.
+"""
+import torch
+from torch import Tensor
+
+from .row_codec import RowCodec
+
+_PARAM_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _codec(params: Tensor, dim: int, grid: str = "minmax", clip_ratio: float = 0.0) -> RowCodec:
+    return RowCodec(grid, 4, dim // params.shape[3], clip_ratio, params.dtype)
+
+
+def _check_pools(codes: Tensor, params: Tensor, heads: int, dim: int) -> None:
+    assert dim in (64, 128, 256) and dim // params.shape[3] in (dim, 64, 32), f"rows of {dim}, {params.shape[3]} groups"
+    assert codes.dtype == torch.uint8 and params.dtype in _PARAM_TYPES, f"{codes.dtype}, {params.dtype}"
+    assert codes.shape[2:] == (heads, dim // 4) and codes.stride(3) == 1, f"codes are {codes.shape}"
+    assert params.shape[:3] == codes.shape[:3] and params.shape[4] == 2, f"params are {params.shape}, codes {codes.shape}"
+    assert params.stride()[3:] == (2, 1), "params are not dense"
+
+
+@torch.library.impl("oscar::int2_pack", "cpu")
+def int2_pack(x: Tensor, slots: Tensor, codes: Tensor, params: Tensor, *, rotation: Tensor | None = None,
+              grid: str = "minmax", clip_ratio: float = 0.0) -> None:
+    """x: bfloat16 (tokens, heads, d), written to the slots of the pools (pages, page size, heads, ...)."""
+    assert x.dtype == torch.bfloat16 and x.stride(2) == 1 and slots.dtype == torch.int32, f"{x.dtype}, {slots.dtype}"
+    assert grid in ("minmax", "lsq") and not (grid == "lsq" and clip_ratio > 0), f"{grid} with clip ratio {clip_ratio}"
+    _check_pools(codes, params, *x.shape[1:])
+    rows = x.float().transpose(0, 1)
+    if rotation is not None:
+        rows = (rows @ rotation.float()).bfloat16().float()
+    new = _codec(params, x.shape[2], grid, clip_ratio).encode(rows[None])
+    written = slots >= 0
+    pages, places = slots[written].long() // codes.shape[1], slots[written].long() % codes.shape[1]
+    for pool, values in zip((codes, params), new):
+        pool[pages, places] = values[0].transpose(0, 1)[written]
+
+
+def _rows(pool: Tensor, pages: Tensor, length: int) -> Tensor:
+    """A sequence's rows of a pool, (length, heads, ...)."""
+    tokens = torch.arange(length)
+    return pool[pages[tokens // pool.shape[1]].long(), tokens % pool.shape[1]]
+
+
+@torch.library.impl("oscar::int2_decode", "cpu")
+def int2_decode(q: Tensor, k_codes: Tensor, v_codes: Tensor, k_params: Tensor, v_params: Tensor, pages: Tensor,
+                lengths: Tensor, k_window: Tensor, v_window: Tensor, window_pages: Tensor, window_lengths: Tensor, *,
+                softmax_scale: float | None = None, split_batch: int = 0,
+                workspace: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """q: bfloat16 (batch, query heads, d) -> out float32 of that shape, log-sum-exp float32 (batch, query heads)."""
+    batch, heads, dim = q.shape
+    kv_heads = k_codes.shape[2]
+    assert q.dtype == torch.bfloat16 and q.is_contiguous() and heads % kv_heads == 0 and heads // kv_heads <= 16, q.shape
+    for codes, params, window in ((k_codes, k_params, k_window), (v_codes, v_params, v_window)):
+        _check_pools(codes, params, kv_heads, dim)
+        assert window.dtype == torch.bfloat16 and window.shape[2:] == (kv_heads, dim), f"the window is {window.shape}"
+    for pool, table, counts in ((k_codes, pages, lengths), (k_window, window_pages, window_lengths)):
+        assert pool.shape[1] in (1, 2, 4, 8, 16, 32, 64, 128, 256), f"pages of {pool.shape[1]}"
+        assert table.dtype == counts.dtype == torch.int32 and table.is_contiguous(), f"{table.dtype}, {counts.dtype}"
+        assert table.shape[0] == counts.shape[0] == batch, f"tables of {table.shape[0]} sequences"
+    out, lse = q.new_zeros(q.shape, dtype=torch.float64), q.new_zeros(batch, heads, dtype=torch.float64)
+    codec, scale = _codec(k_params, dim), dim**-0.5 if softmax_scale is None else softmax_scale
+    for b in range(batch):
+        n, w = int(lengths[b]), int(window_lengths[b])
+        k, v = (torch.cat([codec.decode(_rows(codes, pages[b], n), _rows(params, pages[b], n), dim),
+                           _rows(window, window_pages[b], w).float()]).double().transpose(0, 1)
+                for codes, params, window in ((k_codes, k_params, k_window), (v_codes, v_params, v_window)))
+        scores = q[b].double().unflatten(0, (kv_heads, -1)) @ k.transpose(1, 2) * scale
+        lse[b] = scores.logsumexp(-1).flatten()
+        if n + w > 0:
+            out[b] = (scores.softmax(-1) @ v).flatten(0, 1)
+    return out.float(), lse.float()

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""An Int2Cache on the kernels of liboscar_torch.so: int2_pack writes the history, int2_decode reads ring and history.
+
+A sequence's history is a run of pages of its own. A call of one token is one launch of int2_decode with the ring as it is;
+in a call of many, each token is a sequence to the kernel, with its own windows in one pool and lengths of the same history.
+Tensors of indices are the same for all layers of a step and are kept for them. Non-goals: CUDA graphs, padding (such calls
+go to int2_attend.py, over the same rows).
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .int2_attend import Attention, Seen, attend
+from .int2_rows import RING_PAGE, ROOM, SideRows
+from .places import load_library
+
+_SEQUENCES = 1024  # of one launch for many tokens: bounds tables and workspace
+
+
+def why_not(manifest: dict[str, Any], keys: Tensor, values: Tensor, num_q_heads: int, on_cpu: bool) -> str | None:
+    """Why the kernels cannot hold these rows (batch, heads, tokens, d) of a set; None: they can. on_cpu: int2_cpu.py will
+    do."""
+    codec, dim = manifest["codec"], keys.shape[3]
+    device = keys.device.type
+    wrong = [text for is_wrong, text in (
+        (device != "cuda" and not (on_cpu and device == "cpu"), f"rows are on {device}, the kernels on CUDA"),
+        (codec["name"] not in ("minmax", "lsq"), f"there is no kernel for codec {codec['name']}"),
+        (list(codec["levels"]) != [4, 4], f"levels are {codec['levels']}, the kernels' 4 and 4"),
+        (dim not in (64, 128, 256) or values.shape[3] != dim, f"rows of {dim} and {values.shape[3]} channels"),
+        ((codec["group_size"] or dim) not in (dim, 64, 32), f"groups of {codec['group_size']} channels"),
+        (manifest["windows"]["recent"] < 1, "no recent tokens are kept as they are"),
+        (num_q_heads > 16 * keys.shape[1], f"{num_q_heads} query heads for {keys.shape[1]} KV heads")) if is_wrong]
+    return wrong[0] if wrong else _why_no_operators(device)
+
+
+def _why_no_operators(device: str) -> str | None:
+    try:
+        load_library()
+    except (FileNotFoundError, OSError) as error:
+        return str(error)
+    if device == "cpu":
+        from . import int2_cpu  # noqa: F401  (registers them)
+    elif not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
+        return "liboscar_torch.so was built without CUDA"
+    return None
+
+
+@lru_cache(maxsize=8)
+def _pages(batch: int, each: int, device: torch.device) -> Tensor:
+    """int32 (batch, each): pages that belong to the sequences in order."""
+    return torch.arange(batch * each, dtype=torch.int32, device=device).reshape(batch, each)
+
+
+@lru_cache(maxsize=8)
+def _lengths(batch: int, length: int, device: torch.device) -> Tensor:
+    return torch.full((batch,), length, dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=4)
+def _slots(batch: int, room: int, first: int, count: int, device: torch.device) -> Tensor:
+    """int32 (batch * count): where the tokens from `first` on go."""
+    tokens = torch.arange(first, first + count, dtype=torch.int32, device=device)
+    return (torch.arange(0, batch * room, room, dtype=torch.int32, device=device)[:, None] + tokens).flatten()
+
+
+class KernelRows(SideRows):
+    """SideRows whose history the kernels can read."""
+
+    def begin(self, states: Tensor) -> None:
+        super().begin(states)
+        clip = self.codec.clip_ratio
+        if isinstance(clip, Tensor):
+            self._clips = [(slice(head, head + 1), ratio) for head, ratio in enumerate(clip.tolist())]
+        else:
+            self._clips = [(slice(None), clip or 0.0)]
+        self.codes.reserve(1)
+        self.params.reserve(1)
+
+    def pools(self) -> tuple[Tensor, Tensor]:
+        """Codes and params as (pages, ROOM, heads, ...)."""
+        codes, params = (x.data.flatten(0, 1).unflatten(0, (-1, ROOM)) for x in (self.codes, self.params))
+        return codes, params
+
+    def _pack(self, rows: Tensor) -> None:
+        batch, count = rows.shape[0], rows.shape[2]
+        self.codes.reserve(count)
+        self.params.reserve(count)
+        slots = _slots(batch, self.codes.data.shape[1], self.codes.length, count, rows.device)
+        x = rows.transpose(1, 2).flatten(0, 1)
+        codes, params = self.pools()
+        for heads, ratio in self._clips:
+            torch.ops.oscar.int2_pack(x[:, heads], slots, codes[:, :, heads], params[:, :, heads], grid=self.codec.grid,
+                                      clip_ratio=ratio)
+        self.codes.length += count
+        self.params.length += count
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the tokens of a call see: rows after evict, and what they were before. windows: None for one token, who finds
+    all in the ring."""
+
+    key: KernelRows
+    value: KernelRows
+    packed: int  # tokens of the history before
+    windows: tuple[Seen, Seen] | None
+
+    def __call__(self, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        if mask is not None:
+            return attend(query, *(self.windows or self._from_rings()), mask, scaling)
+        batch, heads, tokens, dim = query.shape
+        kv_heads = self.key.ring.shape[2]
+        q = self.key.queries(query.reshape(batch, kv_heads, -1, dim)).reshape(query.shape)
+        out = self._one(q, scaling) if self.windows is None else self._many(q, scaling)
+        out = self.value.native(out.bfloat16().reshape(batch, kv_heads, -1, dim))
+        return out.reshape(query.shape).to(query.dtype)
+
+    def _from_rings(self) -> tuple[Seen, Seen]:
+        key, value = (Seen(side, side.window(self.packed), self.packed, side.length) for side in (self.key, self.value))
+        return key, value
+
+    def _decode(self, q: Tensor, pages: Tensor, lengths: Tensor, windows: list[Tensor], window_pages: Tensor,
+                window_lengths: Tensor, scaling: float) -> Tensor:
+        """(sequences, query heads, d), bfloat16 -> float32."""
+        (k_codes, k_params), (v_codes, v_params) = self.key.pools(), self.value.pools()
+        out, _ = torch.ops.oscar.int2_decode(q.contiguous(), k_codes, v_codes, k_params, v_params, pages, lengths, *windows,
+                                             window_pages, window_lengths, softmax_scale=scaling)
+        return out
+
+    def _history_pages(self, batch: int, device: torch.device) -> Tensor:
+        return _pages(batch, self.key.codes.data.shape[1] // ROOM, device)
+
+    def _one(self, q: Tensor, scaling: float) -> Tensor:
+        batch, length, kept, device = q.shape[0], self.key.length, self.key.sink + self.key.recent, q.device
+        rings = [side.ring.flatten(0, 1).unflatten(0, (-1, RING_PAGE)) for side in (self.key, self.value)]
+        return self._decode(q[:, :, 0], self._history_pages(batch, device), _lengths(batch, max(length - kept, 0), device),
+                            rings, _pages(batch, rings[0].shape[0] // batch, device),
+                            _lengths(batch, min(length, kept), device), scaling)
+
+    def _many(self, q: Tensor, scaling: float) -> Tensor:
+        batch, _, count, _ = q.shape
+        rows = [seen.window.transpose(1, 2) for seen in self.windows]
+        pools, width = [x.flatten(0, 1).contiguous()[:, None] for x in rows], rows[0].shape[1]
+        history_pages, blocks = self._history_pages(batch, q.device), []
+        each, first = max(_SEQUENCES // batch, 1), self.key.length - count
+        for begin in range(0, count, each):
+            block = q[:, :, begin:begin + each]
+            tokens = torch.arange(first + begin, first + begin + block.shape[2], dtype=torch.int32, device=q.device)
+            history, window, pages = self._tables(tokens, batch, width)
+            out = self._decode(block.transpose(1, 2).flatten(0, 1), history_pages.repeat_interleave(len(tokens), 0), history,
+                               pools, pages, window, scaling)
+            blocks.append(out.unflatten(0, (batch, -1)).transpose(1, 2))
+        return torch.cat(blocks, 2)
+
+    def _tables(self, tokens: Tensor, batch: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of these tokens of each sequence: lengths of history and window, and the window's pages of one row, (sequences,
+        sink + recent) in pools of `width` rows a sequence."""
+        sink, recent, device = self.key.sink, self.key.recent, tokens.device
+        entries = torch.arange(sink + recent, dtype=torch.int32, device=device)
+        oldest = (tokens - recent + 1).clamp(min=sink)[:, None]  # of the recent ones
+        places = torch.where(entries < sink, entries, entries - sink + oldest - self.packed).clamp(max=width - 1)
+        pages = places + _pages(batch, width, device)[:, :1, None]
+        lengths = (tokens + 1 - sink - recent).clamp(min=0), (tokens + 1).clamp(max=sink + recent)
+        history, window = (x.repeat(batch) for x in lengths)
+        return history, window, pages.flatten(0, 1)
+
+
+def attention_of(key: KernelRows, value: KernelRows) -> Attention:
+    """Between append and evict."""
+    many = key.new.shape[2] > 1
+    return _Call(key, value, key.codes.length, (Seen.by(key), Seen.by(value)) if many else None)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""An Int2Cache on int2_pack and int2_decode against the same cache in torch: int2_kernel_test.py [KernelTest.test_…]
+
+On the CPU by the operators' reference (oscar_kv/int2_cpu.py); on the GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit
+status 77 if there is none.
+"""
+import dataclasses
+import os
+import sys
+import unittest
+from pathlib import Path
+
+try:
+    import numpy as np
+    import oscar_kv
+    import torch
+    import transformers
+    from oscar_kv import int2_attend, int2_kernel
+    from oscar_kv.int2_rows import SideRows
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh")
+    sys.exit(77)
+
+DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
+PROJECT = Path(os.environ["OSCAR_PROJECT"])
+SAMPLE, GOLDEN, ZOO = (PROJECT / x for x in ("tests/data/qwen3-2m", "tests/data/golden/qwen3-2m", "zoo/sample/qwen3-2m"))
+sys.path.insert(0, str(PROJECT / "scripts/reference"))
+import row_codecs  # noqa: E402
+
+torch.set_num_threads(1)
+SINK, RECENT = 4, 8
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def manifest(name="minmax", group_size=0, levels=(4, 4), scale_dtype="float32"):
+    return {"codec": {"name": name, "levels": list(levels), "group_size": group_size, "scale_dtype": scale_dtype},
+            "windows": {"sink": SINK, "recent": RECENT}}
+
+
+def side(heads, dim, seed, centred=False, clip=0.95, head_clip_ratios=None):
+    """Random matrices that are no rotations."""
+    rotation = torch.linalg.qr(random(heads, dim, dim, seed=seed).cpu())[0] * torch.linspace(0.5, 2, dim)
+    read = torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
+    mean = random(heads, dim, seed=seed + 1).cpu() if centred else None
+    return oscar_kv.Side(rotation, read, mean, clip, head_clip_ratios, None)
+
+
+def distance(a, b):
+    return float((a.float() - b.float()).norm() / b.float().norm())
+
+
+def attended(where, rows, calls, described, dim=64, mask=None, **options):
+    """30 tokens of two sequences in calls of so many. where: module with attention_of; rows: its class."""
+    key = rows(described, "key", 0, side(2, dim, 0, centred=True, **options), SINK, RECENT)
+    value = rows(described, "value", 0, side(2, dim, 7, **options), SINK, RECENT)
+    q, k, v = random(2, 6, 30, dim, seed=1), random(2, 2, 30, dim, seed=2), random(2, 2, 30, dim, seed=3)
+    key.begin(k), value.begin(v)
+    outs, first = [], 0
+    for qs, ks, vs in zip(*(x.split(calls, 2) for x in (q, k, v))):
+        key.append(ks), value.append(vs)
+        attend = where.attention_of(key, value)
+        key.evict(), value.evict()
+        part = None if mask is None else mask[:, :, first:first + qs.shape[2], :key.length]
+        outs.append(attend(qs, part, 0.2))
+        first += qs.shape[2]
+    return torch.cat(outs, 2), key
+
+
+def log_probabilities(model, ids, cache, calls):
+    with torch.no_grad():
+        parts = [model(part, past_key_values=cache).logits for part in ids.split(calls, 1)]
+    return torch.cat(parts, 1).float().log_softmax(-1)
+
+
+class KernelTest(unittest.TestCase):
+    def setUp(self):
+        why = int2_kernel.why_not(manifest(), *[random(1, 1, 1, 64)] * 2, 1, on_cpu=True)
+        self.assertIsNone(why)
+
+    def both(self, described, calls, limit=5e-3, **options):
+        kernel, key = attended(int2_kernel, int2_kernel.KernelRows, calls, described, **options)
+        expected, torch_key = attended(int2_attend, SideRows, calls, described, **options)
+        self.assertLess(distance(kernel, expected), limit, (described["codec"], calls))
+        self.assertEqual(key.codes.length, 30 - RECENT + 1 - SINK)
+        # A value at the edge between two levels may fall to either side.
+        same = (key.codes.rows() == torch_key.codes.rows()).float().mean()
+        self.assertGreater(float(same), 0.98)
+
+    def test_attention_of_each_codec_and_call(self):
+        for described in (manifest(), manifest("lsq", 32), manifest("minmax", 64, scale_dtype="float16"),
+                          manifest("lsq", scale_dtype="bfloat16")):
+            for calls in (1, 30):
+                self.both(described, calls, dim=128, clip=0.0 if described["codec"]["name"] == "lsq" else 0.9)
+
+    def test_attention_of_wide_rows_and_clip_ratios_of_heads(self):
+        self.both(manifest(), 1, dim=256, head_clip_ratios=torch.tensor([0.7, 0.0]))
+
+    def test_calls_of_several_tokens_after_others(self):
+        kernel, _ = attended(int2_kernel, int2_kernel.KernelRows, 7, manifest())
+        self.assertLess(distance(kernel, attended(int2_attend, SideRows, 1, manifest())[0]), 0.01)
+
+    def test_padding_goes_to_torch(self):
+        mask = torch.ones(2, 1, 30, 30, device=DEVICE).tril().bool()
+        mask[1, :, :, :6] = False
+        for calls in (1, 30):
+            self.both(manifest(), calls, mask=mask)
+
+    def test_many_sequences_are_cut_into_launches(self):
+        before, int2_kernel._SEQUENCES = int2_kernel._SEQUENCES, 14
+        self.addCleanup(setattr, int2_kernel, "_SEQUENCES", before)
+        self.both(manifest(), 30)
+
+    def test_packed_rows_equal_the_formulas_in_numpy(self):
+        x = (random(50, 3, 128) * 3).bfloat16()
+        slots = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:50].int()
+        slots[7] = -1
+        for grid, clip in (("minmax", 0.92), ("minmax", 0.0), ("lsq", 0.0)):
+            codes = torch.full((4, 16, 3, 32), 255, dtype=torch.uint8, device=DEVICE)
+            params = torch.full((4, 16, 3, 2, 2), -7.0, device=DEVICE)
+            torch.ops.oscar.int2_pack(x, slots.to(DEVICE), codes, params, grid=grid, clip_ratio=clip)
+            codes, params = codes.flatten(0, 1).cpu(), params.flatten(0, 1).cpu()
+            found = torch.cat([codes >> shift & 3 for shift in (0, 2, 4, 6)], -1).unflatten(-1, (2, 64))
+            found = ((found - params[..., 1:]) * params[..., :1]).flatten(2)
+            codec = row_codecs.Codec(grid, 4, 64, clip, "sort", "float32")
+            expected = row_codecs.quantized(x.float().cpu().transpose(0, 1)[None].numpy(), codec)[0].swapaxes(0, 1)
+            written = slots >= 0
+            error = np.abs(found[slots[written].long()].numpy() - expected[written.numpy()]).max((1, 2))
+            # By least squares in float32 a value at the edge between two levels may fall to either side.
+            self.assertLessEqual(int((error > 2e-5).sum()), 0 if grid == "minmax" else 2, grid)
+            unwritten = sorted(set(range(64)) - set(slots.tolist()))
+            self.assertTrue(bool((params[unwritten] == -7).all()) and len(unwritten) == 15)
+
+    def model(self):
+        model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval().to(DEVICE)
+        model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
+        return model
+
+    def cache(self, model, name="latest", **options):
+        rotations = oscar_kv.read_set(ZOO / name)
+        windows = {"windows": {"sink": 16, "recent": 64}}
+        return oscar_kv.Int2Cache(dataclasses.replace(rotations, manifest=rotations.manifest | windows), model.config,
+                                  **options)
+
+    def test_a_model_says_the_same_by_kernel_and_torch(self):
+        model = self.model()
+        ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :160]).long().to(DEVICE)
+        for name, calls in (("latest", 160), ("lsq", 100), ("latest", 1)):
+            kernel, plain = (self.cache(model, name, path=path) for path in ("kernel", "torch"))
+            tokens = ids if calls > 1 else ids[:1, :100]
+            found, expected = (log_probabilities(model, tokens, cache, calls) for cache in (kernel, plain))
+            self.assertEqual((kernel.path, plain.path), ("kernel", "torch: as asked for"))
+            kld = float((expected.exp() * (expected - found)).sum(-1).mean())
+            self.assertLess(kld, 1e-3, (name, calls))  # quantizing costs 0.03
+
+    def test_an_exact_prompt_sees_itself_as_it_is(self):
+        model = self.model()
+        ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :150]).long().to(DEVICE)
+        cache = self.cache(model, path="kernel", exact_prompt=True)
+        prompt = log_probabilities(model, ids, cache, 150)
+        step = log_probabilities(model, ids[:, -1:], cache, 1)
+        model.set_attn_implementation("sdpa")
+        exact = transformers.DynamicCache(config=model.config)
+        self.assertLess(distance(prompt, log_probabilities(model, ids, exact, 150)), 1e-5)
+        error = distance(step, log_probabilities(model, ids[:, -1:], exact, 1))
+        self.assertTrue(1e-3 < error < 0.2, error)
+
+    def test_says_why_it_takes_torch(self):
+        keys, cpu = random(1, 2, 1, 64), torch.zeros(1, 2, 1, 64)
+        for expected, described, k, v, heads in (
+                ("codec lloyd-max", manifest("lloyd-max"), keys, keys, 2),
+                ("levels are [8, 4]", manifest(levels=(8, 4)), keys, keys, 2),
+                ("64 and 32 channels", manifest(), keys, keys[..., :32], 2),
+                ("groups of 16", manifest(group_size=16), keys, keys, 2),
+                ("34 query heads for 2", manifest(), keys, keys, 34),
+                ("no recent", manifest() | {"windows": {"sink": 4, "recent": 0}}, keys, keys, 2)):
+            self.assertIn(expected, int2_kernel.why_not(described, k, v, heads, on_cpu=True))
+        self.assertIn("rows are on cpu", int2_kernel.why_not(manifest(), cpu, cpu, 2, on_cpu=False))
+        model = self.model()
+        model.set_attn_implementation("sdpa")
+        with self.assertRaisesRegex(ValueError, "cannot serve this cache: the model's attention is not oscar_int2"):
+            log_probabilities(model, torch.ones(1, 3, dtype=torch.long, device=DEVICE), self.cache(model, path="kernel"), 3)
+        with self.assertRaisesRegex(ValueError, "path is 'fast'"):
+            self.cache(model, path="fast")
+        cache = self.cache(model)
+        self.assertEqual(cache.path, "none yet")
+        log_probabilities(model, torch.ones(1, 3, dtype=torch.long, device=DEVICE), cache, 3)
+        self.assertEqual(cache.path, "torch: the model's attention is not oscar_int2")
+
+    def test_takes_the_kernels_by_itself_on_a_gpu_only(self):
+        model = self.model()
+        cache = self.cache(model)
+        log_probabilities(model, torch.ones(1, 3, dtype=torch.long, device=DEVICE), cache, 3)
+        self.assertEqual(cache.path, "kernel" if DEVICE == "cuda" else "torch: rows are on cpu, the kernels on CUDA")
+
+
+if __name__ == "__main__":
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        print("skipped: needs an NVIDIA GPU")
+        sys.exit(77)
+    unittest.main()
