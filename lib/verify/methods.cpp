@@ -53,11 +53,20 @@ const std::vector<std::string> kUsual{
     "bf16",     "naive", "hadamard",     "hadamard_clip", "saw_int4", "turboquant_k3v3", "kivi_g128", "kitty",
     "rotatekv", "occam", "optr_centred", "kvquant_nuq2",  "skvq",     "q4_0_rot",        "fp8",       "nvfp4"};
 
-std::vector<std::string> names_of(const std::vector<std::string>& compare) {
-  if (compare == std::vector<std::string>{"none"}) return {};
-  if (compare == std::vector<std::string>{"all"}) return kUsual;
-  if (compare == std::vector<std::string>{"every"}) return method_names();
-  return compare;
+const std::string kOptr = "optr", kOptrSubstitute = "optr_centred";
+
+std::vector<std::string> names_of(const Comparison& comparison) {
+  const auto is = [&](const char* name) { return comparison.names == std::vector<std::string>{name}; };
+  if (is("none")) return {};
+  std::vector<std::string> names = is("all") ? kUsual : is("every") ? method_names() : comparison.names;
+  if (comparison.fit_optr != nullptr) {
+    if (is("all")) std::replace(names.begin(), names.end(), kOptrSubstitute, kOptr);
+  } else if (std::find(names.begin(), names.end(), kOptrSubstitute) != names.end()) {
+    std::erase(names, kOptr);
+  } else {
+    std::replace(names.begin(), names.end(), kOptr, kOptrSubstitute);
+  }
+  return names;
 }
 
 }  // namespace
@@ -78,7 +87,7 @@ KvMethod method_of_set(RotationSet set, Windows windows) {
 
 std::vector<std::string> method_names() {
   std::vector<std::string> names = baseline_names();
-  names.insert(names.end(), {"int3", "int4", "bisect"});
+  names.insert(names.end(), {"int3", "int4", "bisect", kOptr});
   return names;
 }
 
@@ -90,19 +99,16 @@ std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comp
   }
   const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
   const KvMethod set = method_of_set(set_of(subject), windows);
+  const auto named = [&](const std::string& name) {
+    if (name == "int3" || name == "int4") return with_more_bits(set, name == "int3" ? 3 : 4);
+    if (name == "bisect") return with_decode_clip(set);
+    const bool optr = name == kOptr;
+    const Windows theirs = comparison.own_windows ? own_windows(optr ? kOptrSubstitute : name) : windows;
+    if (optr) return comparison.fit_optr(shapes, theirs);
+    return make_baseline(name, shapes, theirs, subject.set.key_codec.group_size, rope);
+  };
   std::vector<KvMethod> methods;
-  for (const std::string& name : names_of(comparison.names)) {
-    if (name == "int3" || name == "int4") {
-      methods.push_back(with_more_bits(set, name == "int3" ? 3 : 4));
-      continue;
-    }
-    if (name == "bisect") {
-      methods.push_back(with_decode_clip(set));
-      continue;
-    }
-    const Windows theirs = comparison.own_windows ? own_windows(name) : windows;
-    methods.push_back(make_baseline(name, shapes, theirs, subject.set.key_codec.group_size, rope));
-  }
+  for (const std::string& name : names_of(comparison)) methods.push_back(named(name));
   methods.push_back(set);
   return methods;
 }

@@ -2,6 +2,7 @@
 // The list of methods that stand side by side in a report.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct Comparison {
   std::vector<std::string> names;
   /// The set's windows for every method, or each method's own.
   bool own_windows = false;
+  /// Makes "optr", which "all" then has in place of its substitute "optr_centred"; null: the substitute.
+  std::function<KvMethod(const std::vector<LayerShape>& layers, Windows windows)> fit_optr;
 };
 
 /// All names that `names` may hold, in the order of reports.

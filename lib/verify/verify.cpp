@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/errors.hpp"
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "verify/checks/checks.hpp"
@@ -159,24 +160,55 @@ void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& meth
   report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");
 }
 
+/// Empty if it can be.
+std::string why_optr_is_not_fitted(const Subject& subject, const VerifyInputs& inputs) {
+  if (inputs.runner == nullptr || inputs.calibration.texts.empty()) {
+    return "refined rotations need calibration text and W_O (--calibration, --model)";
+  }
+  try {
+    for (const auto& [id, key] : subject.sides.front().layers) (void)inputs.calibration.output_projection(id);
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// How "optr" is made, if it can be; what it may look at is compared with what it is measured on.
+verify::Comparison comparison_of(VerifyReport& report, const Subject& subject, const VerifyInputs& inputs,
+                                 const VerifyOptions& options, Backend& backend, Status& status) {
+  verify::Comparison comparison{options.compare, options.own_windows, {}};
+  const verify::OptrCalibration& calibration = inputs.calibration;
+  if (const std::string lack = why_optr_is_not_fitted(subject, inputs); !lack.empty()) {
+    const bool named = std::find(options.compare.begin(), options.compare.end(), "optr") != options.compare.end();
+    if (named || !calibration.texts.empty()) {
+      report.warnings.push_back("optr is measured as optr_centred: " + lack);
+    }
+    return comparison;
+  }
+  const CalibrationData fitted = describe(calibration.texts);
+  const auto seen = inputs.source != nullptr ? verify::sequences_fitted_on(fitted, inputs.source->calibration())
+                                             : verify::sequences_fitted_on(fitted, inputs.model_data.texts);
+  if (seen.value_or(0) > 0) {
+    report.warnings.push_back("optr is fitted on " + std::to_string(*seen) +
+                              " of the sequences that are measured: give other text to --calibration");
+  }
+  comparison.fit_optr = [&](const std::vector<LayerShape>& layers, Windows windows) {
+    return verify::fitted_optr(calibration, *inputs.runner, layers, windows, backend, status);
+  };
+  return comparison;
+}
+
 /// Both sides are there: methods can be compared.
 std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, ModelIdentity model,
-                                  const VerifyOptions& options) {
+                                  const verify::Comparison& comparison, std::int64_t context) {
   if (subject.sides.size() < 2) return {};
   const ModelIdentity& fitted = subject.set.model;
   if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
-  std::vector<KvMethod> methods =
-      verify::methods_for(subject, {options.compare, options.own_windows}, report.windows, model);
+  std::vector<KvMethod> methods = verify::methods_for(subject, comparison, report.windows, model);
   for (const KvMethod& method : methods) {
-    report.methods.push_back({method.name,
-                              method.kind,
-                              method.description,
-                              method.windows,
-                              bits_per_element(method, options.context),
-                              {},
-                              {},
-                              {}});
+    report.methods.push_back(
+        {method.name, method.kind, method.description, method.windows, bits_per_element(method, context), {}, {}, {}});
   }
   warn_of_missing_rope(report, methods);
   if (!subject.set.has_clip_ratios) {
@@ -207,7 +239,9 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   const Expectation expected = expectation(subject, inputs);
   check_structure(subject, expected, report.checks);
   if (measurable(report)) {
-    const std::vector<KvMethod> methods = add_methods(report, subject, expected.model, options);
+    const std::vector<KvMethod> methods =
+        add_methods(report, subject, expected.model, comparison_of(report, subject, inputs, options, backend, status),
+                    options.context);
     if (inputs.runner != nullptr && !methods.empty()) warn_of_score_rules(report, methods, *inputs.runner);
     measure_layers(report, subject, methods, inputs, options, backend, status);
     measure_model_metrics(report, subject, methods, inputs, options, backend, status);

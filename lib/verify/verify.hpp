@@ -16,6 +16,7 @@
 #include "kernels/backend.hpp"
 #include "model/runner.hpp"
 #include "verify/model_metrics.hpp"
+#include "verify/optr_method.hpp"
 #include "verify/report.hpp"
 
 namespace oscar {
@@ -53,6 +54,8 @@ struct VerifyInputs {
   QkvSource* source = nullptr;
   ModelRunner* runner = nullptr;
   verify::ModelData model_data;
+  /// What "optr" is fitted on, with the runner; without texts its substitute is measured.
+  verify::OptrCalibration calibration;
   /// The layers to measure; empty: all.
   std::vector<int> layers;
 };

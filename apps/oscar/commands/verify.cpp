@@ -12,6 +12,7 @@
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
+#include "model/output_projection.hpp"
 #include "model_input.hpp"
 #include "tensor/npy.hpp"
 #include "verify/html/html_report.hpp"
@@ -24,7 +25,7 @@ namespace oscar {
 namespace {
 
 struct VerifyCommand {
-  std::filesystem::path rotations, dump, needle, needle_answers, report;
+  std::filesystem::path rotations, dump, needle, needle_answers, calibration, report;
   ModelInput input;
   std::string precision = "serving", windows = "common";
   VerifyOptions options;
@@ -35,7 +36,7 @@ struct VerifyCommand {
 bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.input.texts.empty(); }
 
 void check_usage(const VerifyCommand& c) {
-  if ((has_text(c) || !c.needle.empty()) && c.input.model.empty()) {
+  if ((has_text(c) || !c.needle.empty() || !c.calibration.empty()) && c.input.model.empty()) {
     throw UsageError("text, tokens and needles need a model to run", "--model", "give the folder of the checkpoint");
   }
   if (c.needle.empty() != c.needle_answers.empty()) {
@@ -56,6 +57,19 @@ verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& con
         static_cast<int>(std::clamp<std::int64_t>(length, 0, config.max_position_embeddings)));
   }
   return data;
+}
+
+/// Of --calibration, with W_O from the checkpoint.
+verify::OptrCalibration read_calibration(const VerifyCommand& c, const ModelConfig& config, Status& status) {
+  if (c.calibration.empty()) return {};
+  ModelInput input{.model = c.input.model, .limits = {.seq_len = c.input.limits.seq_len}};
+  if (c.calibration.extension() == ".npy") {
+    input.tokens = c.calibration;
+  } else {
+    input.texts = {c.calibration};
+  }
+  return {read_sequences(input, config, status),
+          [model = c.input.model, config](int layer) { return read_output_projection(model, config, layer); }};
 }
 
 /// Structure checks alone do not replace figures that were measured before, unless they failed.
@@ -91,6 +105,7 @@ void run(VerifyCommand& c, Context& context) {
   if (!c.input.model.empty()) {
     runner = open_model(c.input.model);
     inputs.model_data = read_model_data(c, runner->config(), *context.status);
+    inputs.calibration = read_calibration(c, runner->config(), *context.status);
   }
   inputs.source = source.get();
   inputs.runner = runner.get();
@@ -118,6 +133,12 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
   command.add_option("--dump", c.dump, "Measure attention on this dump")->type_name("DIR")->group("Input");
   add_model_input_options(command, c.input);
   command.remove_option(command.get_option("--model-dtype"));  // models are judged in float32, on the CPU
+  command
+      .add_option(
+          "--calibration", c.calibration,
+          "Text or token ids (.npy) on which optr is fitted, with --model; without it optr_centred stands for it")
+      ->type_name("FILE")
+      ->group("Input");
   command.add_option("--needle", c.needle, "Token ids of needles, one a row (.npy)")->type_name("FILE")->group("Input");
   command.add_option("--needle-answers", c.needle_answers, "Number of tokens of each needle's answer (.npy)")
       ->type_name("FILE")

@@ -3,8 +3,7 @@
 // Hadamard and OSCAR's clipped INT2, as published for QuaRot-INT2 + OptR. Softmax does not see a shift of all keys, so
 // a server need not add it back. The mean comes from calibration: here from the history itself, which favours it. Its
 // refined rotations are fitted on calibration queries and the output projection, which a history of keys does not have:
-// they are left out, and a set of `oscar fit --center --refine` is what comes nearest (Cayley steps down the softmax
-// KL, without the term of the output projection).
+// codec/optr has them.
 #include "base/check.hpp"
 #include "codec/methods/families.hpp"
 #include "codec/methods/sides.hpp"
@@ -44,7 +43,7 @@ Family optr_methods() {
   return {
       {"optr_centred",
        "OptR's centred keys, Hadamard, clipped INT2; means of the history itself, rotations not refined, for want of "
-       "calibration queries and W_O (nearest: a set of fit --center --refine)",
+       "calibration queries and W_O (--calibration)",
        {64, 256},
        centred(rotated(clipped_rows(0.96))),
        rotated(clipped_rows(0.92))}};

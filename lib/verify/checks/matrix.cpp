@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/square_product.hpp"
+#include "kernels/products.hpp"
 
 namespace oscar::verify {
 
