@@ -14,26 +14,15 @@
 namespace oscar {
 namespace {
 
+using verify::Dialogue;
+using verify::Prediction;
+using verify::Predictions;
 using verify::ServedPosition;
 
-/// A share that no token is left without, so that logarithms stay finite.
-constexpr double kLeast = 1e-9;
-
-/// A prompt, and what the server made of it.
-struct Dialogue {
-  TokenSequence prompt, answer;  // answer: of needles, what should follow
-  std::vector<ServedPosition> served;
-
-  [[nodiscard]] TokenSequence tokens() const {
-    TokenSequence all = prompt;
-    for (const ServedPosition& position : served) all.push_back(position.token);
-    return all;
-  }
-  [[nodiscard]] bool found() const {
-    return !answer.empty() && served.size() >= answer.size() &&
-           std::ranges::equal(answer, std::span(served).first(answer.size()), {}, {}, &ServedPosition::token);
-  }
-};
+/// An agreement that only the set itself, or a codec that is nearly its own, reaches.
+constexpr double kBeyondDoubt = 0.95;
+/// How much more another codec must agree to be taken for the server's.
+constexpr double kClearlyMore = 0.05;
 
 std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Windows windows,
                                      const ServeCheckOptions& options) {
@@ -75,13 +64,6 @@ void ask_all(const verify::AskServer& ask, const verify::TokenNames& names, cons
     dialogues[i].served = ask_continuation(ask, model, dialogues[i].prompt, max_tokens, names);
   }
 }
-
-/// Log-probabilities of the listed tokens: [dialogue][generated position but the first][listed token], and the choice.
-struct Prediction {
-  std::vector<double> listed;
-  std::int32_t top = 0;
-};
-using Predictions = std::vector<std::vector<Prediction>>;
 
 Prediction predict(std::span<const float> logits, const ServedPosition& served) {
   const auto highest = std::ranges::max_element(logits);
@@ -135,70 +117,115 @@ Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
   return predictions;
 }
 
-/// KL over the listed tokens and the rest as one.
-double divergence(std::span<const double> p, std::span<const double> q) {
-  double kl = 0, p_rest = 1, q_rest = 1;
-  for (std::size_t i = 0; i < p.size(); ++i) {
-    kl += std::exp(p[i]) * (p[i] - q[i]);
-    p_rest -= std::exp(p[i]), q_rest -= std::exp(q[i]);
-  }
-  p_rest = std::max(p_rest, kLeast), q_rest = std::max(q_rest, kLeast);
-  return kl + p_rest * std::log(p_rest / q_rest);
-}
-
-void compare(const std::vector<Dialogue>& dialogues, const Predictions& exact, const Predictions& set,
-             ServeCheckReport& report) {
-  double both = 0, served_square = 0, set_square = 0;
-  for (std::size_t d = 0; d < dialogues.size(); ++d) {
-    for (std::size_t j = 0; j < exact[d].size(); ++j) {
-      const ServedPosition& position = dialogues[d].served[j + 1];
-      std::vector<double> served;
-      for (const auto& [id, value] : position.log_probabilities) served.push_back(value);
-      const std::vector<double>&p = exact[d][j].listed, &q = set[d][j].listed;
-      report.measured_kl += divergence(p, served), report.predicted_kl += divergence(p, q);
-      for (std::size_t i = 0; i < p.size(); ++i) {
-        const double weight = std::exp(p[i]), a = served[i] - p[i], b = q[i] - p[i];
-        both += weight * a * b, served_square += weight * a * a, set_square += weight * b * b;
+/// What a reference server says of the same tokens; NaN where it does not list them.
+Predictions ask_reference(const verify::AskServer& ask, const verify::TokenNames& names,
+                          const std::vector<Dialogue>& dialogues) {
+  const std::string model = verify::served_model(ask, "");
+  Predictions predictions(dialogues.size());
+  for (std::size_t i = 0; i < dialogues.size(); ++i) {
+    const auto scores = ask_scores(ask, model, dialogues[i].tokens(), dialogues[i].prompt.size() + 1, names);
+    for (std::size_t j = 0; j < scores.size(); ++j) {
+      const auto& known = scores[j].log_probabilities;
+      Prediction prediction{{}, std::ranges::max_element(known, {}, [](const auto& x) { return x.second; })->first};
+      for (const auto& [id, ignored] : dialogues[i].served[j + 1].log_probabilities) {
+        const auto same = std::ranges::find(known, id, [](const auto& x) { return x.first; });
+        prediction.listed.push_back(same == known.end() ? std::nan("") : same->second);
       }
-      report.same_top += position.token == exact[d][j].top ? 1 : 0;
-      report.predicted_same_top += set[d][j].top == exact[d][j].top ? 1 : 0;
-      ++report.positions;
+      predictions[i].push_back(std::move(prediction));
     }
   }
-  const auto count = static_cast<double>(std::max<std::int64_t>(report.positions, 1));
-  for (double* sum : {&report.measured_kl, &report.predicted_kl, &report.same_top, &report.predicted_same_top}) {
-    *sum /= count;
-  }
-  report.agreement = both / std::max(std::sqrt(served_square * set_square), 1e-300);
+  return predictions;
 }
 
-void judge(const ServeCheckOptions& options, ServeCheckReport& report) {
-  const double ratio = report.measured_kl / std::max(report.predicted_kl, 1e-300);
+/// What a server might do instead with the same rotations.
+std::vector<KvMethod> with_other_codecs(const KvMethod& set) {
+  struct Choice {
+    const char* name;
+    Grid grid;
+    double key_clip, value_clip;
+  };
+  static constexpr Choice kChoices[] = {
+      {"minmax without clipping", Grid::kMinMax, 0, 0},
+      {"minmax with clip ratios 0.96 and 0.92", Grid::kMinMax, kPublishedKeyClip, kPublishedValueClip},
+      {"lsq", Grid::kLeastSquares, 0, 0}};
+  std::vector<KvMethod> others;
+  for (const Choice& choice : kChoices) {
+    KvMethod other = set;
+    other.name = choice.name;
+    bool differs = false;
+    for (auto& [id, layer] : other.layers) {
+      for (auto* side : {&layer.key, &layer.value}) {
+        const HistoryCodec before = side->codec;
+        side->codec.grid = choice.grid;
+        side->codec.clip_ratio = side == &layer.key ? choice.key_clip : choice.value_clip;
+        side->codec.head_clip_ratios.clear();
+        differs = differs || !(side->codec == before);
+      }
+    }
+    if (differs) others.push_back(std::move(other));
+  }
+  return others;
+}
+
+void predict_by_model(ModelRunner& runner, const std::vector<Dialogue>& dialogues, const KvMethod& set,
+                      Backend& backend, ServeCheckReport& report) {
+  const Predictions exact = run_model(runner, dialogues, nullptr, backend);
+  const Predictions predicted = run_model(runner, dialogues, &set, backend);
+  report.differences = compare(dialogues, exact, &predicted);
+  report.has_prediction = true;
+  if (report.differences.agreement >= kBeyondDoubt) return;
+  for (const KvMethod& other : with_other_codecs(set)) {
+    const Predictions instead = run_model(runner, dialogues, &other, backend);
+    report.other_codecs.push_back({other.name, compare(dialogues, exact, &instead).agreement});
+  }
+}
+
+void judge_by_model(const ServeCheckOptions& options, ServeCheckReport& report) {
+  const verify::ServedDifferences& found = report.differences;
+  const double ratio = found.measured_kl / std::max(found.predicted_kl, 1e-300);
   const std::string figures = fmt::format("the server is {:.3g} nats from exact attention, the set would be {:.3g}",
-                                          report.measured_kl, report.predicted_kl);
+                                          found.measured_kl, found.predicted_kl);
   if (ratio < options.min_ratio) report.reasons.push_back(figures + ": its cache is not quantised as the set says");
   if (ratio > options.max_ratio)
     report.reasons.push_back(figures + ": another rotation, other clip ratios or another model");
-  if (report.agreement < options.min_agreement) {
+  if (found.agreement < options.min_agreement) {
     report.reasons.push_back(fmt::format("what changes is not what the set changes: agreement {:.2f}, below {:.2f}",
-                                         report.agreement, options.min_agreement));
+                                         found.agreement, options.min_agreement));
   }
-  report.accepted = report.reasons.empty();
+  const auto best = std::ranges::max_element(report.other_codecs, {}, &OtherCodec::agreement);
+  if (best != report.other_codecs.end() && best->agreement > found.agreement + kClearlyMore) {
+    report.reasons.push_back(fmt::format("the codec looks like {}: agreement {:.2f}, with the set's own {:.2f}",
+                                         best->name, best->agreement, found.agreement));
+  }
+}
+
+void judge_by_reference(const ServeCheckOptions& options, ServeCheckReport& report) {
+  const std::string figure =
+      fmt::format("the server is {:.3g} nats from the reference", report.differences.measured_kl);
+  if (report.differences.measured_kl < options.min_kl)
+    report.reasons.push_back(figure + ": its cache is not quantised");
+  if (report.differences.measured_kl > options.max_kl)
+    report.reasons.push_back(figure + ": a broken cache, or another model");
 }
 
 }  // namespace
 
-ServeCheckReport check_server(const verify::AskServer& ask, const verify::TokenNames& names, ModelRunner& runner,
-                              const std::vector<TokenSequence>& texts, const KvMethod& set,
-                              const ServeCheckOptions& options, Backend& backend, Status& status) {
+ServeCheckReport check_server(const verify::AskServer& ask, const verify::TokenNames& names,
+                              const ServeReference& reference, const std::vector<TokenSequence>& texts,
+                              const KvMethod& set, const ServeCheckOptions& options, Backend& backend, Status& status) {
   std::vector<Dialogue> dialogues = make_dialogues(texts, set.windows, options);
   ServeCheckReport report;
   report.served_model = verify::served_model(ask, options.served_model);
   ask_all(ask, names, report.served_model, options.generated_tokens, dialogues, status);
-  status.notice("running the model over the same tokens, with exact attention and with the set");
-  const Predictions exact = run_model(runner, dialogues, nullptr, backend);
-  compare(dialogues, exact, run_model(runner, dialogues, &set, backend), report);
-  if (report.positions == 0) {
+  if (reference.runner != nullptr) {
+    status.notice("running the model over the same tokens, with exact attention and with the set");
+    predict_by_model(*reference.runner, dialogues, set, backend, report);
+    judge_by_model(options, report);
+  } else {
+    report.differences = compare(dialogues, ask_reference(reference.ask, names, dialogues), nullptr);
+    judge_by_reference(options, report);
+  }
+  if (report.differences.positions == 0) {
     throw DataError("the server's tokens have no place in the model's vocabulary, or it generated none",
                     report.served_model, "check that --model is the checkpoint that the server runs");
   }
@@ -206,26 +233,36 @@ ServeCheckReport check_server(const verify::AskServer& ask, const verify::TokenN
     ++(dialogue.answer.empty() ? report.prompts : report.needles);
     report.needles_found += dialogue.found() ? 1 : 0;
   }
-  judge(options, report);
+  report.accepted = report.reasons.empty();
   return report;
 }
 
 Json to_json(const ServeCheckReport& report, const ServeCheckOptions& options) {
-  return {{"schema", "oscar.serve_check.v1"},
-          {"oscar_version", kVersion},
-          {"served_model", report.served_model},
-          {"prompts", report.prompts},
-          {"needles", report.needles},
-          {"needles_found", report.needles_found},
-          {"positions", report.positions},
-          {"measured_kl", report.measured_kl},
-          {"predicted_kl", report.predicted_kl},
-          {"agreement", report.agreement},
-          {"same_top", report.same_top},
-          {"predicted_same_top", report.predicted_same_top},
-          {"limits", {{"ratio", {options.min_ratio, options.max_ratio}}, {"agreement", options.min_agreement}}},
-          {"verdict", report.accepted ? "accepted" : "rejected"},
-          {"reasons", report.reasons}};
+  const verify::ServedDifferences& found = report.differences;
+  Json document = {{"schema", "oscar.serve_check.v1"},
+                   {"oscar_version", kVersion},
+                   {"served_model", report.served_model},
+                   {"prompts", report.prompts},
+                   {"needles", report.needles},
+                   {"needles_found", report.needles_found},
+                   {"positions", found.positions},
+                   {"measured_kl", found.measured_kl},
+                   {"same_top", found.same_top},
+                   {"verdict", report.accepted ? "accepted" : "rejected"},
+                   {"reasons", report.reasons}};
+  if (!report.has_prediction) {
+    document["limits"] = {{"kl", {options.min_kl, options.max_kl}}};
+    return document;
+  }
+  document["predicted_kl"] = found.predicted_kl;
+  document["agreement"] = found.agreement;
+  document["predicted_same_top"] = found.predicted_same_top;
+  document["limits"] = {{"ratio", {options.min_ratio, options.max_ratio}}, {"agreement", options.min_agreement}};
+  document["other_codecs"] = Json::array();
+  for (const OtherCodec& other : report.other_codecs) {
+    document["other_codecs"].push_back({{"name", other.name}, {"agreement", other.agreement}});
+  }
+  return document;
 }
 
 }  // namespace oscar

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <span>
 
 #include "base/errors.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
@@ -74,10 +75,11 @@ std::string served_model(const AskServer& ask, const std::string& wanted) {
   throw UsageError("the server has no model \"" + wanted + "\"", "--served-model", "give one of these: " + names);
 }
 
-std::vector<ServedPosition> ask_continuation(const AskServer& ask, const std::string& model,
-                                             const TokenSequence& prompt, int max_tokens, const TokenNames& names) {
-  const Json body = {{"model", model},   {"prompt", prompt},    {"max_tokens", max_tokens},
-                     {"temperature", 0}, {"logprobs", kListed}, {"return_tokens_as_token_ids", true}};
+namespace {
+
+/// Log-probabilities of an answer, token by token, from `first` on; as long as they are known.
+std::vector<ServedPosition> complete(const AskServer& ask, const Json& body, std::size_t first,
+                                     const TokenNames& names) {
   const Json answer = ask(kCompletions, &body);
   const Json& choices = member(answer, "choices", Json::value_t::array, kCompletions);
   if (choices.empty()) not_this_interface("the answer has no choices", kCompletions);
@@ -89,11 +91,39 @@ std::vector<ServedPosition> ask_continuation(const AskServer& ask, const std::st
   const Json& tokens = member(*log, "tokens", Json::value_t::array, kCompletions);
   const Json& tops = member(*log, "top_logprobs", Json::value_t::array, kCompletions);
   std::vector<ServedPosition> positions;
-  for (std::size_t i = 0; i < std::min(tokens.size(), tops.size()) && tokens[i].is_string(); ++i) {
+  for (std::size_t i = first; i < std::min(tokens.size(), tops.size()) && tokens[i].is_string(); ++i) {
     ServedPosition position{names.id(tokens[i]), listed(tops[i], names)};
     if (position.token < 0 || position.log_probabilities.empty()) break;
     positions.push_back(std::move(position));
   }
+  return positions;
+}
+
+Json request(const std::string& model, const TokenSequence& prompt, int max_tokens) {
+  return {{"model", model},   {"prompt", prompt},    {"max_tokens", max_tokens},
+          {"temperature", 0}, {"logprobs", kListed}, {"return_tokens_as_token_ids", true}};
+}
+
+}  // namespace
+
+std::vector<ServedPosition> ask_continuation(const AskServer& ask, const std::string& model,
+                                             const TokenSequence& prompt, int max_tokens, const TokenNames& names) {
+  return complete(ask, request(model, prompt, max_tokens), 0, names);
+}
+
+std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& model, const TokenSequence& tokens,
+                                       std::size_t first, const TokenNames& names) {
+  if (first >= tokens.size()) return {};
+  Json body = request(model, tokens, 1);
+  body["echo"] = true;
+  std::vector<ServedPosition> positions = complete(ask, body, first, names);
+  const auto wanted = std::span(tokens).subspan(first);
+  if (positions.size() < wanted.size() ||
+      !std::ranges::equal(wanted, std::span(positions).first(wanted.size()), {}, {}, &ServedPosition::token)) {
+    throw DataError("the reference does not give back the tokens that it was asked about", kCompletions,
+                    "it must know \"echo\" with \"logprobs\" (vLLM, SGLang), and run the same model");
+  }
+  positions.resize(wanted.size());
   return positions;
 }
 

@@ -2,7 +2,7 @@
 // What a server of language models with OpenAI's completions interface says: continuations of token ids, and the
 // logarithms of the probabilities that it lists at every position. How bytes get there is the caller's business.
 //   GET  /v1/models       {"data": [{"id": "NAME"}, ...]}
-//   POST /v1/completions  {"model", "prompt": [ids], "max_tokens", "temperature": 0, "logprobs": 5, ...}
+//   POST /v1/completions  {"model", "prompt": [ids], "max_tokens", "temperature": 0, "logprobs": 5, "echo", ...}
 // Non-goals: chat templates, streaming.
 #pragma once
 
@@ -48,5 +48,11 @@ struct ServedPosition {
 [[nodiscard]] std::vector<ServedPosition> ask_continuation(const AskServer& ask, const std::string& model,
                                                            const TokenSequence& prompt, int max_tokens,
                                                            const TokenNames& names);
+
+/// What the server gives to the tokens from `first` on of a text (at least 1 of them, first > 0), one position each.
+/// Throws DataError as ask_continuation, and for a server that does not echo prompts.
+[[nodiscard]] std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& model,
+                                                     const TokenSequence& tokens, std::size_t first,
+                                                     const TokenNames& names);
 
 }  // namespace oscar::verify

@@ -19,16 +19,16 @@ namespace {
 
 struct ServeCheckCommand {
   std::filesystem::path rotations;
-  std::string url;
+  std::string url, reference;
   ModelInput input;
   ServeCheckOptions options;
   double timeout_seconds = 300;
 };
 
-ZooLocation server_of(const std::string& url) {
+ZooLocation server_of(const std::string& url, const char* option) {
   ZooLocation server = parse_zoo_location(url);
   if (!server.remote || !server.aws_sigv4.empty()) {
-    throw UsageError("\"" + url + "\" is no http:// or https:// address", "--url",
+    throw UsageError("\"" + url + "\" is no http:// or https:// address", option,
                      "give one like http://localhost:8000");
   }
   if (server.url.ends_with("/v1")) server.url.resize(server.url.size() - 3);
@@ -54,29 +54,43 @@ verify::AskServer asker(const ZooLocation& server, double timeout_seconds, Statu
 }
 
 std::string summary(const ServeCheckReport& r) {
-  std::string text = fmt::format(
-      "{}: {} prompts and {} needles ({} found), {} generated tokens\n"
-      "from exact attention: server {:.4g} nats, predicted {:.4g}; agreement {:.2f}\n{}\n",
-      r.served_model, r.prompts, r.needles, r.needles_found, r.positions, r.measured_kl, r.predicted_kl, r.agreement,
-      r.accepted ? "accepted: the server uses this set" : "rejected");
+  const verify::ServedDifferences& found = r.differences;
+  std::string text = fmt::format("{}: {} prompts and {} needles ({} found), {} generated tokens\n", r.served_model,
+                                 r.prompts, r.needles, r.needles_found, found.positions);
+  text += r.has_prediction
+              ? fmt::format("from exact attention: server {:.4g} nats, predicted {:.4g}; agreement {:.2f}\n",
+                            found.measured_kl, found.predicted_kl, found.agreement)
+              : fmt::format("from the reference: {:.4g} nats, the same choice at {:.0f} % of the tokens\n",
+                            found.measured_kl, 100 * found.same_top);
+  const char* accepted =
+      r.has_prediction ? "accepted: the server uses this set" : "accepted: the server's cache is quantised";
+  text += std::string(r.accepted ? accepted : "rejected") + "\n";
   for (const std::string& reason : r.reasons) text += "  " + reason + "\n";
   return text;
 }
 
 void run(ServeCheckCommand& c, Context& context) {
-  const ZooLocation server = server_of(c.url);
+  const ZooLocation server = server_of(c.url, "--url");
   const Subject subject = read_subject(c.rotations);
   if (!subject.ours)
     throw UsageError("this is no rotation set with a manifest", c.rotations.string(), "oscar convert it");
   const auto backend = make_backend(context.common.device, *context.status);
-  const auto runner = open_model(c.input.model);
+  std::unique_ptr<ModelRunner> runner;
+  ServeReference reference;
+  if (c.reference.empty()) {
+    runner = open_model(c.input.model);
+    reference.runner = runner.get();
+  } else {
+    reference.ask = asker(server_of(c.reference, "--reference"), c.timeout_seconds, *context.status);
+  }
   const verify::TokenNames names(c.input.model);
-  const std::vector<TokenSequence> texts = read_sequences(c.input, runner->config(), *context.status);
+  const std::vector<TokenSequence> texts = read_sequences(c.input, read_model_config(c.input.model), *context.status);
   const KvMethod set = verify::method_of_set(set_of(subject), subject.set.windows);
-  const ServeCheckReport report = check_server(asker(server, c.timeout_seconds, *context.status), names, *runner, texts,
-                                               set, c.options, *backend, *context.status);
+  const ServeCheckReport report = check_server(asker(server, c.timeout_seconds, *context.status), names, reference,
+                                               texts, set, c.options, *backend, *context.status);
   Json document = to_json(report, c.options);
   document["url"] = server.url;
+  if (!c.reference.empty()) document["reference"] = server_of(c.reference, "--reference").url;
   validate_json(document, "oscar.serve_check.v1", "the report");
   if (!context.common.json_to_stdout) std::cout << summary(report);
   emit_json(context, document);
@@ -96,6 +110,8 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
   add("--max-ratio", c.options.max_ratio, "Reject above this multiple of the predicted KL")
       ->check(CLI::NonNegativeNumber);
   add("--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")->check(CLI::Range(-1.0, 1.0));
+  add("--min-kl", c.options.min_kl, "With --reference: reject below so many nats")->check(CLI::NonNegativeNumber);
+  add("--max-kl", c.options.max_kl, "With --reference: reject above so many nats")->check(CLI::NonNegativeNumber);
   add("--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(CLI::PositiveNumber);
 }
 
@@ -107,6 +123,10 @@ void register_serve_check(CLI::App& app, Context& context) {
   auto options = std::make_shared<ServeCheckCommand>();
   command->add_option("ROTATIONS", options->rotations, "The rotation set that it should use")->required();
   command->add_option("--url", options->url, "Of the server, like http://localhost:8000")->required();
+  command->add_option(
+      "--reference", options->reference,
+      "A server of the same model with an exact cache, in place of the weights in --model, of which only "
+      "tokenizer.json and config.json are read then; tells that the cache is quantised, not by what");
   add_model_input_options(*command, options->input);
   command->get_option("--model")->required();
   command->remove_option(command->get_option("--model-dtype"));

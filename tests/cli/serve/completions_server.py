@@ -54,12 +54,21 @@ class CompletionsServer:
         cache, step = self.make_cache(), torch.tensor([request["prompt"]])
         tokens, chosen, tops = [], [], []
         for _ in range(request["max_tokens"]):
-            logs = self.model(step, past_key_values=cache).logits[0, -1].float().log_softmax(-1)
-            values, ids = logs.topk(request["logprobs"])
-            step = ids[None, :1]
-            tokens.append(self.token(int(ids[0])))
-            chosen.append(float(values[0]))
-            tops.append({self.token(int(i)): float(value) for i, value in zip(ids, values)})
+            logs = self.model(step, past_key_values=cache).logits[0].float().log_softmax(-1)
+            if request.get("echo") and not tokens:
+                tokens, chosen, tops = [self.token(request["prompt"][0])], [None], [None]
+                for token, row in zip(request["prompt"][1:], logs[:-1]):
+                    tokens.append(self.token(token))
+                    chosen.append(float(row[token]))
+                    tops.append(self.listed(row, request))
+            step = logs[-1].argmax()[None, None]
+            tokens.append(self.token(int(step)))
+            chosen.append(float(logs[-1].max()))
+            tops.append(self.listed(logs[-1], request))
         return {"object": "text_completion", "model": self.name,
                 "choices": [{"index": 0, "text": "", "finish_reason": "length",
                              "logprobs": {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops}}]}
+
+    def listed(self, logs, request):
+        values, ids = logs.topk(request["logprobs"])
+        return {self.token(int(i)): float(value) for i, value in zip(ids, values)}

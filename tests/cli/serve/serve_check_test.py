@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """oscar serve-check against a server over the sample model: serve_check_test.py [ServeCheckTest.test_…]"""
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -27,9 +30,9 @@ TEXT = ("--tokens", str(PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"))
 
 def check(server, rotations="latest", **changes):
     """check(server, served_model="x"): exit status, report and messages."""
-    options = SHORT | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    options = SHORT | {"--model": str(MODEL)} | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
     command = [os.environ["OSCAR_BINARY"], "serve-check", SETS / rotations, "--url", getattr(server, "url", server),
-               "--model", MODEL, *TEXT, "--json", "-q", *(word for pair in options.items() for word in pair)]
+               *TEXT, "--json", "-q", *(word for pair in options.items() for word in pair)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
@@ -42,8 +45,10 @@ class ServeCheckTest(unittest.TestCase):
     def exact(self, **options):
         return CompletionsServer(self.model, lambda: transformers.DynamicCache(config=self.model.config), **options)
 
-    def quantised(self, rotations, **options):
+    def quantised(self, rotations, codec=None, **options):
         read = oscar_kv.read_set(SETS / rotations)
+        if codec:
+            read = dataclasses.replace(read, manifest=read.manifest | {"codec": read.manifest["codec"] | {"name": codec}})
         return CompletionsServer(self.model, lambda: oscar_kv.Int2Cache(read, self.model.config), **options)
 
     def test_accepts_a_server_that_uses_the_set(self):
@@ -69,6 +74,47 @@ class ServeCheckTest(unittest.TestCase):
             code, report, _ = check(server)
         self.assertEqual((code, report["verdict"]), (3, "rejected"), report)
         self.assertIn("agreement", report["reasons"][-1])
+
+    def test_rejects_a_server_with_the_set_and_another_codec(self):
+        with self.quantised("latest", codec="lsq") as server:
+            code, report, _ = check(server)
+        self.assertEqual((code, report["verdict"]), (3, "rejected"), report)
+        self.assertIn("the codec looks like lsq", report["reasons"][-1])
+        tried = {other["name"]: other["agreement"] for other in report["other_codecs"]}
+        self.assertGreater(tried["lsq"], 0.9)
+
+    def test_a_reference_server_in_place_of_the_weights(self):
+        with tempfile.TemporaryDirectory(prefix="oscar-serve-") as folder, self.exact() as reference:
+            for name in ("config.json", "tokenizer.json"):
+                shutil.copy(MODEL / name, folder)
+            options = {"reference": reference.url, "model": folder}
+            with self.quantised("latest") as server:
+                code, report, errors = check(server, **options)
+                self.assertEqual((code, report and report["verdict"]), (0, "accepted"), errors)
+                self.assertEqual((report["positions"], report["reference"]), (5 * 23, reference.url))
+                self.assertNotIn("agreement", report)
+                by_reference = report["measured_kl"]
+                _, by_model, _ = check(server)
+                self.assertLess(abs(by_reference / by_model["measured_kl"] - 1), 0.05)
+                self.assertEqual(report["same_top"], by_model["same_top"])
+                code, report, _ = check(server, max_kl=str(by_reference / 2), **options)
+                self.assertEqual((code, "a broken cache" in report["reasons"][0]), (3, True), report)
+            code, report, _ = check(reference, **options)
+            self.assertEqual((code, "its cache is not quantised" in report["reasons"][0]), (3, True), report)
+        self.assertTrue(any(request.get("echo") for _, request in reference.requests))
+
+    def test_says_what_is_wrong_with_a_reference(self):
+        def without_echo(answer):
+            for choice in answer.get("choices", []):
+                for name in choice["logprobs"]:
+                    choice["logprobs"][name] = choice["logprobs"][name][-1:]
+            return answer
+
+        with self.quantised("latest") as server, self.exact(change=without_echo) as reference:
+            code, _, errors = check(server, reference=reference.url, generate="4")
+            self.assertEqual((code, "does not give back the tokens" in errors), (1, True), errors)
+            code, _, errors = check(server, reference="nowhere", generate="4")
+            self.assertEqual((code, "where: --reference" in errors), (2, True), errors)
 
     def test_understands_tokens_that_are_written_as_text(self):
         names = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
