@@ -62,19 +62,20 @@ class Rotations {
 };
 
 KvLayer layer_of(const RowBaseline& baseline, const LayerShape& shape, int group_size, Rotations& rotations) {
-  KvSide side;
-  side.quantized = baseline.name != std::string("bf16");
-  side.codec.levels = baseline.levels;
-  side.codec.grid = baseline.grid;
-  // A group that does not divide this head shrinks to one that does.
-  if (baseline.group_size != 0) group_size = std::gcd(std::min(baseline.group_size, shape.head_dim), shape.head_dim);
-  side.codec.group_size = group_size;
-  KvLayer layer{shape.head_dim, side, side, shape.num_kv_heads};
-  layer.key.transform = rotations.hadamard(shape.head_dim, baseline.key_hadamard);
-  layer.value.transform = rotations.hadamard(shape.head_dim, baseline.value_hadamard);
-  layer.key.codec.clip_ratio = baseline.key_clip;
-  layer.value.codec.clip_ratio = baseline.value_clip;
-  return layer;
+  const auto side_of = [&](int dim, int hadamard, double clip_ratio) {
+    KvSide side;
+    side.quantized = baseline.name != std::string("bf16");
+    side.codec.levels = baseline.levels;
+    side.codec.grid = baseline.grid;
+    side.codec.clip_ratio = clip_ratio;
+    // A group that does not divide this head shrinks to one that does.
+    side.codec.group_size = baseline.group_size != 0 ? std::gcd(std::min(baseline.group_size, dim), dim) : group_size;
+    side.transform = rotations.hadamard(dim, hadamard);
+    return side;
+  };
+  const int value_dim = shape.value_dim > 0 ? shape.value_dim : shape.head_dim;
+  return {shape.head_dim, side_of(shape.head_dim, baseline.key_hadamard, baseline.key_clip),
+          side_of(value_dim, baseline.value_hadamard, baseline.value_clip), shape.num_kv_heads, shape.value_dim};
 }
 
 const RowBaseline& row_baseline(const std::string& name) {
@@ -134,7 +135,7 @@ KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& l
     for (std::size_t i = 0; i < layers.size(); ++i) {
       KvSide side;
       side.quantized = i >= ends && i + ends < layers.size();
-      method.layers[layers[i].layer_id] = {layers[i].head_dim, side, side, layers[i].num_kv_heads};
+      method.layers[layers[i].layer_id] = {layers[i].head_dim, side, side, layers[i].num_kv_heads, layers[i].value_dim};
     }
     return method;
   }

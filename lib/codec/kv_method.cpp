@@ -26,28 +26,38 @@ double parameter_bits(const KvSide& side, int head_dim, double param_bits) {
   return 2 * param_bits / group;
 }
 
-/// Of a key and a value channel together: b = bits + 2 p / G for each that is quantised.
+double side_bits(const KvSide& side, int dim, double param_bits) {
+  return side.quantized ? bits_per_code(side.codec.levels, dim) + parameter_bits(side, dim, param_bits) : kWindowBits;
+}
+
+int value_dim_of(const KvLayer& layer) { return layer.value_dim > 0 ? layer.value_dim : layer.head_dim; }
+
+/// Twice the mean of a layer's channels: where keys are as wide as values, of one of each together.
+double pair_bits(const KvLayer& layer, double key, double value) {
+  const int keys = layer.head_dim, values = value_dim_of(layer);
+  return 2 * (keys * key + values * value) / (keys + values);
+}
+
+/// b = bits + 2 p / G for each side that is quantised.
 double row_bits(const KvLayer& layer, double param_bits) {
   const KvSide &key = layer.key, &value = layer.value;
-  if (key.quantized && value.quantized) {
-    return bits_per_pair(key.codec.levels, value.codec.levels, layer.head_dim) +
-           parameter_bits(key, layer.head_dim, param_bits) + parameter_bits(value, layer.head_dim, param_bits);
+  const int keys = layer.head_dim, values = value_dim_of(layer);
+  if (key.quantized && value.quantized && keys == values) {
+    return bits_per_pair(key.codec.levels, value.codec.levels, keys) + parameter_bits(key, keys, param_bits) +
+           parameter_bits(value, values, param_bits);
   }
-  double bits = 0;
-  for (const KvSide* side : {&key, &value}) {
-    bits += side->quantized
-                ? bits_per_code(side->codec.levels, layer.head_dim) + parameter_bits(*side, layer.head_dim, param_bits)
-                : kWindowBits;
-  }
-  return bits;
+  return pair_bits(layer, side_bits(key, keys, param_bits), side_bits(value, values, param_bits));
 }
 
 /// The same, whoever stores them.
 double layer_bits(const KvMethod& method, const KvLayer& layer, double param_bits) {
   if (method.sequence == nullptr || !layer.key.quantized) return row_bits(layer, param_bits);
-  const KvShape shape{layer.head_dim, layer.num_kv_heads};
-  const StoredBits key = method.sequence->key.bits(shape), value = method.sequence->value.bits(shape);
-  return key.codes + value.codes + param_bits * (key.parameters + value.parameters);
+  const auto bits = [&](const SideMethod& side, int dim) {
+    const StoredBits stored = side.bits({dim, layer.num_kv_heads});
+    return stored.codes + param_bits * stored.parameters;
+  };
+  return pair_bits(layer, bits(method.sequence->key, layer.head_dim),
+                   bits(method.sequence->value, value_dim_of(layer)));
 }
 
 double mean_bits(const KvMethod& method, double param_bits) {

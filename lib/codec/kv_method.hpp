@@ -35,6 +35,7 @@ struct KvLayer {
   int head_dim = 0;
   KvSide key, value;
   int num_kv_heads = 1;
+  int value_dim = 0;  // of values, if it is not head_dim; else 0
 
   [[nodiscard]] HistoryCodecs codecs() const;
   /// A sequence in this layer's coordinates; refers to this layer's transforms.
@@ -65,6 +66,7 @@ struct LayerShape {
   int layer_id = 0;
   int head_dim = 0;
   int num_kv_heads = 1;
+  int value_dim = 0;  // as in KvLayer
 };
 
 /// Names that make_baseline knows, in the order of reports: bf16, naive, hadamard, hadamard_clip, others whose rows

@@ -78,9 +78,9 @@ KvMethod method_of_set(RotationSet set, Windows windows) {
     if (!set.has_clip_ratios) {
       layer.key.clip_ratio = kPublishedKeyClip, layer.value.clip_ratio = kPublishedValueClip;
     }
-    const int dim = layer.key.rotation.dim;
+    const int dim = layer.key.rotation.dim, value_dim = layer.value.rotation.dim;
     const HistoryCodec key = layer.key.clipped(set.key_codec), value = layer.value.clipped(set.value_codec);
-    method.layers[layer.layer_id] = {dim, side_of(layer.key, key), side_of(layer.value, value)};
+    method.layers[layer.layer_id] = {dim, side_of(layer.key, key), side_of(layer.value, value), 1, value_dim};
   }
   return method;
 }
@@ -94,8 +94,10 @@ std::vector<std::string> method_names() {
 std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
                                   const ModelIdentity& model) {
   std::vector<LayerShape> shapes;
-  for (const auto& [id, key] : subject.sides.front().layers) {
-    shapes.push_back({id, key.rotation.dim, std::max(1, model.num_key_value_heads)});
+  const auto &keys = subject.sides[0].layers, &values = subject.sides[1].layers;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    shapes.push_back({keys[i].first, keys[i].second.rotation.dim, std::max(1, model.num_key_value_heads),
+                      values[i].second.rotation.dim});
   }
   const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
   const KvMethod set = method_of_set(set_of(subject), windows);

@@ -98,7 +98,8 @@ Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
   };
   if (set != nullptr) {
     std::vector<LayerShape> shapes;
-    for (const auto& [id, layer] : set->layers) shapes.push_back({id, layer.head_dim, layer.num_kv_heads});
+    for (const auto& [id, layer] : set->layers)
+      shapes.push_back({id, layer.head_dim, layer.num_kv_heads, layer.value_dim});
     exact = make_baseline("bf16", shapes, set->windows, 0);
     hooks.attention = [&](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
       if (!rules.contains(layer)) return false;

@@ -175,7 +175,7 @@ OptrFit fit_optr(const OptrData& data, const OptrOptions& options, Backend& back
     fit.keys.push_back(head.of_keys), fit.values.push_back(head.of_values);
   }
   fit.layer = {start.key.dim, side_of(std::move(key), kPublishedKeyClip),
-               side_of(std::move(value), kPublishedValueClip), heads};
+               side_of(std::move(value), kPublishedValueClip), heads, start.value.dim};
   return fit;
 }
 

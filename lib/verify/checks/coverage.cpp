@@ -82,23 +82,24 @@ void check_objective(const SubjectSide& side, std::vector<Check>& checks) {
 void check_shape(const SubjectSide& side, int layer, const SideTransform& t, const ModelIdentity& model,
                  std::vector<Check>& out) {
   const auto dim = static_cast<double>(t.rotation.dim);
+  const int expected = side.target == "value" && model.value_dim > 0 ? model.value_dim : model.head_dim;
   const bool values_fit =
       t.eigenvalues.empty() || t.eigenvalues.size() == static_cast<std::size_t>(t.rotation.count) * t.rotation.dim;
   std::string message;
   if (!values_fit) message = "the number of eigenvalues is not that of the matrix";
-  if (model.head_dim > 0 && t.rotation.dim != model.head_dim) {
-    message = "the model's head_dim is " + std::to_string(model.head_dim);
+  if (expected > 0 && t.rotation.dim != expected) {
+    message = "the model's head_dim is " + std::to_string(expected);
   }
   if (model.num_key_value_heads > 0 && t.rotation.count != 1 && t.rotation.count != model.num_key_value_heads) {
     message = "the model has " + std::to_string(model.num_key_value_heads) + " key-value heads";
   }
   std::optional<bool> ok = message.empty();
-  if (message.empty() && model.head_dim == 0) {
+  if (message.empty() && expected == 0) {
     ok = std::nullopt;
     message = "nothing says what head_dim the model has: give --model or --dump";
   }
-  out.push_back({"shape", layer, side.target, dim,
-                 model.head_dim > 0 ? std::optional<double>(model.head_dim) : std::nullopt, ok, message});
+  out.push_back(
+      {"shape", layer, side.target, dim, expected > 0 ? std::optional<double>(expected) : std::nullopt, ok, message});
 }
 
 /// Servers refuse groups that do not divide a row.
@@ -106,11 +107,13 @@ void check_group(const Subject& subject, std::vector<Check>& checks) {
   if (!subject.ours) return;
   const int group = subject.set.key_codec.group_size;
   const auto cut = [&](const auto& layer) { return group > 0 && layer.second.rotation.dim % group != 0; };
-  const auto& layers = subject.sides.front().layers;
-  const auto found = std::find_if(layers.begin(), layers.end(), cut);
-  const bool ok = found == layers.end();
-  const std::string message = ok ? "" : "groups of " + std::to_string(group) + " channels do not divide head_dim";
-  checks.push_back({"group_size", ok ? std::nullopt : std::optional(found->first), "", group, {}, ok, message});
+  std::optional<int> where;
+  for (const SubjectSide& side : subject.sides) {
+    const auto found = std::find_if(side.layers.begin(), side.layers.end(), cut);
+    if (found != side.layers.end() && !where) where = found->first;
+  }
+  const std::string message = where ? "groups of " + std::to_string(group) + " channels do not divide head_dim" : "";
+  checks.push_back({"group_size", where, "", group, {}, !where, message});
 }
 
 void check_clip(const Subject& subject, std::vector<Check>& checks) {

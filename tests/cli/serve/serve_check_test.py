@@ -128,6 +128,7 @@ class ServeCheckTest(unittest.TestCase):
                  ({"change": lambda answer: {"error": "x"}}, 1, 'has no "data"'),
                  ({"change": self.without_log_probabilities}, 1, "gives no log-probabilities"),
                  ({"token": lambda i: f"token_id:{i + 4096}"}, 1, "outside the vocabulary of 2048"),
+                 ({"change": self.with_another_vocabulary}, 1, "the server lists token 4096, and the model has 2048"),
                  ({"token": lambda i: "no such token"}, 1, "no place in the model's vocabulary"))
         for options, expected, words in cases:
             with self.exact(**options) as server:
@@ -139,8 +140,16 @@ class ServeCheckTest(unittest.TestCase):
             self.assertEqual((code, "give one of these: sample" in errors), (2, True), errors)
             code, _, errors = check(server, prompt_tokens="300")
             self.assertEqual((code, "lie in the windows of 64 and 256" in errors), (2, True), errors)
+            code, _, errors = check(server, prompt_tokens="2049")
+            self.assertEqual((code, "no text has 2049 tokens" in errors), (2, True), errors)
         code, _, errors = check(server.url)  # it is gone
         self.assertEqual((code, "the transfer failed" in errors), (1, True), errors)
+
+    @staticmethod
+    def with_another_vocabulary(answer):
+        for choice in answer.get("choices", []):
+            choice["logprobs"]["top_logprobs"][-1]["token_id:4096"] = -1.0
+        return answer
 
     @staticmethod
     def without_log_probabilities(answer):

@@ -34,6 +34,18 @@ TEST_CASE("bits follow groups, levels and what is quantised") {
   CHECK(bits_per_element(method, 4096).fp16_params == (2 * 2.5 + 3.25 + 16) / 4);
 }
 
+TEST_CASE("where values are narrower than keys, bits are those of a layer's channels together") {
+  // Keys 2 + 32 / 40, values 2 + 32 / 24; FP8 has no parameters.
+  const std::vector<LayerShape> layers{{0, 40, 1, 24}};
+  CHECK(bits_per_element(make_baseline("naive", layers, {}, 0), 4096).fp16_params == 3);
+  CHECK(bits_per_element(make_baseline("kivi_g128", layers, {}, 0), 4096).fp16_params ==
+        doctest::Approx((40 * 2.25 + 24 * (2 + 32.0 / 24)) / 64));
+  CHECK(bits_per_element(make_baseline("fp8", layers, {}, 0), 4096).fp32_params == 8);
+  const KvLayer turned = make_baseline("hadamard", layers, {}, 0).layer(0);
+  CHECK(turned.key.transform->rotation.dim == 40);
+  CHECK(turned.value.transform->rotation.dim == 24);
+}
+
 TEST_CASE("codes that share a nibble take 4 bits a pair where rows of their own would take more") {
   KvMethod method = make_baseline("naive", {{0, 64}}, {}, 0);
   method.layers[0].key.codec.levels = 5;
