@@ -17,6 +17,7 @@ from torch import Tensor
 from .int2_attend import Attention, Seen, attend
 from .int2_rows import RING_PAGE, ROOM, SideRows
 from .places import load_library
+from .row_codec import RowCodec
 
 _SEQUENCES = 1024  # of one launch for many tokens: bounds tables and workspace
 
@@ -67,16 +68,21 @@ def _slots(batch: int, room: int, first: int, count: int, device: torch.device) 
     return (torch.arange(0, batch * room, room, dtype=torch.int32, device=device)[:, None] + tokens).flatten()
 
 
+def pack(codec: RowCodec, rows: Tensor, slots: Tensor, codes: Tensor, params: Tensor) -> None:
+    """int2_pack of rows (tokens, KV heads, d) as stored; one launch, or one for each head that has its own clip ratio."""
+    clip: Any = codec.clip_ratio
+    ratios = [(slice(None), clip or 0.0)] if not isinstance(clip, Tensor) else [
+        (slice(head, head + 1), ratio) for head, ratio in enumerate(clip.tolist())]
+    for heads, ratio in ratios:
+        torch.ops.oscar.int2_pack(rows[:, heads], slots, codes[:, :, heads], params[:, :, heads], grid=codec.grid,
+                                  clip_ratio=ratio)
+
+
 class KernelRows(SideRows):
     """SideRows whose history the kernels can read."""
 
     def begin(self, states: Tensor) -> None:
         super().begin(states)
-        clip = self.codec.clip_ratio
-        if isinstance(clip, Tensor):
-            self._clips = [(slice(head, head + 1), ratio) for head, ratio in enumerate(clip.tolist())]
-        else:
-            self._clips = [(slice(None), clip or 0.0)]
         self.codes.reserve(1)
         self.params.reserve(1)
 
@@ -90,11 +96,7 @@ class KernelRows(SideRows):
         self.codes.reserve(count)
         self.params.reserve(count)
         slots = _slots(batch, self.codes.data.shape[1], self.codes.length, count, rows.device)
-        x = rows.transpose(1, 2).flatten(0, 1)
-        codes, params = self.pools()
-        for heads, ratio in self._clips:
-            torch.ops.oscar.int2_pack(x[:, heads], slots, codes[:, :, heads], params[:, :, heads], grid=self.codec.grid,
-                                      clip_ratio=ratio)
+        pack(self.codec, rows.transpose(1, 2).flatten(0, 1), slots, *self.pools())
         self.codes.length += count
         self.params.length += count
 

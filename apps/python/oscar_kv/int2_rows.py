@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The keys, or the values, of one layer of an Int2Cache: windows in bfloat16, the history packed.
-
-    stored = bf16(bf16(x - mean) bf16(rotation)),   history = decode(encode(stored)),   native = stored bf16(read)^T + mean
+"""The keys, or the values, of one layer of an Int2Cache: windows in bfloat16, the history packed, rows
+as stored (int2_side.py).
 
 The history holds the tokens [sink, length - recent] that the next token sees packed. The window is a ring with room for
 what the last token sees as it is; until evict(), the tokens of a call stand beside it.
@@ -12,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .int2_side import Int2Side
 from .rotation_set import Side
-from .row_codec import RowCodec
 
-# What the published serving scripts use, for sets that do not say.
-_PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}
 ROOM = 256  # tokens; the history grows by steps of so many, and by a quarter
 RING_PAGE = 64  # tokens; rings have multiples of it
 
@@ -46,17 +43,12 @@ class _Grown:
         return self.data[:, :self.length].transpose(1, 2)
 
 
-class SideRows:
+class SideRows(Int2Side):
     """Raises ValueError if rows do not fit the set's matrices."""
 
     def __init__(self, manifest: dict[str, Any], name: str, layer_id: int, side: Side, sink: int, recent: int):
-        self.name, self.layer_id, self.sink, self.recent = name, layer_id, sink, recent
-        clip = side.head_clip_ratios if side.head_clip_ratios is not None else side.clip_ratio
-        self.codec = RowCodec.of_set(manifest, name, _PUBLISHED_CLIP[name] if clip is None else clip)
-        # Rounded as servers round, then in float32: products of bfloat16 matrices with float32 sums.
-        self.rotation = side.rotation.bfloat16().float()
-        self.native_from_stored = side.read_rotation.bfloat16().float().transpose(-1, -2)
-        self.mean = None if side.mean is None else side.mean.float().reshape(-1, 1, side.mean.shape[-1])
+        super().__init__(manifest, name, layer_id, side)
+        self.sink, self.recent = sink, recent
         self.clear()
 
     def clear(self) -> None:
@@ -69,26 +61,14 @@ class SideRows:
     def begin(self, states: Tensor) -> None:
         """Checks the shape of the first rows, and moves the matrices to where they are."""
         heads, dim = states.shape[1], states.shape[3]
-        count, known = self.rotation.shape[:2]
-        if dim != known or count not in (1, heads):
-            raise ValueError(f"layer {self.layer_id}: {self.name} rows of {heads} heads of {dim} do not fit "
-                             f"{count} matrices of {known} x {known}; is this a set for another model?")
-        if self.mean is not None and self.mean.shape[0] not in (1, heads):
-            raise ValueError(f"layer {self.layer_id}: means of {self.mean.shape[0]} heads for {heads}")
-        device = states.device
-        # The same products: bfloat16 in, float32 sums.
-        dtype = torch.bfloat16 if device.type == "cuda" and states.dtype == torch.bfloat16 else torch.float32
-        self.rotation = self.rotation.to(device, dtype)
-        self.native_from_stored = self.native_from_stored.to(device, dtype)
-        self.mean = None if self.mean is None else self.mean.to(device)
+        self.place(heads, dim, states.device, states.dtype)
         slots = -(-(self.sink + self.recent) // RING_PAGE) * RING_PAGE
         self.ring = states.new_zeros(states.shape[0], slots, heads, dim, dtype=torch.bfloat16)
         self.codes, self.params = (_Grown(x) for x in self.codec.encode(self.ring[:, :0].transpose(1, 2)))
 
     def append(self, states: Tensor) -> None:
         """(batch, heads, tokens, d), native."""
-        rows = states if self.mean is None else states.float() - self.mean
-        self.new = (rows.bfloat16().to(self.rotation.dtype) @ self.rotation).bfloat16()
+        self.new = self.stored(states)
         self.length += states.shape[2]
 
     def _slots(self, tokens: range) -> list[int]:
@@ -120,17 +100,6 @@ class SideRows:
         """All rows in the order of their tokens, in native coordinates, float32."""
         window, sink = self.window(self.codes.length).float(), min(self.sink, self.length)
         return self.native(torch.cat([window[:, :, :sink], self.history(), window[:, :, sink:]], 2))
-
-    def native(self, stored: Tensor) -> Tensor:
-        """Of values of bfloat16, float32."""
-        rows = (stored.to(self.native_from_stored.dtype) @ self.native_from_stored).float()
-        return rows if self.mean is None else rows + self.mean
-
-    def queries(self, native: Tensor) -> Tensor:
-        """Queries for stored keys, (batch, heads, tokens, d) bfloat16; scores of a query are off by one constant if keys
-        are centred."""
-        rows = native.bfloat16().to(self.rotation.dtype)
-        return (rows @ self.native_from_stored.transpose(-1, -2)).bfloat16()
 
     def evict(self) -> None:
         """Packs what the next token does not see in a window, and lets the ring have the call's last tokens."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A plugin of vLLM (entry point vllm.general_plugins): with OSCAR_OBSERVE set, attention backends are registered again as
-subclasses whose forward() also observes prompts. See server.py for the environment variables."""
+subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_INT2_SET=SET, the
+backend CUSTOM serves a set (vllm_backend.py)."""
+import os
 import re
 from functools import cache
 from typing import Any
@@ -13,11 +15,14 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 def register() -> None:
     """What vLLM calls in every process."""
-    if not is_wanted():
+    serves = bool(os.environ.get("OSCAR_INT2_SET"))
+    if not (is_wanted() or serves):
         return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    for name in _BACKENDS:
+    if serves:
+        register_backend(AttentionBackendEnum.CUSTOM, f"{__package__}.vllm_backend.Int2Backend")
+    for name in _BACKENDS if is_wanted() else ():
         if name in AttentionBackendEnum.__members__:
             register_backend(AttentionBackendEnum[name], f"{__name__}.Observed_{name}")
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""What a rotation set does to the keys, or to the values, of one layer of a served cache:
+
+    stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
+
+Rows are (..., KV heads, rows, d). Needs torch only. Non-goals: where rows are kept.
+"""
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .rotation_set import Side
+from .row_codec import RowCodec
+
+# What the published serving scripts use, for sets that do not say.
+_PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}
+
+
+def of_heads(side: Side, first: int, count: int) -> Side:
+    """The part of a tensor-parallel rank that holds these KV heads; what all heads share stays whole."""
+    def own(x: Any) -> Any:
+        return x if x is None or x.shape[0] == 1 else x[first:first + count]
+
+    return replace(side, rotation=own(side.rotation), read_rotation=own(side.read_rotation), mean=own(side.mean),
+                   head_clip_ratios=own(side.head_clip_ratios))
+
+
+class Int2Side:
+    """Raises ValueError if rows do not fit the set's matrices."""
+
+    def __init__(self, manifest: dict[str, Any], name: str, layer_id: int, side: Side):
+        self.name, self.layer_id = name, layer_id
+        clip = side.head_clip_ratios if side.head_clip_ratios is not None else side.clip_ratio
+        self.codec = RowCodec.of_set(manifest, name, _PUBLISHED_CLIP[name] if clip is None else clip)
+        # Rounded as servers round, then in float32: products of bfloat16 matrices with float32 sums.
+        self.rotation = side.rotation.bfloat16().float()
+        self.native_from_stored = side.read_rotation.bfloat16().float().transpose(-1, -2)
+        self.mean = None if side.mean is None else side.mean.float().reshape(-1, 1, side.mean.shape[-1])
+
+    def place(self, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Checks the shape of rows of this device and type, and moves the matrices to them."""
+        count, known = self.rotation.shape[:2]
+        if dim != known or count not in (1, heads):
+            raise ValueError(f"layer {self.layer_id}: {self.name} rows of {heads} heads of {dim} do not fit "
+                             f"{count} matrices of {known} x {known}; is this a set for another model?")
+        if self.mean is not None and self.mean.shape[0] not in (1, heads):
+            raise ValueError(f"layer {self.layer_id}: means of {self.mean.shape[0]} heads for {heads}")
+        # The same products: bfloat16 in, float32 sums.
+        product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
+        self.rotation = self.rotation.to(device, product_type)
+        self.native_from_stored = self.native_from_stored.to(device, product_type)
+        self.mean = None if self.mean is None else self.mean.to(device)
+
+    def stored(self, native: Tensor) -> Tensor:
+        """bfloat16."""
+        rows = native if self.mean is None else native.float() - self.mean
+        return (rows.bfloat16().to(self.rotation.dtype) @ self.rotation).bfloat16()
+
+    def native(self, stored: Tensor) -> Tensor:
+        """Of values of bfloat16, float32."""
+        rows = (stored.to(self.native_from_stored.dtype) @ self.native_from_stored).float()
+        return rows if self.mean is None else rows + self.mean
+
+    def queries(self, native: Tensor) -> Tensor:
+        """Queries for stored keys, bfloat16; scores of a query are off by one constant if keys are centred."""
+        rows = native.bfloat16().to(self.rotation.dtype)
+        return (rows @ self.native_from_stored.transpose(-1, -2)).bfloat16()
