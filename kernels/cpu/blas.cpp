@@ -8,6 +8,9 @@
 #include "base/check.hpp"
 #include "kernels/products.hpp"
 
+/// Exported by OpenBLAS though no header declares it; a build without threads may lack it.
+extern "C" [[gnu::weak]] int blas_thread_shutdown_();
+
 namespace oscar::cpu {
 namespace {
 
@@ -19,7 +22,12 @@ blasint narrow(std::int64_t value) { return static_cast<blasint>(value); }
 
 void use_one_blas_thread() {
   static std::once_flag once;
-  std::call_once(once, [] { openblas_set_num_threads(1); });
+  std::call_once(once, [] {
+    openblas_set_num_threads(1);
+    // As many threads as the machine has cores began when the library was loaded, and each spins for a while before it
+    // sleeps: longer than a whole `oscar pull`.
+    if (blas_thread_shutdown_ != nullptr) blas_thread_shutdown_();
+  });
 }
 
 void gemm(const Gemm& s, const double* a, std::int64_t lda, const double* b, std::int64_t ldb, double* c,

@@ -61,6 +61,14 @@ void sync_path(const fs::path& path, int flags) {
   if (file.get() < 0 || ::fsync(file.get()) != 0) throw_io("cannot write to disk", path, errno);
 }
 
+/// Lets the disk begin with all files of a folder: then waiting for one after the other costs less.
+void begin_to_sync(const fs::path& folder) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const Descriptor file(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    (void)::sync_file_range(file.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+  }
+}
+
 fs::path sibling(const fs::path& target, const char* role) {
   return target.parent_path() / ("." + target.filename().string() + "." + role + "." + std::to_string(::getpid()));
 }
@@ -134,16 +142,18 @@ std::uint64_t regular_file_size(const fs::path& path) {
 
 void write_file(const fs::path& path, std::string_view content) {
   AtomicFile out(path);
-  {
-    const Descriptor file(::open(out.temporary_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (file.get() < 0) throw_io("cannot create", path, errno);
-    while (!content.empty()) {
-      const ssize_t count = ::write(file.get(), content.data(), content.size());
-      if (count < 0) throw_io("cannot write", path, errno);
-      content.remove_prefix(static_cast<std::size_t>(count));
-    }
-  }
+  write_unsynced(out.temporary_path(), content);
   out.commit();
+}
+
+void write_unsynced(const fs::path& path, std::string_view content) {
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (file.get() < 0) throw_io("cannot create", path, errno);
+  while (!content.empty()) {
+    const ssize_t count = ::write(file.get(), content.data(), content.size());
+    if (count < 0) throw_io("cannot write", path, errno);
+    content.remove_prefix(static_cast<std::size_t>(count));
+  }
 }
 
 AtomicFile::AtomicFile(fs::path target) : target_(std::move(target)), temporary_(sibling(target_, "part")) {
@@ -191,6 +201,7 @@ AtomicFolder::~AtomicFolder() {
 void AtomicFolder::commit() { place_folder(staging_, target_); }
 
 void place_folder(const fs::path& fresh, const fs::path& target) {
+  begin_to_sync(fresh);
   for (const auto& entry : fs::recursive_directory_iterator(fresh)) {
     sync_path(entry.path(), entry.is_directory() ? O_RDONLY | O_DIRECTORY : O_RDONLY);
   }

@@ -22,6 +22,8 @@ namespace fs = std::filesystem;
 [[nodiscard]] std::uint64_t regular_file_size(const fs::path& path);
 /// Writes `content` atomically.
 void write_file(const fs::path& path, std::string_view content);
+/// For files of a folder under construction, which is synced when it is whole. Throws IoError.
+void write_unsynced(const fs::path& path, std::string_view content);
 
 /// A file under construction. commit() gives it its final name; without commit() the destructor removes every trace.
 class AtomicFile {

@@ -93,6 +93,12 @@ std::string CurlHandle::header(const char* name) const {
   return code == CURLHE_OK ? found->value : "";
 }
 
+std::string CurlHandle::redirect() const {
+  char* url = nullptr;
+  curl_easy_getinfo(handle_.get(), CURLINFO_REDIRECT_URL, &url);
+  return url != nullptr ? url : "";
+}
+
 double CurlHandle::retry_after() const {
   curl_off_t seconds = 0;
   curl_easy_getinfo(handle_.get(), CURLINFO_RETRY_AFTER, &seconds);

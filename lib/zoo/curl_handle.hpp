@@ -38,6 +38,8 @@ class CurlHandle {
   [[nodiscard]] long status() const;
   /// A header of the (last) answer; empty: it has none.
   [[nodiscard]] std::string header(const char* name) const;
+  /// Where the answer redirects to, in full; empty: it does not, or it was followed.
+  [[nodiscard]] std::string redirect() const;
   /// What the server asked for, in seconds; 0: nothing.
   [[nodiscard]] double retry_after() const;
   /// Whether a transfer that ended with `code` failed in a way that may go away by itself.

@@ -2,9 +2,11 @@
 // A zoo on a web server: the only file that knows libcurl's way of fetching. Everything goes through one multi handle,
 // so that the index, the manifest and the files share connections: over HTTP/2 all of them one.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <list>
+#include <map>
 #include <utility>
 
 #include "base/check.hpp"
@@ -18,6 +20,12 @@ namespace {
 
 constexpr int kConcurrency = 8;
 constexpr int kPollMilliseconds = 50;
+constexpr int kPollForScoutsMilliseconds = 2;
+
+/// The page that comes with a redirect or an error may be larger than the file; what takes the bytes counts them, too.
+constexpr std::uint64_t kPageBytes = 64 << 10;
+
+using Clock = std::chrono::steady_clock;
 /// What is read from a socket at once; libcurl's own 16 KiB mean sixteen times as many reads.
 constexpr long kBlockBytes = 256 << 10;
 
@@ -27,6 +35,7 @@ struct Transfer {
   CurlHandle handle;
   std::uint64_t to_skip = 0;  // of an answer that begins before what was asked for
   bool begun = false, partial = false;
+  bool directly = false;  // to where a redirect is known to lead
   std::exception_ptr failure;
 
   void take(std::span<const std::byte> bytes) {
@@ -87,10 +96,24 @@ class CurlTransport : public Transport {
     return link;
   }
 
+  /// HEAD requests, which go on beside whatever is asked for next.
+  void expect(const std::vector<std::string>& paths) override {
+    scouts_sent_ = Clock::now();
+    for (const std::string& path : paths) {
+      Transfer& scout = scouts_.emplace_back();
+      scout.request.path = path;
+      configure(scout, location_, where(path));
+      scout.handle.set(CURLOPT_NOBODY, 1L);
+      scout.handle.set(CURLOPT_FOLLOWLOCATION, 0L);
+      OSCAR_CHECK(curl_multi_add_handle(multi_.get(), scout.handle.get()) == CURLM_OK);
+    }
+  }
+
   void get_pieces(const PieceSource& source) override {
     try {
       while (!source.finished()) {
-        while (transfers_.size() < kConcurrency) {
+        const bool waiting = awaits_scouts();
+        while (!waiting && transfers_.size() < kConcurrency) {
           auto request = source.next();
           if (!request) break;
           start(std::move(*request));
@@ -98,7 +121,8 @@ class CurlTransport : public Transport {
         int running = 0;
         OSCAR_CHECK(curl_multi_perform(multi_.get(), &running) == CURLM_OK);
         throw_if_interrupted();
-        if (!finish_some()) curl_multi_poll(multi_.get(), nullptr, 0, kPollMilliseconds, nullptr);
+        const int milliseconds = waiting ? kPollForScoutsMilliseconds : kPollMilliseconds;
+        if (!finish_some()) curl_multi_poll(multi_.get(), nullptr, 0, milliseconds, nullptr);
       }
     } catch (...) {
       drop_all();
@@ -112,22 +136,36 @@ class CurlTransport : public Transport {
   }
 
  private:
+  /// What all requests have; location: whose credentials are sent.
+  void configure(Transfer& transfer, const ZooLocation& location, const std::string& url) {
+    CurlHandle& handle = transfer.handle;
+    handle.configure(location, options_.timeout_seconds);
+    handle.set(CURLOPT_URL, url.c_str());
+    if (!location.aws_sigv4.empty()) handle.add_header("x-amz-content-sha256: " + sha256_hex(""));
+    // Rather a stream of a connection that is there than another one; without TLS there are no streams to wait for.
+    handle.set(CURLOPT_PIPEWAIT, url.starts_with("https://") ? 1L : 0L);
+    handle.set(CURLOPT_PRIVATE, &transfer);
+  }
+
   void start(PieceRequest request) {
     Transfer& transfer = transfers_.emplace_back();
     transfer.request = std::move(request);
     CurlHandle& handle = transfer.handle;
-    handle.configure(location_, options_.timeout_seconds);
     const std::string& query = transfer.request.query;
-    handle.set(CURLOPT_URL, (where(transfer.request.path) + (query.empty() ? "" : "?" + query)).c_str());
-    if (!location_.aws_sigv4.empty()) handle.add_header("x-amz-content-sha256: " + sha256_hex(""));
+    // Once: where a redirect leads may be true for a short time only.
+    if (const auto known = redirects_.extract(transfer.request.path)) {
+      transfer.directly = true;
+      ZooLocation elsewhere;
+      elsewhere.url = known.mapped();
+      configure(transfer, elsewhere, known.mapped());
+    } else {
+      configure(transfer, location_, where(transfer.request.path) + (query.empty() ? "" : "?" + query));
+    }
     handle.set(CURLOPT_FAILONERROR, 1L);
-    // Rather a stream of a connection that is there than another one; without TLS there are no streams to wait for.
-    handle.set(CURLOPT_PIPEWAIT, location_.url.starts_with("https://") ? 1L : 0L);
     handle.set(CURLOPT_BUFFERSIZE, kBlockBytes);
     handle.set(CURLOPT_WRITEFUNCTION, &on_bytes);
     handle.set(CURLOPT_WRITEDATA, &transfer);
-    handle.set(CURLOPT_PRIVATE, &transfer);
-    const std::uint64_t limit = std::min<std::uint64_t>(transfer.request.max_bytes, INT64_MAX);
+    const std::uint64_t limit = std::clamp<std::uint64_t>(transfer.request.max_bytes, kPageBytes, INT64_MAX);
     handle.set(CURLOPT_MAXFILESIZE_LARGE, static_cast<curl_off_t>(limit));
     const std::uint64_t offset = transfer.request.offset;
     if (offset > 0 || transfer.request.length) {
@@ -143,14 +181,35 @@ class CurlTransport : public Transport {
     int left = 0;
     while (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left)) {
       if (message->msg != CURLMSG_DONE) continue;
-      any = true;
       char* user = nullptr;
       curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
+      auto& transfer = *reinterpret_cast<Transfer*>(user);
       const CURLcode code = message->data.result;
       curl_multi_remove_handle(multi_.get(), message->easy_handle);
-      finish(*reinterpret_cast<Transfer*>(user), code);
+      if (transfer.request.done == nullptr) {
+        learn(transfer);
+        continue;
+      }
+      any = true;
+      last_answer_ = Clock::now();
+      finish(transfer, code);
     }
     return any;
+  }
+
+  /// Scouts left together with requests that are answered by now: a moment more and they are back, too.
+  [[nodiscard]] bool awaits_scouts() const {
+    if (scouts_.empty() || !transfers_.empty()) return false;
+    const auto moment = std::min<Clock::duration>((last_answer_ - scouts_sent_) / 4, std::chrono::milliseconds(100));
+    return Clock::now() < last_answer_ + moment;
+  }
+
+  /// What a HEAD request found out; TLS is never left.
+  void learn(const Transfer& scout) {
+    const std::string url = scout.handle.redirect();
+    const bool secure = location_.url.starts_with("https://");
+    if (url.starts_with("https://") || (!secure && url.starts_with("http://"))) redirects_[scout.request.path] = url;
+    scouts_.remove_if([&](const Transfer& other) { return &other == &scout; });
   }
 
   void finish(Transfer& transfer, CURLcode code) {
@@ -179,8 +238,8 @@ class CurlTransport : public Transport {
                            : status == 401 || status == 403 ? "check the credentials, and that they may read this"
                                                             : "check the address, or try again later";
       const std::string what = "the server answered HTTP " + std::to_string(status);
-      if (status == 404) throw NotFound(what, where(path), remedy);
-      fail(what, path, handle.may_pass(code), remedy, handle.retry_after());
+      if (status == 404 && !transfer.directly) throw NotFound(what, where(path), remedy);
+      fail(what, path, transfer.directly || handle.may_pass(code), remedy, handle.retry_after());
     }
     if (code == CURLE_FILESIZE_EXCEEDED) {
       fail("the server offers more than the " + std::to_string(transfer.request.max_bytes) + " bytes that are expected",
@@ -199,14 +258,18 @@ class CurlTransport : public Transport {
   }
 
   void drop_all() {
-    for (Transfer& transfer : transfers_) curl_multi_remove_handle(multi_.get(), transfer.handle.get());
-    transfers_.clear();
+    for (auto* list : {&transfers_, &scouts_}) {
+      for (Transfer& transfer : *list) curl_multi_remove_handle(multi_.get(), transfer.handle.get());
+      list->clear();
+    }
   }
 
   ZooLocation location_;
   TransferOptions options_;
   std::unique_ptr<CURLM, CURLMcode (*)(CURLM*)> multi_;
-  std::list<Transfer> transfers_;
+  std::list<Transfer> transfers_, scouts_;
+  Clock::time_point scouts_sent_{}, last_answer_{};
+  std::map<std::string, std::string> redirects_;  // path -> where the server sent a HEAD request for it
 };
 
 }  // namespace

@@ -210,7 +210,7 @@ void fetch_files(Transport& transport, const std::string& prefix, const std::vec
 void fetch_set(Transport& transport, const std::string& prefix, const SetManifest& manifest, const fs::path& folder,
                const FetchOptions& options, Status& status) {
   fetch_files(transport, prefix, manifest.files, folder, options, status);
-  write_file(folder / kManifestName, manifest.text);
+  write_unsynced(folder / kManifestName, manifest.text);
 }
 
 }  // namespace oscar

@@ -70,7 +70,7 @@ void IncomingFile::restart() {
   if (::ftruncate(descriptor_, 0) != 0) throw_io("cannot write");
   pieces_.clear();
   planned_ = 0;
-  hashed_pieces_ = 0;
+  hashed_ = 0;
   hash_ = std::make_unique<Sha256>();
   mixed_ = false;
   restarted_ = true;
@@ -107,6 +107,10 @@ void IncomingFile::take(Piece& piece, std::span<const std::byte> bytes, bool par
     const ssize_t count = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(piece.offset()));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw_io("cannot write");
+    if (piece.offset() == hashed_) {
+      hash_->update(bytes.first(static_cast<std::size_t>(count)));
+      hashed_ += static_cast<std::uint64_t>(count);
+    }
     piece.received += static_cast<std::uint64_t>(count);
     count_(count);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
@@ -121,14 +125,16 @@ void IncomingFile::end_piece(Piece& piece) {
                        "run again; if it stays so, the file in the zoo is truncated: publish it again");
 }
 
+/// What came in order is hashed by now; what came before its turn is read again.
 void IncomingFile::hash_complete_pieces() {
-  std::vector<std::byte> block(kHashBlock);
-  for (; hashed_pieces_ < pieces_.size() && pieces_[hashed_pieces_].complete(); ++hashed_pieces_) {
-    const Piece& piece = pieces_[hashed_pieces_];
-    for (std::uint64_t at = piece.begin; at < piece.end; at += block.size()) {
-      const auto bytes = std::span(block).first(std::min<std::uint64_t>(block.size(), piece.end - at));
-      read_at(descriptor_, at, bytes);
-      hash_->update(bytes);
+  std::vector<std::byte> block;
+  for (const Piece& piece : pieces_) {
+    if (!piece.complete()) return;
+    while (hashed_ < piece.end) {
+      block.resize(std::min<std::uint64_t>(kHashBlock, piece.end - hashed_));
+      read_at(descriptor_, hashed_, block);
+      hash_->update(block);
+      hashed_ += block.size();
     }
   }
 }
@@ -138,7 +144,7 @@ bool IncomingFile::finish() {
   hash_complete_pieces();
   // A piece can be complete while its request has not ended yet.
   const bool busy = std::ranges::any_of(pieces_, [](const Piece& piece) { return piece.busy; });
-  if (busy || planned_ < expected_.size || hashed_pieces_ < pieces_.size()) return false;
+  if (busy || planned_ < expected_.size || hashed_ < expected_.size) return false;
   const bool right = expected_.git_oid.empty() ? hash_->hex() == expected_.sha256
                                                : git_blob_sha1(read_text(target_)) == expected_.git_oid;
   if (!right) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // One file on its way to disk, in pieces: large files in several at once if the server sends ranges, whatever is there
-// from an earlier attempt not again. It is hashed piece by piece as the pieces are complete, and never longer than
-// expected.
+// from an earlier attempt not again. It is hashed as it comes, and never longer than expected.
 #pragma once
 
 #include <chrono>
@@ -69,7 +68,7 @@ class IncomingFile {
   bool ranges_ = false;        // the server is known to send ranges
   bool mixed_ = false;         // put together from several answers
   bool restarted_ = false, finished_ = false;
-  std::size_t hashed_pieces_ = 0;
+  std::uint64_t hashed_ = 0;  // so many bytes, from 0
   std::unique_ptr<Sha256> hash_ = std::make_unique<Sha256>();
 };
 

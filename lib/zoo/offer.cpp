@@ -18,10 +18,22 @@ SetManifest checked_manifest(std::string text, const ZooEntry& entry, const std:
 
 }  // namespace
 
+void expect_usual_files(Transport& transport, const std::string& prefix) {
+  std::vector<std::string> paths;
+  for (const char* name : {"k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt", "rotations.h5", "serve.env",
+                           "k_clip_per_layer.json"}) {
+    paths.push_back(join_path(prefix, name));
+  }
+  transport.expect(paths);
+}
+
 Offer ask_index(Transport& zoo, const SetName& name, bool likely, const TransferOptions& options, Status& status) {
   const std::string where = zoo.where(kIndexName), place = join_path(published_path(name), kManifestName);
   std::vector<std::string> paths{kIndexName};
-  if (likely && name.manifest_sha256.empty()) paths.push_back(place);
+  if (likely && name.manifest_sha256.empty()) {
+    paths.push_back(place);
+    expect_usual_files(zoo, published_path(name));
+  }
   auto documents = fetch_texts(zoo, paths, kMaxDocumentBytes, options, status);
   Offer offer{ZooIndex(documents[0].required(), where).require(name, where), std::nullopt};
   // Somebody else's, or an older one, does not count.

@@ -21,6 +21,9 @@ struct Offer {
 [[nodiscard]] Offer ask_index(Transport& zoo, const SetName& name, bool likely, const TransferOptions& options,
                               Status& status);
 
+/// Lets the transport prepare for the files that a set below `prefix` usually has, before its manifest names them.
+void expect_usual_files(Transport& transport, const std::string& prefix);
+
 /// The manifest of an entry. Throws TransportError if it is another one, DataError if it is malformed.
 [[nodiscard]] SetManifest fetch_manifest(Transport& zoo, const ZooEntry& entry, const TransferOptions& options,
                                          Status& status);

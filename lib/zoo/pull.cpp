@@ -2,12 +2,14 @@
 #include "zoo/pull.hpp"
 
 #include <algorithm>
+#include <future>
 #include <optional>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/place_folder.hpp"
 #include "base/sha256.hpp"
+#include "tensor/pt.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
@@ -103,6 +105,7 @@ class Pull {
     const auto transport = open_(zoo_, options_.transfer);
     const Source own{*transport, join_path(hub_files(*hub_), hub_->folder)};
     const std::string manifest = join_path(own.prefix, kManifestName), commit = hub_commit_path(*hub_);
+    expect_usual_files(*transport, own.prefix);
     // A set of ours lists its files itself. If there is none, the commit is known by then.
     auto answers = fetch_texts(*transport, {manifest, commit}, kMaxDocumentBytes, options_.transfer, status_);
     if (!answers[0].absent) {
@@ -110,9 +113,11 @@ class Pull {
     }
     HubAddress pinned = *hub_;
     pinned.revision = commit_in(parse_json(answers[1].required(), transport->where(commit)), transport->where(commit));
-    const auto files = list_hub_folder(*transport, pinned, options_.transfer, status_);
-    return deliver_foreign(pinned, rotation_files(files, *hub_),
-                           {*transport, join_path(hub_files(pinned), hub_->folder)});
+    const auto files = rotation_files(list_hub_folder(*transport, pinned, options_.transfer, status_), *hub_);
+    // What will read them takes as long to load as they to come. If it cannot, reading them says so.
+    const bool pickles = std::ranges::any_of(files, [](const auto& file) { return file.path.ends_with(".pt"); });
+    const auto reader = pickles ? std::async(std::launch::async, open_pt_support) : std::future<void>();
+    return deliver_foreign(pinned, files, {*transport, join_path(hub_files(pinned), hub_->folder)});
   }
 
   /// Files of others: fetched as they are, made a set, and kept by that set's manifest.

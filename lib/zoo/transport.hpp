@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/errors.hpp"
 #include "zoo/location.hpp"
@@ -71,6 +72,9 @@ class Transport {
   /// transports other than HTTP have neither.
   virtual std::string get_page(const std::string& path, const std::string& query, std::uint64_t max_bytes,
                                const ByteSink& sink);
+  /// Names what may be asked for soon, so that connections are open by then and redirects known. Costs a small request
+  /// each, beside those that follow; whatever goes wrong with them goes unsaid.
+  virtual void expect(const std::vector<std::string>&) {}
   /// Streams many pieces at the same time; transports that cannot stream one after the other.
   virtual void get_pieces(const PieceSource& source);
   /// How many pieces at once are worth while; 1: pieces do not help, ask for whole resources.

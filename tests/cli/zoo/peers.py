@@ -45,6 +45,7 @@ class Serving:
     """A server on localhost for the time of a `with`; gives its address."""
 
     def __init__(self, handler):
+        handler.disable_nagle_algorithm = True  # as web servers do; else a body may wait 40 ms behind its header
         self.server = Quiet(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
@@ -76,6 +77,11 @@ class RangeServer(Serving):
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self):
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
             def do_GET(self):
                 path = urllib.parse.unquote(self.path).lstrip("/")
@@ -141,7 +147,10 @@ class Hub:
 
             def do_GET(self):
                 outer.storage_headers.append(dict(self.headers))
-                body = outer.files[urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).lstrip("/")]
+                body = outer.files.get(urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).lstrip("/"))
+                if body is None:
+                    self.send_error(404)
+                    return
                 asked = requested_range(self, len(body))
                 begin, end = asked or (0, len(body))
                 self.send_response(206 if asked else 200)

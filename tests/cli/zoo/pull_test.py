@@ -110,6 +110,9 @@ class PullTest(ZooTest):
     def test_names_a_missing_file(self):
         self.refused(servers.status(404), ["HTTP 404", REMOTE_KEYS])
 
+    def test_names_a_missing_file_that_is_smaller_than_the_page_that_says_so(self):
+        self.refused(servers.status(404), ["HTTP 404", "serve.env"], f"{NAME}/latest/serve.env")
+
     def test_names_a_missing_index(self):
         self.refused(servers.status(404), ["HTTP 404", "index.json"], "index.json")
 

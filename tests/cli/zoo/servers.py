@@ -94,7 +94,7 @@ def honest(server, request, path):
 
 
 def status(code, **headers):
-    return lambda server, request, path: reply(request, code, b"no", **headers)
+    return lambda server, request, path: reply(request, code, b"there is no such thing here", **headers)
 
 
 def redirect(target):

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+from collections import Counter
 from pathlib import Path
 
 from peers import Nginx, RangeServer, Relay
@@ -110,7 +111,8 @@ class TransferTest(ZooTest):
         with Nginx(self.folder / "nginx", self.zoo, (certificate, key)) as nginx:
             self.pulled(nginx.url, env={"SSL_CERT_FILE": str(certificate)})
         requests = nginx.requests()
-        self.assertEqual(len(requests), 5)  # index, manifest, and the three files that are not empty
+        # Index, manifest, and the three files that are not empty; beside them what a set usually has was expected.
+        self.assertEqual(Counter(method for _, _, method, *_ in requests), {"GET": 5, "HEAD": 5})
         self.assertEqual({protocol for _, protocol, *_ in requests}, {"HTTP/2.0"})
         self.assertEqual(len({connection for connection, *_ in requests}), 1)
 
@@ -120,8 +122,8 @@ class TransferTest(ZooTest):
             started = time.monotonic()
             self.pulled(relay.url)
             seconds = time.monotonic() - started
-        # One after the other: 6 requests of 0.2 s and as many connections. Together: index, manifest, files.
-        self.assertLess(seconds, 1.2)
+        # One after the other: 6 requests of 0.2 s and as many connections. Together: connect, index with manifest, files.
+        self.assertLess(seconds, 1.0)
 
     def test_a_set_in_the_cache_costs_no_time(self):
         self.published()
