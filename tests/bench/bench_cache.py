@@ -3,15 +3,17 @@
 """oscar_kv.Int2Cache beside the bfloat16 cache of transformers: bench_cache.py [--json FILE] [--commit HASH] [--gpu TEXT] [OPTION...]
 
 Speed: a model of Qwen3-8B's shape with fewer layers and random weights, bfloat16, a random rotation set; a prompt in one
-pass, then a token at a time for the whole batch, eagerly (no CUDA graph). Tokens a second are wall time; `gpu_ms_per_step` is
-what the GPU itself worked, without the gaps in which it waited for Python; bytes are those of the cache.
+pass (the second one is timed), then a token at a time for the whole batch.
+  decode_tokens_per_s  wall time of steps as transformers makes them: mostly how fast Python launches
+  gpu_ms_per_step      what the GPU itself worked of that
+  graph_tokens_per_s   wall time of one step that is captured as a CUDA graph and replayed: a server's speed at this context
+  cache_bytes          after the prompt
 Fidelity: the KL divergence of sets of the sample model through the cache beside what `oscar verify` finds for them.
 Exit status 1 if one differs by more than 5 %. --shape tiny --device cpu tries the script where there is no GPU.
 """
 import argparse
 import dataclasses
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -31,8 +33,7 @@ SHAPES = {"qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_att
           "tiny": {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
                    "head_dim": 64, "vocab_size": 200}}
 WINDOWS = {"sink": 64, "recent": 256}
-WAYS = {"bf16": "sdpa", "int2 kernel": oscar_kv.INT2_ATTENTION, "int2 torch": oscar_kv.INT2_ATTENTION,
-        "int2 native rows": "sdpa"}
+WAYS = {"bf16": "sdpa", "int2 kernel": oscar_kv.INT2_ATTENTION, "int2 torch": oscar_kv.INT2_ATTENTION}
 
 
 def random_model(options):
@@ -56,8 +57,7 @@ def random_set(config):
 def cache_of(way, rotations, config):
     if way == "bf16":
         return transformers.DynamicCache(config=config)
-    return oscar_kv.Int2Cache(rotations, config, path=way.removeprefix("int2 ") if way != "int2 native rows" else "torch",
-                              exact_prompt=True)
+    return oscar_kv.Int2Cache(rotations, config, path=way.removeprefix("int2 "), exact_prompt=True)
 
 
 def bytes_of(cache):
@@ -72,7 +72,17 @@ def now(device):
     return time.perf_counter()
 
 
-def gpu_ms_per_step(step, steps):
+def timed(step, device, most_seconds, most_steps):
+    """Seconds of a step."""
+    begin, steps = now(device), 0
+    while steps < most_steps and (steps == 0 or now(device) - begin < most_seconds):
+        for _ in range(min(10, most_steps - steps)):
+            step()
+            steps += 1
+    return (now(device) - begin) / steps
+
+
+def gpu_ms_per_step(step, steps=8):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(steps):
             step()
@@ -80,27 +90,41 @@ def gpu_ms_per_step(step, steps):
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1000 / steps
 
 
+def graph_seconds(step):
+    """Of a step that is captured at the present length; None if it cannot be."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError as error:
+        print("no graph:", str(error).splitlines()[0], file=sys.stderr)
+        torch.cuda.synchronize()
+        return None
+    timed(graph.replay, "cuda", 1, 20)
+    return timed(graph.replay, "cuda", 2, 200)
+
+
 @torch.no_grad()
-def measure(model, cache, prompt, options):
-    device = options.device
-    state = [prompt]
+def measure(model, make_cache, prompt, options):
+    device, first = options.device, 0
+    for _ in range(2):
+        cache, token = make_cache(), None  # the last one's memory is free again
+        begin = now(device)
+        token = model(prompt, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        first = now(device) - begin
+    found = {"prefill_tokens_per_s": prompt.numel() / first, "cache_bytes": bytes_of(cache)}
 
     def step():
-        state[0] = model(state[0], past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        token.copy_(model(token, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1))
 
-    begin = now(device)
-    step()
-    prefill = now(device) - begin
-    found = {"prefill_tokens_per_s": prompt.numel() / prefill, "cache_bytes": bytes_of(cache)}
-    times = []
-    for _ in range(4):
-        begin = now(device)
-        for _ in range(options.steps):
-            step()
-        times.append((now(device) - begin) / options.steps)
-    found["decode_tokens_per_s"] = len(prompt) / statistics.median(times[1:])
+    timed(step, device, 1, options.steps)
+    found["decode_tokens_per_s"] = len(prompt) / timed(step, device, 3, options.steps)
     if device == "cuda":
-        found["gpu_ms_per_step"] = gpu_ms_per_step(step, options.steps)
+        found["gpu_ms_per_step"] = gpu_ms_per_step(step)
+        read = [vars(layer).copy() for layer in cache.layers]  # a replay reads what the step before it left
+        seconds = graph_seconds(step) if getattr(cache, "path", "kernel") == "kernel" else None
+        del read
+        found["graph_tokens_per_s"] = seconds and len(prompt) / seconds
     return found | {"path": cache.path} if isinstance(cache, oscar_kv.Int2Cache) else found
 
 
@@ -113,8 +137,7 @@ def speed(options):
             row = {"context": context, "batch": batch}
             for way, attention in WAYS.items():
                 model.set_attn_implementation(attention)
-                measure(model, cache_of(way, rotations, model.config), prompt[:, :400], options)  # first uses
-                row[way] = measure(model, cache_of(way, rotations, model.config), prompt, options)
+                row[way] = measure(model, lambda way=way: cache_of(way, rotations, model.config), prompt, options)
                 print(context, batch, way, row[way], flush=True)
             rows.append(row)
     return rows
@@ -157,7 +180,7 @@ def main():
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--contexts", type=int, nargs="*", default=[4096, 32768])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=100, help="at most, in 3 s")
     parser.add_argument("--fidelity-tokens", type=int, default=1024)
     options = parser.parse_args()
     result = {"gpu": options.gpu, "torch": torch.__version__, "transformers": transformers.__version__,

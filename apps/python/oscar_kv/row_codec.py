@@ -38,7 +38,8 @@ def _gaussian_step(levels: int) -> float:
 
 def _minmax(x: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
     low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    scale = (high - low).clamp(min=_SMALLEST_SCALE) / (levels - 1)
+    # By a tensor: torch on CUDA multiplies by the rounded inverse of a number, and ties between two levels are common.
+    scale = (high - low).clamp(min=_SMALLEST_SCALE) / torch.full_like(low, levels - 1)
     zero = -low / scale
     return (x / scale + zero + 0.5).trunc().clamp(0, levels - 1), scale, zero
 
