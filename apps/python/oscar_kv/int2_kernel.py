@@ -71,11 +71,17 @@ def _slots(batch: int, room: int, first: int, count: int, device: torch.device) 
 def pack(codec: RowCodec, rows: Tensor, slots: Tensor, codes: Tensor, params: Tensor) -> None:
     """int2_pack of rows (tokens, KV heads, d) as stored; one launch, or one for each head that has its own clip ratio."""
     clip: Any = codec.clip_ratio
-    ratios = [(slice(None), clip or 0.0)] if not isinstance(clip, Tensor) else [
-        (slice(head, head + 1), ratio) for head, ratio in enumerate(clip.tolist())]
-    for heads, ratio in ratios:
-        torch.ops.oscar.int2_pack(rows[:, heads], slots, codes[:, :, heads], params[:, :, heads], grid=codec.grid,
-                                  clip_ratio=ratio)
+    if not isinstance(clip, Tensor):
+        torch.ops.oscar.int2_pack(rows, slots, codes, params, grid=codec.grid, clip_ratio=clip or 0.0)
+        return
+    for head, ratio in enumerate(clip.tolist()):
+        own = slice(head, head + 1)
+        torch.ops.oscar.int2_pack(rows[:, own], slots, codes[:, :, own], params[:, :, own], grid=codec.grid, clip_ratio=ratio)
+
+
+def _paged(x: Tensor, size: int) -> Tensor:
+    """(batch, tokens, ...) as (pages, size, ...)."""
+    return x.flatten(0, 1).unflatten(0, (-1, size))
 
 
 class KernelRows(SideRows):
@@ -85,20 +91,27 @@ class KernelRows(SideRows):
         super().begin(states)
         self.codes.reserve(1)
         self.params.reserve(1)
+        self._view()
 
-    def pools(self) -> tuple[Tensor, Tensor]:
-        """Codes and params as (pages, ROOM, heads, ...)."""
-        codes, params = (x.data.flatten(0, 1).unflatten(0, (-1, ROOM)) for x in (self.codes, self.params))
-        return codes, params
+    def _view(self) -> None:
+        """Ring, codes and params as pages, made anew where these are."""
+        self.pages = tuple(_paged(x, size) for x, size in (
+            (self.ring, RING_PAGE), (self.codes.data, ROOM), (self.params.data, ROOM)))
 
     def _pack(self, rows: Tensor) -> None:
-        batch, count = rows.shape[0], rows.shape[2]
+        batch, count, room = rows.shape[0], rows.shape[2], self.codes.data.shape[1]
         self.codes.reserve(count)
         self.params.reserve(count)
+        if self.codes.data.shape[1] != room:
+            self._view()
         slots = _slots(batch, self.codes.data.shape[1], self.codes.length, count, rows.device)
-        pack(self.codec, rows.transpose(1, 2).flatten(0, 1), slots, *self.pools())
+        pack(self.codec, rows.transpose(1, 2).flatten(0, 1), slots, *self.pages[1:])
         self.codes.length += count
         self.params.length += count
+
+    def change(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().change(change)
+        self._view()
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,7 @@ class _Call:
     def _decode(self, q: Tensor, pages: Tensor, lengths: Tensor, windows: list[Tensor], window_pages: Tensor,
                 window_lengths: Tensor, scaling: float) -> Tensor:
         """(sequences, query heads, d), bfloat16 -> float32."""
-        (k_codes, k_params), (v_codes, v_params) = self.key.pools(), self.value.pools()
+        (_, k_codes, k_params), (_, v_codes, v_params) = self.key.pages, self.value.pages
         out, _ = torch.ops.oscar.int2_decode(q.contiguous(), k_codes, v_codes, k_params, v_params, pages, lengths, *windows,
                                              window_pages, window_lengths, softmax_scale=scaling)
         return out
@@ -138,7 +151,7 @@ class _Call:
 
     def _one(self, q: Tensor, scaling: float) -> Tensor:
         batch, length, kept, device = q.shape[0], self.key.length, self.key.sink + self.key.recent, q.device
-        rings = [side.ring.flatten(0, 1).unflatten(0, (-1, RING_PAGE)) for side in (self.key, self.value)]
+        rings = [side.pages[0] for side in (self.key, self.value)]
         return self._decode(q[:, :, 0], self._history_pages(batch, device), _lengths(batch, max(length - kept, 0), device),
                             rings, _pages(batch, rings[0].shape[0] // batch, device),
                             _lengths(batch, min(length, kept), device), scaling)

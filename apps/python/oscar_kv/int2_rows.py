@@ -108,12 +108,13 @@ class SideRows(Int2Side):
         if count > 0:
             self._pack(self._held(begin, begin + count))
         for kept in (range(first, min(self.sink, length)), range(max(first, self.sink, length - self.recent), length)):
-            slots = self._slots(kept)
-            rows = self.new[:, :, kept.start - first:kept.stop - first].transpose(1, 2)
-            if len(slots) == 1:
-                self.ring[:, slots[0]] = rows[:, 0]
-            elif slots:
-                self.ring[:, torch.tensor(slots, device=rows.device)] = rows
+            if not kept:
+                continue
+            slots, rows = self._slots(kept), self.new[:, :, kept.start - first:kept.stop - first]
+            if len(kept) == 1:
+                self.ring[:, slots[0]] = rows[:, :, 0]
+            else:
+                self.ring[:, torch.tensor(slots, device=rows.device)] = rows.transpose(1, 2)
         self.new = None
 
     def _pack(self, rows: Tensor) -> None:

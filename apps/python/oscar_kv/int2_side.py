@@ -27,6 +27,11 @@ def of_heads(side: Side, first: int, count: int) -> Side:
                    head_clip_ratios=own(side.head_clip_ratios))
 
 
+def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+    """(..., heads, rows, d) by one matrix of all heads, as one product, or by one of each."""
+    return rows @ (matrices[0] if len(matrices) == 1 else matrices)
+
+
 class Int2Side:
     """Raises ValueError if rows do not fit the set's matrices."""
 
@@ -36,7 +41,7 @@ class Int2Side:
         self.codec = RowCodec.of_set(manifest, name, _PUBLISHED_CLIP[name] if clip is None else clip)
         # Rounded as servers round, then in float32: products of bfloat16 matrices with float32 sums.
         self.rotation = side.rotation.bfloat16().float()
-        self.native_from_stored = side.read_rotation.bfloat16().float().transpose(-1, -2)
+        self.read_rotation = side.read_rotation.bfloat16().float()
         self.mean = None if side.mean is None else side.mean.float().reshape(-1, 1, side.mean.shape[-1])
 
     def place(self, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -50,20 +55,19 @@ class Int2Side:
         # The same products: bfloat16 in, float32 sums.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
         self.rotation = self.rotation.to(device, product_type)
-        self.native_from_stored = self.native_from_stored.to(device, product_type)
+        self.read_rotation = self.read_rotation.to(device, product_type)
         self.mean = None if self.mean is None else self.mean.to(device)
 
     def stored(self, native: Tensor) -> Tensor:
         """bfloat16."""
         rows = native if self.mean is None else native.float() - self.mean
-        return (rows.bfloat16().to(self.rotation.dtype) @ self.rotation).bfloat16()
+        return _product(rows.bfloat16().to(self.rotation.dtype), self.rotation).bfloat16()
 
     def native(self, stored: Tensor) -> Tensor:
         """Of values of bfloat16, float32."""
-        rows = (stored.to(self.native_from_stored.dtype) @ self.native_from_stored).float()
+        rows = _product(stored.to(self.read_rotation.dtype), self.read_rotation.transpose(-1, -2)).float()
         return rows if self.mean is None else rows + self.mean
 
     def queries(self, native: Tensor) -> Tensor:
         """Queries for stored keys, bfloat16; scores of a query are off by one constant if keys are centred."""
-        rows = native.bfloat16().to(self.rotation.dtype)
-        return (rows @ self.native_from_stored.transpose(-1, -2)).bfloat16()
+        return _product(native.bfloat16().to(self.read_rotation.dtype), self.read_rotation).bfloat16()
