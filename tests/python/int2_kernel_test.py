@@ -91,7 +91,7 @@ class KernelTest(unittest.TestCase):
 
     def test_attention_of_each_codec_and_call(self):
         for described in (manifest(), manifest("lsq", 32), manifest("minmax", 64, scale_dtype="float16"),
-                          manifest("lsq", scale_dtype="bfloat16")):
+                          manifest("lsq", scale_dtype="bfloat16"), manifest("lloyd-max", 64)):
             for calls in (1, 30):
                 self.both(described, calls, dim=128, clip=0.0 if described["codec"]["name"] == "lsq" else 0.9)
 
@@ -171,7 +171,6 @@ class KernelTest(unittest.TestCase):
     def test_says_why_it_takes_torch(self):
         keys, cpu = random(1, 2, 1, 64), torch.zeros(1, 2, 1, 64)
         for expected, described, k, v, heads in (
-                ("codec lloyd-max", manifest("lloyd-max"), keys, keys, 2),
                 ("levels are [8, 4]", manifest(levels=(8, 4)), keys, keys, 2),
                 ("64 and 32 channels", manifest(), keys, keys[..., :32], 2),
                 ("groups of 16", manifest(group_size=16), keys, keys, 2),

@@ -169,6 +169,7 @@ class BackendTest(unittest.TestCase):
         self.check(set_of())
         self.check(set_of(name="lsq", group_size=32, scale_dtype="bfloat16"))
         self.check(set_of(clips=torch.tensor([0.8, 0.0])))
+        self.check(set_of(name="lloyd-max"))
 
     def test_a_rank_takes_its_own_heads(self):
         self.check(set_of(heads=2 * KV_HEADS), rank=1)

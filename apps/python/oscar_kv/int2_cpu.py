@@ -31,14 +31,10 @@ def int2_pack(x: Tensor, slots: Tensor, codes: Tensor, params: Tensor, *, rotati
     assert x.dtype == torch.bfloat16 and x.stride(2) == 1 and slots.dtype == torch.int32, f"{x.dtype}, {slots.dtype}"
     assert grid in ("minmax", "lsq") and not (grid == "lsq" and clip_ratio > 0), f"{grid} with clip ratio {clip_ratio}"
     _check_pools(codes, params, *x.shape[1:])
-    rows = x.float().transpose(0, 1)
+    rows = x.float()
     if rotation is not None:
-        rows = (rows @ rotation.float()).bfloat16().float()
-    new = _codec(params, x.shape[2], grid, clip_ratio).encode(rows[None])
-    written = slots >= 0
-    pages, places = slots[written].long() // codes.shape[1], slots[written].long() % codes.shape[1]
-    for pool, values in zip((codes, params), new):
-        pool[pages, places] = values[0].transpose(0, 1)[written]
+        rows = (rows.transpose(0, 1) @ rotation.float()).bfloat16().float().transpose(0, 1)
+    _codec(params, x.shape[2], grid, clip_ratio).encode_into(rows, slots, codes, params)
 
 
 def _rows(pool: Tensor, pages: Tensor, length: int) -> Tensor:

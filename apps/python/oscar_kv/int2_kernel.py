@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""An Int2Cache on the kernels of liboscar_torch.so: int2_pack writes the history, int2_decode reads ring and history.
+"""An Int2Cache on the kernels of liboscar_torch.so: int2_pack writes the history, int2_decode reads ring and history. Of
+codecs with 4 levels, lloyd-max alone is packed in torch.
 
 A sequence's history is a run of pages of its own. A call of one token is one launch of int2_decode with the ring as it is;
 in a call of many, each token is a sequence to the kernel, with its own windows in one pool and lengths of the same history.
@@ -29,7 +30,6 @@ def why_not(manifest: dict[str, Any], keys: Tensor, values: Tensor, num_q_heads:
     device = keys.device.type
     wrong = [text for is_wrong, text in (
         (device != "cuda" and not (on_cpu and device == "cpu"), f"rows are on {device}, the kernels on CUDA"),
-        (codec["name"] not in ("minmax", "lsq"), f"there is no kernel for codec {codec['name']}"),
         (list(codec["levels"]) != [4, 4], f"levels are {codec['levels']}, the kernels' 4 and 4"),
         (dim not in (64, 128, 256) or values.shape[3] != dim, f"rows of {dim} and {values.shape[3]} channels"),
         ((codec["group_size"] or dim) not in (dim, 64, 32), f"groups of {codec['group_size']} channels"),
@@ -69,8 +69,12 @@ def _slots(batch: int, room: int, first: int, count: int, device: torch.device) 
 
 
 def pack(codec: RowCodec, rows: Tensor, slots: Tensor, codes: Tensor, params: Tensor) -> None:
-    """int2_pack of rows (tokens, KV heads, d) as stored; one launch, or one for each head that has its own clip ratio."""
+    """int2_pack of rows (tokens, KV heads, d) as stored; one launch, or one for each head that has its own clip ratio. What
+    it has no grid for is packed in torch; int2_decode reads it all the same."""
     clip: Any = codec.clip_ratio
+    if codec.grid not in ("minmax", "lsq"):
+        codec.encode_into(rows, slots, codes, params)
+        return
     if not isinstance(clip, Tensor):
         torch.ops.oscar.int2_pack(rows, slots, codes, params, grid=codec.grid, clip_ratio=clip or 0.0)
         return

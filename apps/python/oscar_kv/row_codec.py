@@ -180,3 +180,11 @@ class RowCodec:
         codes = Layout.of(self.levels, dim).unpack(packed, dim).unflatten(-1, (params.shape[-2], -1)).float()
         scale, zero = params.float().unbind(-1)
         return ((codes - zero[..., None]) * scale[..., None]).flatten(-2)
+
+    def encode_into(self, rows: Tensor, slots: Tensor, codes: Tensor, params: Tensor) -> None:
+        """rows (tokens, heads, d) into pools (pages, page size, heads, ...), at slots (tokens) that count places in all
+        pages; negative ones are not written."""
+        written = slots >= 0
+        pages, places = slots[written].long() // codes.shape[1], slots[written].long() % codes.shape[1]
+        for pool, values in zip((codes, params), self.encode(rows.transpose(0, 1)[None])):
+            pool[pages, places] = values[0].transpose(0, 1)[written]
