@@ -10,7 +10,6 @@
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
-#include "base/sha256.hpp"
 #include "codec/kv_method.hpp"
 #include "dump/layer_lanes.hpp"
 #include "fit/clip_choice.hpp"
@@ -101,21 +100,6 @@ void require_sums(const Statistics& statistics, const std::set<std::string>& nam
   }
 }
 
-CalibrationData sum_of(const std::vector<CalibrationData>& parts) {
-  if (parts.size() == 1) return parts.front();
-  CalibrationData sum;
-  std::string hashes;
-  for (const CalibrationData& part : parts) {
-    sum.tokens += part.tokens, sum.sequences += part.sequences;
-    sum.blocks.insert(sum.blocks.end(), part.blocks.begin(), part.blocks.end());
-    hashes += part.data_sha256;
-  }
-  // What is not known of one part is not known of the whole.
-  if (std::ranges::any_of(parts, [](const CalibrationData& part) { return part.blocks.empty(); })) sum.blocks.clear();
-  sum.data_sha256 = sha256_hex(hashes);
-  return sum;
-}
-
 /// Before hours of work: the first pass is of this model, and of this part of the data too.
 void require_part_of(const Statistics& first_pass, const QkvSource& source) {
   if (!(first_pass.model == source.model())) {
@@ -189,7 +173,7 @@ FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& ba
   FitResult result;
   result.set = unfitted_set(recipe, options);
   result.set.model = statistics.model;
-  result.set.calibration = sum_of(statistics.data);
+  result.set.calibration = calibration_of(statistics);
   result.set.layers = fit_transforms(moments, recipe, backend, status);
   const ClipChoice clip(options, recipe, backend, status);
   for (LayerRotation& layer : result.set.layers) clip.apply({}, layer);

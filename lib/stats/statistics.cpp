@@ -132,6 +132,22 @@ void add_layers(const Entry& entry, const std::vector<std::size_t>& places, std:
 
 }  // namespace
 
+CalibrationData calibration_of(const Statistics& statistics) {
+  const std::vector<CalibrationData>& parts = statistics.data;
+  if (parts.size() == 1) return parts.front();
+  CalibrationData sum;
+  std::string hashes;
+  for (const CalibrationData& part : parts) {
+    sum.tokens += part.tokens, sum.sequences += part.sequences;
+    sum.blocks.insert(sum.blocks.end(), part.blocks.begin(), part.blocks.end());
+    hashes += part.data_sha256;
+  }
+  // What is not known of one part is not known of the whole.
+  if (std::ranges::any_of(parts, [](const CalibrationData& part) { return part.blocks.empty(); })) sum.blocks.clear();
+  sum.data_sha256 = sha256_hex(hashes);
+  return sum;
+}
+
 std::string query_moments_sha256(const Statistics& statistics) {
   Sha256 hash;
   for (const LayerStatistics& layer : statistics.layers) {

@@ -49,6 +49,9 @@ struct Statistics {
   std::vector<int> expected_layers;
 };
 
+/// All of its data as one.
+[[nodiscard]] CalibrationData calibration_of(const Statistics& statistics);
+
 /// SHA-256 of the query moments of all layers.
 [[nodiscard]] std::string query_moments_sha256(const Statistics& statistics);
 

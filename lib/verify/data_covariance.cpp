@@ -1,10 +1,29 @@
 // SPDX-License-Identifier: MIT
 #include "verify/data_covariance.hpp"
 
+#include <algorithm>
+
+#include "base/errors.hpp"
 #include "stats/moments.hpp"
 #include "verify/subject.hpp"
 
 namespace oscar::verify {
+namespace {
+
+/// Null if there are none.
+const MomentSums* sums_of(const LayerStatistics& layer, const std::string& objective) {
+  if (objective == "sst") return layer.sst ? &*layer.sst : nullptr;
+  const auto found = layer.first.sums.find(objective);
+  return found == layer.first.sums.end() ? nullptr : &found->second;
+}
+
+void require_all_heads(const HeadRange& heads) {
+  if (heads.whole()) return;
+  throw DataError("of " + std::to_string(heads.total) + " KV heads only " + std::to_string(heads.count) + " are here",
+                  "--stats", "give one file of each tensor-parallel rank");
+}
+
+}  // namespace
 
 std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer, Backend& backend) {
   const std::string name = objective_name(objective);
@@ -17,6 +36,36 @@ std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStre
   const MatrixStack queries = query_moments(layer, backend).mean();
   layer.rewind();
   return score_weighted_value_moments(layer, queries, backend).mean();
+}
+
+std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
+                                           std::vector<Check>& checks) {
+  require_all_heads(statistics.heads);
+  const std::string fitted = subject.set.calibration.data_sha256, measured = calibration_of(statistics).data_sha256;
+  std::vector<DataCovariance> found;
+  for (const LayerStatistics& layer : statistics.layers) {
+    for (const SubjectSide& side : subject.sides) {
+      const std::string name = objective_name(side.objective);
+      if (side.target.empty() || name == "hadamard" || name == "uresidual") continue;
+      const MomentSums* sums = sums_of(layer, name);
+      if (sums == nullptr) {
+        checks.push_back({"decomposition_on_data",
+                          layer.layer_id,
+                          side.target,
+                          {},
+                          {},
+                          {},
+                          "the statistics have no sums of " + name});
+        continue;
+      }
+      const std::vector<std::size_t>& places = name == "sst" ? layer.sst_data : layer.first_data;
+      std::int64_t tokens = 0;
+      for (const std::size_t place : places) tokens += statistics.data[place].tokens;
+      const bool same = !fitted.empty() && fitted == measured && places.size() == statistics.data.size();
+      found.push_back({layer.layer_id, side.target, sums->mean(), same, tokens});
+    }
+  }
+  return found;
 }
 
 }  // namespace oscar::verify

@@ -5,9 +5,12 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
+#include "stats/statistics.hpp"
+#include "verify/checks/checks.hpp"
 
 namespace oscar::verify {
 
@@ -15,5 +18,10 @@ namespace oscar::verify {
 /// Leaves the stream at its end.
 [[nodiscard]] std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer,
                                                        Backend& backend);
+
+/// The same from saved sums, of every layer and side that they know; where they lack those that an objective names, a
+/// check says that it is unknown. Throws DataError if KV heads are missing.
+[[nodiscard]] std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
+                                                         std::vector<Check>& checks);
 
 }  // namespace oscar::verify

@@ -9,6 +9,7 @@
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "verify/checks/checks.hpp"
+#include "verify/data_covariance.hpp"
 #include "verify/held_out.hpp"
 #include "verify/measure.hpp"
 #include "verify/methods.hpp"
@@ -37,13 +38,20 @@ Expectation expectation(const Subject& subject, const VerifyInputs& inputs) {
   } else if (inputs.source != nullptr && inputs.source->model().num_layers > 0) {
     expected.model = inputs.source->model();
     expected.origin = "the data's manifest";
+  } else if (inputs.statistics) {
+    expected.model = inputs.statistics->model;
+    expected.origin = "the statistics' manifest";
   } else if (subject.ours) {
     expected.model = subject.set.model;
     expected.model.config_sha256.clear();  // a set cannot vouch for itself
     expected.model.revision.clear();
     expected.origin = "the set's manifest";
   }
-  if (inputs.source != nullptr) expected.data_layers = inputs.source->layer_ids();
+  if (inputs.source != nullptr) {
+    expected.data_layers = inputs.source->layer_ids();
+  } else if (inputs.statistics) {
+    for (const LayerStatistics& layer : inputs.statistics->layers) expected.data_layers.push_back(layer.layer_id);
+  }
   return expected;
 }
 
@@ -118,6 +126,16 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
   const auto seen =
       live ? verify::sequences_fitted_on(fitted, inputs.model_data.texts) : verify::sequences_fitted_on(fitted, data);
   verify::judge_held_out(report, "attention", seen, data.sequences, options.require_held_out);
+}
+
+void check_on_statistics(VerifyReport& report, const Subject& subject, const Statistics& statistics) {
+  const auto covariances = verify::covariances_of(subject, statistics, report.checks);
+  verify::check_decomposition_on_data(subject, covariances, report.checks);
+  const CalibrationData data = calibration_of(statistics);
+  report.data["statistics"] = {{"data_sha256", data.data_sha256},
+                               {"tokens", data.tokens},
+                               {"sequences", data.sequences},
+                               {"layers", statistics.layers.size()}};
 }
 
 void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
@@ -243,6 +261,7 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
         add_methods(report, subject, expected.model, comparison_of(report, subject, inputs, options, backend, status),
                     options.context);
     if (inputs.runner != nullptr && !methods.empty()) warn_of_score_rules(report, methods, *inputs.runner);
+    if (inputs.statistics) check_on_statistics(report, subject, *inputs.statistics);
     measure_layers(report, subject, methods, inputs, options, backend, status);
     measure_model_metrics(report, subject, methods, inputs, options, backend, status);
   }

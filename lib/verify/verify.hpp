@@ -15,6 +15,7 @@
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
 #include "model/runner.hpp"
+#include "stats/statistics.hpp"
 #include "verify/model_metrics.hpp"
 #include "verify/optr_method.hpp"
 #include "verify/report.hpp"
@@ -52,6 +53,8 @@ struct VerifyOptions {
 /// texts.
 struct VerifyInputs {
   QkvSource* source = nullptr;
+  /// Saved sums of data, which tell what moments tell; they keep no rows to measure attention on.
+  std::optional<Statistics> statistics;
   ModelRunner* runner = nullptr;
   verify::ModelData model_data;
   /// What "optr" is fitted on, with the runner; without texts its substitute is measured.

@@ -25,6 +25,7 @@ namespace oscar {
 namespace {
 
 struct VerifyCommand {
+  std::vector<std::filesystem::path> stats;
   std::filesystem::path rotations, dump, needle, needle_answers, calibration, report;
   ModelInput input;
   std::string precision = "serving", windows = "common";
@@ -98,6 +99,7 @@ void run(VerifyCommand& c, Context& context) {
   inputs.layers = parse_layers(c.input.layers);
   std::unique_ptr<QkvSource> source;
   std::unique_ptr<ModelRunner> runner;
+  if (!c.stats.empty()) inputs.statistics = read_statistics(c.stats);
   if (!c.dump.empty()) {
     source =
         open_dump(c.dump, {c.input.limits.max_tokens, c.input.limits.max_sequences, inputs.layers}, *context.status);
@@ -131,6 +133,9 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
                   "A rotation set, a folder with k_rotation*.pt and v_rotation*.pt, or one .pt file")
       ->required();
   command.add_option("--dump", c.dump, "Measure attention on this dump")->type_name("DIR")->group("Input");
+  command.add_option("--stats", c.stats, "Hold rotations against sums that fit --save-stats, or a server, saved")
+      ->type_name("FILE")
+      ->group("Input");
   add_model_input_options(command, c.input);
   command.remove_option(command.get_option("--model-dtype"));  // models are judged in float32, on the CPU
   command

@@ -45,7 +45,7 @@ void check_layers(const SubjectSide& side, const Expectation& expected, std::vec
                       {},
                       failed ? std::optional<bool>(false) : std::nullopt,
                       failed ? "the data has layers that the set lacks: " + list_text(missing)
-                             : "nothing says how many layers the model has: give --model"});
+                             : "nothing says how many layers the model has: give --model or --stats"});
     return;
   }
   const std::vector<int> missing = missing_from(have, wanted);
@@ -96,7 +96,7 @@ void check_shape(const SubjectSide& side, int layer, const SideTransform& t, con
   std::optional<bool> ok = message.empty();
   if (message.empty() && expected == 0) {
     ok = std::nullopt;
-    message = "nothing says what head_dim the model has: give --model or --dump";
+    message = "nothing says what head_dim the model has: give --model, --dump or --stats";
   }
   out.push_back(
       {"shape", layer, side.target, dim, expected > 0 ? std::optional<double>(expected) : std::nullopt, ok, message});

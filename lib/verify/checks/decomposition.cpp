@@ -62,7 +62,8 @@ void check_decomposition(const Subject& subject, std::vector<Check>& checks) {
         }
         if (has_constant_rotation(side, t)) return check_constant(side, layer, t, out);
         if (!usable(t, t.covariance) || (is_stretch(t) && !stretch_record(t))) {
-          out.push_back(unknown("decomposition", layer, side, "the set carries no covariance: give --dump or --model"));
+          out.push_back(
+              unknown("decomposition", layer, side, "the set carries no covariance: give --dump, --stats or --model"));
           return;
         }
         const auto finding = examine(subject, stored, side, layer, t, true, kDecompositionLimit);

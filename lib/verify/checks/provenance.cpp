@@ -18,7 +18,7 @@ void check_config(const Subject& subject, const Expectation& expected, std::vect
                       {},
                       {},
                       fitted.empty() ? "the set does not say which model it was fitted on"
-                                     : "nothing says which model the set is meant for: give --model"});
+                                     : "nothing says which model the set is meant for: give --model or --stats"});
     return;
   }
   const bool same = fitted == measured;

@@ -192,8 +192,11 @@ TEST_CASE("signal to noise of Gaussian rows is what theory and measurement say")
   CHECK(gaussian_sqnr_db({}) == near(6.01));
   CHECK(gaussian_sqnr_db({.group_size = 64}) == near(6.94));
   CHECK(gaussian_sqnr_db({.group_size = 32}) == near(8.12));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.98}) == near(7.04));
   CHECK(gaussian_sqnr_db({.clip_ratio = 0.96}) == near(8.07));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.94}) == near(8.51));
   CHECK(gaussian_sqnr_db({.clip_ratio = 0.92}) == near(8.96));
+  CHECK(gaussian_sqnr_db({.clip_ratio = 0.90}) == near(9.14));
   CHECK(gaussian_sqnr_db({.clip_ratio = 0.88}) == near(9.27));
   CHECK(gaussian_sqnr_db({.levels = 8}) == near(13.40));
   CHECK(gaussian_sqnr_db({.levels = 16}) == near(20.03));

@@ -23,8 +23,12 @@ TEST_CASE("bits per element") {
   const std::vector<Row> table{{"naive_sym", 2.125, 2.25},
                                {"naive_midrise", 2.125, 2.25},
                                {"quarot", 2 + 18.0 / 128, 2 + 34.0 / 128},
+                               {"quarot_clip", 2 + 18.0 / 128, 2 + 34.0 / 128},
+                               {"turboquant_mse2", 2.125, 2.25},
                                {"turboquant_mse3", 3.125, 3.25},
+                               {"turboquant_mse4", 4.125, 4.25},
                                {"turboquant_k3v3", 3.1875, 3.375},
+                               {"turboquant_k3v3_mp", 3.1875, 3.375},
                                {"turboquant_k3v4", 3.6875, 3.875},
                                {"turboquant_4bit", 4.1875, 4.375},
                                {"turboquant_k8v4", 6.125, 6.25},
@@ -39,9 +43,14 @@ TEST_CASE("bits per element") {
                                {"kvquant_nuq2", 2.32 + 16.0 / 1024, 2.32 + 32.0 / 1024},
                                {"skvq", 2.125, 2.125},
                                {"q8_0", 8.5, 8.5},
+                               {"q8_0_rot", 8.5, 8.5},
                                {"q5_1", 6, 6},
+                               {"q5_1_rot", 6, 6},
+                               {"q5_0", 5.5, 5.5},
                                {"q5_0_rot", 5.5, 5.5},
                                {"q4_1", 5, 5},
+                               {"q4_1_rot", 5, 5},
+                               {"q4_0", 4.5, 4.5},
                                {"q4_0_rot", 4.5, 4.5},
                                {"fp8", 8, 8},
                                {"fp8_token", 8.125, 8.25},
@@ -54,6 +63,7 @@ TEST_CASE("bits per element") {
     CHECK(mean_bits(test::method_named(row.method), 16) == doctest::Approx(row.fp16).epsilon(1e-9));
     CHECK(mean_bits(test::method_named(row.method), 32) == doctest::Approx(row.fp32).epsilon(1e-9));
   }
+  CHECK(table.size() == sequence_methods().size());
 }
 
 TEST_CASE("a group that does not divide a head costs what it starts") {
