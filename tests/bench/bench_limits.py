@@ -2,8 +2,9 @@
 """Measures between which sets the default limits of `oscar verify` lie: for each number of levels one that works, and
 those that nobody should serve. The document is what tests/unit/verify/verdict_test.cpp holds the limits to.
 
-bench_limits.py [--binary build/oscar] [--model DIR --calibration FILE.npy --held-out FILE.npy] [--out FILE.json]
-A set works if the model predicts with it about as it did; `works` is a judgement, the figures are not.
+bench_limits.py [MODEL GOLDEN] [--binary build/oscar] [--sequences N] [--out FILE.json]
+MODEL: a checkpoint folder, by default the sample's. GOLDEN: tokens_calib.npy, tokens_eval.npy. Rows of other models stay in
+FILE. A set works if the model predicts with it about as it did; `works` is a judgement, the figures are not.
 """
 import argparse
 import json
@@ -13,7 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
-GOLDEN = DATA / "golden/qwen3-2m"
 LEVELS = ["4,4", "5,3", "8,4", "8,8", "16,16"]
 SETS = [("oscar", True, ["--recipe", "oscar"]),
         ("no rotation, not clipped", False, ["--recipe", "oscar", "--composition", "pbr", "--clip", "off"])]
@@ -26,12 +26,18 @@ def run(*command):
         raise SystemExit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stderr[-2000:]}")
 
 
+def commit():
+    """Of this checkout, whose build is measured."""
+    return subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+
+
 def measure(options, levels, arguments, folder):
     rotations, report = folder / "set", folder / "report.json"
-    run(options.binary, "fit", "--model", options.model, "--tokens", options.calibration, "--target", "any", "--levels", levels,
+    calibration, held_out = options.golden / "tokens_calib.npy", options.golden / "tokens_eval.npy"
+    run(options.binary, "fit", "--model", options.model, "--tokens", calibration, "--target", "any", "--levels", levels,
         *arguments, "--out", rotations, "--force", "--quiet", "--device", "cpu")
-    run(options.binary, "verify", rotations, "--model", options.model, "--tokens", options.held_out, "--sequences",
-        options.sequences, "--compare", "none", "--no-record", "--quiet", "--device", "cpu", f"--json={report}")
+    run(options.binary, "verify", rotations, "--model", options.model, "--tokens", held_out, "--sequences", options.sequences,
+        "--compare", "none", "--no-record", "--quiet", "--device", "cpu", f"--json={report}")
     document = json.loads(report.read_text())
     return {"bits_per_code": document["bits_per_code"],
             "figures": {limit["figure"]: float(f"{limit['value']:.4g}") for limit in document["limits"]}}
@@ -39,23 +45,23 @@ def measure(options, levels, arguments, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?", default=DATA / "qwen3-2m")
+    parser.add_argument("golden", type=Path, nargs="?", default=DATA / "golden/qwen3-2m")
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
-    parser.add_argument("--model", type=Path, default=DATA / "qwen3-2m")
-    parser.add_argument("--calibration", type=Path, default=GOLDEN / "tokens_calib.npy")
-    parser.add_argument("--held-out", type=Path, default=GOLDEN / "tokens_eval.npy")
     parser.add_argument("--sequences", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/limits.json")
     options = parser.parse_args()
-    rows = []
+    model = {"model": options.model.name, "commit": commit(), "held_out_sequences": options.sequences}
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    rows = [row for row in rows if row["model"] != model["model"]]
     with tempfile.TemporaryDirectory(prefix="oscar-limits-") as folder:
         for levels in LEVELS:
             for name, works, arguments in [*SETS, *([HADAMARD] if levels == "4,4" else [])]:
-                rows.append({"set": name, "levels": levels, "works": works, "fit": " ".join(arguments),
+                rows.append({**model, "set": name, "levels": levels, "works": works, "fit": " ".join(arguments),
                              **measure(options, levels, arguments, Path(folder))})
                 print(json.dumps(rows[-1]), flush=True)
     options.out.write_text(json.dumps({"what": "sets of each number of levels, for the default limits of oscar verify",
-                                       "model": options.model.name, "held_out_sequences": options.sequences, "rows": rows},
-                                      indent=1) + "\n")
+                                       "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
