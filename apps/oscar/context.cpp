@@ -26,6 +26,13 @@ void add_backend_options(CLI::App& command, Context& context) {
       ->group("Backend");
 }
 
+void add_timeout_option(CLI::App& command, double& seconds) {
+  command.add_option("--timeout", seconds, "Give up on a server that sends (next to) nothing for so many seconds")
+      ->check(CLI::Range(1, 3600))
+      ->capture_default_str()
+      ->group("Transfer");
+}
+
 void add_json_option(CLI::App& command, Context& context) {
   const auto set_json = [&command, &context](const std::string& file) {
     if (!command.parsed()) return;

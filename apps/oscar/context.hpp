@@ -41,6 +41,8 @@ struct Context {
 void add_backend_options(CLI::App& command, Context& context);
 /// Adds --json [FILE].
 void add_json_option(CLI::App& command, Context& context);
+/// Adds --timeout.
+void add_timeout_option(CLI::App& command, double& seconds);
 /// Sends a command's machine-readable result where --json says; does nothing without --json.
 void emit_json(const Context& context, const Json& document);
 /// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.

@@ -74,6 +74,7 @@ void configure(CurlHandle& handle, const ZooLocation& location, const HttpCall& 
     if (location.aws_sigv4.empty()) handle.add_header("Expect:");
   }
   handle.set(CURLOPT_CUSTOMREQUEST, call.method.c_str());
+  if (call.to_the_end) handle.set(CURLOPT_NOPROGRESS, 1L);
   for (const std::string& line : call.headers) handle.add_header(line);
 }
 
@@ -85,7 +86,7 @@ HttpAnswer call_once(const ZooLocation& location, const HttpCall& call, const Tr
   handle.set(CURLOPT_WRITEFUNCTION, &on_answer);
   handle.set(CURLOPT_WRITEDATA, &answer.body);
   const CURLcode code = curl_easy_perform(handle.get());
-  throw_if_interrupted();
+  if (!call.to_the_end) throw_if_interrupted();
   answer.status = handle.status();
   answer.etag = handle.header("etag");
   if (handle.may_pass(code)) {

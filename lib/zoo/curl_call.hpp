@@ -19,6 +19,7 @@ struct HttpCall {
   std::string text;            // the body, or
   std::filesystem::path file;  // a file that is the body; its size may not change
   bool authorize = true;       // send the location's credentials
+  bool to_the_end = false;     // Ctrl-C does not stop it: something has to be put in order again
 };
 
 struct HttpAnswer {

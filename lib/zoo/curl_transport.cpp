@@ -234,11 +234,15 @@ class CurlTransport : public Transport {
     const bool ranged = transfer.request.offset > 0 || transfer.request.length;
     if (code == CURLE_OK && (status == 200 || (ranged && status == 206))) return;
     if (code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR) {
-      const char* remedy = status == 404                    ? "check the address of the zoo and the name"
-                           : status == 401 || status == 403 ? "check the credentials, and that they may read this"
-                                                            : "check the address, or try again later";
+      const char* remedy = status == 404   ? "check the address of the zoo and the name"
+                           : status == 401 ? "check the credentials, and that they may read this"
+                           : status == 403
+                               ? "check the credentials, and the address: some stores answer so for what is "
+                                 "not there"
+                               : "check the address, or try again later";
       const std::string what = "the server answered HTTP " + std::to_string(status);
       if (status == 404 && !transfer.directly) throw NotFound(what, where(path), remedy);
+      if ((status == 401 || status == 403) && !transfer.directly) throw Denied(what, where(path), remedy);
       fail(what, path, transfer.directly || handle.may_pass(code), remedy, handle.retry_after());
     }
     if (code == CURLE_FILESIZE_EXCEEDED) {

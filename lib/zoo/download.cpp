@@ -192,7 +192,9 @@ std::vector<Document> fetch_texts(Transport& transport, const std::vector<std::s
         try {
           if (failure != nullptr) std::rethrow_exception(failure);
         } catch (const NotFound&) {
-          document = {"", failure};
+          document = {"", failure, false};
+        } catch (const Denied&) {
+          document = {"", failure, true};
         }
       };
       return PieceRequest{path, 0, std::nullopt, max_bytes, take, done};

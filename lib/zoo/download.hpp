@@ -31,7 +31,8 @@ struct ByteLimits {
 /// A document that may not be there.
 struct Document {
   std::string text;
-  std::exception_ptr absent;  // the NotFound that says so; null: it is there
+  std::exception_ptr absent;  // the NotFound or Denied that says so; null: it is there
+  bool denied = false;        // Denied: it may be there for others
 
   /// Throws it, or gives the text.
   [[nodiscard]] const std::string& required() const;

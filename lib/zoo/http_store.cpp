@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Zoos on servers that take PUT: WebDAV, nginx, S3 and what speaks its protocol.
+#include <chrono>
+#include <random>
+#include <thread>
+
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
@@ -18,6 +22,13 @@ class HttpStore : public ZooStore {
   StoredDocument read(const std::string& path) override {
     const HttpAnswer answer = call({"GET", where(path), signed_headers(sha256_hex("")), "", {}});
     if (answer.status == 404) return {};
+    if (answer.status == 403) {
+      // To take it for a zoo that is still empty could end in overwriting one that may not be read.
+      throw TransportError(
+          "the server answered HTTP 403", where(path),
+          "check the credentials, and that they may read here; a store that answers so for what is not there "
+          "has to let them list it, too (s3:ListBucket)");
+    }
     if (answer.status != 200) refuse(answer, path);
     return {answer.body, answer.etag.empty() ? "*" : answer.etag};
   }
@@ -50,11 +61,53 @@ class HttpStore : public ZooStore {
     return status == 412 || status == 409;  // anything else says nothing about conditions
   }
 
+  /// A folder: of those who make one at the same time, one succeeds (RFC 4918, MKCOL).
+  std::shared_ptr<void> lock(const std::string& path) override {
+    if (!location_.aws_sigv4.empty()) return nullptr;
+    const std::string url = where(path) + "/";
+    const auto patience = Clock::now() + std::chrono::duration<double>(options_.timeout_seconds);
+    for (bool first = true; !make_folder(url); first = false) {
+      if (first && !makes_folders(url)) return nullptr;
+      if (Clock::now() > patience) {
+        throw TransportError("another process holds the zoo's lock", url,
+                             "wait for it; if none is publishing, one was killed: remove this folder at the server");
+      }
+      throw_if_interrupted();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20 + std::random_device{}() % 80));
+    }
+    return {this, [this, url](void*) { unlock(url); }};
+  }
+
   [[nodiscard]] std::string where(const std::string& path) const override {
     return location_.url + "/" + percent_encoded(path);
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  bool make_folder(const std::string& url) { return is_success(call({"MKCOL", url, {}, "", {}})); }
+
+  bool remove_folder(const std::string& url) noexcept {
+    try {
+      HttpCall remove{"DELETE", url, {}, "", {}};
+      remove.to_the_end = true;
+      return is_success(call(remove));
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  /// Whether a folder that cannot be made is there already, or is none that the server would make: tries another one.
+  bool makes_folders(const std::string& url) {
+    const std::string other = url.substr(0, url.size() - 1) + "." + std::to_string(std::random_device{}()) + "/";
+    return make_folder(other) && remove_folder(other);
+  }
+
+  void unlock(const std::string& url) noexcept {
+    if (remove_folder(url)) return;
+    status_.warning("could not remove the zoo's lock: remove this folder at the server: " + url);
+  }
+
   static bool is_success(const HttpAnswer& answer) { return answer.status >= 200 && answer.status < 300; }
 
   HttpAnswer call(const HttpCall& call) { return call_http(location_, call, options_, status_); }
@@ -67,7 +120,7 @@ class HttpStore : public ZooStore {
 
   void make_folders(const std::string& path) {
     for (auto slash = path.find('/'); slash != std::string::npos; slash = path.find('/', slash + 1)) {
-      (void)call({"MKCOL", where(path.substr(0, slash)) + "/", {}, "", {}});  // 405: it is there
+      (void)make_folder(where(path.substr(0, slash)) + "/");  // 405: it is there
     }
   }
 

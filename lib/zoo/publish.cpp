@@ -247,12 +247,19 @@ PublishResult publish_to_store(const Publication& publication, ZooStore& store) 
   upload_set(publication, signature, store);
   const ZooEntry entry = publication.entry(signature);
   const bool guarded = store.checks_versions(join_path(publication.folder(), kManifestName), publication.manifest.text);
+  const std::shared_ptr<void> lock = guarded ? nullptr : store.lock(kLockName);
+  const bool alone = guarded || lock != nullptr;
+  if (!alone) {
+    publication.status.warning(
+        "this server neither looks at conditions nor makes folders to lock with: if somebody else publishes now, an "
+        "entry may be lost");
+  }
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {
     const StoredDocument found = store.read(kIndexName);  // anew: uploading took its time
     ZooIndex index = read_index(store, found);
     index.put(entry);
     const bool written = store.replace(kIndexName, index.document().dump(1) + "\n", found.version);
-    if (written && (guarded || lasts(store, name, entry))) return {name.text(), where, entry, true};
+    if (written && (alone || lasts(store, name, entry))) return {name.text(), where, entry, true};
     publication.status.detail("somebody else changed the index; reading it again");
     std::this_thread::sleep_for(
         std::chrono::milliseconds(50 + std::random_device{}() % (100U << std::min(attempt, 4))));

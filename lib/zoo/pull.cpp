@@ -108,7 +108,8 @@ class Pull {
     expect_usual_files(*transport, own.prefix);
     // A set of ours lists its files itself. If there is none, the commit is known by then.
     auto answers = fetch_texts(*transport, {manifest, commit}, kMaxDocumentBytes, options_.transfer, status_);
-    if (!answers[0].absent) {
+    if (!answers[0].absent || answers[0].denied) {
+      (void)answers[0].required();
       return deliver(parse_set_manifest(std::move(answers[0].text), transport->where(manifest)), own);
     }
     HubAddress pinned = *hub_;

@@ -29,6 +29,11 @@ struct NotFound : TransportError {
   using TransportError::TransportError;
 };
 
+/// HTTP 401 or 403. Stores that do not let everybody list a bucket answer so for what is not there, too.
+struct Denied : TransportError {
+  using TransportError::TransportError;
+};
+
 struct TransferOptions {
   /// Give up on a server that sends nothing, or next to nothing, for so long.
   double timeout_seconds = 30;

@@ -37,6 +37,7 @@ void register_publish(CLI::App& app, Context& context) {
       "--force", options->force,
       "Publish what verify has not accepted (the index says so), and replace a tag that holds another set");
   publish->add_option("--sign", options->sign, "Sign the manifest with this Ed25519 key (PEM)")->type_name("KEY");
+  add_timeout_option(*publish, options->transfer.timeout_seconds);
   add_json_option(*publish, context);
   publish->callback([options, &context] { run(*options, context); });
 }

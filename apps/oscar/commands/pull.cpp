@@ -48,11 +48,7 @@ void register_pull(CLI::App& app, Context& context) {
       ->transform(CLI::AsSizeValue(false))
       ->default_str("4G")
       ->group("Transfer");
-  pull->add_option("--timeout", options->transfer.timeout_seconds,
-                   "Give up on a server that sends (next to) nothing for so many seconds")
-      ->check(CLI::Range(1, 3600))
-      ->capture_default_str()
-      ->group("Transfer");
+  add_timeout_option(*pull, options->transfer.timeout_seconds);
   pull->add_option("--retries", options->transfer.retries, "Further attempts after HTTP 429, 5xx or a lost connection")
       ->check(CLI::Range(0, 20))
       ->capture_default_str()

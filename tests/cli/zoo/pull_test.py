@@ -113,6 +113,14 @@ class PullTest(ZooTest):
     def test_names_a_missing_file_that_is_smaller_than_the_page_that_says_so(self):
         self.refused(servers.status(404), ["HTTP 404", "serve.env"], f"{NAME}/latest/serve.env")
 
+    def test_a_store_that_forbids_what_is_not_there_does_not_hide_the_names_that_are(self):
+        self.published()
+        missing = "test/tyni/latest"
+        with self.odd({f"{missing}/manifest.json": [servers.status(403)]}, forever=True) as url:
+            self.fail_with(1, ["the zoo has no test/tyni:latest", f"did you mean {NAME}:latest"], "pull", "test/tyni", "--zoo", url)
+        with self.odd({"index.json": [servers.status(403)]}, forever=True) as url:
+            self.fail_with(1, ["HTTP 403", "index.json", "answer so for what is not there"], "pull", NAME, "--zoo", url)
+
     def test_names_a_missing_index(self):
         self.refused(servers.status(404), ["HTTP 404", "index.json"], "index.json")
 

@@ -19,9 +19,10 @@ REPOSITORY = "someone/zoo"
 
 
 class PutServer(Serving):
-    """Takes PUT into `files`, with ETags and their conditions. lazy: it does not look at the conditions."""
+    """Takes PUT into `files`, with ETags and their conditions. lazy: it does not look at the conditions; folders: those
+    there are, if it makes them."""
 
-    def __init__(self, files, lazy=False):
+    def __init__(self, files, lazy=False, folders=None):
         outer = self
         self.methods, self.before_put = [], lambda path: None
 
@@ -32,7 +33,7 @@ class PutServer(Serving):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                body = files.get(self.path.lstrip("/"))
+                body = b"" if self.path in (folders or ()) else files.get(self.path.lstrip("/"))
                 self.answer(404 if body is None else 200, body or b"", body)
 
             def do_PUT(self):
@@ -49,7 +50,15 @@ class PutServer(Serving):
 
             def do_MKCOL(self):
                 outer.methods.append(("MKCOL", self.path))
-                self.answer(405)
+                fresh = folders is not None and self.path not in folders
+                if fresh:
+                    folders.add(self.path)
+                self.answer(201 if fresh else 405)
+
+            def do_DELETE(self):
+                outer.methods.append(("DELETE", self.path))
+                folders.remove(self.path)
+                self.answer(204)
 
             def answer(self, status, body=b"", tagged=None):
                 self.send_response(status)
@@ -184,6 +193,33 @@ class UploadTest(ZooTest):
             names = {entry["name"] for entry in json.loads(files["index.json"])["entries"]}
             self.assertEqual(names, {"test/rival", "test/second"})
 
+    def test_where_conditions_are_ignored_a_folder_keeps_others_out(self):
+        files, folders = {}, set()
+        with (server := PutServer(files, lazy=True, folders=folders)) as url:
+            running = []
+            for i in range(6):
+                make_set(self.folder / f"many-{i}", i)
+                running.append(self.start_oscar("publish", f"many-{i}", "--zoo", url, "--name", f"test/n{i}"))
+            for process in running:
+                said = process.communicate(timeout=60)[1]
+                self.assertEqual(process.returncode, 0, said)
+                self.assertNotIn("may be lost", said)
+        names = {entry["name"] for entry in json.loads(files["index.json"])["entries"]}
+        self.assertEqual((names, folders), ({f"test/n{i}" for i in range(6)}, set()))
+        self.assertEqual(server.methods.count(("PUT", "index.json")), 6)  # none was repeated
+
+    def test_a_lock_that_nobody_holds_any_more_is_named(self):
+        with PutServer({}, lazy=True, folders={"/.index.lock/"}) as url:
+            done = self.publish(url, NAME, "--timeout", "1")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("remove this folder at the server", done.stderr)
+
+    def test_where_nothing_keeps_others_out_it_is_said(self):
+        with PutServer({}, lazy=True) as url:
+            self.assertIn("an entry may be lost", self.published_at(url).stderr)
+        with PutServer({}) as url:
+            self.assertNotIn("may be lost", self.published_at(url).stderr)
+
     def test_what_servers_refuse_is_told(self):
         class Static(BaseHTTPRequestHandler):
             def do_GET(self):
@@ -217,7 +253,12 @@ class UploadTest(ZooTest):
         with Nginx(self.folder / "nginx", root, (certificate, key), dav=True) as nginx:
             self.published_at(nginx.url + "/zoo", **trusted)
             self.assertEqual(self.pulled_from(nginx.url + "/zoo", **trusted), read_folder(self.folder / "set-1"))
+            requests = [(method, path) for _, _, method, path, _ in nginx.requests()]
         self.assertEqual(read_folder(root / "zoo" / NAME / "latest"), read_folder(self.folder / "set-1"))
+        lock = requests.index(("MKCOL", "/zoo/.index.lock/"))
+        self.assertEqual(requests[lock + 1:lock + 4],
+                         [("GET", "/zoo/index.json"), ("PUT", "/zoo/index.json"), ("DELETE", "/zoo/.index.lock/")])
+        self.assertFalse((root / "zoo/.index.lock").exists())
 
     def test_s3_by_moto_with_signatures_checked(self):
         os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "4"  # then every request needs a valid signature
