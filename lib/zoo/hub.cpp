@@ -14,6 +14,7 @@ namespace {
 constexpr std::string_view kScheme = "hf://";
 constexpr std::string_view kDatasets = "datasets/";
 constexpr char kPublicHub[] = "https://huggingface.co";
+/// Of a thousand files each; the Hub asks for at most ten thousand in a folder.
 constexpr int kMaxPages = 100;
 
 bool is_commit(const std::string& revision) {
@@ -128,7 +129,10 @@ std::vector<FileDigest> list_hub_folder(Transport& hub, const HubAddress& addres
   const std::string prefix = address.folder.empty() ? "" : address.folder + "/", where = hub.where(path);
   std::string query;
   for (int pages = 0; pages == 0 || !query.empty(); ++pages) {
-    if (pages == kMaxPages) throw DataError("the hub's list of files does not end", where, "check HF_ENDPOINT");
+    if (pages == kMaxPages) {
+      throw DataError("the hub's list of files does not end within " + std::to_string(kMaxPages) + " pages", where,
+                      "name the folder that holds the set's files, or check HF_ENDPOINT");
+    }
     const Page page = fetch_page(hub, path, query, {0, kMaxDocumentBytes}, options, status);
     const Json tree = parse_json(page.text, where);
     if (!tree.is_array()) throw DataError("the hub's answer is no list of files", where, "check HF_ENDPOINT");
