@@ -8,6 +8,7 @@ pass (the second one is timed), then a token at a time for the whole batch.
   gpu_ms_per_step      what the GPU itself worked of that
   graph_tokens_per_s   wall time of one step that is captured as a CUDA graph and replayed: a server's speed at this context
   cache_bytes          after the prompt
+bf16 is what torch chooses, "bf16, flash" without cuDNN, which plans anew for every length of a cache that grows.
 Fidelity: the KL divergence of sets of the sample model through the cache beside what `oscar verify` finds for them.
 Exit status 1 if one differs by more than 5 %. --shape tiny --device cpu tries the script where there is no GPU.
 """
@@ -33,7 +34,7 @@ SHAPES = {"qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_att
           "tiny": {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
                    "head_dim": 64, "vocab_size": 200}}
 WINDOWS = {"sink": 64, "recent": 256}
-WAYS = {"bf16": "sdpa", "int2 kernel": oscar_kv.INT2_ATTENTION, "int2 torch": oscar_kv.INT2_ATTENTION}
+WAYS = {"bf16": "sdpa", "bf16, flash": "sdpa", "int2 kernel": oscar_kv.INT2_ATTENTION, "int2 torch": oscar_kv.INT2_ATTENTION}
 
 
 def random_model(options):
@@ -55,7 +56,7 @@ def random_set(config):
 
 
 def cache_of(way, rotations, config):
-    if way == "bf16":
+    if way.startswith("bf16"):
         return transformers.DynamicCache(config=config)
     return oscar_kv.Int2Cache(rotations, config, path=way.removeprefix("int2 "), exact_prompt=True)
 
@@ -104,18 +105,24 @@ def graph_seconds(step):
     return timed(graph.replay, "cuda", 2, 200)
 
 
+def next_of(model, tokens, cache):
+    """Without a mask, which transformers would make while a graph is captured."""
+    out = model(tokens, past_key_values=cache, logits_to_keep=1, attention_mask={"full_attention": None})
+    return out.logits[:, -1:].argmax(-1)
+
+
 @torch.no_grad()
 def measure(model, make_cache, prompt, options):
     device, first = options.device, 0
     for _ in range(2):
         cache, token = make_cache(), None  # the last one's memory is free again
         begin = now(device)
-        token = model(prompt, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        token = next_of(model, prompt, cache)
         first = now(device) - begin
     found = {"prefill_tokens_per_s": prompt.numel() / first, "cache_bytes": bytes_of(cache)}
 
     def step():
-        token.copy_(model(token, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1))
+        token.copy_(next_of(model, token, cache))
 
     timed(step, device, 1, options.steps)
     found["decode_tokens_per_s"] = len(prompt) / timed(step, device, 3, options.steps)
@@ -137,6 +144,7 @@ def speed(options):
             row = {"context": context, "batch": batch}
             for way, attention in WAYS.items():
                 model.set_attn_implementation(attention)
+                torch.backends.cuda.enable_cudnn_sdp(way != "bf16, flash")
                 row[way] = measure(model, lambda way=way: cache_of(way, rotations, model.config), prompt, options)
                 print(context, batch, way, row[way], flush=True)
             rows.append(row)

@@ -17,7 +17,7 @@ try:
     import oscar_kv
     import torch
     from oscar_kv import int2_attend, int2_side, vllm_plugin
-    from oscar_kv.int2_rows import SideRows
+    from oscar_kv.int2_kernel import KernelRows
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh")
     sys.exit(77)
@@ -37,6 +37,11 @@ class FakeMetadataBuilder(Generic[METADATA]):
 
 class FakeImpl(Generic[METADATA]):
     pass
+
+
+oscar_kv.load_library()
+if DEVICE == "cpu":
+    from oscar_kv import int2_cpu  # noqa: F401  (registers the operators)
 
 
 def install_fakes():
@@ -118,11 +123,11 @@ class Server:
 
 
 class Expected:
-    """A request by itself, in torch."""
+    """A request by itself: packed by the kernels, read by torch."""
 
     def __init__(self, rotations, first_head):
         layer = rotations.layers[3]
-        self.sides = [SideRows(rotations.manifest, name, 3, int2_side.of_heads(side, first_head, KV_HEADS), SINK, RECENT)
+        self.sides = [KernelRows(rotations.manifest, name, 3, int2_side.of_heads(side, first_head, KV_HEADS), SINK, RECENT)
                       for name, side in (("key", layer.key), ("value", layer.value))]
 
     def step(self, *rows):

@@ -68,7 +68,7 @@ def _lloyd_max(x: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
     deviation = ((x - mean).square().mean(-1, keepdim=True) + 1e-8).sqrt()
     thresholds = torch.tensor([-_LLOYD_MAX_THRESHOLD, 0, _LLOYD_MAX_THRESHOLD], dtype=x.dtype, device=x.device)
     scale = _LLOYD_MAX_STEP * deviation
-    return torch.bucketize((x - mean) / deviation, thresholds, right=True), scale, 1.5 - mean / scale
+    return torch.bucketize(((x - mean) / deviation).contiguous(), thresholds, right=True), scale, 1.5 - mean / scale
 
 
 _GRIDS = {"minmax": _minmax, "lsq": _lsq, "lloyd-max": _lloyd_max}
