@@ -10,11 +10,16 @@ function text(value, digits = 3) {
   return value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
 }
 
+// A cell is a text, or a text and a smaller one that stands below it.
 function fillTable(table, header, rows) {
   const addRow = (parent, cells, tag, mark) => {
     const row = parent.insertRow();
     if (mark) row.className = mark;
-    for (const cell of cells) row.appendChild(Object.assign(document.createElement(tag), {textContent: cell}));
+    for (const cell of cells) {
+      const [above, below] = [cell].flat();
+      const made = row.appendChild(Object.assign(document.createElement(tag), {textContent: above}));
+      if (below) made.appendChild(Object.assign(document.createElement("small"), {textContent: below}));
+    }
   };
   addRow(table.createTHead(), header, "th");
   const body = table.createTBody();
@@ -144,13 +149,16 @@ function tables() {
     .filter(([part]) => measured(part).length > 0);
   const cell = (m, part, figure) => {
     const interval = m[part]?.intervals?.[figure];
-    return text(m[part]?.[figure]) + (interval ? ` (${text(interval[0], 2)} … ${text(interval[1], 2)})` : "");
+    return [text(m[part]?.[figure]), interval && `${text(interval[0], 2)} … ${text(interval[1], 2)}`];
   };
   fillTable(by("methods"), ["method", "bits fp16", "bits fp32", ...figures.map((f) => f[2])], report.methods.map((m) => ({
     mark: m.kind,
     cells: [m.name, m.bits_per_element.at_context.toFixed(2), m.bits_per_element.at_context_fp32_params.toFixed(2),
       ...figures.map(([part, figure]) => cell(m, part, figure))],
   })));
+  fillTable(by("limits"), ["figure", "of this set", "limit", "origin"], report.limits.map((l) =>
+    ({cells: [l.figure.replaceAll("_", " "), text(l.value), text(l.limit), l.origin]})));
+  by("limits").closest("section").hidden = report.limits.length === 0;
   const counts = {};
   for (const check of report.structure.checks) {
     counts[check.name] ??= {ok: 0, unknown: 0, failed: 0, message: ""};

@@ -18,10 +18,11 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 GOLDEN = DATA / "golden/qwen3-2m"
 PLOTS = 8
 
-# Looks into the report from a page around it, at the width of a phone.
-AROUND = """<body><iframe src="report.html" width="375" height="800"></iframe><pre id="found"></pre><script>
+# Looks into the report from a page around it, at the widths of a phone and of a desk.
+AROUND = """<body><iframe src="report.html" width="375" height="800"></iframe>
+<iframe src="report.html" width="1170" height="800"></iframe><pre id="found"></pre><script>
 onload = () => {
-  const page = document.querySelector("iframe").contentWindow;
+  const [page, desk] = [...document.querySelectorAll("iframe")].map((frame) => frame.contentWindow);
   const drawn = (canvas) => {
     const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     const colours = new Set(new Uint32Array(data.buffer));
@@ -30,6 +31,7 @@ onload = () => {
   document.getElementById("found").textContent = JSON.stringify({
     plots: [...page.document.querySelectorAll("canvas")].filter(drawn).length,
     width: page.document.documentElement.scrollWidth,
+    cut_off: [...desk.document.querySelectorAll(".wide")].filter((table) => table.scrollWidth > table.clientWidth).length,
     fetched: page.performance.getEntriesByType("resource").length,
     rows: page.document.querySelectorAll("#methods tbody tr").length,
     verdict: page.document.getElementById("verdict").textContent,
@@ -96,7 +98,7 @@ class ReportTest(unittest.TestCase):
         found = json.loads(re.search(r'id="found">(.*?)</pre>', dom)[1])
         self.assertEqual(console, [])
         self.assertLessEqual(found.pop("width"), 375)
-        self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "rows": 3, "verdict": "accepted"})
+        self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 3, "verdict": "accepted"})
 
     def test_a_mistake_would_show_on_the_console(self):
         broken = self.folder / "broken.html"
