@@ -75,7 +75,12 @@ std::string summary_of(const VerifyReport& report) {
   int failed = 0;
   int unknown = 0;
   for (const Check& check : report.checks) ++(check.ok ? (*check.ok ? ok : failed) : unknown);
-  std::string text = fmt::format("structure: {} ok, {} unknown, {} failed\n", ok, unknown, failed);
+  std::string text;
+  if (!report.methods.empty()) {
+    text = fmt::format("bits: per element of a context of {} tokens, windows included\n",
+                       report.methods.front().bits.context);
+  }
+  text += fmt::format("structure: {} ok, {} unknown, {} failed\n", ok, unknown, failed);
   for (const std::string& warning : report.warnings) text += "warning: " + warning + "\n";
   for (const std::string& reason : report.reasons) text += "reason: " + reason + "\n";
   return text + "verdict: " + (report.accepted ? "accepted" : "rejected") + "\n";

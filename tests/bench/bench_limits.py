@@ -2,7 +2,7 @@
 """Measures between which sets the default limits of `oscar verify` lie: for each number of levels one that works, and
 those that nobody should serve. The document is what tests/unit/verify/verdict_test.cpp holds the limits to.
 
-bench_limits.py [MODEL GOLDEN] [--binary build/oscar] [--sequences N] [--out FILE.json]
+bench_limits.py [MODEL GOLDEN] [--binary build/oscar] [--device cpu] [--commit C] [--sequences N] [--out FILE.json]
 MODEL: a checkpoint folder, by default the sample's. GOLDEN: tokens_calib.npy, tokens_eval.npy. Rows of other models stay in
 FILE. A set works if the model predicts with it about as it did; `works` is a judgement, the figures are not.
 """
@@ -35,9 +35,9 @@ def measure(options, levels, arguments, folder):
     rotations, report = folder / "set", folder / "report.json"
     calibration, held_out = options.golden / "tokens_calib.npy", options.golden / "tokens_eval.npy"
     run(options.binary, "fit", "--model", options.model, "--tokens", calibration, "--target", "any", "--levels", levels,
-        *arguments, "--out", rotations, "--force", "--quiet", "--device", "cpu")
+        *arguments, "--out", rotations, "--force", "--quiet", "--device", options.device)
     run(options.binary, "verify", rotations, "--model", options.model, "--tokens", held_out, "--sequences", options.sequences,
-        "--compare", "none", "--no-record", "--quiet", "--device", "cpu", f"--json={report}")
+        "--compare", "none", "--no-record", "--quiet", "--device", options.device, f"--json={report}")
     document = json.loads(report.read_text())
     return {"bits_per_code": document["bits_per_code"],
             "figures": {limit["figure"]: float(f"{limit['value']:.4g}") for limit in document["limits"]}}
@@ -48,10 +48,13 @@ def main():
     parser.add_argument("model", type=Path, nargs="?", default=DATA / "qwen3-2m")
     parser.add_argument("golden", type=Path, nargs="?", default=DATA / "golden/qwen3-2m")
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--commit", default="", help="of the binary; default: this checkout's")
     parser.add_argument("--sequences", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/limits.json")
     options = parser.parse_args()
-    model = {"model": options.model.name, "commit": commit(), "held_out_sequences": options.sequences}
+    model = {"model": options.model.name, "commit": options.commit or commit(), "device": options.device,
+             "held_out_sequences": options.sequences}
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     rows = [row for row in rows if row["model"] != model["model"]]
     with tempfile.TemporaryDirectory(prefix="oscar-limits-") as folder:

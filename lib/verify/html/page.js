@@ -156,6 +156,9 @@ function tables() {
     cells: [m.name, m.bits_per_element.at_context.toFixed(2), m.bits_per_element.at_context_fp32_params.toFixed(2),
       ...figures.map(([part, figure]) => cell(m, part, figure))],
   })));
+  const context = report.methods[0]?.bits_per_element.context;
+  by("context").textContent = context ? `Bits per element of a context of ${context} tokens, windows included.` : "";
+  fillTable(by("descriptions"), ["method", ""], report.methods.map((m) => ({cells: [m.name, m.description]})));
   fillTable(by("limits"), ["figure", "of this set", "limit", "origin"], report.limits.map((l) =>
     ({cells: [l.figure.replaceAll("_", " "), text(l.value), text(l.limit), l.origin]})));
   by("limits").closest("section").hidden = report.limits.length === 0;

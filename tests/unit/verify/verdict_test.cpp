@@ -51,7 +51,7 @@ TEST_CASE("default limits part sets that work from naive ones of the same bits, 
       {3, {0.0083, 0.027, 0.0106, 1.0061}, false},         {4, {0.00091, 0.00336, 0.00108, 1.0009}, true},
       {4, {0.00146, 0.00573, 0.0018, 1.00002}, false}};
   const Json measured = read_json(test::data("../bench/results/limits.json"));  // 2M model, by bench_limits.py
-  REQUIRE(measured.at("rows").size() == 11);
+  REQUIRE(measured.at("rows").size() >= 11);
   for (const Json& row : measured.at("rows")) {
     const auto figure = [&](const char* name) { return row.at("figures").at(name).get<double>(); };
     rows.push_back({row.at("bits_per_code"),

@@ -294,7 +294,12 @@ TEST_CASE("the table leaves out what was not measured") {
   CHECK(table_of(report)[1][5] == "-");
   CHECK(table_of(report)[2][5] == "1/2");
   report.checks = {{"a", {}, "", {}, {}, true, ""}, {"b", {}, "", {}, {}, {}, ""}, {"c", {}, "", {}, {}, false, ""}};
-  check_contains(summary_of(report), "structure: 1 ok, 1 unknown, 1 failed");
+  report.methods[0].bits.context = 4096;
+  check_contains(
+      summary_of(report),
+      "bits: per element of a context of 4096 tokens, windows included\nstructure: 1 ok, 1 unknown, 1 failed");
+  report.methods.clear();
+  CHECK(summary_of(report).find("bits") == std::string::npos);
 }
 
 }  // namespace oscar
