@@ -2,6 +2,7 @@
 #include "codec/optr/fit.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "base/errors.hpp"
@@ -24,6 +25,18 @@ std::vector<HeadsView> views_of(const std::vector<QkvView>& sequences, HeadsView
   return views;
 }
 
+/// The largest component of each eigenvector (column) positive: the same on every machine and device.
+void fix_signs(std::vector<double>& vectors, std::size_t dim) {
+  for (std::size_t j = 0; j < dim; ++j) {
+    double largest = 0;
+    for (std::size_t i = 0; i < dim; ++i) {
+      const double component = vectors[i * dim + j];
+      if (std::abs(component) > std::abs(largest)) largest = component;
+    }
+    for (std::size_t i = 0; i < dim && largest < 0; ++i) vectors[i * dim + j] *= -1;
+  }
+}
+
 /// U H of the sum of moments / weights.
 MatrixStack rotation_of(const MatrixStack& moments, std::span<const double> weights, Backend& backend) {
   const auto dim = static_cast<std::size_t>(moments.dim);
@@ -32,7 +45,8 @@ MatrixStack rotation_of(const MatrixStack& moments, std::span<const double> weig
     const double factor = 1 / std::max(weights[static_cast<std::size_t>(h)], 1e-12);
     for (std::size_t i = 0; i < dim * dim; ++i) mean.data[i] += factor * moments[h][i];
   }
-  const std::vector<double> vectors = backend.eigh(mean).front().vectors;
+  std::vector<double> vectors = backend.eigh(mean).front().vectors;
+  fix_signs(vectors, dim);
   const MatrixStack hadamard = hadamard_baseline_matrix(moments.dim, moments.dim);
   square_product(vectors, false, hadamard.data, dim, mean.data);
   return mean;

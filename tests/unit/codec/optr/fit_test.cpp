@@ -7,7 +7,7 @@
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
-#include "support/backend.hpp"
+#include "kernels/backend.hpp"
 #include "support/synthetic.hpp"
 
 namespace oscar {
@@ -40,7 +40,7 @@ struct Calibration {
 };
 
 OptrFit fitted(const Calibration& calibration, int steps) {
-  const auto backend = test::make_test_backend();
+  const auto backend = make_cpu_backend();  // the outcome of a descent hangs on rounding
   return fit_optr(calibration.data, {.windows = kWindows, .steps = steps, .queries = 16}, *backend);
 }
 
@@ -96,10 +96,11 @@ TEST_CASE("OptR: rotations stay rotations, and only those stay that serve the he
   };
   check(fit.keys, fit.layer.key.transform->rotation, start.layer.key.transform->rotation);
   check(fit.values, fit.layer.value.transform->rotation, start.layer.value.transform->rotation);
-  CHECK(fit.keys[0].kept());
-  CHECK_FALSE(fit.values[1].kept());
-  // Values are read in four channels: their rounding can go elsewhere.
-  CHECK(fit.values[0].after < 0.5 * fit.values[0].before);
+  CHECK(fit.keys[0].after < 0.9 * fit.keys[0].before);
+  CHECK(fit.keys[1].after < 0.9 * fit.keys[1].before);
+  // Values are read in four channels: rounding can go elsewhere, which need not hold for another text.
+  CHECK(fit.values[1].after < 0.8 * fit.values[1].before);
+  CHECK_FALSE(fit.values[0].kept());
 }
 
 TEST_CASE("OptR's mean is that of the keys of each head") {
@@ -123,6 +124,21 @@ TEST_CASE("OptR depends on no thread") {
   set_num_threads(0);
   CHECK(one.layer.key.transform->rotation.data == three.layer.key.transform->rotation.data);
   CHECK(one.layer.value.transform->rotation.data == three.layer.value.transform->rotation.data);
+}
+
+TEST_CASE("OptR's start has the same signs on every device") {
+  // R H = U: the largest component of each of its columns is positive.
+  const OptrFit fit = fitted(Calibration(2), 0);
+  const MatrixStack &rotation = fit.layer.key.transform->rotation, hadamard = hadamard_baseline_matrix(kDim, kDim);
+  for (std::size_t j = 0; j < kDim; ++j) {
+    double largest = 0;
+    for (std::size_t i = 0; i < kDim; ++i) {
+      double component = 0;
+      for (std::size_t k = 0; k < kDim; ++k) component += rotation[0][i * kDim + k] * hadamard.data[k * kDim + j];
+      if (std::abs(component) > std::abs(largest)) largest = component;
+    }
+    CHECK(largest > 0);
+  }
 }
 
 TEST_CASE("OptR needs a sequence to look at and one to hold out") {
