@@ -98,7 +98,7 @@ class TapTest(unittest.TestCase):
         ids = tokens((2, 200), parity.COMMON["vocab_size"])
         np.save(self.folder / "tokens.npy", ids.int().numpy())
         self.assert_same(self.observed(model, ids), self.native("live", model=folder,
-                                                                tokens=self.folder / "tokens.npy"), 2e-6)
+                                                                tokens=self.folder / "tokens.npy"), 4e-6)
 
     def test_llama_with_scaled_rope(self):
         self.assert_family("llama")

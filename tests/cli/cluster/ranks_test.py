@@ -14,6 +14,7 @@ BINARY = Path(os.environ["OSCAR_BINARY"])
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
 DATA = PROJECT / "tests/data"
 TORCHRUN = PROJECT / ".venv/bin/torchrun"
+ON_CPU = {**os.environ, "OSCAR_DEVICE": "cpu"}  # all of them: the bytes of two devices differ
 
 
 def free_port():
@@ -48,7 +49,8 @@ class RanksTest(unittest.TestCase):
 
     @classmethod
     def run_alone(cls, *arguments):
-        done = subprocess.run([BINARY, arguments[0], "-q", *arguments[1:]], cwd=cls.folder, capture_output=True, text=True)
+        done = subprocess.run([BINARY, arguments[0], "-q", *arguments[1:]], cwd=cls.folder, capture_output=True, text=True,
+                              env=ON_CPU)
         assert done.returncode == 0, done.stderr
         return done
 
@@ -60,7 +62,7 @@ class RanksTest(unittest.TestCase):
             command = [BINARY, "fit", "--recipe", "oscar", "--threads", "1", *options, *(of_rank or {}).get(rank, [])]
             processes.append(subprocess.Popen(
                 [str(part) for part in command], cwd=self.folder, stderr=subprocess.PIPE, text=True,
-                env={**os.environ, "OSCAR_DEVICE": "cpu", **variables(rank, size, port)}))
+                env={**ON_CPU, **variables(rank, size, port)}))
             self.addCleanup(processes[-1].kill)
         return processes
 
@@ -173,11 +175,12 @@ class RanksTest(unittest.TestCase):
         fit = ["fit", "--dump", "dump", "--recipe", "oscar", "--resume", "--out", "resumed"]
         mend = self.spoil(3)
         self.addCleanup(mend)
-        done = subprocess.run([BINARY, *fit], cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run([BINARY, *fit], cwd=self.folder, capture_output=True, text=True, env=ON_CPU)
         self.assertEqual(done.returncode, 1)
         self.assertIn("layer_3", done.stderr)
         mend()
-        done = subprocess.run([BINARY, *fit, "--sink", "32"], cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run([BINARY, *fit, "--sink", "32"], cwd=self.folder, capture_output=True, text=True,
+                              env=ON_CPU)
         self.assertEqual(done.returncode, 1)
         self.assertIn("is of another: windows differ", done.stderr)
         self.addCleanup(self.spoil(0))
