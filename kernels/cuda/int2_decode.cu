@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <string>
@@ -66,42 +65,13 @@ int parts_of(const oscar_int2_decode_args& a) {
   return a.head_dim == 256 && a.num_q_heads / a.num_kv_heads > 8 ? 2 : 1;
 }
 
-/// Lets the kernel have its shared memory on the current device, and says whether launches can overlap there.
-template <class S>
-cudaError_t prepare(bool& overlaps) {
-  constexpr int kMostDevices = 64;
-  static std::atomic<int> major_version[kMostDevices];  // 0: not prepared
-  int device = 0, major = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess && device < kMostDevices) major = major_version[device];
-  if (status == cudaSuccess && major == 0) {
-    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (status != cudaSuccess) return status;
-    status = cudaFuncSetAttribute(int2_decode<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kMostDecodeWarps * DecodeStages<S>::kWarpBytes);
-    if (status == cudaErrorInvalidValue) (void)refuse("this GPU has too little shared memory for this shape");
-    if (status == cudaSuccess && device < kMostDevices) major_version[device] = major;
-  }
-  overlaps = major >= 9;
-  return status;
-}
-
 template <class S>
 int launch(const DecodeParams& p, cudaStream_t stream) {
-  bool overlaps = false;
-  if (const cudaError_t status = prepare<S>(overlaps); status != cudaSuccess) return status;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.num_kv_heads * p.parts),
-                        static_cast<unsigned>(p.args.batch));
-  config.blockDim = dim3(static_cast<unsigned>(kWarp * p.rule.warps));
-  config.dynamicSmemBytes = static_cast<std::size_t>(p.rule.warps) * DecodeStages<S>::kWarpBytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = overlaps ? 1 : 0;
-  return cudaLaunchKernelEx(&config, int2_decode<S>, p);
+  const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.num_kv_heads * p.parts),
+                  static_cast<unsigned>(p.args.batch));
+  constexpr int kWarpBytes = DecodeStages<S>::kWarpBytes;
+  return launch_overlapping<int2_decode<S>>(p, grid, kWarp * p.rule.warps, p.rule.warps * kWarpBytes,
+                                            kMostDecodeWarps * kWarpBytes, stream);
 }
 
 template <int kDim, int kGroups>

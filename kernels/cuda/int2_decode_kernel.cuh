@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/int2_decode_window.cuh"
+#include "kernels/cuda/int2_launch.cuh"
 
 namespace oscar::cuda {
 
@@ -199,15 +200,6 @@ __device__ inline bool is_last_block(int* ticket, int count) {
   }
   __syncthreads();
   return last;
-}
-
-/// Where the chip has it: lets the next launch of the stream come to the chip, and waits for the end of the one before,
-/// whose results this launch may read. Blocks so find their places while the launch before is ending.
-__device__ __forceinline__ void follow_previous_launch() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
 }
 
 /// Grid: (splits, num_kv_heads * parts, batch), blocks of rule.warps warps.

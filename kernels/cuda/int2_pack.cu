@@ -6,13 +6,14 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "kernels/arguments.hpp"
 #include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/cuda/int2_launch.cuh"
 #include "kernels/cuda/int2_pack_clip.cuh"
 #include "kernels/cuda/int2_pack_lsq.cuh"
+#include "kernels/cuda/int2_pack_rotate.cuh"
 #include "kernels/cuda/int2_pack_tile.cuh"
 #include "oscar/int2_attention.h"
 
@@ -62,13 +63,14 @@ class LeastSquares {
   float start_step_;
 };
 
-/// Encodes 16 rows and writes them to their slots.
+/// Encodes 16 rows and writes them to their slots, which are those of rows g and g + 8.
 template <int kDim, int kGroups, class Grids>
 __device__ __forceinline__ void write_rows(const PackParams& p, const RowPair<kDim>& rows, int head,
-                                           const Slot (&slots)[2]) {
+                                           const int (&numbers)[2]) {
   const Grids encoder(p, rows);
   PackedCodes<kDim> codes[2];
   const int param_bytes = p.args.param_dtype == OSCAR_FLOAT32 ? 8 : 4, t = static_cast<int>(threadIdx.x) % 4;
+  const Slot slots[2] = {Slot(p, numbers[0]), Slot(p, numbers[1])};
   const Slot own = t < 2 ? slots[0] : slots[1];  // of the row whose grids this lane has
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -83,32 +85,46 @@ __device__ __forceinline__ void write_rows(const PackParams& p, const RowPair<kD
   }
 }
 
+/// A block's shared memory: the warps' rows, the rotation, the rows' slots.
+template <int kDim, bool kRotate>
+struct SharedPlaces {
+  static constexpr int kRotation = kPackWarps * Tile<kDim>::kBytes;
+  static constexpr int kSlots = kRotation + (kRotate ? static_cast<int>(Rotation<kDim>::kBytes) : 0);
+  static constexpr int kBytes = kSlots + kPackWarps * kPackRows * static_cast<int>(sizeof(int));
+};
+
 /// Grid: (any number, num_kv_heads); blocks of a head share its tiles of kPackRows tokens.
 template <int kDim, int kGroups, bool kRotate, class Grids>
 __global__ void __launch_bounds__(kPackWarps* kLanes, kDim <= 128 ? 2 : 1)
     int2_pack(const __grid_constant__ PackParams p) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int head = static_cast<int>(blockIdx.y), g = static_cast<int>(threadIdx.x) % kLanes / 4;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / kLanes, step = static_cast<int>(gridDim.x) * kPackWarps * kPackRows;
-  const Tile<kDim> tile(p, head, shared + warp * Tile<kDim>::kBytes);
-  int first = (static_cast<int>(blockIdx.x) * kPackWarps + warp) * kPackRows;
-  if (first < p.args.num_tokens) tile.copy(first);
+  const int in_group = warp % kGroupWarps * kPackRows;  // groups go by their first rows: their warps stay together
+  using Shared = SharedPlaces<kDim, kRotate>;
+  const Tile<kDim> tile(p, head, shared + warp * Tile<kDim>::kBytes,
+                        reinterpret_cast<int*>(shared + Shared::kSlots) + warp * kPackRows);
+  // Where rows do not come out even, half of every block is left with fewer, not half of the blocks.
+  const int group = warp / kGroupWarps * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  int first = group * kGroupWarps * kPackRows + in_group;
+  follow_previous_launch();
+  if (first - in_group < p.args.num_tokens) tile.copy(first);
   const auto work = [&](const auto& take) {
-    for (; first < p.args.num_tokens; first += step) {
+    for (; first - in_group < p.args.num_tokens; first += step) {
       wait_for_copies<0>();
       __syncwarp();
       RowPair<kDim> rows;
       take(rows);
-      const Slot slots[2] = {Slot(p, first + g), Slot(p, first + g + 8)};
+      const int slots[2] = {tile.slot(0, first), tile.slot(1, first)};
       __syncwarp();  // every lane has read its rows
-      if (first + step < p.args.num_tokens) tile.copy(first + step);
+      if (first - in_group + step < p.args.num_tokens) tile.copy(first + step);
       write_rows<kDim, kGroups, Grids>(p, rows, head, slots);
     }
   };
   if constexpr (kRotate) {
-    const Rotation<kDim> rotation(
-        p, head, static_cast<unsigned>(__cvta_generic_to_shared(shared + kPackWarps * Tile<kDim>::kBytes)));
+    const Rotation<kDim> rotation(p, head, static_cast<unsigned>(__cvta_generic_to_shared(shared + Shared::kRotation)));
     wait_for_copies<0>();
+    rotation.publish();
     __syncthreads();
     work([&](RowPair<kDim>& rows) { rotation.apply(tile, rows); });
   } else {
@@ -118,17 +134,12 @@ __global__ void __launch_bounds__(kPackWarps* kLanes, kDim <= 128 ? 2 : 1)
 
 template <int kDim, int kGroups, bool kRotate, class Grids>
 int launch(const PackParams& p, cudaStream_t stream) {
-  constexpr int kShared = kPackWarps * Tile<kDim>::kBytes + (kRotate ? Rotation<kDim>::kBytes : 0);
+  constexpr int kShared = SharedPlaces<kDim, kRotate>::kBytes;
   constexpr int kBlocks = kDim <= 128 ? 2 * 132 : 132;  // what an H100 holds at once
-  const auto kernel = int2_pack<kDim, kGroups, kRotate, Grids>;
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  if (status == cudaErrorInvalidValue) return refuse("this GPU has too little shared memory for this rotation");
-  if (status != cudaSuccess) return status;
   const int heads = p.args.num_kv_heads, rows = kPackRows * kPackWarps, blocks = (p.args.num_tokens + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(std::min(blocks, std::max(1, kBlocks / heads))), static_cast<unsigned>(heads));
-  void* arguments[] = {const_cast<PackParams*>(&p)};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(kPackWarps * kLanes), arguments, kShared,
-                          stream);
+  return launch_overlapping<int2_pack<kDim, kGroups, kRotate, Grids>>(p, grid, kPackWarps * kLanes, kShared, kShared,
+                                                                      stream);
 }
 
 template <int kDim, int kGroups, class Grids>
@@ -177,12 +188,8 @@ const char* problem(const oscar_int2_pack_args& a) {
 }
 
 PackParams params_of(const oscar_int2_pack_args& a) {
-  PackParams p{a, a.clip_ratio > 0 ? clip_rank(a.clip_ratio, a.head_dim) : -1, static_cast<float>(lsq_start(4).step), 0,
-               0};
-  const auto page = static_cast<std::uint64_t>(a.page_size);
-  p.page_shift = 31 + std::bit_width(page - 1);  // exact for every slot below 2^31
-  p.page_multiple = static_cast<unsigned>(((std::uint64_t{1} << p.page_shift) + page - 1) / page);
-  return p;
+  return {a, a.clip_ratio > 0 ? clip_rank(a.clip_ratio, a.head_dim) : -1, static_cast<float>(lsq_start(4).step),
+          FastDivide(a.page_size)};
 }
 
 }  // namespace

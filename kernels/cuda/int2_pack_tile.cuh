@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
-// How oscar_int2_pack() comes by its rows: copies to shared memory, rotation, and where a row goes.
+// How oscar_int2_pack() comes by its rows, by copies to shared memory, and where a row goes.
 #pragma once
 
+#include "kernels/cuda/fast_divide.cuh"
 #include "kernels/cuda/int2_pack_row.cuh"
 #include "oscar/int2_attention.h"
 
 namespace oscar::cuda {
 
 inline constexpr int kPackWarps = 8, kLanes = 32;
+inline constexpr int kGroupWarps = 4;  // that wgmma takes together
 
 struct PackParams {
   oscar_int2_pack_args args;
-  int clip_rank;           // negative: no clipping
-  float lsq_step;          // of the grid where "lsq" starts
-  unsigned page_multiple;  // slot / page_size = slot * page_multiple >> page_shift
-  int page_shift;
+  int clip_rank;   // negative: no clipping
+  float lsq_step;  // of the grid where "lsq" starts
+  FastDivide page_size;
 };
 
 /// from + stride * count, of which a stride fits 32 bits; the compiler would multiply 64 by 64.
@@ -55,18 +56,20 @@ class Tile {
  public:
   static constexpr int kBytes = kPackRows * 2 * kDim;
 
-  /// shared: 128-byte aligned.
-  __device__ Tile(const PackParams& p, int head, unsigned char* shared)
+  /// In shared memory; shared: kBytes, aligned as a row; slots: kPackRows.
+  __device__ Tile(const PackParams& p, int head, unsigned char* shared, int* slots)
       : p_(p),
         shared_(shared),
+        slots_(slots),
         target_(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
         row_(static_cast<int>(threadIdx.x % kLanes / kPieces)) {
     const unsigned piece = threadIdx.x % kLanes % kPieces;
     from_ = moved(p.args.x, p.args.x_head_stride, head) + piece * 16;
     own_ = target_ + place<kDim>(static_cast<unsigned>(row_), piece);
+    operand_ = target_ + place<kDim>(threadIdx.x % kLanes % 16, threadIdx.x % kLanes / 16);
   }
 
-  /// Begins to copy the rows of 16 tokens; of tokens after the last, the last again.
+  /// Begins to copy the rows of 16 tokens and their slots; of tokens after the last, the last again.
   __device__ __forceinline__ void copy(int first_token) const {
     const int last = p_.args.num_tokens - 1 - first_token;
     const unsigned char* const from = moved(from_, p_.args.x_token_stride, first_token);
@@ -75,12 +78,22 @@ class Tile {
       copy_async<16>((own_ ^ shuffle(static_cast<unsigned>(i)) * 16) + i * 2 * kDim,
                      moved(from, p_.args.x_token_stride, min(row_ + i, last)));
     }
+    if (const int lane = static_cast<int>(threadIdx.x) % kLanes; lane < kPackRows) {
+      copy_async<4>(static_cast<unsigned>(__cvta_generic_to_shared(slots_ + lane)),
+                    p_.args.slots + first_token + min(lane, last));
+    }
     commit_copies();
   }
   /// The rows' channels 16 k to 16 k + 15 as the left operand of a product.
   __device__ __forceinline__ void operand(unsigned k, unsigned (&words)[4]) const {
-    const unsigned lane = threadIdx.x % kLanes;
-    load_matrices<false>(target_ + place<kDim>(lane % 16, 2 * k + lane / 16), words);
+    unsigned first = operand_;
+    asm volatile("" : "+r"(first));  // the addresses of all k would not fit the registers between two tiles
+    load_matrices<false>(first ^ 32 * k, words);
+  }
+  /// The slot of row g or of row g + 8; negative for none.
+  [[nodiscard]] __device__ __forceinline__ int slot(int r, int first_token) const {
+    const int row = static_cast<int>(threadIdx.x) % kLanes / 4 + 8 * r;
+    return first_token + row < p_.args.num_tokens ? slots_[row] : -1;
   }
   /// Rows that need no rotation.
   __device__ __forceinline__ void load(RowPair<kDim>& rows) const {
@@ -110,65 +123,20 @@ class Tile {
 
   const PackParams& p_;
   const unsigned char *from_, *shared_;
-  unsigned target_, own_;  // addresses in shared memory: the rows', and that of the lane's own piece of the first rows
-  int row_;                // of that piece
-};
-
-/// One head's rotation in shared memory, as the right operand of rows R: rows of 16-byte pieces, of which piece j has
-/// the columns that are the lanes' pair j.
-template <int kDim>
-class Rotation {
- public:
-  static constexpr unsigned kBytes = 2 * kDim * kDim;
-
-  __device__ Rotation(const PackParams& p, int head, unsigned shared) {
-    const unsigned char* const from = moved(p.args.rotation, p.args.rotation_head_stride, head);
-    constexpr unsigned kWords = kDim / 2;
-    for (unsigned i = threadIdx.x; i < kDim * kWords; i += kPackWarps * kLanes) {
-      const unsigned row = i / kWords, pair = i % kWords / 4, t = i % 4;
-      const int channel = Layout<kDim>::channel(static_cast<int>(pair), static_cast<int>(t));
-      copy_async<4>(shared + place<kDim>(row, pair) + t * 4, from + 2 * (row * kDim + static_cast<unsigned>(channel)));
-    }
-    commit_copies();
-#pragma unroll
-    for (unsigned j = 0; j < 8; ++j) pieces_[j] = shared + place<kDim>(threadIdx.x % kLanes, j);
-  }
-
-  /// rows = rows R, rounded.
-  __device__ __forceinline__ void apply(const Tile<kDim>& tile, RowPair<kDim>& rows) const {
-    float out[kDim / 8][4] = {};
-#pragma unroll
-    for (unsigned c = 0; c < kDim / 32; ++c) {
-      unsigned a[2][4];
-      tile.operand(2 * c, a[0]), tile.operand(2 * c + 1, a[1]);
-#pragma unroll
-      for (unsigned j = 0; j < kDim / 8; ++j) {
-        unsigned r[4];
-        load_matrices<true>(pieces_[j % 8] + c * 64 * kDim + j / 8 * 128, r);
-        mma<Half::kBfloat16>(out[j], a[0][0], a[0][1], a[0][2], a[0][3], r[0], r[1]);
-        mma<Half::kBfloat16>(out[j], a[1][0], a[1][1], a[1][2], a[1][3], r[2], r[3]);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kDim / 8; ++j) {
-      rows.pairs[0][j] = pack_bf16(out[j][0], out[j][1]);
-      rows.pairs[1][j] = pack_bf16(out[j][2], out[j][3]);
-    }
-  }
-
- private:
-  unsigned pieces_[8];  // this lane's: of row `lane` of the first 32
+  int* slots_;
+  // Addresses in shared memory: the rows', those of the lane's own piece of the first rows and of its first operand.
+  unsigned target_, own_, operand_;
+  int row_;  // of its own piece
 };
 
 /// Where a row goes, if anywhere.
 struct Slot {
   int page, token;  // page: negative for nowhere
 
-  __device__ Slot(const PackParams& p, int token_of_call) : page(-1), token(0) {
-    const int slot = token_of_call < p.args.num_tokens ? p.args.slots[token_of_call] : -1;
-    if (slot < 0) return;
-    page = static_cast<int>(static_cast<std::uint64_t>(slot) * p.page_multiple >> p.page_shift);
-    token = slot - page * p.args.page_size;
+  __device__ Slot(const PackParams& p, int number) : page(-1), token(0) {
+    if (number < 0) return;
+    page = p.page_size.quotient(number);
+    token = number - page * p.args.page_size;
   }
   __device__ __forceinline__ unsigned char* in(const oscar_paged_rows& rows, int head) const {
     const unsigned char* const of_page = moved(moved(rows.data, rows.head_stride, head), rows.page_stride, page);

@@ -53,7 +53,7 @@ __device__ inline void number_tokens_in_order(const ObserveCall& call, unsigned 
   }
 }
 
-/// Adds the outer products, and keys, of all rows to the sums; without a mask, numbers tokens.
-void launch_grams(const ObserveCall& call, int multiprocessors, cudaStream_t stream);
+/// Adds the outer products, and keys, of all rows to the sums; without a mask, numbers tokens. Returns a cudaError_t.
+int launch_grams(const ObserveCall& call, int multiprocessors, cudaStream_t stream);
 
 }  // namespace oscar::cuda

@@ -41,30 +41,41 @@ __global__ void __launch_bounds__(kNumberThreads) number_masked_tokens(const Obs
   if (threadIdx.x == 0) call.counts[0] = first;
 }
 
-/// A warp copies the heads of one token, 16 bytes a lane.
+/// A warp copies the heads of one token, 16 bytes a lane, kAtOnce times before it waits for the first.
 __device__ void copy_token(const ObservedRows& rows, std::int64_t b, std::int64_t t, void* to, std::int64_t slot) {
+  constexpr int kAtOnce = 4;
   const auto* from = static_cast<const std::uint16_t*>(rows.data) + b * rows.batch_stride + t * rows.token_stride;
   const int per_row = rows.dim / 8, pieces = rows.heads * per_row;
   auto* out = static_cast<uint4*>(to) + slot * pieces;
-  for (int i = static_cast<int>(threadIdx.x % kWarp); i < pieces; i += kWarp) {
-    out[i] = *reinterpret_cast<const uint4*>(from + i / per_row * rows.head_stride + i % per_row * 8);
+  for (int first = static_cast<int>(threadIdx.x % kWarp); first < pieces; first += kAtOnce * kWarp) {
+    uint4 held[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = min(first + n * static_cast<int>(kWarp), pieces - 1);
+      held[n] = *reinterpret_cast<const uint4*>(from + i / per_row * rows.head_stride + i % per_row * 8);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (const int i = first + n * static_cast<int>(kWarp); i < pieces) out[i] = held[n];
+    }
   }
 }
 
-/// One warp a token: keeps it if it still owns its slot. The first thread counts what was numbered in order.
+/// Two warps a token, for keys and for values: keep it if it still owns its slot. The first thread counts what was
+/// numbered in order.
 __global__ void copy_sampled(const ObserveCall call) {
   if (task_index() == 0) {
     if (call.mask == nullptr) call.counts[0] += boundary(call, true) - boundary(call, false);
     call.counts[1] += call.sequences;
   }
-  const auto t = task_index() / kWarp;
+  const auto t = task_index() / (2 * kWarp);
   if (t >= std::int64_t{call.batch} * call.tokens || call.sample == 0) return;
   const std::int64_t number = call.numbers[t];
   if (number < 0) return;
   const std::int64_t slot = slot_of(number, call.seed, call.sample);
   if (slot >= call.sample || call.owners[slot] != number) return;
-  copy_token(call.k, t / call.tokens, t % call.tokens, call.k_rows, slot);
-  copy_token(call.v, t / call.tokens, t % call.tokens, call.v_rows, slot);
+  const bool keys = task_index() / kWarp % 2 == 0;
+  copy_token(keys ? call.k : call.v, t / call.tokens, t % call.tokens, keys ? call.k_rows : call.v_rows, slot);
 }
 
 bool is_taken(const ObservedRows& rows) {
@@ -93,8 +104,8 @@ int observe_rows(const ObserveCall& call, void* stream) {
   if (status != cudaSuccess) return status;
   auto* const queue = static_cast<cudaStream_t>(stream);
   if (call.mask != nullptr) cuda::number_masked_tokens<<<1, cuda::kNumberThreads, 0, queue>>>(call);
-  cuda::launch_grams(call, multiprocessors, queue);
-  const auto threads = static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(call.tokens) * cuda::kWarp;
+  if (const int failed = cuda::launch_grams(call, multiprocessors, queue); failed != cudaSuccess) return failed;
+  const auto threads = static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(call.tokens) * 2 * cuda::kWarp;
   cuda::copy_sampled<<<cuda::blocks_for(threads), cuda::kThreads, 0, queue>>>(call);
   return cudaGetLastError();
 }

@@ -22,7 +22,7 @@ run_tests() {
 
 kernels() { run_tests kernels 150 -L cuda; }
 
-suite() { OSCAR_DEVICE=cuda OSCAR_MODEL_DTYPE=float32 run_tests suite 240 -LE '^(cuda|install)$'; }
+suite() { OSCAR_DEVICE=cuda OSCAR_MODEL_DTYPE=float32 run_tests suite 330 -LE '^(cuda|install)$'; }
 
 # Each case is a process of its own, all at once: racecheck makes some a hundred times as slow.
 sanitizers() {
