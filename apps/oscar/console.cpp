@@ -2,6 +2,7 @@
 #include "console.hpp"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,9 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
+constexpr std::int64_t kBarWidth = 10;
+constexpr auto kJudgeable = 250ms;  // of work, before which a rate says little
+
 /// Number of terminal columns that UTF-8 text without wide characters takes.
 std::size_t display_width(const std::string& text) {
   return static_cast<std::size_t>(
@@ -21,7 +25,7 @@ std::size_t display_width(const std::string& text) {
 
 /// ", 1:05 left", once there is something to judge by.
 std::string time_left(Clock::duration passed, std::int64_t done, std::int64_t to_do) {
-  if (passed < 250ms || done <= 0 || to_do <= 0) return "";
+  if (passed < kJudgeable || done <= 0 || to_do <= 0) return "";
   const double share = static_cast<double>(to_do) / static_cast<double>(done);
   const auto seconds = static_cast<std::int64_t>(std::chrono::duration<double>(passed).count() * share);
   return fmt::format(", {}:{:02} left", seconds / 60, seconds % 60);
@@ -38,15 +42,45 @@ Console::~Console() { clear_progress(); }
 void Console::progress(const std::string& stage, std::int64_t done, std::int64_t total) {
   if (!options_.progress) return;
   const std::lock_guard lock(mutex_);
+  if (!is_due(pace_, stage, done, total - done)) return;
+  const std::string left = time_left(last_draw_ - pace_.started, done - pace_.first, total - done);
+  draw(fmt::format("{} {}/{}{}", stage, done, total, left), done >= total);
+}
+
+void Console::model_progress(const ModelProgress& at) {
+  if (!options_.progress || at.tokens <= 0) return;
+  const std::lock_guard lock(mutex_);
+  if (!is_due(model_, "", at.done, at.to_do(), at.bytes)) return;
+  const auto passed = last_draw_ - model_.started;
+  const std::int64_t layer = std::min<std::int64_t>(at.done / at.tokens, at.layers - 1);
+  const std::size_t ticks = static_cast<std::size_t>(kBarWidth * at.done / (at.tokens * at.layers));
+  std::string line = fmt::format("[{:.<{}}] layer {}/{}, {}/{} tokens", std::string(ticks, '#'), kBarWidth, layer + 1,
+                                 at.layers, at.done - layer * at.tokens, at.tokens);
+  if (passed >= kJudgeable) {
+    const double seconds = std::chrono::duration<double>(passed).count();
+    line +=
+        fmt::format(", {:.0f} tokens/s, {:.1f} GB/s", static_cast<double>(at.done - model_.first) / at.layers / seconds,
+                    static_cast<double>(at.bytes - model_.first_bytes) / 1e9 / seconds);
+  }
+  draw(line + time_left(passed, at.done - model_.first, at.to_do()), at.to_do() <= 0);
+}
+
+bool Console::is_due(Pace& pace, const std::string& stage, std::int64_t done, std::int64_t to_do, std::uint64_t bytes) {
   const auto now = Clock::now();
-  if (now - last_draw_ < 80ms && done < total) return;
+  if (stage != pace.stage || done <= pace.first) pace = {stage, done, bytes, now};
+  if (now - last_draw_ < 80ms && to_do > 0) return false;
   last_draw_ = now;
-  if (stage != stage_ || done < done_) stage_ = stage, first_ = done, started_ = now;
-  done_ = done;
-  fmt::print(stderr, "\r\x1b[K{} {}/{}{}", stage, done, total, time_left(now - started_, done - first_, total - done));
+  return true;
+}
+
+void Console::draw(const std::string& line, bool last) {
+  struct winsize window {};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
+  fmt::print(stderr, "\r\x1b[K{}",
+             line.substr(0, known ? window.ws_col - 1U : std::string::npos));  // wrapped lines stay
   std::fflush(stderr);
   drawn_ = true;
-  if (done >= total) clear_progress();
+  if (last) clear_progress();
 }
 
 void Console::notice(const std::string& text) {

@@ -3,17 +3,18 @@
 #pragma once
 
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/errors.hpp"
-#include "base/status.hpp"
+#include "model/progress.hpp"
 
 namespace oscar {
 
 /// Draws what the library reports.
-class Console : public Status {
+class Console : public ModelStatus {
  public:
   struct Options {
     bool quiet = false, verbose = false, progress = true;
@@ -22,20 +23,33 @@ class Console : public Status {
   ~Console() override;
 
   void progress(const std::string& stage, std::int64_t done, std::int64_t total) override;
+  /// A bar, the layer and its tokens, and how fast the text passes the whole model.
+  void model_progress(const ModelProgress& at) override;
   void notice(const std::string& text) override;
   void warning(const std::string& text) override;
   void detail(const std::string& text) override;
 
  private:
+  /// Where work stood when it began, as far as this terminal knows.
+  struct Pace {
+    std::string stage;
+    std::int64_t first = std::numeric_limits<std::int64_t>::max();
+    std::uint64_t first_bytes = 0;
+    std::chrono::steady_clock::time_point started{};
+  };
+
   void print_line(const std::string& text);
+  /// Whether to draw: not too often, but the end always. Notes where work begins.
+  [[nodiscard]] bool is_due(Pace& pace, const std::string& stage, std::int64_t done, std::int64_t to_do,
+                            std::uint64_t bytes = 0);
+  void draw(const std::string& line, bool last);
   void clear_progress();
 
   Options options_;
   std::mutex mutex_;
   bool drawn_ = false;
-  std::string stage_;
-  std::int64_t first_ = 0, done_ = 0;
-  std::chrono::steady_clock::time_point last_draw_{}, started_{};
+  Pace pace_, model_;  // a model runs beside what uses it
+  std::chrono::steady_clock::time_point last_draw_{};
 };
 
 /// "oscar: error: what\n  where: …\n  try: …\n" on stderr.

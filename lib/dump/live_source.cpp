@@ -21,7 +21,7 @@ class LiveSource : public QkvSource {
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
     choose_layers(options.layers);
-    pass_ = runner.begin(sequences_, status);
+    pass_ = runner.begin(sequences_, layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1, status);
   }
 
   [[nodiscard]] const ModelIdentity& model() const override { return config_.identity; }

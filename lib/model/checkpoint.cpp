@@ -65,6 +65,7 @@ const TensorRef& Checkpoint::at(const std::string& name) const {
 }
 
 void Checkpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
+  bytes_read_ += bytes.size();
   for (const auto& [name, file] : shards_) {
     if (const std::optional<FilePlace> place = file.find(bytes)) {
       return read_at(place->descriptor, place->offset, {to, bytes.size()});

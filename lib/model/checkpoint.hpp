@@ -4,6 +4,8 @@
 // are those of a plain language model ("model.layers.0…"); where it is part of a larger one, its prefix is found.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -24,6 +26,8 @@ class Checkpoint : public WeightStore {
   [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(stored_name(name)); }
 
   void read(std::span<const std::byte> bytes, std::byte* to) const override;
+  /// By read(), so far.
+  [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
 
  private:
   void open_shards(const std::filesystem::path& model, const std::filesystem::path& index);
@@ -35,6 +39,7 @@ class Checkpoint : public WeightStore {
   std::string head_prefix_;                                // before "lm_head."
   std::map<std::string, SafetensorsFile> shards_;          // by file name
   std::map<std::string, const SafetensorsFile*> weights_;  // by weight name
+  mutable std::atomic<std::uint64_t> bytes_read_ = 0;
 };
 
 }  // namespace oscar

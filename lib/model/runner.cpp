@@ -11,6 +11,7 @@
 #include "base/threads.hpp"
 #include "model/checkpoint.hpp"
 #include "model/layout.hpp"
+#include "model/progress.hpp"
 
 namespace oscar {
 namespace {
@@ -38,12 +39,19 @@ void check_sequences(std::span<const TokenSequence> sequences, const ModelConfig
 /// one thread in the same way, whatever the number of threads.
 class Pass : public ModelPass {
  public:
-  Pass(Decoder& decoder, const ModelConfig& config, std::span<const TokenSequence> sequences, Status& status)
-      : decoder_(decoder), config_(config), sequences_(sequences), status_(status), hidden_(sequences.size()) {
+  Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& config,
+       std::span<const TokenSequence> sequences, int layers, Status& status)
+      : decoder_(decoder),
+        checkpoint_(checkpoint),
+        config_(config),
+        sequences_(sequences),
+        layers_(layers),
+        status_(status),
+        watcher_(dynamic_cast<ModelStatus*>(&status)),
+        hidden_(sequences.size()) {
     check_sequences(sequences, config);
-    std::int64_t tokens = 0;
-    for (const TokenSequence& sequence : sequences) tokens += static_cast<std::int64_t>(sequence.size());
-    decoder_.make_room(tokens);
+    for (const TokenSequence& sequence : sequences) tokens_ += static_cast<std::int64_t>(sequence.size());
+    decoder_.make_room(tokens_);
   }
 
   [[nodiscard]] int layer() const override { return layer_; }
@@ -64,24 +72,30 @@ class Pass : public ModelPass {
 
   void logits(const LogitsHook& hook) override {
     OSCAR_CHECK(layer_ == config_.num_layers && !ended_);
-    for_each_sequence("logits, sequence", [&](std::size_t s) {
+    std::atomic<std::int64_t> done{0};
+    for_each_sequence([&](std::size_t s) {
       std::vector<float> logits(sequences_[s].size() * static_cast<std::size_t>(config_.vocab_size));
       decoder_.logits(*hidden_[s], logits);
       hook(s, logits);
+      status_.progress("logits, sequence", ++done, static_cast<std::int64_t>(sequences_.size()));
     });
   }
 
  private:
-  void for_each_sequence(const std::string& stage, const std::function<void(std::size_t)>& task) {
-    std::atomic<std::int64_t> done{0};
+  void for_each_sequence(const std::function<void(std::size_t)>& task) {
     parallel_for(
         sequences_.size(),
         [&](std::size_t s) {
           throw_if_interrupted();
           task(s);
-          status_.progress(stage, ++done, static_cast<std::int64_t>(sequences_.size()));
         },
         decoder_.concurrent_sequences());
+  }
+
+  /// Of the layer that runs.
+  void tell_progress(std::int64_t tokens) {
+    if (watcher_ == nullptr) return;
+    watcher_->model_progress({tokens_, layers_, layer_ * tokens_ + tokens, checkpoint_.bytes_read()});
   }
 
   [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
@@ -99,15 +113,18 @@ class Pass : public ModelPass {
     throw_if_interrupted();
     if (!next_.valid()) start_loading(layer_);
     if (layer_ == 0) embed();
+    tell_progress(0);
     const std::unique_ptr<LoadedWeights> weights = next_.get();
     if (!observe_only && layer_ + 1 < config_.num_layers) start_loading(layer_ + 1);
-    const std::string stage = "layer " + std::to_string(layer_) + " of " + std::to_string(config_.num_layers);
     const bool experts = block().mlp.experts.count > 0;
-    for_each_sequence(stage + ", sequence", [&](std::size_t s) {
+    std::atomic<std::int64_t> passed{0};
+    for_each_sequence([&](std::size_t s) {
       block().has_cache() ? mix(s, *weights) : decoder_.add_recurrent(*weights, *hidden_[s]);
       if (!observe_only && !experts) decoder_.add_mlp(*weights, *hidden_[s]);
+      passed += static_cast<std::int64_t>(sequences_[s].size());
+      tell_progress(!observe_only && experts ? passed / 2 : passed.load());
     });
-    if (!observe_only && experts) step_experts(*weights, stage);
+    if (!observe_only && experts) step_experts(*weights);
     decoder_.finish();  // or the weights would go while a GPU computes with them
     layer_ = observe_only ? config_.num_layers : layer_ + 1;
     ended_ = observe_only;
@@ -152,7 +169,7 @@ class Pass : public ModelPass {
   }
 
   /// Experts in groups, over all sequences: each that was chosen is loaded once, and two groups are in memory.
-  void step_experts(const LoadedWeights& weights, const std::string& stage) {
+  void step_experts(const LoadedWeights& weights) {
     std::vector<std::unique_ptr<Rows>> routed(sequences_.size());
     const int together = decoder_.concurrent_sequences();
     parallel_for(
@@ -180,8 +197,8 @@ class Pass : public ModelPass {
           },
           together);
       decoder_.finish();
-      status_.progress(stage + ", expert", static_cast<std::int64_t>(first + own.size()),
-                       static_cast<std::int64_t>(chosen.size()));
+      const auto count = static_cast<std::int64_t>(chosen.size());
+      tell_progress(tokens_ / 2 + (tokens_ - tokens_ / 2) * static_cast<std::int64_t>(first + own.size()) / count);
     }
     parallel_for(
         sequences_.size(), [&](std::size_t s) { decoder_.add_experts_sum(weights, *routed[s], *hidden_[s]); },
@@ -191,9 +208,13 @@ class Pass : public ModelPass {
   static std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), values.end()}; }
 
   Decoder& decoder_;
+  const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   std::span<const TokenSequence> sequences_;
+  std::int64_t tokens_ = 0;
+  int layers_;
   Status& status_;
+  ModelStatus* watcher_;  // the same, if it wants to know more
   std::vector<std::unique_ptr<Rows>> hidden_;
   std::future<std::unique_ptr<LoadedWeights>> next_;  // of the layer after the one that runs
   int layer_ = 0;
@@ -219,8 +240,9 @@ class Runner : public ModelRunner {
     return decoder_->host_memory(bytes);
   }
 
-  [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status& status) override {
-    return std::make_unique<Pass>(*decoder_, config_, sequences, status);
+  [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, int layers,
+                                                 Status& status) override {
+    return std::make_unique<Pass>(*decoder_, checkpoint_, config_, sequences, layers, status);
   }
 
  private:
@@ -239,7 +261,7 @@ class Runner : public ModelRunner {
 }  // namespace
 
 void ModelRunner::run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status) {
-  const std::unique_ptr<ModelPass> pass = begin(sequences, status);
+  const std::unique_ptr<ModelPass> pass = begin(sequences, config().num_layers, status);
   for (int layer = 0; layer < config().num_layers; ++layer) {
     pass->step(hooks.attention, !hooks.logits && layer + 1 == config().num_layers);
     if (hooks.layer_done) hooks.layer_done(layer);

@@ -66,8 +66,10 @@ class ModelRunner {
   /// For what is captured: host memory that a GPU's copies reach at full speed.
   [[nodiscard]] virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes) const = 0;
   /// Throws DataError for a token id outside the vocabulary, an empty sequence, or one longer than the model's context.
-  /// `sequences` and `status` must outlive the pass.
-  [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status& status) = 0;
+  /// `layers`: as many will be run, which a ModelStatus (progress.hpp) is told. `sequences` and `status` must outlive
+  /// the pass.
+  [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, int layers,
+                                                         Status& status) = 0;
   /// All layers at once.
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);
 };

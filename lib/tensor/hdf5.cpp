@@ -15,6 +15,7 @@ namespace oscar {
 namespace {
 
 constexpr char kRemedy[] = "fetch or write the file again";
+constexpr std::uint64_t kMaxExpansion = 1032;  // of deflate
 
 /// An HDF5 identifier that closes itself. Negative identifiers are failures; the holder of a failure closes nothing.
 class Handle {
@@ -190,6 +191,19 @@ struct Hdf5Reader::Impl {
     return set;
   }
 
+  /// Whether `count` elements of `size` bytes fit into the file, compressed or not: its sizes are anybody's claim.
+  [[nodiscard]] bool may_hold(std::uint64_t count, std::uint64_t size, std::uint64_t stored) const {
+    return count <= std::min(stored, regular_file_size(path)) * kMaxExpansion / std::max<std::uint64_t>(size, 1);
+  }
+
+  void require_room(const Handle& set, const TensorLocation& found, const std::string& dataset) const {
+    std::uint64_t bytes = size_of(found.dtype);
+    bool sane = true;
+    for (const std::int64_t dim : found.shape) sane = sane && dim >= 0 && !__builtin_mul_overflow(bytes, dim, &bytes);
+    if (sane && may_hold(bytes, 1, H5Dget_storage_size(set.get()))) return;
+    fail("the dataset claims more elements than the file holds", dataset);
+  }
+
   /// Type and shape; no offset.
   [[nodiscard]] TensorLocation describe(const Handle& set, const std::string& dataset) const {
     const Handle space(H5Dget_space(set.get()), H5Sclose), type(H5Dget_type(set.get()), H5Tclose);
@@ -229,6 +243,7 @@ std::vector<std::string> Hdf5Reader::members(const std::string& group) const {
 Tensor Hdf5Reader::read(const std::string& dataset) const {
   const Handle set = impl_->open_dataset(dataset);
   const TensorLocation found = impl_->describe(set, dataset);
+  impl_->require_room(set, found, dataset);
   Tensor tensor(found.dtype, found.shape);
   if (H5Dread(set.get(), native_type(found.dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) < 0) {
     impl_->fail("cannot read the dataset; the file may be truncated", dataset);
@@ -257,7 +272,10 @@ Hdf5Attribute Hdf5Reader::attribute(const std::string& object, const std::string
   const auto count = static_cast<std::size_t>(std::max<hssize_t>(H5Sget_simple_extent_npoints(space.get()), 0));
   herr_t status = -1;
   Hdf5Attribute value;
-  if (H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0) {
+  if (!impl_->may_hold(count, H5Tget_size(type.get()), UINT64_MAX)) {
+    impl_->fail("attribute \"" + name + "\" claims more than the file holds", object);
+  }
+  if (H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0 && count == 1) {
     std::string text(H5Tget_size(type.get()), '\0');
     status = H5Aread(handle.get(), type.get(), text.data());
     text.resize(std::min(text.find('\0'), text.size()));
@@ -266,7 +284,7 @@ Hdf5Attribute Hdf5Reader::attribute(const std::string& object, const std::string
     std::int64_t number = 0;
     status = H5Aread(handle.get(), H5T_NATIVE_INT64, &number);
     value = number;
-  } else if (H5Tget_class(type.get()) == H5T_FLOAT) {
+  } else if (H5Tget_class(type.get()) == H5T_FLOAT && count > 0) {
     std::vector<double> list(count);
     status = H5Aread(handle.get(), H5T_NATIVE_DOUBLE, list.data());
     if (H5Sget_simple_extent_ndims(space.get()) == 0) {

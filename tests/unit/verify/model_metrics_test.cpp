@@ -60,7 +60,7 @@ class FourWords : public ModelRunner {
   [[nodiscard]] ScoreRule score_rule(int) const override { return {}; }
   [[nodiscard]] std::string description() const override { return "four words"; }
   [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t) const override { return nullptr; }
-  [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, Status&) override {
+  [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, int, Status&) override {
     return std::make_unique<FourWordsPass>(sequences);
   }
 
