@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What torch.ops.oscar.observe costs beside the layer that it watches: bench_observe.py LIBRARY [--json FILE]
+"""What torch.ops.oscar.observe costs beside the layer that it watches: bench_observe.py LIBRARY [--json FILE] [--commit HASH]
 
 Layers of Qwen3-8B's shape (random bfloat16 weights, plain torch, flash attention), each a CUDA graph's worth of work with
 and without observe, replayed in turn; medians. Needs an NVIDIA GPU and torch alone.
@@ -107,6 +107,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", metavar="LIBRARY")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit")
     options = parser.parse_args()
     torch.ops.load_library(options.operators)
     torch.manual_seed(0)
@@ -114,7 +115,7 @@ def main():
     rows = [measure(layers, tokens) for tokens in (4096, 16384, 1024, 1)]
     for row in rows:
         print(", ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
-    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shape": "Qwen3-8B, bfloat16",
+    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": options.commit, "shape": "Qwen3-8B, bfloat16",
               "layers": LAYERS, "repeats": REPEATS, "cases": rows}
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
