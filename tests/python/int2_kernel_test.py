@@ -7,8 +7,10 @@ status 77 if there is none.
 import dataclasses
 import os
 import sys
+import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 try:
     import numpy as np
@@ -176,6 +178,31 @@ class KernelTest(unittest.TestCase):
         self.assertLess(distance(prompt, log_probabilities(model, ids, exact, 150)), 1e-5)
         error = distance(step, log_probabilities(model, ids[:, -1:], exact, 1))
         self.assertTrue(1e-3 < error < 0.2, error)
+
+    def test_a_reset_cache_keeps_no_rows(self):
+        model = self.model()
+        cache = self.cache(model, path="kernel")
+        ids = torch.ones(1, 3, dtype=torch.long, device=DEVICE)
+        first = log_probabilities(model, ids, cache, 3)
+        cache.reset()
+        held = sum(len(side.pages) for layer in cache.layers for side in (layer.key, layer.value))
+        self.assertEqual((cache.nbytes(), held), (0, 0))
+        self.assertTrue(torch.equal(log_probabilities(model, ids, cache, 3), first))
+
+    def test_indices_are_kept_for_each_stream_but_not_for_graphs(self):
+        get = int2_kernel._kept(4)(lambda count, device: torch.arange(count))
+        state, device = {"stream": 1, "capturing": False}, torch.device("cuda")
+        with mock.patch.multiple(torch.cuda, is_current_stream_capturing=lambda: state["capturing"],
+                                 current_stream=lambda _: types.SimpleNamespace(cuda_stream=state["stream"])):
+            first = get(3, device)
+            self.assertIs(get(3, device), first)
+            state["capturing"] = True
+            captured = get(3, device)
+            state["capturing"] = False
+            self.assertIs(get(3, device), first)
+            state["stream"] = 2
+            other = get(3, device)
+        self.assertEqual(len({id(x) for x in (first, captured, other)}), 3)
 
     def test_says_why_it_takes_torch(self):
         keys, cpu = random(1, 2, 1, 64), torch.zeros(1, 2, 1, 64)

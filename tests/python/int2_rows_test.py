@@ -3,6 +3,7 @@
 import os
 import sys
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 try:
@@ -145,6 +146,9 @@ class RowsTest(unittest.TestCase):
             held.begin(random(1, 2, 0, 32))
         with self.assertRaisesRegex(ValueError, "of 4 heads of 64 do not fit"):
             held.begin(random(1, 4, 0, 64))
+        ratios = replace(side(2, 64), head_clip_ratios=torch.tensor([0.9]))
+        with self.assertRaisesRegex(ValueError, "layer 3: key clip ratios of 1 heads for 2"):
+            SideRows(manifest(), "key", 3, ratios, 4, 8).begin(random(1, 2, 0, 64))
 
 
 if __name__ == "__main__":

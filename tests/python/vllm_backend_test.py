@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 BLOCK, SINK, RECENT, HEADS, KV_HEADS, DIM = 16, 16, 8, 6, 2, 64
 SCALE = 0.2
 METADATA = TypeVar("METADATA")
-RANK = [0]
+RANK, RANKS = [0], [1]
 
 
 class FakeMetadataBuilder(Generic[METADATA]):
@@ -56,7 +56,8 @@ def install_fakes():
            AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder)
     module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
            register_backend=lambda backend, path: overrides.update({backend.name: path}))
-    module("vllm.distributed", get_tensor_model_parallel_rank=lambda: RANK[0])
+    module("vllm.distributed", get_tensor_model_parallel_rank=lambda: RANK[0],
+           get_tensor_model_parallel_world_size=lambda: RANKS[0])
     return overrides
 
 
@@ -151,10 +152,14 @@ class BackendTest(unittest.TestCase):
         patch.start()
         self.addCleanup(patch.stop)
 
+    def be_rank(self, rank, ranks):
+        RANK[0], RANKS[0] = rank, ranks
+        self.addCleanup(RANK.__setitem__, 0, 0)
+        self.addCleanup(RANKS.__setitem__, 0, 1)
+
     def check(self, rotations, rank=0):
         """Three requests: one decodes while the others' prompts come, one of them shorter than its windows."""
-        RANK[0] = rank
-        self.addCleanup(RANK.__setitem__, 0, 0)
+        self.be_rank(rank, rank + 1)
         self.serve(rotations)
         server, expected = Server(), {name: Expected(rotations, rank * KV_HEADS) for name in "abc"}
         rows = {name: [random(90, heads, DIM, seed=seed + i).bfloat16().to(DEVICE) for i, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))]
@@ -178,6 +183,25 @@ class BackendTest(unittest.TestCase):
 
     def test_a_rank_takes_its_own_heads(self):
         self.check(set_of(heads=2 * KV_HEADS), rank=1)
+
+    def test_refuses_a_set_that_is_not_for_the_heads_of_all_ranks(self):
+        x = torch.zeros(1, KV_HEADS, DIM, device=DEVICE)
+        layer = types.SimpleNamespace(layer_name="model.layers.3.x")
+        ratios = torch.full((KV_HEADS + 1,), 0.9)
+        for expected, rotations, ranks in (
+                ("key matrices of 2 KV heads, but 2 ranks have 2 each", set_of(), 2),  # more ranks than heads
+                ("key matrices of 4 KV heads, but 1 ranks have 2 each", set_of(heads=2 * KV_HEADS), 1),
+                ("key clip ratios of 3 KV heads, but 1 ranks have 2 each", set_of(clips=ratios), 1)):
+            self.serve(rotations)
+            self.be_rank(0, ranks)
+            with self.assertRaisesRegex(ValueError, expected):
+                vllm_backend.Int2Impl(HEADS, DIM, SCALE, KV_HEADS)._sides_of(layer, x, x)
+
+    def test_refuses_a_prompt_with_tokens_before_it(self):
+        self.serve(set_of())
+        q, k, v = (random(30, heads, DIM, seed=heads).bfloat16().to(DEVICE) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        with self.assertRaisesRegex(ValueError, "a prompt of 30 tokens has 20 before it"):
+            Server().step({"a": (q, k, v)}, {"a": 20})
 
     def test_windows_and_packed_rows_share_slots(self):
         self.serve(set_of())
@@ -205,7 +229,7 @@ class BackendTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, expected):
                 builder(**changes)
         with self.assertRaisesRegex(NotImplementedError, "does not know sliding_window, sinks"):
-            vllm_backend.Int2Impl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sinks=torch.ones(1))
+            vllm_backend.Int2Impl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sinks=torch.ones(HEADS))
         common = types.SimpleNamespace(query_start_loc_cpu=torch.tensor([0, 5, 6]), slot_mapping=None, seq_lens=torch.ones(2, 1))
         with self.assertRaisesRegex(ValueError, "stands behind a prompt"):
             builder().build(0, common)

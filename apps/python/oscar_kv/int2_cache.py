@@ -10,7 +10,8 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
 - model.set_attn_implementation(oscar_kv.INT2_ATTENTION) stays in transformed coordinates and gives each token its own
   windows, however many come at once: on CUDA by the kernels of liboscar_torch.so where they know the set's codec and
-  shapes (int2_kernel.py), else in torch (int2_attend.py); Int2Cache.path says which, and why.
+  shapes (int2_kernel.py), else in torch (int2_attend.py); Int2Cache.path says which, and why. Calls that transformers gives
+  a mask, which are padded ones and those of several tokens after others, are read in torch in either case.
 Padding counts as tokens. Non-goals: static shapes, taking back tokens (crop), models whose attention has sinks or soft
 caps in the second way.
 """
@@ -164,7 +165,7 @@ class Int2Cache(Cache):
     """config: the model's, from which layers that are no full attention (sliding windows, recurrent states) get what
     transformers gives them; without it all layers are taken for full attention, and no attention but native rows is known.
     path: "kernel" or "torch" takes no other way; the CPU has "kernel" as a slow reference. exact_prompt: with INT2_ATTENTION,
-    a prompt in an empty cache sees itself exactly, in one pass of bfloat16 attention, as in servers.
+    a prompt in an empty cache sees itself exactly, by the model's own rows, as in servers.
 
     Raises ValueError if a layer of full attention has no rotation, or one of another shape, or the path cannot be taken."""
 

@@ -3,13 +3,14 @@
 codecs with 4 levels, lloyd-max alone is packed in torch.
 
 A sequence's history is a run of pages of its own. A call of one token is one launch of int2_decode with the ring as it is;
-in a call of many, each token is a sequence to the kernel, with its own windows in one pool and lengths of the same history.
-Tensors of indices are the same for all layers of a step and are kept for them. Non-goals: CUDA graphs, padding (such calls
-go to int2_attend.py, over the same rows).
+in the first call of many, each token is a sequence to the kernel, with its own windows in one pool and lengths of the same
+history. Tensors of indices are the same for all layers of a step and are kept for them. Non-goals: CUDA graphs; calls
+with a mask, which go to int2_attend.py, over the same rows: those with padding, and those of several tokens after others (a
+second turn, a prompt in parts), for which transformers makes one.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -50,18 +51,35 @@ def _why_no_operators(device: str) -> str | None:
     return None
 
 
-@lru_cache(maxsize=8)
+def _kept(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Keeps the last tensors of a function whose last argument is the device. On CUDA they are the current stream's own, as
+    others could read them too early or too late; while a graph is captured none is kept, as its memory is the graph's."""
+    def keeper(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        kept = lru_cache(maxsize=count)(lambda stream, *arguments: make(*arguments))
+
+        @wraps(make)
+        def get(*arguments: Any) -> Tensor:
+            if arguments[-1].type != "cuda":
+                return kept(None, *arguments)
+            if torch.cuda.is_current_stream_capturing():
+                return make(*arguments)
+            return kept(torch.cuda.current_stream(arguments[-1]).cuda_stream, *arguments)
+        return get
+    return keeper
+
+
+@_kept(8)
 def _pages(batch: int, each: int, device: torch.device) -> Tensor:
     """int32 (batch, each): pages that belong to the sequences in order."""
     return torch.arange(batch * each, dtype=torch.int32, device=device).reshape(batch, each)
 
 
-@lru_cache(maxsize=8)
+@_kept(8)
 def _lengths(batch: int, length: int, device: torch.device) -> Tensor:
     return torch.full((batch,), length, dtype=torch.int32, device=device)
 
 
-@lru_cache(maxsize=4)
+@_kept(4)
 def _slots(batch: int, room: int, first: int, count: int, device: torch.device) -> Tensor:
     """int32 (batch * count): where the tokens from `first` on go."""
     tokens = torch.arange(first, first + count, dtype=torch.int32, device=device)
@@ -90,6 +108,10 @@ def _paged(x: Tensor, size: int) -> Tensor:
 
 class KernelRows(SideRows):
     """SideRows whose history the kernels can read."""
+
+    def clear(self) -> None:
+        super().clear()
+        self.pages: tuple[Tensor, ...] = ()
 
     def begin(self, states: Tensor) -> None:
         super().begin(states)

@@ -52,6 +52,9 @@ class Int2Side:
                              f"{count} matrices of {known} x {known}; is this a set for another model?")
         if self.mean is not None and self.mean.shape[0] not in (1, heads):
             raise ValueError(f"layer {self.layer_id}: means of {self.mean.shape[0]} heads for {heads}")
+        ratios = self.codec.clip_ratio
+        if isinstance(ratios, Tensor) and len(ratios) != heads:
+            raise ValueError(f"layer {self.layer_id}: {self.name} clip ratios of {len(ratios)} heads for {heads}")
         # The same products: bfloat16 in, float32 sums.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
         self.rotation = self.rotation.to(device, product_type)

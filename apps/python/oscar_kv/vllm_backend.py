@@ -10,7 +10,8 @@ token stays in its slot of vLLM's blocks, as bfloat16 while a window has it; whe
 take the beginning of the slot. So decoding reads what a packed cache reads, but the cache takes as much memory as one in
 bfloat16: a backend cannot tell vLLM another size of its blocks. The interface is that of vLLM 0.17 to 0.26
 (vllm/v1/attention/backend.py). Non-goals, refused: prefix caching, chunked prefill and speculative decoding (they read
-blocks whose tokens may be packed already), sliding windows, soft caps, sinks; CUDA graphs are cut at attention.
+blocks whose tokens may be packed already), sliding windows, soft caps, sinks, more ranks than KV heads (but for sets with one
+matrix for all heads); CUDA graphs are cut at attention.
 """
 import os
 import re
@@ -21,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadata, AttentionMetadataBuilder
 
 from .int2_kernel import pack, why_not
 from .int2_side import Int2Side, of_heads
-from .rotation_set import RotationSet, read_set
+from .rotation_set import RotationSet, Side, read_set
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
@@ -34,6 +35,18 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 @cache
 def _served_set() -> RotationSet:
     return read_set(os.environ["OSCAR_INT2_SET"]).to_torch()
+
+
+def _of_rank(side: Side, name: str, number: int, heads: int) -> Side:
+    """A layer's side for this rank's KV heads. Raises ValueError if the set is not for all ranks' heads: vLLM gives a head
+    to several ranks if there are more ranks than heads."""
+    ranks = get_tensor_model_parallel_world_size()
+    for what, x in (("matrices", side.rotation), ("means", side.mean), ("clip ratios", side.head_clip_ratios)):
+        if x is not None and x.shape[0] not in (1, ranks * heads):
+            raise ValueError(f"layer {number}: the set {os.environ.get('OSCAR_INT2_SET')} has {name} {what} of {x.shape[0]} KV "
+                             f"heads, but {ranks} ranks have {heads} each; use a set for this model, and no more ranks than "
+                             "KV heads")
+    return of_heads(side, get_tensor_model_parallel_rank() * heads, heads)
 
 
 @dataclass
@@ -75,6 +88,12 @@ class Int2MetadataBuilder(AttentionMetadataBuilder[Int2Metadata]):
         prompts = requests[decodes:]
         if any(end - begin == 1 for begin, end in prompts):
             raise ValueError("a request that decodes stands behind a prompt")
+        # From the device: the name of its copy on the CPU differs between versions. Only steps with prompts wait for it.
+        lengths = common.seq_lens[decodes:].tolist() if prompts else []
+        for (begin, end), length in zip(prompts, lengths):
+            if end - begin != length:
+                raise ValueError(f"a prompt of {end - begin} tokens has {length - end + begin} before it, from another step or "
+                                 "a restored cache, which oscar's attention backend cannot read")
         slots, seen = common.slot_mapping, common.seq_lens[:decodes, None]
         table = common.block_table_tensor[:decodes, :-(-common.max_seq_len // self.block_size)]
         left = seen - 1 - self.recent
@@ -101,7 +120,8 @@ class Int2Impl(AttentionImpl[Int2Metadata]):
                  kv_sharing_target_layer_name: str | None = None, **others: Any):
         wrong = {"alibi_slopes": alibi_slopes, "sliding_window": sliding_window, "logits_soft_cap": logits_soft_cap,
                  "kv_sharing_target_layer_name": kv_sharing_target_layer_name, **others}
-        names = [name for name, value in wrong.items() if value] + ["attn_type"] * (attn_type != "decoder")
+        names = [name for name, value in wrong.items() if isinstance(value, Tensor) or value]
+        names += ["attn_type"] * (attn_type != "decoder")
         if names:
             raise NotImplementedError(f"oscar's attention backend does not know {', '.join(names)}")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
@@ -119,8 +139,7 @@ class Int2Impl(AttentionImpl[Int2Metadata]):
                 raise ValueError(f"the kernels cannot serve this set: {why}")
             number, heads = int(found[1]), keys.shape[1]
             own = rotations.layers[number]
-            first = get_tensor_model_parallel_rank() * heads
-            sides = [Int2Side(rotations.manifest, name, number, of_heads(side, first, heads))
+            sides = [Int2Side(rotations.manifest, name, number, _of_rank(side, name, number, heads))
                      for name, side in (("key", own.key), ("value", own.value))]
             for side in sides:
                 side.place(heads, self.head_size, keys.device, keys.dtype)
