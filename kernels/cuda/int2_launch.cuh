@@ -23,18 +23,20 @@ __device__ __forceinline__ void follow_previous_launch() {
 template <auto kKernel>
 cudaError_t prepare(int shared_bytes, bool& overlaps) {
   constexpr int kMostDevices = 64;
-  static std::atomic<int> major_version[kMostDevices];  // 0: not prepared
-  int device = 0, major = 0;
+  static std::atomic<int> code_version[kMostDevices];  // what the kernel's code there was compiled for; 0: not prepared
+  int device = 0, version = 0;
   cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess && device < kMostDevices) major = major_version[device];
-  if (status == cudaSuccess && major == 0) {
-    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (status == cudaSuccess && device < kMostDevices) version = code_version[device];
+  if (status == cudaSuccess && version == 0) {
+    cudaFuncAttributes attributes{};
+    status = cudaFuncGetAttributes(&attributes, kKernel);
     if (status != cudaSuccess) return status;
+    version = attributes.ptxVersion;
     status = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (status == cudaErrorInvalidValue) (void)refuse("this GPU has too little shared memory for this shape");
-    if (status == cudaSuccess && device < kMostDevices) major_version[device] = major;
+    if (status == cudaSuccess && device < kMostDevices) code_version[device] = version;
   }
-  overlaps = major >= 9;
+  overlaps = version >= 90;  // else the code does not wait
   return status;
 }
 

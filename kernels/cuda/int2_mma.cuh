@@ -55,6 +55,22 @@ __device__ __forceinline__ void mma_bytes(int (&c)[4], unsigned a0, unsigned a1,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/// Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(unsigned shared, unsigned (&r)[4]) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+  }
+}
+
 /// Transposes an 8 x 8 matrix of 16-bit elements: lane (g, t) gives columns 2t, 2t+1 of row g, and gets rows 2t, 2t+1
 /// of column g.
 __device__ __forceinline__ unsigned transpose8(unsigned pair) {

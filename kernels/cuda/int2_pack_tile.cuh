@@ -34,22 +34,6 @@ __device__ __forceinline__ constexpr unsigned place(unsigned row, unsigned piece
   return row * 2 * kDim + (piece ^ shuffle(row)) * 16;
 }
 
-/// Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8.
-template <bool kTransposed>
-__device__ __forceinline__ void load_matrices(unsigned shared, unsigned (&r)[4]) {
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared)
-                 : "memory");
-  }
-}
-
 /// 16 rows of a warp in shared memory, in pieces of 16 bytes.
 template <int kDim>
 class Tile {

@@ -158,12 +158,13 @@ __global__ void __launch_bounds__(kGramThreads, 1)
 template <Half kType, int kStages>
 int launch(const ObserveCall& call, int multiprocessors, cudaStream_t stream) {
   const Line line(call);
-  const int total = line.total(call.k.heads), channels = std::max(call.k.dim, call.v.dim) + kPadding;
-  const int shared = kStages * kStageRows * channels * 2;
+  const int total = line.total(call.k.heads);
+  // The same for all shapes: threads that observe different models must not lower each other's limit.
+  constexpr int kShared = kStages * kStageRows * ((kStages == 3 ? 128 : 256) + kPadding) * 2;
   const auto kernel = add_grams<kType, kStages>;
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (status != cudaSuccess) return status;
-  kernel<<<static_cast<unsigned>(std::min(total, multiprocessors)), kGramThreads, static_cast<std::size_t>(shared),
+  kernel<<<static_cast<unsigned>(std::min(total, multiprocessors)), kGramThreads, static_cast<std::size_t>(kShared),
            stream>>>(call, line, total);
   return cudaGetLastError();
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/cuda/int2_mma.cuh"
-#include "kernels/cuda/int2_pack_tile.cuh"  // load_matrices
 
 namespace oscar::cuda {
 

@@ -17,13 +17,13 @@ std::string chunk_suffix(std::string_view format) {
 }
 
 TensorLocation locate_chunk(const std::filesystem::path& file, const std::string& what) {
-  if (file.extension() == ".h5") return Hdf5Reader(file).locate("/" + what);
+  if (file.extension() == ".h5") return Hdf5Reader(file, Hdf5Source::kOwn).locate("/" + what);
   if (file.extension() == ".safetensors") return SafetensorsFile(file).locate(what);
   return locate_pt_tensor(file);
 }
 
 Tensor read_chunk(const std::filesystem::path& file, const std::string& what) {
-  if (file.extension() == ".h5") return Hdf5Reader(file).read("/" + what);
+  if (file.extension() == ".h5") return Hdf5Reader(file, Hdf5Source::kOwn).read("/" + what);
   if (file.extension() == ".safetensors") return SafetensorsFile(file).at(what).copy();
   return read_pt_tensor(file);
 }

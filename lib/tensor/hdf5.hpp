@@ -37,10 +37,13 @@ class Hdf5Writer {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Files of others are read by another process first: hdf5_trial.hpp says why.
+enum class Hdf5Source { kOthers, kOwn };
+
 class Hdf5Reader {
  public:
-  /// Throws DataError if the file is missing, truncated or not HDF5.
-  explicit Hdf5Reader(const std::filesystem::path& path);
+  /// Throws DataError if the file is missing, truncated or not HDF5, or forged so that the HDF5 library fails on it.
+  explicit Hdf5Reader(const std::filesystem::path& path, Hdf5Source source = Hdf5Source::kOthers);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
   Hdf5Reader& operator=(const Hdf5Reader&) = delete;
@@ -52,6 +55,8 @@ class Hdf5Reader {
   [[nodiscard]] Tensor read(const std::string& dataset) const;
   /// Where a dataset lies in the file. Throws DataError as read() does, and if it is chunked, compressed or external.
   [[nodiscard]] TensorLocation locate(const std::string& dataset) const;
+  /// Of a group or dataset, in no order. Throws DataError if it is missing.
+  [[nodiscard]] std::vector<std::string> attribute_names(const std::string& object) const;
   [[nodiscard]] bool has_attribute(const std::string& object, const std::string& name) const;
   /// Throws DataError if it is missing.
   [[nodiscard]] Hdf5Attribute attribute(const std::string& object, const std::string& name) const;

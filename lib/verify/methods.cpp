@@ -71,6 +71,11 @@ std::vector<std::string> names_of(const Comparison& comparison) {
 
 }  // namespace
 
+bool compares_optr(const std::vector<std::string>& names) {
+  const std::vector<std::string> meant = names_of({names, false, [](const auto&, Windows) { return KvMethod{}; }});
+  return std::find(meant.begin(), meant.end(), kOptr) != meant.end();
+}
+
 KvMethod method_of_set(RotationSet set, Windows windows) {
   KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
   method.description = "the set under test";

@@ -22,6 +22,9 @@ struct Comparison {
   std::function<KvMethod(const std::vector<LayerShape>& layers, Windows windows)> fit_optr;
 };
 
+/// Whether "optr" stands beside the set if it can be made. names: Comparison::names.
+[[nodiscard]] bool compares_optr(const std::vector<std::string>& names);
+
 /// All names that `names` may hold, in the order of reports.
 [[nodiscard]] std::vector<std::string> method_names();
 

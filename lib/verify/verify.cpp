@@ -128,6 +128,14 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
   verify::judge_held_out(report, "attention", seen, data.sequences, options.require_held_out);
 }
 
+/// Sums of another model than the one that the set is measured with would be compared with it in vain.
+void require_same_model(const Statistics& statistics, const Expectation& expected) {
+  const std::string &summed = statistics.model.config_sha256, &measured = expected.model.config_sha256;
+  if (summed.empty() || measured.empty() || summed == measured) return;
+  throw DataError("the statistics are of another model (" + statistics.model.id + ") than " + expected.origin,
+                  "--stats", "give statistics of the same model, or verify with them alone");
+}
+
 void check_on_statistics(VerifyReport& report, const Subject& subject, const Statistics& statistics) {
   const auto covariances = verify::covariances_of(subject, statistics, report.checks);
   verify::check_decomposition_on_data(subject, covariances, report.checks);
@@ -196,6 +204,10 @@ verify::Comparison comparison_of(VerifyReport& report, const Subject& subject, c
                                  const VerifyOptions& options, Backend& backend, Status& status) {
   verify::Comparison comparison{options.compare, options.own_windows, {}};
   const verify::OptrCalibration& calibration = inputs.calibration;
+  if (!verify::compares_optr(options.compare)) {
+    if (!calibration.texts.empty()) report.warnings.push_back("--calibration is not used: optr is not compared");
+    return comparison;
+  }
   if (const std::string lack = why_optr_is_not_fitted(subject, inputs); !lack.empty()) {
     const bool named = std::find(options.compare.begin(), options.compare.end(), "optr") != options.compare.end();
     if (named || !calibration.texts.empty()) {
@@ -255,6 +267,7 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
                     options.recent.value_or(subject.set.windows.recent)};
   report.spectra = spectra_of(subject);
   const Expectation expected = expectation(subject, inputs);
+  if (inputs.statistics) require_same_model(*inputs.statistics, expected);
   check_structure(subject, expected, report.checks);
   if (measurable(report)) {
     const std::vector<KvMethod> methods =

@@ -31,7 +31,7 @@ MAY_INCLUDE = {
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.
 WRAPPERS = {
     ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/tensor/pt", "lib/model/decoder_torch/", "lib/cluster/", "apps/torch/"],
-    ("hdf5", "H5"): ["lib/tensor/hdf5.cpp"],
+    ("hdf5", "H5"): ["lib/tensor/hdf5_library.hpp"],
     ("curl/",): ["lib/zoo/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],

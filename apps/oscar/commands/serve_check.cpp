@@ -70,6 +70,9 @@ std::string summary(const ServeCheckReport& r) {
 }
 
 void run(ServeCheckCommand& c, Context& context) {
+  if (c.options.min_kl > c.options.max_kl) {
+    throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
+  }
   const ZooLocation server = server_of(c.url, "--url");
   const Subject subject = read_subject(c.rotations);
   if (!subject.ours)
@@ -106,12 +109,22 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
   add("--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(CLI::NonNegativeNumber);
   add("--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(CLI::PositiveNumber);
   add("--generate", c.options.generated_tokens, "Tokens to be generated for each")->check(CLI::Range(2, 4096));
-  add("--min-ratio", c.options.min_ratio, "Reject below this share of the predicted KL")->check(CLI::NonNegativeNumber);
+  CLI::Option* const reference = command.get_option("--reference");
+  add("--min-ratio", c.options.min_ratio, "Reject below this share of the predicted KL")
+      ->check(CLI::NonNegativeNumber)
+      ->excludes(reference);
   add("--max-ratio", c.options.max_ratio, "Reject above this multiple of the predicted KL")
-      ->check(CLI::NonNegativeNumber);
-  add("--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")->check(CLI::Range(-1.0, 1.0));
-  add("--min-kl", c.options.min_kl, "With --reference: reject below so many nats")->check(CLI::NonNegativeNumber);
-  add("--max-kl", c.options.max_kl, "With --reference: reject above so many nats")->check(CLI::NonNegativeNumber);
+      ->check(CLI::NonNegativeNumber)
+      ->excludes(reference);
+  add("--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")
+      ->check(CLI::Range(-1.0, 1.0))
+      ->excludes(reference);
+  add("--min-kl", c.options.min_kl, "With --reference: reject below so many nats")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(reference);
+  add("--max-kl", c.options.max_kl, "With --reference: reject above so many nats")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(reference);
   add("--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(CLI::PositiveNumber);
 }
 

@@ -38,7 +38,8 @@ bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.inp
 
 void check_usage(const VerifyCommand& c) {
   if ((has_text(c) || !c.needle.empty() || !c.calibration.empty()) && c.input.model.empty()) {
-    throw UsageError("text, tokens and needles need a model to run", "--model", "give the folder of the checkpoint");
+    throw UsageError("--text, --tokens, --needle and --calibration need a model to run", "--model",
+                     "give the folder of the checkpoint");
   }
   if (c.needle.empty() != c.needle_answers.empty()) {
     throw UsageError("--needle and --needle-answers belong together", "--needle", "give both");
@@ -141,7 +142,7 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
   command
       .add_option(
           "--calibration", c.calibration,
-          "Text or token ids (.npy) on which optr is fitted, with --model; without it optr_centred stands for it")
+          "Token ids (.npy), else text, on which optr is fitted, with --model; without it optr_centred stands for it")
       ->type_name("FILE")
       ->group("Input");
   command.add_option("--needle", c.needle, "Token ids of needles, one a row (.npy)")->type_name("FILE")->group("Input");

@@ -56,8 +56,11 @@ TEST_CASE("OptR fitted on what it is measured on is said") {
   const fs::path path = written(folder, Sample::get().set);
   VerifyInputs inputs = calibrated_on(short_texts("tokens_eval.npy"));
   CHECK(inputs.calibration.texts.size() == 3);
-  check_contains(verified(path, inputs, only({"naive"})).warnings,
+  check_contains(verified(path, inputs, only({"optr"})).warnings,
                  "optr is fitted on 3 of the sequences that are measured: give other text to --calibration");
+  const Verified without = verified(path, inputs, only({"naive"}));
+  check_contains(without.warnings, "--calibration is not used: optr is not compared");
+  CHECK(without.warnings.find("optr is fitted") == std::string::npos);
 }
 
 TEST_CASE("without calibration text or W_O the substitute is measured, and it is said") {

@@ -90,6 +90,11 @@ TEST_CASE("sums that are not there, of other text, or of some heads only") {
   other.data[0].data_sha256 = "0";
   CHECK(count_on_data(verified(folder / "set", with(other)), true, 0.4) == 8);
 
+  VerifyInputs two = with(sample_statistics());
+  two.statistics->model.config_sha256 = "0";
+  two.runner = Sample::get().runner.get();
+  CHECK_ERROR(verified(path, two), DataError, "the statistics are of another model");
+
   Statistics shard = sample_statistics();
   shard.heads = {0, 1, 4};
   CHECK_ERROR(verified(path, with(shard)), DataError, "of 4 KV heads only 1 are here");
