@@ -108,7 +108,8 @@ HttpAnswer call_once(const ZooLocation& location, const HttpCall& call, const Tr
 HttpAnswer call_http(const ZooLocation& location, const HttpCall& call, const TransferOptions& options,
                      Status& status) {
   HttpAnswer answer;
-  with_retries(options, status, [&] { answer = call_once(location, call, options); });
+  const auto attempt = [&] { answer = call_once(location, call, options); };
+  with_retries(options, status, attempt, call.to_the_end ? Pause::to_the_end : Pause::until_interrupted);
   return answer;
 }
 

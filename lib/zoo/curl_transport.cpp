@@ -7,12 +7,13 @@
 #include <exception>
 #include <list>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/sha256.hpp"
 #include "base/status.hpp"
-#include "zoo/curl_handle.hpp"
+#include "zoo/curl_transfer.hpp"
 #include "zoo/transport.hpp"
 
 namespace oscar {
@@ -29,36 +30,10 @@ using Clock = std::chrono::steady_clock;
 /// What is read from a socket at once; libcurl's own 16 KiB mean sixteen times as many reads.
 constexpr long kBlockBytes = 256 << 10;
 
-/// One request under way. An exception may not cross libcurl's C frames: it is kept and thrown after.
-struct Transfer {
-  PieceRequest request;
-  CurlHandle handle;
-  std::uint64_t to_skip = 0;  // of an answer that begins before what was asked for
-  bool begun = false, partial = false;
-  bool directly = false;  // to where a redirect is known to lead
-  std::exception_ptr failure;
-
-  void take(std::span<const std::byte> bytes) {
-    if (!begun) {
-      begun = true;
-      partial = handle.status() == 206;
-      to_skip = partial ? 0 : request.offset;
-    }
-    const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
-    to_skip -= skipped;
-    if (skipped < bytes.size()) request.sink(bytes.subspan(skipped), partial);
-  }
-};
-
-std::size_t on_bytes(char* data, std::size_t size, std::size_t count, void* user) {
-  auto& transfer = *static_cast<Transfer*>(user);
-  try {
-    transfer.take(std::as_bytes(std::span(data, size * count)));
-    return size * count;
-  } catch (...) {
-    transfer.failure = std::current_exception();
-    return 0;  // fewer than given: libcurl stops
-  }
+/// "https://host:port" of a URL.
+std::string_view origin_of(std::string_view url) {
+  const auto host = url.find("://");
+  return url.substr(0, host == std::string_view::npos ? host : url.find_first_of("/?#", host + 3));
 }
 
 class CurlTransport : public Transport {
@@ -99,8 +74,9 @@ class CurlTransport : public Transport {
   /// HEAD requests, which go on beside whatever is asked for next.
   void expect(const std::vector<std::string>& paths) override {
     scouts_sent_ = Clock::now();
+    suspects_ += static_cast<int>(paths.size());
     for (const std::string& path : paths) {
-      Transfer& scout = scouts_.emplace_back();
+      CurlTransfer& scout = scouts_.emplace_back();
       scout.request.path = path;
       configure(scout, location_, where(path));
       scout.handle.set(CURLOPT_NOBODY, 1L);
@@ -137,7 +113,7 @@ class CurlTransport : public Transport {
 
  private:
   /// What all requests have; location: whose credentials are sent.
-  void configure(Transfer& transfer, const ZooLocation& location, const std::string& url) {
+  void configure(CurlTransfer& transfer, const ZooLocation& location, const std::string& url) {
     CurlHandle& handle = transfer.handle;
     handle.configure(location, options_.timeout_seconds);
     handle.set(CURLOPT_URL, url.c_str());
@@ -148,7 +124,7 @@ class CurlTransport : public Transport {
   }
 
   void start(PieceRequest request) {
-    Transfer& transfer = transfers_.emplace_back();
+    CurlTransfer& transfer = transfers_.emplace_back();
     transfer.request = std::move(request);
     CurlHandle& handle = transfer.handle;
     const std::string& query = transfer.request.query;
@@ -163,7 +139,7 @@ class CurlTransport : public Transport {
     }
     handle.set(CURLOPT_FAILONERROR, 1L);
     handle.set(CURLOPT_BUFFERSIZE, kBlockBytes);
-    handle.set(CURLOPT_WRITEFUNCTION, &on_bytes);
+    handle.set(CURLOPT_WRITEFUNCTION, &on_transfer_bytes);
     handle.set(CURLOPT_WRITEDATA, &transfer);
     const std::uint64_t limit = std::clamp<std::uint64_t>(transfer.request.max_bytes, kPageBytes, INT64_MAX);
     handle.set(CURLOPT_MAXFILESIZE_LARGE, static_cast<curl_off_t>(limit));
@@ -183,7 +159,7 @@ class CurlTransport : public Transport {
       if (message->msg != CURLMSG_DONE) continue;
       char* user = nullptr;
       curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
-      auto& transfer = *reinterpret_cast<Transfer*>(user);
+      auto& transfer = *reinterpret_cast<CurlTransfer*>(user);
       const CURLcode code = message->data.result;
       curl_multi_remove_handle(multi_.get(), message->easy_handle);
       if (transfer.request.done == nullptr) {
@@ -204,66 +180,45 @@ class CurlTransport : public Transport {
     return Clock::now() < last_answer_ + moment;
   }
 
-  /// What a HEAD request found out; TLS is never left.
-  void learn(const Transfer& scout) {
+  /// What a HEAD request found out; TLS is never left. Redirects within the location's own scheme and host are of no
+  /// use: requests there need the credentials, which are never sent to an address that a server named.
+  void learn(const CurlTransfer& scout) {
     const std::string url = scout.handle.redirect();
     const bool secure = location_.url.starts_with("https://");
-    if (url.starts_with("https://") || (!secure && url.starts_with("http://"))) redirects_[scout.request.path] = url;
-    scouts_.remove_if([&](const Transfer& other) { return &other == &scout; });
+    const bool elsewhere = origin_of(url) != origin_of(location_.url);
+    if (elsewhere && (url.starts_with("https://") || (!secure && url.starts_with("http://")))) {
+      redirects_[scout.request.path] = url;
+    }
+    scouts_.remove_if([&](const CurlTransfer& other) { return &other == &scout; });
   }
 
-  void finish(Transfer& transfer, CURLcode code) {
+  void finish(CurlTransfer& transfer, CURLcode code) {
     std::exception_ptr failure = transfer.failure;
     if (failure == nullptr) {
       try {
-        check(transfer, code);
+        transfer.check(code, where(transfer.request.path));
         if (transfer.request.link != nullptr) *transfer.request.link = transfer.handle.header("link");
       } catch (...) {
         failure = std::current_exception();
       }
     }
+    if (failure != nullptr && is_scouts_fault(transfer, code)) failure = unsaid(failure);
     const auto done = std::move(transfer.request.done);
-    transfers_.remove_if([&](const Transfer& other) { return &other == &transfer; });
+    transfers_.remove_if([&](const CurlTransfer& other) { return &other == &transfer; });
     done(failure);
   }
 
-  void check(const Transfer& transfer, CURLcode code) const {
-    const CurlHandle& handle = transfer.handle;
-    const std::string& path = transfer.request.path;
-    const long status = handle.status();
-    const bool ranged = transfer.request.offset > 0 || transfer.request.length;
-    if (code == CURLE_OK && (status == 200 || (ranged && status == 206))) return;
-    if (code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR) {
-      const char* remedy = status == 404   ? "check the address of the zoo and the name"
-                           : status == 401 ? "check the credentials, and that they may read this"
-                           : status == 403
-                               ? "check the credentials, and the address: some stores answer so for what is "
-                                 "not there"
-                               : "check the address, or try again later";
-      const std::string what = "the server answered HTTP " + std::to_string(status);
-      if (status == 404 && !transfer.directly) throw NotFound(what, where(path), remedy);
-      if ((status == 401 || status == 403) && !transfer.directly) throw Denied(what, where(path), remedy);
-      fail(what, path, transfer.directly || handle.may_pass(code), remedy, handle.retry_after());
-    }
-    if (code == CURLE_FILESIZE_EXCEEDED) {
-      fail("the server offers more than the " + std::to_string(transfer.request.max_bytes) + " bytes that are expected",
-           path, false, "check that the address is a zoo; tell who hosts it", 0);
-    }
-    fail("the transfer failed: " + handle.reason(code), path, handle.may_pass(code),
-         "check the address, the network and the proxy settings, then run again", 0);
-  }
-
-  [[noreturn]] void fail(const std::string& what, const std::string& path, bool transient, const std::string& remedy,
-                         double retry_after) const {
-    if (!transient) throw TransportError(what, where(path), remedy);
-    TransientError error(what, where(path), remedy);
-    error.retry_after_seconds = retry_after;
-    throw error;
+  /// Whether asking again, without what the scouts found, may do. Bodies that a server sent with answers to HEAD look
+  /// like answers of another protocol to whoever gets the connection next: that happens once for a scout at most.
+  bool is_scouts_fault(const CurlTransfer& transfer, CURLcode code) {
+    if (transfer.directly) return true;
+    const bool stray = code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_WEIRD_SERVER_REPLY;
+    return stray && transfer.handle.status() == 0 && suspects_-- > 0;  // with a status: a redirect to a file
   }
 
   void drop_all() {
     for (auto* list : {&transfers_, &scouts_}) {
-      for (Transfer& transfer : *list) curl_multi_remove_handle(multi_.get(), transfer.handle.get());
+      for (CurlTransfer& transfer : *list) curl_multi_remove_handle(multi_.get(), transfer.handle.get());
       list->clear();
     }
   }
@@ -271,7 +226,8 @@ class CurlTransport : public Transport {
   ZooLocation location_;
   TransferOptions options_;
   std::unique_ptr<CURLM, CURLMcode (*)(CURLM*)> multi_;
-  std::list<Transfer> transfers_, scouts_;
+  std::list<CurlTransfer> transfers_, scouts_;
+  int suspects_ = 0;  // scouts whose connections may still carry what should not be there
   Clock::time_point scouts_sent_{}, last_answer_{};
   std::map<std::string, std::string> redirects_;  // path -> where the server sent a HEAD request for it
 };

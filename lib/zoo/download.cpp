@@ -16,21 +16,22 @@ constexpr double kMaxPause = 60;
 
 using Clock = std::chrono::steady_clock;
 
-/// How long to wait after the failure number `failures` (from 0); throws when it was the last one.
-double pause_after(const TransientError& error, int failures, const TransferOptions& options, Status& status) {
+/// How long to wait after another failure, those before it counted in `failures`; throws when it was the last one.
+double pause_after(const TransientError& error, int& failures, const TransferOptions& options, Status& status) {
+  if (error.unsaid) return 0;
   if (failures >= options.retries) {
     throw TransportError(std::string(error.what()) + " (tried " + std::to_string(failures + 1) + " times)",
                          error.where(), error.remedy());
   }
   status.notice(std::string(error.what()) + "; trying again: " + error.where());
-  const double seconds = options.first_pause_seconds * static_cast<double>(1 << std::min(failures, 10));
+  const double seconds = options.first_pause_seconds * static_cast<double>(1 << std::min(failures++, 10));
   return std::min(std::max(seconds, error.retry_after_seconds), kMaxPause);
 }
 
-void pause(double seconds) {
+void pause(double seconds, Pause how) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   while (Clock::now() < end) {
-    throw_if_interrupted();
+    if (how == Pause::until_interrupted) throw_if_interrupted();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -104,15 +105,16 @@ class SetDownload {
     try {
       if (failure != nullptr) std::rethrow_exception(failure);
       file.end_piece(piece);
-      (void)file.finish();
     } catch (const TransientError& error) {
       // A server that cuts the line now and then is not one that does not work.
       if (piece.received >= piece.received_at_failure + kWorthwhile) piece.failures = 0;
       piece.received_at_failure = piece.received;
-      const double seconds = pause_after(error, piece.failures++, options_.transfer, status_);
+      const double seconds = pause_after(error, piece.failures, options_.transfer, status_);
       piece.not_before =
           Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+      file.continue_later(piece);
     }
+    (void)file.finish();
   }
 
   [[nodiscard]] bool finished() const {
@@ -139,15 +141,15 @@ std::string join_path(const std::string& prefix, const std::string& path) {
   return prefix + "/" + path;
 }
 
-void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt) {
-  for (int failures = 0;; ++failures) {
+void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt, Pause how) {
+  for (int failures = 0;;) {
     double seconds = 0;
     try {
       return attempt();
     } catch (const TransientError& error) {
       seconds = pause_after(error, failures, options, status);
     }
-    pause(seconds);
+    pause(seconds, how);
   }
 }
 

@@ -75,7 +75,9 @@ class HttpStore : public ZooStore {
       throw_if_interrupted();
       std::this_thread::sleep_for(std::chrono::milliseconds(20 + std::random_device{}() % 80));
     }
-    return {this, [this, url](void*) { unlock(url); }};
+    const std::shared_ptr<void> held(this, [this, url](void*) { unlock(url); });
+    throw_if_interrupted();
+    return held;
   }
 
   [[nodiscard]] std::string where(const std::string& path) const override {
@@ -85,7 +87,12 @@ class HttpStore : public ZooStore {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool make_folder(const std::string& url) { return is_success(call({"MKCOL", url, {}, "", {}})); }
+  /// Ctrl-C is heard by the caller, who knows then whether there is a folder to remove.
+  bool make_folder(const std::string& url) {
+    HttpCall make{"MKCOL", url, {}, "", {}};
+    make.to_the_end = true;
+    return is_success(call(make));
+  }
 
   bool remove_folder(const std::string& url) noexcept {
     try {
@@ -100,7 +107,10 @@ class HttpStore : public ZooStore {
   /// Whether a folder that cannot be made is there already, or is none that the server would make: tries another one.
   bool makes_folders(const std::string& url) {
     const std::string other = url.substr(0, url.size() - 1) + "." + std::to_string(std::random_device{}()) + "/";
-    return make_folder(other) && remove_folder(other);
+    if (!make_folder(other)) return false;
+    if (remove_folder(other)) return true;
+    status_.warning("this server makes folders and does not remove them: remove this one there: " + other);
+    return false;
   }
 
   void unlock(const std::string& url) noexcept {

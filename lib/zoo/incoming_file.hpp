@@ -44,6 +44,8 @@ class IncomingFile {
   void take(Piece& piece, std::span<const std::byte> bytes, bool partial);
   /// The answer for a piece has ended. Throws TransientError if it was too short.
   void end_piece(Piece& piece);
+  /// The answer for a piece failed: what is missing comes from another one.
+  void continue_later(const Piece& piece) { mixed_ = mixed_ || piece.received > 0; }
   /// True once every byte is there and the hash is right. Throws TransportError if it is wrong; what was put together
   /// from several answers is fetched again once, in a fresh attempt.
   [[nodiscard]] bool finish();

@@ -251,7 +251,7 @@ PublishResult publish_to_store(const Publication& publication, ZooStore& store) 
   const bool alone = guarded || lock != nullptr;
   if (!alone) {
     publication.status.warning(
-        "this server neither looks at conditions nor makes folders to lock with: if somebody else publishes now, an "
+        "this server neither looks at conditions nor has folders to lock with: if somebody else publishes now, an "
         "entry may be lost");
   }
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {

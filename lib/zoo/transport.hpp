@@ -22,6 +22,7 @@ namespace oscar {
 struct TransientError : TransportError {
   using TransportError::TransportError;
   double retry_after_seconds = 0;  // what the server asked for; 0: it did not say
+  bool unsaid = false;             // of a shortcut that expect() found: the plain way is next, and no try is spent
 };
 
 /// There is no such resource: HTTP 404, or no such file.

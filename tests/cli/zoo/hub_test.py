@@ -3,6 +3,8 @@
 real one: hub_test.py [HubTest.test_…]. Run by the project's virtual environment."""
 import json
 import os
+import shutil
+import socket
 import sys
 import time
 import unittest
@@ -83,7 +85,7 @@ class HubTest(ZooTest):
                 answer(request)
             hub.answer = late
             change(hub)
-            done = self.pull(hub, f"hf://{REPOSITORY}/sets/one", HF_TOKEN="hf_secret")
+            done = self.pull(hub, f"hf://{REPOSITORY}/sets/one", "--retries", "0", HF_TOKEN="hf_secret")
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(read_folder(done.stdout.strip()), files)
         self.assertFalse([headers for headers in hub.storage_headers if "Authorization" in headers])
@@ -94,18 +96,53 @@ class HubTest(ZooTest):
         asked_at_the_hub, storage, _ = self.pulled_with_time_for_redirects()
         self.assertEqual((asked_at_the_hub, len(storage)), ([], 2))
 
-    def test_a_redirect_that_holds_no_more_is_asked_for_again(self):
-        def expire(hub):
-            resolve = hub.resolve
+    def test_redirects_that_lead_astray_cost_no_try_and_no_word(self):
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            dead = f"http://127.0.0.1:{gone.getsockname()[1]}"
 
-            def resolved(request, name):
+        def to(address):
+            def change(hub):
+                resolve = hub.resolve
+                hub.files["larger"] = b"<html>" * 100_000
+
+                def resolved(request, name):
+                    if request.command == "HEAD":
+                        return hub.reply(request, 302, b"", Location=address.format(hub.storage_url))
+                    return resolve(request, name)
+                hub.resolve = resolved
+            return change
+        for address in ("{}/expired", "{}/larger", f"{dead}/file"):
+            with self.subTest(address):
+                asked_at_the_hub, _, said = self.pulled_with_time_for_redirects(to(address))
+                self.assertEqual(len(asked_at_the_hub), 2)
+                self.assertNotIn("trying again", said)
+                shutil.rmtree(self.cache)
+
+    def test_a_body_that_comes_with_an_answer_to_head_is_no_failure(self):
+        def chatty(hub):
+            reply = hub.reply
+
+            def replied(request, status, body, **headers):
+                reply(request, status, body, **headers)
                 if request.command == "HEAD":
-                    return hub.reply(request, 302, b"", Location=f"{hub.storage_url}/expired/{name}")
-                return resolve(request, name)
-            hub.resolve = resolved
-        asked_at_the_hub, _, said = self.pulled_with_time_for_redirects(expire)
-        self.assertEqual(len(asked_at_the_hub), 2)
-        self.assertIn("HTTP 404; trying again", said)
+                    time.sleep(0.6)  # by then the connection has its next request
+                    request.wfile.write(b"<html>stray</html>")
+            hub.reply = replied
+        _, _, said = self.pulled_with_time_for_redirects(chatty)
+        self.assertNotIn("trying again", said)
+
+    def test_the_token_goes_along_where_the_hub_redirects_to_itself(self):
+        def rename(hub):
+            hub.token = "hf_secret"
+            answer = hub.answer
+
+            def renamed(request):
+                if "/renamed/" not in request.path:
+                    return hub.reply(request, 307, b"", Location=f"{hub.url}/renamed{request.path}")
+                request.path = request.path.removeprefix("/renamed")
+                return answer(request)
+            hub.answer = renamed
+        self.pulled_with_time_for_redirects(rename)
 
     def test_a_folder_of_many_files_is_listed_page_by_page(self):
         files = {f"{FOLDER}/a{i:04}.txt": b"x" for i in range(2500)} | self.zoo_of_pickles()

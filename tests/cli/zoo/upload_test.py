@@ -6,9 +6,11 @@ import hashlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import unittest
 from http.server import BaseHTTPRequestHandler
 
@@ -20,11 +22,11 @@ REPOSITORY = "someone/zoo"
 
 class PutServer(Serving):
     """Takes PUT into `files`, with ETags and their conditions. lazy: it does not look at the conditions; folders: those
-    there are, if it makes them."""
+    there are, if it makes them; removes: and removes them."""
 
-    def __init__(self, files, lazy=False, folders=None):
+    def __init__(self, files, lazy=False, folders=None, removes=True):
         outer = self
-        self.methods, self.before_put = [], lambda path: None
+        self.methods, self.before_put, self.after_folder = [], lambda path: None, lambda path: None
 
         def etag(body):
             return f'"{hashlib.md5(body).hexdigest()}"'
@@ -53,12 +55,14 @@ class PutServer(Serving):
                 fresh = folders is not None and self.path not in folders
                 if fresh:
                     folders.add(self.path)
+                    outer.after_folder(self.path)
                 self.answer(201 if fresh else 405)
 
             def do_DELETE(self):
                 outer.methods.append(("DELETE", self.path))
-                folders.remove(self.path)
-                self.answer(204)
+                if removes:
+                    folders.remove(self.path)
+                self.answer(204 if removes else 405)
 
             def answer(self, status, body=b"", tagged=None):
                 self.send_response(status)
@@ -213,6 +217,31 @@ class UploadTest(ZooTest):
             done = self.publish(url, NAME, "--timeout", "1")
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("remove this folder at the server", done.stderr)
+
+    def test_ctrl_c_while_the_lock_is_made_leaves_none(self):
+        files, folders = {}, set()
+        make_set(self.folder / "set-1", 1)
+        with (server := PutServer(files, lazy=True, folders=folders)) as url:
+            made = threading.Event()
+
+            def interrupt(path):
+                made.wait(20)
+                running.send_signal(signal.SIGINT)
+                time.sleep(0.5)  # the answer comes when it was heard
+            server.after_folder = lambda path: interrupt(path) if path == "/.index.lock/" else None
+            running = self.start_oscar("publish", "set-1", "--zoo", url, "--name", NAME)
+            made.set()
+            said = running.communicate(timeout=60)[1]
+        self.assertEqual((running.returncode, folders), (130, set()), said)
+        self.assertNotIn("index.json", files)
+
+    def test_folders_that_a_server_does_not_remove_are_named(self):
+        folders = {"/.index.lock/"}
+        with PutServer({}, lazy=True, folders=folders, removes=False) as url:
+            said = self.published_at(url).stderr
+            left, = [path for path in folders if path.startswith("/.index.lock.")]
+            self.assertIn(f"remove this one there: {url}{left}", said)
+            self.assertIn("an entry may be lost", said)
 
     def test_where_nothing_keeps_others_out_it_is_said(self):
         with PutServer({}, lazy=True) as url:
