@@ -2,21 +2,24 @@
 #include "dump/live_source.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "dump/live_states.hpp"
 #include "model/tokens.hpp"
 
 namespace oscar {
 namespace {
 
-class LiveSource : public QkvSource {
+class Source : public LiveSource {
  public:
-  LiveSource(ModelRunner& runner, std::vector<TokenSequence> sequences, const LiveOptions& options, Status& status)
+  Source(ModelRunner& runner, std::vector<TokenSequence> sequences, const LiveOptions& options, Status& status)
       : runner_(runner),
         config_(runner.config()),
         sequences_(std::move(sequences)),
         calibration_(describe(sequences_)),
+        status_(status),
         slots_(sequence_slots(sequences_, options.chunk_tokens)),
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
@@ -28,9 +31,14 @@ class LiveSource : public QkvSource {
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
 
+  void keep_states(const std::filesystem::path& folder, std::function<bool(int)> is_kept) override {
+    states_.emplace(folder, layer_ids_, std::move(is_kept), status_).restore(*pass_);
+  }
+
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     OSCAR_CHECK(std::binary_search(layer_ids_.begin(), layer_ids_.end(), layer_id) && layer_id >= pass_->layer());
     while (pass_->layer() < layer_id) pass_->step({}, false);
+    if (states_) states_->offer(*pass_);
     const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer_id)].mixer;
     const RowShape shape{dtype_, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.value_dim};
     const auto rows = std::make_shared<const LayerRows>(layer_id, shape, slots_, runner_);
@@ -61,17 +69,19 @@ class LiveSource : public QkvSource {
   const ModelConfig config_;
   std::vector<TokenSequence> sequences_;
   CalibrationData calibration_;
+  Status& status_;
   std::vector<SequenceSlot> slots_;  // by sequence
   DType dtype_;
   std::vector<int> layer_ids_;
   std::unique_ptr<ModelPass> pass_;
+  std::optional<LiveStates> states_;
 };
 
 }  // namespace
 
-std::unique_ptr<QkvSource> open_live(ModelRunner& runner, std::vector<TokenSequence> sequences,
-                                     const LiveOptions& options, Status& status) {
-  return std::make_unique<LiveSource>(runner, std::move(sequences), options, status);
+std::unique_ptr<LiveSource> open_live(ModelRunner& runner, std::vector<TokenSequence> sequences,
+                                      const LiveOptions& options, Status& status) {
+  return std::make_unique<Source>(runner, std::move(sequences), options, status);
 }
 
 }  // namespace oscar

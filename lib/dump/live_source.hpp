@@ -5,6 +5,8 @@
 // sequences.
 #pragma once
 
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,10 +27,16 @@ struct LiveOptions {
   std::int64_t chunk_tokens = 8192;
 };
 
+class LiveSource : public QkvSource {
+ public:
+  /// Before the first open(): keeps hidden states in a folder and goes on with those there (live_states.hpp).
+  virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
+};
+
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that
 /// keeps no cache, DataError for sequences that it cannot take (runner.hpp) and, while a layer opens, for values that
 /// are not finite in the chosen type.
-[[nodiscard]] std::unique_ptr<QkvSource> open_live(ModelRunner& runner, std::vector<TokenSequence> sequences,
-                                                   const LiveOptions& options, Status& status);
+[[nodiscard]] std::unique_ptr<LiveSource> open_live(ModelRunner& runner, std::vector<TokenSequence> sequences,
+                                                    const LiveOptions& options, Status& status);
 
 }  // namespace oscar

@@ -74,6 +74,10 @@ class Decoder {
 
   /// Hidden states: token embeddings.
   [[nodiscard]] virtual std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const = 0;
+  /// Hidden states on the host, (T, hidden_size), in the type that this decoder computes in.
+  [[nodiscard]] virtual Tensor copy_hidden(const Rows& hidden) const = 0;
+  /// From such a copy. Throws DataError for one of another type or shape.
+  [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::size_t tokens) const = 0;
   [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;
   [[nodiscard]] virtual std::vector<std::unique_ptr<LoadedWeights>> load_experts(
       int layer, std::span<const int> experts) const = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <future>
 #include <set>
 
@@ -12,6 +13,7 @@
 #include "model/checkpoint.hpp"
 #include "model/layout.hpp"
 #include "model/progress.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
@@ -68,6 +70,28 @@ class Pass : public ModelPass {
     OSCAR_CHECK(block().has_cache());
     run_layer([&](std::size_t s, const LoadedWeights& weights) { attend(s, weights, target, observe_only); },
               observe_only);
+  }
+
+  void save(const std::filesystem::path& path) const override {
+    std::vector<std::pair<std::string, Tensor>> states;
+    for (const auto& rows : hidden_) states.emplace_back(std::to_string(states.size()), decoder_.copy_hidden(*rows));
+    write_safetensors(path, states, {{"layer", std::to_string(layer_)}});
+  }
+
+  void restore(const std::filesystem::path& path) override {
+    const SafetensorsFile file(path);
+    const auto layer = file.metadata().find("layer");
+    const int behind = layer == file.metadata().end() ? 0 : std::atoi(layer->second.c_str());
+    if (behind <= 0 || behind >= config_.num_layers || file.tensors().size() != sequences_.size()) {
+      throw DataError("these are not hidden states of this model and these sequences", path.string(), "");
+    }
+    std::vector<std::unique_ptr<Rows>> hidden;
+    for (const TokenSequence& sequence : sequences_) {
+      hidden.push_back(decoder_.hidden_from(file.at(std::to_string(hidden.size())), sequence.size()));
+    }
+    decoder_.finish();
+    hidden_ = std::move(hidden);
+    layer_ = behind;
   }
 
   void logits(const LogitsHook& hook) override {

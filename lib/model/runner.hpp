@@ -51,6 +51,12 @@ class ModelPass {
   /// The same with exact attention, while q, k and v are kept. Throws DataError for a value that is not finite in the
   /// type of its copy.
   virtual void capture(const CaptureHook& target, bool observe_only) = 0;
+  /// Writes the hidden states of all sequences, which are all that one layer hands to the next: tokens times
+  /// hidden_size values in the type that the model computes in. Throws IoError.
+  virtual void save(const std::filesystem::path& path) const = 0;
+  /// Goes on where a pass was that saved. Before the first step. Throws DataError for a damaged file, or one of other
+  /// sequences or another type.
+  virtual void restore(const std::filesystem::path& path) = 0;
   /// After the last layer.
   virtual void logits(const LogitsHook& hook) = 0;
 };

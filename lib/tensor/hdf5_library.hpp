@@ -29,7 +29,12 @@ class Handle {
   herr_t (*close_)(hid_t);
 };
 
-inline void silence_library() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
+/// Before anything else of the library. A file that could not be written would take the process down at its end, where
+/// the library tries to write it again.
+inline void silence_library() {
+  H5dont_atexit();
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
 
 /// A little-endian 16-bit float with these widths of exponent and mantissa, as HDF5 describes such types.
 inline hid_t make_half(std::size_t exponent, std::size_t mantissa) {

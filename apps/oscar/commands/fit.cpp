@@ -143,6 +143,7 @@ void run(FitCommand& command, Context& context) {
   std::optional<PartialSet> partial;
   if (command.resume) {
     hooks.partial = &partial.emplace(partial_folder(command), fit_record(*input, command), PartialSet::Earlier::kUse);
+    input->keep_states(partial_folder(command), *partial);
   }
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls
@@ -236,7 +237,8 @@ void register_fit(CLI::App& app, Context& context) {
       ->group("Output");
   fit->add_flag("--force", command->force, "Replace an existing output folder")->group("Output");
   fit->add_flag("--resume", command->resume,
-                "Keep layers in DIR.partial as soon as they are fitted, and go on with those there")
+                "Keep layers in DIR.partial as soon as they are fitted, and go on with those there. Of a model, hidden "
+                "states too (one process): once or twice tokens x hidden size x 4 bytes, or 2 in bfloat16")
       ->group("Output");
   fit->add_option("--rank-timeout", command->rank_timeout,
                   "Of several ranks: seconds without a sign of life after which one counts as gone")

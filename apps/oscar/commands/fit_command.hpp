@@ -9,6 +9,7 @@
 
 #include "cluster/place.hpp"
 #include "context.hpp"
+#include "dump/live_source.hpp"
 #include "dump/shared_live_source.hpp"
 #include "fit/fit.hpp"
 #include "model/runner.hpp"
@@ -42,6 +43,8 @@ class FitInput {
   /// Empty without a model.
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
   [[nodiscard]] OutputProjection output_projection() const;
+  /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
+  void keep_states(const std::filesystem::path& folder, const PartialSet& partial);
   /// The model, run together with other processes, for some of its layers; null for a dump.
   [[nodiscard]] std::unique_ptr<SharedLiveSource> share(const std::vector<int>& layers, const LiveShare& share) const;
 
@@ -52,6 +55,7 @@ class FitInput {
   bool judges_ = false;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<QkvSource> source_;
+  LiveSource* live_ = nullptr;  // if that is what the source is
 };
 
 /// Tells people and --json what was written.

@@ -6,7 +6,6 @@
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
-#include "dump/live_source.hpp"
 #include "model/output_projection.hpp"
 #include "model_judge.hpp"
 
@@ -55,7 +54,9 @@ FitInput::FitInput(const FitCommand& command, const Context& context) : status_(
   model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
   sequences_ = read_sequences(command.input, runner_->config(), status);
-  source_ = open_live(*runner_, sequences_, {.layers = layers}, status);
+  auto live = open_live(*runner_, sequences_, {.layers = layers}, status);
+  live_ = live.get();
+  source_ = std::move(live);
   // A model judges whole sets only.
   judges_ = layers.empty() && command.fit.recipe == "auto" && runner_->config().why_irreplaceable().empty();
 }
@@ -67,6 +68,10 @@ ModelJudge FitInput::judge(const FitOptions& options, Backend& backend) {
 std::unique_ptr<SharedLiveSource> FitInput::share(const std::vector<int>& layers, const LiveShare& share) const {
   if (!runner_) return nullptr;
   return open_shared_live(*runner_, sequences_, {.layers = layers}, share, status_);
+}
+
+void FitInput::keep_states(const std::filesystem::path& folder, const PartialSet& partial) {
+  if (live_ != nullptr) live_->keep_states(folder, [&partial](int layer) { return partial.has(layer); });
 }
 
 OutputProjection FitInput::output_projection() const {

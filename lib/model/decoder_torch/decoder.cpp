@@ -29,11 +29,6 @@ constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
 const QkvRows& qkv_of(const Rows& rows) { return static_cast<const QkvRows&>(rows); }
 
-at::ScalarType scalar_type(DType dtype) {
-  OSCAR_CHECK(is_activation_dtype(dtype));
-  return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
-}
-
 void copy_to(const at::Tensor& from, std::byte* to) {
   at::from_blob(to, from.sizes(), from.scalar_type()).copy_(from.contiguous(), /*non_blocking=*/true);
 }
@@ -72,6 +67,22 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const override {
     return call([&] { return embedded(tokens); });
+  }
+
+  [[nodiscard]] Tensor copy_hidden(const Rows& hidden) const override {
+    return call([&] { return host_copy(static_cast<const HiddenRows&>(hidden).x); });
+  }
+
+  [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::size_t tokens) const override {
+    const std::vector<std::int64_t> shape{static_cast<std::int64_t>(tokens), config_.hidden_size};
+    if (copy.shape != shape || !is_activation_dtype(copy.dtype) || scalar_type(copy.dtype) != device_.dtype()) {
+      throw DataError("hidden states are not of these sequences on " + description(), config_.identity.id, "");
+    }
+    return call([&] {
+      auto hidden = std::make_unique<HiddenRows>();
+      keep(*hidden, from_host_copy(copy).to(device_.place()));
+      return hidden;
+    });
   }
 
   [[nodiscard]] std::unique_ptr<LoadedWeights> load_layer(int layer) const override {

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 
+#include <cstring>
 #include <optional>
 
+#include "base/check.hpp"
 #include "model/decoder_torch/layer_math.hpp"
 
 namespace oscar {
@@ -15,6 +18,25 @@ namespace oscar {
 struct HiddenRows : Rows {
   at::Tensor x;
 };
+
+[[nodiscard]] inline at::ScalarType scalar_type(DType dtype) {
+  OSCAR_CHECK(is_activation_dtype(dtype));
+  return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
+}
+
+/// Of hidden states, float32 or bfloat16.
+[[nodiscard]] inline Tensor host_copy(const at::Tensor& hidden) {
+  const at::Tensor x = hidden.cpu().contiguous();
+  Tensor copy(x.scalar_type() == at::kFloat ? DType::kF32 : DType::kBF16, {x.size(0), x.size(1)});
+  std::memcpy(copy.data.data(), x.data_ptr(), copy.data.size());
+  return copy;
+}
+
+[[nodiscard]] inline at::Tensor from_host_copy(const TensorRef& copy) {
+  const at::Tensor x = at::empty(copy.shape, scalar_type(copy.dtype));
+  std::memcpy(x.data_ptr(), copy.data.data(), copy.data.size());
+  return x;
+}
 
 struct QkvRows : Rows {
   Projected qkv;

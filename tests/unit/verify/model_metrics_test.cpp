@@ -31,6 +31,8 @@ std::vector<float> rows_of(const TokenSequence& tokens) {
 class FourWordsPass : public ModelPass {
  public:
   explicit FourWordsPass(std::span<const TokenSequence> sequences) : sequences_(sequences) {}
+  void save(const std::filesystem::path&) const override {}
+  void restore(const std::filesystem::path&) override {}
   [[nodiscard]] int layer() const override { return layer_; }
   void step(const AttentionHook& attention, bool) override {
     for (std::size_t s = 0; s < sequences_.size(); ++s) {
