@@ -8,6 +8,20 @@
 
 namespace oscar::cuda {
 
+/// Begins to copy one head's rotation to shared memory; to(row, j): where the piece of 16 bytes goes that has the
+/// columns of the lanes' pair j.
+template <int kDim, class To>
+__device__ __forceinline__ void copy_rotation(const PackParams& p, int head, const To& to) {
+  const unsigned char* const from = moved(p.args.rotation, p.args.rotation_head_stride, head);
+  constexpr unsigned kWords = kDim / 2;
+  for (unsigned i = threadIdx.x; i < kDim * kWords; i += kPackWarps * kLanes) {
+    const unsigned row = i / kWords, pair = i % kWords / 4, t = i % 4;
+    const int channel = Layout<kDim>::channel(static_cast<int>(pair), static_cast<int>(t));
+    copy_async<4>(to(row, pair) + t * 4, from + 2 * (row * kDim + static_cast<unsigned>(channel)));
+  }
+  commit_copies();
+}
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /// d (64, 64) += a (64, 16) b (16, 64), asynchronously: warp w of four has rows 16 w to 16 w + 15 of a and d, as mma()
@@ -38,15 +52,9 @@ class Rotation {
 
   /// shared: 1024-byte aligned.
   __device__ Rotation(const PackParams& p, int head, unsigned shared) {
-    const unsigned char* const from = moved(p.args.rotation, p.args.rotation_head_stride, head);
-    constexpr unsigned kWords = kDim / 2;
-    for (unsigned i = threadIdx.x; i < kDim * kWords; i += kPackWarps * kLanes) {
-      const unsigned row = i / kWords, pair = i % kWords / 4, t = i % 4;
-      const int channel = Layout<kDim>::channel(static_cast<int>(pair), static_cast<int>(t));
-      const unsigned to = pair / 8 * kPanel + row * 128 + ((pair ^ row) % 8 * 16) + t * 4;
-      copy_async<4>(shared + to, from + 2 * (row * kDim + static_cast<unsigned>(channel)));
-    }
-    commit_copies();
+    copy_rotation<kDim>(p, head, [&](unsigned row, unsigned piece) {
+      return shared + piece / 8 * kPanel + row * 128 + (piece ^ row) % 8 * 16;
+    });
     constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62, kNextRows = std::uint64_t{1024 / 16} << 32;
     descriptor_ = kSwizzle128 | kNextRows | shared / 16;
   }
@@ -97,14 +105,7 @@ class Rotation {
   static constexpr unsigned kBytes = 2 * kDim * kDim;
 
   __device__ Rotation(const PackParams& p, int head, unsigned shared) {
-    const unsigned char* const from = moved(p.args.rotation, p.args.rotation_head_stride, head);
-    constexpr unsigned kWords = kDim / 2;
-    for (unsigned i = threadIdx.x; i < kDim * kWords; i += kPackWarps * kLanes) {
-      const unsigned row = i / kWords, pair = i % kWords / 4, t = i % 4;
-      const int channel = Layout<kDim>::channel(static_cast<int>(pair), static_cast<int>(t));
-      copy_async<4>(shared + place<kDim>(row, pair) + t * 4, from + 2 * (row * kDim + static_cast<unsigned>(channel)));
-    }
-    commit_copies();
+    copy_rotation<kDim>(p, head, [&](unsigned row, unsigned piece) { return shared + place<kDim>(row, piece); });
 #pragma unroll
     for (unsigned j = 0; j < 8; ++j) pieces_[j] = shared + place<kDim>(threadIdx.x % kLanes, j);
   }

@@ -5,7 +5,7 @@ a row and a sequence at a time, with the torch codecs and sums in float64.
 Whoever imports this has liboscar_torch.so loaded. It is what kernels and their callers are tested against. Non-goals: speed.
 """
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from .row_codec import RowCodec
 
@@ -24,7 +24,7 @@ def _check_pools(codes: Tensor, params: Tensor, heads: int, dim: int) -> None:
     assert params.stride()[3:] == (2, 1), "params are not dense"
 
 
-@torch.library.impl("oscar::int2_pack", "cpu")
+@library.impl("oscar::int2_pack", "cpu")
 def int2_pack(x: Tensor, slots: Tensor, codes: Tensor, params: Tensor, *, rotation: Tensor | None = None,
               grid: str = "minmax", clip_ratio: float = 0.0) -> None:
     """x: bfloat16 (tokens, heads, d), written to the slots of the pools (pages, page size, heads, ...)."""
@@ -43,7 +43,7 @@ def _rows(pool: Tensor, pages: Tensor, length: int) -> Tensor:
     return pool[pages[tokens // pool.shape[1]].long(), tokens % pool.shape[1]]
 
 
-@torch.library.impl("oscar::int2_decode", "cpu")
+@library.impl("oscar::int2_decode", "cpu")
 def int2_decode(q: Tensor, k_codes: Tensor, v_codes: Tensor, k_params: Tensor, v_params: Tensor, pages: Tensor,
                 lengths: Tensor, k_window: Tensor, v_window: Tensor, window_pages: Tensor, window_lengths: Tensor, *,
                 softmax_scale: float | None = None, split_batch: int = 0,
