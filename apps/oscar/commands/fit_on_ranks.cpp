@@ -1,55 +1,19 @@
 // SPDX-License-Identifier: MIT
 // One fit by several processes: each fits a share of the layers, rank 0 makes the set. A layer does not depend on who
 // fits it, so that the set has the same bits as that of one process.
-#include <fmt/format.h>
-#include <unistd.h>
-
-#include <algorithm>
+#include <chrono>
 #include <optional>
-#include <thread>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/threads.hpp"
-#include "cluster/ranks.hpp"
 #include "commands/fit_command.hpp"
-#include "console.hpp"
+#include "commands/on_ranks.hpp"
 #include "fit/enough_tokens.hpp"
 #include "rotation/formats.hpp"
 
 namespace oscar {
 namespace {
-
-/// Ranks of one machine share its GPUs and its cores; a launcher that binds each to some cores has dealt those already.
-void take_share_of_machine(const Place& place, Context& context) {
-  CommonOptions& common = context.common;
-  const int gpus = common.device == "auto" || common.device == "cuda" ? cuda_device_count() : 0;
-  if (gpus > 0) common.device = "cuda:" + std::to_string(place.local_rank % gpus);
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  const bool bound = cores < ::sysconf(_SC_NPROCESSORS_ONLN);
-  if (common.threads == 0 && !bound) set_num_threads(std::max(1, cores / place.local_size));
-  if (place.rank > 0) context.status = std::make_unique<Console>(Console::Options{.quiet = true, .progress = false});
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* known = dynamic_cast<const Error*>(&error);
-  if (known == nullptr || known->where().empty()) return error.what();
-  return known->what() + (" (" + known->where() + ")");
-}
-
-[[noreturn]] void give_up(const RankFailed& error) {
-  print_error(error);
-  ::_exit(1);
-}
-
-/// Throws if this rank was started with other data or options than rank 0.
-void require_same_fit(const Json& fit, Ranks& ranks) {
-  if (ranks.rank() == 0) ranks.put("fit", fit.dump());
-  if (parse_json(ranks.get("fit"), "the fit of rank 0") == parse_json(fit.dump(), "")) return;
-  throw DataError("rank " + std::to_string(ranks.rank()) + " has other data or options than rank 0", "oscar fit",
-                  "start all ranks with the same command, where all see the same files");
-}
 
 /// What rank 0 does not have yet.
 std::vector<int> missing_layers(const std::vector<int>& all, const PartialSet& partial, Ranks& ranks) {
@@ -59,15 +23,6 @@ std::vector<int> missing_layers(const std::vector<int>& all, const PartialSet& p
     ranks.put("missing", Json(missing).dump());
   }
   return parse_json(ranks.get("missing"), "the layers of rank 0").get<std::vector<int>>();
-}
-
-/// Dealt like cards.
-std::vector<int> share_of(const std::vector<int>& layers, int rank, int size) {
-  std::vector<int> own;
-  for (auto i = static_cast<std::size_t>(rank); i < layers.size(); i += static_cast<std::size_t>(size)) {
-    own.push_back(layers[i]);
-  }
-  return own;
 }
 
 std::string key_of(int layer_id) { return "layer/" + std::to_string(layer_id); }
@@ -122,7 +77,7 @@ void fit_as(Ranks& ranks, FitCommand& command, Context& context) {
   FitInput input(command, context);
   QkvSource& source = input.source();
   const Json record = fit_record(input, command);
-  require_same_fit(record, ranks);
+  require_same(record, ranks);
   const PartialSet partial = open_partial(command, record, ranks);
   if (const auto few = too_few_tokens(source, command.fit)) context.status->notice(*few);
   Times times{.startup = seconds_since(context.started)};
@@ -144,16 +99,7 @@ void fit_as(Ranks& ranks, FitCommand& command, Context& context) {
 }  // namespace
 
 void fit_on_ranks(const Place& place, FitCommand& command, Context& context) {
-  take_share_of_machine(place, context);
-  Ranks ranks(place, {.silent_seconds = static_cast<double>(command.rank_timeout), .give_up = give_up});
-  context.status->notice(fmt::format("{} ranks, {} threads in this one", ranks.size(), num_threads()));
-  try {
-    fit_as(ranks, command, context);
-    ranks.leave();
-  } catch (const std::exception& error) {
-    ranks.fail(text_of(error));
-    throw;
-  }
+  run_on_ranks(place, command, context, [&](Ranks& ranks) { fit_as(ranks, command, context); });
 }
 
 }  // namespace oscar

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// What "oscar fit" does as one of several processes, whatever they make together.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/json.hpp"
+#include "cluster/ranks.hpp"
+#include "commands/fit_command.hpp"
+
+namespace oscar {
+
+/// Takes this process's share of the machine, meets the others and does the task. The others end too, with the reason,
+/// if it fails.
+void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
+                  const std::function<void(Ranks&)>& task);
+
+/// Throws DataError if this rank was started with other data or options than rank 0. what: of this rank.
+void require_same(const Json& what, Ranks& ranks);
+
+/// Of rank `rank` of `size`; dealt like cards.
+[[nodiscard]] std::vector<int> share_of(const std::vector<int>& layers, int rank, int size);
+
+}  // namespace oscar
