@@ -13,7 +13,8 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group("Input");
   };
-  add("--model", input.model, "Checkpoint folder: config.json, *.safetensors, tokenizer.json")->type_name("DIR");
+  add("--model", input.model, "Checkpoint folder: config.json, *.safetensors, tokenizer.json or tokenizer.model")
+      ->type_name("DIR");
   add("--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
       ->capture_default_str();

@@ -8,8 +8,8 @@
 
 namespace oscar {
 
-/// Address of `symbol` in oscar_<name>.so; the library stays open. Throws BackendUnavailable with the loader's reason,
-/// and `remedy` if a library that it needs could be missing.
+/// Address of `symbol` in oscar_<name>.so; the library stays open. Throws BackendUnavailable with the loader's reason
+/// and `remedy`: what to do where the plug-in, or a library that it needs, is missing.
 [[nodiscard]] void* plugin_symbol(
     const std::string& name, const std::string& symbol,
     const std::string& remedy = "run scripts/setup.sh and build again, or install oscar again");

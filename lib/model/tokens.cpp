@@ -116,7 +116,7 @@ std::vector<TokenSequence> read_tokens(const fs::path& path, const TokenLimits& 
 
 std::vector<TokenSequence> read_texts(const fs::path& model, const std::vector<fs::path>& texts,
                                       const TokenLimits& limits) {
-  const Tokenizer tokenizer(model / "tokenizer.json");
+  const Tokenizer tokenizer(tokenizer_of(model));
   Cutter cutter(limits, tokenizer.prefix());
   TokenSequence joined;
   std::string names;

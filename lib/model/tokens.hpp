@@ -22,9 +22,9 @@ struct TokenLimits {
 
 /// `.npy` (int32/int64; 1-D, or 2-D with one sequence a row) or `.jsonl` (one list of ids a line).
 [[nodiscard]] std::vector<TokenSequence> read_tokens(const std::filesystem::path& path, const TokenLimits& limits);
-/// Text files (documents.hpp), encoded with `<model>/tokenizer.json`. Plain files are joined; lines of .jsonl files
-/// stay apart. Both are cut into sequences of at most seq_len, each of which starts with what the tokenizer puts before
-/// texts.
+/// Text files (documents.hpp), encoded with the tokenizer of the checkpoint `model` (tokenizer_of). Plain files are
+/// joined; lines of .jsonl files stay apart. Both are cut into sequences of at most seq_len, each of which starts with
+/// what the tokenizer puts before texts.
 [[nodiscard]] std::vector<TokenSequence> read_texts(const std::filesystem::path& model,
                                                     const std::vector<std::filesystem::path>& texts,
                                                     const TokenLimits& limits);

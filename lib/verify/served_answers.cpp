@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/errors.hpp"
-#include "model/tokenizer/tokenizer_file.hpp"
+#include "model/tokenizer/tokenizer.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -43,11 +43,7 @@ std::vector<std::pair<std::int32_t, double>> listed(const Json& top, const Token
 
 }  // namespace
 
-TokenNames::TokenNames(const std::filesystem::path& model) {
-  TokenizerFile file = read_tokenizer_file(model / "tokenizer.json");
-  ids_ = std::move(file.model.vocabulary);
-  for (const AddedToken& token : file.added_tokens) ids_[token.content] = token.id;
-}
+TokenNames::TokenNames(const std::filesystem::path& model) : ids_(token_names(tokenizer_of(model))) {}
 
 std::int32_t TokenNames::id(const std::string& name) const {
   if (name.starts_with(kIdPrefix)) {

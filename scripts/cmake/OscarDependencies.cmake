@@ -14,6 +14,19 @@ find_package(CURL REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 
+# SentencePiece, for checkpoints with a tokenizer.model only. Its pkg-config file asks for its training part too.
+find_path(OSCAR_SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
+find_library(OSCAR_SENTENCEPIECE_LIBRARY sentencepiece)
+set(OSCAR_HAS_SENTENCEPIECE OFF)
+if(OSCAR_SENTENCEPIECE_INCLUDE AND OSCAR_SENTENCEPIECE_LIBRARY)
+  set(OSCAR_HAS_SENTENCEPIECE ON)
+  add_library(oscar_libsentencepiece INTERFACE)
+  target_include_directories(oscar_libsentencepiece SYSTEM INTERFACE ${OSCAR_SENTENCEPIECE_INCLUDE})
+  target_link_libraries(oscar_libsentencepiece INTERFACE ${OSCAR_SENTENCEPIECE_LIBRARY})
+else()
+  message(STATUS "tokenizer.model: not built (libsentencepiece-dev is not installed)")
+endif()
+
 # libtorch from the torch wheel: headers, torch_cpu and c10 only.
 file(GLOB torch_candidates ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
 if(SKBUILD) # a wheel (pyproject.toml) serves the torch of the environment that it is built in, if there is one

@@ -64,7 +64,8 @@ class CheckLayers(unittest.TestCase):
 
     def test_third_party_headers_stay_with_their_wrappers(self):
         for header in ("torch/torch.h", "ATen/ATen.h", "hdf5.h", "curl/curl.h", "openssl/evp.h", "CLI/CLI.hpp", "cblas.h",
-                       "lapacke.h", "pcre2.h", "utf8proc.h", "valijson/schema.hpp", "cuda_runtime.h"):
+                       "lapacke.h", "pcre2.h", "utf8proc.h", "sentencepiece_processor.h",
+                       "valijson/schema.hpp", "cuda_runtime.h"):
             self.finds("lib/fit/x.cpp", SPDX + f"#include <{header}>\n", f"<{header}>, which only")
 
     def test_the_house_may_not_see_its_tests(self):

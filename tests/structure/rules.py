@@ -37,6 +37,7 @@ WRAPPERS = {
     ("CLI/",): ["apps/oscar/"],
     ("cblas", "lapacke", "lapack", "openblas"): ["kernels/cpu/"],
     ("pcre2", "utf8proc"): ["lib/model/tokenizer"],
+    ("sentencepiece",): ["lib/model/tokenizer/sentencepiece.cpp"],
     ("valijson/",): ["lib/base/json.cpp"],
     ("cuda", "cublas", "cusolver", "curand", "nccl", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/"],
 }

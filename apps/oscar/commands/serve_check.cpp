@@ -139,7 +139,7 @@ void register_serve_check(CLI::App& app, Context& context) {
   command->add_option(
       "--reference", options->reference,
       "A server of the same model with an exact cache, in place of the weights in --model, of which only "
-      "tokenizer.json and config.json are read then; tells that the cache is quantised, not by what");
+      "config.json and the tokenizer are read then; tells that the cache is quantised, not by what");
   add_model_input_options(*command, options->input);
   command->get_option("--model")->required();
   command->remove_option(command->get_option("--model-dtype"));

@@ -2,8 +2,9 @@
 // Text to token ids, as a checkpoint's tokenizer.json says: added tokens, normalizer, words, BPE.
 // Supported: normalizers NFC, Prepend, Replace of a string; pre-tokenizers Split by a regular expression (Isolated, or
 // Removed with invert) or after a string, Digits, Metaspace, ByteLevel, alone or in a Sequence; model BPE over bytes,
-// or over characters with byte fallback or an unknown token. Anything else is an error that names the member. Nothing
-// is added around a text by encode(), and truncation and padding settings are not applied.
+// or over characters with byte fallback or an unknown token. Anything else is an error that names the member.
+// Or as its tokenizer.model says, a model of SentencePiece, unigram or BPE, through its library. Nothing is added
+// around a text by encode(), and truncation and padding settings are not applied.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +14,25 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace oscar {
 
+class TextEncoder;
+
+/// The file that encodes text for a checkpoint: tokenizer.json, else tokenizer.model. Throws DataError if there is
+/// none.
+[[nodiscard]] std::filesystem::path tokenizer_of(const std::filesystem::path& model);
+/// Ids of all tokens of such a file by their bytes; pieces of SentencePiece have their marks for spaces. Throws as
+/// Tokenizer does.
+[[nodiscard]] std::unordered_map<std::string, std::int32_t> token_names(const std::filesystem::path& file);
+
 class Tokenizer {
  public:
-  /// Throws DataError: missing or malformed file, a feature that is not supported.
-  explicit Tokenizer(const std::filesystem::path& tokenizer_json);
+  /// file: tokenizer.json, or a SentencePiece model (*.model). Throws DataError: missing or malformed file, a feature
+  /// that is not supported; BackendUnavailable: SentencePiece's library is missing.
+  explicit Tokenizer(const std::filesystem::path& file);
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
@@ -33,8 +45,7 @@ class Tokenizer {
   [[nodiscard]] const std::vector<std::int32_t>& prefix() const;
 
  private:
-  struct Impl;
-  std::unique_ptr<const Impl> impl_;
+  std::unique_ptr<const TextEncoder> encoder_;
 };
 
 }  // namespace oscar

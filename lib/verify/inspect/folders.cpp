@@ -72,7 +72,7 @@ Inspection inspect_model(const fs::path& folder) {
                  {"dtype", config.torch_dtype},
                  {"parameters", parameters},
                  {"shards", shards.size()},
-                 {"tokenizer", fs::exists(folder / "tokenizer.json")}};
+                 {"tokenizer", fs::exists(folder / "tokenizer.json") || fs::exists(folder / "tokenizer.model")}};
   if (shards.empty()) found.problems.emplace_back("no .safetensors file");
   return found;
 }

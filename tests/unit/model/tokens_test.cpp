@@ -36,6 +36,13 @@ TEST_CASE("a .jsonl file has a list of ids a line") {
   CHECK(read_tokens(folder / "t.jsonl", kNoLimit) == Sequences{{1, 2}, {3}, {4, 5, 6}});
 }
 
+TEST_CASE("a checkpoint without a tokenizer is refused by what it lacks") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "notes.txt", "text");
+  CHECK_ERROR(read_texts(folder.path(), {folder / "notes.txt"}, kNoLimit), DataError,
+              "neither tokenizer.json nor tokenizer.model");
+}
+
 TEST_CASE("limits cut long sequences, the last one, and what follows") {
   const test::TemporaryFolder folder;
   write_file(folder / "t.jsonl", "[1,2,3,4,5]\n[6,7]\n[8,9]");

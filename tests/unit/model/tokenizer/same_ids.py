@@ -65,11 +65,12 @@ def main():
                 failures += 1
                 continue
             expected = [batch.ids for batch in tokenizer.encode_batch(texts, add_special_tokens=False)]
-            wrong = [i for i, (ours, theirs) in enumerate(zip(json.loads(done.stdout), expected, strict=True)) if ours != theirs]
+            found = json.loads(done.stdout)["ids"]
+            wrong = [i for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs]
             print(f"{name}: {sum(map(len, expected))} ids of {len(texts)} texts, {len(wrong)} texts differ")
             for i in wrong[:3]:
                 print(f"  {texts[i][:200]!r}\n  theirs {[tokenizer.id_to_token(x) for x in expected[i]][:40]}\n"
-                      f"  ours   {[tokenizer.id_to_token(x) for x in json.loads(done.stdout)[i]][:40]}")
+                      f"  ours   {[tokenizer.id_to_token(x) for x in found[i]][:40]}")
             failures += len(wrong)
     return 1 if failures else 0
 

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+// Text around added tokens goes to SentencePiece's library, in one piece: its models cut text where they like.
+#include <algorithm>
+#include <utility>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "model/tokenizer/added_tokens.hpp"
+#include "model/tokenizer/piece_model.hpp"
+#include "model/tokenizer/piece_settings.hpp"
+#include "model/tokenizer/text_encoder.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+
+using Names = std::unordered_map<std::string, std::int32_t>;
+
+/// What files beside the model say goes before what it says itself.
+Names name_all(const std::vector<Piece>& pieces, const PieceSettings& settings) {
+  Names names;
+  for (const AddedToken& token : settings.added) names.try_emplace(token.content, token.id);
+  for (std::size_t id = 0; id < pieces.size(); ++id) names.try_emplace(pieces[id].text, static_cast<std::int32_t>(id));
+  return names;
+}
+
+/// Whether no piece goes on behind a space: then none lies across the start of a word.
+bool pieces_end_with_words(const std::vector<Piece>& pieces) {
+  return std::ranges::none_of(pieces, [](const Piece& piece) {
+    std::string_view text = piece.text;
+    while (text.starts_with(kSpaceMark)) text.remove_prefix(kSpaceMark.size());
+    return text.find(kSpaceMark) != std::string_view::npos || text.find(' ') != std::string_view::npos;
+  });
+}
+
+/// Where the last word of at least `least` bytes of `text` ends: a space behind a printable character of ASCII.
+std::size_t end_of_word(std::string_view text, std::size_t least) {
+  for (std::size_t at = std::max<std::size_t>(least, 1); at < text.size(); ++at) {
+    if (text[at] == ' ' && text[at - 1] > ' ' && text[at - 1] < '\x7f') return at;
+  }
+  return text.size();
+}
+
+class PieceEncoder final : public TextEncoder {
+ public:
+  explicit PieceEncoder(const fs::path& file) {
+    const std::string content = read_text(file), where = file.string();
+    const PieceSettings settings = read_piece_settings(file.parent_path());
+    first_ = open_piece_model(content, settings.space_before, where);
+    if (settings.space_before && !settings.space_before_parts) inner_ = open_piece_model(content, false, where);
+    const std::vector<Piece> pieces = first_->pieces();
+    may_stop_at_words_ = pieces_end_with_words(pieces);
+    for (const AddedToken& token : settings.added) added_.add(token);
+    const Names names = name_all(pieces, settings);
+    for (const Piece& piece : pieces) {
+      if (piece.special && !piece.text.empty()) added_.add({piece.text, names.at(piece.text)});
+    }
+    set_prefix(settings, names, where);
+  }
+
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, std::size_t enough) const override {
+    std::vector<std::int32_t> ids;
+    bool first = true;
+    added_.split(
+        text,
+        [&](std::string_view part) {
+          encode_part(std::exchange(first, false) || !inner_ ? *first_ : *inner_, part, enough, ids);
+          if (ids.size() > enough) ids.resize(enough);
+          return ids.size() < enough;
+        },
+        [&](std::int32_t id) {
+          first = false;
+          ids.push_back(id);
+          return ids.size() < enough;
+        });
+    return ids;
+  }
+
+  [[nodiscard]] const std::vector<std::int32_t>& prefix() const override { return prefix_; }
+
+ private:
+  /// Models begin texts unless a file says otherwise, as Llama's and Gemma's tokenizers do.
+  void set_prefix(const PieceSettings& settings, const Names& names, const std::string& where) {
+    std::int32_t begin = first_->begin_id();
+    if (!settings.begin.empty()) {
+      const auto found = names.find(settings.begin);
+      begin = found != names.end() ? found->second : -1;
+    }
+    if (!settings.add_begin.value_or(begin >= 0)) return;
+    if (begin < 0) {
+      throw DataError("\"add_bos_token\" is true, but the model has no such token" +
+                          (settings.begin.empty() ? "" : " as \"" + settings.begin + "\""),
+                      where, "fetch the tokenizer again, with its tokenizer_config.json");
+    }
+    prefix_ = {begin};
+  }
+
+  /// Appends ids of `part`, until there are `enough`: of whole words first, and more of them while that is too little.
+  void encode_part(const PieceModel& model, std::string_view part, std::size_t enough,
+                   std::vector<std::int32_t>& ids) const {
+    constexpr std::size_t kBytesOfToken = 16, kLeast = 4096;
+    const std::size_t before = ids.size(), wanted = enough - before;
+    std::size_t least = part.size();
+    if (may_stop_at_words_ && wanted < part.size() / kBytesOfToken) least = wanted * kBytesOfToken + kLeast;
+    for (;; least *= 2) {
+      const std::size_t end = end_of_word(part, least);
+      model.encode(part.substr(0, end), ids);
+      if (end == part.size() || ids.size() >= enough) return;
+      ids.resize(before);
+    }
+  }
+
+  std::unique_ptr<const PieceModel> first_, inner_;  // inner: of parts in which no text begins, where that differs
+  AddedTokens added_;
+  std::vector<std::int32_t> prefix_;
+  bool may_stop_at_words_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<const TextEncoder> make_piece_encoder(const fs::path& tokenizer_model) {
+  return std::make_unique<PieceEncoder>(tokenizer_model);
+}
+
+std::unordered_map<std::string, std::int32_t> piece_names(const fs::path& tokenizer_model) {
+  const auto model = open_piece_model(read_text(tokenizer_model), true, tokenizer_model.string());
+  return name_all(model->pieces(), read_piece_settings(tokenizer_model.parent_path()));
+}
+
+}  // namespace oscar
