@@ -32,7 +32,8 @@ std::vector<DumpChunk> limited(std::vector<DumpChunk> chunks, const SourceLimits
 }
 
 /// A fingerprint of a foreign dump: names, sizes and the last 4 KB (which hold the archive's directory with its
-/// checksums).
+/// checksums). It tells which tokens they are, and stands in published sets: one layer is enough, and must stay the
+/// first. Whether other layers are what they were is told by layer_fingerprints.hpp.
 std::string fingerprint(const std::vector<DumpChunk>& chunks, int layer_id) {
   Sha256 hash;
   const auto add = [&](const std::string& text) { hash.update(std::as_bytes(std::span(text.data(), text.size()))); };

@@ -12,11 +12,9 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "dump/layer_lanes.hpp"
-#include "fit/candidates.hpp"
-#include "fit/clip_choice.hpp"
-#include "fit/held_out.hpp"
 #include "fit/layer_fit.hpp"
 #include "fit/recipe_search.hpp"
+#include "fit/search_parts.hpp"
 
 namespace oscar {
 namespace {
@@ -26,20 +24,15 @@ constexpr std::size_t kFinalists = 6;
 /// Refining takes a second or two a layer; with more layers it looks at less, and at one candidate instead of two.
 constexpr std::size_t kFewLayers = 8;
 
-/// What is kept of a layer's data.
-struct LayerParts {
-  Fitting part, whole;                  // without and with what is held out
-  std::vector<SampledSequence> judged;  // held out
-};
-
 class Search {
  public:
-  Search(QkvSource& source, const FitOptions& options, const OutputProjection& output, Backend& backend, Status& status)
+  Search(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend, Status& status)
       : source_(source),
         candidates_(search_candidates(options)),
         split_(source.calibration().sequences),
         options_(options),
-        output_projection_(output),
+        output_projection_(hooks.output_projection),
+        partial_(hooks.partial),
         few_layers_(source.layer_ids().size() <= kFewLayers),
         backend_(backend),
         status_(status) {
@@ -121,61 +114,38 @@ class Search {
                          backend_, status_);
   }
 
+  /// Reads layers, but for those that are kept.
   void take(std::span<const int> ids) {
     const std::size_t first = parts_.size();
     parts_.resize(first + ids.size());
+    std::vector<int> unread;
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (partial_ != nullptr && partial_->has(ids[i])) {
+        parts_[first + i] = read_parts(partial_->file_of(ids[i]), ids[i]);
+      } else {
+        unread.push_back(ids[i]);
+        places.push_back(first + i);
+      }
+    }
     const auto total = static_cast<std::int64_t>(source_.layer_ids().size());
-    std::atomic<std::int64_t> done = static_cast<std::int64_t>(first);
-    const ClipFitOptions judging = judging_options();
+    std::atomic<std::int64_t> done = static_cast<std::int64_t>(first + ids.size() - unread.size());
+    const PartsPlan plan{recipes_, clips_.front(), options_, output_projection_, split_};
     const int lanes = backend_.work_shape().concurrent_layers;
-    for_each_layer(source_, ids, lanes, [&](std::size_t i, const std::unique_ptr<LayerStream>& whole) {
-      LayerParts& parts = parts_[first + i];
-      PartStream fitted(*whole, split_, false), held_out(*whole, split_, true);
-      parts.judged = sample_layer(held_out, options_.windows, judging);
-      require_data(ids[i], fitted, parts);
-      AdditiveMoments sums = take_sums(fitted, recipes_, backend_);
-      parts.part = take_fitting(ids[i], fitted, sums);
-      sums.merge(take_sums(held_out, recipes_, backend_));
-      parts.whole = take_fitting(ids[i], *whole, sums);
+    for_each_layer(source_, unread, lanes, [&](std::size_t i, const std::unique_ptr<LayerStream>& whole) {
+      LayerParts& parts = parts_[places[i]] = take_parts(unread[i], *whole, plan, backend_);
+      if (partial_ != nullptr) write_parts(partial_->file_of(unread[i]), parts);
       status_.progress("auto: layer", ++done, total);
     });
   }
 
-  [[nodiscard]] Fitting take_fitting(int id, LayerStream& stream, const AdditiveMoments& sums) const {
-    Fitting fitting{take_moments(id, stream, sums, recipes_, {}, backend_, output_projection_), {}, {}};
-    if (options_.refining.steps > 0) {
-      fitting.refine = sample_for_refining(stream, options_.windows, options_.refining);
-    }
-    fitting.clip = clips_.front().sample(stream);
-    return fitting;
-  }
-
-  [[nodiscard]] ClipFitOptions judging_options() const { return {.seed = options_.clip_fit.seed + 2}; }
-
   /// Samples are most of what a layer takes in memory.
   void forget_scored() {
-    judged_sample_ = describe(parts_.back().judged, judging_options());
+    judged_sample_ = describe(parts_.back().judged, judging_options(options_));
     for (LayerParts& parts : parts_) {
       parts.judged.clear();
       parts.part = {};
     }
-  }
-
-  void require_data(int id, LayerStream& fitted, const LayerParts& parts) const {
-    const std::string where = "layer " + std::to_string(id);
-    if (parts.judged.empty()) {
-      throw TooLittleData(fmt::format("no held-out sequence is longer than the windows ({} tokens)",
-                                      options_.windows.sink + options_.windows.recent),
-                          where, "calibrate on longer sequences, or choose a recipe");
-    }
-    std::int64_t tokens = 0;
-    QkvChunk chunk;
-    fitted.rewind();
-    while (fitted.next(chunk)) tokens += chunk.view.k.num_tokens;
-    const std::int64_t needed = 4 * std::int64_t{chunk.view.k.head_dim};
-    if (tokens >= needed) return;
-    throw TooLittleData(fmt::format("{} tokens to fit on beside those held out are too few", tokens), where,
-                        fmt::format("give at least {} tokens, four for each channel", needed));
   }
 
   void score(std::span<const LayerParts> parts, const std::vector<std::size_t>& group) {
@@ -243,6 +213,7 @@ class Search {
   HeldOutSplit split_;
   FitOptions options_;
   OutputProjection output_projection_;
+  const PartialSet* partial_;
   bool few_layers_;
   Backend& backend_;
   Status& status_;
@@ -259,7 +230,7 @@ class Search {
 FitResult fit_auto(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
                    Status& status) {
   const auto start = std::chrono::steady_clock::now();
-  Search search(source, options, hooks.output_projection, backend, status);
+  Search search(source, options, hooks, backend, status);
   FitResult result;
   RotationSet& set = result.set;
   set.model = source.model(), set.calibration = source.calibration(), set.windows = options.windows;

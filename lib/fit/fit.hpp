@@ -43,7 +43,7 @@ struct FitHooks {
   /// for it, nor it for that. Recipe auto does not call it.
   std::function<void()> first_layer_read = {};
   /// Where layers are kept as soon as they are fitted, and where those that are there already are taken from. Recipe
-  /// auto, which decides by all layers together, refuses it.
+  /// auto, which decides by all layers together, keeps what it looks at again of each: sums and samples.
   const PartialSet* partial = nullptr;
 };
 

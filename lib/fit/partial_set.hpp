@@ -20,9 +20,15 @@ class PartialSet {
   /// it as the process made it that shares the folder.
   enum class Earlier { kUse, kReplace, kLeave };
 
+  /// Member of `of` with a fingerprint for each layer, which only layers that are there already must share: another may
+  /// have been mended since.
+  static constexpr const char* kDataOfLayers = "data_of_layers";
+
   /// `of`: describe_fit(). Throws DataError if earlier layers are to be used and are of another fit, or if the folder
   /// holds something else.
   PartialSet(std::filesystem::path folder, const Json& of, Earlier earlier);
+  /// Whether layers of this fit are there already.
+  [[nodiscard]] static bool is_of(const std::filesystem::path& folder, const Json& of);
 
   [[nodiscard]] std::filesystem::path file_of(int layer_id) const;
   [[nodiscard]] bool has(int layer_id) const;
@@ -34,6 +40,9 @@ class PartialSet {
   void remove() const;
 
  private:
+  /// Throws DataError if what is there is of another fit than `of`.
+  void require(const Json& found, const Json& of) const;
+
   std::filesystem::path folder_;
 };
 

@@ -108,6 +108,15 @@ std::vector<Candidate> search_candidates(const FitOptions& options) {
   return candidates;
 }
 
+RotationSet unfitted_search(const QkvSource& source, const FitOptions& options) {
+  const std::vector<Candidate> candidates = search_candidates(options);
+  RotationSet set = unfitted_set(candidates.front().recipe, candidates.front().options);
+  set.model = source.model(), set.calibration = source.calibration();
+  set.recipe = {{"name", "auto"}, {"layers", source.layer_ids()}};
+  for (const Candidate& each : candidates) set.recipe["candidates"].push_back(to_json(each.recipe, each.options));
+  return set;
+}
+
 std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates) {
   std::map<std::string, std::vector<std::size_t>> groups;
   for (std::size_t i = 0; i < candidates.size(); ++i) {

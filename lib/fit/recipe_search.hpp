@@ -23,6 +23,10 @@ struct Candidate {
 /// In the order of reports. A given --levels restricts them; else all that take the bytes of 4,4 are tried.
 [[nodiscard]] std::vector<Candidate> search_candidates(const FitOptions& options);
 
+/// What decides the parts of layers that a search keeps (FitHooks::partial): the model, the data, the layers and all
+/// recipes that it tries.
+[[nodiscard]] RotationSet unfitted_search(const QkvSource& source, const FitOptions& options);
+
 /// Indices of candidates that share their transforms and differ in their codecs.
 [[nodiscard]] std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates);
 

@@ -87,9 +87,17 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 
 namespace {
 
+/// The layers that --resume keeps, and hidden states beside them.
+void keep_layers(const FitCommand& command, FitInput& input, PartialSet::Earlier earlier,
+                 std::optional<PartialSet>& partial) {
+  if (!command.resume) return;
+  partial.emplace(partial_folder(command), fit_record(input, command), earlier);
+  input.keep_states(partial_folder(command), *partial);
+}
+
 /// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
 FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backend& backend, FitHooks hooks,
-                    const Context& context) {
+                    std::optional<PartialSet>& partial, const Context& context) {
   Status& status = *context.status;
   const auto fit_once = [&] {
     hooks.judge = input->judge(command.fit, backend);
@@ -106,17 +114,30 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
   input.reset();
   input = std::make_unique<FitInput>(command, context);  // a live model cannot go back
+  keep_layers(command, *input, PartialSet::Earlier::kReplace, partial);
+  hooks.partial = partial ? &*partial : nullptr;
   return fit_once();
 }
 
-/// Only layers that are fitted one by one can be kept, or be dealt to several processes.
-void require_layerwise(FitCommand& command, const char* where, Status& status) {
+/// A fit without enough data for recipe auto, which was interrupted, goes on as what it became.
+void settle_resumed_recipe(FitCommand& command, FitInput& input, Status& status) {
+  if (!command.resume || !command.recipe_by_default) return;
+  FitCommand plain = command;
+  plain.fit.recipe = "oscar";
+  if (!PartialSet::is_of(partial_folder(command), fit_record(input, plain))) return;
+  command.fit.recipe = "oscar";
+  status.notice("recipe oscar instead of auto, as in the fit that goes on");
+}
+
+/// Only layers that are fitted one by one can be dealt to several processes.
+void require_layerwise(FitCommand& command, Status& status) {
   if (command.fit.recipe != "auto") return;
   if (!command.recipe_by_default) {
-    throw UsageError("recipe auto decides by all layers together", where, "name another recipe, like --recipe oscar");
+    throw UsageError("recipe auto decides by all layers together", "several ranks",
+                     "name another recipe, like --recipe oscar");
   }
   command.fit.recipe = "oscar";
-  status.notice(std::string("recipe oscar instead of auto, which decides by all layers together: ") + where);
+  status.notice("recipe oscar instead of auto, which decides by all layers together: several ranks");
 }
 
 void run(FitCommand& command, Context& context) {
@@ -127,7 +148,7 @@ void run(FitCommand& command, Context& context) {
                      "start one process for each part of the data");
   }
   if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
-  if (place || command.resume) require_layerwise(command, place ? "several ranks" : "--resume", *context.status);
+  if (place) require_layerwise(command, *context.status);
   const RotationFormats formats = parse_rotation_formats(command.formats);
   if (!place || place->rank == 0) {
     const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
@@ -139,12 +160,10 @@ void run(FitCommand& command, Context& context) {
   auto input = std::make_unique<FitInput>(command, context);
   if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
-  FitHooks hooks;
+  settle_resumed_recipe(command, *input, *context.status);
   std::optional<PartialSet> partial;
-  if (command.resume) {
-    hooks.partial = &partial.emplace(partial_folder(command), fit_record(*input, command), PartialSet::Earlier::kUse);
-    input->keep_states(partial_folder(command), *partial);
-  }
+  keep_layers(command, *input, PartialSet::Earlier::kUse, partial);
+  FitHooks hooks{.partial = partial ? &*partial : nullptr};
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls
   // into cuBLAS want too.
@@ -153,7 +172,7 @@ void run(FitCommand& command, Context& context) {
     hooks.first_layer_read = [&] { writer_ready = std::async(std::launch::async, open_pt_support); };
   }
   Times times{.startup = seconds_since(context.started)};
-  const FitResult result = fit_input(command, input, *backend, hooks, context);
+  const FitResult result = fit_input(command, input, *backend, hooks, partial, context);
   const auto fitted = std::chrono::steady_clock::now();
   if (writer_ready.valid()) writer_ready.get();
   write_rotation_set(command.out, result.set, formats, command.force);
@@ -236,9 +255,11 @@ void register_fit(CLI::App& app, Context& context) {
       ->capture_default_str()
       ->group("Output");
   fit->add_flag("--force", command->force, "Replace an existing output folder")->group("Output");
-  fit->add_flag("--resume", command->resume,
-                "Keep layers in DIR.partial as soon as they are fitted, and go on with those there. Of a model, hidden "
-                "states too (one process): once or twice tokens x hidden size x 4 bytes, or 2 in bfloat16")
+  fit->add_flag(
+         "--resume", command->resume,
+         "Keep layers in DIR.partial as soon as they are fitted, and go on with those there; of recipe auto, the "
+         "sums and samples of layers that are read. Of a model, hidden states too (one process): once or twice "
+         "tokens x hidden size x 4 bytes, or 2 in bfloat16")
       ->group("Output");
   fit->add_option("--rank-timeout", command->rank_timeout,
                   "Of several ranks: seconds without a sign of life after which one counts as gone")

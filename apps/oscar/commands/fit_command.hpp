@@ -62,7 +62,8 @@ class FitInput {
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context);
 
-/// describe_fit() of the input, with a fingerprint of the model's weights: what layers that are kept must be of.
+/// describe_fit() of the input, with fingerprints of the model's weights or of the dump's layers: what layers that are
+/// kept must be of.
 [[nodiscard]] Json fit_record(FitInput& input, const FitCommand& command);
 
 /// Where layers are kept until the set is written.

@@ -6,6 +6,8 @@
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
+#include "dump/layer_fingerprints.hpp"
+#include "fit/recipe_search.hpp"
 #include "model/output_projection.hpp"
 #include "model_judge.hpp"
 
@@ -81,8 +83,15 @@ OutputProjection FitInput::output_projection() const {
 }
 
 Json fit_record(FitInput& input, const FitCommand& command) {
-  Json record = describe_fit(unfitted_set(input.source(), command.fit), command.fit);
+  const RotationSet unfitted = command.fit.recipe == "auto" ? unfitted_search(input.source(), command.fit)
+                                                            : unfitted_set(input.source(), command.fit);
+  Json record = describe_fit(unfitted, command.fit);
   if (!command.input.model.empty()) record["weights"] = fingerprint_of_weights(command.input.model);
+  if (command.dump.empty()) return record;
+  Json& layers = record[PartialSet::kDataOfLayers] = Json::object();
+  for (const auto& [id, print] : fingerprint_layers(command.dump, input.source().layer_ids())) {
+    layers[std::to_string(id)] = print;
+  }
   return record;
 }
 

@@ -83,6 +83,17 @@ class RanksTest(unittest.TestCase):
         path.write_bytes(whole[:len(whole) // 2] + b"\xff" * 4096 + whole[len(whole) // 2 + 4096:])
         return lambda: path.write_bytes(whole)
 
+    def resume_with_another_layer(self, layer, fit):
+        """As if a server had written that layer again, of the same shape."""
+        folder = self.folder / f"dump/layer_{layer}"
+        folder.rename(self.folder / "own")
+        shutil.copytree(self.folder / "dump/layer_2", folder)
+        try:
+            return subprocess.run([BINARY, *fit], cwd=self.folder, capture_output=True, text=True, env=ON_CPU)
+        finally:
+            shutil.rmtree(folder)
+            (self.folder / "own").rename(folder)
+
     def wait_for(self, name, seconds=60):
         deadline = time.monotonic() + seconds
         while not (self.folder / name).exists():
@@ -183,6 +194,9 @@ class RanksTest(unittest.TestCase):
                               env=ON_CPU)
         self.assertEqual(done.returncode, 1)
         self.assertIn("is of another: windows differ", done.stderr)
+        done = self.resume_with_another_layer(0, fit)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("layer 0 is fitted already, to other data than the dump has now", done.stderr)
         self.addCleanup(self.spoil(0))
         self.run_alone(*fit)
         self.doCleanups()

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#include "fit/partial_set.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/files.hpp"
+#include "fit/fit.hpp"
+#include "rotation/formats.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+using Earlier = PartialSet::Earlier;
+
+/// A set of one layer, d = 4, that can be written.
+RotationSet one_layer(double first) {
+  RotationSet set = unfitted_set(resolve_recipe({.recipe = "hadamard"}), {.recipe = "hadamard"});
+  set.layers.resize(1);
+  for (SideTransform* side : {&set.layers[0].key, &set.layers[0].value}) side->rotation = MatrixStack::identity(4);
+  set.layers[0].key.rotation.data[0] = first;
+  return set;
+}
+
+Json fit_with(const fs::path& reference) {
+  const FitOptions options{.recipe = "uresidual", .reference_rotation = reference};
+  return describe_fit(unfitted_set(resolve_recipe(options), options), options);
+}
+
+Json with_layers(const std::string& first, const std::string& second) {
+  return {{"model", "m"}, {PartialSet::kDataOfLayers, {{"0", first}, {"7", second}}}};
+}
+
+}  // namespace
+
+TEST_CASE("a fit is told from another by what its reference rotation is, not by where it lies") {
+  const test::TemporaryFolder folder;
+  const auto write = [&](const char* name, double first) {
+    write_rotation_set(folder / name, one_layer(first), {.pt = false, .h5 = true}, true);
+    return folder / name;
+  };
+  const Json fit = fit_with(write("a", 1));
+  CHECK(fit_with(write("b", 1)) == fit);
+  CHECK(fit_with(write("a", -1)) != fit);
+  CHECK(fit["reference_rotation"].get<std::string>().size() == 64);
+}
+
+TEST_CASE("of a dump that has changed, layers that are fitted already must be the same, others need not") {
+  const test::TemporaryFolder folder;
+  const fs::path own = folder / "s.partial";
+  const PartialSet partial(own, with_layers("a", "b"), Earlier::kReplace);
+  partial.add(one_layer(1));  // layer 0
+  CHECK(PartialSet(own, with_layers("a", "mended"), Earlier::kUse).has(0));
+  CHECK(PartialSet::is_of(own, with_layers("x", "y")));
+  CHECK_ERROR(PartialSet(own, with_layers("other", "mended"), Earlier::kUse), DataError,
+              "layer 0 is fitted already, to other data than the dump has now");
+  Json another = with_layers("a", "b");
+  another["model"] = "n";
+  CHECK_ERROR(PartialSet(own, another, Earlier::kUse), DataError, "is of another: model differ");
+  CHECK_FALSE(PartialSet::is_of(own, another));
+  CHECK_FALSE(PartialSet::is_of(folder / "nowhere", another));
+  CHECK_FALSE(PartialSet(own, with_layers("other", "b"), Earlier::kReplace).has(0));
+}
+
+}  // namespace oscar
