@@ -51,6 +51,7 @@ const Architecture* find_architecture(const std::string& model_type) {
 
 void check_architecture(ConfigFile& file, const std::string& model_type) {
   if (const Architecture* found = find_architecture(model_type)) return file.use_defaults(Json::parse(found->defaults));
+  if (model_type.empty()) file.refuse("\"model_type\", the name of the architecture, is missing");
   std::string names;
   for (const Architecture& entry : kArchitectures) names += (names.empty() ? "" : ", ") + std::string(entry.model_type);
   file.refuse("the architecture \"" + model_type + "\" is not supported",

@@ -6,6 +6,21 @@
 #include "base/json.hpp"
 
 namespace oscar {
+namespace {
+
+/// By what lies there instead.
+const char* remedy_without_weights(const fs::path& model) {
+  bool shards = false, pickles = false;
+  for (const auto& entry : fs::directory_iterator(model)) {
+    shards = shards || entry.path().extension() == ".safetensors";
+    pickles = pickles || entry.path().extension() == ".bin" || entry.path().extension() == ".pth";
+  }
+  if (shards) return "fetch model.safetensors.index.json too, which tells what lies in which file";
+  if (pickles) return "save the checkpoint in safetensors format, with save_pretrained of transformers";
+  return "name a checkpoint in safetensors format";
+}
+
+}  // namespace
 
 Checkpoint::Checkpoint(const fs::path& model) : where_(model.string()) {
   const fs::path index = model / "model.safetensors.index.json";
@@ -17,7 +32,7 @@ Checkpoint::Checkpoint(const fs::path& model) : where_(model.string()) {
     for (const auto& [name, tensor] : file.tensors()) weights_[name] = &file;
   } else {
     throw DataError("the folder has no weights: neither model.safetensors nor model.safetensors.index.json", where_,
-                    "name a checkpoint in safetensors format");
+                    remedy_without_weights(model));
   }
   find_prefix();
 }
@@ -34,6 +49,10 @@ void Checkpoint::open_shards(const fs::path& model, const fs::path& index) {
                       "fetch the checkpoint again");
     }
     const std::string file = shard.get<std::string>();
+    if (!fs::exists(model / file)) {
+      throw DataError("the file is missing, which the index names for " + name, (model / file).string(),
+                      "fetch it, or the whole checkpoint again");
+    }
     weights_[name] = &shards_.try_emplace(file, model / file).first->second;
   }
 }

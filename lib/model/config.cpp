@@ -91,7 +91,9 @@ std::string ModelConfig::why_irreplaceable() const {
 
 ModelConfig read_model_config(const fs::path& model) {
   if (!fs::is_directory(model)) {
-    throw DataError("there is no model folder", model.string(), "name a folder with config.json and *.safetensors");
+    throw DataError("there is no model folder", model.string(),
+                    "name a folder with config.json and *.safetensors; one on the Hugging Face Hub must be downloaded "
+                    "first (hf download ORG/MODEL --local-dir DIR)");
   }
   ConfigFile file(model / "config.json");
   ModelConfig config;

@@ -21,8 +21,10 @@ void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mix
 }
 
 void refuse_parts(const ConfigFile& file) {
-  if (file.dimension_or_zero("hidden_size_per_layer_input", 256) != 0) file.unsupported("an embedding for each layer");
-  if (file.dimension_or_zero("num_kv_shared_layers", 0) != 0) file.unsupported("layers that share keys and values");
+  if (file.dimension_or_zero("hidden_size_per_layer_input", 256) != 0)
+    file.unsupported("a model with an embedding for each layer (\"hidden_size_per_layer_input\")");
+  if (file.dimension_or_zero("num_kv_shared_layers", 0) != 0)
+    file.unsupported("a model whose layers share keys and values (\"num_kv_shared_layers\")");
   if (file.flag("enable_moe_block")) file.unsupported("\"enable_moe_block\": true");
   if (file.text("use_bidirectional_attention", "") == "all") {
     file.unsupported("\"use_bidirectional_attention\": \"all\"");

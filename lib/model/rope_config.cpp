@@ -92,6 +92,8 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
   rope.type = in.type();
   if (rope.type == "su") rope.type = "longrope";    // its first name
   if (rope.type == "mrope") rope.type = "default";  // axes of images; on text all are equal
+  // Its base grows with texts that are longer than the context, which are refused.
+  if (rope.type == "dynamic" && !in.has("alpha")) rope.type = "default";
   rope.theta = in.anywhere("rope_theta", defaults.theta);
   if (!(rope.theta > 0)) file.refuse("member \"rope_theta\" must be a positive number");
   const double partial = in.anywhere("partial_rotary_factor", defaults.partial);
@@ -108,7 +110,7 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
     rope.low_frequency_factor = in.number("low_freq_factor");
     rope.high_frequency_factor = in.number("high_freq_factor");
   } else if (rope.type == "yarn") {
-    rope.factor = in.number("factor", stretched);
+    rope.factor = context == rope.original_context ? in.number("factor") : in.number("factor", stretched);
     read_yarn(in, rope);
   } else if (rope.type == "longrope") {
     rope.factor = in.number("factor", stretched);
@@ -116,8 +118,10 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
   } else if (rope.type == "linear" || rope.type == "proportional") {
     rope.factor = rope.type == "linear" ? in.number("factor") : in.number("factor", 1);
   } else if (rope.type != "default") {
-    file.unsupported("the RoPE variant \"" + rope.type +
-                     "\" (default, linear, llama3, yarn, longrope and proportional are)");
+    file.refuse(
+        "the RoPE variant \"" + rope.type + "\" is not supported",
+        "use a checkpoint with default, linear, dynamic, llama3, yarn, longrope or proportional, or dump its q, k "
+        "and v elsewhere and give --dump");
   }
   return rope;
 }

@@ -105,6 +105,10 @@ std::string_view header_text(std::span<const std::byte> file, const std::string&
   std::uint64_t length = 0;
   if (file.size() < kLengthBytes) refuse("too short for a safetensors file", path);
   std::memcpy(&length, file.data(), sizeof length);
+  constexpr std::string_view kPointer = "version https://git-lfs";
+  if (std::string_view(reinterpret_cast<const char*>(file.data()), file.size()).starts_with(kPointer)) {
+    throw DataError("a pointer of Git LFS, not the file itself", path, "run git lfs pull in its folder");
+  }
   if (length > kMaxHeaderBytes) refuse("not a safetensors file: header length " + std::to_string(length), path);
   if (length > file.size() - kLengthBytes) refuse("truncated: the header is longer than the file", path);
   return {reinterpret_cast<const char*>(file.data()) + kLengthBytes, length};

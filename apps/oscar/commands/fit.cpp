@@ -121,7 +121,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
 
 /// A fit without enough data for recipe auto, which was interrupted, goes on as what it became.
 void settle_resumed_recipe(FitCommand& command, FitInput& input, Status& status) {
-  if (!command.resume || !command.recipe_by_default) return;
+  if (!command.resume || !command.recipe_by_default || !std::filesystem::exists(partial_folder(command))) return;
   FitCommand plain = command;
   plain.fit.recipe = "oscar";
   if (!PartialSet::is_of(partial_folder(command), fit_record(input, plain))) return;

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/files.hpp"
 #include "base/json.hpp"
 #include "model/layout.hpp"
 #include "model/runner.hpp"
@@ -101,6 +102,10 @@ TEST_CASE("an untied head is used") {
 TEST_CASE("a checkpoint that does not fit its config is refused with the weight's name") {
   TinyModel model;
   CHECK_ERROR(open_model(model.path()), DataError, "has no weights");
+  write_file(model.path() / "pytorch_model.bin", "x");
+  CHECK_ERROR(open_model(model.path()), DataError, "save the checkpoint in safetensors format");
+  write_file(model.path() / "model-00001-of-00002.safetensors", "x");
+  CHECK_ERROR(open_model(model.path()), DataError, "fetch model.safetensors.index.json too");
   model.at("model.layers.0.self_attn.q_norm.weight") = Tensor(DType::kF32, {3});
   model.save_single();
   CHECK_ERROR(open_model(model.path()), DataError,
@@ -128,7 +133,7 @@ TEST_CASE("an index that is malformed or leads outside is refused") {
   model.save_index({{"weight_map", {{first, "../x.safetensors"}}}});
   CHECK_ERROR(open_model(model.path()), DataError, "../x.safetensors");
   model.save_index({{"weight_map", {{first, "gone.safetensors"}}}});
-  CHECK_ERROR(open_model(model.path()), DataError, "no such file");
+  CHECK_ERROR(open_model(model.path()), DataError, "the file is missing, which the index names for " + first);
   model.save_index({{"weight_map", {{first, "shard-1.safetensors"}}}});
   CHECK_ERROR(open_model(model.path()), DataError, "there is no tensor " + first);
 }

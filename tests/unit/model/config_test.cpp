@@ -106,6 +106,7 @@ TEST_CASE("what is missing, impossible or not supported is named") {
     CHECK_ERROR(read_model_config(folder.with(changes)), DataError, reason);
   };
   CHECK_ERROR(read_model_config("/nowhere"), DataError, "there is no model folder");
+  CHECK_ERROR(read_model_config("/nowhere"), DataError, "hf download");
   refused({{"vocab_size", nullptr}}, "has no member \"vocab_size\"");
   refused({{"head_dim", nullptr}, {"hidden_size", 191}}, "hidden_size is not a multiple of num_attention_heads");
   refused({{"head_dim", 127}}, "head_dim must be even");
@@ -119,13 +120,15 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   refused({{"model_type", "mamba"}}, "the architecture \"mamba\" is not supported");
   refused({{"model_type", "mamba"}}, "use a checkpoint of one of: deepseek_v3, gemma2, ");
   refused({{"model_type", "mamba"}}, "give --dump");
-  refused({{"model_type", nullptr}}, "is not supported");
+  refused({{"model_type", nullptr}}, "the name of the architecture, is missing");
   refused({{"attention_bias", "no"}}, "must be true or false");
   refused({{"layer_types", {"full_attention", "sliding_attention"}}}, "must be a list of 4 names");
   refused({{"layer_types", {"a", "b", "c", "d"}}}, "the layer type \"a\" is not supported");
   refused({{"layer_types", Json(4, "linear_attention")}}, "linear_attention");
   refused({{"layer_types", Json(4, "sliding_attention")}, {"sliding_window", nullptr}}, "sliding_window");
-  refused({{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4}}}}, "the RoPE variant \"dynamic\"");
+  refused({{"rope_scaling", {{"rope_type", "spiral"}, {"factor", 4}}}}, "the RoPE variant \"spiral\" is not");
+  refused({{"rope_scaling", {{"rope_type", "dynamic"}, {"alpha", 1000}}}}, "the RoPE variant \"dynamic\" is not");
+  refused({{"rope_scaling", {{"rope_type", "yarn"}}}}, "\"factor\" must be a positive number");
   refused({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 4}}}}, "low_freq_factor");
   refused({{"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 2}}}}}, "must be a list of 64 numbers");
   refused({{"rope_scaling", "yarn"}}, "must be an object");

@@ -98,6 +98,8 @@ TEST_CASE("safetensors headers that lie are refused") {
   refused(entry("[1]", "[0,4]"), "bytes of payload");
   write_file(folder / "x", std::string(8, '\xff') + "{}");
   CHECK_ERROR(SafetensorsFile(folder / "x"), DataError, "header length");
+  write_file(folder / "x", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n");
+  CHECK_ERROR(SafetensorsFile(folder / "x"), DataError, "a pointer of Git LFS");
 }
 
 }  // namespace oscar

@@ -30,6 +30,7 @@ MODELS = {
     "llama": ("LlamaForCausalLM", LLAMA3 | {"tie_word_embeddings": True}),
     "llama-linear-bias": ("LlamaForCausalLM", rope(kind="linear", factor=2.0) | {"attention_bias": True,
                                                                                  "mlp_bias": True}),
+    "llama-dynamic": ("LlamaForCausalLM", rope(kind="dynamic", factor=4.0)),
     "mistral": ("MistralForCausalLM", rope() | {"sliding_window": None, "head_dim": 32}),
     "mistral-sliding": ("MistralForCausalLM", rope() | {"sliding_window": 20}),
     "phi3": ("Phi3ForCausalLM", rope() | {"sliding_window": 30}),
