@@ -20,6 +20,8 @@ constexpr const char* kGemma3Defaults = R"({"num_attention_heads": 8, "num_key_v
   "vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096})";
 constexpr std::array kArchitectures{
     Architecture{"deepseek_v3", describe_deepseek_v3},
+    Architecture{"dots1", describe_dots1},
+    Architecture{"exaone4", describe_exaone4},
     Architecture{"gemma2", describe_gemma},
     Architecture{"gemma3", describe_gemma, kGemma3Defaults},
     Architecture{"gemma3_text", describe_gemma, kGemma3Defaults},
@@ -32,13 +34,21 @@ constexpr std::array kArchitectures{
     Architecture{"minimax_m2", describe_minimax_m2},
     Architecture{"mistral", describe_mistral},
     Architecture{"mixtral", describe_mixtral},
+    Architecture{"olmo2", describe_olmo},
+    Architecture{"olmo3", describe_olmo},
     Architecture{"phi3", describe_phi3},
     Architecture{"qwen2", describe_qwen2},
+    Architecture{"qwen2_5_vl", describe_qwen2},
+    Architecture{"qwen2_5_vl_text", describe_qwen2},
+    Architecture{"qwen2_moe", describe_qwen2_moe},
     Architecture{"qwen3", describe_qwen3},
     Architecture{"qwen3_5_moe_text", describe_qwen_hybrid},
     Architecture{"qwen3_5_text", describe_qwen_hybrid},
     Architecture{"qwen3_moe", describe_qwen3_moe},
     Architecture{"qwen3_next", describe_qwen_hybrid},
+    Architecture{"qwen3_vl_text", describe_qwen3},
+    Architecture{"seed_oss", describe_seed_oss},
+    Architecture{"smollm3", describe_smollm3},
 };
 
 const Architecture* find_architecture(const std::string& model_type) {

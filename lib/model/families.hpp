@@ -36,12 +36,18 @@ void describe_mistral(const ConfigFile& file, ModelConfig& config);
 void describe_phi3(const ConfigFile& file, ModelConfig& config);
 void describe_glm4(const ConfigFile& file, ModelConfig& config);
 void describe_gemma(const ConfigFile& file, ModelConfig& config);
+void describe_seed_oss(const ConfigFile& file, ModelConfig& config);
+void describe_olmo(const ConfigFile& file, ModelConfig& config);
+void describe_exaone4(const ConfigFile& file, ModelConfig& config);
+void describe_smollm3(const ConfigFile& file, ModelConfig& config);
 
 // families_gemma4.cpp
 void describe_gemma4(const ConfigFile& file, ModelConfig& config);
 
 // families_experts.cpp
 void describe_mixtral(const ConfigFile& file, ModelConfig& config);
+void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config);
+void describe_dots1(const ConfigFile& file, ModelConfig& config);
 void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config);
 void describe_glm4_moe(const ConfigFile& file, ModelConfig& config);
 void describe_gpt_oss(const ConfigFile& file, ModelConfig& config);

@@ -79,6 +79,13 @@ void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& blo
               }));
 }
 
+/// Nothing is normed before a part of the layer, but what it adds.
+void norm_what_is_added(BlockSpec& block) {
+  block.mixer_norm = block.mlp_norm = "";
+  block.mixer_out_norm = "post_attention_layernorm";
+  block.mlp_out_norm = "post_feedforward_layernorm";
+}
+
 /// All layers slide if there is a window.
 void fill_windowed(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
   const char* type = file.has("sliding_window") ? kSlidingAttention : kFullAttention;
@@ -158,6 +165,66 @@ void describe_gemma(const ConfigFile& file, ModelConfig& config) {
     if (types[layer] == kSlidingAttention) {
       config.blocks[layer].mixer.rope = read_local_rope(file, config.head_dim);
     }
+  }
+}
+
+void describe_seed_oss(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config, {10000});
+  block.mixer.qkv_bias = file.flag("attention_bias", true);
+  block.mixer.output_bias = file.flag("attention_out_bias");
+  block.mlp.bias = file.flag("mlp_bias");
+  fill_blocks(file, config, block);
+}
+
+/// OLMo 2 and 3: norms of what is added instead of what is read, and of queries and keys of all heads at once. RoPE is
+/// stretched in layers without a window only.
+void describe_olmo(const ConfigFile& file, ModelConfig& config) {
+  const bool third = config.model_type == "olmo3";
+  BlockSpec block = plain_block(file, config, {5e5});
+  norm_what_is_added(block);
+  block.mixer.head_norm = HeadNorm::kAllHeads;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  const std::vector<std::string> types = read_layer_types(
+      file, config, [&](int layer) { return third && (layer + 1) % 4 != 0 ? kSlidingAttention : kFullAttention; });
+  fill_blocks(file, config, block, types);
+  const bool nested = file.has("rope_parameters") && file.json().at("rope_parameters").contains(kSlidingAttention);
+  for (std::size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == kFullAttention) continue;
+    RopeSpec plain;
+    plain.dim = config.head_dim;
+    plain.theta = block.mixer.rope.theta;
+    config.blocks[layer].mixer.rope = nested ? read_rope(file, kSlidingAttention, config.head_dim, {5e5}) : plain;
+  }
+}
+
+/// EXAONE 4: as OLMo, with norms of each head; between sliding layers, those that see all have no positions.
+void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
+  const bool slides = file.has("sliding_window");
+  BlockSpec block = plain_block(file, config, {10000});
+  norm_what_is_added(block);
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  const auto by_pattern = [&](int layer) {
+    return slides && (layer + 1) % file.dimension("sliding_window_pattern", 4) != 0 ? kSlidingAttention
+                                                                                    : kFullAttention;
+  };
+  const std::vector<std::string> types = read_layer_types(file, config, by_pattern);
+  fill_blocks(file, config, block, types);
+  for (std::size_t layer = 0; slides && layer < types.size(); ++layer) {
+    if (types[layer] == kFullAttention) config.blocks[layer].mixer.rope.dim = 0;
+  }
+}
+
+/// SmolLM3: Llama, but some layers have no positions.
+void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
+  describe_llama(file, config);
+  if (file.flag("use_sliding_window")) file.unsupported("\"use_sliding_window\": true in this model");
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  const Json turning = file.json().value("no_rope_layers", Json());
+  const int interval = file.dimension("no_rope_layer_interval", 4);
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const auto i = static_cast<std::size_t>(layer);
+    const bool turns = turning.is_array() && i < turning.size() ? turning[i] == 1 : (layer + 1) % interval != 0;
+    if (!turns) config.blocks[i].mixer.rope.dim = 0;
   }
 }
 

@@ -90,6 +90,27 @@ void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config) {
   keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
 }
 
+void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config) {
+  describe_qwen2(file, config);
+  for (BlockSpec& block : config.blocks) {
+    block.mixer.qkv_bias = file.flag("qkv_bias", true);
+    block.mlp.experts = qwen_experts(file);
+  }
+  keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
+}
+
+/// dots.llm1: Qwen3's attention, DeepSeek's experts.
+void describe_dots1(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config, {10000});
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  block.mlp.experts = grouped_experts(file);
+  block.mlp.experts.normalize = file.flag("norm_topk_prob");
+  fill_blocks(file, config, block);
+  const int dense = file.dimension_or_zero("first_k_dense_replace", 0);
+  keep_dense(config, [&](int layer) { return layer >= dense; });
+}
+
 /// Half of each head turns; the first layers are dense.
 void describe_glm4_moe(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config, {10000, 0.5});

@@ -118,7 +118,7 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   refused({{"rope_theta", nullptr}}, "\"rope_theta\" must be a positive number");
   refused({{"rms_norm_eps", -1}}, "\"rms_norm_eps\" must be a positive number");
   refused({{"model_type", "mamba"}}, "the architecture \"mamba\" is not supported");
-  refused({{"model_type", "mamba"}}, "use a checkpoint of one of: deepseek_v3, gemma2, ");
+  refused({{"model_type", "mamba"}}, "use a checkpoint of one of: deepseek_v3, dots1, ");
   refused({{"model_type", "mamba"}}, "give --dump");
   refused({{"model_type", nullptr}}, "the name of the architecture, is missing");
   refused({{"attention_bias", "no"}}, "must be true or false");
@@ -141,6 +141,26 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   CHECK_ERROR(read_model_config(broken), DataError, "not valid JSON");
   write_file(broken / "config.json", "[]");
   CHECK_ERROR(read_model_config(broken), DataError, "is not a JSON object");
+}
+
+TEST_CASE("windows, stretched RoPE and positions differ between layers as files of older kinds say, too") {
+  const ModelFolder folder;
+  const Json sliding{{"sliding_window", 64}, {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}};
+  Json changes = sliding;
+  changes["model_type"] = "olmo3";
+  const ModelConfig olmo = read_model_config(folder.with(changes));
+  CHECK(olmo.blocks[0].mixer.window == 64);
+  CHECK(olmo.blocks[0].mixer.rope.plain(128));
+  CHECK(olmo.blocks[3].mixer.window == 0);
+  CHECK(olmo.blocks[3].mixer.rope.type == "yarn");
+  changes["model_type"] = "exaone4";
+  const ModelConfig exaone = read_model_config(folder.with(changes));
+  CHECK(exaone.blocks[0].mixer.rope.dim == 128);
+  CHECK(exaone.blocks[3].mixer.rope.dim == 0);
+  CHECK(exaone.cache_layers() == std::vector{3});
+  const ModelConfig smollm = read_model_config(folder.with({{"model_type", "smollm3"}}));
+  CHECK(smollm.blocks[2].mixer.rope.dim == 128);
+  CHECK(smollm.blocks[3].mixer.rope.dim == 0);
 }
 
 }  // namespace oscar

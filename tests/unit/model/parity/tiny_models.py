@@ -55,7 +55,25 @@ GEMMA4 = {"sliding_window": 20, "num_hidden_layers": 4, "head_dim": 16, "global_
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
           "num_key_value_heads": 4}
 
+SEEING = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}
+OLMO3_ROPE = {"rope_parameters": {"full_attention": YARN["rope_parameters"], "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}
+SLIDING = {"sliding_window": 20, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                                                                         "full_attention"]}
+
 MODELS |= {
+    "seedoss": ("SeedOssForCausalLM", rope() | {"attention_bias": True, "head_dim": 32}),
+    "olmo2": ("Olmo2ForCausalLM", rope(5e5)),
+    "olmo3": ("Olmo3ForCausalLM", OLMO3_ROPE | SLIDING),
+    "exaone4": ("Exaone4ForCausalLM", rope() | {"sliding_window": None, "sliding_window_pattern": None,
+                                                "layer_types": ["full_attention"] * 3}),
+    "exaone4-sliding": ("Exaone4ForCausalLM", rope() | SLIDING | {"sliding_window_pattern": 2}),
+    "smollm3": ("SmolLM3ForCausalLM", rope() | {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
+    "dots1": ("Dots1ForCausalLM", rope() | GROUPED | {"head_dim": 32, "norm_topk_prob": True}),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", rope(1e6) | EXPERTS | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]}),
+    "qwen2.5-vl": ("Qwen2_5_VLForConditionalGeneration", {"vision_config": SEEING, "text_config": COMMON | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}}),
+    "qwen3-vl": ("Qwen3VLForConditionalGeneration", {"vision_config": SEEING, "text_config": COMMON | {
+        "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}}}),
     "qwen3-moe": ("Qwen3MoeForCausalLM", rope(1e6) | EXPERTS | {"head_dim": 32, "mlp_only_layers": [1]}),
     "mixtral": ("MixtralForCausalLM", rope(1e6) | {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "glm4-moe": ("Glm4MoeForCausalLM", rope(partial_rotary_factor=0.5) | GROUPED | {
