@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/cores.hpp"
+
 namespace oscar {
 namespace {
 
@@ -20,7 +22,8 @@ void set_num_threads(int count) { configured_threads = std::max(count, 0); }
 
 int num_threads() {
   const int count = configured_threads;
-  return count > 0 ? count : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  static const int cores = usable_cores().count;
+  return count > 0 ? count : cores;
 }
 
 void parallel_for(std::size_t count, const std::function<void(std::size_t)>& task, int max_threads) {

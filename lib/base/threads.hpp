@@ -8,7 +8,7 @@
 
 namespace oscar {
 
-/// Threads that parallel_for uses from now on; 0 = one per core. Set once, by main or a test.
+/// Threads that parallel_for uses from now on; 0 = one per core that this process may use. Set once, by main or a test.
 void set_num_threads(int count);
 [[nodiscard]] int num_threads();
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cluster/place.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
@@ -27,9 +28,35 @@ int number(const Environment& environment, const char* name, int otherwise) {
   const std::string text = environment(name);
   if (text.empty()) return otherwise;
   int value = -1;
-  (void)std::from_chars(text.data(), text.data() + text.size(), value);  // "4(x2)" of Slurm is 4
-  if (value >= 0) return value;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value >= 0) return value;
   throw UsageError("cannot read the number \"" + text + "\"", name, "start the ranks with torchrun, mpirun or srun");
+}
+
+/// Of "4(x2),3": 4 on each of the first two machines, 3 on the third. machine: from 0.
+int tasks_of_machine(const std::string& list, int machine) {
+  const auto number_at = [&](std::size_t begin) {
+    int value = 0;
+    (void)std::from_chars(list.data() + begin, list.data() + list.size(), value);
+    return value;
+  };
+  int tasks = 0;
+  for (std::size_t begin = 0; begin < list.size() && machine >= 0;) {
+    const std::size_t end = std::min(list.find(',', begin), list.size()), times = list.find("(x", begin);
+    tasks = number_at(begin);
+    machine -= times < end ? number_at(times + 2) : 1;
+    begin = end + 1;
+  }
+  if (machine < 0 && tasks > 0) return tasks;
+  throw UsageError("cannot read the number of tasks on this machine in \"" + list + "\"",
+                   "SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID", "start the ranks with torchrun, mpirun or srun");
+}
+
+/// Ranks on this machine.
+int local_size_of(const Launcher& launcher, const Environment& environment) {
+  const std::string list = environment(launcher.local_size);
+  if (list.find_first_of("(,") == std::string::npos) return number(environment, launcher.local_size, 1);
+  return tasks_of_machine(list, number(environment, "SLURM_NODEID", 0));
 }
 
 /// The first machine of "node[07-12,20],other".
@@ -57,7 +84,7 @@ void find_meeting_point(const Environment& environment, Place& place) {
   if (place.port == 0 && !(slurm_job + place.job).empty()) place.port = port_of(slurm_job + " " + place.job);
   if (!place.host.empty() && place.port > 0 && place.port < 65536) return;
   throw UsageError("the launcher does not say where the ranks can meet", "MASTER_ADDR, MASTER_PORT",
-                   "set them to rank 0's machine and a free port of it (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…)");
+                   "set them to rank 0's machine and a free port of it (mpirun -x, mpiexec -genv)");
 }
 
 }  // namespace
@@ -74,7 +101,7 @@ std::optional<Place> find_place(const Environment& environment) {
     place.rank = number(environment, launcher.rank, 0), place.size = number(environment, launcher.size, 1);
     if (place.size <= 1) continue;
     place.local_rank = number(environment, launcher.local_rank, 0);
-    place.local_size = number(environment, launcher.local_size, 1);
+    place.local_size = local_size_of(launcher, environment);
     place.job = environment(launcher.job);
     if (place.rank >= place.size || place.local_rank >= place.local_size || place.local_size > place.size) {
       throw UsageError("rank " + std::to_string(place.rank) + " of " + std::to_string(place.size) + ", and " +

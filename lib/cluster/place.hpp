@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which of how many processes this is, as the launcher's environment says: torchrun (RANK, WORLD_SIZE …), Open MPI's
-// and MPICH's mpirun (OMPI_COMM_WORLD_*, PMI_*), Slurm's srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS …).
+// mpirun (OMPI_COMM_WORLD_*), mpiexec of MPICH and Intel MPI (PMI_*), Slurm's srun (SLURM_PROCID,
+// SLURM_STEP_NUM_TASKS …).
 #pragma once
 
 #include <functional>

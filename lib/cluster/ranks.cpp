@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "cluster/ranks.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/plugin.hpp"
 #include "base/status.hpp"
+#include "cluster/process_name.hpp"
 #include "cluster/store.hpp"
 
 namespace oscar {
@@ -26,8 +25,12 @@ using Clock = std::chrono::steady_clock;
 constexpr double kBeatSeconds = 0.5;
 /// What a rank has to end in once it knows that another failed.
 constexpr double kEndSeconds = 8;
+/// c10d's store takes values of up to 8 MiB.
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
 
 std::string key_of(const char* what, int rank) { return what + ("/" + std::to_string(rank)); }
+/// Keys of callers have no "#".
+std::string piece_of(const std::string& key, int piece) { return key + "#" + std::to_string(piece); }
 
 void sleep_for(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
@@ -40,13 +43,6 @@ std::unique_ptr<RankStore> open_store(const Place& place, const RankOptions& opt
   const auto open =
       reinterpret_cast<decltype(&oscar_open_rank_store)>(plugin_symbol("cluster_store", "oscar_open_rank_store"));
   return std::unique_ptr<RankStore>(open(&address));
-}
-
-/// "rank 1 (node7, process 123)"
-std::string own_name(int rank) {
-  char host[256] = "";
-  (void)::gethostname(host, sizeof host - 1);
-  return "rank " + std::to_string(rank) + " (" + host + ", process " + std::to_string(::getpid()) + ")";
 }
 
 /// What was last heard of another rank.
@@ -65,24 +61,37 @@ class Ranks::Impl {
         options_(std::move(options)),
         store_(open_store(place_, options_)),
         others_(static_cast<std::size_t>(place_.size)) {
-    store_->set(key_of("name", place_.rank), own_name(place_.rank));
-    meet();
+    others_[at(place_.rank)].name = name_of_process(place_.rank);
     watching_ = store_->clone();
+    try {
+      const std::string cores = "cores/" + name_of_cores();
+      store_->add(cores, 1);
+      store_->set(key_of("name", place_.rank), others_[at(place_.rank)].name);
+      meet();
+      sharers_of_cores_ = std::stoi(store_->find(cores).value_or("1"));
+    } catch (const TransportError&) {
+      throw gone(whose_store_is_gone());
+    } catch (const std::exception& error) {
+      fail(error.what());
+      throw;
+    }
     watch_ = std::thread([this] { watch(); });
     guard_ = std::thread([this] { guard(); });
   }
 
   ~Impl() {
     if (!left_) fail("it ended");
-    set(stop_);
+    raise(stop_);
     watch_.join();
-    set(watch_ended_);  // until then the guard may be needed
+    raise(watch_ended_);  // until then the guard may be needed
     guard_.join();
   }
 
   const Place& place() const { return place_; }
+  int sharers_of_cores() const { return sharers_of_cores_; }
 
-  std::string get(const std::string& key) {
+  /// Waits for it.
+  std::string wait_for_value(const std::string& key) {
     for (double pause = 0.001;; pause = std::min(2 * pause, 0.01)) {
       throw_if_interrupted();
       if (auto value = find(key)) return *value;
@@ -90,11 +99,27 @@ class Ranks::Impl {
     }
   }
 
-  void put(const std::string& key, const std::string& value) {
-    ask([&] { store_->set(key, value); });
+  std::string get(const std::string& key, bool take) {
+    std::string value;
+    const int pieces = std::stoi(wait_for_value(key));
+    for (int i = 0; i < pieces; ++i) {
+      const std::string name = piece_of(key, i);
+      value += wait_for_value(name);
+      if (take) ask([&] { store_->remove(name); });
+    }
+    if (take) ask([&] { store_->remove(key); });
+    return value;
   }
-  void remove(const std::string& key) {
-    ask([&] { store_->remove(key); });
+
+  void put(const std::string& key, const std::string& value) {
+    int pieces = 0;
+    for (std::size_t begin = 0; begin < value.size(); begin += kPieceBytes) {
+      set(piece_of(key, pieces++), value.substr(begin, kPieceBytes));
+    }
+    set(key, std::to_string(pieces));
+  }
+  void set(const std::string& key, const std::string& value) {
+    ask([&] { store_->set(key, value); });
   }
   std::optional<std::string> find(const std::string& key) {
     std::optional<std::string> value;
@@ -113,7 +138,7 @@ class Ranks::Impl {
   }
 
   void leave() {
-    put(key_of("done", place_.rank), "");
+    set(key_of("done", place_.rank), "");
     left_ = true;
     if (place_.rank == 0) wait_for_others(options_.silent_seconds);
   }
@@ -142,8 +167,13 @@ class Ranks::Impl {
     const auto start = Clock::now();
     for (int rank = 0; rank < place_.size; ++rank) {
       std::optional<std::string> name;
+      auto looked_at = Clock::now();
       while (!(name = store_->find(key_of("name", rank)))) {
         throw_if_interrupted();
+        if (seconds_since(looked_at) > kBeatSeconds) {
+          looked_at = Clock::now();
+          if (const auto failed = look()) throw gone(*failed);
+        }
         if (seconds_since(start) > options_.join_seconds) {
           throw RankFailed("rank " + std::to_string(rank) + " did not come", place_.host,
                            "look at what that rank says; all " + std::to_string(place_.size) + " must start together");
@@ -151,6 +181,7 @@ class Ranks::Impl {
         sleep_for(0.02);
       }
       others_[at(rank)].name = *name;
+      others_[at(rank)].at = Clock::now();
     }
   }
 
@@ -161,7 +192,7 @@ class Ranks::Impl {
     }
   }
 
-  void set(bool& flag) {
+  void raise(bool& flag) {
     const std::lock_guard lock(mutex_);
     flag = true;
     changed_.notify_all();
@@ -174,20 +205,31 @@ class Ranks::Impl {
 
   /// Signs of life, given and looked for, until this rank ends or another fails.
   void watch() {
-    for (Heard& heard : others_) heard.at = Clock::now();
     try {
       while (!wait_for(stop_, kBeatSeconds)) {
-        watching_->add(key_of("beat", place_.rank), 1);
-        if (const auto failed = watching_->find("failed")) return end(*failed);
-        for (int rank = 0; rank < place_.size; ++rank) {
-          if ((rank == 0) != (place_.rank == 0) && is_silent(rank)) return end(report_silent(rank));
-        }
+        if (const auto failed = look()) return end(*failed);
         beat_at_ = Clock::now();
       }
     } catch (const TransportError&) {
-      end(place_.has_store ? "the launcher, which keeps the ranks together, is gone"
-                           : others_.front().name + " is gone");
+      end(whose_store_is_gone());
     }
+  }
+
+  std::string whose_store_is_gone() const {
+    if (place_.has_store) return "the launcher, which keeps the ranks together, is gone";
+    const std::string& name = others_.front().name;
+    return (name.empty() ? "rank 0" : name) + " is gone";
+  }
+
+  /// Gives a sign of life and looks for those of others, as far as they came; what failed, if anything did.
+  std::optional<std::string> look() {
+    watching_->add(key_of("beat", place_.rank), 1);
+    if (auto failed = watching_->find("failed")) return failed;
+    for (int rank = 0; rank < place_.size; ++rank) {
+      if ((rank == 0) == (place_.rank == 0) || others_[at(rank)].name.empty()) continue;
+      if (is_silent(rank)) return report_silent(rank);
+    }
+    return std::nullopt;
   }
 
   bool is_silent(int rank) {
@@ -207,7 +249,11 @@ class Ranks::Impl {
   }
 
   void end(const std::string& why) {
-    if (!left_) interrupt(RankFailed(why, "", "start all ranks again with --resume, which keeps what they finished"));
+    if (!left_) interrupt(gone(why));
+  }
+
+  static RankFailed gone(const std::string& why) {
+    return {why, "", "start all ranks again with --resume, which keeps what they finished"};
   }
 
   /// The watch itself may hang, in a call to a machine that is gone, and so may the rest of this process.
@@ -223,6 +269,7 @@ class Ranks::Impl {
   RankOptions options_;
   std::unique_ptr<RankStore> store_, watching_;
   std::vector<Heard> others_;
+  int sharers_of_cores_ = 1;
   std::atomic<bool> left_ = false;
   std::atomic<Clock::time_point> beat_at_ = Clock::now();
   std::mutex mutex_;
@@ -235,13 +282,10 @@ Ranks::Ranks(const Place& place, RankOptions options) : impl_(std::make_unique<I
 Ranks::~Ranks() = default;
 int Ranks::rank() const { return impl_->place().rank; }
 int Ranks::size() const { return impl_->place().size; }
+int Ranks::sharers_of_cores() const { return impl_->sharers_of_cores(); }
 void Ranks::put(const std::string& key, const std::string& value) { impl_->put(key, value); }
-std::string Ranks::get(const std::string& key) { return impl_->get(key); }
-std::string Ranks::take(const std::string& key) {
-  std::string value = impl_->get(key);
-  impl_->remove(key);
-  return value;
-}
+std::string Ranks::get(const std::string& key) { return impl_->get(key, false); }
+std::string Ranks::take(const std::string& key) { return impl_->get(key, true); }
 void Ranks::fail(const std::string& why) noexcept { impl_->fail(why); }
 void Ranks::leave() { impl_->leave(); }
 

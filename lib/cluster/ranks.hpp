@@ -14,7 +14,7 @@
 namespace oscar {
 
 struct RankOptions {
-  /// How long all ranks may take to come together.
+  /// How long all ranks may take to come together. One that came and is gone again is noticed before.
   double join_seconds = 120;
   /// A rank that shows no sign of life for so long is gone.
   double silent_seconds = 15;
@@ -35,7 +35,10 @@ class Ranks {
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
 
-  /// Shows a value to all ranks. Each key once.
+  /// How many ranks of this machine may run on the very cores that this one may run on, itself among them.
+  [[nodiscard]] int sharers_of_cores() const;
+
+  /// Shows a value, of any size, to all ranks. Each key once.
   void put(const std::string& key, const std::string& value);
   /// Waits for it. Throws RankFailed and Interrupted.
   [[nodiscard]] std::string get(const std::string& key);

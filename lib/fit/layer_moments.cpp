@@ -55,7 +55,7 @@ AdditiveMoments take_sums(LayerStream& layer, const std::vector<Recipe>& recipes
   if (names.contains("qqt")) out.sums["qqt"] = query_moments(layer, backend);
   if (names.contains("ktk")) out.sums["ktk"] = plain_moments(layer, Side::kKey, backend);
   if (names.contains("fisher")) out.fisher = fisher_sums(layer, recipes.front().windows, backend);
-  if (names.contains("keys")) out.keys = key_sums(layer);
+  if (names.contains("keys")) out.keys = key_sums(layer, backend);
   if (names.contains("oto")) out.sums["oto"] = output_moments(layer, backend);
   if (names.contains("vtv")) out.sums["vtv"] = plain_moments(layer, Side::kValue, backend);
   return out;

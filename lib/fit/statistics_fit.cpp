@@ -4,54 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <set>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "codec/kv_method.hpp"
-#include "dump/layer_lanes.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/layer_fit.hpp"
 #include "fit/layer_moments.hpp"
+#include "fit/take_statistics.hpp"
 
 namespace oscar {
 namespace {
-
-Recipe recipe_of_sums(const FitOptions& options) {
-  const auto refuse = [](const std::string& what, const char* where, const char* advice) {
-    throw UsageError(what + " looks at rows, which statistics do not keep", where, advice);
-  };
-  if (options.recipe == "hadamard") {
-    throw UsageError("recipe hadamard looks at no data but for its clip ratios", "--recipe",
-                     "fit it on --dump or --model");
-  }
-  if (options.recipe == "auto" || options.recipe == "uresidual") {
-    refuse("recipe " + options.recipe, "--recipe", "use oscar, lsq, stretch or ktk_vtv, or fit on --dump or --model");
-  }
-  if (options.refine) refuse("refinement", "--refine", "leave it out, or fit on --dump or --model");
-  if (options.value_objective == "output") {
-    refuse("value objective output", "--value-objective", "use sst, oto or vtv, or fit on --model");
-  }
-  return resolve_recipe(options);
-}
-
-const LayerStatistics& layer_of(const Statistics& statistics, int id) {
-  for (const LayerStatistics& layer : statistics.layers) {
-    if (layer.layer_id == id && layer.first.sums.contains("qqt")) return layer;
-  }
-  throw DataError("no query moments of layer " + std::to_string(id), "--stats",
-                  "merge the first pass of all parts, taken with --value-objective sst");
-}
-
-/// Rows of an empty stream have no size.
-void take_sizes(LayerStream& stream, LayerStatistics& layer) {
-  QkvChunk chunk;
-  stream.rewind();
-  if (!stream.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer.layer_id), "dump again");
-  layer.key_dim = chunk.view.k.head_dim, layer.value_dim = chunk.view.v.head_dim;
-}
 
 bool has(const LayerStatistics& layer, const std::string& name) {
   if (name == "sst") return layer.sst.has_value();
@@ -100,20 +65,6 @@ void require_sums(const Statistics& statistics, const std::set<std::string>& nam
   }
 }
 
-/// Before hours of work: the first pass is of this model, and of this part of the data too.
-void require_part_of(const Statistics& first_pass, const QkvSource& source) {
-  if (!(first_pass.model == source.model())) {
-    throw DataError("the statistics are of another model than the data", "--stats",
-                    "give the merged first pass of this model");
-  }
-  const auto& data = first_pass.data;
-  if (std::find(data.begin(), data.end(), source.calibration()) == data.end()) {
-    throw DataError("the first pass was not taken of this data", "--stats",
-                    "merge the first passes of all parts, this one among them");
-  }
-  for (const int id : source.layer_ids()) (void)layer_of(first_pass, id);
-}
-
 /// Clip ratios are fitted on rows: the published constants stand in for them.
 FitOptions with_fixed_clip(FitOptions options, const Recipe& recipe, Status& status) {
   if (options.clip != "auto" || !takes_clip(recipe.codecs.key->grid)) return options;
@@ -123,35 +74,6 @@ FitOptions with_fixed_clip(FitOptions options, const Recipe& recipe, Status& sta
 }
 
 }  // namespace
-
-Statistics take_statistics(QkvSource& source, const FitOptions& options, const Statistics* first_pass, Backend& backend,
-                           Status& status) {
-  const Recipe recipe = recipe_of_sums(options);
-  Statistics out{.model = source.model(), .data = {source.calibration()}, .windows = options.windows};
-  if (first_pass != nullptr) {
-    require_part_of(*first_pass, source);
-    out.query_moments_sha256 = query_moments_sha256(*first_pass);
-  }
-  const std::vector<int>& ids = source.layer_ids();
-  out.layers.resize(ids.size());
-  std::atomic<std::int64_t> done = 0;
-  for_each_layer(source, ids, backend.work_shape().concurrent_layers,
-                 [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
-                   LayerStatistics& layer = out.layers[i];
-                   layer.layer_id = ids[i];
-                   take_sizes(*stream, layer);
-                   if (first_pass == nullptr) {
-                     layer.first = take_sums(*stream, {recipe}, backend);
-                     layer.first_data = {0};
-                   } else {
-                     const MatrixStack queries = layer_of(*first_pass, ids[i]).first.sums.at("qqt").mean();
-                     layer.sst = score_weighted_value_moments(*stream, queries, backend);
-                     layer.sst_data = {0};
-                   }
-                   status.progress("statistics: layer", ++done, static_cast<std::int64_t>(ids.size()));
-                 });
-  return out;
-}
 
 FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& backend, Status& status) {
   const auto start = std::chrono::steady_clock::now();

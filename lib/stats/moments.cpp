@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "stats/blocks.hpp"
 
 namespace oscar {
 namespace {
@@ -43,46 +45,60 @@ std::vector<HeadsView> views_of(const Chunks& chunks, HeadsView QkvView::*rows) 
   return views;
 }
 
-std::int64_t bytes_of(const QkvView& view) {
-  return view.q.num_tokens * (view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token());
-}
+bool is_finite(const MomentSums& sums) { return all_finite(sums.sums.data) && all_finite(sums.total); }
+bool is_finite(const FisherSums& sums) { return all_finite(sums.query.data) && all_finite(sums.weight); }
+bool is_finite(const KeySums& sums) { return all_finite(sums.sums); }
 
-/// The next chunks of a layer, as many as a backend wants for one call; empty at the end.
-Chunks next_chunks(LayerStream& layer, std::int64_t wanted_bytes) {
-  Chunks chunks;
-  for (std::int64_t bytes = 0; bytes < wanted_bytes;) {
-    QkvChunk chunk;
-    if (!layer.next(chunk)) break;
-    bytes += std::max<std::int64_t>(bytes_of(chunk.view), 1);
-    chunks.push_back(std::move(chunk));
+[[noreturn]] void throw_not_finite(const Chunks& chunks) {
+  for (const QkvChunk& chunk : chunks) {
+    throw_if_not_finite(chunk.view.q, "q", chunk);
+    throw_if_not_finite(chunk.view.k, "k", chunk);
+    throw_if_not_finite(chunk.view.v, "v", chunk);
   }
-  return chunks;
+  throw NumericalError("a second moment overflows", chunks.front().where, "check the scale of the dumped values");
 }
 
-/// Reads the whole stream; add() does the arithmetic of some chunks and adds to total.
-MomentSums accumulate(LayerStream& layer, Side side, Backend& backend,
-                      const std::function<void(const Chunks&, MomentSums&)>& add) {
+void add_block(MomentSums& total, const MomentSums& block) { total.merge(block); }
+void add_block(KeySums& total, const KeySums& block) { total.merge(block); }
+void add_block(FisherSums& total, const FisherSums& block) { merge(total, block); }
+
+/// Reads the whole stream block by block. zero(chunk): sums of nothing; add(chunks, sums) does the arithmetic of one
+/// call.
+template <class Zero, class Add>
+auto sum_blocks(LayerStream& layer, Backend& backend, const Zero& zero, const Add& add) {
+  using Sums = decltype(zero(QkvChunk()));
+  std::optional<Sums> total, block;
+  const auto end_block = [&] {
+    if (!block) return;
+    if (total) {
+      add_block(*total, *block);
+    } else {
+      total = std::move(block);
+    }
+    block.reset();
+  };
   layer.rewind();
-  MomentSums moments;
-  const std::int64_t wanted = backend.work_shape().bytes_per_call;
-  for (Chunks chunks = next_chunks(layer, wanted); !chunks.empty(); chunks = next_chunks(layer, wanted)) {
+  BlockCut cut(backend.work_shape());
+  for (Call call = next_call(layer, cut); !call.chunks.empty(); call = next_call(layer, cut)) {
     throw_if_interrupted();
-    if (moments.sums.count == 0) {
-      const HeadsView& rows = rows_of(chunks.front(), side);
-      moments.sums = MatrixStack(rows.num_heads, rows.head_dim);
-      moments.total.assign(static_cast<std::size_t>(moments.sums.count), 0.0);
-    }
-    add(chunks, moments);
-    if (all_finite(moments.sums.data) && all_finite(moments.total)) continue;
-    for (const QkvChunk& chunk : chunks) {
-      throw_if_not_finite(chunk.view.q, "q", chunk);
-      throw_if_not_finite(chunk.view.k, "k", chunk);
-      throw_if_not_finite(chunk.view.v, "v", chunk);
-    }
-    throw NumericalError("a second moment overflows", chunks.front().where, "check the scale of the dumped values");
+    if (!block) block = zero(call.chunks.front());
+    add(call.chunks, *block);
+    if (!is_finite(*block)) throw_not_finite(call.chunks);
+    if (call.ends_block) end_block();
   }
-  if (moments.sums.count == 0) throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens");
-  return moments;
+  end_block();
+  if (!total) throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens");
+  return std::move(*total);
+}
+
+template <class Add>
+MomentSums accumulate(LayerStream& layer, Side side, Backend& backend, const Add& add) {
+  const auto zero = [side](const QkvChunk& chunk) {
+    const HeadsView& rows = rows_of(chunk, side);
+    return MomentSums{MatrixStack(rows.num_heads, rows.head_dim),
+                      std::vector<double>(static_cast<std::size_t>(rows.num_heads))};
+  };
+  return sum_blocks(layer, backend, zero, add);
 }
 
 void count_rows(const Chunks& chunks, bool queries, MomentSums& moments) {
@@ -90,6 +106,16 @@ void count_rows(const Chunks& chunks, bool queries, MomentSums& moments) {
     const std::int64_t per_token = queries ? chunk.view.q.num_heads / chunk.view.k.num_heads : 1;
     for (double& total : moments.total) total += static_cast<double>(chunk.view.q.num_tokens * per_token);
   }
+}
+
+void add_keys(const HeadsView& k, KeySums& keys) {
+  const auto dim = static_cast<std::size_t>(k.head_dim);
+  parallel_for(static_cast<std::size_t>(k.num_heads), [&](std::size_t head) {
+    std::vector<double> rows(static_cast<std::size_t>(k.num_tokens) * dim);
+    k.head_rows(0, k.num_tokens, static_cast<int>(head), rows.data());
+    for (std::size_t i = 0; i < rows.size(); ++i) keys.sums[head * dim + i % dim] += rows[i];
+  });
+  keys.tokens += static_cast<double>(k.num_tokens);
 }
 
 void add_to(std::vector<double>& sums, const std::vector<double>& other) {
@@ -144,16 +170,10 @@ MomentSums output_moments(LayerStream& layer, Backend& backend) {
 }
 
 FisherSums fisher_sums(LayerStream& layer, Windows windows, Backend& backend) {
-  FisherSums fisher;
-  (void)accumulate(layer, Side::kKey, backend, [&](const Chunks& chunks, MomentSums& moments) {
-    if (fisher.weight.empty()) fisher = FisherSums(moments.sums.count, moments.sums.dim);
-    for (const QkvChunk& chunk : chunks) {
-      backend.accumulate_fisher_sums(chunk.view, chunk.sequences, windows, fisher);
-    }
-    moments.sums = fisher.query;  // for the check that everything is finite
-    moments.total = fisher.weight;
+  const auto zero = [](const QkvChunk& chunk) { return FisherSums(chunk.view.k.num_heads, chunk.view.k.head_dim); };
+  return sum_blocks(layer, backend, zero, [&](const Chunks& chunks, FisherSums& sums) {
+    for (const QkvChunk& chunk : chunks) backend.accumulate_fisher_sums(chunk.view, chunk.sequences, windows, sums);
   });
-  return fisher;
 }
 
 void merge(FisherSums& sums, const FisherSums& other) {
@@ -188,23 +208,13 @@ std::vector<double> KeySums::mean() const {
   return mean;
 }
 
-KeySums key_sums(LayerStream& layer) {
-  KeySums keys;
-  QkvChunk chunk;
-  layer.rewind();
-  while (layer.next(chunk)) {
-    throw_if_interrupted();
-    const HeadsView& k = chunk.view.k;
-    const auto dim = static_cast<std::size_t>(k.head_dim);
-    keys.sums.resize(static_cast<std::size_t>(k.num_heads) * dim);
-    parallel_for(static_cast<std::size_t>(k.num_heads), [&](std::size_t head) {
-      std::vector<double> rows(static_cast<std::size_t>(k.num_tokens) * dim);
-      k.head_rows(0, k.num_tokens, static_cast<int>(head), rows.data());
-      for (std::size_t i = 0; i < rows.size(); ++i) keys.sums[head * dim + i % dim] += rows[i];
-    });
-    keys.tokens += static_cast<double>(k.num_tokens);
-  }
-  return keys;
+KeySums key_sums(LayerStream& layer, Backend& backend) {
+  const auto zero = [](const QkvChunk& chunk) {
+    return KeySums{std::vector<double>(static_cast<std::size_t>(chunk.view.k.num_heads * chunk.view.k.head_dim)), 0};
+  };
+  return sum_blocks(layer, backend, zero, [](const Chunks& chunks, KeySums& keys) {
+    for (const QkvChunk& chunk : chunks) add_keys(chunk.view.k, keys);
+  });
 }
 
 void AdditiveMoments::merge(const AdditiveMoments& other) {

@@ -30,8 +30,8 @@ struct MomentSums {
 
 enum class Side { kKey, kValue };
 
-/// Each reads the stream from its start to its end. Throws DataError: no tokens, NaN or Inf (naming chunk, token and
-/// head). C_h = (sum over tokens and the g query heads of head h of q^T q) / (T g).
+/// Each reads the stream from its start to its end, block by block (stats/blocks.hpp). Throws DataError: no tokens, NaN
+/// or Inf (naming chunk, token and head). C_h = (sum over tokens and the g query heads of head h of q^T q) / (T g).
 [[nodiscard]] MomentSums query_moments(LayerStream& layer, Backend& backend);
 /// (1/T) sum x^T x of the keys or the values.
 [[nodiscard]] MomentSums plain_moments(LayerStream& layer, Side side, Backend& backend);
@@ -51,7 +51,7 @@ struct FisherMoments {
 /// Throws DataError if no sequence was longer than the windows: then there is no history to weigh.
 [[nodiscard]] FisherMoments mean(const FisherSums& sums, Windows windows);
 
-/// Keys added up, (Hkv, d), and how many. Read on the CPU.
+/// Keys added up, (Hkv, d), and how many. Added up on the CPU.
 struct KeySums {
   std::vector<double> sums;
   double tokens = 0;
@@ -60,7 +60,7 @@ struct KeySums {
   /// Mean key of each head.
   [[nodiscard]] std::vector<double> mean() const;
 };
-[[nodiscard]] KeySums key_sums(LayerStream& layer);
+[[nodiscard]] KeySums key_sums(LayerStream& layer, Backend& backend);
 
 /// What is taken of a layer in one pass: sums over tokens, so that parts of its data add up.
 struct AdditiveMoments {

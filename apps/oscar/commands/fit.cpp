@@ -14,6 +14,7 @@
 #include "base/files.hpp"
 #include "commands/commands.hpp"
 #include "commands/fit_command.hpp"
+#include "commands/on_ranks.hpp"
 #include "fit/enough_tokens.hpp"
 #include "fit/held_out.hpp"
 #include "rotation/formats.hpp"
@@ -140,20 +141,9 @@ void require_layerwise(FitCommand& command, Status& status) {
   status.notice("recipe oscar instead of auto, which decides by all layers together: several ranks");
 }
 
-void run(FitCommand& command, Context& context) {
-  const std::optional<Place> place = find_place();
-  if (!command.stats.empty() || !command.save_stats.empty()) {
-    if (!place) return fit_in_parts(command, context);
-    throw UsageError("several processes make one set together, not statistics", "--stats, --save-stats",
-                     "start one process for each part of the data");
-  }
-  if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
-  if (place) require_layerwise(command, *context.status);
+/// By one process.
+void fit_alone(FitCommand& command, Context& context) {
   const RotationFormats formats = parse_rotation_formats(command.formats);
-  if (!place || place->rank == 0) {
-    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
-  }
-  if (place) return fit_on_ranks(*place, command, context);
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
@@ -179,6 +169,25 @@ void run(FitCommand& command, Context& context) {
   if (partial) partial->remove();
   times.writing = seconds_since(fitted);
   report(result, times, command, *backend, context);
+}
+
+/// ranks: null for one process.
+void run_as(Ranks* ranks, FitCommand& command, Context& context) {
+  if (!command.stats.empty() || !command.save_stats.empty()) return fit_in_parts(ranks, command, context);
+  if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
+  if (ranks != nullptr) require_layerwise(command, *context.status);
+  (void)parse_rotation_formats(command.formats);
+  if (ranks == nullptr || ranks->rank() == 0) {
+    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
+  }
+  ranks != nullptr ? fit_on_ranks(*ranks, command, context) : fit_alone(command, context);
+}
+
+/// Several processes meet before anything can fail, so that all are told what does.
+void run(FitCommand& command, Context& context) {
+  const std::optional<Place> place = find_place();
+  if (!place) return run_as(nullptr, command, context);
+  run_on_ranks(*place, command, context, [&](Ranks& ranks) { run_as(&ranks, command, context); });
 }
 
 void add_fit_options(CLI::App& app, FitOptions& fit) {
@@ -255,14 +264,18 @@ void register_fit(CLI::App& app, Context& context) {
       ->capture_default_str()
       ->group("Output");
   fit->add_flag("--force", command->force, "Replace an existing output folder")->group("Output");
-  fit->add_flag(
-         "--resume", command->resume,
-         "Keep layers in DIR.partial as soon as they are fitted, and go on with those there; of recipe auto, the "
-         "sums and samples of layers that are read. Of a model, hidden states too (one process): once or twice "
-         "tokens x hidden size x 4 bytes, or 2 in bfloat16")
+  fit->add_flag("--resume", command->resume,
+                "Keep layers in DIR.partial (FILE.partial) as soon as they are fitted, and go on with those there; of "
+                "recipe auto, the "
+                "sums and samples of layers that are read. Of a model, hidden states too (one process): once or twice "
+                "tokens x hidden size x 4 bytes, or 2 in bfloat16")
       ->group("Output");
   fit->add_option("--rank-timeout", command->rank_timeout,
                   "Of several ranks: seconds without a sign of life after which one counts as gone")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str()
+      ->group("Backend");
+  fit->add_option("--join-timeout", command->join_timeout, "Of several ranks: seconds that all may take to come")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str()
       ->group("Backend");

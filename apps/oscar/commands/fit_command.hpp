@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cluster/place.hpp"
+#include "cluster/ranks.hpp"
 #include "context.hpp"
 #include "dump/live_source.hpp"
 #include "dump/shared_live_source.hpp"
@@ -25,7 +25,7 @@ struct FitCommand {
   FitOptions fit;
   bool force = false, resume = false;
   bool recipe_by_default = false;
-  int rank_timeout = 15;  // seconds
+  int rank_timeout = 15, join_timeout = 120;  // seconds
 };
 
 /// Wall time of the parts of a run.
@@ -69,10 +69,11 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 /// Where layers are kept until the set is written.
 [[nodiscard]] std::filesystem::path partial_folder(const FitCommand& command);
 
-/// The fit as one of several processes.
-void fit_on_ranks(const Place& place, FitCommand& command, Context& context);
+/// The fit as one of several processes that have met.
+void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context);
 
-/// --stats and --save-stats: sums of parts of the data, and rotations made of them.
-void fit_in_parts(FitCommand& command, Context& context);
+/// --stats and --save-stats: sums of parts of the data, and rotations made of them. ranks: if several processes do
+/// it together, else null.
+void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context);
 
 }  // namespace oscar

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "commands/fit_in_parts.hpp"
+
 #include <fmt/format.h>
 
 #include <chrono>
@@ -7,7 +9,6 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "commands/fit_command.hpp"
 #include "console.hpp"
 #include "fit/statistics_fit.hpp"
 #include "rotation/formats.hpp"
@@ -36,12 +37,65 @@ void check(const FitCommand& command) {
     throw UsageError("--stats alone looks at no text, tokens or choice of layers", "oscar fit",
                      "leave --text, --tokens and --layers out");
   }
+  if (!reads_data(command) && command.resume) {
+    throw UsageError("statistics are added up at once, with nothing to go on with", "--resume", "leave it out");
+  }
   if (!reads_data(command) && command.stats.empty()) {
     throw UsageError("nothing to take statistics of", "--save-stats", "give --dump, --model or --stats");
   }
   if (!reads_data(command) && !saves && !fits) {
     throw UsageError("no folder for the rotation set", "--stats", "give --out DIR, or --save-stats FILE to merge");
   }
+}
+
+void require_shared_work(const FitCommand& command) {
+  if (!command.input.model.empty()) {
+    throw UsageError("several processes take the statistics of a dump together, not of a model", "--model",
+                     "start one process for each part of the text, and give all files to --stats");
+  }
+  if (command.dump.empty()) {
+    throw UsageError("adding statistics up, and fitting them, is the work of one process", "--stats",
+                     "start one process for it");
+  }
+}
+
+/// Layers are kept as soon as they are taken, and those that are there already are not taken again.
+Statistics take_and_keep(StatisticsTaker& taker, FitInput& input, const FitCommand& command) {
+  const PartialStatistics partial(statistics_folder(command), statistics_record(input, command, taker),
+                                  PartialFolder::Earlier::kUse);
+  const std::vector<int>& ids = input.source().layer_ids();
+  std::vector<LayerShare> missing;
+  for (const int id : ids) {
+    if (!partial.has(id)) missing.push_back({id, {}});
+  }
+  taker.take(missing, [&](std::size_t, std::vector<LayerStatistics> sums) {
+    partial.add(taker.alone(std::move(sums.front())));
+  });
+  return partial.join(ids);
+}
+
+/// By one process.
+void take_and_save(const FitCommand& command, const Statistics* first_pass, Context& context) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  FitInput input(command, context);
+  StatisticsTaker taker(input.source(), command.fit, first_pass, *backend, *context.status);
+  if (!command.resume) return save(taker.take_all(), command, seconds_since(start), context);
+  save(take_and_keep(taker, input, command), command, seconds_since(start), context);
+  std::filesystem::remove_all(statistics_folder(command));
+}
+
+}  // namespace
+
+std::filesystem::path statistics_folder(const FitCommand& command) {
+  std::filesystem::path folder = command.save_stats;
+  return folder += ".partial";
+}
+
+Json statistics_record(FitInput& input, const FitCommand& command, const StatisticsTaker& taker) {
+  Json record = fit_record(input, command);
+  record["first_pass"] = taker.untaken().query_moments_sha256;
+  return record;
 }
 
 void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context) {
@@ -59,10 +113,9 @@ void save(const Statistics& statistics, const FitCommand& command, double second
                       {"seconds", seconds}});
 }
 
-}  // namespace
-
-void fit_in_parts(FitCommand& command, Context& context) {
+void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context) {
   check(command);
+  if (ranks != nullptr) require_shared_work(command);
   if (command.recipe_by_default) command.fit.recipe = "oscar";
   const RotationFormats formats = parse_rotation_formats(command.formats);
   if (!command.out.empty()) {
@@ -71,13 +124,9 @@ void fit_in_parts(FitCommand& command, Context& context) {
   const auto start = std::chrono::steady_clock::now();
   std::optional<Statistics> given;
   if (!command.stats.empty()) given = read_statistics(command.stats);
-  if (reads_data(command)) {
-    const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
-    FitInput input(command, context);
-    const Statistics taken =
-        take_statistics(input.source(), command.fit, given ? &*given : nullptr, *backend, *context.status);
-    return save(taken, command, seconds_since(start), context);
-  }
+  const Statistics* first_pass = given ? &*given : nullptr;
+  if (ranks != nullptr) return statistics_on_ranks(*ranks, command, first_pass, context);
+  if (reads_data(command)) return take_and_save(command, first_pass, context);
   if (!command.save_stats.empty()) save(*given, command, seconds_since(start), context);
   if (command.out.empty()) return;
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);

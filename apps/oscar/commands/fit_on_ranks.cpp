@@ -15,16 +15,6 @@
 namespace oscar {
 namespace {
 
-/// What rank 0 does not have yet.
-std::vector<int> missing_layers(const std::vector<int>& all, const PartialSet& partial, Ranks& ranks) {
-  if (ranks.rank() == 0) {
-    std::vector<int> missing = all;
-    std::erase_if(missing, [&](int id) { return partial.has(id); });
-    ranks.put("missing", Json(missing).dump());
-  }
-  return parse_json(ranks.get("missing"), "the layers of rank 0").get<std::vector<int>>();
-}
-
 std::string key_of(int layer_id) { return "layer/" + std::to_string(layer_id); }
 
 /// Layers of the others, which rank 0's folder may lack: it need not be one that they share.
@@ -52,27 +42,19 @@ void fit_own(const FitCommand& command, FitInput& input, const std::vector<int>&
 
 /// The folder, begun by rank 0 and then known to all. Rows of a model go through it, so that they must share it.
 PartialSet open_partial(const FitCommand& command, const Json& fit, Ranks& ranks) {
-  using Earlier = PartialSet::Earlier;
-  const std::filesystem::path folder = partial_folder(command), mark = folder / "rank_0";
-  if (ranks.rank() == 0) {
-    PartialSet partial(folder, fit, command.resume ? Earlier::kUse : Earlier::kReplace);
-    std::filesystem::remove_all(folder / "rows");
-    const std::string name = std::to_string(std::chrono::system_clock::now().time_since_epoch().count());
-    write_file(mark, name);
-    ranks.put("folder", name);
-    return partial;
-  }
-  const std::string name = ranks.get("folder");
-  const bool shared = std::filesystem::exists(mark) && read_text(mark) == name;
-  PartialSet partial(folder, fit, shared ? Earlier::kLeave : Earlier::kReplace);
+  const std::filesystem::path folder = partial_folder(command);
+  auto [partial, shared] = open_together(folder, fit, command.resume, ranks);
+  if (ranks.rank() == 0) std::filesystem::remove_all(folder / "rows");
   if (!shared && !command.input.model.empty()) {
     throw DataError("the ranks do not see one folder", folder.string(),
                     "give --out on a file system that all share, or fit a dump, or in parts (--save-stats)");
   }
-  return partial;
+  return PartialSet(std::move(partial));
 }
 
-void fit_as(Ranks& ranks, FitCommand& command, Context& context) {
+}  // namespace
+
+void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context) {
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   FitInput input(command, context);
   QkvSource& source = input.source();
@@ -94,12 +76,6 @@ void fit_as(Ranks& ranks, FitCommand& command, Context& context) {
   partial.remove();
   times.writing = seconds_since(fitted);
   report(result, times, command, *backend, context);
-}
-
-}  // namespace
-
-void fit_on_ranks(const Place& place, FitCommand& command, Context& context) {
-  run_on_ranks(place, command, context, [&](Ranks& ranks) { fit_as(ranks, command, context); });
 }
 
 }  // namespace oscar

@@ -5,24 +5,22 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
+#include <chrono>
 
+#include "base/cores.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/threads.hpp"
 #include "console.hpp"
 
 namespace oscar {
 namespace {
 
-/// Ranks of one machine share its GPUs and its cores; a launcher that binds each to some cores has dealt those already.
-void take_share_of_machine(const Place& place, Context& context) {
-  CommonOptions& common = context.common;
+/// Ranks of one machine share its GPUs, and those cores that a launcher has not dealt among them.
+void take_share_of_machine(const Place& place, const Ranks& ranks, CommonOptions& common) {
   const int gpus = common.device == "auto" || common.device == "cuda" ? cuda_device_count() : 0;
   if (gpus > 0) common.device = "cuda:" + std::to_string(place.local_rank % gpus);
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  const bool bound = cores < ::sysconf(_SC_NPROCESSORS_ONLN);
-  if (common.threads == 0 && !bound) set_num_threads(std::max(1, cores / place.local_size));
-  if (place.rank > 0) context.status = std::make_unique<Console>(Console::Options{.quiet = true, .progress = false});
+  if (common.threads == 0) set_num_threads(std::max(1, usable_cores().count / ranks.sharers_of_cores()));
 }
 
 std::string text_of(const std::exception& error) {
@@ -40,10 +38,13 @@ std::string text_of(const std::exception& error) {
 
 void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
                   const std::function<void(Ranks&)>& task) {
-  take_share_of_machine(place, context);
-  Ranks ranks(place, {.silent_seconds = static_cast<double>(command.rank_timeout), .give_up = give_up});
-  context.status->notice(fmt::format("{} ranks, {} threads in this one", ranks.size(), num_threads()));
+  if (place.rank > 0) context.status = std::make_unique<Console>(Console::Options{.quiet = true, .progress = false});
+  Ranks ranks(place, {.join_seconds = static_cast<double>(command.join_timeout),
+                      .silent_seconds = static_cast<double>(command.rank_timeout),
+                      .give_up = give_up});
   try {
+    take_share_of_machine(place, ranks, context.common);
+    context.status->notice(fmt::format("{} ranks, {} threads in this one", ranks.size(), num_threads()));
     task(ranks);
     ranks.leave();
   } catch (const std::exception& error) {
@@ -57,6 +58,30 @@ void require_same(const Json& what, Ranks& ranks) {
   if (parse_json(ranks.get("work"), "the work of rank 0") == parse_json(what.dump(), "")) return;
   throw DataError("rank " + std::to_string(ranks.rank()) + " has other data or options than rank 0", "oscar fit",
                   "start all ranks with the same command, where all see the same files");
+}
+
+SharedFolder open_together(const std::filesystem::path& folder, const Json& of, bool resume, Ranks& ranks) {
+  using Earlier = PartialFolder::Earlier;
+  const std::filesystem::path mark = folder / "rank_0";
+  if (ranks.rank() == 0) {
+    PartialFolder partial(folder, of, resume ? Earlier::kUse : Earlier::kReplace);
+    const std::string name = std::to_string(std::chrono::system_clock::now().time_since_epoch().count());
+    write_file(mark, name);
+    ranks.put("folder", name);
+    return {partial, true};
+  }
+  const std::string name = ranks.get("folder");
+  const bool shared = std::filesystem::exists(mark) && read_text(mark) == name;
+  return {PartialFolder(folder, of, shared ? Earlier::kLeave : Earlier::kReplace), shared};
+}
+
+std::vector<int> missing_layers(const std::vector<int>& all, const PartialFolder& folder, Ranks& ranks) {
+  if (ranks.rank() == 0) {
+    std::vector<int> missing = all;
+    std::erase_if(missing, [&](int id) { return folder.has(id); });
+    ranks.put("missing", Json(missing).dump());
+  }
+  return parse_json(ranks.get("missing"), "the layers of rank 0").get<std::vector<int>>();
 }
 
 std::vector<int> share_of(const std::vector<int>& layers, int rank, int size) {

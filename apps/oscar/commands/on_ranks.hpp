@@ -8,6 +8,7 @@
 #include "base/json.hpp"
 #include "cluster/ranks.hpp"
 #include "commands/fit_command.hpp"
+#include "fit/partial_folder.hpp"
 
 namespace oscar {
 
@@ -18,6 +19,19 @@ void run_on_ranks(const Place& place, const FitCommand& command, Context& contex
 
 /// Throws DataError if this rank was started with other data or options than rank 0. what: of this rank.
 void require_same(const Json& what, Ranks& ranks);
+
+/// Where finished layers are kept, as this rank sees it.
+struct SharedFolder {
+  PartialFolder folder;
+  bool shared;  // it is rank 0's
+};
+/// Begun by rank 0, or gone on with (resume), and then known to all. A rank that does not see rank 0's folder begins
+/// one of its own. of: see PartialFolder.
+[[nodiscard]] SharedFolder open_together(const std::filesystem::path& folder, const Json& of, bool resume,
+                                         Ranks& ranks);
+
+/// Layers that rank 0's folder lacks.
+[[nodiscard]] std::vector<int> missing_layers(const std::vector<int>& all, const PartialFolder& folder, Ranks& ranks);
 
 /// Of rank `rank` of `size`; dealt like cards.
 [[nodiscard]] std::vector<int> share_of(const std::vector<int>& layers, int rank, int size);

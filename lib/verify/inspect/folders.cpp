@@ -6,6 +6,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "dump/dump_index.hpp"
+#include "dump/folder_source.hpp"
 #include "model/config.hpp"
 #include "rotation/convert.hpp"
 #include "tensor/safetensors.hpp"
@@ -26,8 +27,36 @@ std::vector<fs::path> entries(const fs::path& folder, const std::string& start, 
   return found;
 }
 
+/// The ranks of a tensor-parallel server, merged: everything is read, since copies of key heads must be the same.
+Inspection inspect_rank_dump(const fs::path& folder, const RankLayout& layout) {
+  Status quiet;
+  const auto source = open_dump(folder, {.max_tokens = 0}, quiet);
+  std::int64_t chunks = 0, tokens = 0;
+  std::set<std::int64_t> tokens_of_layers;
+  QkvChunk chunk;
+  for (const int layer : source->layer_ids()) {
+    tokens = 0;
+    const auto stream = source->open(layer);
+    while (stream->next(chunk)) tokens += chunk.view.q.num_tokens, ++chunks;
+    tokens_of_layers.insert(tokens);
+  }
+  Inspection found{"dump of the ranks of a tensor-parallel server", {}, {}};
+  found.facts = {{"ranks", layout.ranks},
+                 {"num_layers", source->layer_ids().size()},
+                 {"layers", source->layer_ids()},
+                 {"tokens_per_layer", tokens},
+                 {"chunks", chunks},
+                 {"query_heads", chunk.view.q.num_heads},
+                 {"kv_heads", chunk.view.k.num_heads},
+                 {"head_dim", chunk.view.q.head_dim},
+                 {"dtype", name_of(chunk.view.q.dtype)}};
+  if (tokens_of_layers.size() > 1) found.problems.emplace_back("layers differ in their number of tokens");
+  return found;
+}
+
 /// Shapes, types, token counts and sizes of every chunk are checked; the values are not read.
 Inspection inspect_dump(const fs::path& folder) {
+  if (const RankLayout layout = find_ranks(folder); layout.ranks > 0) return inspect_rank_dump(folder, layout);
   const DumpIndex index(folder);
   Status quiet;
   std::int64_t chunks = 0, tokens = 0;

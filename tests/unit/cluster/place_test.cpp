@@ -40,13 +40,10 @@ TEST_CASE("torchrun's variables tell the place, and that its agent keeps the sto
 }
 
 TEST_CASE("a step of Slurm meets on its first machine, at a port of its own") {
-  std::map<std::string, std::string> variables{{"SLURM_JOB_ID", "4711"},
-                                               {"SLURM_STEP_ID", "0"},
-                                               {"SLURM_PROCID", "3"},
-                                               {"SLURM_STEP_NUM_TASKS", "8"},
-                                               {"SLURM_LOCALID", "3"},
-                                               {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
-                                               {"SLURM_STEP_NODELIST", "gpu[07-08]"}};
+  std::map<std::string, std::string> variables{{"SLURM_JOB_ID", "4711"}, {"SLURM_STEP_ID", "0"},
+                                               {"SLURM_PROCID", "3"},    {"SLURM_STEP_NUM_TASKS", "8"},
+                                               {"SLURM_LOCALID", "3"},   {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
+                                               {"SLURM_NODEID", "1"},    {"SLURM_STEP_NODELIST", "gpu[07-08]"}};
   const auto place = place_in(variables);
   REQUIRE(place);
   CHECK(place->rank == 3);
@@ -56,6 +53,43 @@ TEST_CASE("a step of Slurm meets on its first machine, at a port of its own") {
   CHECK(place_in(variables)->host == "a1");
   variables["SLURM_STEP_ID"] = "1";
   CHECK(place_in(variables)->port != place->port);
+}
+
+TEST_CASE("machines of a step may have different numbers of tasks") {
+  std::map<std::string, std::string> variables{{"SLURM_JOB_ID", "4711"},
+                                               {"SLURM_STEP_ID", "0"},
+                                               {"SLURM_PROCID", "1"},
+                                               {"SLURM_STEP_NUM_TASKS", "21"},
+                                               {"SLURM_LOCALID", "1"},
+                                               {"SLURM_STEP_TASKS_PER_NODE", "4(x2),2,11"},
+                                               {"SLURM_STEP_NODELIST", "gpu[07-10]"}};
+  int machine = 0;
+  for (const int tasks : {4, 4, 2, 11}) {
+    variables["SLURM_NODEID"] = std::to_string(machine++);
+    CHECK(place_in(variables)->local_size == tasks);
+  }
+  variables["SLURM_NODEID"] = "4";
+  CHECK_ERROR(place_in(variables), UsageError, "4(x2),2,11");
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "four(";
+  variables["SLURM_NODEID"] = "0";
+  CHECK_ERROR(place_in(variables), UsageError, "four(");
+}
+
+TEST_CASE("mpiexec of MPICH and of Intel MPI names no job, and needs a port") {
+  std::map<std::string, std::string> variables{
+      {"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "2"}, {"MPI_LOCALNRANKS", "4"}};
+  CHECK_ERROR(place_in(variables), UsageError, "-genv");
+  variables["MASTER_PORT"] = "29500";
+  auto place = place_in(variables);
+  CHECK(place->rank == 2);
+  CHECK(place->local_rank == 2);
+  CHECK(place->local_size == 4);
+  CHECK(place->host == "127.0.0.1");
+  CHECK(place->port == 29500);
+  variables["MPI_LOCALRANKID"] = "0", variables["MPI_LOCALNRANKS"] = "2";
+  CHECK_ERROR(place_in(variables), UsageError, "MASTER_ADDR");
+  variables["MASTER_ADDR"] = "node1";
+  CHECK(place_in(variables)->host == "node1");
 }
 
 TEST_CASE("the script of a Slurm job, and a launcher of one process, are no ranks") {

@@ -32,9 +32,25 @@ TEST_CASE("what one rank puts the other gets, and takes once") {
   CHECK(ranks.take("a") == "apple");
   ranks.put("a", "another");
   CHECK(ranks.get("a") == "another");
-  ranks.put("b", std::string(1 << 20, 'b'));
-  CHECK(other.get() == std::string(1 << 20, 'b'));
+  const std::string large = std::string(9 << 20, 'b') + std::string(4 << 20, 'c');  // the store takes 8 MiB at a time
+  ranks.put("b", large);
+  CHECK(other.get() == large);
+  ranks.put("b/0", "not a piece of b");
+  CHECK(ranks.get("b").size() == large.size());
+  ranks.put("nothing", "");
+  CHECK(ranks.take("nothing").empty());
+  CHECK(ranks.sharers_of_cores() == 2);
   ranks.leave();
+}
+
+TEST_CASE("a rank that gives up before all have met is named with its reason at once") {
+  const auto start = std::chrono::steady_clock::now();
+  auto other = std::async(std::launch::async, [] {
+    CHECK_ERROR(Ranks(place_of(1, 3), {.join_seconds = 1}), RankFailed, "rank 2 did not come");
+  });
+  CHECK_ERROR(Ranks(place_of(0, 3), {}), RankFailed, "failed: rank 2 did not come");
+  other.get();
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
 TEST_CASE("a rank that does not come is named") {

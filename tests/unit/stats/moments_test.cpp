@@ -103,7 +103,7 @@ TEST_CASE("fisher sums and keys of parts add up to those of the whole") {
   const Windows windows{4, 8};
   const auto take = [&](const std::vector<test::MemoryChunk>& part) {
     test::MemoryStream layer(part);
-    return std::pair(fisher_sums(layer, windows, *backend), key_sums(layer));
+    return std::pair(fisher_sums(layer, windows, *backend), key_sums(layer, *backend));
   };
   const auto [fisher, keys] = take(chunks);
   auto [merged, merged_keys] = take({chunks[0]});

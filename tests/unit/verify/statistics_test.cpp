@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "fit/statistics_fit.hpp"
+#include "fit/take_statistics.hpp"
 #include "unit/verify/sample.hpp"
 
 namespace oscar {
@@ -16,7 +17,7 @@ const Statistics& sample_statistics() {
     Sample& sample = Sample::get();
     const auto pass = [&](const Statistics* first) {
       const auto source = open_live(*sample.runner, sample.calibration, {}, sample.status);
-      return take_statistics(*source, {.recipe = "oscar"}, first, *sample.backend, sample.status);
+      return StatisticsTaker(*source, {.recipe = "oscar"}, first, *sample.backend, sample.status).take_all();
     };
     Statistics both = pass(nullptr);
     const Statistics second = pass(&both);

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/files.hpp"
@@ -55,6 +57,37 @@ std::string gguf() {
 }
 
 }  // namespace
+
+TEST_CASE("what the ranks of a server dumped is one dump, folders and files alike") {
+  for (const bool in_files : {true, false}) {
+    const test::TemporaryFolder folder;
+    for (int rank = 0; rank < 2; ++rank) {
+      PtDict part;
+      for (const char* name : {"q", "k", "v"}) {
+        Tensor rows(DType::kF32, {3, name[0] == 'q' ? 2 : 1, 4});
+        std::ranges::fill(rows.values<float>(), static_cast<float>(rank + 1));
+        part.push_back({text(name), {rows}});
+      }
+      part.push_back({text("seq_lens"), {Tensor::from({1}, std::span<const std::int32_t>(std::array{3}))}});
+      const fs::path path = folder / ("layer_7_rank" + std::to_string(rank));
+      if (in_files) write_pt(fs::path(path) += ".pt", {part});
+      for (const PtItem& item : part) {
+        if (!in_files) write_pt(path / *item.key.get_if<std::string>() / "1.pt", item.value);
+      }
+    }
+    const Inspection found = inspect(folder.path());
+    CHECK(found.kind == "dump of the ranks of a tensor-parallel server");
+    CHECK(found.problems.empty());
+    CHECK(found.facts["ranks"] == 2);
+    CHECK(found.facts["layers"] == Json{7});
+    CHECK(found.facts["tokens_per_layer"] == 3);
+    CHECK(found.facts["query_heads"] == 4);
+    CHECK(found.facts["kv_heads"] == 2);
+    fs::remove_all(folder / (in_files ? "layer_7_rank1.pt" : "layer_7_rank1/v"));
+    if (in_files) write_file(folder / "layer_7_rank1.pt", "nothing of the kind");
+    CHECK_THROWS_AS((void)inspect(folder.path()), DataError);
+  }
+}
 
 TEST_CASE("an orthogonal matrix with ascending eigenvalues is sound") {
   const test::TemporaryFolder folder;

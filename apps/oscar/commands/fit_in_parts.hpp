@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// What fit_in_parts.cpp shares with stats_on_ranks.cpp: the same statistics, by one process or by several.
+#pragma once
+
+#include "commands/fit_command.hpp"
+#include "fit/take_statistics.hpp"
+
+namespace oscar {
+
+/// Where layers are kept until the file is written, if they are.
+[[nodiscard]] std::filesystem::path statistics_folder(const FitCommand& command);
+
+/// All that decides the statistics.
+[[nodiscard]] Json statistics_record(FitInput& input, const FitCommand& command, const StatisticsTaker& taker);
+
+/// Writes the file and tells people and --json.
+void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context);
+
+/// Takes those of a dump as one of several processes. first_pass: null for a first pass.
+void statistics_on_ranks(Ranks& ranks, const FitCommand& command, const Statistics* first_pass, Context& context);
+
+}  // namespace oscar

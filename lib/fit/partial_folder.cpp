@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+#include "fit/partial_folder.hpp"
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kRecord = "fit.json";
+
+/// Names of the members that differ.
+std::string differences(const Json& a, const Json& b) {
+  std::string names;
+  for (const auto& [name, value] : a.items()) {
+    if (!b.contains(name) || b[name] != value) names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
+}  // namespace
+
+PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier)
+    : folder_(std::move(folder)) {
+  if (earlier == Earlier::kLeave) return;
+  const fs::path record = folder_ / kRecord;
+  if (earlier == Earlier::kUse && fs::exists(record)) {
+    const Json found = read_json(record);
+    require(found, of);
+    if (found != of) write_json(record, of);
+    return;
+  }
+  if (fs::exists(folder_) && !fs::is_empty(folder_) && !fs::exists(record)) {
+    throw DataError("this folder is not of an earlier fit", folder_.string(), "move it away, or choose another output");
+  }
+  fs::remove_all(folder_);
+  fs::create_directories(folder_);
+  write_json(record, of);
+}
+
+bool PartialFolder::is_of(const fs::path& folder, const Json& of) {
+  const fs::path record = folder / kRecord;
+  if (!fs::exists(record)) return false;
+  Json wanted = of, there = read_json(record);
+  for (Json* each : {&wanted, &there}) {
+    if (each->is_object()) each->erase(kDataOfLayers);
+  }
+  return wanted == there;
+}
+
+void PartialFolder::require(const Json& found, const Json& of) const {
+  Json wanted = of, there = found.is_object() ? found : Json::object();
+  const Json layers = wanted.value(kDataOfLayers, Json::object()), earlier = there.value(kDataOfLayers, Json::object());
+  wanted.erase(kDataOfLayers);
+  there.erase(kDataOfLayers);
+  if (there != wanted) {
+    throw DataError("what is left of an earlier fit is of another: " + differences(wanted, there) + " differ",
+                    folder_.string(), "give that fit's data and options, or leave --resume out to begin again");
+  }
+  for (const auto& [id, print] : layers.items()) {
+    if (!has(std::stoi(id)) || (earlier.contains(id) && earlier[id] == print)) continue;
+    throw DataError("layer " + id + " is fitted already, to other data than the dump has now", folder_.string(),
+                    "give the dump that it was fitted to, or leave --resume out to begin again");
+  }
+}
+
+std::filesystem::path PartialFolder::file_of(int layer_id) const {
+  return folder_ / ("layer_" + std::to_string(layer_id) + ".safetensors");
+}
+
+bool PartialFolder::has(int layer_id) const { return fs::exists(file_of(layer_id)); }
+
+void PartialFolder::remove() const { fs::remove_all(folder_); }
+
+}  // namespace oscar

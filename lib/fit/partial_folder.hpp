@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// Finished layers in a folder, one file each: what work that ends early leaves to the next, and what several processes
+// make together. Each file is whole or absent; all of them are of one piece of work, which the folder names. What a
+// layer's file holds is its user's business.
+#pragma once
+
+#include <filesystem>
+
+#include "base/json.hpp"
+
+namespace oscar {
+
+class PartialFolder {
+ public:
+  /// What to do with a folder that is there already: use its layers, which must be of this work; begin again; or leave
+  /// it as the process made it that shares the folder.
+  enum class Earlier { kUse, kReplace, kLeave };
+
+  /// Member of `of` with a fingerprint for each layer, which only layers that are there already must share: another may
+  /// have been mended since.
+  static constexpr const char* kDataOfLayers = "data_of_layers";
+
+  /// `of`: all that decides the result. Throws DataError if earlier layers are to be used and are of other work, or if
+  /// the folder holds something else.
+  PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier);
+  /// Whether layers of this work are there already.
+  [[nodiscard]] static bool is_of(const std::filesystem::path& folder, const Json& of);
+
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return folder_; }
+  [[nodiscard]] std::filesystem::path file_of(int layer_id) const;
+  [[nodiscard]] bool has(int layer_id) const;
+  /// Once the whole is written.
+  void remove() const;
+
+ private:
+  /// Throws DataError if what is there is of other work than `of`.
+  void require(const Json& found, const Json& of) const;
+
+  std::filesystem::path folder_;
+};
+
+}  // namespace oscar

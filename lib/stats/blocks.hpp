@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// The pieces by which sums over a layer are taken: a block is some whole chunks, each starts at zero, and blocks are
+// added in order. Where blocks end follows from the chunks and from what the backend wants, not from who reads them:
+// several processes can take the blocks of one layer, and their sums, added in order, have the bits of one process's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dump/source.hpp"
+#include "kernels/backend.hpp"
+
+namespace oscar {
+
+/// What a block holds at least, in whole calls of the backend: on a CPU about 50 ms of one core's work a moment, on a
+/// GPU, whose calls are larger, 40 ms.
+inline constexpr std::int64_t kBlockTokens = 4096;
+
+class BlockCut {
+ public:
+  explicit BlockCut(const WorkShape& shape) : call_bytes_(shape.bytes_per_call) {}
+
+  enum class End { kNothing, kCall, kBlock };
+  /// What ends with this chunk, the next one in order: nothing, a call of the backend, or a block with it.
+  [[nodiscard]] End after(const QkvChunk& chunk);
+
+ private:
+  std::int64_t call_bytes_;  // wanted
+  std::int64_t bytes_ = 0, tokens_ = 0;
+};
+
+/// The chunks of the backend's next call; none at the end of the stream.
+struct Call {
+  std::vector<QkvChunk> chunks;
+  bool ends_block = false;
+};
+[[nodiscard]] Call next_call(LayerStream& layer, BlockCut& cut);
+
+/// Blocks [first, last) of a layer.
+struct BlockRange {
+  std::int64_t first = 0, last = INT64_MAX;
+  [[nodiscard]] bool whole() const { return first == 0 && last == INT64_MAX; }
+  friend bool operator==(const BlockRange&, const BlockRange&) = default;
+};
+
+/// Those of the stream's, which must outlive the result, as a stream. Others are passed over: of a dump none is read.
+[[nodiscard]] std::unique_ptr<LayerStream> blocks_of(LayerStream& layer, BlockRange range, const WorkShape& shape);
+
+/// How many blocks the stream has; reads no rows of a dump.
+[[nodiscard]] std::int64_t count_blocks(LayerStream& layer, const WorkShape& shape);
+
+}  // namespace oscar

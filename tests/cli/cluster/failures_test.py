@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""What happens when one of several processes fails, dies, stands still or does not come: the others end by its name, in time,
+and only its share is lost."""
+import signal
+import time
+import unittest
+
+from ranks_case import RanksCase
+
+
+class FailuresTest(RanksCase):
+    def stop_rank_1(self, out, *options):
+        """Two ranks, of which rank 1 stands still with one of its two layers done."""
+        for _ in range(5):
+            processes = self.start("--dump", "dump", "--out", out, *options)
+            self.wait_for(f"{out}.partial/layer_1.safetensors")
+            processes[1].send_signal(signal.SIGSTOP)
+            if not (self.folder / f"{out}.partial/layer_3.safetensors").exists():
+                return processes
+            for process in processes:
+                process.kill()
+                process.communicate()
+        self.fail("rank 1 was too fast five times")
+
+    def test_a_rank_that_fails_is_named_with_its_reason(self):
+        self.addCleanup(self.spoil(1))
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "failed"))
+        self.assertEqual(codes, [1, 1])
+        self.assertRegex(errors[0], r"rank 1 \(.*\) failed: q has NaN or Inf \(.*layer_1/q/1.pt")
+        self.assertIn("--resume", errors[0])
+        self.assertFalse((self.folder / "failed").exists())
+
+    def test_a_killed_rank_ends_the_job_and_loses_only_its_share(self):
+        processes = self.stop_rank_1("killed", "--rank-timeout", "3")
+        processes[1].kill()
+        since = time.monotonic()
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes[0], 1, errors)
+        self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
+        self.assertLess(time.monotonic() - since, 30)
+        self.assertEqual(self.kept("killed.partial"), {"layer_0", "layer_1", "layer_2"})
+        for layer in (0, 1, 2):
+            self.addCleanup(self.spoil(layer))  # nobody may read these again
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "killed", "--resume"))
+        self.assertEqual(codes, [0, 0], errors)
+        self.doCleanups()
+        self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--out", "unbroken")
+        self.expect_same("unbroken", "killed")
+
+    def test_ranks_notice_that_rank_0_is_gone(self):
+        processes = self.stop_rank_1("headless")
+        processes[0].kill()
+        processes[1].send_signal(signal.SIGCONT)
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes[1], 1, errors)
+        self.assertRegex(errors[1], rf"rank 0 \(.*process {processes[0].pid}\) is gone")
+
+    def test_ranks_with_different_options_are_refused(self):
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "mixed", of_rank={1: ["--clip", "off"]}))
+        self.assertEqual(codes, [1, 1])
+        self.assertIn("rank 1 has other data or options than rank 0", errors[0])
+
+    def test_a_rank_that_stands_still_ends_the_job_and_itself(self):
+        processes = self.stop_rank_1("still", "--rank-timeout", "2")
+        since = time.monotonic()
+        codes, errors = self.finish(processes[:1])
+        self.assertLess(time.monotonic() - since, 30)
+        self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
+        processes[1].send_signal(signal.SIGCONT)
+        codes, errors = self.finish(processes[1:])
+        self.assertEqual(codes, [1], errors)
+        self.assertRegex(errors[0], "rank 0 .*is gone|rank 0 .*does not answer|rank 1 .*shows no sign of life")
+
+    def test_a_slow_rank_delays_nobody_else_and_changes_nothing(self):
+        """It stands still, as on a disk that does not answer, until the other has done all of its share."""
+        processes = self.stop_rank_1("slow")
+        self.wait_for("slow.partial/layer_2.safetensors")
+        processes[1].send_signal(signal.SIGCONT)
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes, [0, 0], errors)
+        self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--out", "not_slow")
+        self.expect_same("not_slow", "slow")
+
+    def test_a_rank_killed_when_its_work_is_done_and_not_yet_fetched_loses_nothing(self):
+        """Rank 0, which keeps the store, stands still meanwhile; what was sent to it may yet arrive."""
+        processes = self.start("--dump", "dump", "--out", "late", "--rank-timeout", "3")
+        self.wait_for("late.partial/layer_0.safetensors")
+        processes[0].send_signal(signal.SIGSTOP)
+        self.wait_for("late.partial/layer_3.safetensors")
+        processes[1].kill()
+        processes[0].send_signal(signal.SIGCONT)
+        codes, errors = self.finish(processes)
+        if codes[0] != 0:
+            self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
+            self.assertEqual(self.kept("late.partial"), {"layer_0", "layer_1", "layer_2", "layer_3"})
+            for layer in range(4):
+                self.addCleanup(self.spoil(layer))
+            codes, errors = self.finish(self.start("--dump", "dump", "--out", "late", "--resume"))
+            self.assertEqual(codes, [0, 0], errors)
+            self.doCleanups()
+        self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--out", "not_late")
+        self.expect_same("not_late", "late")
+
+    def test_a_rank_that_dies_before_all_have_met_is_named_in_time(self):
+        processes = self.start("--dump", "dump", "--out", "unmet", "--rank-timeout", "2", size=3, only=(0, 1))
+        self.wait_for_ranks(2)  # the third never comes
+        self.assertEqual([process.poll() for process in processes], [None, None])
+        processes[1].kill()
+        since = time.monotonic()
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes[0], 1, errors)
+        self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
+        self.assertLess(time.monotonic() - since, 20)
+
+    def test_rank_0_that_dies_before_all_have_met_is_noticed_at_once(self):
+        processes = self.start("--dump", "dump", "--out", "unmet_0", size=3, only=(0, 1))
+        self.wait_for_ranks(2)
+        processes[0].kill()
+        since = time.monotonic()
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes[1], 1, errors)
+        self.assertRegex(errors[1], "rank 0 .*is gone")
+        self.assertLess(time.monotonic() - since, 10)
+
+    def test_a_rank_that_does_not_come_is_named_after_the_time_given(self):
+        since = time.monotonic()
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "alone", "--join-timeout", "2", size=3, only=(0, 1)))
+        self.assertEqual(codes, [1, 1], errors)
+        for error in errors:
+            self.assertIn("rank 2 did not come", error)
+        self.assertLess(time.monotonic() - since, 20)
+
+    def test_what_only_rank_0_can_find_wrong_is_told_to_all(self):
+        (self.folder / "there").mkdir()
+        (self.folder / "there/something").write_text("else")
+        since = time.monotonic()
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "there"))
+        self.assertEqual(codes, [2, 1], errors)
+        self.assertRegex(errors[1], r"rank 0 \(.*\) failed: .*there")
+        self.assertLess(time.monotonic() - since, 20)
+
+
+if __name__ == "__main__":
+    unittest.main()

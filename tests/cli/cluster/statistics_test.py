@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""oscar fit --save-stats by several processes: the bytes of one, layers and blocks of a layer dealt; what a failure leaves."""
+import signal
+import subprocess
+import unittest
+
+from ranks_case import BINARY, ON_CPU, TORCHRUN, RanksCase, free_port
+
+
+class StatisticsTest(RanksCase):
+    SEQUENCES = ("--sequences", "6", "--seq-len", "2048")  # three blocks a layer
+
+    def test_both_passes_of_ranks_have_the_bytes_of_one_process(self):
+        self.run_alone("fit", "--dump", "dump", "--save-stats", "first_1")
+        self.run_alone("fit", "--dump", "dump", "--stats", "first_1", "--save-stats", "second_1")
+        for size in (2, 3, 5):  # of four layers: whole ones, and some in pieces
+            codes, errors = self.finish(self.start("--dump", "dump", "--save-stats", f"first_{size}", size=size))
+            self.assertEqual(codes, [0] * size, errors)
+            self.expect_same("first_1", f"first_{size}")
+            codes, errors = self.finish(self.start("--dump", "dump", "--stats", "first_1", "--save-stats", f"second_{size}",
+                                                   size=size))
+            self.assertEqual(codes, [0] * size, errors)
+            self.expect_same("second_1", f"second_{size}")
+        self.assertEqual(list(self.folder.glob("*.partial")), [])
+
+    def test_one_layer_is_shared_by_its_tokens(self):
+        options = ["--dump", "dump", "--layers", "2", "--key-objective", "fisher", "--center", "--target", "any"]
+        self.run_alone("fit", *options, "--save-stats", "layer_1")
+        codes, errors = self.finish(self.start(*options, "--save-stats", "layer_3", size=3))
+        self.assertEqual(codes, [0, 0, 0], errors)
+        self.expect_same("layer_1", "layer_3")
+
+    def test_torchrun(self):
+        if not TORCHRUN.exists():
+            self.skipTest("no torchrun; scripts/setup.sh installs it")
+        self.run_alone("fit", "--dump", "dump", "--save-stats", "alone")
+        done = subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",
+                               "--dump", "dump", "--save-stats", "together"], cwd=self.folder, capture_output=True, text=True,
+                              timeout=240, env=ON_CPU)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 ranks", done.stderr)
+        self.expect_same("alone", "together")
+
+    def test_a_killed_rank_loses_only_its_share(self):
+        processes = self.start("--dump", "dump", "--save-stats", "killed", "--rank-timeout", "3")
+        self.wait_for("killed.partial/layer_2.safetensors")  # rank 1's first
+        processes[1].send_signal(signal.SIGKILL)
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes[0], 1, errors)
+        self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
+        kept = self.kept("killed.partial")
+        self.assertLessEqual({"layer_0", "layer_1", "layer_2"}, kept)
+        for layer in kept:
+            self.addCleanup(self.spoil(int(layer[len("layer_"):])))  # nobody may read these again
+        codes, errors = self.finish(self.start("--dump", "dump", "--save-stats", "killed", "--resume"))
+        self.assertEqual(codes, [0, 0], errors)
+        self.doCleanups()
+        self.run_alone("fit", "--dump", "dump", "--save-stats", "unbroken")
+        self.expect_same("unbroken", "killed")
+
+    def test_one_process_goes_on_too(self):
+        mend = self.spoil(3)
+        self.addCleanup(mend)
+        fit = ["fit", "--dump", "dump", "--resume", "--save-stats", "resumed"]
+        done = subprocess.run([BINARY, *fit], cwd=self.folder, capture_output=True, text=True, env=ON_CPU)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("layer_3", done.stderr)
+        self.assertEqual(self.kept("resumed.partial"), {"layer_0", "layer_1", "layer_2"})
+        mend()
+        done = subprocess.run([BINARY, *fit, "--value-objective", "vtv"], cwd=self.folder, capture_output=True, text=True,
+                              env=ON_CPU)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("is of another: recipe differ", done.stderr)
+        self.addCleanup(self.spoil(0))
+        self.run_alone(*fit)
+        self.doCleanups()
+        self.run_alone("fit", "--dump", "dump", "--save-stats", "at_once")
+        self.expect_same("at_once", "resumed")
+        self.assertFalse((self.folder / "resumed.partial").exists())
+
+    def test_what_several_processes_do_not_share_is_refused(self):
+        self.run_alone("fit", "--dump", "dump", "--layers", "0", "--save-stats", "some")
+        for options, said in ((["--stats", "some", "--save-stats", "sum"], "is the work of one process"),
+                              (["--model", "m", "--text", "t", "--save-stats", "sum"], "of a dump together, not of a model"),
+                              (["--dump", "dump", "--save-stats", "some"], "there is such a file already")):
+            codes, errors = self.finish(self.start(*options))
+            self.assertEqual(codes, [2, 2], errors)
+            self.assertIn(said, errors[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
