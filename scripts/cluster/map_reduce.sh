@@ -7,8 +7,9 @@
 #   reduce         the rotation set, $WORK/set
 # Environment: PARTS, a folder with one entry a part, in the order of their names: a dump, or for MODEL a file of token ids
 # (.npy, .jsonl) or of text; WORK, the shared folder; FIT_OPTIONS, further options of "oscar fit", the same in every step;
-# AWAIT, seconds that a step may wait for the steps before it, where no scheduler does (0).
-# What a step made is not made again: after a failure, run everything once more.
+# AWAIT, seconds that a step may wait for files of the steps before it, which some shared file systems show late (0).
+# What a step made is not made again: after a failure, run everything once more. $WORK/inputs.txt says what it was made of: other
+# parts, another model or other options are refused there.
 set -euo pipefail
 
 die() { printf 'map_reduce: error: %s\n' "$*" >&2; exit 1; }
@@ -25,6 +26,36 @@ input() {
   if [ -d "$part" ]; then printf '%s\n' --dump "$part"; return; fi
   printf '%s\n' --model "${MODEL:?the model that runs on the parts}"
   case $part in *.npy | *.jsonl) printf '%s\n' --tokens "$part" ;; *) printf '%s\n' --text "$part" ;; esac
+}
+
+# What tells a part or a model: of a file its size, beginning and end, of a folder names, sizes and manifests.
+print_of() {
+  if [ -f "$1" ]; then { stat -Lc %s "$1" && head -c 1000000 "$1" && tail -c 1000000 "$1"; } | sha256sum; return; fi
+  (cd "$1" && find -L . -type f -printf '%P %s\n' | LC_ALL=C sort && cat manifest.json config.json 2>/dev/null || true) | sha256sum
+}
+
+inputs() {
+  local part
+  for part in "${parts[@]}"; do printf 'part %s %s\n' "${part##*/}" "$(print_of "$part")"; done
+  printf 'options %s\n' "${fit_options[*]}"
+  # Steps that add up need no model, and may run where there is none.
+  if [ -e "${MODEL:-}" ]; then printf 'model %s\n' "$(print_of "$MODEL")"; fi
+}
+
+# The first job leaves the record; many may begin at once.
+require_same_inputs() {
+  local record=$WORK/inputs.txt own other
+  own=$(mktemp "$WORK/inputs.XXXXXX")
+  inputs >"$own"
+  ln "$own" "$record" 2>/dev/null || true
+  other=$(grep -vxFf "$record" "$own" || true)
+  if ! grep -q '^model ' "$record" && [[ $other == "model "* ]]; then
+    printf '%s\n' "$other" >>"$record"
+    other=
+  fi
+  [ -n "$other" ] || other=$(grep -vxFf "$own" "$record" | grep -v '^model ' || true)
+  rm -f "$own"
+  [ -z "$other" ] || die "$WORK is of other inputs ($record); choose another WORK or remove it. What differs: ${other%%$'\n'*}"
 }
 
 # Statistics appear whole or not at all.
@@ -50,6 +81,7 @@ save() {
 }
 
 mkdir -p "$WORK"
+require_same_inputs
 all=$WORK/all.safetensors
 mapfile -t firsts < <(of_parts first)
 mapfile -t seconds < <(of_parts second)

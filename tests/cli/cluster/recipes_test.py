@@ -82,20 +82,69 @@ class RecipesTest(unittest.TestCase):
         self.assertRegex(self.run_bash(f"{RECIPES}/map_reduce.sh first 7").stderr, "there is no part 7")
 
     def test_kubernetes_jobs(self):
-        documents = list(yaml.safe_load_all((RECIPES / "kubernetes.yaml").read_text()))
-        settings, jobs = documents[0]["data"], documents[1:]
+        """In the order in which the last of them starts the others; a step begins only when it may, and holds no GPU before."""
+        documents = {(each["kind"], each["metadata"]["name"]): each
+                     for each in yaml.safe_load_all((RECIPES / "kubernetes.yaml").read_text())}
+        settings = documents["ConfigMap", "oscar-fit"]["data"]
         self.assertLessEqual(set(settings), set(self.environment))
-        for job in jobs:
-            self.assertEqual((job["apiVersion"], job["kind"]), ("batch/v1", "Job"))
-            spec = job["spec"]
-            indexed = spec.get("completionMode") == "Indexed"
-            self.assertEqual(indexed, "completions" in spec)
-            container, = spec["template"]["spec"]["containers"]
-            command = container["command"][-1].replace("/opt/oscar", str(PROJECT))
-            for index in range(2 if indexed else 1):
-                done = self.run_bash(command, JOB_COMPLETION_INDEX=str(index))
-                self.assertEqual(done.returncode, 0, done.stderr)
+        jobs = {name: each["spec"] for (kind, name), each in documents.items() if kind == "Job"}
+        running = {name for name, spec in jobs.items() if not spec.get("suspend")}
+        self.assertEqual(running, {"oscar-first", "oscar-steps"})
+        pod = jobs.pop("oscar-steps")["template"]["spec"]
+        rules, = documents["Role", documents["RoleBinding", "oscar-steps"]["roleRef"]["name"]]["rules"]
+        self.assertEqual(documents["RoleBinding", "oscar-steps"]["subjects"],
+                         [{"kind": "ServiceAccount", "name": documents["ServiceAccount", pod["serviceAccountName"]]["metadata"]["name"]}])
+        done = set()
+        for container in [*pod["initContainers"], *pod["containers"]]:
+            verb, arguments = container["args"][0], container["args"][1:]
+            name, = (argument[len("job/"):] for argument in arguments if argument.startswith("job/"))
+            self.assertIn({"wait": "watch"}.get(verb, verb), rules["verbs"])
+            if verb == "patch":
+                self.assertEqual(json.loads(arguments[-1]), {"spec": {"suspend": False}})
+                running.add(name)
+                continue
+            self.assertIn("--for=condition=complete", arguments)
+            self.assertIn(name, running)
+            self.run_kubernetes_job(jobs[name])
+            done.add(name)
+        last, = running - done - {"oscar-steps"}
+        self.run_kubernetes_job(jobs[last])
+        self.assertEqual(running, {*jobs, "oscar-steps"})
         self.expect_set()
+
+    def run_kubernetes_job(self, spec):
+        indexed = spec.get("completionMode") == "Indexed"
+        self.assertEqual(indexed, "completions" in spec)
+        container, = spec["template"]["spec"]["containers"]
+        command = container["command"][-1].replace("/opt/oscar", str(PROJECT))
+        for index in range(2 if indexed else 1):
+            done = self.run_bash(command, JOB_COMPLETION_INDEX=str(index))
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_folder_of_other_inputs_is_refused_by_what_differs(self):
+        first = f"{RECIPES}/map_reduce.sh first 0"
+        self.assertEqual(self.run_bash(first).returncode, 0)
+        part = self.folder / "parts/1.npy"
+        whole = part.read_bytes()
+
+        def refused(said, **variables):
+            done = self.run_bash(f"{RECIPES}/map_reduce.sh first 1", **variables)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, f"is of other inputs .*What differs: {said}")
+
+        refused("options --quiet --sink 4", FIT_OPTIONS="--quiet --sink 4")
+        part.write_bytes(whole[:-4] + b"\0\0\0\0")
+        refused("part 1.npy")
+        part.write_bytes(whole)
+        (self.folder / "parts/2.npy").write_bytes(whole)
+        refused("part 2.npy")
+        (self.folder / "parts/2.npy").unlink()
+        other = self.folder / "other"
+        shutil.copytree(DATA / "qwen3-2m", other)
+        (other / "config.json").write_text((other / "config.json").read_text() + " ")
+        refused("model ", MODEL=str(other))
+        self.assertEqual(self.run_bash(f"{RECIPES}/map_reduce.sh first 1").returncode, 0)
+        self.assertEqual(self.run_bash(f"{RECIPES}/map_reduce.sh join", MODEL="").returncode, 0)  # where there is no model
 
     def test_github_matrix(self):
         (self.folder / "oscar").symlink_to(PROJECT)
