@@ -34,6 +34,12 @@ bool pieces_end_with_words(const std::vector<Piece>& pieces) {
   });
 }
 
+bool puts_space_before(const PieceModel& model, const std::vector<Piece>& pieces) {
+  std::vector<std::int32_t> ids;
+  model.encode("a", ids);
+  return !ids.empty() && pieces.at(static_cast<std::size_t>(ids.front())).text.starts_with(kSpaceMark);
+}
+
 /// Where the last word of at least `least` bytes of `text` ends: a space behind a printable character of ASCII.
 std::size_t end_of_word(std::string_view text, std::size_t least) {
   for (std::size_t at = std::max<std::size_t>(least, 1); at < text.size(); ++at) {
@@ -48,8 +54,10 @@ class PieceEncoder final : public TextEncoder {
     const std::string content = read_text(file), where = file.string();
     const PieceSettings settings = read_piece_settings(file.parent_path());
     first_ = open_piece_model(content, settings.space_before, where);
-    if (settings.space_before && !settings.space_before_parts) inner_ = open_piece_model(content, false, where);
     const std::vector<Piece> pieces = first_->pieces();
+    if (!settings.space_before_parts && puts_space_before(*first_, pieces)) {
+      inner_ = open_piece_model(content, false, where);
+    }
     may_stop_at_words_ = pieces_end_with_words(pieces);
     for (const AddedToken& token : settings.added) added_.add(token);
     const Names names = name_all(pieces, settings);
