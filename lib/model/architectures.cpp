@@ -18,6 +18,11 @@ struct Architecture {
 
 constexpr const char* kGemma3Defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
   "vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096})";
+constexpr const char* kGemma4Defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+  "vocab_size": 262144, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 512})";
+constexpr const char* kGemma4UnifiedDefaults =
+    R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,
+  "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "sliding_window": 1024, "hidden_size_per_layer_input": 0})";
 constexpr std::array kArchitectures{
     Architecture{"deepseek_v3", describe_deepseek_v3},
     Architecture{"dots1", describe_dots1},
@@ -25,7 +30,8 @@ constexpr std::array kArchitectures{
     Architecture{"gemma2", describe_gemma},
     Architecture{"gemma3", describe_gemma, kGemma3Defaults},
     Architecture{"gemma3_text", describe_gemma, kGemma3Defaults},
-    Architecture{"gemma4_text", describe_gemma4},
+    Architecture{"gemma4_text", describe_gemma4, kGemma4Defaults},
+    Architecture{"gemma4_unified_text", describe_gemma4, kGemma4UnifiedDefaults},
     Architecture{"glm", describe_glm4},
     Architecture{"glm4", describe_glm4},
     Architecture{"glm4_moe", describe_glm4_moe},
