@@ -20,7 +20,7 @@ void add_backend_options(CLI::App& command, Context& context) {
   command.add_option_function<std::string>("--device", set_device, "Where to compute: auto, cpu, cuda or cuda:N")
       ->default_str(context.common.device)
       ->group("Backend");
-  command.add_option_function<int>("--threads", set_threads, "CPU threads; 0 = one per core")
+  command.add_option_function<int>("--threads", set_threads, "CPU threads; 0 = one per core that it may use")
       ->check(CLI::Range(0, 4096))
       ->default_str(std::to_string(context.common.threads))
       ->group("Backend");

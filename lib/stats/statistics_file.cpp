@@ -174,8 +174,9 @@ MatrixStack StatisticsFile::stack(const std::string& name, int dim) const {
                         " x " + std::to_string(dim) + " matrices",
                     path_, "take the statistics again");
   }
-  MatrixStack out(static_cast<int>(tensor.shape[0]), dim);
-  out.data = vector(name, out.data.size());
+  MatrixStack out;
+  out.count = static_cast<int>(tensor.shape[0]), out.dim = dim;
+  out.data = vector(name, static_cast<std::size_t>(num_elements(tensor.shape)));
   return out;
 }
 

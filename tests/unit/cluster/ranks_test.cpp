@@ -3,19 +3,21 @@
 #include "cluster/ranks.hpp"
 
 #include <doctest/doctest.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <future>
 
+#include "base/cores.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
 namespace {
 
-/// A port that other tests at the same time hardly have.
+/// A port that other tests at the same time hardly have, below those that systems give to connections.
 Place place_of(int rank, int size) {
-  return {.rank = rank, .size = size, .host = "127.0.0.1", .port = 30000 + static_cast<int>(::getpid() % 20000)};
+  return {.rank = rank, .size = size, .host = "127.0.0.1", .port = 20000 + static_cast<int>(::getpid() % 10000)};
 }
 
 }  // namespace
@@ -40,6 +42,25 @@ TEST_CASE("what one rank puts the other gets, and takes once") {
   ranks.put("nothing", "");
   CHECK(ranks.take("nothing").empty());
   CHECK(ranks.sharers_of_cores() == 2);
+  ranks.leave();
+}
+
+TEST_CASE("ranks that a launcher bound to different cores share none") {
+  const Cores all = usable_cores();
+  if (all.count < 2) return test::skip_case("this machine has one core");
+  auto other = std::async(std::launch::async, [&] {
+    cpu_set_t last;
+    CPU_ZERO(&last);
+    CPU_SET(std::stoi(all.list.substr(all.list.find_last_of(",-") + 1)), &last);
+    REQUIRE(::sched_setaffinity(0, sizeof last, &last) == 0);
+    Ranks ranks(place_of(1, 2), {});
+    const int sharers = ranks.sharers_of_cores();
+    ranks.leave();
+    return sharers;
+  });
+  Ranks ranks(place_of(0, 2), {});
+  CHECK(ranks.sharers_of_cores() == 1);
+  CHECK(other.get() == 1);
   ranks.leave();
 }
 
