@@ -26,6 +26,16 @@ void add_backend_options(CLI::App& command, Context& context) {
       ->group("Backend");
 }
 
+CLI::Option* allow_address(CLI::Option* option) {
+  const auto settle = [](std::string text) { return is_remote(text) ? remote_places().settle(text).string() : text; };
+  return option->transform(CLI::Validator(
+      [settle](std::string& text) {
+        text = settle(text);
+        return std::string();
+      },
+      ""));
+}
+
 void add_timeout_option(CLI::App& command, double& seconds) {
   command.add_option("--timeout", seconds, "Give up on a server that sends (next to) nothing for so many seconds")
       ->check(CLI::Range(1, 3600))

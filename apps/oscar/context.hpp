@@ -13,6 +13,7 @@
 #include "base/json.hpp"
 #include "base/status.hpp"
 #include "kernels/backend.hpp"
+#include "remote/network_places.hpp"
 
 namespace oscar {
 
@@ -31,6 +32,8 @@ struct Context {
   /// About when the process began.
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   CommonOptions common;
+  /// What addresses lead to; registered by main.
+  NetworkPlaces network;
   /// Set by main once the options are known.
   std::unique_ptr<Status> status;
   /// What the command's callback asks main to return; 0 unless verify rejects.
@@ -41,6 +44,8 @@ struct Context {
 void add_backend_options(CLI::App& command, Context& context);
 /// Adds --json [FILE].
 void add_json_option(CLI::App& command, Context& context);
+/// Lets a folder that is read be an address, too: s3://BUCKET/PREFIX, http:// or https://.
+CLI::Option* allow_address(CLI::Option* option);
 /// Adds --timeout.
 void add_timeout_option(CLI::App& command, double& seconds);
 /// Sends a command's machine-readable result where --json says; does nothing without --json.

@@ -23,6 +23,7 @@ enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2, kInterrupted = 130 };  // 3 
 void start(Context& context) {
   context.status = std::make_unique<Console>(
       Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
+  context.network.talk_to(*context.status);
   set_num_threads(context.common.threads);
   keep_blas_on_calling_thread();
   context.status->detail(std::string("version ") + kVersion + ", " + std::to_string(num_threads()) + " threads");
@@ -59,6 +60,7 @@ int run(int argc, char** argv) {
       "oscar makes 2-bit KV caches work: it captures Q/K/V from a model, fits per-layer transforms and clip\n"
       "ratios, proves what they do to attention, and shares them through a zoo.",
       "oscar");
+  set_remote_places(&context.network);
   register_commands(app, context);
   try {
     try {

@@ -13,15 +13,17 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group("Input");
   };
-  add("--model", input.model, "Checkpoint folder: config.json, *.safetensors, tokenizer.json or tokenizer.model")
-      ->type_name("DIR");
+  allow_address(add("--model", input.model,
+                    "Checkpoint folder: config.json, *.safetensors, tokenizer.json or tokenizer.model; or its address: "
+                    "s3://BUCKET/PREFIX, http:// or https://, whose weights are streamed")
+                    ->type_name("DIR"));
   add("--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
       ->capture_default_str();
-  add("--text", input.texts,
-      "UTF-8 text, joined; or .jsonl, a document a line, with \"text\" or chat \"messages\". Default: a small built-in "
-      "mix")
-      ->type_name("FILE");
+  allow_address(add("--text", input.texts,
+                    "UTF-8 text, joined; or .jsonl, a document a line, with \"text\" or chat \"messages\". May be "
+                    "addresses. Default: a small built-in mix")
+                    ->type_name("FILE"));
   add("--tokens", input.tokens, "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line)")
       ->type_name("FILE");
   add("--layers", input.layers, "Only these layers, like 0-3,7; default: all whose cache grows with the text")

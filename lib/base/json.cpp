@@ -12,6 +12,7 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/places.hpp"
 #include "base/schemas.hpp"
 
 namespace oscar {
@@ -34,7 +35,7 @@ Json parse_json(std::string_view text, const std::string& where) {
   }
 }
 
-Json read_json(const std::filesystem::path& path) { return parse_json(read_text(path), path.string()); }
+Json read_json(const std::filesystem::path& path) { return parse_json(place_text(path), path.string()); }
 
 void write_json(const std::filesystem::path& path, const Json& document) { write_file(path, document.dump(1) + "\n"); }
 

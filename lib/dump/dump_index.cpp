@@ -6,6 +6,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/places.hpp"
 #include "dump/chunk_file.hpp"
 #include "dump/numbered.hpp"
 
@@ -31,6 +32,7 @@ void check_tensor(const ChunkTensor& tensor) {
   }
   if (num_elements(location.shape) == 0) fail("the tensor is empty: " + shape_text(location.shape), tensor.file);
   const auto bytes = static_cast<std::uint64_t>(num_elements(location.shape)) * size_of(location.dtype);
+  if (is_remote(tensor.file)) return;  // reading it will tell
   if (location.offset + bytes > regular_file_size(tensor.file)) fail("the file is truncated", tensor.file);
 }
 
@@ -83,7 +85,7 @@ DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs:
   return chunk;
 }
 
-DumpChunk chunk_from_files(const fs::path& layer, int number, std::string_view suffix, Status& status) {
+DumpChunk chunk_from_files(const fs::path& layer, int number, std::string_view suffix, bool has_lens, Status& status) {
   DumpChunk chunk{.number = number, .q = {}, .k = {}, .v = {}, .seq_lens = {}};
   const auto place = [&](const char* what) {
     const fs::path file = chunk_path(layer, what, number, suffix);
@@ -93,7 +95,7 @@ DumpChunk chunk_from_files(const fs::path& layer, int number, std::string_view s
   chunk.k = place("k");
   chunk.v = place("v");
   const fs::path lens = chunk_path(layer, "seq_lens", number, suffix);
-  if (fs::exists(lens)) {
+  if (has_lens) {
     chunk.seq_lens = read_chunk(lens, "seq_lens").to_int64();
   } else if (!chunk.q.location.shape.empty()) {
     status.notice(lens.string() + " is missing: the chunk counts as one sequence");
@@ -124,18 +126,39 @@ DumpIndex::DumpIndex(const RankLayout& layout, int rank)
 DumpIndex::DumpIndex(fs::path folder)
     : folder_(std::move(folder)),
       layer_folder_([this](int layer_id) { return folder_ / ("layer_" + std::to_string(layer_id)); }) {
+  const fs::path manifest = folder_ / "manifest.json";
+  if (is_remote(folder_)) {
+    find_at_server(manifest);
+  } else {
+    find_on_disk(manifest);
+  }
+  if (manifest_.is_null()) return;
+  validate_json(manifest_, "oscar.dump.v1", manifest.string());
+  layer_ids_.clear();
+  for (const Json& layer : manifest_["layers"]) layer_ids_.push_back(layer["layer_id"]);
+  if (layer_ids_.empty()) throw DataError("the dump has no layers", manifest.string(), "dump again");
+}
+
+void DumpIndex::find_on_disk(const fs::path& manifest) {
   if (!fs::is_directory(folder_)) throw DataError("no such folder", folder_.string(), "check --dump");
   layer_ids_ = numbered_entries(folder_, "layer_", "");
   if (layer_ids_.empty()) {
     throw DataError("no layer_<id> folders", folder_.string(), "name a folder that \"oscar dump\" or a server wrote");
   }
-  const fs::path manifest = folder_ / "manifest.json";
-  if (!fs::exists(manifest)) return;
-  manifest_ = read_json(manifest);
-  validate_json(manifest_, "oscar.dump.v1", manifest.string());
-  layer_ids_.clear();
-  for (const Json& layer : manifest_["layers"]) layer_ids_.push_back(layer["layer_id"]);
-  if (layer_ids_.empty()) throw DataError("the dump has no layers", manifest.string(), "dump again");
+  if (fs::exists(manifest)) manifest_ = read_json(manifest);
+}
+
+/// A manifest makes listings needless, which web servers do not have.
+void DumpIndex::find_at_server(const fs::path& manifest) {
+  if (const auto text = optional_text(manifest)) {
+    manifest_ = parse_json(*text, manifest.string());
+    return;
+  }
+  if (!list_place(folder_)) (void)place_text(manifest);  // says why there is none
+  layer_ids_ = numbered_entries(folder_, "layer_", "");
+  if (!layer_ids_.empty()) return;
+  throw DataError("there is no dump: neither manifest.json nor layer_<id> folders", folder_.string(),
+                  "check the bucket and the prefix");
 }
 
 std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
@@ -148,8 +171,12 @@ std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
     }
   } else {
     for (const std::string_view suffix : kChunkSuffixes) {
-      for (const int number : numbered_entries(layer / "q", "", suffix)) {
-        chunks.push_back(chunk_from_files(layer, number, suffix, status));
+      const std::vector<int> numbers = numbered_entries(layer / "q", "", suffix);
+      if (numbers.empty()) continue;
+      const std::vector<int> lens = numbered_entries(layer / "seq_lens", "", suffix);
+      for (const int number : numbers) {
+        const bool has_lens = std::binary_search(lens.begin(), lens.end(), number);
+        chunks.push_back(chunk_from_files(layer, number, suffix, has_lens, status));
       }
       if (!chunks.empty()) break;
     }

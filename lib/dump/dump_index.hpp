@@ -2,7 +2,8 @@
 // What a dump folder holds: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt (or .h5, .safetensors: chunk_file.hpp), tensors
 // q [T, Hq, d], k and v [T, Hkv, d], and int32 sequence lengths. Our own dumps have a manifest.json (oscar.dump.v1)
 // that tells where payloads lie, so that libtorch is not needed to read them; in the published layout every file is
-// looked at. Non-goal: reading payloads.
+// looked at. A dump may lie at a server (base/places.hpp), one without a manifest only at one that lists what it has.
+// Non-goal: reading payloads.
 #pragma once
 
 #include <filesystem>
@@ -48,11 +49,14 @@ class DumpIndex {
   [[nodiscard]] const Json& manifest() const noexcept { return manifest_; }
   /// Ascending; possibly sparse.
   [[nodiscard]] const std::vector<int>& layer_ids() const noexcept { return layer_ids_; }
-  /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths, file sizes. A
-  /// tiny chunk 0 of the published layout (a warm-up) is left out with a notice. Throws DataError.
+  /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths, file sizes (on
+  /// disk). A tiny chunk 0 of the published layout (a warm-up) is left out with a notice. Throws DataError.
   [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id, Status& status) const;
 
  private:
+  void find_on_disk(const std::filesystem::path& manifest);
+  void find_at_server(const std::filesystem::path& manifest);
+
   std::filesystem::path folder_;
   Json manifest_;
   std::vector<int> layer_ids_;

@@ -2,16 +2,23 @@
 #include "dump/folder_source.hpp"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/rank_source.hpp"
+#include "dump/remote_chunks.hpp"
 
 namespace oscar {
 namespace {
+
+/// For chunks at a server: a layer or more of most models, with the default number of tokens.
+constexpr std::uint64_t kMemoryBytes = std::uint64_t{2} << 30;
 
 /// Cuts chunks to the limits: whole sequences while they fit, the last one shortened.
 std::vector<DumpChunk> limited(std::vector<DumpChunk> chunks, const SourceLimits& limits) {
@@ -41,9 +48,10 @@ std::string fingerprint(const std::vector<DumpChunk>& chunks, int layer_id) {
     add("layer " + std::to_string(layer_id) + " chunk " + std::to_string(chunk.number));
     for (const std::int64_t length : chunk.seq_lens) add(" " + std::to_string(length));
     for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) {
-      const std::uint64_t size = regular_file_size(tensor->file);
+      const std::unique_ptr<PlacedFile> file = open_place(tensor->file);
+      const std::uint64_t size = file->bytes().size();
       std::vector<std::byte> tail(std::min<std::uint64_t>(size, 4096));
-      read_at(tensor->file, size - tail.size(), tail);
+      file->read(size - tail.size(), tail);
       add(std::to_string(size));
       hash.update(tail);
     }
@@ -67,6 +75,17 @@ std::vector<std::string> blocks_of(std::vector<std::string> whole, const std::ve
   return whole;
 }
 
+std::vector<SequenceRange> ranges_of(const std::vector<std::int64_t>& lengths) {
+  std::vector<SequenceRange> ranges;
+  std::int64_t tokens = 0;
+  for (const std::int64_t length : lengths) {
+    ranges.push_back({tokens, tokens + length});
+    tokens += length;
+  }
+  return ranges;
+}
+
+/// Chunks on disk.
 class FolderStream : public LayerStream {
  public:
   explicit FolderStream(std::vector<DumpChunk> chunks) : chunks_(std::move(chunks)) {}
@@ -76,12 +95,8 @@ class FolderStream : public LayerStream {
     const DumpChunk& chunk = chunks_[next_++];
     const auto files = std::make_shared<const Files>(
         Files{MappedFile(chunk.q.file), MappedFile(chunk.k.file), MappedFile(chunk.v.file)});
-    std::int64_t tokens = 0;
-    out.sequences.clear();
-    for (const std::int64_t length : chunk.seq_lens) {
-      out.sequences.push_back({tokens, tokens + length});
-      tokens += length;
-    }
+    out.sequences = ranges_of(chunk.seq_lens);
+    const std::int64_t tokens = out.sequences.back().end;
     out.view = {view(files->q, chunk.q, tokens), view(files->k, chunk.k, tokens), view(files->v, chunk.v, tokens)};
     out.owner = files;
     out.where = chunk.q.file.string();
@@ -114,32 +129,97 @@ class FolderStream : public LayerStream {
   std::size_t next_ = 0;
 };
 
+/// Chunks at a server.
+class RemoteStream : public LayerStream {
+ public:
+  RemoteStream(std::shared_ptr<RemoteChunks> memory, int layer_id) : memory_(std::move(memory)), layer_id_(layer_id) {
+    memory_->open(layer_id_);
+    chunks_ = memory_->chunks(layer_id_);
+  }
+  ~RemoteStream() override { memory_->close(layer_id_); }
+
+  bool next(QkvChunk& out) override {
+    if (next_ == chunks_.size()) return false;
+    const DumpChunk& chunk = chunks_[next_];
+    out = {};  // what it held may be needed to make room
+    const std::shared_ptr<const ChunkRows> rows = memory_->get(layer_id_, next_++);
+    out.view = rows->view();
+    out.owner = rows;
+    out.sequences = ranges_of(chunk.seq_lens);
+    out.where = chunk.q.file.string();
+    return true;
+  }
+
+  void rewind() override { next_ = 0; }
+
+ private:
+  std::shared_ptr<RemoteChunks> memory_;
+  int layer_id_;
+  std::vector<DumpChunk> chunks_;
+  std::size_t next_ = 0;
+};
+
+/// Keeps what there is to say until someone hears it.
+struct KeptNotices : Status {
+  std::vector<std::string> lines;
+  void notice(const std::string& line) override { lines.push_back(line); }
+};
+
 class FolderSource : public QkvSource {
  public:
-  /// index: arguments of a DumpIndex.
+  /// memory_bytes: for chunks at a server. index: arguments of a DumpIndex.
   template <class... Index>
-  FolderSource(SourceLimits limits, Status& status, const Index&... index)
+  FolderSource(SourceLimits limits, Status& status, std::uint64_t memory_bytes, const Index&... index)
       : index_(index...), limits_(std::move(limits)), status_(status) {
     layer_ids_ = chosen_layers(index_.layer_ids(), limits_.layers, index_.folder());
+    if (is_remote(index_.folder())) {
+      const auto plan = [this](int layer_id) { return chunks_at_server(layer_id); };
+      memory_ = std::make_shared<RemoteChunks>(layer_ids_, plan, memory_bytes);
+    }
     describe();
   }
+
+  ~FolderSource() override {
+    if (memory_ != nullptr) memory_->stop();  // streams may keep it
+  }
+  FolderSource(const FolderSource&) = delete;
+  FolderSource& operator=(const FolderSource&) = delete;
 
   [[nodiscard]] const ModelIdentity& model() const override { return model_; }
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
+  void expect(std::span<const int> layer_ids) override {
+    if (memory_ != nullptr) memory_->expect({layer_ids.begin(), layer_ids.end()});
+  }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
-    return std::make_unique<FolderStream>(chunks(layer_id));
+    if (memory_ == nullptr) {
+      return std::make_unique<FolderStream>(limited(index_.chunks(layer_id, status_), limits_));
+    }
+    auto stream = std::make_unique<RemoteStream>(memory_, layer_id);
+    const std::lock_guard lock(mutex_);
+    for (const std::string& line : notices_[layer_id]) status_.notice(line);
+    return stream;
   }
 
  private:
-  [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id) const {
-    return limited(index_.chunks(layer_id, status_), limits_);
+  /// Layers are looked at before they are opened, each once.
+  [[nodiscard]] std::vector<DumpChunk> chunks_at_server(int layer_id) {
+    KeptNotices notices;
+    std::vector<DumpChunk> chunks = limited(index_.chunks(layer_id, notices), limits_);
+    const std::lock_guard lock(mutex_);
+    notices_[layer_id] = std::move(notices.lines);
+    return chunks;
+  }
+
+  /// Without a word: open() says it.
+  [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id) {
+    Status silent;
+    return memory_ != nullptr ? memory_->chunks(layer_id) : limited(index_.chunks(layer_id, silent), limits_);
   }
 
   void describe() {
     const int layer_id = layer_ids_.front();
-    Status silent;  // open() will say it again
-    const std::vector<DumpChunk> first = limited(index_.chunks(layer_id, silent), limits_);
+    const std::vector<DumpChunk> first = chunks(layer_id);
     for (const DumpChunk& chunk : first) {
       calibration_.sequences += static_cast<std::int64_t>(chunk.seq_lens.size());
       for (const std::int64_t length : chunk.seq_lens) calibration_.tokens += length;
@@ -169,13 +249,16 @@ class FolderSource : public QkvSource {
   std::vector<int> layer_ids_;
   ModelIdentity model_;
   CalibrationData calibration_;
+  std::mutex mutex_;
+  std::map<int, std::vector<std::string>> notices_;  // by layer
+  std::shared_ptr<RemoteChunks> memory_;             // null: a dump on disk
 };
 
 }  // namespace
 
 std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits& limits, Status& status) {
   const RankLayout layout = find_ranks(folder);
-  if (layout.ranks == 0) return std::make_unique<FolderSource>(limits, status, folder);
+  if (layout.ranks == 0) return std::make_unique<FolderSource>(limits, status, kMemoryBytes, folder);
   std::vector<std::unique_ptr<QkvSource>> ranks;
   static Status silent;
   for (int rank = 0; rank < layout.ranks; ++rank) {
@@ -183,7 +266,8 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
     if (layout.in_files) {
       ranks.push_back(open_rank_files(layout, rank, limits));
     } else {
-      ranks.push_back(std::make_unique<FolderSource>(limits, own, layout, rank));
+      const std::uint64_t share = kMemoryBytes / static_cast<std::uint64_t>(layout.ranks);
+      ranks.push_back(std::make_unique<FolderSource>(limits, own, share, layout, rank));
     }
   }
   return merge_ranks(std::move(ranks));

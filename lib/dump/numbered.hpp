@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/places.hpp"
+
 namespace oscar {
 
 [[nodiscard]] inline std::optional<int> parse_number(std::string_view text) {
@@ -19,13 +21,13 @@ namespace oscar {
   return value;
 }
 
-/// Numbers n with `folder`/<prefix>n<suffix>, ascending.
+/// Numbers n with `folder`/<prefix>n<suffix>, ascending; none of a folder that cannot be listed.
 [[nodiscard]] inline std::vector<int> numbered_entries(const std::filesystem::path& folder, std::string_view prefix,
                                                        std::string_view suffix) {
   std::vector<int> numbers;
-  if (!std::filesystem::is_directory(folder)) return numbers;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
+  const auto names = list_place(folder);
+  if (!names) return numbers;
+  for (const std::string& name : *names) {
     if (!name.starts_with(prefix) || !name.ends_with(suffix) || name.size() <= prefix.size() + suffix.size()) continue;
     const auto middle = std::string_view(name).substr(prefix.size(), name.size() - prefix.size() - suffix.size());
     if (const auto number = parse_number(middle)) numbers.push_back(*number);

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/errors.hpp"
+#include "base/places.hpp"
 #include "dump/numbered.hpp"
 
 namespace oscar {
@@ -12,10 +13,9 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Layer -> ranks, of entries layer_<id>_rank<r><suffix>.
-std::map<int, std::vector<int>> ranks_beside(const fs::path& folder, std::string_view suffix) {
+std::map<int, std::vector<int>> ranks_beside(const std::vector<std::string>& entries, std::string_view suffix) {
   std::map<int, std::vector<int>> found;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::string& name : entries) {
     const std::size_t middle = name.find("_rank");
     if (!name.starts_with("layer_") || middle == std::string::npos || !name.ends_with(suffix)) continue;
     const std::string_view text = std::string_view(name).substr(0, name.size() - suffix.size());
@@ -52,7 +52,10 @@ RankLayout layout_of(std::map<int, std::vector<int>> found, RankLayout layout) {
 }  // namespace
 
 RankLayout find_ranks(const fs::path& folder) {
-  if (!fs::is_directory(folder)) return {};
+  // Our own dumps have no ranks; not every store lists what it has.
+  if (is_remote(folder) && place_exists(folder / "manifest.json")) return {};
+  const auto entries = list_place(folder);
+  if (!entries) return {};
   const auto beside = [folder](const std::string& suffix) {
     return [folder, suffix](int layer, int rank) {
       return folder / ("layer_" + std::to_string(layer) + "_rank" + std::to_string(rank) + suffix);
@@ -61,13 +64,14 @@ RankLayout find_ranks(const fs::path& folder) {
   const auto inside = [folder](int layer, int rank) {
     return folder / ("layer_" + std::to_string(layer)) / ("rank_" + std::to_string(rank));
   };
-  const RankLayout layouts[] = {layout_of(ranks_beside(folder, ""), {.path = beside("")}),
-                                layout_of(ranks_beside(folder, ".pt"), {.in_files = true, .path = beside(".pt")}),
+  const RankLayout layouts[] = {layout_of(ranks_beside(*entries, ""), {.path = beside("")}),
+                                layout_of(ranks_beside(*entries, ".pt"), {.in_files = true, .path = beside(".pt")}),
                                 layout_of(ranks_inside(folder), {.path = inside})};
   const RankLayout* only = nullptr;
   bool plain = false;
   for (const int layer : numbered_entries(folder, "layer_", "")) {
-    plain = plain || fs::exists(folder / ("layer_" + std::to_string(layer)) / "q");
+    const auto inner = list_place(folder / ("layer_" + std::to_string(layer)));
+    plain = plain || (inner && std::ranges::count(*inner, "q") > 0);
   }
   for (const RankLayout& layout : layouts) {
     if (layout.ranks == 0) continue;

@@ -155,6 +155,9 @@ class MergedSource : public QkvSource {
   [[nodiscard]] const ModelIdentity& model() const override { return model_; }
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return ranks_.front()->layer_ids(); }
+  void expect(std::span<const int> layer_ids) override {
+    for (const auto& rank : ranks_) rank->expect(layer_ids);
+  }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     std::vector<std::unique_ptr<LayerStream>> streams;
     for (const auto& rank : ranks_) streams.push_back(rank->open(layer_id));

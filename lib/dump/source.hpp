@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ class QkvSource {
   [[nodiscard]] virtual const CalibrationData& calibration() const = 0;
   /// Ascending; may be sparse (hybrid models).
   [[nodiscard]] virtual const std::vector<int>& layer_ids() const = 0;
+  /// Which layers will be opened next, and in which order: a source at a server reads ahead.
+  virtual void expect(std::span<const int> layer_ids) { (void)layer_ids; }
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
 };

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "model/checkpoint.hpp"
 
+#include <algorithm>
+#include <optional>
+#include <set>
+
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/json.hpp"
+#include "base/files.hpp"
+#include "base/places.hpp"
+#include "base/threads.hpp"
 
 namespace oscar {
 namespace {
@@ -20,14 +26,16 @@ const char* remedy_without_weights(const fs::path& model) {
   return "name a checkpoint in safetensors format";
 }
 
+constexpr int kOpenAtOnce = 16;  // files at a server: each takes a round trip or two
+
 }  // namespace
 
-Checkpoint::Checkpoint(const fs::path& model) : where_(model.string()) {
+Checkpoint::Checkpoint(const fs::path& model) : where_(model.string()), remote_(is_remote(model)) {
   const fs::path index = model / "model.safetensors.index.json";
   const fs::path single = model / "model.safetensors";
-  if (fs::exists(index)) {
-    open_shards(model, index);
-  } else if (fs::exists(single)) {
+  if (const std::optional<std::string> text = optional_text(index)) {
+    open_shards(model, parse_json(*text, index.string()), index.string());
+  } else if (remote_ || fs::exists(single)) {
     const SafetensorsFile& file = shards_.try_emplace(single.filename().string(), single).first->second;
     for (const auto& [name, tensor] : file.tensors()) weights_[name] = &file;
   } else {
@@ -37,24 +45,31 @@ Checkpoint::Checkpoint(const fs::path& model) : where_(model.string()) {
   find_prefix();
 }
 
-void Checkpoint::open_shards(const fs::path& model, const fs::path& index) {
-  const Json json = read_json(index);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (!json.is_object() || map == json.end() || !map->is_object()) {
-    throw DataError("the index has no object \"weight_map\"", index.string(), "fetch the checkpoint again");
+void Checkpoint::open_shards(const fs::path& model, const Json& index, const std::string& where) {
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (!index.is_object() || map == index.end() || !map->is_object()) {
+    throw DataError("the index has no object \"weight_map\"", where, "fetch the checkpoint again");
   }
+  std::map<std::string, std::string> files;  // by weight
+  std::set<std::string> distinct;
   for (const auto& [name, shard] : map->items()) {
     if (!shard.is_string() || !is_safe_relative_path(shard.get<std::string>())) {
-      throw DataError("the index names the file " + shard.dump() + " for " + name, index.string(),
-                      "fetch the checkpoint again");
+      throw DataError("the index names the file " + shard.dump() + " for " + name, where, "fetch the checkpoint again");
     }
     const std::string file = shard.get<std::string>();
-    if (!fs::exists(model / file)) {
+    if (!remote_ && !fs::exists(model / file)) {
       throw DataError("the file is missing, which the index names for " + name, (model / file).string(),
                       "fetch it, or the whole checkpoint again");
     }
-    weights_[name] = &shards_.try_emplace(file, model / file).first->second;
+    files[name] = file;
+    distinct.insert(file);
   }
+  const std::vector<std::string> names(distinct.begin(), distinct.end());
+  std::vector<std::optional<SafetensorsFile>> opened(names.size());
+  parallel_for(
+      names.size(), [&](std::size_t i) { opened[i].emplace(model / names[i]); }, remote_ ? kOpenAtOnce : 1);
+  for (std::size_t i = 0; i < names.size(); ++i) shards_.emplace(names[i], std::move(*opened[i]));
+  for (const auto& [name, file] : files) weights_[name] = &shards_.at(file);
 }
 
 void Checkpoint::find_prefix() {
@@ -86,11 +101,40 @@ const TensorRef& Checkpoint::at(const std::string& name) const {
 void Checkpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
   bytes_read_ += bytes.size();
   for (const auto& [name, file] : shards_) {
-    if (const std::optional<FilePlace> place = file.find(bytes)) {
-      return read_at(place->descriptor, place->offset, {to, bytes.size()});
-    }
+    if (const auto offset = file.find(bytes)) return file.file().read(*offset, {to, bytes.size()});
   }
   OSCAR_CHECK(bytes.empty());
+}
+
+void Checkpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to) const {
+  if (remote_) {
+    return remote_rows_.read(matrix, rows, to,
+                             [this](std::span<const RemoteRows::Part> parts) { read_at_server(parts); });
+  }
+  const std::size_t row_bytes = matrix.data.size() / static_cast<std::size_t>(matrix.shape[0]);
+  for (const std::int32_t row : rows) {
+    to = std::copy_n(&matrix.data[static_cast<std::size_t>(row) * row_bytes], row_bytes, to);
+  }
+}
+
+void Checkpoint::read_at_server(std::span<const RemoteRows::Part> parts) const {
+  std::vector<FilePart> all;
+  for (const auto& [from, to] : parts) {
+    bytes_read_ += from.size();
+    for (const auto& [name, file] : shards_) {
+      if (const auto offset = file.find(from)) all.push_back({&file.file(), *offset, to});
+    }
+  }
+  OSCAR_CHECK(all.size() == parts.size());
+  remote_places().read(all);
+}
+
+int Checkpoint::readers() const { return remote_ ? shards_.begin()->second.file().readers() : 0; }
+
+Tensor Checkpoint::load(const std::string& name) const {
+  bytes_read_ += at(name).data.size();
+  const std::string stored = stored_name(name);
+  return weights_.at(stored)->load(stored);
 }
 
 }  // namespace oscar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The weights of a Hugging Face checkpoint folder: model.safetensors, or the shards that model.safetensors.index.json
-// lists. Files are mapped, so that opening costs headers only and weights are paged in when a layer is loaded. Names
-// are those of a plain language model ("model.layers.0…"); where it is part of a larger one, its prefix is found.
+// The weights of a Hugging Face checkpoint folder, on disk or at a server (base/places.hpp): model.safetensors, or the
+// shards that model.safetensors.index.json lists. Opening costs headers only; weights are read when a layer is loaded.
+// Names are those of a plain language model ("model.layers.0…"); where it is part of a larger one, its prefix is found.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "base/files.hpp"
+#include "base/json.hpp"
 #include "model/decoder.hpp"
+#include "model/remote_rows.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
@@ -26,20 +27,29 @@ class Checkpoint : public WeightStore {
   [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(stored_name(name)); }
 
   void read(std::span<const std::byte> bytes, std::byte* to) const override;
-  /// By read(), so far.
+  void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to) const override;
+  [[nodiscard]] int readers() const override;
+  /// A whole weight in memory.
+  [[nodiscard]] Tensor load(const std::string& name) const;
+  /// By file name.
+  [[nodiscard]] const std::map<std::string, SafetensorsFile>& files() const noexcept { return shards_; }
+  /// From files and servers, so far; rows of mapped files do not count.
   [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  void open_shards(const std::filesystem::path& model, const std::filesystem::path& index);
+  void open_shards(const std::filesystem::path& model, const Json& index, const std::string& where);
+  void read_at_server(std::span<const RemoteRows::Part> parts) const;
   void find_prefix();
   [[nodiscard]] std::string stored_name(const std::string& name) const;
 
   std::string where_;
+  bool remote_ = false;
   std::string prefix_ = "model.";                          // in place of "model."
   std::string head_prefix_;                                // before "lm_head."
   std::map<std::string, SafetensorsFile> shards_;          // by file name
   std::map<std::string, const SafetensorsFile*> weights_;  // by weight name
   mutable std::atomic<std::uint64_t> bytes_read_ = 0;
+  mutable RemoteRows remote_rows_;
 };
 
 }  // namespace oscar

@@ -6,6 +6,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "model/architectures.hpp"
 #include "model/config_file.hpp"
@@ -15,7 +16,7 @@ namespace {
 
 /// From the path inside a Hugging Face cache (models--<org>--<name>/snapshots/<commit>), else from the folder's name.
 ModelIdentity identify(const fs::path& model, const ModelConfig& config) {
-  const fs::path folder = fs::weakly_canonical(model);
+  const fs::path folder = is_remote(model) ? model : fs::weakly_canonical(model);
   ModelIdentity identity;
   const std::string cached = folder.parent_path().parent_path().filename().string();
   constexpr std::string_view kPrefix = "models--";
@@ -26,7 +27,7 @@ ModelIdentity identify(const fs::path& model, const ModelConfig& config) {
   } else {
     identity.id = folder.filename().string();
   }
-  identity.config_sha256 = sha256_file(model / "config.json");
+  identity.config_sha256 = sha256_hex(place_text(model / "config.json"));
   identity.num_layers = config.num_layers;
   identity.num_attention_heads = config.num_attention_heads;
   identity.num_key_value_heads = config.num_key_value_heads;
@@ -90,7 +91,7 @@ std::string ModelConfig::why_irreplaceable() const {
 }
 
 ModelConfig read_model_config(const fs::path& model) {
-  if (!fs::is_directory(model)) {
+  if (!is_remote(model) && !fs::is_directory(model)) {
     throw DataError("there is no model folder", model.string(),
                     "name a folder with config.json and *.safetensors; one on the Hugging Face Hub must be downloaded "
                     "first (hf download ORG/MODEL --local-dir DIR)");

@@ -26,7 +26,12 @@ class WeightStore {
   [[nodiscard]] virtual const TensorRef& at(const std::string& name) const = 0;
   [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
   /// Copies bytes that at() showed by reading their file: no page faults, and nothing stays in this process's memory.
+  /// The bytes may be at a server (safetensors.hpp): nothing else may touch them.
   virtual void read(std::span<const std::byte> bytes, std::byte* to) const = 0;
+  /// The same for rows of a matrix, (rows.size(), …), in the order that they are named in.
+  virtual void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to) const = 0;
+  /// How many read() calls at the same time are worth while; 0: as many as there are processors for.
+  [[nodiscard]] virtual int readers() const = 0;
 };
 
 /// Where and in what to compute.

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "base/json.hpp"
+#include "base/places.hpp"
 
 namespace oscar {
 namespace {
@@ -63,7 +63,7 @@ bool has_documents(const std::filesystem::path& path) { return path.extension() 
 
 void read_documents(const std::filesystem::path& path,
                     const std::function<bool(const std::string& text, const std::string& where)>& document) {
-  const std::string content = read_text(path);
+  const std::string content = place_text(path);
   if (!has_documents(path)) {
     (void)document(content, path.string());
     return;

@@ -15,7 +15,7 @@ Tensor read_output_projection(const std::filesystem::path& model, const ModelCon
   }
   const Checkpoint checkpoint(model);
   const std::string name = layer_weight_name(layer, "self_attn.o_proj.weight");
-  Tensor weight = checkpoint.at(name).copy();
+  Tensor weight = checkpoint.load(name);
   const std::vector<std::int64_t> per_head{config.hidden_size, config.num_attention_heads, config.head_dim};
   if (weight.shape != std::vector<std::int64_t>{per_head[0], per_head[1] * per_head[2]}) {
     throw DataError(name + " has another shape than config.json says", model.string(), "download the checkpoint again");

@@ -255,7 +255,7 @@ class Runner : public ModelRunner {
     const MixerSpec& m = config_.blocks.at(static_cast<std::size_t>(layer)).mixer;
     ScoreRule rule{m.soft_cap, m.window, {}};
     if (!m.sinks) return rule;
-    const std::vector<double> sinks = checkpoint_.at(layer_weight_name(layer, "self_attn.sinks")).copy().to_doubles();
+    const std::vector<double> sinks = checkpoint_.load(layer_weight_name(layer, "self_attn.sinks")).to_doubles();
     rule.sinks.assign(sinks.begin(), sinks.end());
     return rule;
   }

@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "model/documents.hpp"
 #include "model/tokenizer/tokenizer.hpp"
@@ -89,7 +90,7 @@ void read_npy_tokens(const fs::path& path, Cutter& cutter) {
 }
 
 void read_jsonl_tokens(const fs::path& path, Cutter& cutter) {
-  for_each_line(read_text(path), path.string(), [&](std::string_view line, const std::string& where) {
+  for_each_line(place_text(path), path.string(), [&](std::string_view line, const std::string& where) {
     const Json json = parse_json(line, where);
     const auto is_id = [](const Json& value) { return value.is_number_integer(); };
     if (!json.is_array() || !std::all_of(json.begin(), json.end(), is_id)) {

@@ -3,6 +3,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/places.hpp"
 #include "base/plugin.hpp"
 #include "tensor/pt_plugin.hpp"
 
@@ -39,10 +40,10 @@ const PtValue* PtValue::find(std::int64_t key) const {
 
 void open_pt_support() { (void)plugin(); }
 
-PtValue read_pt(const std::filesystem::path& path) { return plugin().read(path); }
+PtValue read_pt(const std::filesystem::path& path) { return plugin().read(*open_place(path), path.string()); }
 
 Tensor read_pt_tensor(const std::filesystem::path& path) {
-  PtValue value = plugin().read(path);
+  PtValue value = read_pt(path);
   auto* tensor = std::get_if<Tensor>(&value.value);
   if (tensor == nullptr) {
     throw DataError("expected an archive with one bare tensor", path.string(), "check that this is a dump's chunk");
@@ -56,6 +57,8 @@ void write_pt(const std::filesystem::path& path, const PtValue& value) {
   file.commit();
 }
 
-TensorLocation locate_pt_tensor(const std::filesystem::path& path) { return plugin().locate(path); }
+TensorLocation locate_pt_tensor(const std::filesystem::path& path) {
+  return plugin().locate(*open_place(path), path.string());
+}
 
 }  // namespace oscar

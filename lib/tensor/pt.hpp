@@ -44,7 +44,8 @@ struct PtItem {
 /// Opens libtorch now, which takes a tenth of a second or more, instead of in the first call below. For a thread that
 /// has nothing else to do; throws what that call would throw.
 void open_pt_support();
-/// Reads a whole archive. Throws DataError: missing, truncated, not an archive, a forbidden global.
+/// Reads a whole archive, on disk or at a server (base/places.hpp). Throws DataError: missing, truncated, not an
+/// archive, a forbidden global.
 [[nodiscard]] PtValue read_pt(const std::filesystem::path& path);
 /// Reads an archive that holds one bare tensor. Throws DataError if it holds something else.
 [[nodiscard]] Tensor read_pt_tensor(const std::filesystem::path& path);

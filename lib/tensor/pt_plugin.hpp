@@ -3,7 +3,9 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
+#include "base/places.hpp"
 #include "tensor/pt.hpp"
 
 namespace oscar {
@@ -11,8 +13,9 @@ namespace oscar {
 class PtPlugin {
  public:
   virtual ~PtPlugin() = default;
-  [[nodiscard]] virtual PtValue read(const std::filesystem::path& path) const = 0;
-  [[nodiscard]] virtual TensorLocation locate(const std::filesystem::path& path) const = 0;
+  /// name: of the file, in messages.
+  [[nodiscard]] virtual PtValue read(const PlacedFile& file, const std::string& name) const = 0;
+  [[nodiscard]] virtual TensorLocation locate(const PlacedFile& file, const std::string& name) const = 0;
   /// Writes to `path` itself; making that atomic is the caller's part.
   virtual void write(const std::filesystem::path& path, const PtValue& value) const = 0;
 };

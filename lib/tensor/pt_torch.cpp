@@ -3,12 +3,15 @@
 // pickle.hpp. Payloads are mapped, never copied twice.
 #include <ATen/ops/from_blob.h>
 #include <caffe2/serialize/inline_container.h>
+#include <caffe2/serialize/read_adapter_interface.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -36,16 +39,44 @@ c10::ScalarType scalar_type(DType dtype) { return kScalarTypes[static_cast<std::
 /// Tensors that share a record are read as often: with a limit, in sizes of the archive.
 constexpr std::uint64_t kMaxCopies = 256;
 
-/// An archive whose tensors lie in the mapped file.
+/// How libtorch reads a file.
+class Adapter : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit Adapter(const PlacedFile& file) : file_(file) {}
+  [[nodiscard]] std::size_t size() const override { return file_.bytes().size(); }
+  /// Fewer bytes than asked for are an error to libtorch. It may call from C, which exceptions should not pass: they
+  /// are kept.
+  std::size_t read(std::uint64_t offset, void* to, std::size_t count, const char*) const override {
+    const std::uint64_t size = file_.bytes().size();
+    count = std::min<std::uint64_t>(count, size - std::min(offset, size));
+    try {
+      file_.read(offset, {static_cast<std::byte*>(to), count});
+      return count;
+    } catch (...) {
+      failure_ = std::current_exception();
+      return 0;
+    }
+  }
+  void rethrow() const {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+
+ private:
+  const PlacedFile& file_;
+  mutable std::exception_ptr failure_;
+};
+
+/// An archive whose tensors are parts of the file.
 class Archive {
  public:
-  explicit Archive(const std::filesystem::path& path)
-      : path_(path.string()), file_(path), bytes_left_(kMaxCopies * file_.bytes().size()) {}
+  Archive(const PlacedFile& file, const std::string& name)
+      : path_(name), file_(file), bytes_left_(kMaxCopies * file.bytes().size()) {}
 
   /// The value, with what `make` makes of its tensors.
   PtValue read(const std::function<Tensor(const PickledTensor&)>& make) {
+    const auto adapter = std::make_shared<Adapter>(file_);
     try {
-      reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path_);
+      reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(adapter);
       // torch.save does not compress: a pickle that would grow beyond its archive is there to fill the memory.
       if (reader_->getRecordSize("data.pkl") > file_.bytes().size()) {
         throw DataError("the pickle is compressed, to more than the whole archive", path_, kRemedy);
@@ -53,12 +84,13 @@ class Archive {
       const auto [pickle, size] = reader_->getRecord("data.pkl");
       return read_pickle({static_cast<const char*>(pickle.get()), size}, make, path_);
     } catch (const c10::Error& error) {
+      adapter->rethrow();
       const std::string text = error.what_without_backtrace();
       throw DataError("cannot read the archive: " + text.substr(0, text.find('\n')), path_, kRemedy);
     }
   }
 
-  /// The record of a tensor that lies inside it.
+  /// The record of a tensor that lies inside it; of a file at a server, only where it is.
   std::span<const std::byte> record_of(const PickledTensor& tensor) {
     std::span<const std::byte> record;
     if (num_elements(tensor.shape) > 0) {  // empty tensors may have none
@@ -81,7 +113,10 @@ class Archive {
                       "save them with .contiguous(), each of them once");
     }
     bytes_left_ -= elements * size_of(tensor.dtype);
-    return gather(tensor, record);
+    if (file_.descriptor() >= 0) return gather(tensor, record);
+    std::vector<std::byte> copy(record.size());
+    if (!copy.empty()) file_.read(static_cast<std::uint64_t>(record.data() - file_.bytes().data()), copy);
+    return gather(tensor, copy);
   }
 
   [[nodiscard]] std::uint64_t offset_of(const PickledTensor& tensor) {
@@ -93,31 +128,31 @@ class Archive {
 
  private:
   std::string path_;
-  MappedFile file_;
+  const PlacedFile& file_;
   std::uint64_t bytes_left_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
 };
 
 class TorchPlugin : public PtPlugin {
  public:
-  [[nodiscard]] PtValue read(const std::filesystem::path& path) const override {
-    Archive archive(path);
+  [[nodiscard]] PtValue read(const PlacedFile& file, const std::string& name) const override {
+    Archive archive(file, name);
     return archive.read([&](const PickledTensor& tensor) { return archive.tensor_of(tensor); });
   }
 
-  [[nodiscard]] TensorLocation locate(const std::filesystem::path& path) const override {
-    Archive archive(path);
+  [[nodiscard]] TensorLocation locate(const PlacedFile& file, const std::string& name) const override {
+    Archive archive(file, name);
     TensorLocation location;
     const PtValue value = archive.read([&](const PickledTensor& tensor) {
       const std::uint64_t offset = archive.offset_of(tensor);
       if (!tensor.is_contiguous()) {
-        throw DataError("the tensor is a strided view", path.string(), "save it with .contiguous()");
+        throw DataError("the tensor is a strided view", name, "save it with .contiguous()");
       }
       location = {tensor.dtype, tensor.shape, offset};
       return Tensor();
     });
     if (value.get_if<Tensor>() == nullptr) {
-      throw DataError("expected an archive with one bare tensor", path.string(), "check that this is a dump's chunk");
+      throw DataError("expected an archive with one bare tensor", name, "check that this is a dump's chunk");
     }
     return location;
   }

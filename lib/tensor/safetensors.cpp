@@ -11,6 +11,7 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/json.hpp"
 
 namespace oscar {
@@ -101,8 +102,10 @@ TensorRef tensor_ref(const Entry& entry, DType dtype, std::span<const std::byte>
   return {dtype, entry.shape, payload.subspan(entry.range.begin, bytes)};
 }
 
-std::string_view header_text(std::span<const std::byte> file, const std::string& path) {
+std::string_view header_text(PlacedFile& place, const std::string& path) {
   std::uint64_t length = 0;
+  const std::span<const std::byte> file = place.bytes();
+  place.load_front(kLengthBytes);
   if (file.size() < kLengthBytes) refuse("too short for a safetensors file", path);
   std::memcpy(&length, file.data(), sizeof length);
   constexpr std::string_view kPointer = "version https://git-lfs";
@@ -111,6 +114,7 @@ std::string_view header_text(std::span<const std::byte> file, const std::string&
   }
   if (length > kMaxHeaderBytes) refuse("not a safetensors file: header length " + std::to_string(length), path);
   if (length > file.size() - kLengthBytes) refuse("truncated: the header is longer than the file", path);
+  place.load_front(kLengthBytes + length);
   return {reinterpret_cast<const char*>(file.data()) + kLengthBytes, length};
 }
 
@@ -123,9 +127,9 @@ Tensor TensorRef::copy() const {
   return tensor;
 }
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path.string()), file_(path) {
-  const std::string_view text = header_text(file_.bytes(), path_);
-  const std::span<const std::byte> payload = file_.bytes().subspan(kLengthBytes + text.size());
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path.string()), file_(open_place(path)) {
+  const std::string_view text = header_text(*file_, path_);
+  const std::span<const std::byte> payload = file_->bytes().subspan(kLengthBytes + text.size());
   const Json header = parse_json(text, path_);
   if (!header.is_object()) refuse("the header is not a JSON object", path_);
   std::vector<Range> ranges;
@@ -160,17 +164,25 @@ const TensorRef& SafetensorsFile::at(const std::string& name) const {
   throw DataError("there is no tensor " + name, path_, "check that this is the right file");
 }
 
-TensorLocation SafetensorsFile::locate(const std::string& name) const {
-  const TensorRef& tensor = at(name);
-  return {tensor.dtype, tensor.shape, static_cast<std::uint64_t>(tensor.data.data() - file_.bytes().data())};
+Tensor SafetensorsFile::load(const std::string& name) const {
+  const TensorRef& stored = at(name);
+  Tensor tensor(stored.dtype, stored.shape);
+  OSCAR_CHECK(tensor.data.size() == stored.data.size());
+  if (!tensor.data.empty()) file_->read(find(stored.data).value(), tensor.data);
+  return tensor;
 }
 
-std::optional<FilePlace> SafetensorsFile::find(std::span<const std::byte> bytes) const {
-  const std::span<const std::byte> all = file_.bytes();
+TensorLocation SafetensorsFile::locate(const std::string& name) const {
+  const TensorRef& tensor = at(name);
+  return {tensor.dtype, tensor.shape, static_cast<std::uint64_t>(tensor.data.data() - file_->bytes().data())};
+}
+
+std::optional<std::uint64_t> SafetensorsFile::find(std::span<const std::byte> bytes) const {
+  const std::span<const std::byte> all = file_->bytes();
   const bool inside =
       !std::less()(bytes.data(), all.data()) && !std::less()(all.data() + all.size(), bytes.data() + bytes.size());
   if (!inside) return std::nullopt;
-  return FilePlace{file_.descriptor(), static_cast<std::uint64_t>(bytes.data() - all.data())};
+  return static_cast<std::uint64_t>(bytes.data() - all.data());
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: MIT
 // The safetensors format: u64 header length, JSON header, payload. Files are mapped; tensors are references into the
-// map. A tensor of a type that DType lacks (F8_E5M2 …) is an error only for those who ask for it.
+// map. Of files at a server (base/places.hpp) references are names only, which read() takes. A tensor of a type that
+// DType lacks (F8_E5M2 …) is an error only for those who ask for it.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/files.hpp"
+#include "base/places.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {
@@ -22,26 +24,29 @@ struct TensorRef {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
   std::span<const std::byte> data;
-  /// An owning copy.
+  /// An owning copy; not of a file at a server.
   [[nodiscard]] Tensor copy() const;
 };
 
 class SafetensorsFile {
  public:
-  /// Throws DataError if the file is missing, truncated, or its header does not fit its payload.
+  /// A path or an address. Throws DataError if the file is missing, truncated, or its header does not fit its payload.
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   [[nodiscard]] const std::map<std::string, TensorRef>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Throws DataError that names the file and the tensor.
   [[nodiscard]] const TensorRef& at(const std::string& name) const;
+  /// The same in memory, read from wherever the file is.
+  [[nodiscard]] Tensor load(const std::string& name) const;
   [[nodiscard]] TensorLocation locate(const std::string& name) const;
   /// Where bytes of a TensorRef of this file lie in it; nothing for bytes of something else.
-  [[nodiscard]] std::optional<FilePlace> find(std::span<const std::byte> bytes) const;
+  [[nodiscard]] std::optional<std::uint64_t> find(std::span<const std::byte> bytes) const;
+  [[nodiscard]] const PlacedFile& file() const noexcept { return *file_; }
 
  private:
   std::string path_;
-  MappedFile file_;
+  std::unique_ptr<PlacedFile> file_;
   std::map<std::string, TensorRef> tensors_;
   std::map<std::string, std::string> unsupported_;  // name -> element type
   std::map<std::string, std::string> metadata_;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <thread>
 
 #include "base/files.hpp"
 #include "zoo/incoming_file.hpp"
@@ -12,29 +11,7 @@
 namespace oscar {
 namespace {
 
-constexpr double kMaxPause = 60;
-
 using Clock = std::chrono::steady_clock;
-
-/// How long to wait after another failure, those before it counted in `failures`; throws when it was the last one.
-double pause_after(const TransientError& error, int& failures, const TransferOptions& options, Status& status) {
-  if (error.unsaid) return 0;
-  if (failures >= options.retries) {
-    throw TransportError(std::string(error.what()) + " (tried " + std::to_string(failures + 1) + " times)",
-                         error.where(), error.remedy());
-  }
-  status.notice(std::string(error.what()) + "; trying again: " + error.where());
-  const double seconds = options.first_pause_seconds * static_cast<double>(1 << std::min(failures++, 10));
-  return std::min(std::max(seconds, error.retry_after_seconds), kMaxPause);
-}
-
-void pause(double seconds, Pause how) {
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  while (Clock::now() < end) {
-    if (how == Pause::until_interrupted) throw_if_interrupted();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-}
 
 [[noreturn]] void throw_too_short(std::uint64_t size, std::uint64_t expected, const std::string& where) {
   throw TransientError("only " + std::to_string(size) + " of " + std::to_string(expected) + " bytes came", where,
@@ -139,18 +116,6 @@ class SetDownload {
 std::string join_path(const std::string& prefix, const std::string& path) {
   if (prefix.empty() || path.empty()) return prefix + path;
   return prefix + "/" + path;
-}
-
-void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt, Pause how) {
-  for (int failures = 0;;) {
-    double seconds = 0;
-    try {
-      return attempt();
-    } catch (const TransientError& error) {
-      seconds = pause_after(error, failures, options, status);
-    }
-    pause(seconds, how);
-  }
 }
 
 std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,

@@ -12,17 +12,11 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "remote/retries.hpp"
+#include "remote/transport.hpp"
 #include "zoo/set_manifest.hpp"
-#include "zoo/transport.hpp"
 
 namespace oscar {
-
-/// Whether Ctrl-C ends the wait for the next attempt; to_the_end: something has to be put in order again.
-enum class Pause { until_interrupted, to_the_end };
-
-/// Runs `attempt` until it succeeds, fails for good, or has failed transiently 1 + options.retries times.
-void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt,
-                  Pause how = Pause::until_interrupted);
 
 struct ByteLimits {
   std::uint64_t least = 0, most = 0;

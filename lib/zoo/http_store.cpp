@@ -7,8 +7,8 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "zoo/curl_call.hpp"
-#include "zoo/curl_handle.hpp"
+#include "remote/curl_call.hpp"
+#include "remote/curl_handle.hpp"
 #include "zoo/store.hpp"
 
 namespace oscar {
@@ -16,7 +16,7 @@ namespace {
 
 class HttpStore : public ZooStore {
  public:
-  HttpStore(const ZooLocation& location, const TransferOptions& options, Status& status)
+  HttpStore(const StoreLocation& location, const TransferOptions& options, Status& status)
       : location_(location), options_(options), status_(status) {}
 
   StoredDocument read(const std::string& path) override {
@@ -142,14 +142,15 @@ class HttpStore : public ZooStore {
                                                 : "check the address of the zoo");
   }
 
-  ZooLocation location_;
+  StoreLocation location_;
   TransferOptions options_;
   Status& status_;
 };
 
 }  // namespace
 
-std::unique_ptr<ZooStore> make_http_store(const ZooLocation& location, const TransferOptions& options, Status& status) {
+std::unique_ptr<ZooStore> make_http_store(const StoreLocation& location, const TransferOptions& options,
+                                          Status& status) {
   return std::make_unique<HttpStore>(location, options, status);
 }
 

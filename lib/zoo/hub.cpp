@@ -104,9 +104,9 @@ HubAddress parse_hub_address(const std::string& text) {
   return address;
 }
 
-ZooLocation hub_endpoint() {
+StoreLocation hub_endpoint() {
   const std::string url = environment({"HF_ENDPOINT"}, kPublicHub);
-  ZooLocation location = parse_zoo_location(url);
+  StoreLocation location = parse_zoo_location(url);
   if (!location.remote) throw UsageError("not an address of a hub: " + url, "HF_ENDPOINT", "give https://…");
   if (may_see_token(location.url)) location.bearer_token = environment({"HF_TOKEN"});
   return location;

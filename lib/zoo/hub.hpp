@@ -30,7 +30,7 @@ struct HubAddress {
 [[nodiscard]] HubAddress parse_hub_address(const std::string& text);
 
 /// The hub itself: HF_ENDPOINT or https://huggingface.co, with HF_TOKEN (over TLS, or to this machine).
-[[nodiscard]] ZooLocation hub_endpoint();
+[[nodiscard]] StoreLocation hub_endpoint();
 /// The files of a repository, below the endpoint: "ORG/REPO/resolve/<revision>".
 [[nodiscard]] std::string hub_files(const HubAddress& address);
 

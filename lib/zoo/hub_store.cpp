@@ -4,8 +4,8 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"
-#include "zoo/curl_call.hpp"
-#include "zoo/curl_handle.hpp"
+#include "remote/curl_call.hpp"
+#include "remote/curl_handle.hpp"
 #include "zoo/hub.hpp"
 #include "zoo/signatures.hpp"
 #include "zoo/store.hpp"
@@ -143,7 +143,7 @@ class HubStore : public ZooStore {
   }
 
   HubAddress address_;
-  ZooLocation hub_;
+  StoreLocation hub_;
   TransferOptions options_;
   Status& status_;
   std::vector<Json> operations_;

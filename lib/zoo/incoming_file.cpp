@@ -11,7 +11,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "zoo/transport.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 namespace {

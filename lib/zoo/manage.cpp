@@ -12,7 +12,7 @@ namespace oscar {
 namespace {
 
 fs::path folder_of(const std::string& zoo) {
-  const ZooLocation location = parse_zoo_location(zoo);
+  const StoreLocation location = parse_zoo_location(zoo);
   if (!location.remote) return location.folder;
   throw UsageError("only a zoo in a folder can be looked after", location.text(),
                    "change a copy in a folder, and upload that");

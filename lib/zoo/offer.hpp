@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "base/status.hpp"
+#include "remote/transport.hpp"
 #include "zoo/index.hpp"
 #include "zoo/set_manifest.hpp"
-#include "zoo/transport.hpp"
 
 namespace oscar {
 

@@ -12,13 +12,13 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "remote/transport.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
 #include "zoo/location.hpp"
 #include "zoo/set_manifest.hpp"
 #include "zoo/signatures.hpp"
 #include "zoo/store.hpp"
-#include "zoo/transport.hpp"
 
 namespace oscar {
 namespace {
@@ -274,7 +274,7 @@ PublishResult publish(const PublishOptions& options, Status& status) {
   if (is_hub_address(options.zoo)) {
     return publish_to_store(publication, *make_hub_store(options.zoo, options.transfer, status));
   }
-  const ZooLocation location = parse_zoo_location(options.zoo);
+  const StoreLocation location = parse_zoo_location(options.zoo);
   if (!location.remote) return publish_to_folder(publication, location.folder);
   return publish_to_store(publication, *make_http_store(location, options.transfer, status));
 }

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/status.hpp"
+#include "remote/transport.hpp"
 #include "zoo/index.hpp"
-#include "zoo/transport.hpp"
 
 namespace oscar {
 

@@ -28,10 +28,10 @@ struct Source {
   std::string prefix;  // the set's folder below the transport's root
 };
 
-ZooLocation location_of(const std::string& zoo) {
+StoreLocation location_of(const std::string& zoo) {
   if (!is_hub_address(zoo)) return parse_zoo_location(zoo);
   const HubAddress address = parse_hub_address(zoo);
-  ZooLocation location = hub_endpoint();
+  StoreLocation location = hub_endpoint();
   location.url += "/" + join_path(hub_files(address), address.folder);
   return location;
 }
@@ -256,7 +256,7 @@ class Pull {
   const TransportFactory& open_;
   std::optional<HubAddress> hub_;  // instead of a name in a zoo
   SetName name_;
-  ZooLocation zoo_;
+  StoreLocation zoo_;
   std::string asked_;   // the name or address, in full
   std::string source_;  // under which trusted keys are remembered
   SetCache cache_;

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/status.hpp"
-#include "zoo/transport.hpp"
+#include "remote/transport.hpp"
 #include "zoo/trust.hpp"
 
 namespace oscar {

@@ -8,6 +8,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "remote/transport.hpp"
 #include "zoo/name.hpp"
 
 namespace oscar {

@@ -15,8 +15,6 @@
 namespace oscar {
 
 inline constexpr char kManifestName[] = "manifest.json";
-/// Indexes and manifests are small; whatever claims to be one and is larger is not read.
-inline constexpr std::uint64_t kMaxDocumentBytes = std::uint64_t{8} << 20;
 
 struct FileDigest {
   std::string path;  // relative to the set's folder, safe

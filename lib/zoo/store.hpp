@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/status.hpp"
+#include "remote/transport.hpp"
 #include "zoo/set_manifest.hpp"
-#include "zoo/transport.hpp"
 
 namespace oscar {
 
@@ -35,7 +35,7 @@ class ZooStore {
   [[nodiscard]] virtual std::string where(const std::string& path) const = 0;
 };
 
-[[nodiscard]] std::unique_ptr<ZooStore> make_http_store(const ZooLocation& location, const TransferOptions& options,
+[[nodiscard]] std::unique_ptr<ZooStore> make_http_store(const StoreLocation& location, const TransferOptions& options,
                                                         Status& status);
 /// zoo: hf://ORG/REPO[/FOLDER][@BRANCH]
 [[nodiscard]] std::unique_ptr<ZooStore> make_hub_store(const std::string& zoo, const TransferOptions& options,

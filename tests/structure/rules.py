@@ -4,6 +4,7 @@
 # A folder may include itself and the folders listed. The order is the data flow; nobody lists a later stage.
 MAY_INCLUDE = {
     "lib/base": [],
+    "lib/remote": ["lib/base"],
     "lib/tensor": ["lib/base"],
     "kernels": ["lib/base", "lib/tensor"],
     "kernels/cpu": ["lib/base", "lib/tensor", "kernels"],
@@ -22,9 +23,9 @@ MAY_INCLUDE = {
     "lib/verify": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/codec",
                    "lib/rotation"],
     "lib/cluster": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
-    "lib/zoo": ["lib/base", "lib/tensor", "lib/model", "lib/rotation"],
+    "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "lib/model", "lib/rotation"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
-    "apps/oscar": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/fit",
+    "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/fit",
                    "lib/cluster", "lib/verify", "lib/zoo"],
 }
 
@@ -32,7 +33,7 @@ MAY_INCLUDE = {
 WRAPPERS = {
     ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/tensor/pt", "lib/model/decoder_torch/", "lib/cluster/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5_library.hpp"],
-    ("curl/",): ["lib/zoo/curl_"],
+    ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],
     ("cblas", "lapacke", "lapack", "openblas"): ["kernels/cpu/"],

@@ -247,9 +247,11 @@ void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();
   command->fit.recipe = "auto";
   CLI::App* fit = app.add_subcommand("fit", "Fit per-layer K and V rotations and clip ratios");
-  fit->add_option("--dump", command->dump, "Folder written by \"oscar dump\" or by a server")
-      ->type_name("DIR")
-      ->group("Input");
+  allow_address(fit->add_option("--dump", command->dump,
+                                "Folder written by \"oscar dump\" or by a server; or its address: s3://BUCKET/PREFIX, "
+                                "http:// or https://, which is streamed")
+                    ->type_name("DIR")
+                    ->group("Input"));
   add_model_input_options(*fit, command->input);
   add_fit_options(*fit, command->fit);
   fit->add_option("--stats", command->stats,

@@ -3,19 +3,34 @@
 #include <fstream>
 
 #include "base/errors.hpp"
+#include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/layer_fingerprints.hpp"
 #include "fit/recipe_search.hpp"
+#include "model/checkpoint.hpp"
 #include "model/output_projection.hpp"
 #include "model_judge.hpp"
 
 namespace oscar {
 namespace {
 
+/// Of names, sizes and versions of the files of weights at a server.
+std::string fingerprint_at_server(const std::filesystem::path& model) {
+  const Checkpoint checkpoint(model);
+  Sha256 hash;
+  for (const auto& [name, file] : checkpoint.files()) {
+    const PlacedFile& place = file.file();
+    const std::string text = name + " " + std::to_string(place.bytes().size()) + " " + place.version();
+    hash.update(std::as_bytes(std::span(text)));
+  }
+  return hash.hex();
+}
+
 /// Of names, sizes and 64 pieces of each file of weights: other weights under the same config.json tell themselves.
 std::string fingerprint_of_weights(const std::filesystem::path& model) {
+  if (is_remote(model)) return fingerprint_at_server(model);
   constexpr std::uint64_t kPieces = 64;
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {

@@ -10,9 +10,9 @@
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "model_input.hpp"
+#include "remote/curl_call.hpp"
 #include "verify/methods.hpp"
 #include "verify/subject.hpp"
-#include "zoo/curl_call.hpp"
 
 namespace oscar {
 namespace {
@@ -25,8 +25,8 @@ struct ServeCheckCommand {
   double timeout_seconds = 300;
 };
 
-ZooLocation server_of(const std::string& url, const char* option) {
-  ZooLocation server = parse_zoo_location(url);
+StoreLocation server_of(const std::string& url, const char* option) {
+  StoreLocation server = parse_location(url, {option, "give one like http://localhost:8000"});
   if (!server.remote || !server.aws_sigv4.empty()) {
     throw UsageError("\"" + url + "\" is no http:// or https:// address", option,
                      "give one like http://localhost:8000");
@@ -36,7 +36,7 @@ ZooLocation server_of(const std::string& url, const char* option) {
   return server;
 }
 
-verify::AskServer asker(const ZooLocation& server, double timeout_seconds, Status& status) {
+verify::AskServer asker(const StoreLocation& server, double timeout_seconds, Status& status) {
   return [=, &status](const std::string& path, const Json* body) {
     const HttpCall call{body != nullptr ? "POST" : "GET",
                         server.url + path,
@@ -73,7 +73,7 @@ void run(ServeCheckCommand& c, Context& context) {
   if (c.options.min_kl > c.options.max_kl) {
     throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
   }
-  const ZooLocation server = server_of(c.url, "--url");
+  const StoreLocation server = server_of(c.url, "--url");
   const Subject subject = read_subject(c.rotations);
   if (!subject.ours)
     throw UsageError("this is no rotation set with a manifest", c.rotations.string(), "oscar convert it");

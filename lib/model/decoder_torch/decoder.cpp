@@ -243,11 +243,7 @@ class TorchDecoder : public Decoder {
     const auto count = static_cast<std::int64_t>(tokens.size());
     const std::size_t row_bytes = table.data.size() / static_cast<std::size_t>(table.shape[0]);
     const at::Tensor bytes = device_.host_bytes(count * static_cast<std::int64_t>(row_bytes));
-    auto* to = static_cast<std::byte*>(bytes.data_ptr());
-    for (const std::int32_t token : tokens) {
-      std::memcpy(to, &table.data[static_cast<std::size_t>(token) * row_bytes], row_bytes);
-      to += row_bytes;
-    }
+    store_.read_rows(table, tokens, static_cast<std::byte*>(bytes.data_ptr()));
     const at::Tensor rows = bytes.view(scalar_type(table.dtype)).view({count, config_.hidden_size});
     const at::Tensor x = rows.to(device_.place()).to(device_.dtype());
     auto hidden = std::make_unique<HiddenRows>();

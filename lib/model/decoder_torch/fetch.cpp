@@ -37,7 +37,8 @@ at::ScalarType stored_type(DType dtype) {
   }
 }
 
-std::size_t reader_count(std::size_t pieces) {
+std::size_t reader_count(std::size_t pieces, int wanted) {
+  if (wanted > 0) return std::min(pieces, static_cast<std::size_t>(wanted));
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
   return std::min({pieces, std::max<std::size_t>(1, cores / 2), kReaders});
 }
@@ -62,7 +63,7 @@ at::Tensor Fetch::want(const TensorRef& part) {
 }
 
 void Fetch::run() {
-  const std::size_t readers = reader_count(pieces_.size());
+  const std::size_t readers = reader_count(pieces_.size(), store_.readers());
   const auto work = [&](std::size_t first) {
     const CallGuard guard(device_);
     if (device_.is_gpu()) return upload(first, readers);

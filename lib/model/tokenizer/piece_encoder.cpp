@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
-#include "base/files.hpp"
+#include "base/places.hpp"
 #include "model/tokenizer/added_tokens.hpp"
 #include "model/tokenizer/piece_model.hpp"
 #include "model/tokenizer/piece_settings.hpp"
@@ -12,6 +12,8 @@
 
 namespace oscar {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 
@@ -51,7 +53,7 @@ std::size_t end_of_word(std::string_view text, std::size_t least) {
 class PieceEncoder final : public TextEncoder {
  public:
   explicit PieceEncoder(const fs::path& file) {
-    const std::string content = read_text(file), where = file.string();
+    const std::string content = place_text(file), where = file.string();
     const PieceSettings settings = read_piece_settings(file.parent_path());
     first_ = open_piece_model(content, settings.space_before, where);
     const std::vector<Piece> pieces = first_->pieces();
@@ -132,7 +134,7 @@ std::unique_ptr<const TextEncoder> make_piece_encoder(const fs::path& tokenizer_
 }
 
 std::unordered_map<std::string, std::int32_t> piece_names(const fs::path& tokenizer_model) {
-  const auto model = open_piece_model(read_text(tokenizer_model), true, tokenizer_model.string());
+  const auto model = open_piece_model(place_text(tokenizer_model), true, tokenizer_model.string());
   return name_all(model->pieces(), read_piece_settings(tokenizer_model.parent_path()));
 }
 

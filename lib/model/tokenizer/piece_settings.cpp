@@ -5,6 +5,7 @@
 
 #include "base/errors.hpp"
 #include "base/json.hpp"
+#include "base/places.hpp"
 
 namespace oscar {
 namespace {
@@ -69,7 +70,8 @@ void read_config(const fs::path& file, PieceSettings& settings) {
 }
 
 void read_added(const fs::path& file, PieceSettings& settings) {
-  for (const auto& [content, id] : read_object(file).items()) {
+  const Json tokens = read_object(file);
+  for (const auto& [content, id] : tokens.items()) {
     if (!id.is_number_unsigned() || id > Json(0x7fffffff) || content.empty()) {
       refuse(file, content, "has no id from 0 to 2^31 - 1");
     }
@@ -82,8 +84,8 @@ void read_added(const fs::path& file, PieceSettings& settings) {
 PieceSettings read_piece_settings(const fs::path& folder) {
   PieceSettings settings;
   const fs::path config = folder / "tokenizer_config.json", added = folder / "added_tokens.json";
-  if (fs::exists(config)) read_config(config, settings);
-  if (fs::exists(added)) read_added(added, settings);
+  if (place_exists(config)) read_config(config, settings);
+  if (place_exists(added)) read_added(added, settings);
   return settings;
 }
 

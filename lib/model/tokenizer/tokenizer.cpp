@@ -2,6 +2,7 @@
 #include "model/tokenizer/tokenizer.hpp"
 
 #include "base/errors.hpp"
+#include "base/places.hpp"
 #include "model/tokenizer/text_encoder.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
 #include "model/tokenizer/unicode.hpp"
@@ -17,7 +18,7 @@ bool is_piece_model(const fs::path& file) { return file.extension() == ".model";
 
 fs::path tokenizer_of(const fs::path& model) {
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
-    if (fs::exists(model / name)) return model / name;
+    if (place_exists(model / name)) return model / name;
   }
   throw DataError("the checkpoint has neither tokenizer.json nor tokenizer.model", model.string(),
                   "fetch the tokenizer too, or pass token ids with --tokens");

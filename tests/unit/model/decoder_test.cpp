@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/threads.hpp"
 #include "model/runner.hpp"

@@ -5,6 +5,7 @@
 #include <map>
 #include <random>
 
+#include "base/files.hpp"
 #include "base/json.hpp"
 #include "model/layout.hpp"
 #include "tensor/safetensors.hpp"

@@ -67,7 +67,7 @@ TEST_CASE("a zoo is a folder or a web server") {
   CHECK(parse_zoo_location("/zoo/index.json").folder == "/zoo");
   CHECK(parse_zoo_location("file:///my%20zoo").folder == "/my zoo");
   CHECK(parse_zoo_location("file://localhost/zoo").folder == "/zoo");
-  const ZooLocation server = parse_zoo_location("https://me:p%40ss@host:1/zoo/index.json");
+  const StoreLocation server = parse_zoo_location("https://me:p%40ss@host:1/zoo/index.json");
   CHECK(server.remote);
   CHECK(server.url == "https://host:1/zoo");
   CHECK(server.credentials == "me:p@ss");

@@ -95,7 +95,7 @@ void FakeZoo::add(const std::string& model, const std::string& tag, const std::m
 }
 
 TransportFactory FakeZoo::factory() {
-  return [this](const ZooLocation&, const TransferOptions&) { return std::make_unique<FakeTransport>(*this); };
+  return [this](const StoreLocation&, const TransferOptions&) { return std::make_unique<FakeTransport>(*this); };
 }
 
 }  // namespace oscar::test

@@ -9,7 +9,7 @@
 
 #include "base/json.hpp"
 #include "base/status.hpp"
-#include "zoo/transport.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar::test {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "zoo/curl_handle.hpp"
+#include "remote/curl_handle.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -45,7 +45,7 @@ CurlHandle::CurlHandle()
   OSCAR_CHECK(handle_ != nullptr);
 }
 
-void CurlHandle::configure(const ZooLocation& location, double timeout_seconds) {
+void CurlHandle::configure(const StoreLocation& location, double timeout_seconds) {
   const bool secure = location.url.starts_with("https://");
   const long stall = std::max(1L, static_cast<long>(timeout_seconds));
   set(CURLOPT_PROTOCOLS_STR, "http,https");

@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
-#include "zoo/curl_handle.hpp"
-#include "zoo/transport.hpp"
+#include "remote/curl_handle.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 
@@ -21,6 +21,8 @@ struct CurlTransfer {
   bool directly = false;  // to where a redirect is known to lead
   std::exception_ptr failure;
 
+  /// Once, before the first byte of the answer or at its end.
+  void begin();
   /// Passes bytes of the answer on to the request's sink.
   void take(std::span<const std::byte> bytes);
   /// Ends without a word if libcurl's `code` and the answer mean that all went well. where: names the resource. Throws

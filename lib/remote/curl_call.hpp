@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "zoo/transport.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 
@@ -29,7 +29,7 @@ struct HttpAnswer {
 };
 
 /// Throws TransportError, IoError, Interrupted.
-[[nodiscard]] HttpAnswer call_http(const ZooLocation& location, const HttpCall& call, const TransferOptions& options,
+[[nodiscard]] HttpAnswer call_http(const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
                                    Status& status);
 
 }  // namespace oscar

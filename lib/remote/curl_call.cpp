@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "zoo/curl_call.hpp"
+#include "remote/curl_call.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "base/files.hpp"
-#include "zoo/curl_handle.hpp"
-#include "zoo/download.hpp"
+#include "remote/curl_handle.hpp"
+#include "remote/retries.hpp"
 
 namespace oscar {
 namespace {
@@ -55,9 +55,9 @@ Body open_body(const HttpCall& call) {
   return body;
 }
 
-void configure(CurlHandle& handle, const ZooLocation& location, const HttpCall& call, const TransferOptions& options,
+void configure(CurlHandle& handle, const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
                Body& body) {
-  ZooLocation anonymous;
+  StoreLocation anonymous;
   anonymous.url = location.url;
   handle.configure(call.authorize ? location : anonymous, options.timeout_seconds);
   handle.set(CURLOPT_URL, call.url.c_str());
@@ -78,7 +78,7 @@ void configure(CurlHandle& handle, const ZooLocation& location, const HttpCall& 
   for (const std::string& line : call.headers) handle.add_header(line);
 }
 
-HttpAnswer call_once(const ZooLocation& location, const HttpCall& call, const TransferOptions& options) {
+HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const TransferOptions& options) {
   CurlHandle handle;
   Body body = open_body(call);
   HttpAnswer answer;
@@ -105,7 +105,7 @@ HttpAnswer call_once(const ZooLocation& location, const HttpCall& call, const Tr
 
 }  // namespace
 
-HttpAnswer call_http(const ZooLocation& location, const HttpCall& call, const TransferOptions& options,
+HttpAnswer call_http(const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
                      Status& status) {
   HttpAnswer answer;
   const auto attempt = [&] { answer = call_once(location, call, options); };

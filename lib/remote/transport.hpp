@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How bytes come out of a zoo. A transport makes one attempt at a resource and streams it; which resources, in which
-// pieces, how often, and whether they are right is download.hpp's business. Non-goals: uploads.
+// How bytes come from a server or a folder. A transport makes one attempt at a resource and streams it; which
+// resources, in which pieces, how often, and whether they are right is its caller's business. Non-goals: uploads.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "zoo/location.hpp"
+#include "remote/location.hpp"
 
 namespace oscar {
 
@@ -35,6 +35,14 @@ struct Denied : TransportError {
   using TransportError::TransportError;
 };
 
+/// The resource is no longer the one that a piece was asked of: HTTP 412.
+struct Changed : TransportError {
+  using TransportError::TransportError;
+};
+
+/// Of a document that is held in memory: an index, a manifest, an answer.
+inline constexpr std::uint64_t kMaxDocumentBytes = std::uint64_t{8} << 20;
+
 struct TransferOptions {
   /// Give up on a server that sends nothing, or next to nothing, for so long.
   double timeout_seconds = 30;
@@ -46,9 +54,17 @@ struct TransferOptions {
 
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 
+/// What the header of an answer says, before its bytes come.
+struct PieceAnswer {
+  bool partial = false;               // the server sends a piece; if not, everything from the start, whatever was asked
+  std::uint64_t offset = 0;           // of the first byte in the resource
+  std::optional<std::uint64_t> size;  // of the whole resource
+  std::string version;                // ETag, else the time of the last change; empty: the server tells neither
+};
+
 /// A piece of a resource.
 struct PieceRequest {
-  std::string path;                     // relative to the zoo, '/'-separated
+  std::string path;                     // relative to the location, '/'-separated
   std::uint64_t offset = 0;             // first byte
   std::optional<std::uint64_t> length;  // absent: to the end
   std::uint64_t max_bytes = 0;          // of the whole resource: one known to be larger is refused
@@ -59,6 +75,9 @@ struct PieceRequest {
   std::function<void(std::exception_ptr)> done;
   std::string query;            // what follows '?', as it is sent; empty: nothing
   std::string* link = nullptr;  // where to put the answer's Link header
+  /// Called with the header of an answer that succeeded, before its first byte; exceptions end the request.
+  std::function<void(const PieceAnswer&)> begin = {};
+  std::string if_match = {};  // an ETag: a resource that has another one by now is an error (Changed)
 };
 
 /// Called whenever there is room for another request: the next one, if there is one now. Called again later until
@@ -90,11 +109,11 @@ class Transport {
 };
 
 [[nodiscard]] std::unique_ptr<Transport> make_folder_transport(std::filesystem::path root);
-[[nodiscard]] std::unique_ptr<Transport> make_curl_transport(const ZooLocation& location,
+[[nodiscard]] std::unique_ptr<Transport> make_curl_transport(const StoreLocation& location,
                                                              const TransferOptions& options);
 
-using TransportFactory = std::function<std::unique_ptr<Transport>(const ZooLocation&, const TransferOptions&)>;
+using TransportFactory = std::function<std::unique_ptr<Transport>(const StoreLocation&, const TransferOptions&)>;
 /// The right one of the two above.
-[[nodiscard]] std::unique_ptr<Transport> open_transport(const ZooLocation& location, const TransferOptions& options);
+[[nodiscard]] std::unique_ptr<Transport> open_transport(const StoreLocation& location, const TransferOptions& options);
 
 }  // namespace oscar

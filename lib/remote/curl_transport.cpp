@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A zoo on a web server: the only file that knows libcurl's way of fetching. Everything goes through one multi handle,
+// Files on a web server: the only file that knows libcurl's way of fetching. Everything goes through one multi handle,
 // so that the index, the manifest and the files share connections: over HTTP/2 all of them one.
 #include <algorithm>
 #include <chrono>
@@ -13,8 +13,8 @@
 #include "base/check.hpp"
 #include "base/sha256.hpp"
 #include "base/status.hpp"
-#include "zoo/curl_transfer.hpp"
-#include "zoo/transport.hpp"
+#include "remote/curl_transfer.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 namespace {
@@ -38,7 +38,7 @@ std::string_view origin_of(std::string_view url) {
 
 class CurlTransport : public Transport {
  public:
-  CurlTransport(const ZooLocation& location, const TransferOptions& options)
+  CurlTransport(const StoreLocation& location, const TransferOptions& options)
       : location_(location), options_(options), multi_((init_curl(), curl_multi_init()), &curl_multi_cleanup) {
     OSCAR_CHECK(multi_ != nullptr);
     curl_multi_setopt(multi_.get(), CURLMOPT_MAX_HOST_CONNECTIONS, long{kConcurrency});
@@ -113,7 +113,7 @@ class CurlTransport : public Transport {
 
  private:
   /// What all requests have; location: whose credentials are sent.
-  void configure(CurlTransfer& transfer, const ZooLocation& location, const std::string& url) {
+  void configure(CurlTransfer& transfer, const StoreLocation& location, const std::string& url) {
     CurlHandle& handle = transfer.handle;
     handle.configure(location, options_.timeout_seconds);
     handle.set(CURLOPT_URL, url.c_str());
@@ -131,7 +131,7 @@ class CurlTransport : public Transport {
     // Once: where a redirect leads may be true for a short time only.
     if (const auto known = redirects_.extract(transfer.request.path)) {
       transfer.directly = true;
-      ZooLocation elsewhere;
+      StoreLocation elsewhere;
       elsewhere.url = known.mapped();
       configure(transfer, elsewhere, known.mapped());
     } else {
@@ -148,6 +148,7 @@ class CurlTransport : public Transport {
       const std::string last = transfer.request.length ? std::to_string(offset + *transfer.request.length - 1) : "";
       handle.set(CURLOPT_RANGE, (std::to_string(offset) + "-" + last).c_str());
     }
+    if (!transfer.request.if_match.empty()) handle.add_header("If-Match: " + transfer.request.if_match);
     OSCAR_CHECK(curl_multi_add_handle(multi_.get(), handle.get()) == CURLM_OK);
   }
 
@@ -197,6 +198,7 @@ class CurlTransport : public Transport {
     if (failure == nullptr) {
       try {
         transfer.check(code, where(transfer.request.path));
+        transfer.begin();
         if (transfer.request.link != nullptr) *transfer.request.link = transfer.handle.header("link");
       } catch (...) {
         failure = std::current_exception();
@@ -223,7 +225,7 @@ class CurlTransport : public Transport {
     }
   }
 
-  ZooLocation location_;
+  StoreLocation location_;
   TransferOptions options_;
   std::unique_ptr<CURLM, CURLMcode (*)(CURLM*)> multi_;
   std::list<CurlTransfer> transfers_, scouts_;
@@ -234,7 +236,7 @@ class CurlTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_curl_transport(const ZooLocation& location, const TransferOptions& options) {
+std::unique_ptr<Transport> make_curl_transport(const StoreLocation& location, const TransferOptions& options) {
   return std::make_unique<CurlTransport>(location, options);
 }
 

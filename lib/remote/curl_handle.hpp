@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/check.hpp"
-#include "zoo/location.hpp"
+#include "remote/location.hpp"
 
 namespace oscar {
 
@@ -30,7 +30,7 @@ class CurlHandle {
     OSCAR_CHECK(curl_easy_setopt(handle_.get(), option, value) == CURLE_OK);
   }
   /// What all transfers share. Credentials and tokens go to the location's own host only, not where it redirects.
-  void configure(const ZooLocation& location, double timeout_seconds);
+  void configure(const StoreLocation& location, double timeout_seconds);
   void add_header(const std::string& line);
 
   [[nodiscard]] CURL* get() const noexcept { return handle_.get(); }

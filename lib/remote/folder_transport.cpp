@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A zoo in a folder.
+// Files in a folder.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "zoo/transport.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 namespace {
@@ -89,7 +89,7 @@ std::unique_ptr<Transport> make_folder_transport(fs::path root) {
   return std::make_unique<FolderTransport>(std::move(root));
 }
 
-std::unique_ptr<Transport> open_transport(const ZooLocation& location, const TransferOptions& options) {
+std::unique_ptr<Transport> open_transport(const StoreLocation& location, const TransferOptions& options) {
   return location.remote ? make_curl_transport(location, options) : make_folder_transport(location.folder);
 }
 

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// Chunks of a dump at a server, in memory: while one is in use, the next ones of its layer and those of the layer after
+// it come in, as long as there is room. What was read stays for the next pass over it as long as it can. Memory is
+// limited, but for the chunks in use and the next one of each layer that is open. Non-goal: chunks on disk, which are
+// mapped.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/places.hpp"
+#include "dump/dump_index.hpp"
+#include "kernels/types.hpp"
+
+namespace oscar {
+
+/// The rows of a chunk that its sequences cover.
+class ChunkRows {
+ public:
+  struct Files {
+    std::unique_ptr<PlacedFile> q, k, v;
+  };
+  [[nodiscard]] static Files files_of(const DumpChunk& chunk);
+  [[nodiscard]] static std::uint64_t bytes_of(const DumpChunk& chunk);
+
+  /// Reads all three files at the same time. Throws what RemotePlaces::read() throws.
+  ChunkRows(const DumpChunk& chunk, const Files& files);
+  [[nodiscard]] const QkvView& view() const noexcept { return view_; }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_;
+  QkvView view_;
+};
+
+class RemoteChunks {
+ public:
+  using Plan = std::function<std::vector<DumpChunk>(int layer_id)>;
+  /// layer_ids: in the order in which they will be opened, unless expect() says otherwise. plan: the chunks of a layer;
+  /// called by any thread.
+  RemoteChunks(std::vector<int> layer_ids, Plan plan, std::uint64_t memory_bytes);
+  ~RemoteChunks();
+  RemoteChunks(const RemoteChunks&) = delete;
+  RemoteChunks& operator=(const RemoteChunks&) = delete;
+
+  void expect(std::vector<int> layer_ids);
+  /// Nothing is read ahead, or planned, from now on.
+  void stop();
+  /// Someone is going to read this layer; close() when done. Any number may at the same time.
+  void open(int layer_id);
+  void close(int layer_id);
+  /// What the plan of a layer is; nothing is read yet.
+  [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id);
+  /// Rows of a chunk of an open layer, waiting for them. Throws what reading threw.
+  [[nodiscard]] std::shared_ptr<const ChunkRows> get(int layer_id, std::size_t index);
+
+ private:
+  enum class State { kAbsent, kLoading, kReady, kFailed };
+  struct Slot {
+    DumpChunk chunk;
+    ChunkRows::Files files;  // kept: they notice if a file changes
+    State state = State::kAbsent;
+    std::shared_ptr<const ChunkRows> rows;
+    std::exception_ptr failure;
+    std::uint64_t last_use = 0;  // 0: not yet used
+  };
+  struct Layer {
+    std::vector<Slot> slots;
+    int readers = 0;
+    bool ahead = false;       // nobody reads it yet, but that is next
+    std::size_t current = 0;  // that was asked for last
+  };
+  enum class Room { kSpare, kNeeded };
+
+  void work();
+  [[nodiscard]] Layer& plan(std::unique_lock<std::mutex>& lock, int layer_id);
+  [[nodiscard]] Slot* next_slot();
+  [[nodiscard]] std::optional<int> next_layer() const;
+  void load(std::unique_lock<std::mutex>& lock, Slot& slot);
+  bool make_room(std::uint64_t bytes, Room room);
+  [[nodiscard]] Slot* least_missed(Room room);
+
+  std::vector<int> layer_ids_;
+  const Plan plan_;
+  const std::uint64_t limit_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int, Layer> layers_;  // that are planned; never removed
+  std::uint64_t held_ = 0, uses_ = 0;
+  bool stop_ = false;
+  std::array<std::thread, 2> workers_;
+};
+
+}  // namespace oscar

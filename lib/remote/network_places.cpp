@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+#include "remote/network_places.hpp"
+
+#include <utility>
+#include <vector>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "remote/location.hpp"
+#include "remote/remote_file.hpp"
+
+namespace oscar {
+namespace {
+
+/// Of a document that is read whole: tokenizers and indexes of large models have tens of MB.
+constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
+
+const AskedFor kAsked{"", "give s3://BUCKET/PREFIX, http://HOST/PATH or https://HOST/PATH"};
+
+/// "https://me:pw@host/a/b" -> {"https://", "me:pw@", "host", "a/b"}
+struct Address {
+  std::string scheme, user, host, path;
+  explicit Address(const std::string& text) {
+    const auto mark = text.find("://") + 3;
+    const auto slash = std::min(text.find('/', mark), text.size());
+    const auto at = text.substr(0, slash).rfind('@');
+    const auto begin = at == std::string::npos || at < mark ? mark : at + 1;
+    scheme = text.substr(0, mark);
+    user = text.substr(mark, begin - mark);
+    host = text.substr(begin, slash - begin);
+    path = text.substr(std::min(slash + 1, text.size()));
+  }
+  [[nodiscard]] std::string origin() const { return scheme + host; }
+  [[nodiscard]] bool is_bucket() const { return scheme == "s3://"; }
+};
+
+}  // namespace
+
+NetworkPlaces::NetworkPlaces(const TransferOptions& options) : options_(options) {}
+NetworkPlaces::~NetworkPlaces() = default;
+
+void NetworkPlaces::talk_to(Status& status) { status_ = &status; }
+
+fs::path NetworkPlaces::settle(const std::string& place) {
+  Address address(place);
+  while (address.path.ends_with('/')) address.path.pop_back();
+  if (address.host.empty()) throw UsageError("the address names no host or bucket", place, kAsked.remedy);
+  if (address.is_bucket() && !address.user.empty()) {
+    throw UsageError("an address of a bucket has no '@'", "s3://" + address.host,
+                     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+  }
+  const StoreLocation location = parse_location(address.scheme + address.user + address.host, kAsked);
+  if (address.path.find_first_of("?#") != std::string::npos && !address.is_bucket()) {
+    throw UsageError("an address of a folder has no query", address.origin() + "/…", kAsked.remedy);
+  }
+  if (!address.user.empty()) {
+    const std::lock_guard lock(mutex_);
+    credentials_[address.origin()] = location.credentials;
+  }
+  return address.origin() + (address.path.empty() ? "" : "/" + address.path);
+}
+
+std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
+  const Address address(place.string());
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Server>& server = servers_[address.origin()];
+  if (server == nullptr) {
+    StoreLocation location = parse_location(address.origin(), kAsked);
+    if (const auto known = credentials_.find(address.origin()); known != credentials_.end()) {
+      location.credentials = known->second;
+    }
+    server = std::make_unique<Server>(location, address.is_bucket() ? address.host : "", options_, *status_);
+  }
+  return {server.get(), address.is_bucket() ? address.path : percent_decoded(address.path, kAsked)};
+}
+
+std::string NetworkPlaces::existing_text(const fs::path& file) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (kept_.first == file) return std::exchange(kept_, {}).second;
+  }
+  const auto [server, path] = find(file);
+  return server->text(path, kMaxTextBytes);
+}
+
+bool NetworkPlaces::exists(const fs::path& file) {
+  std::optional<std::string> text = optional_text(file);
+  if (!text) return false;
+  const std::lock_guard lock(mutex_);
+  kept_ = {file, std::move(*text)};
+  return true;
+}
+
+std::string NetworkPlaces::text(const fs::path& file) {
+  const auto [server, path] = find(file);
+  try {
+    return existing_text(file);
+  } catch (const NotFound&) {
+    server->explain_missing(server->where(path));
+  }
+}
+
+std::optional<std::string> NetworkPlaces::optional_text(const fs::path& file) {
+  try {
+    return existing_text(file);
+  } catch (const NotFound&) {
+    return std::nullopt;
+  } catch (const Denied&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<std::vector<std::string>> NetworkPlaces::list(const fs::path& folder) {
+  const auto [server, path] = find(folder);
+  try {
+    return server->list(path.empty() ? "" : path + "/");
+  } catch (const NotFound&) {
+    server->explain_missing(server->where(path));
+  }
+}
+
+std::unique_ptr<PlacedFile> NetworkPlaces::open(const fs::path& file) {
+  auto [server, path] = find(file);
+  return std::make_unique<RemoteFile>(*server, std::move(path));
+}
+
+void NetworkPlaces::read(std::span<const FilePart> parts) {
+  std::map<Server*, std::vector<RangeRequest>> by_server;
+  for (const FilePart& part : parts) {
+    const auto& file = dynamic_cast<const RemoteFile&>(*part.file);
+    by_server[&file.server()].push_back(file.request(part.offset, part.to));
+  }
+  for (const auto& [server, requests] : by_server) server->read(requests);
+}
+
+}  // namespace oscar

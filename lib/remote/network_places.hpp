@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// Addresses as places: s3://BUCKET/KEY and http(s)://[USER:PASSWORD@]HOST/PATH. Servers and their connections are kept
+// for the process's life.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/places.hpp"
+#include "base/status.hpp"
+#include "remote/server.hpp"
+
+namespace oscar {
+
+class NetworkPlaces : public RemotePlaces {
+ public:
+  explicit NetworkPlaces(const TransferOptions& options = {});
+  ~NetworkPlaces() override;
+
+  /// What servers have to say from now on; must outlive this. Before the first request.
+  void talk_to(Status& status);
+
+  [[nodiscard]] std::filesystem::path settle(const std::string& place) override;
+  [[nodiscard]] std::string text(const std::filesystem::path& file) override;
+  [[nodiscard]] std::optional<std::string> optional_text(const std::filesystem::path& file) override;
+  [[nodiscard]] bool exists(const std::filesystem::path& file) override;
+  [[nodiscard]] std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override;
+  [[nodiscard]] std::unique_ptr<PlacedFile> open(const std::filesystem::path& file) override;
+  void read(std::span<const FilePart> parts) override;
+
+ private:
+  /// The server of an address, and the path there.
+  [[nodiscard]] std::pair<Server*, std::string> find(const std::filesystem::path& place);
+  [[nodiscard]] std::string existing_text(const std::filesystem::path& file);
+
+  TransferOptions options_;
+  Status silent_;
+  Status* status_ = &silent_;
+  std::mutex mutex_;
+  std::pair<std::filesystem::path, std::string> kept_;      // a text that exists() has fetched
+  std::map<std::string, std::string> credentials_;          // by "scheme://host"
+  std::map<std::string, std::unique_ptr<Server>> servers_;  // by the same, or "s3://bucket"
+};
+
+}  // namespace oscar

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// Stretches of files at a server, into memory: all at the same time, large ones in pieces, each tried again from where
+// it broke off. A file must stay the one that its first answer came from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/status.hpp"
+#include "remote/transport.hpp"
+
+namespace oscar {
+
+/// What answers have told of a file. Any thread may use it.
+class RemoteObject {
+ public:
+  explicit RemoteObject(std::string path) : path_(std::move(path)) {}
+
+  /// At the server, '/'-separated.
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  /// Nothing before the first answer.
+  [[nodiscard]] std::optional<std::uint64_t> size() const;
+  [[nodiscard]] std::string version() const;
+  /// Takes in the answer to a request for `length` bytes from `offset` on. where: names the file. Throws Changed if it
+  /// is of another file than answers before, TransportError if the server does not send what was asked for.
+  void learn(const PieceAnswer& answer, std::uint64_t offset, std::uint64_t length, const std::string& where);
+
+ private:
+  const std::string path_;
+  mutable std::mutex mutex_;
+  std::optional<std::uint64_t> size_;
+  std::string version_;
+};
+
+struct RangeRequest {
+  RemoteObject* object = nullptr;
+  std::uint64_t offset = 0;
+  std::span<std::byte> to;
+  /// Of a file that may be shorter: gets the number of bytes that came. Null: DataError if fewer come.
+  std::uint64_t* count = nullptr;
+};
+
+/// Throws what RemoteObject::learn() throws, DataError, TransportError, NotFound, Denied, Interrupted.
+void read_ranges(Transport& transport, std::span<const RangeRequest> requests, const TransferOptions& options,
+                 Status& status);
+
+}  // namespace oscar

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// A file at a server. Its bytes have addresses, so that parts of it have names, but only what was loaded is behind
+// them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/places.hpp"
+#include "remote/server.hpp"
+
+namespace oscar {
+
+class RemoteFile : public PlacedFile {
+ public:
+  /// `server` must outlive the file. Nothing is asked for yet.
+  RemoteFile(Server& server, std::string path) : server_(server), object_(std::move(path)) {}
+  ~RemoteFile() override;
+  RemoteFile(const RemoteFile&) = delete;
+  RemoteFile& operator=(const RemoteFile&) = delete;
+
+  [[nodiscard]] std::span<const std::byte> bytes() const override;
+  void load_front(std::uint64_t count) override;
+  void read(std::uint64_t offset, std::span<std::byte> to) const override;
+  [[nodiscard]] int descriptor() const override { return -1; }
+  [[nodiscard]] std::string version() const override;
+  [[nodiscard]] int readers() const override;
+
+  [[nodiscard]] Server& server() const noexcept { return server_; }
+  [[nodiscard]] RangeRequest request(std::uint64_t offset, std::span<std::byte> to) const {
+    return {&object_, offset, to, nullptr};
+  }
+
+ private:
+  using Block = std::vector<std::byte>;
+
+  void make_known() const;
+  void read_by_blocks(std::uint64_t offset, std::span<std::byte> to) const;
+  [[nodiscard]] std::shared_ptr<const Block> block(std::uint64_t number) const;
+
+  Server& server_;
+  mutable RemoteObject object_;
+  mutable std::mutex mutex_;
+  mutable std::byte* addresses_ = nullptr;  // reserved, not there; null before anybody asked
+  mutable std::uint64_t size_ = 0, loaded_ = 0;
+  mutable std::map<std::uint64_t, std::shared_ptr<const Block>> blocks_;  // by number; as many as there is room for
+};
+
+}  // namespace oscar

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+#include "remote/server.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "remote/curl_handle.hpp"
+#include "remote/listing.hpp"
+#include "remote/retries.hpp"
+
+namespace oscar {
+
+Server::Server(StoreLocation location, std::string bucket, const TransferOptions& options, Status& status)
+    : location_(std::move(location)), bucket_(std::move(bucket)), options_(options), status_(status) {
+  OSCAR_CHECK(location_.remote);
+}
+
+template <class F>
+auto Server::with_transport(F&& f) {
+  std::unique_ptr<Transport> own;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      own = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (own == nullptr) own = make_curl_transport(location_, options_);
+  // One that failed is not used again: what its connections carry is not known.
+  const auto keep = [&] {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(own));
+  };
+  if constexpr (std::is_void_v<decltype(f(*own))>) {
+    f(*own);
+    keep();
+  } else {
+    auto result = f(*own);
+    keep();
+    return result;
+  }
+}
+
+std::string Server::text_of(const std::string& path, const std::string& query, std::uint64_t most) {
+  return with_transport([&](Transport& transport) {
+    std::string text;
+    with_retries(options_, status_, [&] {
+      text.clear();
+      (void)transport.get_page(path, query, most, [&](std::span<const std::byte> bytes) {
+        if (bytes.size() > most - text.size()) {
+          throw TransportError("the file has more than " + std::to_string(most) + " bytes", where(path),
+                               "check that this is the right address");
+        }
+        text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      });
+    });
+    return text;
+  });
+}
+
+std::string Server::text(const std::string& path, std::uint64_t most) { return text_of(path, "", most); }
+
+void Server::read(std::span<const RangeRequest> requests) {
+  try {
+    with_transport([&](Transport& transport) { read_ranges(transport, requests, options_, status_); });
+  } catch (const NotFound& error) {
+    explain_missing(error.where());
+  }
+}
+
+void Server::explain_missing(const std::string& where) {
+  if (bucket_.empty()) throw DataError("there is no such file", where, "check the address");
+  try {
+    (void)list("-");  // of a bucket that is there: nothing, as a rule
+  } catch (const NotFound&) {
+    throw DataError("there is no bucket \"" + bucket_ + "\"", location_.url,
+                    "check its name, and which store AWS_ENDPOINT_URL_S3 and AWS_REGION name");
+  } catch (const TransportError&) {  // listing may be forbidden: nothing more is known
+  }
+  throw DataError("there is no such object", where, "check the bucket and the prefix");
+}
+
+std::optional<std::vector<std::string>> Server::list(const std::string& prefix) {
+  if (bucket_.empty()) return std::nullopt;
+  std::vector<std::string> names;
+  for (std::string token;;) {
+    const ListingPage page = parse_listing(text_of("", listing_query(prefix, token), kMaxDocumentBytes), where(""));
+    for (const std::string& key : page.keys) {
+      std::string name = key.substr(std::min(prefix.size(), key.size()));
+      if (name.ends_with('/')) name.pop_back();
+      if (!name.empty()) names.push_back(std::move(name));
+    }
+    if (page.next.empty() || page.next == token) break;
+    token = page.next;
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string Server::where(const std::string& path) const { return location_.url + "/" + percent_encoded(path); }
+
+}  // namespace oscar

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// One server, or one bucket of a store: connections that are kept for the next request, and what is asked over them.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "remote/ranges.hpp"
+#include "remote/transport.hpp"
+
+namespace oscar {
+
+class Server {
+ public:
+  /// bucket: of an S3 store; empty: a web server. `status` must outlive the server.
+  Server(StoreLocation location, std::string bucket, const TransferOptions& options, Status& status);
+
+  /// A whole file of up to `most` bytes. Throws NotFound, Denied, TransportError, Interrupted.
+  [[nodiscard]] std::string text(const std::string& path, std::uint64_t most);
+  /// Throws what read_ranges() throws, and DataError for a file that does not exist.
+  void read(std::span<const RangeRequest> requests);
+  /// Names in a "folder" of a bucket ("" or one that ends with '/'), sorted; nothing for a web server.
+  [[nodiscard]] std::optional<std::vector<std::string>> list(const std::string& prefix);
+  /// Throws DataError that says what is missing: a bucket, or what `where` names in it.
+  [[noreturn]] void explain_missing(const std::string& where);
+  /// Names a file in messages.
+  [[nodiscard]] std::string where(const std::string& path) const;
+
+ private:
+  /// f(a transport that nobody else uses meanwhile)
+  template <class F>
+  auto with_transport(F&& f);
+  [[nodiscard]] std::string text_of(const std::string& path, const std::string& query, std::uint64_t most);
+
+  const StoreLocation location_;
+  const std::string bucket_;
+  const TransferOptions options_;
+  Status& status_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Transport>> idle_;
+};
+
+}  // namespace oscar

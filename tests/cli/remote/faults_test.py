@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""What goes wrong between a fit and a server: faults_test.py [FaultsTest.test_…]."""
+import base64
+import http.server
+import signal
+import subprocess
+import time
+import urllib.parse
+
+from remote_case import MODEL, TOKENS, RemoteCase, main, read_folder
+from peers import RangeServer, Serving, requested_range
+
+WEIGHTS = "model-00001-of-00001.safetensors"
+
+
+class FaultyServer(Serving):
+    """Serves {path: bytes} with ranges and ETags. fault(request, path, nth, asked): called for each request, the nth one
+    for its path; true: it has answered itself. With `password`, "user:password" is asked for."""
+
+    def __init__(self, files, fault=lambda *_: False, password=None):
+        outer = self
+        self.files, self.seen, self.conditions = files, [], []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                path = urllib.parse.unquote(self.path).lstrip("/")
+                outer.seen.append(path)
+                given = self.headers.get("Authorization", "")
+                if password and given != "Basic " + base64.b64encode(password.encode()).decode():
+                    return self.reply(401)
+                body = outer.files.get(path)
+                if body is None:
+                    return self.reply(404)
+                asked = requested_range(self, len(body))
+                if fault(self, path, outer.seen.count(path), asked):
+                    return None
+                etag, wanted = outer.etag(path), self.headers.get("If-Match")
+                outer.conditions.append(wanted)
+                if wanted and wanted != etag:
+                    return self.reply(412)
+                begin, end = asked or (0, len(body))
+                extra = {"Content-Range": f"bytes {begin}-{end - 1}/{len(body)}"} if asked else {}
+                self.reply(206 if asked else 200, body[begin:end], ETag=etag, **extra)
+
+            def reply(self, status, body=b"", length=None, **headers):
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body) if length is None else length), **headers}.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.end_headers()
+                self.wfile.write(body)
+                return True
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(Handler)
+
+    def etag(self, path):
+        return f'"{hash(self.files[path])}"'
+
+
+class FaultsTest(RemoteCase):
+    def model(self, **options):
+        return FaultyServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, **options)
+
+    def fails(self, fragments, **options):
+        with self.model(**options) as url:
+            return self.fail_with(fragments, "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
+
+    def test_a_line_that_is_cut_is_taken_up_again(self):
+        def cut(request, path, nth, asked):
+            if not path.endswith(WEIGHTS) or nth % 3:
+                return False
+            body = server.files[path][asked[0]:asked[1]]
+            request.close_connection = True
+            return request.reply(206, body[:len(body) // 2], length=len(body), ETag=server.etag(path),
+                                 Content_Range=f"bytes {asked[0]}-{asked[1] - 1}/{len(server.files[path])}")
+        server = self.model(fault=cut)
+        with server as url:
+            there = self.fit("b", "--model", f"{url}/m", *TOKENS)
+        self.assertEqual(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), there)
+        self.assertTrue(any(server.conditions))
+
+    def test_a_server_that_is_busy_for_good(self):
+        def busy(request, path, nth, asked):
+            return path.endswith(WEIGHTS) and nth > 2 and request.reply(503)
+        self.fails(["HTTP 503", "(tried 4 times)", WEIGHTS, "trying again"], fault=busy)
+
+    def test_answers_that_say_too_little(self):
+        def short(request, path, nth, asked):
+            size = len(server.files.get(path, b""))
+            return path.endswith(WEIGHTS) and asked[1] - asked[0] > 1000 and request.reply(
+                206, server.files[path][asked[0]:asked[1] - 7], ETag=server.etag(path),
+                Content_Range=f"bytes {asked[0]}-{asked[1] - 8}/{size}")
+        server = self.model(fault=short)
+        with server as url:  # pieces of pieces are asked for again
+            there = self.fit("b", "--model", f"{url}/m", *TOKENS)
+        self.assertEqual(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), there)
+
+    def test_a_file_that_changes(self):
+        def change(request, path, nth, asked):
+            if path.endswith(WEIGHTS) and nth == 4:
+                body = bytearray(server.files[path])
+                body[-1] ^= 1
+                server.files[path] = bytes(body)
+            return False
+        server = self.model(fault=change)
+        with server as url:
+            self.fail_with(["has changed while it was read", WEIGHTS, "run again"], "fit", "--model", f"{url}/m", *TOKENS,
+                           "--out", "set")
+
+    def test_a_file_that_changes_at_a_server_without_conditions(self):
+        def change(request, path, nth, asked):
+            body = server.files[path]
+            if not path.endswith(WEIGHTS):
+                return False
+            return request.reply(206, body[asked[0]:asked[1]], ETag=f'"{nth // 4}"',
+                                 Content_Range=f"bytes {asked[0]}-{asked[1] - 1}/{len(body)}")
+        server = self.model(fault=change)
+        with server as url:
+            self.fail_with(["has changed while it was read", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
+
+    def test_a_server_without_ranges(self):
+        with RangeServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, ranges=False) as url:
+            self.fail_with(["whole files only", WEIGHTS, "S3 store, nginx, Apache"], "fit", "--model", f"{url}/m", *TOKENS,
+                           "--out", "set")
+
+    def test_a_server_that_sends_another_range(self):
+        def shifted(request, path, nth, asked):
+            body = server.files[path]
+            return path.endswith(WEIGHTS) and request.reply(206, body[1:65537], Content_Range=f"bytes 1-65536/{len(body)}")
+        server = self.model(fault=shifted)
+        with server as url:
+            self.fail_with(["the range that was asked for", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
+
+    def test_what_is_not_there(self):
+        bucket = self.bucket()
+        out = ["--out", "set"]
+        self.fail_with(['there is no bucket "nobody"', "AWS_ENDPOINT_URL_S3"], "fit", "--model", "s3://nobody/m", *TOKENS, *out)
+        self.fail_with(["no such object", "calibration/m/config.json", "prefix"], "fit", "--model", "s3://calibration/m", *TOKENS, *out)
+        self.fail_with(["there is no dump", "s3://calibration/d"], "fit", "--dump", "s3://calibration/d", *out)
+        self.fail_with(['there is no bucket "nobody"'], "fit", "--dump", "s3://nobody/d", *out)
+        address = bucket.upload(MODEL, "m")
+        bucket.s3.delete_object(Bucket="calibration", Key=f"m/{WEIGHTS}")
+        self.fail_with(["no such object", WEIGHTS], "fit", "--model", address, *TOKENS, *out)
+        with self.model() as url:
+            self.fail_with(["no such file", "/x/config.json"], "fit", "--model", f"{url}/x", *TOKENS, *out)
+            self.fail_with(["no such file", "/x/manifest.json"], "fit", "--dump", f"{url}/x", *out)
+        for bad in ("s3://", "http://", "https://h/m?version=1", "s3://me@bucket/x"):
+            self.fail_with(["try:"], "fit", "--dump", bad, *out, code=2)
+
+    def test_wrong_credentials_are_named_and_not_shown(self):
+        bucket = self.bucket()
+        address = bucket.upload(MODEL, "m")
+        for arguments in (["--model", address, *TOKENS], ["--dump", address]):
+            done = self.fail_with(["HTTP 403", "check the credentials"], "fit", *arguments, "--out", "set",
+                                  env={"AWS_SECRET_ACCESS_KEY": "not-this-one"})
+            self.assertNotIn("not-this-one", done.stderr)
+
+    def test_a_password_in_an_address_is_used_and_shown_nowhere(self):
+        with self.model(password="me:p@ss") as url:
+            place = url.replace("http://", "http://me:p%40ss@")
+            files = self.fit("b", "--model", f"{place}/m", *TOKENS)
+            self.assertEqual(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), files)
+            done = self.fail_with(["no such file", "/x/config.json"], "fit", "--model", f"{place}/x", *TOKENS, "--out", "set")
+            self.fail_with(["HTTP 401", "check the credentials"], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
+        for secret in ("p@ss", "p%40ss"):
+            self.assertNotIn(secret, done.stderr)
+
+    def test_a_dump_of_ours_needs_no_listing(self):
+        dump = self.dump()
+        with FaultyServer({f"bucket/dump/{path}": content for path, content in read_folder(dump).items()}) as url:
+            there = [self.fit("b", "--dump", "s3://bucket/dump", "--recipe", "oscar", env={"AWS_ENDPOINT_URL_S3": url}),
+                     self.fit("c", "--dump", f"{url}/bucket/dump", "--recipe", "oscar")]
+        self.assertEqual(there, [self.fit("a", "--dump", dump, "--recipe", "oscar")] * 2)
+
+    def test_a_chunk_that_is_too_short_names_its_file(self):
+        dump = self.dump()
+        chunk = next((dump / "layer_1/k").iterdir())
+        chunk.write_bytes(chunk.read_bytes()[:5000])
+        address = self.bucket().upload(dump, "dump")
+        self.fail_with(["the file ends before its data does", "layer_1/k/1.pt"], "fit", "--dump", address, "--recipe", "oscar",
+                       "--out", "set")
+
+    def test_ctrl_c(self):
+        files = {f"m/{path}": content for path, content in read_folder(MODEL).items()}
+        server = RangeServer(files, stall_at=200_000)
+        with server as url:
+            running = subprocess.Popen(self.command("fit", "--model", f"{url}/m", *TOKENS, "--out", "set"), cwd=self.folder,
+                                       env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            while not any(path.endswith(WEIGHTS) and piece and piece[1] > 200_000 for path, piece in list(server.seen)):
+                time.sleep(0.05)
+            begun = time.monotonic()
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=60)
+        self.assertEqual(running.returncode, 130, said)
+        self.assertLess(time.monotonic() - begun, 5)
+        self.assertFalse((self.folder / "set").exists())
+
+
+if __name__ == "__main__":
+    main()

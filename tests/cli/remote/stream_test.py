@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""Models and dumps that are streamed give the bytes that the same folders on disk give: stream_test.py
+[StreamTest.test_…]."""
+import json
+import shutil
+import subprocess
+
+from remote_case import DATA, MODEL, TOKENS, RemoteCase, main, read_folder
+from peers import Nginx, RangeServer
+
+
+class StreamTest(RemoteCase):
+    def test_a_model_in_a_bucket(self):
+        address = self.bucket().upload(MODEL, "models/qwen3-2m")
+        text = ["--text", DATA / "text/pep-0334.txt", "--max-tokens", "600"]
+        here, there = self.fit("a", "--model", MODEL, *TOKENS), self.fit("b", "--model", address + "/", *TOKENS)
+        self.assertEqual(here, there)
+        self.succeed("dump", "-q", "--model", MODEL, *text, "--out", "c")
+        self.succeed("dump", "-q", "--model", address, *text, "--out", "d")
+        self.assertEqual(read_folder(self.folder / "c"), read_folder(self.folder / "d"))
+        verify = ["verify", "-q", "a", *TOKENS, "--compare", "none", "--no-default-limits", "--json"]
+        figures = [json.loads(self.succeed(*verify, "--model", place).stdout)["methods"] for place in (MODEL, address)]
+        self.assertEqual(*figures)
+
+    def test_a_model_in_one_file_with_an_objective_that_reads_weights(self):
+        single = self.copy(MODEL, "qwen3-2m")
+        (single / "model.safetensors.index.json").unlink()
+        (single / "model-00001-of-00001.safetensors").rename(single / "model.safetensors")
+        address = self.bucket().upload(single, "qwen3-2m")
+        options = ["--recipe", "stretch", "--value-objective", "output", "--target", "any", *TOKENS]
+        self.assertEqual(self.fit("a", "--model", single, *options), self.fit("b", "--model", address, *options))
+
+    def test_a_model_on_a_web_server_asks_for_no_more_than_it_needs(self):
+        files = read_folder(MODEL)
+        weights = files["model-00001-of-00001.safetensors"]
+        server = RangeServer({f"models/qwen3-2m/{path}": content for path, content in files.items()})
+        with server as url:
+            there = self.fit("b", "--model", f"{url}/models/qwen3-2m", "--layers", "0", "--recipe", "oscar", *TOKENS)
+        self.assertEqual(self.fit("a", "--model", MODEL, "--layers", "0", "--recipe", "oscar", *TOKENS), there)
+        asked = [piece for path, piece in server.seen if path.endswith(".safetensors")]
+        self.assertNotIn(None, asked)
+        self.assertLess(sum(end - begin for begin, end in asked), len(weights) * 0.6)
+
+    def test_dumps_in_a_bucket(self):
+        bucket = self.bucket()
+        for format in ("pt", "h5", "safetensors"):
+            dump = self.dump(f"dump-{format}", "--format", format)
+            address = bucket.upload(dump, f"dumps/{format}")
+            options = ["--max-tokens", "500", "--recipe", "oscar"]
+            self.assertEqual(self.fit(f"a-{format}", "--dump", dump, *options),
+                             self.fit(f"b-{format}", "--dump", address, *options), format)
+
+    def test_the_default_recipe_reads_a_dump_again_and_again(self):
+        dump = self.dump()
+        address = self.bucket().upload(dump, "dump")
+        self.assertEqual(self.fit("a", "--dump", dump), self.fit("b", "--dump", address))
+
+    def test_the_published_layout_in_a_bucket(self):
+        dump = self.split_dump("dump")
+        address = self.bucket().upload(dump, "a folder/dump+1")
+        here = self.succeed("fit", "--dump", dump, "--recipe", "oscar", "--out", "a")
+        there = self.succeed("fit", "--dump", address, "--recipe", "oscar", "--out", "b")
+        self.assertEqual(read_folder(self.folder / "a"), read_folder(self.folder / "b"))
+        for said in (here, there):
+            self.assertEqual(said.stderr.count("is a warm-up"), 3)
+            self.assertEqual(said.stderr.count("counts as one sequence"), 3)
+
+    def test_ranks_in_a_bucket(self):
+        dump = self.split_dump("plain", layers=2, chunks=3)
+        for layer in dump.iterdir():
+            for rank in range(2):  # both hold the same heads of keys, and other queries for all anyone knows
+                shutil.copytree(layer, self.folder / "ranks" / f"{layer.name}_rank{rank}")
+        address = self.bucket().upload(self.folder / "ranks", "ranks")
+        self.assertEqual(self.fit("a", "--dump", self.folder / "ranks", "--recipe", "oscar"),
+                         self.fit("b", "--dump", address, "--recipe", "oscar"))
+
+    def test_verify_measures_a_dump_in_a_bucket(self):
+        dump = self.dump()
+        address = self.bucket().upload(dump, "dump")
+        self.fit("a", "--dump", dump, "--recipe", "oscar")
+        verify = ["verify", "-q", "a", "--compare", "none", "--no-default-limits", "--json"]
+        figures = [json.loads(self.succeed(*verify, "--dump", place).stdout)["methods"] for place in (dump, address)]
+        self.assertEqual(*figures)
+
+    def test_nginx_over_http2(self):
+        shutil.copytree(MODEL, self.folder / "www/a+b/qwen3-2m")
+        certificate, key = self.folder / "c.pem", self.folder / "k.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate,
+                        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+        with Nginx(self.folder / "nginx", self.folder / "www", (certificate, key)) as nginx:
+            there = self.fit("b", "--model", f"{nginx.url}/a%2Bb/qwen3-2m", *TOKENS, env={"SSL_CERT_FILE": str(certificate)})
+            ranges = [line for line in nginx.requests() if line[4] == "206"]
+        self.assertEqual(self.fit("a", "--model", MODEL, *TOKENS), there)
+        self.assertGreater(len(ranges), 4)
+        self.assertEqual({line[1] for line in ranges}, {"HTTP/2.0"})
+
+    def test_a_resumed_fit_knows_the_weights_again(self):
+        bucket = self.bucket()
+        address = bucket.upload(MODEL, "qwen3-2m")
+        options = ["--recipe", "oscar", "--resume", "--model", address, *TOKENS]
+        self.assertEqual(self.fit("a", "--recipe", "oscar", "--model", MODEL, *TOKENS), self.fit("b", *options))
+
+    def test_a_resumed_fit_knows_the_dump_again(self):
+        bucket = self.bucket()
+        dump = self.dump()
+        address = bucket.upload(dump, "dump")
+        options = ["--dump", address, "--recipe", "oscar", "--resume", "--out", "set"]
+        cut = (dump / "layer_3/v/1.pt").read_bytes()[:5000]
+        bucket.s3.put_object(Bucket=bucket.NAME, Key="dump/layer_3/v/1.pt", Body=cut)
+        self.assertIn("layer_3/v/1.pt", self.run_oscar("fit", *options).stderr)
+        bucket.upload(dump, "dump")
+        self.assertGreater(len(list((self.folder / "set.partial").rglob("*"))), 1)
+        self.succeed("fit", *options)
+        self.assertEqual(self.fit("a", "--dump", dump, "--recipe", "oscar"), read_folder(self.folder / "set"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+#include "base/places.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "remote/network_places.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+
+TEST_CASE("addresses are told from paths") {
+  for (const char* place : {"s3://b", "s3://b/k", "http://h/x", "https://h"}) CHECK(is_remote(place));
+  for (const char* place : {"", "s3", "s3:/b", "/s3://b", "./http://h", "ftp://h", "hf://a/b"}) {
+    CHECK(!is_remote(place));
+  }
+  CHECK((fs::path("s3://b/k") / "config.json").string() == "s3://b/k/config.json");
+}
+
+TEST_CASE("an address is settled without its credentials and slashes") {
+  NetworkPlaces places;
+  CHECK(places.settle("s3://bucket/a/b//") == "s3://bucket/a/b");
+  CHECK(places.settle("s3://bucket/") == "s3://bucket");
+  CHECK(places.settle("https://me:p%40ss@host:1/a%20b/") == "https://host:1/a%20b");
+  for (const char* bad :
+       {"s3://", "http:///x", "s3://me@bucket/x", "https://h/m?v=1", "http://h/m#x", "http://%zz@h/"}) {
+    CHECK_THROWS_AS((void)places.settle(bad), UsageError);
+  }
+}
+
+TEST_CASE("what is on disk needs nobody who reads addresses") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "a", "hello");
+  set_remote_places(nullptr);
+  CHECK(place_text(folder / "a") == "hello");
+  CHECK(!optional_text(folder / "b"));
+  CHECK(list_place(folder.path()).value() == std::vector<std::string>{"a"});
+  CHECK(!list_place(folder / "b"));
+  const auto file = open_place(folder / "a");
+  std::array<std::byte, 2> two{};
+  file->read(3, two);
+  CHECK(static_cast<char>(two[1]) == 'o');
+  CHECK(file->descriptor() >= 0);
+  CHECK_ERROR((void)place_text("s3://b/k"), BackendUnavailable, "reads no addresses");
+}
+
+}  // namespace oscar
