@@ -34,7 +34,8 @@ void parallel_for(std::size_t count, const std::function<void(std::size_t)>& tas
     return;
   }
   std::atomic<std::size_t> next{0};
-  std::exception_ptr first_error;
+  std::exception_ptr first_error;  // in task order, whoever is faster: tasks before one that fails have begun
+  std::size_t first_failed = count;
   std::mutex error_mutex;
   const auto work = [&] {
     inside_task = true;
@@ -43,7 +44,7 @@ void parallel_for(std::size_t count, const std::function<void(std::size_t)>& tas
         task(i);
       } catch (...) {
         const std::lock_guard lock(error_mutex);
-        if (!first_error) first_error = std::current_exception();
+        if (i < first_failed) first_failed = i, first_error = std::current_exception();
         next = count;
       }
     }
