@@ -2,6 +2,7 @@
 #include "dump/live_source.hpp"
 
 #include <algorithm>
+#include <future>
 #include <optional>
 
 #include "base/check.hpp"
@@ -11,6 +12,8 @@
 
 namespace oscar {
 namespace {
+
+constexpr int kLayersAtATime = 3;  // of whose rows a fit on a GPU takes sums, while the next is captured
 
 class Source : public LiveSource {
  public:
@@ -24,7 +27,11 @@ class Source : public LiveSource {
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
     choose_layers(options.layers);
-    pass_ = runner.begin(sequences_, layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1, status);
+    layers_ = layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1;
+    pass_ = runner.begin(sequences_, {.layers = layers_, .share = options.share, .prepare = true}, status);
+    if (runner.keeps_host_memory() && !layer_ids_.empty()) {
+      finding_memory_ = std::async(std::launch::async, [this] { find_memory(); });
+    }
   }
 
   [[nodiscard]] const ModelIdentity& model() const override { return config_.identity; }
@@ -39,15 +46,36 @@ class Source : public LiveSource {
     OSCAR_CHECK(std::binary_search(layer_ids_.begin(), layer_ids_.end(), layer_id) && layer_id >= pass_->layer());
     while (pass_->layer() < layer_id) pass_->step({}, false);
     if (states_) states_->offer(*pass_);
-    const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer_id)].mixer;
-    const RowShape shape{dtype_, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.value_dim};
-    const auto rows = std::make_shared<const LayerRows>(layer_id, shape, slots_, runner_);
+    const auto rows = std::make_shared<const LayerRows>(layer_id, shape_of(layer_id), slots_, runner_);
     const auto place = [&](std::size_t s) { return rows->at(slots_[s]); };
     pass_->capture(place, layer_id == layer_ids_.back());
     return LayerRows::stream(rows);
   }
 
+  void wait_until_ready() override {
+    if (finding_memory_.valid()) finding_memory_.get();
+    pass_->wait_until_ready();
+  }
+
+  void finish() override {
+    while (pass_->layer() < layers_) pass_->step({}, pass_->layer() == layers_ - 1);
+    pass_->finish();
+  }
+
  private:
+  [[nodiscard]] RowShape shape_of(int layer_id) const {
+    const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer_id)].mixer;
+    return {dtype_, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.value_dim};
+  }
+
+  /// Memory that a GPU's copies reach at full speed takes long to find, but is kept once found: as much as there will
+  /// be layers at a time.
+  void find_memory() const {
+    std::vector<LayerRows> rows;
+    for (int i = 0; i < kLayersAtATime; ++i)
+      rows.emplace_back(layer_ids_.front(), shape_of(layer_ids_.front()), slots_, runner_);
+  }
+
   void choose_layers(std::vector<int> wanted) {
     if (wanted.empty()) wanted = config_.cache_layers();
     std::sort(wanted.begin(), wanted.end());
@@ -73,8 +101,10 @@ class Source : public LiveSource {
   std::vector<SequenceSlot> slots_;  // by sequence
   DType dtype_;
   std::vector<int> layer_ids_;
+  int layers_ = 0;  // of the model that run
   std::unique_ptr<ModelPass> pass_;
   std::optional<LiveStates> states_;
+  std::future<void> finding_memory_;  // last, since it uses the others
 };
 
 }  // namespace

@@ -25,12 +25,18 @@ struct LiveOptions {
   std::vector<int> layers;
   /// Sequences share a chunk until it has this many tokens; a longer sequence has a chunk of its own.
   std::int64_t chunk_tokens = 8192;
+  /// Where several processes run the model together: layers open in the one that runs them.
+  ModelShare share = {};
 };
 
 class LiveSource : public QkvSource {
  public:
   /// Before the first open(): keeps hidden states in a folder and goes on with those there (live_states.hpp).
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
+  /// Until the model can take its first layer at full speed. Throws what loading throws.
+  virtual void wait_until_ready() = 0;
+  /// Runs what is left of this process's layers: others wait for what comes out of them.
+  virtual void finish() = 0;
 };
 
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that

@@ -45,40 +45,6 @@ struct Batch {
   std::vector<std::future<void>> finishing;  // by layer; last, since these write to the others
 };
 
-/// A GPU's libraries load on first use, and the loader lets in one at a time. First the eigensolver, for a fifth of a
-/// second that the first batch would otherwise wait with all behind it, and beside it what first layers need; then, by
-/// `then`, what the caller will need at the end.
-class FirstUse {
- public:
-  FirstUse(Backend& backend, std::function<void()> then) : then_(std::move(then)) {
-    if (backend.work_shape().layers_per_batch == 1) {
-      solver_is_ready_ = true;
-      return;
-    }
-    solver_ = std::async(std::launch::async, [this, &backend] {
-      (void)backend.eigh(MatrixStack::identity(128));
-      solver_is_ready_ = true;
-      go_on();
-    });
-  }
-
-  void layer_is_read() {
-    if (!layer_is_read_.exchange(true)) go_on();
-  }
-  void finish() {
-    if (solver_.valid()) solver_.get();
-  }
-
- private:
-  void go_on() {
-    if (solver_is_ready_ && layer_is_read_ && !went_on_.exchange(true) && then_) then_();
-  }
-
-  std::function<void()> then_;
-  std::atomic<bool> solver_is_ready_ = false, layer_is_read_ = false, went_on_ = false;
-  std::future<void> solver_;  // last, since it writes to the others
-};
-
 /// Reads layers side by side. As soon as a batch is read, all its eigenproblems are solved, then its clip ratios are
 /// fitted: while the next layers are read, if the backend can.
 class LayerwiseFit {
@@ -105,17 +71,16 @@ class LayerwiseFit {
       batches.emplace_back(std::min(step, ids.size() - first));
     }
     std::atomic<std::int64_t> done = 0;
-    FirstUse first_use(backend_, hooks.first_layer_read);
+    std::once_flag first_layer_read;
     for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
       Batch& batch = batches[i / step];
       const AdditiveMoments sums = take_sums(*stream, {recipe_}, backend_);
       batch.moments[i % step] =
           take_moments(ids[i], *stream, sums, {recipe_}, reference_, backend_, hooks.output_projection);
-      first_use.layer_is_read();
+      if (hooks.first_layer_read) std::call_once(first_layer_read, hooks.first_layer_read);
       finish(batch, i % step, std::move(stream), shape.concurrent_layers);
       status_.progress("fit: layer", ++done, static_cast<std::int64_t>(ids.size()));
     });
-    first_use.finish();
     for (Batch& batch : batches) {
       for (std::future<void>& layer : batch.finishing) {
         if (layer.valid()) layer.get();

@@ -39,8 +39,7 @@ struct FitHooks {
   ModelJudge judge = {};
   /// For value objective output.
   OutputProjection output_projection = {};
-  /// Called once, when everything that a backend loads at first use is loaded: what else has to be loaded need not wait
-  /// for it, nor it for that. Recipe auto does not call it.
+  /// Called once, when the first layer is read. Recipe auto does not call it.
   std::function<void()> first_layer_read = {};
   /// Where layers are kept as soon as they are fitted, and where those that are there already are taken from. Recipe
   /// auto, which decides by all layers together, keeps what it looks at again of each: sums and samples.

@@ -56,6 +56,19 @@ class Rows {
   virtual ~Rows() = default;
 };
 
+/// A way for hidden states from one process's GPU to another's, in one direction. What was given to it must have
+/// arrived before the end of it, or is lost.
+class HiddenLink {
+ public:
+  virtual ~HiddenLink() = default;
+  /// Returns at once; `hidden` may go.
+  virtual void send(const Rows& hidden) = 0;
+  /// The next that was sent, (tokens, hidden_size).
+  [[nodiscard]] virtual std::unique_ptr<Rows> receive(std::size_t tokens) = 0;
+  /// Waits until what was sent has arrived.
+  virtual void finish() = 0;
+};
+
 /// Host memory for rows of one sequence: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).
 struct QkvBuffers {
   DType dtype = DType::kF32;  // float32, bfloat16, float16
@@ -70,6 +83,9 @@ class Decoder {
   [[nodiscard]] virtual std::string description() const = 0;
   /// Sequences to work on at a time; 0 = one per thread.
   [[nodiscard]] virtual int concurrent_sequences() const = 0;
+  /// Tokens that experts should see together, so that a GPU has enough to do; 1: each sequence alone.
+  [[nodiscard]] virtual std::int64_t tokens_at_once() const = 0;
+  [[nodiscard]] virtual bool is_gpu() const = 0;
   /// Host memory that copies reach at full speed.
   [[nodiscard]] virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes) const = 0;
   /// Called before embed(): hidden states of this many tokens will live at a time; on the host if need be.
@@ -81,13 +97,25 @@ class Decoder {
   [[nodiscard]] virtual std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const = 0;
   /// Hidden states on the host, (T, hidden_size), in the type that this decoder computes in.
   [[nodiscard]] virtual Tensor copy_hidden(const Rows& hidden) const = 0;
+  /// Room for such a copy.
+  [[nodiscard]] virtual Tensor new_hidden_copy(std::size_t tokens) const = 0;
   /// From such a copy. Throws DataError for one of another type or shape.
   [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::size_t tokens) const = 0;
+
+  /// Names the device among those of all machines; empty: it cannot link().
+  [[nodiscard]] virtual std::string link_place() const = 0;
+  /// A name that both ends of a new link must give to open_link().
+  [[nodiscard]] virtual std::string new_link_name() const = 0;
+  /// Waits for the other end, on a device of another place. Throws BackendUnavailable.
+  [[nodiscard]] virtual std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const = 0;
+
   [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;
   [[nodiscard]] virtual std::vector<std::unique_ptr<LoadedWeights>> load_experts(
       int layer, std::span<const int> experts) const = 0;
   /// How many experts to load together, so that reading is fast and memory small.
   [[nodiscard]] virtual int experts_at_once(int layer) const = 0;
+  /// Whether there is room for all experts of this layer and of another like it.
+  [[nodiscard]] virtual bool holds_experts_of(int layer) const = 0;
 
   /// Post-RoPE q, k and v of a layer with a cache; positions start at 0. Scores are q . k / sqrt(d): where a model
   /// scales otherwise, q has the rest.
@@ -106,15 +134,16 @@ class Decoder {
 
   /// hidden += mlp(hidden), of a layer without experts.
   virtual void add_mlp(const LoadedWeights& layer, Rows& hidden) const = 0;
-  /// Of a layer with experts: chooses them, and starts their sum with what shared experts give.
-  [[nodiscard]] virtual std::unique_ptr<Rows> route(const LoadedWeights& layer, const Rows& hidden) const = 0;
+  /// Of a layer with experts: chooses them for sequences that are taken together, and starts their sum with what shared
+  /// experts give.
+  [[nodiscard]] virtual std::unique_ptr<Rows> route(const LoadedWeights& layer,
+                                                    std::span<const Rows* const> hidden) const = 0;
   /// Experts that tokens were routed to, ascending.
   [[nodiscard]] virtual std::vector<int> chosen_experts(const Rows& routed) const = 0;
   /// The sum += what an expert gives to the tokens that were routed to it.
-  virtual void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, const Rows& hidden,
-                          Rows& routed) const = 0;
-  /// hidden += the sum.
-  virtual void add_experts_sum(const LoadedWeights& layer, const Rows& routed, Rows& hidden) const = 0;
+  virtual void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, Rows& routed) const = 0;
+  /// hidden += the sum; the same sequences.
+  virtual void add_experts_sum(const LoadedWeights& layer, const Rows& routed, std::span<Rows* const> hidden) const = 0;
 
   /// logits (T, vocab_size) of the final norm and head.
   virtual void logits(const Rows& hidden, std::span<float> logits) const = 0;

@@ -16,6 +16,7 @@
 #include "kernels/types.hpp"
 #include "model/config.hpp"
 #include "model/decoder.hpp"
+#include "model/share.hpp"
 
 namespace oscar {
 
@@ -40,11 +41,20 @@ struct RunHooks {
   LogitsHook logits;
 };
 
+struct PassOptions {
+  /// The first so many layers will be run.
+  int layers = 0;
+  /// Which of them by this process: steps are of those only.
+  ModelShare share = {};
+  /// At once load what the first step needs, and on a GPU try it out.
+  bool prepare = false;
+};
+
 /// A run in the caller's hands: one step a layer. It refers to its runner, which must outlive it; one pass at a time.
 class ModelPass {
  public:
   virtual ~ModelPass() = default;
-  /// The layer that the next step runs; num_layers after the last.
+  /// The layer that the next step runs; at least as many as there are after the last.
   [[nodiscard]] virtual int layer() const = 0;
   /// Takes all sequences through one layer. observe_only: ends once `attention` has seen all; nothing can follow.
   virtual void step(const AttentionHook& attention, bool observe_only) = 0;
@@ -57,7 +67,11 @@ class ModelPass {
   /// Goes on where a pass was that saved. Before the first step. Throws DataError for a damaged file, or one of other
   /// sequences or another type.
   virtual void restore(const std::filesystem::path& path) = 0;
-  /// After the last layer.
+  /// Until the first step can run at full speed: weights are loaded, and a GPU's kernels. Throws what loading throws.
+  virtual void wait_until_ready() = 0;
+  /// After the last step of a process that shares the model with others: what it handed on has arrived.
+  virtual void finish() = 0;
+  /// After the last layer, of a process that ran all.
   virtual void logits(const LogitsHook& hook) = 0;
 };
 
@@ -71,11 +85,12 @@ class ModelRunner {
   [[nodiscard]] virtual std::string description() const = 0;
   /// For what is captured: host memory that a GPU's copies reach at full speed.
   [[nodiscard]] virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes) const = 0;
+  /// Whether host_memory() takes long, but is quick to give the same memory again.
+  [[nodiscard]] virtual bool keeps_host_memory() const = 0;
   /// Throws DataError for a token id outside the vocabulary, an empty sequence, or one longer than the model's context.
-  /// `layers`: as many will be run, which a ModelStatus (progress.hpp) is told. `sequences` and `status` must outlive
-  /// the pass.
-  [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, int layers,
-                                                         Status& status) = 0;
+  /// `sequences` and `status`, which may be a ModelStatus (progress.hpp), must outlive the pass.
+  [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences,
+                                                         const PassOptions& options, Status& status) = 0;
   /// All layers at once.
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);
 };

@@ -40,7 +40,8 @@ WRAPPERS = {
     ("pcre2", "utf8proc"): ["lib/model/tokenizer"],
     ("sentencepiece",): ["lib/model/tokenizer/sentencepiece.cpp"],
     ("valijson/",): ["lib/base/json.cpp"],
-    ("cuda", "cublas", "cusolver", "curand", "nccl", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/"],
+    ("cuda", "cublas", "cusolver", "curand", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/"],
+    ("nccl",): ["lib/model/decoder_torch/nccl_link.cpp"],
 }
 
 MAX_LINES = 300

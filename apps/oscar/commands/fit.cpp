@@ -17,6 +17,7 @@
 #include "commands/on_ranks.hpp"
 #include "fit/enough_tokens.hpp"
 #include "fit/held_out.hpp"
+#include "fit/warm_up.hpp"
 #include "rotation/formats.hpp"
 #include "tensor/pt.hpp"
 
@@ -67,6 +68,12 @@ void report_stretches(const RotationSet& set, Status& status) {
 }
 
 }  // namespace
+
+std::unique_ptr<Backend> start_backend(const Context& context) {
+  std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  warm_up(*backend);
+  return backend;
+}
 
 std::filesystem::path partial_folder(const FitCommand& command) {
   std::filesystem::path folder = command.out.has_filename() ? command.out : command.out.parent_path();  // SET and SET/
@@ -146,7 +153,7 @@ void fit_alone(FitCommand& command, Context& context) {
   const RotationFormats formats = parse_rotation_formats(command.formats);
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
-      std::async(std::launch::async, [&context] { return make_backend(context.common.device, *context.status); });
+      std::async(std::launch::async, [&context] { return start_backend(context); });
   auto input = std::make_unique<FitInput>(command, context);
   if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
@@ -155,12 +162,12 @@ void fit_alone(FitCommand& command, Context& context) {
   keep_layers(command, *input, PartialSet::Earlier::kUse, partial);
   FitHooks hooks{.partial = partial ? &*partial : nullptr};
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
-  // on the CPU, where its memory would come on top of the rows'. Loading it holds the loader's lock, which first calls
-  // into cuBLAS want too.
+  // on the CPU, where its memory would come on top of the rows'.
   std::future<void> writer_ready;
   if (formats.pt && backend->work_shape().layers_per_batch > 1) {
     hooks.first_layer_read = [&] { writer_ready = std::async(std::launch::async, open_pt_support); };
   }
+  input->wait_until_ready();
   Times times{.startup = seconds_since(context.started)};
   const FitResult result = fit_input(command, input, *backend, hooks, partial, context);
   const auto fitted = std::chrono::steady_clock::now();

@@ -10,7 +10,6 @@
 #include "cluster/ranks.hpp"
 #include "context.hpp"
 #include "dump/live_source.hpp"
-#include "dump/shared_live_source.hpp"
 #include "fit/fit.hpp"
 #include "model/runner.hpp"
 #include "model_input.hpp"
@@ -37,7 +36,8 @@ struct Times {
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
 class FitInput {
  public:
-  FitInput(const FitCommand& command, const Context& context);
+  /// share: of a model's layers; nothing for a dump.
+  FitInput(const FitCommand& command, const Context& context, const ModelShare& share = {});
 
   [[nodiscard]] QkvSource& source() { return *source_; }
   /// Empty without a model.
@@ -45,11 +45,12 @@ class FitInput {
   [[nodiscard]] OutputProjection output_projection() const;
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
   void keep_states(const std::filesystem::path& folder, const PartialSet& partial);
-  /// The model, run together with other processes, for some of its layers; null for a dump.
-  [[nodiscard]] std::unique_ptr<SharedLiveSource> share(const std::vector<int>& layers, const LiveShare& share) const;
+  /// Until a model's first layer is loaded and a GPU's kernels and memory are there.
+  void wait_until_ready();
+  /// Once all layers of this process are fitted: others may need what comes out of a model's last ones.
+  void finish();
 
  private:
-  Status& status_;
   std::filesystem::path model_;
   std::vector<TokenSequence> sequences_;
   bool judges_ = false;
@@ -57,6 +58,9 @@ class FitInput {
   std::unique_ptr<QkvSource> source_;
   LiveSource* live_ = nullptr;  // if that is what the source is
 };
+
+/// The one that --device asks for, with a GPU's libraries loaded: takes a fraction of a second there.
+[[nodiscard]] std::unique_ptr<Backend> start_backend(const Context& context);
 
 /// Tells people and --json what was written.
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,

@@ -56,8 +56,8 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
 
 }  // namespace
 
-FitInput::FitInput(const FitCommand& command, const Context& context) : status_(*context.status) {
-  Status& status = status_;
+FitInput::FitInput(const FitCommand& command, const Context& context, const ModelShare& share) {
+  Status& status = *context.status;
   const std::vector<int> layers = parse_layers(command.input.layers);
   const TokenLimits& limits = command.input.limits;
   if (command.dump.empty() == command.input.model.empty()) {
@@ -71,7 +71,7 @@ FitInput::FitInput(const FitCommand& command, const Context& context) : status_(
   model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
   sequences_ = read_sequences(command.input, runner_->config(), status);
-  auto live = open_live(*runner_, sequences_, {.layers = layers}, status);
+  auto live = open_live(*runner_, sequences_, {.layers = layers, .share = share}, status);
   live_ = live.get();
   source_ = std::move(live);
   // A model judges whole sets only.
@@ -82,9 +82,12 @@ ModelJudge FitInput::judge(const FitOptions& options, Backend& backend) {
   return judges_ ? make_model_judge(*runner_, sequences_, options, backend) : ModelJudge();
 }
 
-std::unique_ptr<SharedLiveSource> FitInput::share(const std::vector<int>& layers, const LiveShare& share) const {
-  if (!runner_) return nullptr;
-  return open_shared_live(*runner_, sequences_, {.layers = layers}, share, status_);
+void FitInput::wait_until_ready() {
+  if (live_ != nullptr) live_->wait_until_ready();
+}
+
+void FitInput::finish() {
+  if (live_ != nullptr) live_->finish();
 }
 
 void FitInput::keep_states(const std::filesystem::path& folder, const PartialSet& partial) {

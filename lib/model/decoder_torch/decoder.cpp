@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The plug-in behind decoder.hpp, in the order of operations of the reference implementation.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tanh.h>
 
 #include <algorithm>
 #include <array>
@@ -14,17 +13,18 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "model/decoder_torch/row_batches.hpp"
-#include "model/decoder_torch/rows.hpp"
+#include "model/decoder_torch/experts.hpp"
+#include "model/decoder_torch/head.hpp"
+#include "model/decoder_torch/link.hpp"
 #include "model/layout.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kHeadBlock = 8192;        // rows of the output head that are in memory at a time
 constexpr double kHiddenShare = 0.5;             // of a GPU's free memory, above which hidden states live on the host
 constexpr std::int64_t kExpertBytes = 64 << 20;  // of experts that are loaded together
 constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
+constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
 
 const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
 const QkvRows& qkv_of(const Rows& rows) { return static_cast<const QkvRows&>(rows); }
@@ -46,6 +46,8 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
+  [[nodiscard]] std::int64_t tokens_at_once() const override { return device_.is_gpu() ? kTokensAtOnce : 1; }
+  [[nodiscard]] bool is_gpu() const override { return device_.is_gpu(); }
 
   [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t bytes) const override {
     return call([&] {
@@ -73,9 +75,13 @@ class TorchDecoder : public Decoder {
     return call([&] { return host_copy(static_cast<const HiddenRows&>(hidden).x); });
   }
 
+  [[nodiscard]] Tensor new_hidden_copy(std::size_t tokens) const override {
+    return {device_.dtype() == at::kFloat ? DType::kF32 : DType::kBF16, hidden_shape(tokens)};
+  }
+
   [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::size_t tokens) const override {
-    const std::vector<std::int64_t> shape{static_cast<std::int64_t>(tokens), config_.hidden_size};
-    if (copy.shape != shape || !is_activation_dtype(copy.dtype) || scalar_type(copy.dtype) != device_.dtype()) {
+    if (copy.shape != hidden_shape(tokens) || !is_activation_dtype(copy.dtype) ||
+        scalar_type(copy.dtype) != device_.dtype()) {
       throw DataError("hidden states are not of these sequences on " + description(), config_.identity.id, "");
     }
     return call([&] {
@@ -83,6 +89,12 @@ class TorchDecoder : public Decoder {
       keep(*hidden, from_host_copy(copy).to(device_.place()));
       return hidden;
     });
+  }
+
+  [[nodiscard]] std::string link_place() const override { return oscar::link_place(device_); }
+  [[nodiscard]] std::string new_link_name() const override { return oscar::new_link_name(); }
+  [[nodiscard]] std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const override {
+    return oscar::open_link(device_, config_.hidden_size, name, sends);
   }
 
   [[nodiscard]] std::unique_ptr<LoadedWeights> load_layer(int layer) const override {
@@ -95,11 +107,13 @@ class TorchDecoder : public Decoder {
   }
 
   [[nodiscard]] int experts_at_once(int layer) const override {
-    const ExpertsSpec& e = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts;
-    const std::int64_t bytes = std::int64_t{3} * e.intermediate * config_.hidden_size *
-                               static_cast<std::int64_t>(c10::elementSize(device_.dtype()));
-    return static_cast<int>(
-        std::clamp<std::int64_t>((device_.is_gpu() ? kGpuExpertBytes : kExpertBytes) / bytes, 1, e.count));
+    const std::int64_t at_once = (device_.is_gpu() ? kGpuExpertBytes : kExpertBytes) / expert_bytes(layer);
+    return static_cast<int>(std::clamp<std::int64_t>(at_once, 1, experts_of(layer).count));
+  }
+
+  [[nodiscard]] bool holds_experts_of(int layer) const override {
+    const auto all = static_cast<std::size_t>(expert_bytes(layer) * experts_of(layer).count);
+    return device_.is_gpu() && device_.free_bytes() > 3 * all;
   }
 
   [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, const Rows& hidden) const override {
@@ -165,66 +179,54 @@ class TorchDecoder : public Decoder {
     call([&] { keep(hidden, by_rows_(here(hidden), [&](const at::Tensor& x) { return after_mlp(ours(layer), x); })); });
   }
 
-  [[nodiscard]] std::unique_ptr<Rows> route(const LoadedWeights& layer, const Rows& hidden) const override {
+  [[nodiscard]] std::unique_ptr<Rows> route(const LoadedWeights& layer,
+                                            std::span<const Rows* const> hidden) const override {
     return call([&] {
-      const BlockSpec& block = ours(layer).block();
-      const at::Tensor normed = ours(layer).norm(here(hidden), block.mlp_norm);
-      auto routed = std::make_unique<RoutedRows>();
-      routed->slots = sort_by_expert(choose_experts(ours(layer), normed), block.mlp.experts.count);
-      routed->sum =
-          by_rows_(normed, [&](const at::Tensor& x) { return shared_experts(ours(layer), x); }).to(at::kFloat);
-      return routed;
+      std::vector<at::Tensor> parts;
+      for (const Rows* rows : hidden) parts.push_back(ours(layer).norm(here(*rows), ours(layer).block().mlp_norm));
+      return route_rows(ours(layer), parts.size() == 1 ? parts.front() : at::cat(parts), by_rows_);
     });
   }
 
-  [[nodiscard]] std::vector<int> chosen_experts(const Rows& rows) const override {
-    const std::vector<std::int64_t>& begins = static_cast<const RoutedRows&>(rows).slots.begins;
-    std::vector<int> chosen;
-    for (std::size_t e = 0; e + 1 < begins.size(); ++e) {
-      if (begins[e] < begins[e + 1]) chosen.push_back(static_cast<int>(e));
-    }
-    return chosen;
+  [[nodiscard]] std::vector<int> chosen_experts(const Rows& routed) const override {
+    return static_cast<const RoutedRows&>(routed).slots.chosen();
   }
 
-  void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, const Rows& hidden,
-                  Rows& rows) const override {
-    call([&] {
-      auto& routed = static_cast<RoutedRows&>(rows);
-      const auto [tokens, shares] = routed.slots.of(expert, ours(layer).block().mlp.experts.top_k);
-      if (tokens.size(0) == 0) return;
-      const at::Tensor y = by_rows_(here(hidden).index_select(0, tokens), [&](const at::Tensor& x) {
-        return routed_expert(ours(layer), ours(weights), ours(layer).norm(x, ours(layer).block().mlp_norm));
-      });
-      routed.sum.index_add_(0, tokens, y.to(at::kFloat) * shares.unsqueeze(1));
-    });
+  void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, Rows& routed) const override {
+    call([&] { add_to_sum(ours(layer), expert, ours(weights), by_rows_, static_cast<RoutedRows&>(routed)); });
   }
 
-  void add_experts_sum(const LoadedWeights& layer, const Rows& rows, Rows& hidden) const override {
+  void add_experts_sum(const LoadedWeights& layer, const Rows& rows, std::span<Rows* const> hidden) const override {
     call([&] {
-      const at::Tensor x = here(hidden);
       const at::Tensor sum =
           ours(layer).norm(static_cast<const RoutedRows&>(rows).sum, ours(layer).block().mlp_out_norm);
-      keep(hidden, x + sum.to(x.scalar_type()));
+      std::int64_t begin = 0;
+      for (Rows* own : hidden) {
+        const at::Tensor x = here(*own);
+        keep(*own, x + sum.narrow(0, begin, x.size(0)).to(x.scalar_type()));
+        begin += x.size(0);
+      }
     });
   }
 
   void logits(const Rows& hidden, std::span<float> logits) const override {
-    call([&] {
-      const at::Tensor normed = final_norm_.norm(here(hidden), "norm");
-      const std::string head = head_weight_name(config_);
-      const std::int64_t vocab = store_.at(head).shape[0];
-      OSCAR_CHECK(logits.size() == static_cast<std::size_t>(normed.size(0) * vocab));
-      const at::Tensor out = at::from_blob(logits.data(), {normed.size(0), vocab}, at::kFloat);
-      for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
-        const std::int64_t end = std::min(vocab, begin + kHeadBlock);
-        out.narrow(1, begin, end - begin).copy_(at::linear(normed, load_rows(route_, head, begin, end)));
-      }
-      const double cap = config_.logit_soft_cap;
-      if (cap > 0) out.div_(cap).tanh_().mul_(cap);
-    });
+    call([&] { write_logits(route_, final_norm_.norm(here(hidden), "norm"), logits); });
   }
 
  private:
+  [[nodiscard]] std::vector<std::int64_t> hidden_shape(std::size_t tokens) const {
+    return {static_cast<std::int64_t>(tokens), config_.hidden_size};
+  }
+
+  [[nodiscard]] const ExpertsSpec& experts_of(int layer) const {
+    return config_.blocks[static_cast<std::size_t>(layer)].mlp.experts;
+  }
+  /// Of one expert, unpacked.
+  [[nodiscard]] std::int64_t expert_bytes(int layer) const {
+    return std::int64_t{3} * experts_of(layer).intermediate * config_.hidden_size *
+           static_cast<std::int64_t>(c10::elementSize(device_.dtype()));
+  }
+
   /// f, with what every call needs around it.
   template <class F>
   auto call(F&& f) const -> decltype(f()) {

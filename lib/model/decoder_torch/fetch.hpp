@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "model/decoder.hpp"
@@ -15,7 +16,7 @@ namespace oscar {
 
 class Fetch {
  public:
-  Fetch(const WeightStore& store, const Device& device) : store_(store), device_(device) {}
+  Fetch(const WeightStore& store, const Device& device);
   /// The stored type and shape (a scalar as [1]); the values are there after run(). Called on the loading stream.
   [[nodiscard]] at::Tensor want(const TensorRef& part);
   void run();
@@ -25,11 +26,11 @@ class Fetch {
     std::span<const std::byte> from;
     std::byte* to;  // on the device
   };
-  void read_to_host(const Piece& piece) const { store_.read(piece.from, piece.to); }
-  void upload(std::size_t first, std::size_t step) const;
+  void upload(const std::function<const Piece*()>& take) const;
 
   const WeightStore& store_;
   const Device& device_;
+  std::size_t piece_bytes_;
   std::vector<Piece> pieces_;
 };
 

@@ -32,12 +32,14 @@ struct Chosen {
   at::Tensor experts, weights;
 };
 [[nodiscard]] Chosen choose_experts(const Weights& layer, const at::Tensor& normed);
-/// The same, expert by expert: slots t * top_k + i of tokens t, sorted by the expert that they name.
+/// The same, expert by expert.
 struct ExpertSlots {
-  at::Tensor slots, weights;         // (T * top_k): int64, sorted; fp32, by slot
+  at::Tensor tokens, weights;        // (T * top_k): int64; fp32
   std::vector<std::int64_t> begins;  // of each expert's slots; one more than there are experts
-  /// Tokens of one expert, int64, each once, and its weights for them.
-  [[nodiscard]] std::pair<at::Tensor, at::Tensor> of(int expert, int top_k) const;
+  /// Experts that are named, ascending.
+  [[nodiscard]] std::vector<int> chosen() const;
+  /// Tokens of one expert, each once, and its weights for them.
+  [[nodiscard]] std::pair<at::Tensor, at::Tensor> of(int expert) const;
 };
 [[nodiscard]] ExpertSlots sort_by_expert(const Chosen& chosen, int num_experts);
 /// What the experts for all tokens give for normed hidden states; zeros if there is none.

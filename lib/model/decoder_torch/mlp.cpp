@@ -70,15 +70,25 @@ Chosen choose_experts(const Weights& layer, const at::Tensor& normed) {
 ExpertSlots sort_by_expert(const Chosen& chosen, int num_experts) {
   const at::Tensor named = chosen.experts.flatten();
   const at::Tensor counts = at::bincount(named, {}, num_experts).to(at::kCPU);
-  ExpertSlots out{at::argsort(named, /*stable=*/true), chosen.weights.flatten(), {0}};
+  const at::Tensor order = at::argsort(named, /*stable=*/true);  // slots t * top_k + i of tokens t
+  ExpertSlots out{
+      at::floor_divide(order, chosen.experts.size(1)), chosen.weights.flatten().index_select(0, order), {0}};
   for (int e = 0; e < num_experts; ++e) out.begins.push_back(out.begins.back() + counts.data_ptr<std::int64_t>()[e]);
   return out;
 }
 
-std::pair<at::Tensor, at::Tensor> ExpertSlots::of(int expert, int top_k) const {
+std::vector<int> ExpertSlots::chosen() const {
+  std::vector<int> named;
+  for (std::size_t e = 0; e + 1 < begins.size(); ++e) {
+    if (begins[e] < begins[e + 1]) named.push_back(static_cast<int>(e));
+  }
+  return named;
+}
+
+std::pair<at::Tensor, at::Tensor> ExpertSlots::of(int expert) const {
   const auto e = static_cast<std::size_t>(expert);
-  const at::Tensor own = slots.narrow(0, begins[e], begins[e + 1] - begins[e]);
-  return {at::floor_divide(own, top_k), weights.index_select(0, own)};
+  const std::int64_t count = begins[e + 1] - begins[e];
+  return {tokens.narrow(0, begins[e], count), weights.narrow(0, begins[e], count)};
 }
 
 at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed) {

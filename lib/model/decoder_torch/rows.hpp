@@ -45,8 +45,10 @@ struct QkvRows : Rows {
   std::optional<c10::Event> copied;  // of a GPU
 };
 
+/// Of sequences that experts see together, T tokens in all.
 struct RoutedRows : Rows {
-  at::Tensor sum;  // (T, hidden_size), fp32
+  at::Tensor normed;  // (T, hidden_size)
+  at::Tensor sum;     // the same in fp32
   ExpertSlots slots;
 };
 

@@ -4,6 +4,10 @@ import shutil
 import subprocess
 import unittest
 
+import numpy
+import torch
+import transformers
+
 from ranks_case import BINARY, DATA, ON_CPU, TORCHRUN, RanksCase, free_port
 
 
@@ -21,6 +25,17 @@ def mpich_variables(rank, size, port):
 def mpi_variables(rank, size, port):
     return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
             "OMPI_COMM_WORLD_LOCAL_SIZE": str(size), "PMIX_NAMESPACE": f"prterun-{port}@1"}
+
+
+def write_model_with_experts(folder):
+    """Five layers: the first dense, the others with eight experts."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=128, moe_intermediate_size=32, num_hidden_layers=5,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=2,
+        mlp_only_layers=[0], max_position_embeddings=1024)
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    numpy.save(folder / "tokens.npy", numpy.random.default_rng(0).integers(0, 256, 1200, dtype=numpy.int32))
 
 
 class RanksTest(RanksCase):
@@ -54,16 +69,27 @@ class RanksTest(RanksCase):
             self.assertEqual(codes, [0, 0], errors)
             self.expect_same("one", name)
 
-    def test_ranks_share_the_sequences_of_a_model(self):
+    def test_ranks_share_the_layers_of_a_model(self):
         text = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--seq-len", "400",
                 "--clip", "0.96,0.92", "--sequences"]
-        self.run_alone("fit", *text, "3", "--recipe", "oscar", "--out", "live_one")
-        codes, errors = self.finish(self.start(*text, "3", "--out", "live_two"))
-        self.assertEqual(codes, [0, 0], errors)
-        self.expect_same("live_one", "live_two")
-        codes, errors = self.finish(self.start(*text, "1", "--out", "live_one_sequence"))
-        self.assertEqual(codes[0], 2, errors)
-        self.assertIn("1 sequences for 2 ranks", errors[0])
+        for sequences, size in (("3", 2), ("3", 3), ("1", 2), ("1", 6)):  # of 4 layers: dealt evenly, unevenly, too few
+            one, shared = f"live_{sequences}", f"live_{sequences}_by_{size}"
+            if not (self.folder / one).exists():
+                self.run_alone("fit", *text, sequences, "--recipe", "oscar", "--out", one)
+            codes, errors = self.finish(self.start(*text, sequences, "--out", shared, size=size))
+            self.assertEqual(codes, size * [0], errors)
+            self.expect_same(one, shared)
+
+    def test_ranks_share_a_model_with_experts_and_no_folder(self):
+        write_model_with_experts(self.folder / "experts")
+        text = ["--model", self.folder / "experts", "--tokens", self.folder / "experts/tokens.npy", "--seq-len", "400",
+                "--max-tokens", "1200"]
+        self.run_alone("fit", *text, "--recipe", "oscar", "--out", "experts_one")
+        processes = self.start(*text, size=3, of_rank={rank: ["--out", f"of_rank_{rank}"] for rank in range(3)})
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes, [0, 0, 0], errors)
+        self.expect_same("experts_one", "of_rank_0")
+        self.assertFalse((self.folder / "of_rank_1").exists())
 
     def test_one_process_resumes_and_refuses_the_layers_of_another_fit(self):
         fit = ["fit", "--dump", "dump", "--recipe", "oscar", "--resume", "--out", "resumed"]

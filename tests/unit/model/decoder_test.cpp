@@ -172,7 +172,7 @@ TEST_CASE("a pass steps layer by layer as a run does") {
   const auto expected = everything(sequences);
   const std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
   Status silent;
-  const std::unique_ptr<ModelPass> pass = runner->begin(sequences, 4, silent);
+  const std::unique_ptr<ModelPass> pass = runner->begin(sequences, {.layers = 4}, silent);
   for (int layer = 0; layer < 4; ++layer) {
     CHECK(pass->layer() == layer);
     pass->step(

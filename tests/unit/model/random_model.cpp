@@ -122,7 +122,7 @@ std::vector<std::vector<float>> capture_layer(const fs::path& model, const Token
   const std::unique_ptr<ModelRunner> runner = open_model(model, options);
   const std::vector<TokenSequence> sequences{tokens};
   Status silent;
-  const std::unique_ptr<ModelPass> pass = runner->begin(sequences, layer + 1, silent);
+  const std::unique_ptr<ModelPass> pass = runner->begin(sequences, {.layers = layer + 1}, silent);
   while (pass->layer() < layer) pass->step({}, false);
   const MixerSpec& m = runner->config().blocks[static_cast<std::size_t>(layer)].mixer;
   const auto count = static_cast<std::int64_t>(tokens.size());

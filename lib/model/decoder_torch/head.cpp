@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#include "model/decoder_torch/head.hpp"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/tanh.h>
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "model/layout.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::int64_t kHeadBlock = 8192;  // rows that are in memory at a time
+
+}  // namespace
+
+void write_logits(const WeightRoute& route, const at::Tensor& normed, std::span<float> logits) {
+  const std::string head = head_weight_name(route.config);
+  const std::int64_t vocab = route.store.at(head).shape[0];
+  OSCAR_CHECK(logits.size() == static_cast<std::size_t>(normed.size(0) * vocab));
+  const at::Tensor out = at::from_blob(logits.data(), {normed.size(0), vocab}, at::kFloat);
+  for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
+    const std::int64_t end = std::min(vocab, begin + kHeadBlock);
+    out.narrow(1, begin, end - begin).copy_(at::linear(normed, load_rows(route, head, begin, end)));
+  }
+  const double cap = route.config.logit_soft_cap;
+  if (cap > 0) out.div_(cap).tanh_().mul_(cap);
+}
+
+}  // namespace oscar

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: MIT
+#include "model/pass.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/threads.hpp"
+#include "tensor/safetensors.hpp"
+
+namespace oscar {
+namespace {
+
+void check_sequences(std::span<const TokenSequence> sequences, const ModelConfig& config) {
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    const std::string where = "sequence " + std::to_string(s);
+    if (sequences[s].empty()) throw DataError("the sequence is empty", where, "leave it out");
+    if (sequences[s].size() > static_cast<std::size_t>(config.max_position_embeddings)) {
+      throw DataError("the sequence has " + std::to_string(sequences[s].size()) + " tokens, the model's context is " +
+                          std::to_string(config.max_position_embeddings),
+                      where, "cut it with --seq-len");
+    }
+    for (std::size_t t = 0; t < sequences[s].size(); ++t) {
+      const std::int32_t token = sequences[s][t];
+      if (token >= 0 && token < config.vocab_size) continue;
+      throw DataError(
+          "token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(config.vocab_size),
+          where + ", position " + std::to_string(t), "use token ids of this model's tokenizer");
+    }
+  }
+}
+
+}  // namespace
+
+Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& config,
+           std::span<const TokenSequence> sequences, const PassOptions& options, Status& status)
+    : decoder_(decoder),
+      checkpoint_(checkpoint),
+      config_(config),
+      sequences_(sequences),
+      layers_(options.layers),
+      share_(options.share),
+      status_(status),
+      watcher_(dynamic_cast<ModelStatus*>(&status)),
+      hidden_(sequences.size()),
+      layer_(options.share.rank) {
+  check_sequences(sequences, config);
+  for (const TokenSequence& sequence : sequences) tokens_ += static_cast<std::int64_t>(sequence.size());
+  choose_units();
+  decoder_.make_room(tokens_);
+  units_one_by_one_ = can_take_units_one_by_one();
+  if (options.prepare && layer_ < layers_) {
+    start_loading(layer_);
+    preparing_ = std::async(std::launch::async, [this] { prepare(); });
+  }
+  if (share_.ranks > 1) relay_.emplace(share_, decoder_);
+}
+
+void Pass::step(const AttentionHook& attention, bool observe_only) {
+  run_layer(
+      [&](std::size_t s, const LoadedWeights& weights) {
+        attention ? attend_with_hook(s, weights, attention, observe_only) : attend(s, weights, {}, observe_only);
+      },
+      observe_only);
+}
+
+void Pass::capture(const CaptureHook& target, bool observe_only) {
+  OSCAR_CHECK(block().has_cache());
+  run_layer([&](std::size_t s, const LoadedWeights& weights) { attend(s, weights, target, observe_only); },
+            observe_only);
+}
+
+void Pass::save(const std::filesystem::path& path) const {
+  std::vector<std::pair<std::string, Tensor>> states;
+  for (const auto& rows : hidden_) states.emplace_back(std::to_string(states.size()), decoder_.copy_hidden(*rows));
+  write_safetensors(path, states, {{"layer", std::to_string(layer_)}});
+}
+
+void Pass::restore(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  const auto layer = file.metadata().find("layer");
+  const int behind = layer == file.metadata().end() ? 0 : std::atoi(layer->second.c_str());
+  if (behind <= 0 || behind >= config_.num_layers || file.tensors().size() != sequences_.size()) {
+    throw DataError("these are not hidden states of this model and these sequences", path.string(), "");
+  }
+  std::vector<std::unique_ptr<Rows>> hidden;
+  for (const TokenSequence& sequence : sequences_) {
+    hidden.push_back(decoder_.hidden_from(file.at(std::to_string(hidden.size())), sequence.size()));
+  }
+  decoder_.finish();
+  wait_until_ready();
+  hidden_ = std::move(hidden);
+  layer_ = behind;
+  next_ = {};
+  experts_.reset();
+}
+
+void Pass::logits(const LogitsHook& hook) {
+  OSCAR_CHECK(layer_ == config_.num_layers && !ended_);
+  std::atomic<std::int64_t> done{0};
+  in_parallel(sequences_.size(), [&](std::size_t s) {
+    std::vector<float> logits(sequences_[s].size() * static_cast<std::size_t>(config_.vocab_size));
+    decoder_.logits(*hidden_[s], logits);
+    hook(s, logits);
+    status_.progress("logits, sequence", ++done, static_cast<std::int64_t>(sequences_.size()));
+  });
+}
+
+void Pass::finish() {
+  if (relay_) relay_->finish();
+}
+
+void Pass::in_parallel(std::size_t count, const std::function<void(std::size_t)>& task) const {
+  parallel_for(
+      count,
+      [&](std::size_t i) {
+        throw_if_interrupted();
+        task(i);
+      },
+      decoder_.concurrent_sequences());
+}
+
+void Pass::choose_units() {
+  std::int64_t tokens = 0;
+  for (std::size_t s = 0; s < sequences_.size(); ++s) {
+    if (tokens == 0) units_.push_back({s, s});
+    units_.back().end = s + 1;
+    tokens += static_cast<std::int64_t>(sequences_[s].size());
+    if (tokens >= decoder_.tokens_at_once()) tokens = 0;
+  }
+}
+
+/// Of the layer that runs.
+void Pass::tell_progress(std::int64_t tokens) {
+  if (watcher_ == nullptr) return;
+  const int done = layer_ / share_.ranks, layers = (layers_ - share_.rank + share_.ranks - 1) / share_.ranks;
+  watcher_->model_progress({tokens_, layers, done * tokens_ + tokens, checkpoint_.bytes_read()});
+}
+
+void Pass::start_loading(int layer) {
+  next_ = std::async(std::launch::async,
+                     [this, layer]() -> std::shared_ptr<const LoadedWeights> { return decoder_.load_layer(layer); });
+}
+
+/// Takes the first sequences through the first layer for nothing: a GPU loads kernels and finds memory on first use.
+void Pass::prepare() {
+  const std::shared_ptr<const LoadedWeights> weights = std::shared_future(next_).get();
+  if (!decoder_.is_gpu()) return;
+  std::vector<std::unique_ptr<Rows>> hidden;
+  for (std::size_t s = units_.front().begin; s < units_.front().end; ++s) {
+    hidden.push_back(decoder_.embed(sequences_[s]));
+    if (block().has_cache()) {
+      decoder_.add_exact_attention(*weights, *decoder_.project(*weights, *hidden.back()), *hidden.back());
+    } else {
+      decoder_.add_recurrent(*weights, *hidden.back());
+    }
+    if (block().mlp.experts.count == 0) decoder_.add_mlp(*weights, *hidden.back());
+  }
+  if (block().mlp.experts.count > 0) prepare_experts(*weights, hidden);
+  decoder_.finish();
+}
+
+void Pass::wait_until_ready() {
+  if (preparing_.valid()) preparing_.get();
+  if (relay_) relay_->wait_until_open();
+}
+
+/// Hidden states before the layer that runs, if another process has them.
+void Pass::take_over(std::size_t s) {
+  if (relay_ && layer_ > 0) hidden_[s] = relay_->receive(layer_, s, sequences_[s].size());
+}
+
+/// Hidden states behind it, if another process goes on with them.
+void Pass::hand_on(std::size_t s) {
+  if (!relay_ || layer_ + 1 >= layers_) return;
+  relay_->send(layer_ + 1, s, *hidden_[s]);
+  hidden_[s].reset();
+}
+
+/// What comes before the MLP, and what another process did.
+void Pass::mix_sequence(std::size_t s, const Mixer& mix, const LoadedWeights& weights) {
+  take_over(s);
+  block().has_cache() ? mix(s, weights) : decoder_.add_recurrent(weights, *hidden_[s]);
+}
+
+void Pass::run_layer(const Mixer& mix, bool observe_only) {
+  OSCAR_CHECK(layer_ < layers_ && share_.runs(layer_));
+  throw_if_interrupted();
+  wait_until_ready();
+  if (!next_.valid()) start_loading(layer_);
+  if (layer_ == 0) {
+    parallel_for(sequences_.size(), [&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s]); });
+  }
+  tell_progress(0);
+  const std::shared_ptr<const LoadedWeights> weights = next_.get();
+  next_ = {};
+  const int after = layer_ + share_.ranks;
+  if (!observe_only && after < layers_) start_loading(after);
+  const bool experts = !observe_only && block().mlp.experts.count > 0;
+  load_experts_early(experts);
+  if (experts && units_one_by_one_ && all_will_be_chosen(layer_)) {
+    experts_by_unit(mix, *weights);
+  } else {
+    std::atomic<std::int64_t> passed{0};
+    in_parallel(sequences_.size(), [&](std::size_t s) {
+      mix_sequence(s, mix, *weights);
+      if (!observe_only && !experts) {
+        decoder_.add_mlp(*weights, *hidden_[s]);
+        hand_on(s);
+      }
+      passed += static_cast<std::int64_t>(sequences_[s].size());
+      tell_progress(experts ? passed / 2 : passed.load());
+    });
+    if (experts) experts_by_group(*weights);
+  }
+  decoder_.finish();  // or the weights would go while a GPU computes with them
+  if (experts) experts_ = std::move(experts_ahead_);
+  layer_ = observe_only ? layers_ : after;
+  ended_ = observe_only;
+}
+
+void Pass::attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only) {
+  if (!target && observe_only) return;
+  const std::unique_ptr<Rows> qkv = decoder_.project(weights, *hidden_[s]);
+  QkvBuffers buffers;
+  if (target) decoder_.copy_qkv(*qkv, buffers = target(s));
+  if (!observe_only) decoder_.add_exact_attention(weights, *qkv, *hidden_[s]);
+  if (target) check_finite(s, decoder_.finish_copy(*qkv), buffers.dtype);
+}
+
+void Pass::attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention,
+                            bool observe_only) {
+  const MixerSpec& m = block().mixer;
+  const auto tokens = static_cast<std::int64_t>(sequences_[s].size());
+  const auto buffer = [&](int heads, int dim) {
+    return std::vector<float>(static_cast<std::size_t>(tokens * heads * dim));
+  };
+  std::vector<float> q = buffer(m.num_heads, m.head_dim), k = buffer(m.num_kv_heads, m.head_dim);
+  std::vector<float> v = buffer(m.num_kv_heads, m.value_dim), out = buffer(m.num_heads, m.value_dim);
+  const std::unique_ptr<Rows> own = decoder_.project(weights, *hidden_[s]);
+  const auto bytes = [](std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); };
+  decoder_.copy_qkv(*own, {DType::kF32, bytes(q), bytes(k), bytes(v)});
+  (void)decoder_.finish_copy(*own);
+  const QkvView qkv{heads_view(q, tokens, m.num_heads, m.head_dim), heads_view(k, tokens, m.num_kv_heads, m.head_dim),
+                    heads_view(v, tokens, m.num_kv_heads, m.value_dim)};
+  const bool replaced = attention(layer_, s, qkv, out);
+  if (observe_only) return;
+  if (replaced) return decoder_.add_attention(weights, out, *hidden_[s]);
+  decoder_.add_exact_attention(weights, *own, *hidden_[s]);
+}
+
+void Pass::check_finite(std::size_t sequence, const std::string& what, DType dtype) const {
+  if (what.empty()) return;
+  throw DataError(what + " has values that are not finite in " + std::string(name_of(dtype)),
+                  config_.identity.id + ", layer " + std::to_string(layer_) + ", sequence " + std::to_string(sequence),
+                  "check the checkpoint, or choose a wider --dtype");
+}
+
+}  // namespace oscar

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#include "model/relay.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/errors.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // c10d's store takes 8 MiB at a time
+
+std::string link_key(const char* what, int from, int to) {
+  return std::string(what) + "/" + std::to_string(from) + "/" + std::to_string(to);
+}
+
+std::string hidden_key(int layer, std::size_t sequence, std::size_t piece) {
+  return "hidden/" + std::to_string(layer) + "/" + std::to_string(sequence) + "/" + std::to_string(piece);
+}
+
+}  // namespace
+
+Relay::Relay(ModelShare share, Decoder& decoder) : share_(std::move(share)), decoder_(decoder) { open_links(); }
+
+/// A link needs two different GPUs. Its sender names it.
+void Relay::open_links() {
+  const int own = share_.rank, next = share_.next(), previous = share_.previous();
+  const std::string place = decoder_.link_place();
+  share_.put(link_key("place_of_sender", own, next), place);
+  share_.put(link_key("place_of_receiver", previous, own), place);
+  const auto linked = [&](const std::string& other) { return !place.empty() && !other.empty() && place != other; };
+  const auto open = [this](const std::string& name, bool sends) {
+    return std::async(std::launch::async, [this, name, sends] { return decoder_.open_link(name, sends); });
+  };
+  if (linked(share_.take(link_key("place_of_receiver", own, next)))) {
+    const std::string name = decoder_.new_link_name();
+    share_.put(link_key("link", own, next), name);
+    opening_to_ = open(name, true);
+  }
+  if (linked(share_.take(link_key("place_of_sender", previous, own)))) {
+    opening_from_ = open(share_.take(link_key("link", previous, own)), false);
+  }
+}
+
+void Relay::wait_until_open() {
+  if (opening_from_.valid()) from_previous_ = opening_from_.get();
+  if (opening_to_.valid()) to_next_ = opening_to_.get();
+}
+
+std::unique_ptr<Rows> Relay::receive(int layer, std::size_t sequence, std::size_t tokens) {
+  if (from_previous_) return from_previous_->receive(tokens);
+  Tensor copy = decoder_.new_hidden_copy(tokens);
+  std::size_t piece = 0;
+  for (std::size_t begin = 0; begin < copy.data.size(); begin += kPieceBytes) {
+    const std::string value = share_.take(hidden_key(layer, sequence, piece++));
+    if (value.size() != std::min(kPieceBytes, copy.data.size() - begin)) {
+      throw DataError("the process before this one computes in another type", decoder_.description(),
+                      "start all ranks with the same --device and --model-dtype");
+    }
+    std::memcpy(&copy.data[begin], value.data(), value.size());
+  }
+  return decoder_.hidden_from({copy.dtype, copy.shape, copy.data}, tokens);
+}
+
+void Relay::send(int layer, std::size_t sequence, const Rows& hidden) {
+  if (to_next_) return to_next_->send(hidden);
+  const Tensor copy = decoder_.copy_hidden(hidden);
+  const std::string_view bytes(reinterpret_cast<const char*>(copy.data.data()), copy.data.size());
+  for (std::size_t begin = 0, piece = 0; begin < bytes.size(); begin += kPieceBytes) {
+    share_.put(hidden_key(layer, sequence, piece++), std::string(bytes.substr(begin, kPieceBytes)));
+  }
+}
+
+void Relay::finish() {
+  if (to_next_) to_next_->finish();
+}
+
+}  // namespace oscar
