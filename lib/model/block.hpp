@@ -74,6 +74,10 @@ struct ExpertsSpec {
   std::string prefix = "mlp.experts", gate_proj = "gate_proj", up_proj = "up_proj", down_proj = "down_proj";
   std::string shared, shared_gate;  // an expert for all tokens, and the projection to its weight
   int shared_intermediate = 0;
+  // Gemma 4. The router reads hidden states normed without a weight, times this vector / sqrt(hidden_size); each expert
+  // has a factor on its weights; routed experts read through a norm of their own; and what they and the shared expert
+  // give is normed before it is added.
+  std::string router_scale, expert_scale, input_norm, routed_norm, shared_norm;
 };
 
 struct MlpSpec {

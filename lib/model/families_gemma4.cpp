@@ -25,16 +25,36 @@ void refuse_parts(const ConfigFile& file) {
     file.unsupported("a model with an embedding for each layer (\"hidden_size_per_layer_input\")");
   if (file.dimension_or_zero("num_kv_shared_layers", 0) != 0)
     file.unsupported("a model whose layers share keys and values (\"num_kv_shared_layers\")");
-  if (file.flag("enable_moe_block")) file.unsupported("\"enable_moe_block\": true");
   if (file.text("use_bidirectional_attention", "") == "all") {
     file.unsupported("\"use_bidirectional_attention\": \"all\"");
   }
 }
 
+/// Beside the MLP, which takes the place of the expert for all tokens.
+ExpertsSpec read_experts(const ConfigFile& file) {
+  ExpertsSpec experts;
+  if (!file.flag("enable_moe_block")) return experts;
+  experts.count = file.dimension("num_experts");
+  experts.top_k = file.dimension("top_k_experts");
+  experts.intermediate = file.dimension("moe_intermediate_size");
+  experts.normalize = true;
+  experts.gate = "router.proj";
+  experts.router_scale = "router.scale";
+  experts.expert_scale = "router.per_expert_scale";
+  experts.layout = ExpertLayout::kStacked;
+  experts.prefix = "experts";
+  experts.shared = "mlp";
+  experts.shared_intermediate = file.dimension("intermediate_size");
+  experts.input_norm = "pre_feedforward_layernorm_2";
+  experts.routed_norm = "post_feedforward_layernorm_2";
+  experts.shared_norm = "post_feedforward_layernorm_1";
+  return experts;
+}
+
 }  // namespace
 
-/// Gemma 4, dense: plain norm weights, normed values, global layers with larger heads whose keys may serve as values,
-/// scores that are not divided, and a factor on what each layer leaves.
+/// Gemma 4, dense or with experts: plain norm weights, normed values, global layers with larger heads whose keys may
+/// serve as values, scores that are not divided, and a factor on what each layer leaves.
 void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
   refuse_parts(file);
   config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
@@ -45,6 +65,7 @@ void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
   types.back() = kFullAttention;
   BlockSpec block = plain_block(file, config, {10000}, kSlidingAttention);
   block.mlp.activation = Activation::kGeluTanh;
+  block.mlp.experts = read_experts(file);
   block.mixer.softmax_scale = 1;
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mixer.value_norm = true;

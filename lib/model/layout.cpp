@@ -93,6 +93,9 @@ void dense_mlp(const MlpSpec& mlp, std::int64_t hidden, Specs& out) {
 void router_weights(const ExpertsSpec& experts, std::int64_t hidden, Specs& out) {
   out.linear(experts.gate, experts.count, hidden, experts.gate_bias);
   if (!experts.choice_bias.empty()) out.add(experts.choice_bias, {experts.count});
+  if (!experts.router_scale.empty()) out.add(experts.router_scale, {hidden});
+  if (!experts.expert_scale.empty()) out.add(experts.expert_scale, {experts.count});
+  for (const std::string& norm : {experts.input_norm, experts.routed_norm, experts.shared_norm}) out.norm(norm, hidden);
   if (experts.shared.empty()) return;
   out.linear(experts.shared + ".gate_proj", experts.shared_intermediate, hidden);
   out.linear(experts.shared + ".up_proj", experts.shared_intermediate, hidden);

@@ -183,7 +183,7 @@ class TorchDecoder : public Decoder {
                                             std::span<const Rows* const> hidden) const override {
     return call([&] {
       std::vector<at::Tensor> parts;
-      for (const Rows* rows : hidden) parts.push_back(ours(layer).norm(here(*rows), ours(layer).block().mlp_norm));
+      for (const Rows* rows : hidden) parts.push_back(here(*rows));
       return route_rows(ours(layer), parts.size() == 1 ? parts.front() : at::cat(parts), by_rows_);
     });
   }
@@ -198,12 +198,11 @@ class TorchDecoder : public Decoder {
 
   void add_experts_sum(const LoadedWeights& layer, const Rows& rows, std::span<Rows* const> hidden) const override {
     call([&] {
-      const at::Tensor sum =
-          ours(layer).norm(static_cast<const RoutedRows&>(rows).sum, ours(layer).block().mlp_out_norm);
+      const at::Tensor sum = whole_sum(ours(layer), static_cast<const RoutedRows&>(rows));
       std::int64_t begin = 0;
       for (Rows* own : hidden) {
         const at::Tensor x = here(*own);
-        keep(*own, x + sum.narrow(0, begin, x.size(0)).to(x.scalar_type()));
+        keep(*own, scaled(ours(layer), x + sum.narrow(0, begin, x.size(0)).to(x.scalar_type())));
         begin += x.size(0);
       }
     });

@@ -5,11 +5,16 @@
 
 namespace oscar {
 
-std::unique_ptr<RoutedRows> route_rows(const Weights& layer, const at::Tensor& normed, const RowBatches& by_rows) {
+std::unique_ptr<RoutedRows> route_rows(const Weights& layer, const at::Tensor& hidden, const RowBatches& by_rows) {
+  const ExpertsSpec& e = layer.block().mlp.experts;
+  const at::Tensor normed = layer.norm(hidden, layer.block().mlp_norm);
   auto rows = std::make_unique<RoutedRows>();
-  rows->normed = normed;
-  rows->slots = sort_by_expert(choose_experts(layer, normed), layer.block().mlp.experts.count);
+  rows->normed = e.input_norm.empty() ? normed : layer.norm(hidden, e.input_norm);
+  rows->slots = sort_by_expert(choose_experts(layer, hidden, normed), e.count);
   rows->sum = by_rows(normed, [&](const at::Tensor& x) { return shared_experts(layer, x); }).to(at::kFloat);
+  if (e.routed_norm.empty()) return rows;
+  rows->shared = layer.norm(rows->sum, e.shared_norm);
+  rows->sum.zero_();
   return rows;
 }
 
@@ -19,6 +24,12 @@ void add_to_sum(const Weights& layer, int expert, const Weights& weights, const 
   const at::Tensor y = by_rows(rows.normed.index_select(0, tokens),
                                [&](const at::Tensor& x) { return routed_expert(layer, weights, x); });
   rows.sum.index_add_(0, tokens, y.to(at::kFloat) * shares.unsqueeze(1));
+}
+
+at::Tensor whole_sum(const Weights& layer, const RoutedRows& rows) {
+  const ExpertsSpec& e = layer.block().mlp.experts;
+  const at::Tensor sum = e.routed_norm.empty() ? rows.sum : rows.shared + layer.norm(rows.sum, e.routed_norm);
+  return layer.norm(sum, layer.block().mlp_out_norm);
 }
 
 }  // namespace oscar

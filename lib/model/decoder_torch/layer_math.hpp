@@ -27,11 +27,13 @@ struct Projected {
 
 /// What x is after a layer's dense MLP.
 [[nodiscard]] at::Tensor after_mlp(const Weights& layer, const at::Tensor& x);
-/// Which experts (T, top_k), int64, and with which weights, fp32.
+/// What a layer leaves, by its scalar.
+[[nodiscard]] at::Tensor scaled(const Weights& layer, const at::Tensor& x);
+/// Which experts (T, top_k), int64, and with which weights, fp32. normed: x by the MLP's norm.
 struct Chosen {
   at::Tensor experts, weights;
 };
-[[nodiscard]] Chosen choose_experts(const Weights& layer, const at::Tensor& normed);
+[[nodiscard]] Chosen choose_experts(const Weights& layer, const at::Tensor& x, const at::Tensor& normed);
 /// The same, expert by expert.
 struct ExpertSlots {
   at::Tensor tokens, weights;        // (T * top_k): int64; fp32

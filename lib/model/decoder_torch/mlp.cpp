@@ -11,6 +11,7 @@
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
 #include <limits>
 
 #include "model/decoder_torch/layer_math.hpp"
@@ -47,13 +48,21 @@ at::Tensor after_mlp(const Weights& layer, const at::Tensor& x) {
   const MlpSpec& mlp = layer.block().mlp;
   const at::Tensor normed = layer.norm(x, layer.block().mlp_norm);
   const at::Tensor inner = gated(mlp, layer.linear(normed, mlp.gate), layer.linear(normed, mlp.up));
-  const at::Tensor sum = x + layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm);
-  return layer.block().scalar.empty() ? sum : sum * layer.at(layer.block().scalar).to(x.scalar_type());
+  return scaled(layer, x + layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm));
 }
 
-Chosen choose_experts(const Weights& layer, const at::Tensor& normed) {
+at::Tensor scaled(const Weights& layer, const at::Tensor& x) {
+  return layer.block().scalar.empty() ? x : x * layer.at(layer.block().scalar).to(x.scalar_type());
+}
+
+Chosen choose_experts(const Weights& layer, const at::Tensor& x, const at::Tensor& normed) {
   const ExpertsSpec& e = layer.block().mlp.experts;
-  const at::Tensor logits = layer.linear(normed.to(at::kFloat), e.gate);  // choices are made in fp32
+  // Choices are made in fp32.
+  const at::Tensor seen = e.router_scale.empty()
+                              ? normed.to(at::kFloat)
+                              : normalize(x, layer.config().rms_norm_eps) * layer.at(e.router_scale) /
+                                    std::sqrt(static_cast<double>(x.size(-1)));
+  const at::Tensor logits = layer.linear(seen, e.gate);
   if (e.router == Router::kSoftmaxOfChosen) {
     const auto [values, experts] = at::topk(logits, e.top_k);
     return {experts, at::softmax(values, -1) * e.scale};
@@ -64,6 +73,7 @@ Chosen choose_experts(const Weights& layer, const at::Tensor& normed) {
   const at::Tensor experts = std::get<1>(at::topk(order, e.top_k));
   at::Tensor weights = scores.gather(1, experts);
   if (e.normalize) weights = weights / weights.sum(-1, true);
+  if (!e.expert_scale.empty()) weights = weights * layer.at(e.expert_scale).take(experts);
   return {experts, weights * e.scale};
 }
 

@@ -47,8 +47,9 @@ struct QkvRows : Rows {
 
 /// Of sequences that experts see together, T tokens in all.
 struct RoutedRows : Rows {
-  at::Tensor normed;  // (T, hidden_size)
-  at::Tensor sum;     // the same in fp32
+  at::Tensor normed;  // (T, hidden_size), what routed experts read
+  at::Tensor sum;     // the same shape in fp32
+  at::Tensor shared;  // the same, of the experts for all tokens, where `sum` has a norm of its own; else nothing
   ExpertSlots slots;
 };
 

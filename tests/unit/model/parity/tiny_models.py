@@ -89,6 +89,9 @@ MODELS |= {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4 | {"attention_k_eq_v": False}),
     "gemma4-unified": ("Gemma4UnifiedForCausalLM", {k: v for k, v in GEMMA4.items() if k != "hidden_size_per_layer_input"}),
+    "gemma4-experts": ("Gemma4ForCausalLM", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1,
+                                                      "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+                                                      "moe_intermediate_size": 32}),
     "gemma4-shared-projection": ("Gemma4ForCausalLM", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "qwen3-next": ("Qwen3NextForCausalLM", rope(1e6, partial_rotary_factor=0.25) | EXPERTS | DELTA | {
         "shared_expert_intermediate_size": 24, "mlp_only_layers": [2]}),
