@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The key-value store by which ranks talk: c10d's TCPStore, in a plug-in (store_torch.cpp). For lib/cluster only.
-// Gloo and NCCL, c10d's ways to exchange tensors, are not used: what ranks exchange are finished sums and layers, some
-// hundred kilobytes each in host memory, and the headers of c10d's Gloo need Gloo's own, which torch does not ship.
+// Finished sums and layers go through it, some hundred kilobytes each, and on the CPU a model's hidden states; between
+// GPUs those go by NCCL (model/decoder_torch/nccl_link.cpp). c10d's Gloo needs Gloo's own headers, which torch does not
+// ship.
 #pragma once
 
 #include <cstdint>

@@ -44,6 +44,8 @@ class FourWordsPass : public ModelPass {
     ++layer_;
   }
   void capture(const CaptureHook&, bool) override { OSCAR_CHECK(false); }
+  void wait_until_ready() override {}
+  void finish() override {}
   void logits(const LogitsHook& hook) override {
     for (std::size_t s = 0; s < outs_.size(); ++s) hook(s, outs_[s]);
   }
@@ -62,7 +64,9 @@ class FourWords : public ModelRunner {
   [[nodiscard]] ScoreRule score_rule(int) const override { return {}; }
   [[nodiscard]] std::string description() const override { return "four words"; }
   [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t) const override { return nullptr; }
-  [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, int, Status&) override {
+  [[nodiscard]] bool keeps_host_memory() const override { return false; }
+  [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, const PassOptions&,
+                                                 Status&) override {
     return std::make_unique<FourWordsPass>(sequences);
   }
 
