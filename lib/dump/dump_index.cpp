@@ -2,7 +2,6 @@
 #include "dump/dump_index.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -33,7 +32,8 @@ void check_tensor(const ChunkTensor& tensor) {
   if (num_elements(location.shape) == 0) fail("the tensor is empty: " + shape_text(location.shape), tensor.file);
   const auto bytes = static_cast<std::uint64_t>(num_elements(location.shape)) * size_of(location.dtype);
   if (is_remote(tensor.file)) return;  // reading it will tell
-  if (location.offset + bytes > regular_file_size(tensor.file)) fail("the file is truncated", tensor.file);
+  const std::uint64_t size = regular_file_size(tensor.file);
+  if (bytes > size || location.offset > size - bytes) fail("the file is truncated", tensor.file);
 }
 
 void check_chunk(const DumpChunk& chunk) {
@@ -46,8 +46,9 @@ void check_chunk(const DumpChunk& chunk) {
   if (k[1] != v[1] || q[1] % k[1] != 0) fail("the heads do not divide into groups: " + shapes, chunk.q.file);
   if (q[2] != k[2]) fail("q and k have different head dimensions: " + shapes, chunk.q.file);
   const auto& lens = chunk.seq_lens;
-  const bool positive = std::all_of(lens.begin(), lens.end(), [](std::int64_t n) { return n > 0; });
-  if (!positive || std::accumulate(lens.begin(), lens.end(), std::int64_t{0}) != q[0]) {
+  std::int64_t left = q[0];  // a sum could overflow
+  const bool fit = std::all_of(lens.begin(), lens.end(), [&](std::int64_t n) { return n > 0 && (left -= n) >= 0; });
+  if (!fit || left != 0) {
     fail("the sequence lengths do not add up to " + std::to_string(q[0]) + " tokens", chunk.q.file);
   }
 }

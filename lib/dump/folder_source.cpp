@@ -119,7 +119,7 @@ class FolderStream : public LayerStream {
                           static_cast<int>(place.shape[2]),
                           {file.descriptor(), place.offset}};
     const auto needed = static_cast<std::uint64_t>(whole.bytes_per_token()) * static_cast<std::uint64_t>(tokens);
-    if (place.offset + needed > file.bytes().size()) {
+    if (place.offset > file.bytes().size() || needed > file.bytes().size() - place.offset) {
       throw DataError("the file became shorter while it was read", tensor.file.string(), "dump this layer again");
     }
     return whole.tokens(0, tokens);

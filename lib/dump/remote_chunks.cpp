@@ -74,6 +74,7 @@ std::shared_ptr<const ChunkRows> RemoteChunks::get(int layer_id, std::size_t ind
   Slot& slot = layer.slots.at(index);
   layer.current = index;
   changed_.wait(lock, [&] { return slot.state != State::kLoading; });
+  if (slot.state == State::kFailed) slot.state = State::kAbsent;  // ahead of need: once more, now that it is needed
   if (slot.state == State::kAbsent) {
     (void)make_room(ChunkRows::bytes_of(slot.chunk), Room::kNeeded);
     load(lock, slot);
@@ -117,7 +118,8 @@ void RemoteChunks::work() {
       load(lock, *slot);
     } else if (const auto layer_id = next_layer()) {
       try {
-        plan(lock, *layer_id).ahead = true;
+        (void)plan(lock, *layer_id);
+        if (next_layer() == layer_id) layers_.at(*layer_id).ahead = true;  // it may have been opened meanwhile
       } catch (...) {
         return;  // open() will meet the same, and says it
       }

@@ -56,8 +56,8 @@ class Rows {
   virtual ~Rows() = default;
 };
 
-/// A way for hidden states from one process's GPU to another's, in one direction. What was given to it must have
-/// arrived before the end of it, or is lost.
+/// A way for hidden states from one process's GPU to another's, in one direction. What has not arrived when either end
+/// goes is lost.
 class HiddenLink {
  public:
   virtual ~HiddenLink() = default;
@@ -65,8 +65,6 @@ class HiddenLink {
   virtual void send(const Rows& hidden) = 0;
   /// The next that was sent, (tokens, hidden_size).
   [[nodiscard]] virtual std::unique_ptr<Rows> receive(std::size_t tokens) = 0;
-  /// Waits until what was sent has arrived.
-  virtual void finish() = 0;
 };
 
 /// Host memory for rows of one sequence: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).

@@ -90,7 +90,8 @@ void Pass::restore(const std::filesystem::path& path) {
     hidden.push_back(decoder_.hidden_from(file.at(std::to_string(hidden.size())), sequence.size()));
   }
   decoder_.finish();
-  wait_until_ready();
+  if (preparing_.valid()) preparing_.wait();  // of a layer that need not be there any more
+  preparing_ = {};
   hidden_ = std::move(hidden);
   layer_ = behind;
   next_ = {};
@@ -199,6 +200,7 @@ void Pass::run_layer(const Mixer& mix, bool observe_only) {
   const int after = layer_ + share_.ranks;
   if (!observe_only && after < layers_) start_loading(after);
   const bool experts = !observe_only && block().mlp.experts.count > 0;
+  if (observe_only) experts_.reset();  // they were loaded ahead
   load_experts_early(experts);
   if (experts && units_one_by_one_ && all_will_be_chosen(layer_)) {
     experts_by_unit(mix, *weights);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.hpp"
 #include "base/errors.hpp"
 
 namespace oscar {
@@ -29,6 +30,7 @@ void Relay::open_links() {
   const std::string place = decoder_.link_place();
   share_.put(link_key("place_of_sender", own, next), place);
   share_.put(link_key("place_of_receiver", previous, own), place);
+  require_same_type();
   const auto linked = [&](const std::string& other) { return !place.empty() && !other.empty() && place != other; };
   const auto open = [this](const std::string& name, bool sends) {
     return std::async(std::launch::async, [this, name, sends] { return decoder_.open_link(name, sends); });
@@ -48,16 +50,22 @@ void Relay::wait_until_open() {
   if (opening_to_.valid()) to_next_ = opening_to_.get();
 }
 
+void Relay::require_same_type() const {
+  const int own = share_.rank;
+  const std::string type(name_of(decoder_.new_hidden_copy(1).dtype));
+  share_.put(link_key("type", own, share_.next()), type);
+  if (share_.take(link_key("type", share_.previous(), own)) == type) return;
+  throw DataError("the rank before this one computes in another type", decoder_.description(),
+                  "start all ranks with the same --device and --model-dtype");
+}
+
 std::unique_ptr<Rows> Relay::receive(int layer, std::size_t sequence, std::size_t tokens) {
   if (from_previous_) return from_previous_->receive(tokens);
   Tensor copy = decoder_.new_hidden_copy(tokens);
   std::size_t piece = 0;
   for (std::size_t begin = 0; begin < copy.data.size(); begin += kPieceBytes) {
     const std::string value = share_.take(hidden_key(layer, sequence, piece++));
-    if (value.size() != std::min(kPieceBytes, copy.data.size() - begin)) {
-      throw DataError("the process before this one computes in another type", decoder_.description(),
-                      "start all ranks with the same --device and --model-dtype");
-    }
+    OSCAR_CHECK(value.size() == std::min(kPieceBytes, copy.data.size() - begin));
     std::memcpy(&copy.data[begin], value.data(), value.size());
   }
   return decoder_.hidden_from({copy.dtype, copy.shape, copy.data}, tokens);
@@ -73,7 +81,8 @@ void Relay::send(int layer, std::size_t sequence, const Rows& hidden) {
 }
 
 void Relay::finish() {
-  if (to_next_) to_next_->finish();
+  share_.put(link_key("arrived", share_.previous(), share_.rank), "");
+  (void)share_.take(link_key("arrived", share_.rank, share_.next()));
 }
 
 }  // namespace oscar

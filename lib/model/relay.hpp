@@ -24,11 +24,13 @@ class Relay {
   [[nodiscard]] std::unique_ptr<Rows> receive(int layer, std::size_t sequence, std::size_t tokens);
   /// To the process that runs `layer`.
   void send(int layer, std::size_t sequence, const Rows& hidden);
-  /// Once all was sent: waits until it has arrived.
+  /// Once this process is done with all of its layers: waits until its neighbour is too, whom a link that ends would
+  /// cut off.
   void finish();
 
  private:
   void open_links();
+  void require_same_type() const;
 
   ModelShare share_;
   Decoder& decoder_;

@@ -69,7 +69,7 @@ class ModelPass {
   virtual void restore(const std::filesystem::path& path) = 0;
   /// Until the first step can run at full speed: weights are loaded, and a GPU's kernels. Throws what loading throws.
   virtual void wait_until_ready() = 0;
-  /// After the last step of a process that shares the model with others: what it handed on has arrived.
+  /// After the last step of a process that shares the model with others: waits until the next has what it handed on.
   virtual void finish() = 0;
   /// After the last layer, of a process that ran all.
   virtual void logits(const LogitsHook& hook) = 0;

@@ -50,7 +50,8 @@ void CurlHandle::configure(const StoreLocation& location, double timeout_seconds
   const long stall = std::max(1L, static_cast<long>(timeout_seconds));
   set(CURLOPT_PROTOCOLS_STR, "http,https");
   set(CURLOPT_REDIR_PROTOCOLS_STR, secure ? "https" : "http,https");  // never from TLS to plain text
-  set(CURLOPT_FOLLOWLOCATION, 1L);
+  // libcurl keeps Authorization from other hosts, but not headers of ours; and a signature is for one host anyway.
+  set(CURLOPT_FOLLOWLOCATION, location.aws_sigv4.empty() ? 1L : 0L);
   set(CURLOPT_MAXREDIRS, kMaxRedirects);
   set(CURLOPT_CONNECTTIMEOUT, std::min(kMaxConnectSeconds, stall));
   set(CURLOPT_LOW_SPEED_LIMIT, kMinBytesPerSecond);
@@ -106,9 +107,9 @@ double CurlHandle::retry_after() const {
 }
 
 bool CurlHandle::connected() const {
-  curl_off_t microseconds = 0;
-  curl_easy_getinfo(handle_.get(), CURLINFO_CONNECT_TIME_T, &microseconds);
-  return microseconds > 0;
+  long sent = 0;  // bytes of requests: the time to connect is 0 on a connection that was kept
+  curl_easy_getinfo(handle_.get(), CURLINFO_REQUEST_SIZE, &sent);
+  return sent > 0;
 }
 
 bool CurlHandle::may_pass(CURLcode code) const {

@@ -56,6 +56,7 @@ void CurlTransfer::begin() {
 }
 
 void CurlTransfer::take(std::span<const std::byte> bytes) {
+  if (handle.status() >= 300) return;  // the page of a redirect that is not followed: check() says it
   begin();
   const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
   to_skip -= skipped;

@@ -84,7 +84,8 @@ std::string percent_decoded(const std::string& text, const AskedFor& asked) {
     }
     const int high = i + 2 < text.size() ? hex_value(text[i + 1]) : -1;
     const int low = i + 2 < text.size() ? hex_value(text[i + 2]) : -1;
-    if (high < 0 || low < 0 || high + low == 0) refuse("bad percent code in \"" + text + "\"", asked);
+    if (high < 0 || low < 0 || high + low == 0)
+      refuse("bad percent code in the address", asked) /* which may hold a password */;
     result += static_cast<char>(high * 16 + low);
     i += 2;
   }

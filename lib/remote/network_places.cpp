@@ -71,7 +71,11 @@ std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
     }
     server = std::make_unique<Server>(location, address.is_bucket() ? address.host : "", options_, *status_);
   }
-  return {server.get(), address.is_bucket() ? address.path : percent_decoded(address.path, kAsked)};
+  std::string path = address.is_bucket() ? address.path : percent_decoded(address.path, kAsked);
+  if (("/" + path + "/").find("/../") != std::string::npos) {  // as a name in an index could say
+    throw UsageError("the address leads out of its folder", address.origin(), kAsked.remedy);
+  }
+  return {server.get(), std::move(path)};
 }
 
 std::string NetworkPlaces::existing_text(const fs::path& file) {

@@ -162,9 +162,7 @@ std::vector<double> StatisticsFile::vector(const std::string& name, std::size_t 
                         std::string(name_of(tensor.dtype)) + ", not " + std::to_string(size) + " float64 values",
                     path_, "take the statistics again");
   }
-  std::vector<double> out(size);
-  doubles_from(tensor.dtype, tensor.data.data(), size, out.data());
-  return out;
+  return file_.load(name).to_doubles();  // wherever the file is
 }
 
 MatrixStack StatisticsFile::stack(const std::string& name, int dim) const {

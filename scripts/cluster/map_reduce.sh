@@ -39,7 +39,11 @@ inputs() {
   for part in "${parts[@]}"; do printf 'part %s %s\n' "${part##*/}" "$(print_of "$part")"; done
   printf 'options %s\n' "${fit_options[*]}"
   # Steps that add up need no model, and may run where there is none.
-  if [ -e "${MODEL:-}" ]; then printf 'model %s\n' "$(print_of "$MODEL")"; fi
+  if [ -e "${MODEL:-}" ]; then
+    printf 'model %s\n' "$(print_of "$MODEL")"
+  elif [[ ${MODEL:-} == *://* ]]; then
+    printf 'model %s\n' "$(printf %s "$MODEL" | sha256sum)" # an address may hold a password
+  fi
 }
 
 # The first job leaves the record; many may begin at once.

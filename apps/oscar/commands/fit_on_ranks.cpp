@@ -40,10 +40,15 @@ void fit_own(const FitCommand& command, FitInput& input, const std::vector<int>&
              const FitHooks& hooks, Backend& backend, Ranks& ranks, Status& status) {
   if (missing.empty()) return;
   const std::vector<int> own = layers_of(command, missing, ranks.rank(), ranks.size());
-  fit_layers(input.source(), own, command.fit, backend, status, hooks);
-  input.finish();
-  for (const int id : own) {
-    if (ranks.rank() > 0) ranks.put(key_of(id), read_text(partial.file_of(id)));
+  try {
+    fit_layers(input.source(), own, command.fit, backend, status, hooks);
+    for (const int id : own) {
+      if (ranks.rank() > 0) ranks.put(key_of(id), read_text(partial.file_of(id)));
+    }
+    input.finish();
+  } catch (const std::exception& error) {
+    ranks.fail(text_of(error));  // the model's end waits for what it began with others
+    throw;
   }
 }
 

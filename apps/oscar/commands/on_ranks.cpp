@@ -23,18 +23,18 @@ void take_share_of_machine(const Place& place, const Ranks& ranks, CommonOptions
   if (common.threads == 0) set_num_threads(std::max(1, usable_cores().count / ranks.sharers_of_cores()));
 }
 
-std::string text_of(const std::exception& error) {
-  const auto* known = dynamic_cast<const Error*>(&error);
-  if (known == nullptr || known->where().empty()) return error.what();
-  return known->what() + (" (" + known->where() + ")");
-}
-
 [[noreturn]] void give_up(const RankFailed& error) {
   print_error(error);
   ::_exit(1);
 }
 
 }  // namespace
+
+std::string text_of(const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  if (known == nullptr || known->where().empty()) return error.what();
+  return known->what() + (" (" + known->where() + ")");
+}
 
 void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
                   const std::function<void(Ranks&)>& task) {

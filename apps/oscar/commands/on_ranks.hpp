@@ -17,6 +17,9 @@ namespace oscar {
 void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
                   const std::function<void(Ranks&)>& task);
 
+/// What the other ranks are told of an error: its reason and place.
+[[nodiscard]] std::string text_of(const std::exception& error);
+
 /// Throws DataError if this rank was started with other data or options than rank 0. what: of this rank.
 void require_same(const Json& what, Ranks& ranks);
 

@@ -60,6 +60,7 @@ class TorchDecoder : public Decoder {
     const double wanted = static_cast<double>(num_tokens) * config_.hidden_size * c10::elementSize(device_.dtype());
     if (!device_.is_gpu() || hidden_on_host_) return;
     hidden_on_host_ = wanted > kHiddenShare * static_cast<double>(device_.free_bytes());
+    hidden_bytes_ = hidden_on_host_ ? 0 : static_cast<std::size_t>(wanted);
     if (hidden_on_host_) notice_("hidden states live in the host's memory: the GPU has too little");
   }
 
@@ -91,7 +92,7 @@ class TorchDecoder : public Decoder {
     });
   }
 
-  [[nodiscard]] std::string link_place() const override { return oscar::link_place(device_); }
+  [[nodiscard]] std::string link_place() const override { return hidden_on_host_ ? "" : oscar::link_place(device_); }
   [[nodiscard]] std::string new_link_name() const override { return oscar::new_link_name(); }
   [[nodiscard]] std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const override {
     return oscar::open_link(device_, config_.hidden_size, name, sends);
@@ -113,7 +114,7 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] bool holds_experts_of(int layer) const override {
     const auto all = static_cast<std::size_t>(expert_bytes(layer) * experts_of(layer).count);
-    return device_.is_gpu() && device_.free_bytes() > 3 * all;
+    return device_.is_gpu() && device_.free_bytes() > 3 * all + hidden_bytes_;
   }
 
   [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, const Rows& hidden) const override {
@@ -284,6 +285,7 @@ class TorchDecoder : public Decoder {
   WeightRoute route_{config_, store_, device_};
   Weights final_norm_{config_, config_.blocks.front()};
   bool hidden_on_host_;
+  std::size_t hidden_bytes_ = 0;  // on a GPU
 };
 
 }  // namespace

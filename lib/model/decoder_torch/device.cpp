@@ -72,7 +72,7 @@ at::ScalarType find_dtype(const std::string& name, bool gpu) {
 
 Device::Device(const std::string& device, const std::string& dtype)
     : place_(find_device(device)), dtype_(find_dtype(dtype, is_gpu())) {
-  if (is_gpu()) layers_ = new_stream(), experts_ = new_stream(), copying_ = new_stream();
+  if (is_gpu()) layers_ = new_stream(true), experts_ = new_stream(true), copying_ = new_stream(true);
 }
 
 std::string Device::description() const { return place_.str() + (dtype_ == at::kFloat ? ", float32" : ", bfloat16"); }
@@ -89,8 +89,8 @@ void Device::release_unused() const {
   if (is_gpu()) c10::getDeviceAllocator(place_.type())->emptyCache();
 }
 
-c10::Stream Device::new_stream() const {
-  return c10::impl::VirtualGuardImpl(place_.type()).getStreamFromGlobalPool(place_);
+c10::Stream Device::new_stream(bool lasting) const {
+  return c10::impl::VirtualGuardImpl(place_.type()).getStreamFromGlobalPool(place_, /*isHighPriority=*/lasting);
 }
 
 c10::Stream Device::current_stream() const { return c10::impl::VirtualGuardImpl(place_.type()).getStream(place_); }

@@ -35,7 +35,8 @@ class Device {
   /// Gives memory that is at hand but not used back to the device.
   void release_unused() const;
 
-  [[nodiscard]] c10::Stream new_stream() const;
+  /// lasting: of a pool that passing needs, like readers, do not use up.
+  [[nodiscard]] c10::Stream new_stream(bool lasting = false) const;
   [[nodiscard]] c10::Stream current_stream() const;
   /// None on the CPU. One loads layers, one experts: what one load frees, another may not overwrite too early.
   [[nodiscard]] const std::optional<c10::Stream>& layer_stream() const { return layers_; }

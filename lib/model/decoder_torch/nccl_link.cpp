@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <deque>
 #include <type_traits>
 
 #include "base/errors.hpp"
@@ -60,7 +59,7 @@ void check(ncclResult_t result) {
 class Link : public HiddenLink {
  public:
   Link(const Device& device, std::int64_t hidden_size, const std::string& name, bool sends)
-      : device_(device), hidden_size_(hidden_size), stream_(device.new_stream()) {
+      : device_(device), hidden_size_(hidden_size), stream_(device.new_stream(/*lasting=*/true)) {
     ncclUniqueId id{};
     if (name.size() != sizeof id) fail("the ranks do not agree");
     std::memcpy(&id, name.data(), sizeof id);
@@ -77,11 +76,7 @@ class Link : public HiddenLink {
     const at::Tensor x = static_cast<const HiddenRows&>(hidden).x.to(device_.place()).contiguous();
     const SideStream side(device_, stream_);
     check(nccl().send(x.data_ptr(), bytes_of(x), ncclChar, 1, communicator_, handle()));
-    sent_.emplace_back(x, side.mark());
-    while (sent_.front().done->query()) {
-      sent_.pop_front();
-      if (sent_.empty()) break;
-    }
+    x.record_stream(stream_);  // its memory stays until that is done
   }
 
   std::unique_ptr<Rows> receive(std::size_t tokens) override {
@@ -99,17 +94,7 @@ class Link : public HiddenLink {
     return hidden;
   }
 
-  void finish() override {
-    for (const Sent& each : sent_) each.done->synchronize();
-    sent_.clear();
-  }
-
  private:
-  struct Sent {
-    at::Tensor x;  // whose memory is needed until it is done
-    std::optional<c10::Event> done;
-  };
-
   static std::size_t bytes_of(const at::Tensor& x) { return static_cast<std::size_t>(x.nbytes()); }
   [[nodiscard]] cudaStream_t handle() const { return static_cast<cudaStream_t>(stream_.native_handle()); }
 
@@ -117,18 +102,34 @@ class Link : public HiddenLink {
   std::int64_t hidden_size_;
   c10::Stream stream_;
   ncclComm_t communicator_ = nullptr;
-  std::deque<Sent> sent_;
 };
+
+/// Of a GPU, by the runtime that libtorch has loaded: processes may each see but one, and call it the first. Else by
+/// what this process calls it.
+std::string bus_id(int ordinal) {
+  char id[32] = "";
+  void* const runtime =
+      ::dlopen(("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  using Ask = cudaError_t (*)(char*, int, int);
+  const auto ask = runtime == nullptr ? nullptr : reinterpret_cast<Ask>(::dlsym(runtime, "cudaDeviceGetPCIBusId"));
+  if (ask != nullptr && ask(id, sizeof id, ordinal) == cudaSuccess) return id;
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return std::to_string(ordinal) + " of " + (visible == nullptr ? "all" : visible);
+}
 
 }  // namespace
 
-/// "machine cuda:0 of 2,3": each process may see other GPUs.
+/// "machine 0000:1b:00.0"; nothing without the library.
 std::string link_place(const Device& device) {
   if (!device.is_gpu()) return "";
+  try {
+    (void)nccl();
+  } catch (const BackendUnavailable&) {
+    return "";
+  }
   char host[256] = "";
   (void)::gethostname(host, sizeof host - 1);
-  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return host + (" " + device.place().str()) + " of " + (visible == nullptr ? "all" : visible);
+  return host + (" " + bus_id(device.place().index()));
 }
 
 std::string new_link_name() {
