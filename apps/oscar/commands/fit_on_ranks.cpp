@@ -70,7 +70,8 @@ void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context) {
   QkvSource& source = input.source();
   const Json record = fit_record(input, command);
   require_same(record, ranks);
-  const PartialSet partial(open_together(partial_folder(command), record, command.resume, ranks).folder);
+  SharedFolder together = open_together(partial_folder(command), record, command.resume, ranks);
+  const PartialSet partial(std::move(together.folder));
   if (const auto few = too_few_tokens(source, command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
   input.wait_until_ready();
@@ -79,7 +80,10 @@ void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context) {
   const FitHooks hooks{.output_projection = input.output_projection(), .partial = &partial};
   const std::vector<int> missing = missing_layers(source.layer_ids(), partial, ranks);
   fit_own(command, input, missing, partial, hooks, *backend, ranks, *context.status);
-  if (ranks.rank() > 0) return;
+  if (ranks.rank() > 0) {
+    if (!together.shared) partial.remove();  // rank 0 has it all
+    return;
+  }
   collect(command, missing, partial, ranks);
   FitResult result = fit(source, command.fit, *backend, *context.status, hooks);
   result.seconds = seconds_since(start);

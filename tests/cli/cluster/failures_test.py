@@ -5,7 +5,7 @@ import signal
 import time
 import unittest
 
-from ranks_case import RanksCase
+from ranks_case import DATA, RanksCase
 
 
 class FailuresTest(RanksCase):
@@ -59,6 +59,13 @@ class FailuresTest(RanksCase):
         codes, errors = self.finish(self.start("--dump", "dump", "--out", "mixed", of_rank={1: ["--clip", "off"]}))
         self.assertEqual(codes, [1, 1])
         self.assertIn("rank 1 has other data or options than rank 0", errors[0])
+
+    def test_ranks_that_compute_in_different_types_are_refused(self):
+        model = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "1",
+                 "--seq-len", "450", "--out", "types"]
+        codes, errors = self.finish(self.start(*model, of_rank={1: ["--model-dtype", "bfloat16"]}))
+        self.assertEqual(codes, [1, 1], errors)
+        self.assertIn("the rank before this one computes in another type", "".join(errors))
 
     def test_a_rank_that_stands_still_ends_the_job_and_itself(self):
         processes = self.stop_rank_1("still", "--rank-timeout", "2")

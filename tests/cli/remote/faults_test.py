@@ -2,6 +2,7 @@
 """What goes wrong between a fit and a server: faults_test.py [FaultsTest.test_…]."""
 import base64
 import http.server
+import json
 import signal
 import subprocess
 import time
@@ -168,6 +169,31 @@ class FaultsTest(RemoteCase):
             self.fail_with(["HTTP 401", "check the credentials"], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
         for secret in ("p@ss", "p%40ss"):
             self.assertNotIn(secret, done.stderr)
+
+    def test_a_session_token_goes_to_its_own_host_only(self):
+        with FaultyServer({}) as other:
+            def redirect(request, path, nth, asked):
+                return request.reply(307, b"elsewhere", Location=f"{other}/{path}")
+            server = FaultyServer({f"bucket/m/{path}": content for path, content in read_folder(MODEL).items()}, redirect)
+            with server as url:
+                keys = {"AWS_ENDPOINT_URL_S3": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+                        "AWS_SESSION_TOKEN": "of-this-host"}
+                self.fail_with(["HTTP 307"], "fit", "--model", "s3://bucket/m", *TOKENS, "--out", "set", env=keys)
+        self.assertTrue(server.seen)
+
+    def test_an_index_cannot_name_files_outside_its_folder(self):
+        server = self.model()
+        server.files["m/model.safetensors.index.json"] = json.dumps(
+            {"weight_map": {"model.embed_tokens.weight": "..%2fprivate%2fx.safetensors"}}).encode()
+        with server as url:
+            self.fail_with(["leads out of its folder"], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set", code=2)
+        self.assertFalse([path for path in server.seen if "private" in path])
+
+    def test_statistics_at_an_address(self):
+        self.succeed("fit", "-q", "--dump", self.dump(), "--value-objective", "vtv", "--save-stats", "sums.safetensors")
+        with FaultyServer({"sums.safetensors": (self.folder / "sums.safetensors").read_bytes()}) as url:
+            there = self.fit("b", "--stats", f"{url}/sums.safetensors", "--value-objective", "vtv")
+        self.assertEqual(self.fit("a", "--stats", "sums.safetensors", "--value-objective", "vtv"), there)
 
     def test_a_dump_of_ours_needs_no_listing(self):
         dump = self.dump()
