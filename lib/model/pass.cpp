@@ -149,18 +149,15 @@ void Pass::start_loading(int layer) {
 void Pass::prepare() {
   const std::shared_ptr<const LoadedWeights> weights = std::shared_future(next_).get();
   if (!decoder_.is_gpu()) return;
-  std::vector<std::unique_ptr<Rows>> hidden;
-  for (std::size_t s = units_.front().begin; s < units_.front().end; ++s) {
-    hidden.push_back(decoder_.embed(sequences_[s]));
-    if (block().has_cache()) {
-      decoder_.add_exact_attention(*weights, *decoder_.project(*weights, *hidden.back()), *hidden.back());
-    } else {
-      decoder_.add_recurrent(*weights, *hidden.back());
-    }
-    if (block().mlp.experts.count == 0) decoder_.add_mlp(*weights, *hidden.back());
+  const Unit& unit = units_.front();
+  for (std::size_t s = unit.begin; s < unit.end; ++s) {
+    hidden_[s] = decoder_.embed(sequences_[s]);
+    block().has_cache() ? attend(s, *weights, {}, false) : decoder_.add_recurrent(*weights, *hidden_[s]);
+    if (block().mlp.experts.count == 0) decoder_.add_mlp(*weights, *hidden_[s]);
   }
-  if (block().mlp.experts.count > 0) prepare_experts(*weights, hidden);
+  if (block().mlp.experts.count > 0) prepare_experts(*weights);
   decoder_.finish();
+  for (std::size_t s = unit.begin; s < unit.end; ++s) hidden_[s].reset();
 }
 
 void Pass::wait_until_ready() {

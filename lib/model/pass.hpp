@@ -60,7 +60,7 @@ class Pass : public ModelPass {
   [[nodiscard]] std::unique_ptr<ExpertLoader> load_experts_of(int layer, std::vector<int> experts) const;
   [[nodiscard]] std::unique_ptr<ExpertLoader> load_all_experts_of(int layer) const;
   void load_experts_early(bool experts);
-  void prepare_experts(const LoadedWeights& weights, std::span<const std::unique_ptr<Rows>> hidden);
+  void prepare_experts(const LoadedWeights& weights);
   [[nodiscard]] std::unique_ptr<Rows> route(const Unit& unit, const LoadedWeights& weights) const;
   void add_experts(const ExpertLoader::Group& group, const LoadedWeights& weights, Rows& routed) const;
   void add_experts_sum(const Unit& unit, const LoadedWeights& weights, const Rows& routed);

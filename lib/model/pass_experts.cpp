@@ -49,11 +49,9 @@ void Pass::load_experts_early(bool experts) {
   experts_ = load_all_experts_of(experts ? layer_ : layer_ + share_.ranks);
 }
 
-void Pass::prepare_experts(const LoadedWeights& weights, std::span<const std::unique_ptr<Rows>> hidden) {
+void Pass::prepare_experts(const LoadedWeights& weights) {
   experts_ = load_all_experts_of(layer_);
-  std::vector<const Rows*> rows;
-  for (const auto& each : hidden) rows.push_back(each.get());
-  const std::unique_ptr<Rows> routed = decoder_.route(weights, rows);
+  const std::unique_ptr<Rows> routed = route(units_.front(), weights);
   if (!experts_) return;
   const std::size_t groups = units_one_by_one_ ? experts_->groups() : std::min(kGroupsAhead, experts_->groups());
   for (std::size_t i = 0; i < groups; ++i) add_experts(experts_->at(i), weights, *routed);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "model/relay.hpp"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/check.hpp"
@@ -10,14 +9,12 @@
 namespace oscar {
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // c10d's store takes 8 MiB at a time
-
 std::string link_key(const char* what, int from, int to) {
   return std::string(what) + "/" + std::to_string(from) + "/" + std::to_string(to);
 }
 
-std::string hidden_key(int layer, std::size_t sequence, std::size_t piece) {
-  return "hidden/" + std::to_string(layer) + "/" + std::to_string(sequence) + "/" + std::to_string(piece);
+std::string hidden_key(int layer, std::size_t sequence) {
+  return "hidden/" + std::to_string(layer) + "/" + std::to_string(sequence);
 }
 
 }  // namespace
@@ -62,22 +59,16 @@ void Relay::require_same_type() const {
 std::unique_ptr<Rows> Relay::receive(int layer, std::size_t sequence, std::size_t tokens) {
   if (from_previous_) return from_previous_->receive(tokens);
   Tensor copy = decoder_.new_hidden_copy(tokens);
-  std::size_t piece = 0;
-  for (std::size_t begin = 0; begin < copy.data.size(); begin += kPieceBytes) {
-    const std::string value = share_.take(hidden_key(layer, sequence, piece++));
-    OSCAR_CHECK(value.size() == std::min(kPieceBytes, copy.data.size() - begin));
-    std::memcpy(&copy.data[begin], value.data(), value.size());
-  }
+  const std::string value = share_.take(hidden_key(layer, sequence));
+  OSCAR_CHECK(value.size() == copy.data.size());
+  std::memcpy(copy.data.data(), value.data(), value.size());
   return decoder_.hidden_from({copy.dtype, copy.shape, copy.data}, tokens);
 }
 
 void Relay::send(int layer, std::size_t sequence, const Rows& hidden) {
   if (to_next_) return to_next_->send(hidden);
   const Tensor copy = decoder_.copy_hidden(hidden);
-  const std::string_view bytes(reinterpret_cast<const char*>(copy.data.data()), copy.data.size());
-  for (std::size_t begin = 0, piece = 0; begin < bytes.size(); begin += kPieceBytes) {
-    share_.put(hidden_key(layer, sequence, piece++), std::string(bytes.substr(begin, kPieceBytes)));
-  }
+  share_.put(hidden_key(layer, sequence), {reinterpret_cast<const char*>(copy.data.data()), copy.data.size()});
 }
 
 void Relay::finish() {
