@@ -77,8 +77,7 @@ void CurlTransfer::check(CURLcode code, const std::string& where) const {
                              : "check the address, or try again later";
     const std::string what = "the server answered HTTP " + std::to_string(status);
     if (status == 404) throw NotFound(what, where, remedy);
-    if (status == 412)
-      throw Changed("the file has changed while it was read", where, "run again once it stays as it is");
+    if (status == 412) throw Changed(where);
     if (status == 401 || status == 403) throw Denied(what, where, remedy);
     fail(what, where, handle.may_pass(code), remedy, handle.retry_after());
   }

@@ -52,22 +52,11 @@ class CurlTransport : public Transport {
   std::string get_page(const std::string& path, const std::string& query, std::uint64_t max_bytes,
                        const ByteSink& sink) override {
     std::string link;
-    bool begun = false, finished = false;
-    const auto next = [&]() -> std::optional<PieceRequest> {
-      if (std::exchange(begun, true)) return std::nullopt;
-      return PieceRequest{path,
-                          0,
-                          std::nullopt,
-                          max_bytes,
-                          [&](std::span<const std::byte> bytes, bool) { sink(bytes); },
-                          [&](std::exception_ptr failure) {
-                            finished = true;
-                            if (failure != nullptr) std::rethrow_exception(failure);
-                          },
-                          query,
-                          &link};
-    };
-    get_pieces({next, [&] { return finished; }});
+    PieceRequest request{path, 0, std::nullopt, max_bytes};
+    request.sink = [&](std::span<const std::byte> bytes, bool) { sink(bytes); };
+    request.query = query;
+    request.link = &link;
+    get_one(std::move(request));
     return link;
   }
 

@@ -62,6 +62,19 @@ std::string Transport::get_page(const std::string& path, const std::string&, std
   return "";
 }
 
+void Transport::get_one(PieceRequest request) {
+  bool begun = false, finished = false;
+  request.done = [&](std::exception_ptr failure) {
+    finished = true;
+    if (failure != nullptr) std::rethrow_exception(failure);
+  };
+  const auto next = [&]() -> std::optional<PieceRequest> {
+    if (std::exchange(begun, true)) return std::nullopt;
+    return std::move(request);
+  };
+  get_pieces({next, [&] { return finished; }});
+}
+
 void Transport::get_pieces(const PieceSource& source) {
   while (!source.finished()) {
     throw_if_interrupted();

@@ -124,8 +124,8 @@ std::optional<std::vector<std::string>> NetworkPlaces::list(const fs::path& fold
 }
 
 std::unique_ptr<PlacedFile> NetworkPlaces::open(const fs::path& file) {
-  auto [server, path] = find(file);
-  return std::make_unique<RemoteFile>(*server, std::move(path));
+  const auto [server, path] = find(file);
+  return std::make_unique<RemoteFile>(*server, path);
 }
 
 void NetworkPlaces::read(std::span<const FilePart> parts) {

@@ -19,9 +19,6 @@ constexpr std::uint64_t kMostPieceBytes = std::uint64_t{8} << 20, kLeastPieceByt
 /// A server that cuts the line after at least so much is not one that does not work.
 constexpr std::uint64_t kWorthwhile = std::uint64_t{64} << 10;
 
-/// Quoted, and not marked as weak: what If-Match can compare.
-bool is_strong_etag(const std::string& version) { return version.starts_with('"'); }
-
 class Download {
  public:
   Download(Transport& transport, std::span<const RangeRequest> requests, const TransferOptions& options, Status& status)
@@ -80,7 +77,7 @@ class Download {
     };
     request.sink = [this, &piece](std::span<const std::byte> bytes, bool) { take(piece, bytes); };
     request.done = [this, &piece](std::exception_ptr failure) { end(piece, std::move(failure)); };
-    if (const std::string version = piece.object->version(); is_strong_etag(version)) request.if_match = version;
+    request.if_match = piece.object->condition();
     return request;
   }
 
@@ -142,7 +139,12 @@ std::optional<std::uint64_t> RemoteObject::size() const {
 
 std::string RemoteObject::version() const {
   const std::lock_guard lock(mutex_);
-  return version_;
+  return version_.value_or("");
+}
+
+std::string RemoteObject::condition() const {
+  const std::string known = version();
+  return known.starts_with('"') ? known : "";  // quoted, and not marked as weak: what If-Match can compare
 }
 
 void RemoteObject::learn(const PieceAnswer& answer, std::uint64_t offset, std::uint64_t length,
@@ -156,11 +158,14 @@ void RemoteObject::learn(const PieceAnswer& answer, std::uint64_t offset, std::u
     throw TransportError("the answer does not say that it is the range that was asked for", where,
                          "use a server that sends ranges as RFC 9110 has them");
   }
+  learn(answer, where);
+}
+
+void RemoteObject::learn(const PieceAnswer& answer, const std::string& where) {
   const std::lock_guard lock(mutex_);
-  if (size_ && (*size_ != *answer.size || version_ != answer.version)) {
-    throw Changed("the file has changed while it was read", where, "run again once it stays as it is");
-  }
-  size_ = answer.size;
+  const bool other_size = size_ && answer.size && *size_ != *answer.size;
+  if (other_size || (version_ && *version_ != answer.version)) throw Changed(where);
+  if (answer.size) size_ = answer.size;
   version_ = answer.version;
 }
 

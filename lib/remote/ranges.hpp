@@ -15,25 +15,32 @@
 
 namespace oscar {
 
-/// What answers have told of a file. Any thread may use it.
+/// What answers have told of a file. All that read the file share one, so that it is the same file for all of them. Any
+/// thread may use it.
 class RemoteObject {
  public:
   explicit RemoteObject(std::string path) : path_(std::move(path)) {}
+  RemoteObject(const RemoteObject&) = delete;
+  RemoteObject& operator=(const RemoteObject&) = delete;
 
   /// At the server, '/'-separated.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   /// Nothing before the first answer.
   [[nodiscard]] std::optional<std::uint64_t> size() const;
   [[nodiscard]] std::string version() const;
+  /// What requests say in If-Match: the version, if it is a strong ETag; empty: nothing.
+  [[nodiscard]] std::string condition() const;
   /// Takes in the answer to a request for `length` bytes from `offset` on. where: names the file. Throws Changed if it
   /// is of another file than answers before, TransportError if the server does not send what was asked for.
   void learn(const PieceAnswer& answer, std::uint64_t offset, std::uint64_t length, const std::string& where);
+  /// The same for a request for all of it.
+  void learn(const PieceAnswer& answer, const std::string& where);
 
  private:
   const std::string path_;
   mutable std::mutex mutex_;
-  std::optional<std::uint64_t> size_;
-  std::string version_;
+  std::optional<std::uint64_t> size_;   // some servers do not tell it of whole files
+  std::optional<std::string> version_;  // nothing before the first answer
 };
 
 struct RangeRequest {

@@ -28,15 +28,18 @@ RemoteFile::~RemoteFile() {
   if (addresses_ != nullptr) ::munmap(addresses_, whole_pages(size_));
 }
 
-/// Asks for the first block, which tells how large the file is, and gives it addresses.
+/// Gives the file addresses, as many as it has bytes: if nobody knows how many those are, the first block tells.
 void RemoteFile::make_known() const {
   const std::lock_guard lock(mutex_);
   if (addresses_ != nullptr) return;
-  Block first(kBlockBytes);
-  std::uint64_t count = 0;
-  const RangeRequest request{&object_, 0, first, &count};
-  server_.read({&request, 1});
-  first.resize(count);
+  if (!object_.size()) {
+    Block first(kBlockBytes);
+    std::uint64_t count = 0;
+    const RangeRequest request{&object_, 0, first, &count};
+    server_.read({&request, 1});
+    first.resize(count);
+    blocks_[0] = std::make_shared<const Block>(std::move(first));
+  }
   size_ = object_.size().value();
   void* place = ::mmap(nullptr, whole_pages(std::max<std::uint64_t>(size_, 1)), PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -45,7 +48,6 @@ void RemoteFile::make_known() const {
                   "raise the limit of the address space (ulimit -v)");
   }
   addresses_ = static_cast<std::byte*>(place);
-  blocks_[0] = std::make_shared<const Block>(std::move(first));
 }
 
 std::span<const std::byte> RemoteFile::bytes() const {

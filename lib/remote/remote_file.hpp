@@ -18,7 +18,7 @@ namespace oscar {
 class RemoteFile : public PlacedFile {
  public:
   /// `server` must outlive the file. Nothing is asked for yet.
-  RemoteFile(Server& server, std::string path) : server_(server), object_(std::move(path)) {}
+  RemoteFile(Server& server, const std::string& path) : server_(server), object_(server.object(path)) {}
   ~RemoteFile() override;
   RemoteFile(const RemoteFile&) = delete;
   RemoteFile& operator=(const RemoteFile&) = delete;
@@ -43,7 +43,7 @@ class RemoteFile : public PlacedFile {
   [[nodiscard]] std::shared_ptr<const Block> block(std::uint64_t number) const;
 
   Server& server_;
-  mutable RemoteObject object_;
+  RemoteObject& object_;
   mutable std::mutex mutex_;
   mutable std::byte* addresses_ = nullptr;  // reserved, not there; null before anybody asked
   mutable std::uint64_t size_ = 0, loaded_ = 0;

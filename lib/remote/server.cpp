@@ -42,24 +42,37 @@ auto Server::with_transport(F&& f) {
   }
 }
 
-std::string Server::text_of(const std::string& path, const std::string& query, std::uint64_t most) {
+std::string Server::text_of(const std::string& path, const std::string& query, std::uint64_t most,
+                            RemoteObject* object) {
   return with_transport([&](Transport& transport) {
     std::string text;
     with_retries(options_, status_, [&] {
       text.clear();
-      (void)transport.get_page(path, query, most, [&](std::span<const std::byte> bytes) {
+      PieceRequest request{path, 0, std::nullopt, most};
+      request.query = query;
+      if (object != nullptr) {
+        request.begin = [&](const PieceAnswer& answer) { object->learn(answer, where(path)); };
+        request.if_match = object->condition();
+      }
+      request.sink = [&](std::span<const std::byte> bytes, bool) {
         if (bytes.size() > most - text.size()) {
           throw TransportError("the file has more than " + std::to_string(most) + " bytes", where(path),
                                "check that this is the right address");
         }
         text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      });
+      };
+      transport.get_one(std::move(request));
     });
     return text;
   });
 }
 
-std::string Server::text(const std::string& path, std::uint64_t most) { return text_of(path, "", most); }
+std::string Server::text(const std::string& path, std::uint64_t most) { return text_of(path, "", most, &object(path)); }
+
+RemoteObject& Server::object(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  return objects_.try_emplace(path, path).first->second;
+}
 
 void Server::read(std::span<const RangeRequest> requests) {
   try {
@@ -85,7 +98,8 @@ std::optional<std::vector<std::string>> Server::list(const std::string& prefix) 
   if (bucket_.empty()) return std::nullopt;
   std::vector<std::string> names;
   for (std::string token;;) {
-    const ListingPage page = parse_listing(text_of("", listing_query(prefix, token), kMaxDocumentBytes), where(""));
+    const ListingPage page =
+        parse_listing(text_of("", listing_query(prefix, token), kMaxDocumentBytes, nullptr), where(""));
     for (const std::string& key : page.keys) {
       std::string name = key.substr(std::min(prefix.size(), key.size()));
       if (name.ends_with('/')) name.pop_back();

@@ -2,6 +2,7 @@
 // One server, or one bucket of a store: connections that are kept for the next request, and what is asked over them.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,6 +23,8 @@ class Server {
 
   /// A whole file of up to `most` bytes. Throws NotFound, Denied, TransportError, Interrupted.
   [[nodiscard]] std::string text(const std::string& path, std::uint64_t most);
+  /// The file at `path`, always the same object; it lives as long as the server.
+  [[nodiscard]] RemoteObject& object(const std::string& path);
   /// Throws what read_ranges() throws, and DataError for a file that does not exist.
   void read(std::span<const RangeRequest> requests);
   /// Names in a "folder" of a bucket ("" or one that ends with '/'), sorted; nothing for a web server.
@@ -35,7 +38,9 @@ class Server {
   /// f(a transport that nobody else uses meanwhile)
   template <class F>
   auto with_transport(F&& f);
-  [[nodiscard]] std::string text_of(const std::string& path, const std::string& query, std::uint64_t most);
+  /// object: null for what may differ from one answer to the next.
+  [[nodiscard]] std::string text_of(const std::string& path, const std::string& query, std::uint64_t most,
+                                    RemoteObject* object);
 
   const StoreLocation location_;
   const std::string bucket_;
@@ -43,6 +48,7 @@ class Server {
   Status& status_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Transport>> idle_;
+  std::map<std::string, RemoteObject> objects_;  // by path
 };
 
 }  // namespace oscar

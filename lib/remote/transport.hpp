@@ -35,9 +35,11 @@ struct Denied : TransportError {
   using TransportError::TransportError;
 };
 
-/// The resource is no longer the one that a piece was asked of: HTTP 412.
+/// The resource is no longer the one that was asked for before: HTTP 412, or another ETag, time or size.
 struct Changed : TransportError {
-  using TransportError::TransportError;
+  explicit Changed(const std::string& where)
+      : TransportError("the file has changed since this run first read it", where, "run again once it stays as it is") {
+  }
 };
 
 /// Of a document that is held in memory: an index, a manifest, an answer.
@@ -100,6 +102,8 @@ class Transport {
   /// Names what may be asked for soon, so that connections are open by then and redirects known. Costs a small request
   /// each, beside those that follow; whatever goes wrong with them goes unsaid.
   virtual void expect(const std::vector<std::string>&) {}
+  /// Streams one piece, or all of a resource; throws what its `done` would be given, which is not called.
+  void get_one(PieceRequest request);
   /// Streams many pieces at the same time; transports that cannot stream one after the other.
   virtual void get_pieces(const PieceSource& source);
   /// How many pieces at once are worth while; 1: pieces do not help, ask for whole resources.

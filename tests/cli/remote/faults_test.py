@@ -15,8 +15,9 @@ WEIGHTS = "model-00001-of-00001.safetensors"
 
 
 class FaultyServer(Serving):
-    """Serves {path: bytes} with ranges and ETags. fault(request, path, nth, asked): called for each request, the nth one
-    for its path; true: it has answered itself. With `password`, "user:password" is asked for."""
+    """Serves {path: bytes} with ranges and ETags, and lists them as a store does, the first folder as the bucket.
+    fault(request, path, nth, asked): called for each request, the nth one for its path; true: it has answered itself.
+    With `password`, "user:password" is asked for."""
 
     def __init__(self, files, fault=lambda *_: False, password=None):
         outer = self
@@ -26,7 +27,10 @@ class FaultyServer(Serving):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                path = urllib.parse.unquote(self.path).lstrip("/")
+                path, _, query = self.path.partition("?")
+                path = urllib.parse.unquote(path).lstrip("/")
+                if "list-type=2" in query:
+                    return self.reply(200, outer.listing(path, urllib.parse.parse_qs(query).get("prefix", [""])[0]))
                 outer.seen.append(path)
                 given = self.headers.get("Authorization", "")
                 if password and given != "Basic " + base64.b64encode(password.encode()).decode():
@@ -57,6 +61,13 @@ class FaultyServer(Serving):
                 pass
 
         super().__init__(Handler)
+
+    def listing(self, bucket, prefix):
+        inside = [path[len(bucket):].strip("/")[len(prefix):] for path in self.files if path.startswith(f"{bucket.strip('/')}/{prefix}")]
+        keys = {prefix + name.split("/")[0] + ("/" if "/" in name else "") for name in inside}
+        found = "".join(f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>" if key.endswith("/") else
+                        f"<Contents><Key>{key}</Key></Contents>" for key in sorted(keys))
+        return f"<ListBucketResult>{found}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
 
     def etag(self, path):
         return f'"{hash(self.files[path])}"'
@@ -109,8 +120,37 @@ class FaultsTest(RemoteCase):
             return False
         server = self.model(fault=change)
         with server as url:
-            self.fail_with(["has changed while it was read", WEIGHTS, "run again"], "fit", "--model", f"{url}/m", *TOKENS,
+            self.fail_with(["has changed since this run first read it", WEIGHTS, "run again"], "fit", "--model", f"{url}/m", *TOKENS,
                            "--out", "set")
+
+    def test_a_chunk_that_changes_between_index_and_rows(self):
+        dump = self.split_dump("dump")
+        chunk, swapped = "bucket/dump/layer_2/k/3.pt", (dump / "layer_2/k/3.pt").read_bytes()[:-1] + b"\1"
+        for conditions in (True, False):
+            def change(request, path, nth, asked):
+                if path == chunk and nth == 2:
+                    server.files[path] = swapped
+                if not conditions:
+                    del request.headers["If-Match"]
+                return False
+            server = FaultyServer({f"bucket/dump/{path}": content for path, content in read_folder(dump).items()}, change)
+            with server as url:
+                self.fail_with(["has changed since this run first read it", "layer_2/k/3.pt", "run again"], "fit", "--dump",
+                               "s3://bucket/dump", "--recipe", "oscar", "--out", "set", env={"AWS_ENDPOINT_URL_S3": url})
+
+    def test_a_chunk_that_changes_between_its_fingerprint_and_its_rows(self):
+        dump = self.dump()
+
+        def change(request, path, nth, asked):
+            if path == "dump/layer_1/v/1.pt" and nth == 2:
+                server.files[path] = server.files[path][:-1] + b"\1"
+            return False
+        server = FaultyServer({f"dump/{path}": content for path, content in read_folder(dump).items()}, change)
+        with server as url:
+            done = self.run_oscar("fit", "--dump", f"{url}/dump", "--recipe", "oscar", "--resume", "--out", "set")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("has changed since this run first read it", done.stderr)
+        self.assertIn("layer_1/v/1.pt", done.stderr)
 
     def test_a_file_that_changes_at_a_server_without_conditions(self):
         def change(request, path, nth, asked):
@@ -121,7 +161,7 @@ class FaultsTest(RemoteCase):
                                  Content_Range=f"bytes {asked[0]}-{asked[1] - 1}/{len(body)}")
         server = self.model(fault=change)
         with server as url:
-            self.fail_with(["has changed while it was read", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
+            self.fail_with(["has changed since this run first read it", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
 
     def test_a_server_without_ranges(self):
         with RangeServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, ranges=False) as url:

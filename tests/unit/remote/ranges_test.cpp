@@ -98,6 +98,8 @@ TEST_CASE("another version, whole files and answers about something else are err
   transport.version = "\"1\"";
   transport.body.resize(999);
   CHECK_ERROR(read(transport, object, 0, out), Changed, "has changed");
+  CHECK_ERROR(object.learn({false, 0, std::nullopt, "\"2\""}, "here"), Changed, "has changed");
+  object.learn({false, 0, std::nullopt, "\"1\""}, "here");
   RemoteObject other("b");
   transport.whole = true;
   CHECK_ERROR(read(transport, other, 0, out), TransportError, "whole files only");

@@ -46,6 +46,8 @@ class TinyServer {
     return location;
   }
   std::atomic<int> requests{0};
+  std::atomic<char> version{'v'};
+  std::atomic<int> conditions{0};  // requests with If-Match
 
  private:
   void serve() {
@@ -66,13 +68,15 @@ class TinyServer {
       request.append(buffer, static_cast<std::size_t>(count));
     }
     ++requests;
+    conditions += request.find("If-Match: \"v\"") != std::string::npos ? 1 : 0;
     unsigned long first = 0, last = 0;
     const std::size_t range = request.find("Range: bytes=");
     if (range == std::string::npos || std::sscanf(&request[range], "Range: bytes=%lu-%lu", &first, &last) != 2) return;
     last = std::min<unsigned long>(last, body_.size() - 1);
-    std::string text = "HTTP/1.1 206 Partial\r\nConnection: close\r\nETag: \"v\"\r\nContent-Length: " +
-                       std::to_string(last + 1 - first) + "\r\nContent-Range: bytes " + std::to_string(first) + "-" +
-                       std::to_string(last) + "/" + std::to_string(body_.size()) + "\r\n\r\n";
+    std::string text = "HTTP/1.1 206 Partial\r\nConnection: close\r\nETag: \"" + std::string(1, version) +
+                       "\"\r\nContent-Length: " + std::to_string(last + 1 - first) + "\r\nContent-Range: bytes " +
+                       std::to_string(first) + "-" + std::to_string(last) + "/" + std::to_string(body_.size()) +
+                       "\r\n\r\n";
     text += body_.substr(first, last + 1 - first);
     for (std::size_t sent = 0; sent < text.size();) {
       const ssize_t count = ::send(client, &text[sent], text.size() - sent, MSG_NOSIGNAL);
@@ -139,6 +143,25 @@ TEST_CASE("small reads of a file at a server share requests, large ones do not w
   CHECK(web.requests == 4);
   out.resize(10);
   CHECK_ERROR(file.read(body.size() - 9, out), DataError, "ends before its data does");
+}
+
+TEST_CASE("a file at a server is the same one for all that open it") {
+  TinyServer web(sample_body(200'000));
+  Status status;
+  Server server(web.location(), "", {}, status);
+  std::vector<std::byte> out(100'000);
+  RemoteFile(server, "x").read(0, out);
+  CHECK(web.conditions == 0);
+  const RemoteFile again(server, "x");
+  CHECK(again.bytes().size() == 200'000);
+  CHECK(web.requests == 1);  // for what is known nobody is asked
+  again.read(0, out);
+  CHECK(web.conditions == 1);
+  web.version = 'w';
+  const RemoteFile later(server, "x"), other(server, "y");
+  CHECK_ERROR(later.read(0, out), Changed, "has changed since this run first read it");
+  other.read(0, out);
+  CHECK(other.version() == "\"w\"");
 }
 
 }  // namespace oscar
