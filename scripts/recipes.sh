@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Installs what is missing, builds, fits the sample model by every recipe and measures what each does to it: prints README's
-# table of recipes, and keeps out/recipes.json. On the GPU if there is one. Options: tests/bench/bench_recipes.py.
+# Installs what is missing, builds, fits the sample model by every recipe and measures what each does to it: prints the
+# table of recipes in tests/bench/README.md, and keeps out/recipes.json. On the GPU if there is one. Options: tests/bench/bench_recipes.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
