@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <c10/util/Logging.h>
+
 #include <chrono>
+#include <cstdlib>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -61,6 +64,9 @@ class TorchStore : public RankStore {
 }  // namespace oscar
 
 oscar::RankStore* oscar_open_rank_store(const oscar::StoreAddress* address) {
+  // c10d logs pages of stack for each call to a store that is gone. What its calls throw, callers tell.
+  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", 0);
+  c10::initLogging();
   const std::string where = address->host + ":" + std::to_string(address->port);
   try {
     c10d::TCPStoreOptions options;

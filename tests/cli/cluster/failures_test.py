@@ -53,7 +53,7 @@ class FailuresTest(RanksCase):
         processes[1].send_signal(signal.SIGCONT)
         codes, errors = self.finish(processes)
         self.assertEqual(codes[1], 1, errors)
-        self.assertRegex(errors[1], rf"rank 0 \(.*process {processes[0].pid}\) is gone")
+        self.assertRegex(errors[1], rf"\Aoscar: error: rank 0 \(.*process {processes[0].pid}\) is gone\n  try: .*\n\Z")
 
     def test_ranks_with_different_options_are_refused(self):
         codes, errors = self.finish(self.start("--dump", "dump", "--out", "mixed", of_rank={1: ["--clip", "off"]}))
