@@ -13,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/plugin.hpp"
 #include "base/status.hpp"
+#include "base/wait.hpp"
 #include "cluster/process_name.hpp"
 #include "cluster/store.hpp"
 
@@ -23,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Between two signs of life.
 constexpr double kBeatSeconds = 0.5;
-/// What a rank has to end in once it knows that another failed.
+/// What a rank has to end in once it failed, or knows that another did.
 constexpr double kEndSeconds = 8;
 /// c10d's store takes values of up to 8 MiB.
 constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
@@ -88,15 +89,14 @@ class Ranks::Impl {
   }
 
   const Place& place() const { return place_; }
+  const std::string& name(int rank) const { return others_.at(at(rank)).name; }
   int sharers_of_cores() const { return sharers_of_cores_; }
 
   /// Waits for it.
   std::string wait_for_value(const std::string& key) {
-    for (double pause = 0.001;; pause = std::min(2 * pause, 0.01)) {
-      throw_if_interrupted();
-      if (auto value = find(key)) return *value;
-      sleep_for(pause);
-    }
+    std::optional<std::string> value;
+    wait_until([&] { return (value = find(key)).has_value(); });
+    return *value;
   }
 
   std::string get(const std::string& key, bool take) {
@@ -130,6 +130,10 @@ class Ranks::Impl {
   void fail(const std::string& why) noexcept {
     try {
       left_ = true;
+      {
+        const std::lock_guard lock(mutex_);
+        if (!own_failure_) own_failure_.emplace(why, "", "");
+      }
       if (!store_->find("failed")) store_->set("failed", others_[at(place_.rank)].name + " failed: " + why);
       store_->set(key_of("done", place_.rank), "");
       if (serves()) wait_for_others(3);
@@ -150,11 +154,7 @@ class Ranks::Impl {
     try {
       call();
     } catch (const TransportError&) {
-      const auto start = Clock::now();
-      while (seconds_since(start) < 4 * kBeatSeconds) {
-        throw_if_interrupted();
-        sleep_for(0.05);
-      }
+      wait_until([] { return false; }, 4 * kBeatSeconds);
       throw;
     }
   }
@@ -256,11 +256,16 @@ class Ranks::Impl {
     return {why, "", "start all ranks again with --resume, which keeps what they finished"};
   }
 
+  std::optional<RankFailed> own_failure() {
+    const std::lock_guard lock(mutex_);
+    return own_failure_;
+  }
+
   /// The watch itself may hang, in a call to a machine that is gone, and so may the rest of this process.
   void guard() {
     while (!wait_for(watch_ended_, kBeatSeconds)) {
       if (seconds_since(beat_at_) > options_.silent_seconds) end(others_.front().name + " does not answer");
-      const std::optional<RankFailed> failed = rank_failed();
+      const std::optional<RankFailed> own = own_failure(), failed = own ? own : rank_failed();
       if (failed && !wait_for(watch_ended_, kEndSeconds) && options_.give_up) options_.give_up(*failed);
     }
   }
@@ -275,6 +280,7 @@ class Ranks::Impl {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false, watch_ended_ = false;
+  std::optional<RankFailed> own_failure_;
   std::thread watch_, guard_;
 };
 
@@ -282,6 +288,7 @@ Ranks::Ranks(const Place& place, RankOptions options) : impl_(std::make_unique<I
 Ranks::~Ranks() = default;
 int Ranks::rank() const { return impl_->place().rank; }
 int Ranks::size() const { return impl_->place().size; }
+const std::string& Ranks::name(int rank) const { return impl_->name(rank); }
 int Ranks::sharers_of_cores() const { return impl_->sharers_of_cores(); }
 void Ranks::put(const std::string& key, const std::string& value) { impl_->put(key, value); }
 std::string Ranks::get(const std::string& key) { return impl_->get(key, false); }

@@ -18,8 +18,8 @@ struct RankOptions {
   double join_seconds = 120;
   /// A rank that shows no sign of life for so long is gone.
   double silent_seconds = 15;
-  /// Called from a thread of its own if this process does not end by itself after another rank failed: it hangs in some
-  /// read, for example. Must end the process.
+  /// Called from a thread of its own if this process does not end by itself after it failed or another rank did: it
+  /// hangs in some read, for example. Must end the process.
   std::function<void(const RankFailed&)> give_up;
 };
 
@@ -34,6 +34,8 @@ class Ranks {
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
+  /// Of a rank, itself among them, for messages: "rank 1 (node7, process 123)".
+  [[nodiscard]] const std::string& name(int rank) const;
 
   /// How many ranks of this machine may run on the very cores that this one may run on, itself among them.
   [[nodiscard]] int sharers_of_cores() const;
@@ -45,7 +47,7 @@ class Ranks {
   /// The same, and removes it.
   [[nodiscard]] std::string take(const std::string& key);
 
-  /// Tells the others why this one ends.
+  /// Tells the others why this one ends, which it has to do soon.
   void fail(const std::string& why) noexcept;
   /// This one's work is done. Rank 0 waits for the others to say so.
   void leave();

@@ -57,8 +57,8 @@ class Source : public LiveSource {
     pass_->wait_until_ready();
   }
 
-  void finish() override {
-    while (pass_->layer() < layers_) pass_->step({}, pass_->layer() == layers_ - 1);
+  void finish(bool run_rest) override {
+    while (run_rest && pass_->layer() < layers_) pass_->step({}, pass_->layer() == layers_ - 1);
     pass_->finish();
   }
 

@@ -35,8 +35,9 @@ class LiveSource : public QkvSource {
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
   /// Until the model can take its first layer at full speed. Throws what loading throws.
   virtual void wait_until_ready() = 0;
-  /// Runs what is left of this process's layers: others wait for what comes out of them.
-  virtual void finish() = 0;
+  /// Waits until the others that run the model are done, too. run_rest: what is left of this process's layers runs
+  /// before, since others wait for what comes out of it.
+  virtual void finish(bool run_rest) = 0;
 };
 
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that

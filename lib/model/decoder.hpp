@@ -56,15 +56,24 @@ class Rows {
   virtual ~Rows() = default;
 };
 
-/// A way for hidden states from one process's GPU to another's, in one direction. What has not arrived when either end
-/// goes is lost.
+/// A way for hidden states from one process's GPU to another's, in one direction. Nothing here waits for the other end,
+/// which may be gone; what has not arrived when either end goes is lost. abort() and is_ready() may be called at any
+/// time. All but abort() throw BackendUnavailable once the link is broken.
 class HiddenLink {
  public:
   virtual ~HiddenLink() = default;
-  /// Returns at once; `hidden` may go.
+  /// Whether what was begun needs nothing more of this process: opening the link, at first; the other end was heard
+  /// then.
+  [[nodiscard]] virtual bool is_ready() = 0;
+  /// Begins once the link is ready; `hidden` may go.
   virtual void send(const Rows& hidden) = 0;
-  /// The next that was sent, (tokens, hidden_size).
-  [[nodiscard]] virtual std::unique_ptr<Rows> receive(std::size_t tokens) = 0;
+  /// Begins, once the link is ready, to receive the next that is sent.
+  virtual void receive(std::size_t tokens) = 0;
+  /// That, (tokens, hidden_size), once the link is ready again. What computes with it waits on the GPU until it is
+  /// there.
+  [[nodiscard]] virtual std::unique_ptr<Rows> received() = 0;
+  /// Ends what is on its way, for which a GPU may wait.
+  virtual void abort() noexcept = 0;
 };
 
 /// Host memory for rows of one sequence: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).
@@ -104,7 +113,7 @@ class Decoder {
   [[nodiscard]] virtual std::string link_place() const = 0;
   /// A name that both ends of a new link must give to open_link().
   [[nodiscard]] virtual std::string new_link_name() const = 0;
-  /// Waits for the other end, on a device of another place. Throws BackendUnavailable.
+  /// Begins to open one to a device of another place. Throws BackendUnavailable.
   [[nodiscard]] virtual std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const = 0;
 
   [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;

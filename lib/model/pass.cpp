@@ -215,6 +215,7 @@ void Pass::run_layer(const Mixer& mix, bool observe_only) {
     if (experts) experts_by_group(*weights);
   }
   decoder_.finish();  // or the weights would go while a GPU computes with them
+  if (relay_) relay_->require_whole();
   if (experts) experts_ = std::move(experts_ahead_);
   layer_ = observe_only ? layers_ : after;
   ended_ = observe_only;

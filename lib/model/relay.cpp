@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/status.hpp"
 
 namespace oscar {
 namespace {
@@ -29,22 +30,34 @@ void Relay::open_links() {
   share_.put(link_key("place_of_receiver", previous, own), place);
   require_same_type();
   const auto linked = [&](const std::string& other) { return !place.empty() && !other.empty() && place != other; };
-  const auto open = [this](const std::string& name, bool sends) {
-    return std::async(std::launch::async, [this, name, sends] { return decoder_.open_link(name, sends); });
-  };
   if (linked(share_.take(link_key("place_of_receiver", own, next)))) {
     const std::string name = decoder_.new_link_name();
     share_.put(link_key("link", own, next), name);
-    opening_to_ = open(name, true);
+    open(to_next_, name, true, next);
   }
   if (linked(share_.take(link_key("place_of_sender", previous, own)))) {
-    opening_from_ = open(share_.take(link_key("link", previous, own)), false);
+    open(from_previous_, share_.take(link_key("link", previous, own)), false, previous);
+  }
+}
+
+void Relay::open(std::optional<LinkEnd>& end, const std::string& name, bool sends, int peer) {
+  end.emplace(decoder_.open_link(name, sends),
+              LinkOptions{.peer = share_.name(peer), .open_seconds = share_.open_seconds, .lost = interrupt});
+}
+
+Relay::~Relay() {
+  for (auto* end : {&from_previous_, &to_next_}) {
+    if (*end) (*end)->cut();
   }
 }
 
 void Relay::wait_until_open() {
-  if (opening_from_.valid()) from_previous_ = opening_from_.get();
-  if (opening_to_.valid()) to_next_ = opening_to_.get();
+  if (from_previous_) from_previous_->wait_until_open();
+  if (to_next_) to_next_->wait_until_open();
+}
+
+void Relay::require_whole() const {
+  if (from_previous_) from_previous_->require_whole();
 }
 
 void Relay::require_same_type() const {
@@ -72,8 +85,14 @@ void Relay::send(int layer, std::size_t sequence, const Rows& hidden) {
 }
 
 void Relay::finish() {
-  share_.put(link_key("arrived", share_.previous(), share_.rank), "");
-  (void)share_.take(link_key("arrived", share_.rank, share_.next()));
+  const int own = share_.rank, next = share_.next(), previous = share_.previous();
+  for (auto* end : {&from_previous_, &to_next_}) {
+    if (*end) (*end)->finish();
+  }
+  share_.put(link_key("received_all", previous, own), "");
+  share_.put(link_key("sent_all", own, next), "");
+  (void)share_.take(link_key("received_all", own, next));
+  (void)share_.take(link_key("sent_all", previous, own));
 }
 
 }  // namespace oscar

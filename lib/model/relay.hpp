@@ -4,11 +4,12 @@
 #pragma once
 
 #include <cstddef>
-#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "model/decoder.hpp"
+#include "model/link_end.hpp"
 #include "model/share.hpp"
 
 namespace oscar {
@@ -17,25 +18,31 @@ class Relay {
  public:
   /// Agrees with both neighbours on the way; links open meanwhile. `decoder` must outlive this.
   Relay(ModelShare share, Decoder& decoder);
+  ~Relay();
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
 
+  /// Throws RankFailed for links that do not open in time, or break.
   void wait_until_open();
   /// After that. Hidden states of a sequence before `layer`; waits for them. Of a layer, sequences are received in the
-  /// order in which they are sent. Throws what the share's take() throws.
+  /// order in which they are sent. Throws what the share's take() throws, RankFailed and Interrupted.
   [[nodiscard]] std::unique_ptr<Rows> receive(int layer, std::size_t sequence, std::size_t tokens);
   /// To the process that runs `layer`.
   void send(int layer, std::size_t sequence, const Rows& hidden);
-  /// Once this process is done with all of its layers: waits until its neighbour is too, whom a link that ends would
+  /// Throws RankFailed or Interrupted if what arrived may be less than what was sent.
+  void require_whole() const;
+  /// Once this process is done with all of its layers: waits until its neighbours are too, whom a link that ends would
   /// cut off.
   void finish();
 
  private:
   void open_links();
+  void open(std::optional<LinkEnd>& end, const std::string& name, bool sends, int peer);
   void require_same_type() const;
 
   ModelShare share_;
   Decoder& decoder_;
-  std::future<std::unique_ptr<HiddenLink>> opening_from_, opening_to_;
-  std::unique_ptr<HiddenLink> from_previous_, to_next_;  // null: through the host
+  std::optional<LinkEnd> from_previous_, to_next_;  // nothing: through the host
 };
 
 }  // namespace oscar

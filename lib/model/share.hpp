@@ -14,6 +14,10 @@ struct ModelShare {
   std::function<void(const std::string& key, const std::string& value)> put = {};
   /// Waits for a value and removes it.
   std::function<std::string(const std::string& key)> take = {};
+  /// Of a process, for messages.
+  std::function<std::string(int rank)> name = {};
+  /// How long a link between GPUs may take to open.
+  double open_seconds = 120;
 
   [[nodiscard]] bool runs(int layer) const { return layer % ranks == rank; }
   [[nodiscard]] int next() const { return (rank + 1) % ranks; }

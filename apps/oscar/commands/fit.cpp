@@ -284,7 +284,8 @@ void register_fit(CLI::App& app, Context& context) {
       ->check(CLI::Range(1, 86400))
       ->capture_default_str()
       ->group("Backend");
-  fit->add_option("--join-timeout", command->join_timeout, "Of several ranks: seconds that all may take to come")
+  fit->add_option("--join-timeout", command->join_timeout,
+                  "Of several ranks: seconds that all may take to come, and links between their GPUs to open")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str()
       ->group("Backend");

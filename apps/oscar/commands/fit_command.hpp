@@ -47,8 +47,8 @@ class FitInput {
   void keep_states(const std::filesystem::path& folder, const PartialSet& partial);
   /// Until a model's first layer is loaded and a GPU's kernels and memory are there.
   void wait_until_ready();
-  /// Once all layers of this process are fitted: others may need what comes out of a model's last ones.
-  void finish();
+  /// Once all layers of this process are fitted. run_rest: others need what comes out of a model's last ones.
+  void finish(bool run_rest);
 
  private:
   std::filesystem::path model_;

@@ -86,8 +86,8 @@ void FitInput::wait_until_ready() {
   if (live_ != nullptr) live_->wait_until_ready();
 }
 
-void FitInput::finish() {
-  if (live_ != nullptr) live_->finish();
+void FitInput::finish(bool run_rest) {
+  if (live_ != nullptr) live_->finish(run_rest);
 }
 
 void FitInput::keep_states(const std::filesystem::path& folder, const PartialSet& partial) {

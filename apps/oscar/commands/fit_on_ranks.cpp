@@ -18,18 +18,10 @@ namespace {
 
 std::string key_of(int layer_id) { return "layer/" + std::to_string(layer_id); }
 
-/// A model's layers belong to those who run them, a dump's are dealt like cards.
-std::vector<int> layers_of(const FitCommand& command, const std::vector<int>& layers, int rank, int size) {
-  if (command.input.model.empty()) return share_of(layers, rank, size);
-  std::vector<int> own = layers;
-  std::erase_if(own, [share = ModelShare{rank, size}](int id) { return !share.runs(id); });
-  return own;
-}
-
 /// Layers of the others, which rank 0's folder may lack: it need not be one that they share.
 void collect(const FitCommand& command, const std::vector<int>& missing, const PartialSet& partial, Ranks& ranks) {
   for (int rank = 1; rank < ranks.size(); ++rank) {
-    for (const int id : layers_of(command, missing, rank, ranks.size())) {
+    for (const int id : share_of(command, missing, rank, ranks.size())) {
       write_file(partial.file_of(id), ranks.take(key_of(id)));
     }
   }
@@ -38,35 +30,16 @@ void collect(const FitCommand& command, const std::vector<int>& missing, const P
 /// Fits the layers of this rank.
 void fit_own(const FitCommand& command, FitInput& input, const std::vector<int>& missing, const PartialSet& partial,
              const FitHooks& hooks, Backend& backend, Ranks& ranks, Status& status) {
-  if (missing.empty()) return;
-  const std::vector<int> own = layers_of(command, missing, ranks.rank(), ranks.size());
-  try {
-    fit_layers(input.source(), own, command.fit, backend, status, hooks);
-    for (const int id : own) {
-      if (ranks.rank() > 0) ranks.put(key_of(id), read_text(partial.file_of(id)));
-    }
-    input.finish();
-  } catch (const std::exception& error) {
-    ranks.fail(text_of(error));  // the model's end waits for what it began with others
-    throw;
+  const std::vector<int> own = share_of(command, missing, ranks.rank(), ranks.size());
+  fit_layers(input.source(), own, command.fit, backend, status, hooks);
+  for (const int id : own) {
+    if (ranks.rank() > 0) ranks.put(key_of(id), read_text(partial.file_of(id)));
   }
+  input.finish(!missing.empty());
 }
 
-/// This rank among those that run a model together.
-ModelShare share_of_model(Ranks& ranks) {
-  return {.rank = ranks.rank(),
-          .ranks = ranks.size(),
-          .put = [&ranks](const std::string& key, const std::string& value) { ranks.put(key, value); },
-          .take = [&ranks](const std::string& key) { return ranks.take(key); }};
-}
-
-}  // namespace
-
-void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context) {
-  // Meanwhile the input is opened.
-  std::future<std::unique_ptr<Backend>> starting =
-      std::async(std::launch::async, [&context] { return start_backend(context); });
-  FitInput input(command, context, share_of_model(ranks));
+void fit_input(Ranks& ranks, FitCommand& command, FitInput& input, std::future<std::unique_ptr<Backend>> starting,
+               Context& context) {
   QkvSource& source = input.source();
   const Json record = fit_record(input, command);
   require_same(record, ranks);
@@ -92,6 +65,16 @@ void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context) {
   partial.remove();
   times.writing = seconds_since(fitted);
   report(result, times, command, *backend, context);
+}
+
+}  // namespace
+
+void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context) {
+  // Meanwhile the input is opened.
+  std::future<std::unique_ptr<Backend>> starting =
+      std::async(std::launch::async, [&context] { return start_backend(context); });
+  FitInput input(command, context, share_of_model(ranks, command));
+  tell_failure(ranks, [&] { fit_input(ranks, command, input, std::move(starting), context); });
 }
 
 }  // namespace oscar

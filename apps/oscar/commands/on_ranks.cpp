@@ -28,12 +28,21 @@ void take_share_of_machine(const Place& place, const Ranks& ranks, CommonOptions
   ::_exit(1);
 }
 
-}  // namespace
-
 std::string text_of(const std::exception& error) {
   const auto* known = dynamic_cast<const Error*>(&error);
   if (known == nullptr || known->where().empty()) return error.what();
   return known->what() + (" (" + known->where() + ")");
+}
+
+}  // namespace
+
+void tell_failure(Ranks& ranks, const std::function<void()>& task) {
+  try {
+    task();
+  } catch (const std::exception& error) {
+    ranks.fail(text_of(error));
+    throw;
+  }
 }
 
 void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
@@ -42,15 +51,12 @@ void run_on_ranks(const Place& place, const FitCommand& command, Context& contex
   Ranks ranks(place, {.join_seconds = static_cast<double>(command.join_timeout),
                       .silent_seconds = static_cast<double>(command.rank_timeout),
                       .give_up = give_up});
-  try {
+  tell_failure(ranks, [&] {
     take_share_of_machine(place, ranks, context.common);
     context.status->notice(fmt::format("{} ranks, {} threads in this one", ranks.size(), num_threads()));
     task(ranks);
     ranks.leave();
-  } catch (const std::exception& error) {
-    ranks.fail(text_of(error));
-    throw;
-  }
+  });
 }
 
 void require_same(const Json& what, Ranks& ranks) {
@@ -84,12 +90,26 @@ std::vector<int> missing_layers(const std::vector<int>& all, const PartialFolder
   return parse_json(ranks.get("missing"), "the layers of rank 0").get<std::vector<int>>();
 }
 
-std::vector<int> share_of(const std::vector<int>& layers, int rank, int size) {
+std::vector<int> share_of(const FitCommand& command, const std::vector<int>& layers, int rank, int size) {
+  if (!command.input.model.empty()) {
+    std::vector<int> own = layers;
+    std::erase_if(own, [share = ModelShare{rank, size}](int id) { return !share.runs(id); });
+    return own;
+  }
   std::vector<int> own;
   for (auto i = static_cast<std::size_t>(rank); i < layers.size(); i += static_cast<std::size_t>(size)) {
     own.push_back(layers[i]);
   }
   return own;
+}
+
+ModelShare share_of_model(Ranks& ranks, const FitCommand& command) {
+  return {.rank = ranks.rank(),
+          .ranks = ranks.size(),
+          .put = [&ranks](const std::string& key, const std::string& value) { ranks.put(key, value); },
+          .take = [&ranks](const std::string& key) { return ranks.take(key); },
+          .name = [&ranks](int rank) { return ranks.name(rank); },
+          .open_seconds = static_cast<double>(command.join_timeout)};
 }
 
 }  // namespace oscar

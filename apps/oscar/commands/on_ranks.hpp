@@ -17,8 +17,8 @@ namespace oscar {
 void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
                   const std::function<void(Ranks&)>& task);
 
-/// What the other ranks are told of an error: its reason and place.
-[[nodiscard]] std::string text_of(const std::exception& error);
+/// Tells the others why a task failed before this process waits for what it began.
+void tell_failure(Ranks& ranks, const std::function<void()>& task);
 
 /// Throws DataError if this rank was started with other data or options than rank 0. what: of this rank.
 void require_same(const Json& what, Ranks& ranks);
@@ -36,7 +36,10 @@ struct SharedFolder {
 /// Layers that rank 0's folder lacks.
 [[nodiscard]] std::vector<int> missing_layers(const std::vector<int>& all, const PartialFolder& folder, Ranks& ranks);
 
-/// Of rank `rank` of `size`; dealt like cards.
-[[nodiscard]] std::vector<int> share_of(const std::vector<int>& layers, int rank, int size);
+/// Layers of rank `rank` of `size`: a model's belong to those who run them, a dump's are dealt like cards.
+[[nodiscard]] std::vector<int> share_of(const FitCommand& command, const std::vector<int>& layers, int rank, int size);
+
+/// This rank among those that run a model together.
+[[nodiscard]] ModelShare share_of_model(Ranks& ranks, const FitCommand& command);
 
 }  // namespace oscar

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Each link is a communicator of two. The library is the one that libtorch's CUDA part has loaded.
+// Each link is a communicator of two, whose calls return before they are done: NCCL goes on with them in threads of its
+// own, and is asked how far it is. The library is the one that libtorch's CUDA part has loaded.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <dlfcn.h>
 #include <nccl.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <type_traits>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "model/decoder_torch/link.hpp"
@@ -23,7 +27,9 @@ struct Nccl {
   decltype(&ncclCommAbort) abort;
   decltype(&ncclSend) send;
   decltype(&ncclRecv) receive;
+  decltype(&ncclCommGetAsyncError) async_error;
   decltype(&ncclGetErrorString) error_string;
+  decltype(&ncclGetLastError) last_error;
 };
 
 [[noreturn]] void fail(const std::string& what) {
@@ -46,62 +52,117 @@ const Nccl& nccl() {
     find("ncclCommAbort", found.abort);
     find("ncclSend", found.send);
     find("ncclRecv", found.receive);
+    find("ncclCommGetAsyncError", found.async_error);
     find("ncclGetErrorString", found.error_string);
+    find("ncclGetLastError", found.last_error);
     return found;
   }();
   return library;
 }
 
 void check(ncclResult_t result) {
-  if (result != ncclSuccess) fail(nccl().error_string(result));
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  const std::string detail = nccl().last_error(nullptr);
+  fail(nccl().error_string(result) + (detail.empty() ? "" : " (" + detail + ")"));
 }
 
 class Link : public HiddenLink {
  public:
   Link(const Device& device, std::int64_t hidden_size, const std::string& name, bool sends)
-      : device_(device), hidden_size_(hidden_size), stream_(device.new_stream(/*lasting=*/true)) {
+      : device_(device), hidden_size_(hidden_size), sends_(sends), stream_(device.new_stream(/*lasting=*/true)) {
     ncclUniqueId id{};
     if (name.size() != sizeof id) fail("the ranks do not agree");
     std::memcpy(&id, name.data(), sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
     config.maxCTAs = kBlocks;
     const CallGuard guard(device_);
     check(nccl().init(&communicator_, 2, id, sends ? 0 : 1, &config));
   }
-  /// Does not wait: the other end may be gone.
-  ~Link() override { (void)nccl().abort(communicator_); }
+  ~Link() override { abort(); }
+
+  bool is_ready() override {
+    const std::lock_guard lock(mutex_);
+    if (!is_idle()) return false;
+    if (!greeting_.defined()) return greet(), false;
+    if (!greeted_) greeted_ = mark();
+    if (sends_ && passing_.defined()) {
+      std::exchange(passing_, at::Tensor()).record_stream(stream_);  // its memory stays until that is done
+    }
+    return greeted_->query();
+  }
 
   void send(const Rows& hidden) override {
     const CallGuard guard(device_);
     const at::Tensor x = static_cast<const HiddenRows&>(hidden).x.to(device_.place()).contiguous();
     const SideStream side(device_, stream_);
-    check(nccl().send(x.data_ptr(), bytes_of(x), ncclChar, 1, communicator_, handle()));
-    x.record_stream(stream_);  // its memory stays until that is done
+    const std::lock_guard lock(mutex_);
+    pass(passing_ = x);
   }
 
-  std::unique_ptr<Rows> receive(std::size_t tokens) override {
+  void receive(std::size_t tokens) override {
     const CallGuard guard(device_);
+    const at::Tensor x = at::empty({static_cast<std::int64_t>(tokens), hidden_size_},
+                                   at::TensorOptions(device_.dtype()).device(device_.place()));
+    const SideStream side(device_, stream_);
+    const std::lock_guard lock(mutex_);
+    pass(passing_ = x);
+  }
+
+  std::unique_ptr<Rows> received() override {
+    const CallGuard guard(device_);
+    const std::lock_guard lock(mutex_);
+    mark().block(device_.current_stream());
     auto hidden = std::make_unique<HiddenRows>();
-    hidden->x = at::empty({static_cast<std::int64_t>(tokens), hidden_size_},
-                          at::TensorOptions(device_.dtype()).device(device_.place()));
-    std::optional<c10::Event> done;
-    {
-      const SideStream side(device_, stream_);
-      check(nccl().receive(hidden->x.data_ptr(), bytes_of(hidden->x), ncclChar, 0, communicator_, handle()));
-      done = side.mark();
-    }
-    done->block(device_.current_stream());
+    hidden->x = std::exchange(passing_, at::Tensor());
     return hidden;
   }
 
+  void abort() noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (communicator_ != nullptr) (void)nccl().abort(std::exchange(communicator_, nullptr));
+  }
+
  private:
-  static std::size_t bytes_of(const at::Tensor& x) { return static_cast<std::size_t>(x.nbytes()); }
-  [[nodiscard]] cudaStream_t handle() const { return static_cast<cudaStream_t>(stream_.native_handle()); }
+  /// Whether the last call is done, and what it began given to the GPU.
+  [[nodiscard]] bool is_idle() const {
+    if (communicator_ == nullptr) fail("the link was cut");
+    ncclResult_t state = ncclSuccess;
+    check(nccl().async_error(communicator_, &state));
+    check(state);  // of the last call, or of what came of an earlier one
+    return state == ncclSuccess;
+  }
+
+  /// A byte on its way shows that data come through, and what NCCL opens for the first is open for the others.
+  void greet() {
+    const CallGuard guard(device_);
+    const c10::StreamGuard on(stream_);
+    greeting_ = at::zeros({1}, at::TensorOptions(at::kByte).device(device_.place()));
+    pass(greeting_);
+  }
+
+  void pass(const at::Tensor& x) {
+    if (communicator_ == nullptr) fail("the link was cut");
+    const auto bytes = static_cast<std::size_t>(x.nbytes());
+    const auto stream = static_cast<cudaStream_t>(stream_.native_handle());
+    check(sends_ ? nccl().send(x.data_ptr(), bytes, ncclChar, 1, communicator_, stream)
+                 : nccl().receive(x.data_ptr(), bytes, ncclChar, 0, communicator_, stream));
+  }
+
+  [[nodiscard]] c10::Event mark() const {
+    c10::Event done(device_.place().type());
+    done.record(stream_);
+    return done;
+  }
 
   const Device& device_;
   std::int64_t hidden_size_;
+  bool sends_;
   c10::Stream stream_;
+  std::mutex mutex_;
   ncclComm_t communicator_ = nullptr;
+  at::Tensor greeting_, passing_;
+  std::optional<c10::Event> greeted_;
 };
 
 /// Of a GPU, by the runtime that libtorch has loaded: processes may each see but one, and call it the first. Else by

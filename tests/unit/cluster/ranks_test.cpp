@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <future>
+#include <mutex>
 
 #include "base/cores.hpp"
 #include "support/support.hpp"
@@ -78,6 +79,32 @@ TEST_CASE("a rank that does not come is named") {
   const auto start = std::chrono::steady_clock::now();
   CHECK_ERROR(Ranks(place_of(0, 3), {.join_seconds = 0.2}), RankFailed, "rank 1 did not come");
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+// Last, since the failure that the other rank hears of is this process's own.
+TEST_CASE("a rank that failed and then hangs is ended") {
+  std::promise<void> met, ended;
+  auto other = std::async(std::launch::async, [&] {
+    Ranks ranks(place_of(1, 2), {});
+    CHECK(ranks.name(0).starts_with("rank 0 ("));
+    met.set_value();
+    ended.get_future().wait();
+    ranks.leave();
+  });
+  std::promise<std::string> given_up;
+  std::once_flag once;
+  Ranks ranks(place_of(0, 2), {.give_up = [&](const RankFailed& error) {
+                std::call_once(once, [&] { given_up.set_value(error.what()); });
+              }});
+  met.get_future().wait();
+  const auto start = std::chrono::steady_clock::now();
+  ranks.fail("the disk is full");
+  auto text = given_up.get_future();
+  REQUIRE(text.wait_for(std::chrono::seconds(15)) == std::future_status::ready);
+  CHECK(text.get() == "the disk is full");
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(15));
+  ended.set_value();
+  other.get();
 }
 
 }  // namespace oscar
