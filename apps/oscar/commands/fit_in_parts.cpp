@@ -48,17 +48,6 @@ void check(const FitCommand& command) {
   }
 }
 
-void require_shared_work(const FitCommand& command) {
-  if (!command.input.model.empty()) {
-    throw UsageError("several processes take the statistics of a dump together, not of a model", "--model",
-                     "start one process for each part of the text, and give all files to --stats");
-  }
-  if (command.dump.empty()) {
-    throw UsageError("adding statistics up, and fitting them, is the work of one process", "--stats",
-                     "start one process for it");
-  }
-}
-
 /// Layers are kept as soon as they are taken, and those that are there already are not taken again.
 Statistics take_and_keep(StatisticsTaker& taker, FitInput& input, const FitCommand& command) {
   const PartialStatistics partial(statistics_folder(command), statistics_record(input, command, taker),
@@ -115,7 +104,10 @@ void save(const Statistics& statistics, const FitCommand& command, double second
 
 void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context) {
   check(command);
-  if (ranks != nullptr) require_shared_work(command);
+  if (ranks != nullptr && !reads_data(command)) {
+    throw UsageError("adding statistics up, and fitting them, is the work of one process", "--stats",
+                     "start one process for it");
+  }
   if (command.recipe_by_default) command.fit.recipe = "oscar";
   const RotationFormats formats = parse_rotation_formats(command.formats);
   if (!command.out.empty()) {

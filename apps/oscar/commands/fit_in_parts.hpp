@@ -16,7 +16,7 @@ namespace oscar {
 /// Writes the file and tells people and --json.
 void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context);
 
-/// Takes those of a dump as one of several processes. first_pass: null for a first pass.
+/// Takes them as one of several processes. first_pass: null for a first pass.
 void statistics_on_ranks(Ranks& ranks, const FitCommand& command, const Statistics* first_pass, Context& context);
 
 }  // namespace oscar

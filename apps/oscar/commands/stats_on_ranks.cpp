@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Statistics of one dump by several processes: each takes a run of all layers' blocks, rank 0 adds up and writes the
-// file. Blocks and the order in which they are added do not depend on who takes them, so that the file has the same
-// bytes as that of one process.
+// Statistics by several processes: of a dump each takes a run of all layers' blocks, of a model the layers that it
+// runs; rank 0 adds up and writes the file. Blocks and the order in which they are added do not depend on who takes
+// them, so that the file has the same bytes as that of one process.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,14 +17,16 @@
 namespace oscar {
 namespace {
 
-/// Layers that are still to be taken, and of how many blocks one is.
+/// Layers that are still to be taken, and of how many blocks one is that can be shared.
 struct Work {
   std::vector<int> layers;
   std::int64_t blocks = 1;
 };
 
-Work find_work(QkvSource& source, const PartialFolder& folder, const WorkShape& shape, Ranks& ranks) {
+Work find_work(const FitCommand& command, QkvSource& source, const PartialFolder& folder, const WorkShape& shape,
+               Ranks& ranks) {
   Work work{missing_layers(source.layer_ids(), folder, ranks)};
+  if (!command.input.model.empty()) return work;
   if (ranks.rank() == 0) {
     std::int64_t blocks = 1;
     if (!work.layers.empty())
@@ -33,6 +35,13 @@ Work find_work(QkvSource& source, const PartialFolder& folder, const WorkShape& 
   }
   work.blocks = parse_json(ranks.get("blocks"), "the blocks of rank 0").get<std::int64_t>();
   return work;
+}
+
+std::vector<LayerShare> share_of(const FitCommand& command, const Work& work, int rank, int size) {
+  if (command.input.model.empty()) return shares_of(work.layers, work.blocks, rank, size);
+  std::vector<LayerShare> whole;
+  for (const int id : share_of(command, work.layers, rank, size)) whole.push_back({id, {}});
+  return whole;
 }
 
 std::string key_of(const LayerShare& share) { return fmt::format("sums/{}/{}", share.layer_id, share.blocks.first); }
@@ -70,11 +79,11 @@ void hand_over(const std::vector<LayerShare>& shares, const std::vector<std::siz
 }
 
 /// Brings all shares into rank 0's folder and joins the pieces of layers that were shared.
-void collect(const Work& work, const std::vector<std::size_t>& own_counts, const PartialStatistics& partial,
-             Ranks& ranks) {
+void collect(const FitCommand& command, const Work& work, const std::vector<std::size_t>& own_counts,
+             const PartialStatistics& partial, Ranks& ranks) {
   Files pieces;
   for (int rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<LayerShare> shares = shares_of(work.layers, work.blocks, rank, ranks.size());
+    const std::vector<LayerShare> shares = share_of(command, work, rank, ranks.size());
     for (std::size_t i = 0; i < shares.size(); ++i) {
       const std::size_t count =
           rank == 0 ? own_counts[i] : parse_json(ranks.take(key_of(shares[i])), "a rank's sums").get<std::size_t>();
@@ -91,30 +100,37 @@ void collect(const Work& work, const std::vector<std::size_t>& own_counts, const
   }
 }
 
-}  // namespace
-
-void statistics_on_ranks(Ranks& ranks, const FitCommand& command, const Statistics* first_pass, Context& context) {
+void take_together(Ranks& ranks, const FitCommand& command, FitInput& input, const Statistics* first_pass,
+                   Backend& backend, Context& context) {
   const auto start = std::chrono::steady_clock::now();
-  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
-  FitInput input(command, context);
-  StatisticsTaker taker(input.source(), command.fit, first_pass, *backend, *context.status);
+  StatisticsTaker taker(input.source(), command.fit, first_pass, backend, *context.status);
   const Json record = statistics_record(input, command, taker);
   Json same = record;  // blocks have the same numbers only where all ranks cut alike
-  same["bytes_per_call"] = backend->work_shape().bytes_per_call;
+  same["bytes_per_call"] = backend.work_shape().bytes_per_call;
   require_same(same, ranks);
   auto [folder, shared] = open_together(statistics_folder(command), record, command.resume, ranks);
   const PartialStatistics partial(std::move(folder));
-  const Work work = find_work(input.source(), partial, backend->work_shape(), ranks);
-  const std::vector<LayerShare> own = shares_of(work.layers, work.blocks, ranks.rank(), ranks.size());
+  const Work work = find_work(command, input.source(), partial, backend.work_shape(), ranks);
+  const std::vector<LayerShare> own = share_of(command, work, ranks.rank(), ranks.size());
+  input.wait_until_ready();
   const std::vector<std::size_t> counts = take_own(taker, own, partial);
+  if (ranks.rank() > 0) hand_over(own, counts, partial, ranks);
+  input.finish(!work.layers.empty());
   if (ranks.rank() > 0) {
-    hand_over(own, counts, partial, ranks);
     if (!shared) partial.remove();
     return;
   }
-  collect(work, counts, partial, ranks);
+  collect(command, work, counts, partial, ranks);
   save(partial.join(input.source().layer_ids()), command, seconds_since(start), context);
   partial.remove();
+}
+
+}  // namespace
+
+void statistics_on_ranks(Ranks& ranks, const FitCommand& command, const Statistics* first_pass, Context& context) {
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  FitInput input(command, context, share_of_model(ranks, command));
+  tell_failure(ranks, [&] { take_together(ranks, command, input, first_pass, *backend, context); });
 }
 
 }  // namespace oscar

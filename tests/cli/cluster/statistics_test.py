@@ -4,7 +4,9 @@ import signal
 import subprocess
 import unittest
 
-from ranks_case import BINARY, ON_CPU, TORCHRUN, RanksCase, free_port
+from ranks_case import BINARY, DATA, ON_CPU, TORCHRUN, RanksCase, free_port
+
+MODEL = ("--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--seq-len", "1024")
 
 
 class StatisticsTest(RanksCase):
@@ -58,6 +60,40 @@ class StatisticsTest(RanksCase):
         self.run_alone("fit", "--dump", "dump", "--save-stats", "unbroken")
         self.expect_same("unbroken", "killed")
 
+    def test_both_passes_of_ranks_that_run_a_model_have_the_bytes_of_one_process(self):
+        text = [*MODEL, "--sequences", "2"]
+        self.run_alone("fit", *text, "--save-stats", "live_1")
+        self.run_alone("fit", *text, "--stats", "live_1", "--save-stats", "again_1")
+        for size in (2, 3, 5):  # of four layers: evenly, unevenly, one without any
+            codes, errors = self.finish(self.start(*text, "--save-stats", f"live_{size}", size=size))
+            self.assertEqual(codes, [0] * size, errors)
+            self.expect_same("live_1", f"live_{size}")
+            codes, errors = self.finish(self.start(*text, "--stats", "live_1", "--save-stats", f"again_{size}", size=size))
+            self.assertEqual(codes, [0] * size, errors)
+            self.expect_same("again_1", f"again_{size}")
+        self.assertEqual(list(self.folder.glob("*.partial")), [])
+
+    def test_ranks_that_run_a_model_go_on_in_another_number(self):
+        text = [*MODEL, "--sequences", "8", "--layers", "0,1,3"]
+        processes = self.start(*text, "--save-stats", "halted", "--rank-timeout", "3")
+        self.wait_for("halted.partial/layer_1.safetensors")
+        processes[1].kill()
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes[0], 1, errors)
+        self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
+        self.assertEqual(self.kept("halted.partial"), {"layer_0", "layer_1"})
+        kept = self.folder / "halted.partial/layer_0.safetensors"
+        whole = kept.read_bytes()
+        kept.write_bytes(b"damaged")  # and not taken again
+        codes, errors = self.finish(self.start(*text, "--save-stats", "halted", "--resume", size=3))
+        self.assertEqual(codes[0], 1, errors)
+        self.assertIn("halted.partial/layer_0.safetensors", errors[0])
+        kept.write_bytes(whole)
+        codes, errors = self.finish(self.start(*text, "--save-stats", "halted", "--resume", size=3))
+        self.assertEqual(codes, [0, 0, 0], errors)
+        self.run_alone("fit", *text, "--save-stats", "not_halted")
+        self.expect_same("not_halted", "halted")
+
     def test_one_process_goes_on_too(self):
         mend = self.spoil(3)
         self.addCleanup(mend)
@@ -81,7 +117,6 @@ class StatisticsTest(RanksCase):
     def test_what_several_processes_do_not_share_is_refused(self):
         self.run_alone("fit", "--dump", "dump", "--layers", "0", "--save-stats", "some")
         for options, said in ((["--stats", "some", "--save-stats", "sum"], "is the work of one process"),
-                              (["--model", "m", "--text", "t", "--save-stats", "sum"], "of a dump together, not of a model"),
                               (["--dump", "dump", "--save-stats", "some"], "there is such a file already")):
             codes, errors = self.finish(self.start(*options))
             self.assertEqual(codes, [2, 2], errors)
