@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/version.hpp"
+#include "help.hpp"
 
 namespace oscar {
 namespace {
@@ -36,14 +37,15 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return cost[a.size()][b.size()];
 }
 
-/// The command that was named, or the program.
+/// The command that was named, as deep as it goes ("zoo tag"), or the program.
 CLI::App& active_command(CLI::App& app) {
   const std::vector<CLI::App*> named = app.get_subcommands();
-  return named.empty() ? app : *named.front();
+  return named.empty() ? app : active_command(*named.front());
 }
 
-std::string full_name(CLI::App& app, CLI::App& command) {
-  return &command == &app ? app.get_name() : app.get_name() + " " + command.get_name();
+/// "oscar zoo tag"
+std::string full_name(const CLI::App& command) {
+  return (command.get_parent() == nullptr ? "" : full_name(*command.get_parent()) + " ") + command.get_name();
 }
 
 std::vector<std::string> option_names(const CLI::App& command) {
@@ -57,7 +59,7 @@ std::vector<std::string> option_names(const CLI::App& command) {
 /// The error for the first argument that nobody wanted.
 UsageError unexpected_argument(CLI::App& app, const std::string& argument) {
   CLI::App& command = active_command(app);
-  const std::string help = full_name(app, command) + " --help";
+  const std::string name_of_command = full_name(command), help = name_of_command + " --help";
   std::string what = "unexpected argument \"" + argument + "\"", suggestion;
   if (argument.starts_with("-")) {
     const std::string name = argument.substr(0, argument.find('='));
@@ -65,20 +67,21 @@ UsageError unexpected_argument(CLI::App& app, const std::string& argument) {
     std::vector<std::string> names = option_names(command);
     if (&command != &app) std::ranges::copy(option_names(app), std::back_inserter(names));
     suggestion = nearest_name(name, names);
+    if (suggestion == name) suggestion = "write it behind the command: " + name_of_command + " " + name;
   } else if (&command == &app) {
     what = "unknown command \"" + argument + "\"";
     std::vector<std::string> names;
     for (const CLI::App* known : commands_of(app)) names.push_back(known->get_name());
     suggestion = nearest_name(argument, names);
   }
-  return {what, full_name(app, command), suggestion.empty() ? help : suggestion + ", or see " + help};
+  return {what, name_of_command, suggestion.empty() ? help : suggestion + ", or see " + help};
 }
 
 bool is(const CLI::ParseError& error, CLI::ExitCodes kind) { return error.get_exit_code() == static_cast<int>(kind); }
 
 UsageError usage_error(CLI::App& app, const CLI::ParseError& error) {
   CLI::App& command = active_command(app);
-  const std::string name = full_name(app, command);
+  const std::string name = full_name(command);
   const std::vector<std::string> unexpected = app.remaining(true);
   if (!unexpected.empty() && (is(error, CLI::ExitCodes::ExtrasError) || is(error, CLI::ExitCodes::RequiredError))) {
     return unexpected_argument(app, unexpected.front());
@@ -109,6 +112,7 @@ void parse(CLI::App& app, const std::vector<std::string>& arguments) {
 }  // namespace
 
 void add_common_options(CLI::App& app, Context& context) {
+  app.formatter(std::make_shared<HelpFormatter>());  // inherited by the commands
   app.set_version_flag("--version", app.get_name() + " " + kVersion, "Print the version and exit");
   app.set_config("--config", "", "Read options from a TOML file; [fit] holds those of fit, and so on")
       ->type_name("FILE");
@@ -124,19 +128,36 @@ void add_common_options(CLI::App& app, Context& context) {
   app.fallthrough();  // inherited by the commands: common options may follow a command's name
 }
 
+namespace {
+
+/// The program, its commands and theirs.
+void collect(CLI::App& app, std::vector<CLI::App*>& parts) {
+  parts.push_back(&app);
+  for (CLI::App* command : commands_of(app)) collect(*command, parts);
+}
+
+void finish_help(CLI::App& command, const std::string& program) {
+  const std::string examples = examples_of(full_name(command).substr(program.size() + 1));
+  std::string footer = command.get_footer();
+  if (!footer.empty()) footer += "\n\n";
+  if (!examples.empty()) {
+    footer += "Examples:\n  " + CLI::detail::find_and_replace(examples, "\n", "\n  ") + "\n\n";
+  }
+  command.footer(footer + "Options of every command (--quiet, --verbose, --config …): " + program + " --help");
+  command.group("Commands");
+  command.get_help_ptr()->group("Other");
+}
+
+}  // namespace
+
 void finish_commands(CLI::App& app) {
   app.footer(
       "Options of a command: " + app.get_name() +
       " COMMAND --help\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 verify rejected the set, 130 interrupted.");
-  std::vector<CLI::App*> parts = commands_of(app);
-  for (CLI::App* command : parts) {
-    command->group("Commands");
-    if (command->get_footer().empty()) {
-      command->footer("Options of every command (--quiet, --verbose, --config …): " + app.get_name() + " --help");
-    }
-  }
-  parts.push_back(&app);
+  std::vector<CLI::App*> parts;
+  collect(app, parts);
   for (CLI::App* part : parts) {
+    if (part != &app) finish_help(*part, app.get_name());
     for (const std::string name : kFromEnvironment) {
       CLI::Option* option = part->get_option_no_throw("--" + name);
       if (option == nullptr) continue;

@@ -7,6 +7,22 @@
 #include "base/errors.hpp"
 
 namespace oscar {
+namespace {
+
+/// CLI11's own name the largest number there is where one is too small.
+CLI::Validator number_that(bool (*holds)(double), const std::string& description) {
+  return {[holds, description](const std::string& text) {
+            double value = 0;
+            const bool good = CLI::detail::lexical_cast(text, value) && holds(value);
+            return good ? std::string() : "\"" + text + "\" is not " + description;
+          },
+          ""};
+}
+
+}  // namespace
+
+const CLI::Validator kNonNegative = number_that([](double x) { return x >= 0; }, "a number from 0 on");
+const CLI::Validator kPositive = number_that([](double x) { return x > 0; }, "a number above 0");
 
 // Configuration files and the environment reach the options of every command; only those of the one that runs may
 // count.
@@ -18,6 +34,7 @@ void add_backend_options(CLI::App& command, Context& context) {
     if (command.parsed()) context.common.threads = threads;
   };
   command.add_option_function<std::string>("--device", set_device, "Where to compute: auto, cpu, cuda or cuda:N")
+      ->type_name("DEVICE")
       ->default_str(context.common.device)
       ->group("Backend");
   command.add_option_function<int>("--threads", set_threads, "CPU threads; 0 = one per core that it may use")
@@ -49,9 +66,7 @@ void add_json_option(CLI::App& command, Context& context) {
     context.common.json_to_stdout = file.empty() || file == "-";
     context.common.json_file = context.common.json_to_stdout ? "" : file;
   };
-  command
-      .add_option_function<std::string>("--json", set_json,
-                                        "Machine-readable result to FILE, or to stdout without FILE")
+  command.add_option_function<std::string>("--json", set_json, "Machine-readable result to FILE, or to stdout")
       ->type_name("[FILE]")
       ->expected(0, 1)
       ->group("Output");

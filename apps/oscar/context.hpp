@@ -40,6 +40,9 @@ struct Context {
   int exit_code = 0;
 };
 
+/// Numbers from 0 on, and above 0.
+extern const CLI::Validator kNonNegative, kPositive;
+
 /// Adds --device, --threads.
 void add_backend_options(CLI::App& command, Context& context);
 /// Adds --json [FILE].

@@ -42,6 +42,7 @@ void register_commands(CLI::App& app, Context& context) {
   register_convert(app, context);
   register_zoo(app, context);
   register_bench(app, context);
+  register_completion(app);
   finish_commands(app);
   app.parse_complete_callback([&context] { start(context); });
 }

@@ -13,29 +13,29 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group("Input");
   };
-  allow_address(add("--model", input.model,
-                    "Checkpoint folder: config.json, *.safetensors, tokenizer.json or tokenizer.model; or its address: "
-                    "s3://BUCKET/PREFIX, http:// or https://, whose weights are streamed")
-                    ->type_name("DIR"));
-  add("--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
-      ->capture_default_str();
-  allow_address(add("--text", input.texts,
-                    "UTF-8 text, joined; or .jsonl, a document a line, with \"text\" or chat \"messages\". May be "
-                    "addresses. Default: a small built-in mix")
-                    ->type_name("FILE"));
+  allow_address(
+      add("--model", input.model, "Checkpoint folder, or its address (s3://BUCKET/PREFIX, http://, https://): streamed")
+          ->type_name("DIR"));
+  allow_address(
+      add("--text", input.texts,
+          "UTF-8 text, joined; or .jsonl, a document a line (\"text\", or chat \"messages\"); may be addresses. "
+          "Default: a small built-in mix")
+          ->type_name("FILE"));
   add("--tokens", input.tokens, "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line)")
       ->type_name("FILE");
-  add("--layers", input.layers, "Only these layers, like 0-3,7; default: all whose cache grows with the text")
-      ->type_name("LIST");
   add("--max-tokens", input.limits.max_tokens, "Tokens to use at most; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->capture_default_str();
-  add("--seq-len", input.limits.seq_len, "Cut longer sequences into pieces of this length, at most the model's context")
-      ->check(CLI::PositiveNumber)
+  add("--seq-len", input.limits.seq_len, "Cut sequences that are longer; at most the model's context")
+      ->check(kPositive)
       ->capture_default_str();
   add("--sequences", input.limits.max_sequences, "Sequences to use at most; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
+      ->capture_default_str();
+  add("--layers", input.layers, "Only these layers, like 0-3,7; default: all whose cache grows with the text")
+      ->type_name("LIST");
+  add("--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
       ->capture_default_str();
 }
 
@@ -69,7 +69,7 @@ std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelCo
   if (!std::filesystem::exists(mix)) {
     throw UsageError("nothing to run the model on", "", "give either --text FILE... or --tokens FILE");
   }
-  status.notice("calibrating on the built-in mix of texts; --text FILE for text like the model's own work");
+  status.notice("the text is the built-in mix; give --text FILE for text like the model's own work");
   return read_texts(input.model, {mix}, limits);
 }
 

@@ -86,7 +86,9 @@ class Archive {
     } catch (const c10::Error& error) {
       adapter->rethrow();
       const std::string text = error.what_without_backtrace();
-      throw DataError("cannot read the archive: " + text.substr(0, text.find('\n')), path_, kRemedy);
+      // Its first sentence; the next ones are about libtorch's insides.
+      throw DataError("cannot read the archive: " + text.substr(0, std::min(text.find('\n'), text.find(". "))), path_,
+                      kRemedy);
     }
   }
 

@@ -38,6 +38,10 @@ std::string utc_now() {
 }
 
 SetManifest read_publishable(const PublishOptions& options) {
+  if (!fs::exists(options.set / kManifestName)) {
+    throw DataError("no rotation set with a manifest.json is here", options.set.string(),
+                    "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");
+  }
   SetManifest manifest = read_set_manifest(options.set);
   validate_json(manifest.document, "oscar.rotation_set.v1", (options.set / kManifestName).string());
   return manifest;

@@ -118,10 +118,10 @@ void register_bench(CLI::App& app, Context& context) {
   option("--heads", command->heads, "Query heads and KV heads");
   option("--head-dim", shape.head_dim, "64, 128 or 256")->check(CLI::IsMember({64, 128, 256}));
   option("--group-size", shape.group_size, "Channels per scale and zero point; 0 = the whole head")
-      ->check(CLI::NonNegativeNumber);
+      ->check(kNonNegative);
   option("--scale-dtype", command->scale_dtype, "float32, float16 or bfloat16");
-  option("--sink", command->windows.sink, "First tokens in bfloat16")->check(CLI::NonNegativeNumber);
-  option("--recent", command->windows.recent, "Last tokens in bfloat16")->check(CLI::NonNegativeNumber);
+  option("--sink", command->windows.sink, "First tokens in bfloat16")->check(kNonNegative);
+  option("--recent", command->windows.recent, "Last tokens in bfloat16")->check(kNonNegative);
   add_json_option(*bench, context);
   add_backend_options(*bench, context);
   bench->callback([command, &context] { run(*command, context); });

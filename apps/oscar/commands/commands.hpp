@@ -17,5 +17,6 @@ void register_inspect(CLI::App& app, Context& context);
 void register_zoo(CLI::App& app, Context& context);
 void register_convert(CLI::App& app, Context& context);
 void register_bench(CLI::App& app, Context& context);
+void register_completion(CLI::App& app);
 
 }  // namespace oscar

@@ -197,98 +197,22 @@ void run(FitCommand& command, Context& context) {
   run_on_ranks(*place, command, context, [&](Ranks& ranks) { run_as(&ranks, command, context); });
 }
 
-void add_fit_options(CLI::App& app, FitOptions& fit) {
-  const auto option = [&](const char* name, auto& value, const char* help) {
-    return app.add_option(name, value, help)->capture_default_str()->group("Fit");
-  };
-  option("--recipe", fit.recipe,
-         "auto, oscar, lsq, stretch, ktk_vtv, hadamard or uresidual; oscar where its options are given, or "
-         "too little data to hold some out");
-  option("--key-objective", fit.key_objective, "qqt, ktk or fisher (recipes oscar, lsq, stretch)");
-  option("--value-objective", fit.value_objective,
-         "sst, oto or vtv; or output: stretched by what W_O makes of values (needs --model)");
-  option("--composition", fit.composition,
-         "r_h_pbr, plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr or h_pbr_r: factors from left to right");
-  option("--granularity", fit.granularity,
-         "One matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer for stretch");
-  option("--target", fit.target, "What must be able to serve the set: sglang-v1, sglang-v3, llamacpp or any");
-  option(
-      "--codec", fit.codec,
-      "minmax; lloyd-max, OSCAR's option; or lsq: unbiased codes of the same size (target any). Default: the recipe's");
-  option("--scale-dtype", fit.scale_dtype, "What scales and zeros are stored in: float32, float16 or bfloat16");
-  option("--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
-  app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group("Fit");
-  app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
-      ->group("Fit");
-  option("--stretch-power", fit.stretch_power, "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
-  option("--stretch-lambda", fit.stretch_lambda, "Recipe stretch: part of the mean eigenvalue added to both moments");
-  option("--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
-  option("--clip-granularity", fit.clip_granularity, "A fitted ratio per layer or per head; or two of these, for K,V");
-  option("--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
-      ->check(CLI::NonNegativeNumber);
-  option("--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(CLI::NonNegativeNumber);
-  option("--recent", fit.windows.recent, "Last tokens that stay bfloat16")->check(CLI::NonNegativeNumber);
-  option("--seed", fit.clip_fit.seed, "Seed of the clip fit's sample");
-  option("--reference-rotation", fit.reference_rotation, "Rotation set that recipe uresidual starts from");
-}
-
-/// Options of the paper's recipe mean that one where none is named: auto would choose them itself.
-void settle_recipe(const CLI::App& app, FitCommand& command) {
-  FitOptions& fit = command.fit;
-  const auto given = [&](const char* name) { return app.count(name) > 0; };
-  if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
-  if (given("--recipe")) return;
-  for (const char* name : {"--stretch-power", "--stretch-lambda", "--reference-rotation"}) {
-    if (!given(name)) continue;
-    throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch or uresidual");
-  }
-  const bool own =
-      given("--key-objective") || given("--value-objective") || given("--composition") || fit.center || fit.refine;
-  if (own) fit.recipe = "oscar";
-  command.recipe_by_default = !own;
-}
-
 }  // namespace
 
 void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();
   command->fit.recipe = "auto";
   CLI::App* fit = app.add_subcommand("fit", "Fit per-layer K and V rotations and clip ratios");
-  allow_address(fit->add_option("--dump", command->dump,
-                                "Folder written by \"oscar dump\" or by a server; or its address: s3://BUCKET/PREFIX, "
-                                "http:// or https://, which is streamed")
-                    ->type_name("DIR")
-                    ->group("Input"));
-  add_model_input_options(*fit, command->input);
-  add_fit_options(*fit, command->fit);
+  allow_address(
+      fit->add_option("--dump", command->dump, "Folder written by oscar dump or by a server, or its address: streamed")
+          ->type_name("DIR")
+          ->group("Input"));
   fit->add_option("--stats", command->stats,
-                  "Files of --save-stats instead of data; or, beside data, of what to weigh it by")
-      ->type_name("FILE ...")
-      ->group("Input");
-  fit->add_option("--out", command->out, "Folder for the rotation set")->group("Output");
-  fit->add_option("--save-stats", command->save_stats, "Write the sums over the data, or over --stats, to this file")
+                  "Files of --save-stats instead of data; or, beside data, what to weigh it by")
       ->type_name("FILE")
-      ->group("Output");
-  fit->add_option("--format", command->formats, "Files to write: pt, h5, safetensors")
-      ->capture_default_str()
-      ->group("Output");
-  fit->add_flag("--force", command->force, "Replace an existing output folder")->group("Output");
-  fit->add_flag("--resume", command->resume,
-                "Keep layers in DIR.partial (FILE.partial) as soon as they are fitted, and go on with those there; of "
-                "recipe auto, the "
-                "sums and samples of layers that are read. Of a model, hidden states too (one process): once or twice "
-                "tokens x hidden size x 4 bytes, or 2 in bfloat16")
-      ->group("Output");
-  fit->add_option("--rank-timeout", command->rank_timeout,
-                  "Of several ranks: seconds without a sign of life after which one counts as gone")
-      ->check(CLI::Range(1, 86400))
-      ->capture_default_str()
-      ->group("Backend");
-  fit->add_option("--join-timeout", command->join_timeout,
-                  "Of several ranks: seconds that all may take to come, and links between their GPUs to open")
-      ->check(CLI::Range(1, 86400))
-      ->capture_default_str()
-      ->group("Backend");
+      ->group("Input");
+  add_model_input_options(*fit, command->input);
+  add_fit_options(*fit, *command);
   add_backend_options(*fit, context);
   add_json_option(*fit, context);
   fit->callback([command, fit, &context] {

@@ -59,6 +59,12 @@ class FitInput {
   LiveSource* live_ = nullptr;  // if that is what the source is
 };
 
+/// The options that are fit's own; those of its input are added before.
+void add_fit_options(CLI::App& app, FitCommand& command);
+
+/// Options of the paper's recipe mean that one where none is named: auto would choose them itself. After parsing.
+void settle_recipe(const CLI::App& app, FitCommand& command);
+
 /// The one that --device asks for, with a GPU's libraries loaded: takes a fraction of a second there.
 [[nodiscard]] std::unique_ptr<Backend> start_backend(const Context& context);
 

@@ -105,37 +105,38 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
     return command.add_option(name, value, words)->capture_default_str()->group("Check");
   };
   add("--served-model", c.options.served_model, "Its name at the server; default: the first that it lists");
-  add("--prompts", c.options.prompts, "Texts to be continued")->check(CLI::PositiveNumber);
-  add("--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(CLI::NonNegativeNumber);
-  add("--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(CLI::PositiveNumber);
+  add("--prompts", c.options.prompts, "Texts to be continued")->check(kPositive);
+  add("--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(kNonNegative);
+  add("--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(kPositive);
   add("--generate", c.options.generated_tokens, "Tokens to be generated for each")->check(CLI::Range(2, 4096));
   CLI::Option* const reference = command.get_option("--reference");
   add("--min-ratio", c.options.min_ratio, "Reject below this share of the predicted KL")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->excludes(reference);
   add("--max-ratio", c.options.max_ratio, "Reject above this multiple of the predicted KL")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->excludes(reference);
   add("--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")
       ->check(CLI::Range(-1.0, 1.0))
       ->excludes(reference);
   add("--min-kl", c.options.min_kl, "With --reference: reject below so many nats")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->needs(reference);
   add("--max-kl", c.options.max_kl, "With --reference: reject above so many nats")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->needs(reference);
-  add("--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(CLI::PositiveNumber);
+  add("--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(kPositive);
 }
 
 }  // namespace
 
 void register_serve_check(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand(
-      "serve-check", "Find out whether a running server (OpenAI's completions interface) uses a rotation set");
+  CLI::App* command = app.add_subcommand("serve-check", "Find out whether a running server uses a rotation set");
   auto options = std::make_shared<ServeCheckCommand>();
   command->add_option("ROTATIONS", options->rotations, "The rotation set that it should use")->required();
-  command->add_option("--url", options->url, "Of the server, like http://localhost:8000")->required();
+  command
+      ->add_option("--url", options->url, "Of a server with OpenAI's completions interface, like http://localhost:8000")
+      ->required();
   command->add_option(
       "--reference", options->reference,
       "A server of the same model with an exact cache, in place of the weights in --model, of which only "

@@ -12,6 +12,7 @@
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
+#include "help.hpp"
 #include "model/output_projection.hpp"
 #include "model_input.hpp"
 #include "tensor/npy.hpp"
@@ -142,9 +143,8 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
   add_model_input_options(command, c.input);
   command.remove_option(command.get_option("--model-dtype"));  // models are judged in float32, on the CPU
   command
-      .add_option(
-          "--calibration", c.calibration,
-          "Token ids (.npy), else text, on which optr is fitted, with --model; without it optr_centred stands for it")
+      .add_option("--calibration", c.calibration,
+                  "Token ids (.npy), else text, on which the method optr is fitted, with --model")
       ->type_name("FILE")
       ->group("Input");
   command.add_option("--needle", c.needle, "Token ids of needles, one a row (.npy)")->type_name("FILE")->group("Input");
@@ -152,7 +152,7 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
       ->type_name("FILE")
       ->group("Input");
   command.add_option("--max-needles", c.max_needles, "Needles to use at most; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->capture_default_str()
       ->group("Input");
 }
@@ -178,7 +178,7 @@ std::string default_limits_text() {
 void add_verdict_options(CLI::App& command, VerifyOptions& options) {
   VerifyThresholds& limits = options.thresholds;
   const auto add_limit = [&](const char* name, std::optional<double>& limit, const char* words) {
-    command.add_option(name, limit, words)->check(CLI::NonNegativeNumber)->group("Verdict");
+    command.add_option(name, limit, words)->check(kNonNegative)->group("Verdict");
   };
   add_limit("--max-output-error", limits.max_output_error, "Reject above this relative error of attention outputs");
   add_limit("--max-softmax-kl", limits.max_softmax_kl, "Reject above this mean KL of attention probabilities");
@@ -186,8 +186,7 @@ void add_verdict_options(CLI::App& command, VerifyOptions& options) {
   add_limit("--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity");
   command
       .add_flag("--default-limits,!--no-default-limits", options.default_limits,
-                "Hold what was measured to the default limits of the set's bits where none is given: " +
-                    default_limits_text() + " (default on)")
+                "Hold what was measured to default limits where none is given [on]: " + default_limits_text())
       ->group("Verdict");
   command
       .add_flag("--require-held-out", options.require_held_out,
@@ -199,7 +198,7 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
   command
       .add_option("--compare", options.compare,
-                  "Methods to set beside it: all (the usual ones), every, none, or a list of " + method_names())
+                  "Methods to set beside it: all (the usual ones), every, none, or names (see below)")
       ->delimiter(',')
       ->capture_default_str()
       ->group("Verify");
@@ -208,31 +207,30 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
       ->check(CLI::IsMember({"common", "own"}))
       ->capture_default_str()
       ->group("Verify");
-  command.add_option("--precision", c.precision, "serving (bfloat16 as servers round) or fp32")
+  command.add_option("--precision", c.precision, "serving: bfloat16, as servers round")
       ->check(CLI::IsMember({"serving", "fp32"}))
       ->capture_default_str()
       ->group("Verify");
   command.add_option("--sink", options.sink, "First tokens kept in bfloat16; default: the set's")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->group("Verify");
   command.add_option("--recent", options.recent, "Last tokens kept in bfloat16; default: the set's")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->group("Verify");
   command
       .add_option("--max-queries", options.max_queries,
                   "Queries per layer that attention metrics look at, evenly spread; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNonNegative)
       ->capture_default_str()
       ->group("Verify");
   command.add_option("--context", options.context, "Context length for bits per element")
-      ->check(CLI::PositiveNumber)
+      ->check(kPositive)
       ->capture_default_str()
       ->group("Verify");
   command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network")
       ->type_name("FILE.html")
       ->group("Output");
-  command.add_flag("--record,!--no-record", c.record, "Keep the summary in the set's manifest (default on)")
-      ->group("Output");
+  command.add_flag("--record,!--no-record", c.record, "Keep the summary in the set's manifest [on]")->group("Output");
 }
 
 }  // namespace
@@ -240,6 +238,7 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
 void register_verify(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("verify", "Check a rotation set and measure what it does, beside other methods");
+  command->footer("Methods:\n  " + wrapped(method_names(), 2));
   auto options = std::make_shared<VerifyCommand>();
   add_inputs(*command, *options);
   add_settings(*command, *options);

@@ -72,7 +72,7 @@ struct DataCovariance {
   bool same_tokens = false;  // the very tokens that the set was fitted on
   std::int64_t tokens = 0;
 };
-/// U^T Sigma U with moments taken from data.
+/// U^T Sigma U with moments taken from data. Takes the place of a decomposition that the set itself left unknown.
 void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,
                                  std::vector<Check>& checks);
 

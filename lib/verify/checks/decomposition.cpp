@@ -41,6 +41,16 @@ Check unknown(const std::string& name, int layer, const SubjectSide& side, const
   return {name, layer, side.target, {}, {}, {}, message};
 }
 
+constexpr const char* kNoCovariance = "the set carries no covariance: give --dump, --stats or --model";
+
+/// Data has told what the set alone could not.
+void forget_unknown(std::vector<Check>& checks, const DataCovariance& data) {
+  std::erase_if(checks, [&](const Check& check) {
+    return check.name == "decomposition" && check.message == kNoCovariance && check.layer == data.layer_id &&
+           check.target == data.target;
+  });
+}
+
 /// Measured figures are what speaks for such a set.
 constexpr const char* kRefined = "the basis was turned by descent (--refine): no covariance explains it";
 
@@ -62,8 +72,7 @@ void check_decomposition(const Subject& subject, std::vector<Check>& checks) {
         }
         if (has_constant_rotation(side, t)) return check_constant(side, layer, t, out);
         if (!usable(t, t.covariance) || (is_stretch(t) && !stretch_record(t))) {
-          out.push_back(
-              unknown("decomposition", layer, side, "the set carries no covariance: give --dump, --stats or --model"));
+          out.push_back(unknown("decomposition", layer, side, kNoCovariance));
           return;
         }
         const auto finding = examine(subject, stored, side, layer, t, true, kDecompositionLimit);
@@ -105,6 +114,7 @@ void check_decomposition_on_data(const Subject& subject, const std::vector<DataC
         ok = std::nullopt;
         message = "too few tokens to tell: give at least " + std::to_string(kMinTokensPerDim * t->rotation.dim);
       }
+      if (ok) forget_unknown(checks, d);
       checks.push_back({"decomposition_on_data", d.layer_id, side.target, finding->error, limit, ok, message});
     }
   }

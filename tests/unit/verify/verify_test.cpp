@@ -234,6 +234,7 @@ TEST_CASE("foreign files: unknown where nothing can tell, decided by data") {
   v = verified(folder / "bare", model_on(Sample::get().held_out));
   CHECK_MESSAGE(v.report.accepted, v.reasons);
   check_contains(v.warnings, "measured with the published 0.96 for keys");
+  CHECK(v.warnings.find("decomposition is unknown") == std::string::npos);
   const auto on_data = std::count_if(v.report.checks.begin(), v.report.checks.end(), [](const Check& check) {
     return check.name == "decomposition_on_data" && check.ok == true;
   });

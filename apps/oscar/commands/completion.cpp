@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// Completion scripts for shells, made of the commands and options as they are registered.
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+#include "commands.hpp"
+#include "help.hpp"
+
+namespace oscar {
+namespace {
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+std::vector<CLI::App*> commands_of(const CLI::App& app) {
+  return const_cast<CLI::App&>(app).get_subcommands([](CLI::App*) { return true; });
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : commands_of(app)) names.push_back(command->get_name());
+  return names;
+}
+
+/// "--model", "-q" … of a command, what its arguments can be, and the commands below it.
+std::vector<std::string> words_of(const CLI::App& app) {
+  std::vector<std::string> words = command_names(app);
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) words.push_back("-" + name);
+    if (option->get_positional()) std::ranges::copy(choices_of(*option), std::back_inserter(words));
+  }
+  return words;
+}
+
+/// calls visit(path, command) for the program (path "") and for each command ("fit", "zoo tag").
+template <class Visit>
+void for_each_command(const CLI::App& app, const std::string& path, const Visit& visit) {
+  visit(path, app);
+  for (const CLI::App* command : commands_of(app)) {
+    for_each_command(*command, path.empty() ? command->get_name() : path + " " + command->get_name(), visit);
+  }
+}
+
+/// Words behind an option that has choices, else commands and options; other words are names of files.
+std::string bash_script(const CLI::App& app) {
+  std::string values, words;
+  for_each_command(app, "", [&](const std::string& path, const CLI::App& command) {
+    words += "    \"" + path + "\") words=\"" + joined(words_of(command)) + "\" ;;\n";
+    for (const CLI::Option* option : command.get_options()) {
+      const std::vector<std::string> choices = choices_of(*option);
+      if (choices.empty() || option->get_lnames().empty()) continue;
+      values += "    \"" + path + " --" + option->get_lnames().front() + "\") words=\"" + joined(choices) + "\" ;;\n";
+    }
+  });
+  const std::string nested = joined(command_names(*app.get_subcommand("zoo")));
+  return "_oscar() {\n"
+         "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} path= words= word\n"
+         "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
+         "    if [[ -z $path && \" " +
+         joined(command_names(app)) +
+         " \" == *\" $word \"* ]]; then path=$word\n"
+         "    elif [[ $path == zoo && \" " +
+         nested +
+         " \" == *\" $word \"* ]]; then path=\"zoo $word\"; fi\n"
+         "  done\n"
+         "  case \"$path $before\" in\n" +
+         values + "  *) case $path in\n" + words +
+         "  esac ;;\n"
+         "  esac\n"
+         "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
+         "}\n"
+         "complete -o default -o bashdefault -F _oscar oscar\n";
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "\\'" : c == '\\' ? "\\\\" : std::string(1, c);
+  return out + "'";
+}
+
+std::string fish_script(const CLI::App& app) {
+  std::string out = "complete -c oscar -n __fish_use_subcommand -a \"" + joined(command_names(app)) + "\" -f\n";
+  for_each_command(app, "", [&](const std::string& path, const CLI::App& command) {
+    if (path.find(' ') != std::string::npos) return;
+    const std::string when =
+        path.empty() ? "complete -c oscar" : "complete -c oscar -n '__fish_seen_subcommand_from " + path + "'";
+    if (!path.empty() && !commands_of(command).empty())
+      out += when + " -a \"" + joined(command_names(command)) + "\" -f\n";
+    for (const CLI::Option* option : command.get_options()) {
+      const std::vector<std::string> choices = choices_of(*option);
+      const std::string value = option->get_type_size() == 0 ? ""
+                                : choices.empty()            ? " -r"
+                                                             : " -x -a \"" + joined(choices) + "\"";
+      for (const std::string& name : option->get_lnames()) {
+        out += when + " -l " + name + value + " -d " + quoted(option->get_description()) + "\n";
+      }
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+void register_completion(CLI::App& app) {
+  const auto shell = std::make_shared<std::string>();
+  CLI::App* completion = app.add_subcommand("completion", "Print a completion script for bash, zsh or fish");
+  completion->add_option("SHELL", *shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  completion->callback([&app, shell] {
+    const std::string script = *shell == "fish" ? fish_script(app) : bash_script(app);
+    const char* const zsh = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n";
+    std::fputs(((*shell == "zsh" ? zsh : "") + script).c_str(), stdout);
+  });
+}
+
+}  // namespace oscar

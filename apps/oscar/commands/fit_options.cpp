@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// The options of "oscar fit" that are its own.
+#include <CLI/CLI.hpp>
+
+#include "base/errors.hpp"
+#include "commands/fit_command.hpp"
+
+namespace oscar {
+namespace {
+
+/// In the order and groups that --help shows.
+void add_recipe_options(CLI::App& app, FitOptions& fit) {
+  const auto option = [&](const char* group, const char* name, auto& value, const char* help) {
+    return app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  const char *const recipe = "Recipe", *const details = "Details of a recipe", *const cache = "Cache";
+  option(recipe, "--target", fit.target, "What must be able to serve the set")
+      ->type_name("sglang-v1|sglang-v3|llamacpp|any");
+  option(
+      recipe, "--recipe", fit.recipe,
+      "auto tries what the target can serve; oscar is the paper's, and taken where its options are given or there is "
+      "too little data to hold some out")
+      ->type_name("auto|oscar|lsq|stretch|ktk_vtv|hadamard|uresidual");
+  option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
+  option(recipe, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
+  app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
+      ->group(recipe);
+  app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group(recipe);
+  option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|ktk|fisher");
+  option(details, "--value-objective", fit.value_objective,
+         "output: stretched by what W_O makes of values (needs --model)")
+      ->type_name("sst|oto|vtv|output");
+  option(details, "--composition", fit.composition, "Factors from left to right")
+      ->type_name("r_h_pbr|plain|pbr|br|br_h128|r_h|h_pbr|h_r_pbr|h_pbr_r");
+  option(details, "--granularity", fit.granularity,
+         "One matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer for stretch");
+  option(details, "--clip-granularity", fit.clip_granularity,
+         "A fitted ratio per layer or per head; or two of these, for K,V");
+  option(details, "--stretch-power", fit.stretch_power,
+         "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
+  option(details, "--stretch-lambda", fit.stretch_lambda,
+         "Recipe stretch: part of the mean eigenvalue added to both moments");
+  option(details, "--reference-rotation", fit.reference_rotation, "Rotation set that recipe uresidual starts from")
+      ->type_name("SET");
+  option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample");
+  option(cache, "--codec", fit.codec, "lloyd-max: OSCAR's option; lsq: unbiased, target any. Default: the recipe's")
+      ->type_name("minmax|lloyd-max|lsq");
+  option(cache, "--scale-dtype", fit.scale_dtype, "What scales and zeros are stored in")
+      ->type_name("float32|float16|bfloat16");
+  option(cache, "--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
+      ->check(kNonNegative);
+  option(cache, "--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(kNonNegative);
+  option(cache, "--recent", fit.windows.recent, "Last tokens that stay bfloat16")->check(kNonNegative);
+}
+
+void add_output_options(CLI::App& app, FitCommand& command) {
+  app.add_option("--out", command.out, "Folder for the rotation set")->type_name("DIR")->group("Output");
+  app.add_option("--save-stats", command.save_stats, "Write the sums over the data, or over --stats, to this file")
+      ->type_name("FILE")
+      ->group("Output");
+  app.add_option("--format", command.formats, "Files to write: pt, h5, safetensors")
+      ->capture_default_str()
+      ->group("Output");
+  app.add_flag("--force", command.force, "Replace an existing output folder")->group("Output");
+  app.add_flag("--resume", command.resume,
+               "Keep in OUT.partial what is fitted, and go on with what is there; of a model hidden states too: twice "
+               "tokens x hidden size x 4 bytes at most")
+      ->group("Output");
+  const auto seconds = [&](const char* name, int& value, const char* help) {
+    app.add_option(name, value, help)->check(CLI::Range(1, 86400))->capture_default_str()->group("Several processes");
+  };
+  seconds("--join-timeout", command.join_timeout,
+          "Seconds that all ranks may take to come, and links between their GPUs to open");
+  seconds("--rank-timeout", command.rank_timeout, "Seconds without a sign of life after which a rank counts as gone");
+}
+
+}  // namespace
+
+void add_fit_options(CLI::App& app, FitCommand& command) {
+  add_recipe_options(app, command.fit);
+  add_output_options(app, command);
+}
+
+void settle_recipe(const CLI::App& app, FitCommand& command) {
+  FitOptions& fit = command.fit;
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
+  if (given("--recipe")) return;
+  for (const char* name : {"--stretch-power", "--stretch-lambda", "--reference-rotation"}) {
+    if (!given(name)) continue;
+    throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch or uresidual");
+  }
+  const bool own =
+      given("--key-objective") || given("--value-objective") || given("--composition") || fit.center || fit.refine;
+  if (own) fit.recipe = "oscar";
+  command.recipe_by_default = !own;
+}
+
+}  // namespace oscar

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Completion scripts offer what the program has, and the examples of --help use options that it has."""
+import os
+import re
+import shutil
+import subprocess
+import unittest
+
+BINARY = os.environ["OSCAR_BINARY"]
+COMMANDS = ("dump", "fit", "verify", "serve-check", "publish", "pull", "inspect", "convert", "zoo", "zoo render", "zoo tag",
+            "zoo deprecate", "bench", "completion")
+OPTION = re.compile(r"--[a-z][a-z0-9-]*")
+
+
+def printed(*arguments):
+    return subprocess.run([BINARY, *arguments], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def options_of(command):
+    """Those that --help lists in its first column."""
+    lines = printed(*command.split(), "--help").splitlines()
+    return {name for line in lines if line.startswith("  -") for name in OPTION.findall(line.split("  ")[1])}
+
+
+def completed(*words):
+    """What bash offers for the last of the words."""
+    script = printed("completion", "bash") + f"""
+COMP_WORDS=(oscar {' '.join(f"'{word}'" for word in words)}); COMP_CWORD={len(words)}
+_oscar; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-u", "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+class CompletionTest(unittest.TestCase):
+    def test_completion_of_commands(self):
+        self.assertEqual(completed("f"), ["fit"])
+        self.assertEqual(completed("zoo", "d"), ["deprecate"])
+        self.assertEqual(completed("bench", "a"), ["attention"])
+        self.assertEqual(completed("fit", "z"), [])  # nothing of the program behind a command
+
+    def test_completion_of_options(self):
+        for command in COMMANDS:
+            self.assertEqual(set(completed(*command.split(), "--")), options_of(command), command)
+
+    def test_completion_of_values(self):
+        self.assertEqual(completed("fit", "--target", "sglang"), ["sglang-v1", "sglang-v3"])
+        self.assertEqual(completed("verify", "set", "--windows", ""), ["common", "own"])
+        self.assertEqual(completed("fit", "--out", ""), completed("fit", ""))  # then bash offers files
+
+    def test_completion_of_fish_and_zsh(self):
+        fish, zsh = printed("completion", "fish"), printed("completion", "zsh")
+        for option in options_of("fit") - {"--help"}:
+            self.assertRegex(fish, rf"'__fish_seen_subcommand_from fit' -l {option[2:]} ")
+        self.assertIn("bashcompinit", zsh)
+        self.assertTrue(zsh.endswith(printed("completion", "bash")))
+        for shell, script in (("fish", fish), ("zsh", zsh)):
+            if shutil.which(shell):
+                subprocess.run([shell, "-n"], input=script, check=True, text=True, timeout=60)
+
+    def test_help_has_examples_of_options_that_exist(self):
+        for command in COMMANDS:
+            if command == "zoo":
+                continue
+            examples = printed(*command.split(), "--help").split("\nExamples:\n")[1].split("\n\n")[0]
+            self.assertIn(f"oscar {command}", examples)
+            used = {option for line in examples.splitlines() for option in OPTION.findall(line[line.index("oscar "):])}
+            self.assertLessEqual(used, options_of(command), command)
+
+
+if __name__ == "__main__":
+    unittest.main()
