@@ -24,6 +24,8 @@ struct WorkShape {
   int concurrent_layers = 1;
   /// Layers whose eigenproblems and clip fits to collect before solving them.
   int layers_per_batch = 1;
+  /// Layers whose clip ratios to fit at the same time, beside those.
+  int concurrent_clip_fits = 1;
   /// Bytes of rows that one call should get at least, if there are more: 1 = a part at a time.
   std::int64_t bytes_per_call = 1;
 };

@@ -12,20 +12,21 @@ namespace {
 
 /// One layer uploads while others compute; more would only share the same wires.
 constexpr int kConcurrentLayers = 3;
-/// The last is for what is fitted meanwhile.
-constexpr int kLanes = 4;
+/// One waits for the host while the other computes.
+constexpr int kConcurrentClipFits = 2;
 /// So few that most are fitted while later ones are read.
 constexpr int kLayersPerBatch = 6;
 
 class CudaBackend : public Backend {
  public:
   CudaBackend(int ordinal, Status& status)
-      : device_(ordinal, status), ingest_(device_), lanes_(device_, ingest_, kLanes) {}
+      : device_(ordinal, status), ingest_(device_), lanes_(device_, ingest_, kConcurrentLayers + kConcurrentClipFits) {}
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] WorkShape work_shape() const override {
     return {.concurrent_layers = kConcurrentLayers,
             .layers_per_batch = kLayersPerBatch,
+            .concurrent_clip_fits = kConcurrentClipFits,
             .bytes_per_call = std::int64_t{1} << 30};
   }
 

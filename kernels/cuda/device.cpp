@@ -13,7 +13,7 @@ namespace oscar::cuda {
 namespace {
 
 constexpr std::size_t kMebi = std::size_t{1} << 20;
-constexpr std::size_t kChunkBytes = 16 * kMebi;
+constexpr std::size_t kChunkBytes = 32 * kMebi;
 constexpr std::size_t kSmallestChunkBytes = kMebi;
 
 std::string device_name(int ordinal) { return "cuda:" + std::to_string(ordinal); }

@@ -15,7 +15,7 @@
 namespace oscar::cuda {
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
+constexpr std::size_t kPieceBytes = std::size_t{2} << 20;  // what readers hold stays in their caches
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 constexpr std::size_t kSlotsPerReader = 2;  // one is filled while the GPU fetches the other
 constexpr int kReaders = 12;                // these outrun PCIe 5

@@ -41,14 +41,15 @@ std::set<std::size_t> choose_sequences(const std::vector<std::int64_t>& lengths,
   return chosen;
 }
 
+/// From the file if there is one: touching a map of it makes threads wait for each other.
+void copy_rows(const HeadsView& rows, std::span<std::byte> to) {
+  if (rows.file.descriptor >= 0) return read_at(rows.file.descriptor, rows.file.offset, to);
+  std::memcpy(to.data(), rows.data, to.size());
+}
+
 Tensor copy_tokens(const HeadsView& view, std::int64_t begin, std::int64_t count) {
   Tensor out(view.dtype, {count, view.num_heads, view.head_dim});
-  const HeadsView rows = view.tokens(begin, begin + count);
-  if (rows.file.descriptor >= 0) {
-    read_at(rows.file.descriptor, rows.file.offset, out.data);
-  } else {
-    std::memcpy(out.data.data(), rows.data, out.data.size());
-  }
+  copy_rows(view.tokens(begin, begin + count), out.data);
   return out;
 }
 
@@ -78,7 +79,7 @@ SampledSequence take(const QkvView& view, SequenceRange range, Windows windows, 
   const auto row_bytes = static_cast<std::size_t>(view.q.bytes_per_token());
   for (std::size_t i = 0; i < out.query_positions.size(); ++i) {
     const std::int64_t token = range.begin + out.query_positions[i];
-    std::memcpy(out.q.data.data() + i * row_bytes, view.q.tokens(token, token + 1).data, row_bytes);
+    copy_rows(view.q.tokens(token, token + 1), std::span(out.q.data).subspan(i * row_bytes, row_bytes));
   }
   return out;
 }

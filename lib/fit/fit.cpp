@@ -13,6 +13,7 @@
 #include "base/check.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "base/threads.hpp"
 #include "dump/layer_lanes.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/layer_fit.hpp"
@@ -93,13 +94,12 @@ class LayerwiseFit {
   /// The whole set, of what was fitted or is kept.
   [[nodiscard]] RotationSet finish() {
     if (partial_ != nullptr) {
-      RotationSet last = unfinished_;
       unfinished_.layers.clear();
-      for (const int id : source_.layer_ids()) {
-        last = partial_->read(id);
-        unfinished_.layers.push_back(std::move(last.layers.front()));
-      }
-      unfinished_.recipe = last.recipe;
+      const std::vector<int>& ids = source_.layer_ids();
+      std::vector<RotationSet> kept(ids.size());
+      parallel_for(ids.size(), [&](std::size_t i) { kept[i] = partial_->read(ids[i]); });
+      for (RotationSet& each : kept) unfinished_.layers.push_back(std::move(each.layers.front()));
+      if (!kept.empty()) unfinished_.recipe = kept.back().recipe;
     }
     const std::string sample = unfinished_.recipe.value("clip_sample", "");
     unfinished_.recipe.erase("clip_sample");
@@ -122,13 +122,15 @@ class LayerwiseFit {
 
   void fit_batch(Batch& batch) {
     batch.layers = fit_transforms(batch.moments, recipe_, backend_, status_);
-    // Layer by layer: the backend holds a layer's sample meanwhile, beside what is being read.
+    // A few at a time: the backend holds their samples meanwhile, beside what is being read.
     const std::lock_guard one_at_a_time(fitting_);
     if (recipe_.refine) {
       refine_keys(std::vector<std::span<const SampledSequence>>(batch.to_refine.begin(), batch.to_refine.end()),
                   clip_.first_key_codec(), recipe_.windows, refining_, batch.layers, backend_, status_);
     }
-    for (std::size_t i = 0; i < batch.layers.size(); ++i) clip_.apply(batch.samples[i], batch.layers[i]);
+    parallel_for(
+        batch.layers.size(), [&](std::size_t i) { clip_.apply(batch.samples[i], batch.layers[i]); },
+        backend_.work_shape().concurrent_clip_fits);
     if (!batch.samples.back().empty()) batch.sample = describe(batch.samples.back(), clip_options_);
     for (std::size_t i = 0; i < batch.layers.size() && partial_ != nullptr; ++i) {
       keep(batch.layers[i], batch.samples[i]);

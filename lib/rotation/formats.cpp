@@ -3,6 +3,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/threads.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
@@ -148,11 +149,15 @@ void write_rotation_pt_files(const fs::path& folder, const RotationSet& set, int
 
 void write_rotation_set(const fs::path& folder, const RotationSet& set, const RotationFormats& formats, bool replace) {
   AtomicFolder out(folder, replace);
+  std::vector<std::function<void()>> writers;
   if (formats.pt) {
-    write_rotation_pt_files(out.path(), set, 0);
+    writers.emplace_back([&] { write_rotation_pt_files(out.path(), set, 0); });
     write_file(out.path() / "serve.env", serve_env(set));
   }
-  if (formats.h5) write_set_file(out.path() / "rotations.h5", SetFileKind::kH5, set, false);
+  if (formats.h5) {
+    writers.emplace_back([&] { write_set_file(out.path() / "rotations.h5", SetFileKind::kH5, set, false); });
+  }
+  parallel_for(writers.size(), [&](std::size_t i) { writers[i](); });
   if (formats.safetensors) write_set_file(out.path() / "rotations.safetensors", SetFileKind::kSafetensors, set, false);
   if (set.has_clip_ratios) write_clip_tables(out.path(), set);
   finish_set(out, set, folder);

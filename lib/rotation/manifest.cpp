@@ -7,6 +7,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "base/threads.hpp"
 #include "base/version.hpp"
 
 namespace oscar {
@@ -54,12 +55,11 @@ SideTransform side_from_json(const Json& json) {
 }  // namespace
 
 Json list_with_hashes(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& files) {
-  Json list = Json::array();
-  for (const auto& file : files) {
-    list.push_back({{"path", file.generic_string()},
-                    {"sha256", sha256_file(folder / file)},
-                    {"size", regular_file_size(folder / file)}});
-  }
+  Json list(files.size(), nullptr);
+  parallel_for(files.size(), [&](std::size_t i) {
+    const std::filesystem::path file = folder / files[i];
+    list[i] = {{"path", files[i].generic_string()}, {"sha256", sha256_file(file)}, {"size", regular_file_size(file)}};
+  });
   return list;
 }
 
