@@ -7,7 +7,7 @@
 
 namespace oscar {
 
-/// Asks whether it is `done` until it is: at once, soon again, later every 10 ms. False: the time is over. Throws what
+/// Asks whether it is `done` until it is: at once, soon again, later every 2 ms. False: the time is over. Throws what
 /// throw_if_interrupted() and `done` throw.
 bool wait_until(const std::function<bool()>& done, double seconds = std::numeric_limits<double>::infinity());
 

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Between two signs of life.
 constexpr double kBeatSeconds = 0.5;
-/// What a rank has to end in once it failed, or knows that another did.
+/// What a rank has to end in once it is interrupted because it failed, or another did.
 constexpr double kEndSeconds = 8;
 /// c10d's store takes values of up to 8 MiB.
 constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
@@ -130,10 +130,6 @@ class Ranks::Impl {
   void fail(const std::string& why) noexcept {
     try {
       left_ = true;
-      {
-        const std::lock_guard lock(mutex_);
-        if (!own_failure_) own_failure_.emplace(why, "", "");
-      }
       if (!store_->find("failed")) store_->set("failed", others_[at(place_.rank)].name + " failed: " + why);
       store_->set(key_of("done", place_.rank), "");
       if (serves()) wait_for_others(3);
@@ -256,16 +252,11 @@ class Ranks::Impl {
     return {why, "", "start all ranks again with --resume, which keeps what they finished"};
   }
 
-  std::optional<RankFailed> own_failure() {
-    const std::lock_guard lock(mutex_);
-    return own_failure_;
-  }
-
   /// The watch itself may hang, in a call to a machine that is gone, and so may the rest of this process.
   void guard() {
     while (!wait_for(watch_ended_, kBeatSeconds)) {
       if (seconds_since(beat_at_) > options_.silent_seconds) end(others_.front().name + " does not answer");
-      const std::optional<RankFailed> own = own_failure(), failed = own ? own : rank_failed();
+      const std::optional<RankFailed> failed = rank_failed();
       if (failed && !wait_for(watch_ended_, kEndSeconds) && options_.give_up) options_.give_up(*failed);
     }
   }
@@ -280,7 +271,6 @@ class Ranks::Impl {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false, watch_ended_ = false;
-  std::optional<RankFailed> own_failure_;
   std::thread watch_, guard_;
 };
 

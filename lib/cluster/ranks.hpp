@@ -47,7 +47,7 @@ class Ranks {
   /// The same, and removes it.
   [[nodiscard]] std::string take(const std::string& key);
 
-  /// Tells the others why this one ends, which it has to do soon.
+  /// Tells the others why this one ends.
   void fail(const std::string& why) noexcept;
   /// This one's work is done. Rank 0 waits for the others to say so.
   void leave();

@@ -57,20 +57,21 @@ class Rows {
 };
 
 /// A way for hidden states from one process's GPU to another's, in one direction. Nothing here waits for the other end,
-/// which may be gone; what has not arrived when either end goes is lost. abort() and is_ready() may be called at any
+/// which may be gone; what has not arrived when either end goes is lost. While something is on its way a GPU may load
+/// no kernels: both ends have to begin a transfer at about the same time. abort() and is_ready() may be called at any
 /// time. All but abort() throw BackendUnavailable once the link is broken.
 class HiddenLink {
  public:
   virtual ~HiddenLink() = default;
-  /// Whether what was begun needs nothing more of this process: opening the link, at first; the other end was heard
-  /// then.
+  /// Whether what was begun is done: opening the link, at first.
   [[nodiscard]] virtual bool is_ready() = 0;
-  /// Begins once the link is ready; `hidden` may go.
+  /// Tells later whether what this thread has given to the GPU up to now is computed.
+  [[nodiscard]] virtual std::function<bool()> computed() const = 0;
+  /// Begins, once the link is ready, to send what is computed; `hidden` must stay until the link is ready again.
   virtual void send(const Rows& hidden) = 0;
   /// Begins, once the link is ready, to receive the next that is sent.
   virtual void receive(std::size_t tokens) = 0;
-  /// That, (tokens, hidden_size), once the link is ready again. What computes with it waits on the GPU until it is
-  /// there.
+  /// That, (tokens, hidden_size), once the link is ready again.
   [[nodiscard]] virtual std::unique_ptr<Rows> received() = 0;
   /// Ends what is on its way, for which a GPU may wait.
   virtual void abort() noexcept = 0;

@@ -37,6 +37,8 @@ void LinkEnd::require_whole() const {
 }
 
 void LinkEnd::wait_until_open() {
+  due_ =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.open_seconds));
   wait_until([this] {
     require_whole();
     return open_.load();
@@ -46,11 +48,13 @@ void LinkEnd::wait_until_open() {
 void LinkEnd::send(const Rows& hidden) {
   attempt([&] { link_->send(hidden); });
   wait_until([this] { return is_ready(); });
+  used_ = true;
 }
 
 std::unique_ptr<Rows> LinkEnd::receive(std::size_t tokens) {
   attempt([&] { link_->receive(tokens); });
   wait_until([this] { return is_ready(); });
+  used_ = true;
   return link_->received();
 }
 
@@ -67,16 +71,16 @@ void LinkEnd::attempt(const std::function<void()>& call) {
   } catch (const BackendUnavailable& error) {
     lose(std::string("broke: ") + error.what(), kResume);
     require_whole();
+    throw;  // it was cut
   }
 }
 
 /// Nothing else looks at the link while a GPU waits for it.
 void LinkEnd::watch() {
-  const auto start = std::chrono::steady_clock::now();
   try {
     while (!stop_.stop_requested() && !interrupt_requested()) {
       if (link_->is_ready()) open_ = true;
-      if (!open_ && seconds_since(start) > options_.open_seconds) {
+      if (!used_ && Clock::now() > due_.load()) {
         lose("did not open in time", kReach);
         break;
       }
@@ -91,7 +95,7 @@ void LinkEnd::watch() {
 /// The other end may have gone for a reason that it tells all processes.
 void LinkEnd::lose(const std::string& why, const std::string& remedy) {
   const auto is_known = [this] { return interrupt_requested() || stop_.stop_requested(); };
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   while (seconds_since(start) < options_.reason_seconds && !is_known()) std::this_thread::sleep_for(10ms);
   if (is_known()) return;
   {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,7 +21,7 @@ namespace oscar {
 struct LinkOptions {
   /// The process at the other end, for messages.
   std::string peer;
-  /// How long opening may take.
+  /// How long opening may take, with the first transfer.
   double open_seconds = 120;
   /// What a process that ends says of itself, it says within this time after its end of the link broke.
   double reason_seconds = 3;
@@ -37,7 +38,11 @@ class LinkEnd {
   LinkEnd& operator=(const LinkEnd&) = delete;
 
   // All of these throw RankFailed, and what throw_if_interrupted() throws.
+  /// From now on the first transfer has open_seconds to be done.
   void wait_until_open();
+  /// As HiddenLink::computed().
+  [[nodiscard]] std::function<bool()> computed() const { return link_->computed(); }
+  /// Both wait until the transfer is done.
   void send(const Rows& hidden);
   [[nodiscard]] std::unique_ptr<Rows> receive(std::size_t tokens);
   /// Rows that came before are whole if this does not throw.
@@ -57,7 +62,9 @@ class LinkEnd {
 
   std::unique_ptr<HiddenLink> link_;
   LinkOptions options_;
-  std::atomic<bool> open_ = false, finished_ = false;
+  using Clock = std::chrono::steady_clock;
+  std::atomic<bool> open_ = false, used_ = false, finished_ = false;
+  std::atomic<Clock::time_point> due_ = Clock::time_point::max();  // the first transfer
   mutable std::mutex mutex_;
   std::optional<RankFailed> failure_;
   std::stop_source stop_;

@@ -161,8 +161,8 @@ void Pass::prepare() {
 }
 
 void Pass::wait_until_ready() {
+  if (relay_) relay_->wait_until_open();  // others wait for this process to be heard
   if (preparing_.valid()) preparing_.get();
-  if (relay_) relay_->wait_until_open();
 }
 
 /// Hidden states before the layer that runs, if another process has them.
@@ -173,8 +173,7 @@ void Pass::take_over(std::size_t s) {
 /// Hidden states behind it, if another process goes on with them.
 void Pass::hand_on(std::size_t s) {
   if (!relay_ || layer_ + 1 >= layers_) return;
-  relay_->send(layer_ + 1, s, *hidden_[s]);
-  hidden_[s].reset();
+  relay_->send(layer_ + 1, s, std::move(hidden_[s]));
 }
 
 /// What comes before the MLP, and what another process did.

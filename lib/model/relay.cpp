@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/status.hpp"
+#include "base/wait.hpp"
 
 namespace oscar {
 namespace {
@@ -14,8 +15,8 @@ std::string link_key(const char* what, int from, int to) {
   return std::string(what) + "/" + std::to_string(from) + "/" + std::to_string(to);
 }
 
-std::string hidden_key(int layer, std::size_t sequence) {
-  return "hidden/" + std::to_string(layer) + "/" + std::to_string(sequence);
+std::string hidden_key(const char* what, int layer, std::size_t sequence) {
+  return std::string(what) + "/" + std::to_string(layer) + "/" + std::to_string(sequence);
 }
 
 }  // namespace
@@ -54,10 +55,19 @@ Relay::~Relay() {
 void Relay::wait_until_open() {
   if (from_previous_) from_previous_->wait_until_open();
   if (to_next_) to_next_->wait_until_open();
+  if (!greeted_) greet();
 }
 
-void Relay::require_whole() const {
-  if (from_previous_) from_previous_->require_whole();
+/// Something on its way shows that data come through, and what opens for the first is open for the others.
+void Relay::greet() {
+  greeted_ = true;
+  const Tensor word = decoder_.new_hidden_copy(1);
+  const auto layer_of_link = [](int sender) { return -1 - sender; };  // in place of a layer's number
+  if (to_next_) {
+    send(layer_of_link(share_.rank), 0, decoder_.hidden_from({word.dtype, word.shape, word.data}, 1));
+  }
+  if (from_previous_) (void)receive(layer_of_link(share_.previous()), 0, 1);
+  sending_.finish();
 }
 
 void Relay::require_same_type() const {
@@ -69,22 +79,55 @@ void Relay::require_same_type() const {
                   "start all ranks with the same --device and --model-dtype");
 }
 
+// A transfer keeps both GPUs from loading kernels, and a process that waits for that may keep another transfer from
+// beginning. So both ends begin at the same time, when there is something to send, and rank 0 takes part in one at a
+// time: transfers that wait for each other all around the ring cannot be.
 std::unique_ptr<Rows> Relay::receive(int layer, std::size_t sequence, std::size_t tokens) {
-  if (from_previous_) return from_previous_->receive(tokens);
-  Tensor copy = decoder_.new_hidden_copy(tokens);
-  const std::string value = share_.take(hidden_key(layer, sequence));
-  OSCAR_CHECK(value.size() == copy.data.size());
-  std::memcpy(copy.data.data(), value.data(), value.size());
-  return decoder_.hidden_from({copy.dtype, copy.shape, copy.data}, tokens);
+  if (!from_previous_) {
+    Tensor copy = decoder_.new_hidden_copy(tokens);
+    const std::string value = share_.take(hidden_key("hidden", layer, sequence));
+    OSCAR_CHECK(value.size() == copy.data.size());
+    std::memcpy(copy.data.data(), value.data(), value.size());
+    return decoder_.hidden_from({copy.dtype, copy.shape, copy.data}, tokens);
+  }
+  (void)share_.take(hidden_key("computed", layer, sequence));
+  std::unique_lock lock(one_transfer_, std::defer_lock);
+  if (share_.rank == 0) lock.lock();
+  share_.put(hidden_key("ready", layer, sequence), "");
+  if (share_.previous() == 0) (void)share_.take(hidden_key("begun", layer, sequence));
+  return from_previous_->receive(tokens);
 }
 
-void Relay::send(int layer, std::size_t sequence, const Rows& hidden) {
-  if (to_next_) return to_next_->send(hidden);
-  const Tensor copy = decoder_.copy_hidden(hidden);
-  share_.put(hidden_key(layer, sequence), {reinterpret_cast<const char*>(copy.data.data()), copy.data.size()});
+void Relay::send(int layer, std::size_t sequence, std::unique_ptr<Rows> hidden) {
+  if (!to_next_) {
+    const Tensor copy = decoder_.copy_hidden(*hidden);
+    share_.put(hidden_key("hidden", layer, sequence),
+               {reinterpret_cast<const char*>(copy.data.data()), copy.data.size()});
+    return;
+  }
+  sending_.add([=, this, rows = std::shared_ptr<Rows>(std::move(hidden)), computed = to_next_->computed()] {
+    wait_until(computed);
+    pass_on(layer, sequence, *rows);
+  });
+}
+
+void Relay::pass_on(int layer, std::size_t sequence, const Rows& hidden) {
+  share_.put(hidden_key("computed", layer, sequence), "");
+  (void)share_.take(hidden_key("ready", layer, sequence));
+  std::unique_lock lock(one_transfer_, std::defer_lock);
+  if (share_.rank == 0) {
+    lock.lock();
+    share_.put(hidden_key("begun", layer, sequence), "");
+  }
+  to_next_->send(hidden);
+}
+
+void Relay::require_whole() const {
+  if (from_previous_) from_previous_->require_whole();
 }
 
 void Relay::finish() {
+  sending_.finish();
   const int own = share_.rank, next = share_.next(), previous = share_.previous();
   for (auto* end : {&from_previous_, &to_next_}) {
     if (*end) (*end)->finish();

@@ -2,12 +2,13 @@
 // Each link is a communicator of two, whose calls return before they are done: NCCL goes on with them in threads of its
 // own, and is asked how far it is. The library is the one that libtorch's CUDA part has loaded.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <dlfcn.h>
 #include <nccl.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <type_traits>
 #include <utility>
@@ -82,39 +83,39 @@ class Link : public HiddenLink {
   ~Link() override { abort(); }
 
   bool is_ready() override {
+    const CallGuard guard(device_);
     const std::lock_guard lock(mutex_);
     if (!is_idle()) return false;
-    if (!greeting_.defined()) return greet(), false;
-    if (!greeted_) greeted_ = mark();
-    if (sends_ && passing_.defined()) {
-      std::exchange(passing_, at::Tensor()).record_stream(stream_);  // its memory stays until that is done
-    }
-    return greeted_->query();
+    if (!passed_) passed_ = mark(stream_);
+    return passed_->query();
+  }
+
+  std::function<bool()> computed() const override {
+    const CallGuard guard(device_);
+    return [event = std::make_shared<c10::Event>(mark(device_.current_stream()))] { return event->query(); };
   }
 
   void send(const Rows& hidden) override {
     const CallGuard guard(device_);
-    const at::Tensor x = static_cast<const HiddenRows&>(hidden).x.to(device_.place()).contiguous();
-    const SideStream side(device_, stream_);
+    const c10::StreamGuard on(stream_);
     const std::lock_guard lock(mutex_);
-    pass(passing_ = x);
+    pass(static_cast<const HiddenRows&>(hidden).x.to(device_.place()).contiguous());
   }
 
   void receive(std::size_t tokens) override {
     const CallGuard guard(device_);
-    const at::Tensor x = at::empty({static_cast<std::int64_t>(tokens), hidden_size_},
-                                   at::TensorOptions(device_.dtype()).device(device_.place()));
-    const SideStream side(device_, stream_);
+    const c10::StreamGuard on(stream_);  // it waits for no memory that others use
     const std::lock_guard lock(mutex_);
-    pass(passing_ = x);
+    pass(at::empty({static_cast<std::int64_t>(tokens), hidden_size_},
+                   at::TensorOptions(device_.dtype()).device(device_.place())));
   }
 
   std::unique_ptr<Rows> received() override {
     const CallGuard guard(device_);
     const std::lock_guard lock(mutex_);
-    mark().block(device_.current_stream());
     auto hidden = std::make_unique<HiddenRows>();
     hidden->x = std::exchange(passing_, at::Tensor());
+    hidden->x.record_stream(device_.current_stream());
     return hidden;
   }
 
@@ -133,25 +134,19 @@ class Link : public HiddenLink {
     return state == ncclSuccess;
   }
 
-  /// A byte on its way shows that data come through, and what NCCL opens for the first is open for the others.
-  void greet() {
-    const CallGuard guard(device_);
-    const c10::StreamGuard on(stream_);
-    greeting_ = at::zeros({1}, at::TensorOptions(at::kByte).device(device_.place()));
-    pass(greeting_);
-  }
-
   void pass(const at::Tensor& x) {
     if (communicator_ == nullptr) fail("the link was cut");
+    passing_ = x;
+    passed_.reset();
     const auto bytes = static_cast<std::size_t>(x.nbytes());
     const auto stream = static_cast<cudaStream_t>(stream_.native_handle());
     check(sends_ ? nccl().send(x.data_ptr(), bytes, ncclChar, 1, communicator_, stream)
                  : nccl().receive(x.data_ptr(), bytes, ncclChar, 0, communicator_, stream));
   }
 
-  [[nodiscard]] c10::Event mark() const {
+  [[nodiscard]] c10::Event mark(const c10::Stream& stream) const {
     c10::Event done(device_.place().type());
-    done.record(stream_);
+    done.record(stream);
     return done;
   }
 
@@ -161,8 +156,8 @@ class Link : public HiddenLink {
   c10::Stream stream_;
   std::mutex mutex_;
   ncclComm_t communicator_ = nullptr;
-  at::Tensor greeting_, passing_;
-  std::optional<c10::Event> greeted_;
+  at::Tensor passing_;                // the last that was sent, or is being received
+  std::optional<c10::Event> passed_;  // of that; nothing: not yet given to the GPU
 };
 
 /// Of a GPU, by the runtime that libtorch has loaded: processes may each see but one, and call it the first. Else by

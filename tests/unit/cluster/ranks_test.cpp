@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/cores.hpp"
+#include "base/status.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -81,15 +82,14 @@ TEST_CASE("a rank that does not come is named") {
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
-// Last, since the failure that the other rank hears of is this process's own.
-TEST_CASE("a rank that failed and then hangs is ended") {
+// Last, since it interrupts this process for good.
+TEST_CASE("a rank that is interrupted and then hangs is ended") {
   std::promise<void> met, ended;
   auto other = std::async(std::launch::async, [&] {
     Ranks ranks(place_of(1, 2), {});
     CHECK(ranks.name(0).starts_with("rank 0 ("));
     met.set_value();
     ended.get_future().wait();
-    ranks.leave();
   });
   std::promise<std::string> given_up;
   std::once_flag once;
@@ -98,7 +98,7 @@ TEST_CASE("a rank that failed and then hangs is ended") {
               }});
   met.get_future().wait();
   const auto start = std::chrono::steady_clock::now();
-  ranks.fail("the disk is full");
+  interrupt(RankFailed("the disk is full", "", ""));
   auto text = given_up.get_future();
   REQUIRE(text.wait_for(std::chrono::seconds(15)) == std::future_status::ready);
   CHECK(text.get() == "the disk is full");

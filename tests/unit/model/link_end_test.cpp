@@ -27,6 +27,9 @@ class FakeLink : public HiddenLink {
     if (wire_->broken || wire_->aborted) throw BackendUnavailable("the cable is cut", "", "");
     return wire_->ready;
   }
+  std::function<bool()> computed() const override {
+    return [] { return true; };
+  }
   void send(const Rows&) override { ++wire_->sent; }
   void receive(std::size_t) override { ++wire_->received; }
   std::unique_ptr<Rows> received() override { return std::make_unique<Rows>(); }
@@ -67,13 +70,21 @@ TEST_CASE("a link opens, passes what is given to it, and is not late afterwards"
   Link link(0.2);
   link.wire->ready = true;
   link.end->wait_until_open();
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
   link.end->send(Rows());
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
   CHECK(link.end->receive(3) != nullptr);
   link.end->require_whole();
   CHECK(link.wire->sent == 1);
   CHECK(link.wire->received == 1);
   CHECK_FALSE(link.wire->aborted);
+}
+
+TEST_CASE("an open link through which nothing comes in time is cut") {
+  Link link(0.1);
+  link.wire->ready = true;
+  link.end->wait_until_open();
+  link.wire->ready = false;
+  CHECK_ERROR((void)link.end->receive(3), RankFailed, "rank 1 (node7, process 123) did not open in time");
 }
 
 TEST_CASE("a link that breaks ends what waits for it, and what its GPU waits for") {
