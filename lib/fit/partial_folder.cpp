@@ -9,15 +9,6 @@ namespace {
 
 constexpr const char* kRecord = "fit.json";
 
-/// Names of the members that differ.
-std::string differences(const Json& a, const Json& b) {
-  std::string names;
-  for (const auto& [name, value] : a.items()) {
-    if (!b.contains(name) || b[name] != value) names += (names.empty() ? "" : ", ") + name;
-  }
-  return names;
-}
-
 }  // namespace
 
 PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier)
@@ -36,6 +27,18 @@ PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earli
   fs::remove_all(folder_);
   fs::create_directories(folder_);
   write_json(record, of);
+}
+
+std::string PartialFolder::differences(const Json& one, const Json& other) {
+  std::string names;
+  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (const auto& [name, value] : one.items()) {
+    if (!other.contains(name) || other[name] != value) add(name);
+  }
+  for (const auto& [name, value] : other.items()) {
+    if (!one.contains(name)) add(name);
+  }
+  return names;
 }
 
 bool PartialFolder::is_of(const fs::path& folder, const Json& of) {

@@ -25,6 +25,8 @@ class PartialFolder {
   PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier);
   /// Whether layers of this work are there already.
   [[nodiscard]] static bool is_of(const std::filesystem::path& folder, const Json& of);
+  /// Names of the members in which two such records differ; "" if in none.
+  [[nodiscard]] static std::string differences(const Json& one, const Json& other);
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return folder_; }
   [[nodiscard]] std::filesystem::path file_of(int layer_id) const;

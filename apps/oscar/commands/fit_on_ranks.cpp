@@ -42,11 +42,11 @@ void fit_input(Ranks& ranks, FitCommand& command, FitInput& input, std::future<s
                Context& context) {
   QkvSource& source = input.source();
   const Json record = fit_record(input, command);
-  require_same(record, ranks);
+  const std::unique_ptr<Backend> backend = starting.get();
+  require_same_work(record, *backend, ranks);
   SharedFolder together = open_together(partial_folder(command), record, command.resume, ranks);
   const PartialSet partial(std::move(together.folder));
   if (const auto few = too_few_tokens(source, command.fit)) context.status->notice(*few);
-  const std::unique_ptr<Backend> backend = starting.get();
   input.wait_until_ready();
   Times times{.startup = seconds_since(context.started)};
   const auto start = std::chrono::steady_clock::now();

@@ -10,6 +10,7 @@
 #include "base/cores.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/status.hpp"
 #include "base/threads.hpp"
 #include "console.hpp"
 
@@ -21,6 +22,23 @@ void take_share_of_machine(const Place& place, const Ranks& ranks, CommonOptions
   const int gpus = common.device == "auto" || common.device == "cuda" ? cuda_device_count() : 0;
   if (gpus > 0) common.device = "cuda:" + std::to_string(place.local_rank % gpus);
   if (common.threads == 0) set_num_threads(std::max(1, usable_cores().count / ranks.sharers_of_cores()));
+}
+
+/// Throws DataError if this rank has other members than rank 0. what: of this rank.
+void require_same(const std::string& key, const Json& what, Ranks& ranks) {
+  if (ranks.rank() == 0) ranks.put(key, what.dump());
+  const Json first = parse_json(ranks.get(key), "what rank 0 does"), own = parse_json(what.dump(), "");
+  if (first == own) return;
+  throw DataError("rank " + std::to_string(ranks.rank()) +
+                      " has other data or options than rank 0: " + PartialFolder::differences(first, own),
+                  "oscar fit",
+                  "start all ranks with the same command, where all see the same files and have GPUs or none");
+}
+
+/// Before ranks wait for each other in ways that depend on it.
+void require_same_task(const FitCommand& command, Ranks& ranks) {
+  const auto input = !command.input.model.empty() ? "model" : !command.dump.empty() ? "dump" : "statistics";
+  require_same("task", {{"input", input}, {"output", command.save_stats.empty() ? "set" : "statistics"}}, ranks);
 }
 
 [[noreturn]] void give_up(const RankFailed& error) {
@@ -41,6 +59,7 @@ void tell_failure(Ranks& ranks, const std::function<void()>& task) {
     task();
   } catch (const std::exception& error) {
     ranks.fail(text_of(error));
+    interrupt(RankFailed(text_of(error), "", ""));
     throw;
   }
 }
@@ -54,16 +73,16 @@ void run_on_ranks(const Place& place, const FitCommand& command, Context& contex
   tell_failure(ranks, [&] {
     take_share_of_machine(place, ranks, context.common);
     context.status->notice(fmt::format("{} ranks, {} threads in this one", ranks.size(), num_threads()));
+    require_same_task(command, ranks);
     task(ranks);
     ranks.leave();
   });
 }
 
-void require_same(const Json& what, Ranks& ranks) {
-  if (ranks.rank() == 0) ranks.put("work", what.dump());
-  if (parse_json(ranks.get("work"), "the work of rank 0") == parse_json(what.dump(), "")) return;
-  throw DataError("rank " + std::to_string(ranks.rank()) + " has other data or options than rank 0", "oscar fit",
-                  "start all ranks with the same command, where all see the same files");
+void require_same_work(Json record, const Backend& backend, Ranks& ranks) {
+  const std::string description = backend.description();
+  record["device"] = {description.substr(0, description.find_first_of(":,")), backend.work_shape().bytes_per_call};
+  require_same("work", record, ranks);
 }
 
 SharedFolder open_together(const std::filesystem::path& folder, const Json& of, bool resume, Ranks& ranks) {

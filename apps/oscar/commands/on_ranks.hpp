@@ -17,11 +17,12 @@ namespace oscar {
 void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
                   const std::function<void(Ranks&)>& task);
 
-/// Tells the others why a task failed before this process waits for what it began.
+/// Runs a task; if it fails, tells the others why and interrupts what it began, before anybody waits for that.
 void tell_failure(Ranks& ranks, const std::function<void()>& task);
 
-/// Throws DataError if this rank was started with other data or options than rank 0. what: of this rank.
-void require_same(const Json& what, Ranks& ranks);
+/// Throws DataError if this rank was started with other data or options than rank 0, or computes on another kind of
+/// device, whose sums have other last bits. record: all that decides what this rank makes.
+void require_same_work(Json record, const Backend& backend, Ranks& ranks);
 
 /// Where finished layers are kept, as this rank sees it.
 struct SharedFolder {

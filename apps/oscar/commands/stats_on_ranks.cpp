@@ -105,9 +105,7 @@ void take_together(Ranks& ranks, const FitCommand& command, FitInput& input, con
   const auto start = std::chrono::steady_clock::now();
   StatisticsTaker taker(input.source(), command.fit, first_pass, backend, *context.status);
   const Json record = statistics_record(input, command, taker);
-  Json same = record;  // blocks have the same numbers only where all ranks cut alike
-  same["bytes_per_call"] = backend.work_shape().bytes_per_call;
-  require_same(same, ranks);
+  require_same_work(record, backend, ranks);
   auto [folder, shared] = open_together(statistics_folder(command), record, command.resume, ranks);
   const PartialStatistics partial(std::move(folder));
   const Work work = find_work(command, input.source(), partial, backend.work_shape(), ranks);

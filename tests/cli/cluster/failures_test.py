@@ -2,10 +2,11 @@
 """What happens when one of several processes fails, dies, stands still or does not come: the others end by its name, in time,
 and only its share is lost."""
 import signal
+import subprocess
 import time
 import unittest
 
-from ranks_case import DATA, RanksCase
+from ranks_case import BINARY, DATA, ON_CPU, TORCHRUN, RanksCase, free_port
 
 
 class FailuresTest(RanksCase):
@@ -55,10 +56,57 @@ class FailuresTest(RanksCase):
         self.assertEqual(codes[1], 1, errors)
         self.assertRegex(errors[1], rf"\Aoscar: error: rank 0 \(.*process {processes[0].pid}\) is gone\n  try: .*\n\Z")
 
+    def test_a_job_that_torchrun_is_told_to_end_keeps_finished_layers(self):
+        """As Slurm does before it takes the machines away."""
+        if not TORCHRUN.exists():
+            self.skipTest("no torchrun; scripts/setup.sh installs it")
+        for attempt in range(5):
+            out = f"preempted_{attempt}"
+            job = subprocess.Popen([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",
+                                    "--dump", "dump", "--recipe", "oscar", "--threads", "1", "--out", out], cwd=self.folder,
+                                   stderr=subprocess.PIPE, text=True, env=ON_CPU)
+            self.wait_for(f"{out}.partial/layer_0.safetensors")
+            job.send_signal(signal.SIGTERM)
+            errors = job.communicate(timeout=60)[1]
+            if job.returncode != 0:
+                break
+        self.assertNotEqual(job.returncode, 0, errors)
+        self.assertFalse((self.folder / out).exists())
+        kept = self.kept(f"{out}.partial")
+        self.assertIn("layer_0", kept)
+        for layer in kept:
+            self.addCleanup(self.spoil(int(layer[len("layer_"):])))  # nobody may read these again
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", out, "--resume", size=3))
+        self.assertEqual(codes, [0, 0, 0], errors)
+        self.doCleanups()
+        self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--out", "not_preempted")
+        self.expect_same("not_preempted", out)
+
+    def test_rank_0_without_room_on_its_disk_is_named_with_its_reason(self):
+        little_room = ["bash", "-c", 'trap "" XFSZ; ulimit -f 8; exec "$@"', "bash"]
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "full", through={0: little_room}))
+        self.assertEqual(codes[0], 1, errors)
+        self.assertRegex(errors[0], r"cannot write: File too large\n.*full.partial/")
+        if codes[1] != 0:  # it may have been done before
+            self.assertRegex(errors[1], r"rank 0 \(.*\) failed: cannot write: File too large \(full.partial/")
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "full", "--resume"))
+        self.assertEqual(codes, [0, 0], errors)
+        self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--out", "not_full")
+        self.expect_same("not_full", "full")
+
+    def test_ranks_that_read_different_kinds_of_input_are_refused(self):
+        model = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "1",
+                 "--seq-len", "450"]
+        since = time.monotonic()
+        codes, errors = self.finish(self.start("--out", "kinds", of_rank={0: model, 1: ["--dump", "dump"]}))
+        self.assertEqual(codes, [1, 1], errors)
+        self.assertIn("rank 1 has other data or options than rank 0: input", errors[0])
+        self.assertLess(time.monotonic() - since, 20)
+
     def test_ranks_with_different_options_are_refused(self):
         codes, errors = self.finish(self.start("--dump", "dump", "--out", "mixed", of_rank={1: ["--clip", "off"]}))
         self.assertEqual(codes, [1, 1])
-        self.assertIn("rank 1 has other data or options than rank 0", errors[0])
+        self.assertIn("rank 1 has other data or options than rank 0: recipe", errors[0])
 
     def test_ranks_that_compute_in_different_types_are_refused(self):
         model = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "1",

@@ -83,6 +83,12 @@ class LinksTest(RanksCase):
         self.assertEqual(codes, [1, 1], errors)
         self.assertIn("NCCL", "".join(errors))
 
+    def test_a_rank_on_the_cpu_beside_one_on_a_gpu_is_refused(self):
+        variables = lambda *place: {**torch_variables(*place), "OSCAR_DEVICE": ("auto", "cpu")[place[0]]}
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "mixed", variables=variables))
+        self.assertEqual(codes, [1, 1], errors)
+        self.assertIn("rank 1 has other data or options than rank 0: device", errors[0])
+
     def test_a_rank_killed_in_the_middle_of_a_layer_is_named(self):
         processes = self.stop_mid_way("middle", "--rank-timeout", "3")
         processes[1].kill()

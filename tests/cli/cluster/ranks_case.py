@@ -44,12 +44,13 @@ class RanksCase(unittest.TestCase):
         assert done.returncode == 0, done.stderr
         return done
 
-    def start(self, *options, size=2, variables=torch_variables, of_rank=None, only=None):
-        """One process per rank; of_rank: further options by rank; only: the ranks that are started."""
+    def start(self, *options, size=2, variables=torch_variables, of_rank=None, only=None, through=None):
+        """One process per rank; of_rank: further options by rank; only: the ranks that are started; through: by rank, a
+        command that starts it."""
         port = self.port = free_port()
         processes = []
         for rank in range(size) if only is None else only:
-            command = [BINARY, "fit", "--recipe", "oscar", "--threads", "1", *options, *(of_rank or {}).get(rank, [])]
+            command = [*(through or {}).get(rank, []), BINARY, "fit", "--recipe", "oscar", "--threads", "1", *options, *(of_rank or {}).get(rank, [])]
             processes.append(subprocess.Popen(
                 [str(part) for part in command], cwd=self.folder, stderr=subprocess.PIPE, text=True,
                 env={**ON_CPU, **variables(rank, size, port)}))
