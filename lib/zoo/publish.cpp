@@ -108,6 +108,7 @@ std::unique_ptr<FileLock> lock_zoo(const fs::path& zoo, Status& status) {
   try {
     return std::make_unique<FileLock>(path, false);
   } catch (const IoError&) {
+    if (!fs::exists(path)) throw;  // it could not be made, so nobody holds it
     status.notice("waiting for the zoo's lock, which another process holds: " + path.string());
     return std::make_unique<FileLock>(path, true);
   }

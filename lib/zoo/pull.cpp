@@ -68,7 +68,7 @@ class Pull {
     }
     if (options_.offline) {
       throw DataError("the cache does not have " + asked_ + " of " + zoo_.text(), cache_.set_folder("").string(),
-                      "pull it once without --offline");
+                      "name the zoo that it came from with --zoo, or pull it once without --offline");
     }
     return hub_ ? ask_hub() : ask_zoo();
   }

@@ -69,8 +69,8 @@ void take_and_save(const FitCommand& command, const Statistics* first_pass, Cont
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   FitInput input(command, context);
   StatisticsTaker taker(input.source(), command.fit, first_pass, *backend, *context.status);
-  if (!command.resume) return save(taker.take_all(), command, seconds_since(start), context);
-  save(take_and_keep(taker, input, command), command, seconds_since(start), context);
+  if (!command.resume) return save(taker.take_all(), command, start, context);
+  save(take_and_keep(taker, input, command), command, start, context);
   std::filesystem::remove_all(statistics_folder(command));
 }
 
@@ -87,17 +87,20 @@ Json statistics_record(FitInput& input, const FitCommand& command, const Statist
   return record;
 }
 
-void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context) {
+void save(const Statistics& statistics, const FitCommand& command, std::chrono::steady_clock::time_point start,
+          Context& context) {
   write_statistics(command.save_stats, statistics);
   std::int64_t tokens = 0;
   for (const CalibrationData& part : statistics.data) tokens += part.tokens;
-  context.status->notice(fmt::format("statistics of {} layers, {} tokens in {} parts, {:.2f} s: wrote {}",
-                                     statistics.layers.size(), tokens, statistics.data.size(), seconds,
+  const double seconds = seconds_since(start);
+  const std::size_t parts = statistics.data.size();
+  context.status->notice(fmt::format("statistics of {} layers, {} tokens in {} part{}, {:.2f} s: wrote {}",
+                                     statistics.layers.size(), tokens, parts, parts == 1 ? "" : "s", seconds,
                                      command.save_stats.string()));
   if (!command.out.empty()) return;  // what is fitted will be told
   emit_json(context, {{"statistics", command.save_stats.string()},
                       {"layers", statistics.layers.size()},
-                      {"parts", statistics.data.size()},
+                      {"parts", parts},
                       {"tokens", tokens},
                       {"seconds", seconds}});
 }
@@ -119,7 +122,7 @@ void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context) {
   const Statistics* first_pass = given ? &*given : nullptr;
   if (ranks != nullptr) return statistics_on_ranks(*ranks, command, first_pass, context);
   if (reads_data(command)) return take_and_save(command, first_pass, context);
-  if (!command.save_stats.empty()) save(*given, command, seconds_since(start), context);
+  if (!command.save_stats.empty()) save(*given, command, start, context);
   if (command.out.empty()) return;
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   Times times{.startup = seconds_since(context.started)};

@@ -2,6 +2,8 @@
 // What fit_in_parts.cpp shares with stats_on_ranks.cpp: the same statistics, by one process or by several.
 #pragma once
 
+#include <chrono>
+
 #include "commands/fit_command.hpp"
 #include "fit/take_statistics.hpp"
 
@@ -13,8 +15,9 @@ namespace oscar {
 /// All that decides the statistics.
 [[nodiscard]] Json statistics_record(FitInput& input, const FitCommand& command, const StatisticsTaker& taker);
 
-/// Writes the file and tells people and --json.
-void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context);
+/// Writes the file and tells people and --json, also the time since `start`.
+void save(const Statistics& statistics, const FitCommand& command, std::chrono::steady_clock::time_point start,
+          Context& context);
 
 /// Takes them as one of several processes. first_pass: null for a first pass.
 void statistics_on_ranks(Ranks& ranks, const FitCommand& command, const Statistics* first_pass, Context& context);

@@ -119,7 +119,7 @@ void take_together(Ranks& ranks, const FitCommand& command, FitInput& input, con
     return;
   }
   collect(command, work, counts, partial, ranks);
-  save(partial.join(input.source().layer_ids()), command, seconds_since(start), context);
+  save(partial.join(input.source().layer_ids()), command, start, context);
   partial.remove();
 }
 

@@ -92,8 +92,16 @@ void record(const VerifyCommand& c, const VerifyReport& report, Status& status) 
   }
 }
 
+/// What cannot be written should be told before the work, not after it.
+void require_writable(const std::filesystem::path& file) {
+  if (file.empty()) return;
+  const AtomicFile probe(file);
+  write_unsynced(probe.temporary_path(), "");
+}
+
 void run(VerifyCommand& c, Context& context) {
   check_usage(c);
+  for (const std::filesystem::path& file : {c.report, context.common.json_file}) require_writable(file);
   c.options.own_windows = c.windows == "own";
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
   const auto backend = make_backend(context.common.device, *context.status);

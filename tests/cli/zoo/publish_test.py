@@ -59,6 +59,12 @@ class PublishTest(ZooTest):
             self.fail_with(2, "error:", "publish", "set", *arguments)
         self.fail_with(1, "nothing-here", "publish", "nothing-here", "--zoo", "zoo", "--name", NAME)
 
+    def test_a_zoo_that_cannot_be_written_is_not_one_that_is_locked(self):
+        make_set(self.folder / "set", 1)
+        (self.folder / "file").write_text("")
+        done = self.fail_with(1, "file", "publish", "set", "--zoo", "file/zoo", "--name", NAME)
+        self.assertNotIn("another process", done.stderr)
+
     def test_many_at_once_lose_nothing(self):
         make_set(self.folder / "set", 1)
         for step in range(SETS_EACH):
