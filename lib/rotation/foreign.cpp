@@ -228,10 +228,8 @@ void write_rotation_mla(const fs::path& folder, const RotationSet& set) {
   for (const LayerRotation& layer : set.layers) {
     const SideTransform& latent = layer.key;
     if (latent.rotation.count != 1 || latent.rotation.data != layer.value.rotation.data) {
-      throw DataError(
-          "layer " + std::to_string(layer.layer_id) +
-              " has one transform for keys and another for values or heads; an MLA cache has one row for all",
-          folder.string(), "convert to another format");
+      throw DataError("keys and values, or heads, have transforms of their own; an MLA cache has one row for all",
+                      "layer " + std::to_string(layer.layer_id), "convert to another format");
     }
     PtDict entry{{{std::string("rotation")}, {latent.rotation.to_f32(true)}}};
     if (latent.read_rotation.count > 0) {
