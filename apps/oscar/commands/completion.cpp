@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <sstream>
 
 #include "commands.hpp"
 #include "help.hpp"
@@ -83,21 +84,31 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
+/// "-n '…'": behind "zoo" and then "tag", for path "zoo tag".
+std::string fish_condition(const std::string& path) {
+  if (path.empty()) return "";
+  std::string tests;
+  std::istringstream words(path);
+  for (std::string word; words >> word;) {
+    tests += (tests.empty() ? "" : "; and ") + std::string("__fish_seen_subcommand_from ") + word;
+  }
+  return " -n '" + tests + "'";
+}
+
 std::string fish_script(const CLI::App& app) {
   std::string out = "complete -c oscar -n __fish_use_subcommand -a \"" + joined(command_names(app)) + "\" -f\n";
   for_each_command(app, "", [&](const std::string& path, const CLI::App& command) {
-    if (path.find(' ') != std::string::npos) return;
-    const std::string when =
-        path.empty() ? "complete -c oscar" : "complete -c oscar -n '__fish_seen_subcommand_from " + path + "'";
-    if (!path.empty() && !commands_of(command).empty())
-      out += when + " -a \"" + joined(command_names(command)) + "\" -f\n";
+    const std::string line = "complete -c oscar" + fish_condition(path);
+    const std::vector<std::string> below = command_names(command);
+    if (!path.empty() && !below.empty()) out += line + " -f -a \"" + joined(below) + "\"\n";
     for (const CLI::Option* option : command.get_options()) {
-      const std::vector<std::string> choices = choices_of(*option);
-      const std::string value = option->get_type_size() == 0 ? ""
-                                : choices.empty()            ? " -r"
-                                                             : " -x -a \"" + joined(choices) + "\"";
+      const std::string choices = joined(choices_of(*option));
+      const std::string exactly = " -x -a \"" + choices + "\"";
+      if (option->get_positional() && !choices.empty()) out += line + exactly + "\n";
+      const std::string value = option->get_type_size() == 0 ? "" : choices.empty() ? " -r" : exactly;
       for (const std::string& name : option->get_lnames()) {
-        out += when + " -l " + name + value + " -d " + quoted(option->get_description()) + "\n";
+        out.append(line).append(" -l ").append(name).append(value);
+        out += " -d " + quoted(option->get_description()) + "\n";
       }
     }
   });

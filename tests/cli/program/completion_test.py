@@ -51,6 +51,8 @@ class CompletionTest(unittest.TestCase):
         fish, zsh = printed("completion", "fish"), printed("completion", "zsh")
         for option in options_of("fit") - {"--help"}:
             self.assertRegex(fish, rf"'__fish_seen_subcommand_from fit' -l {option[2:]} ")
+        self.assertRegex(fish, "from zoo; and __fish_seen_subcommand_from render' -l url -r ")
+        self.assertRegex(fish, "from bench' -x -a .attention.")
         self.assertIn("bashcompinit", zsh)
         self.assertTrue(zsh.endswith(printed("completion", "bash")))
         for shell, script in (("fish", fish), ("zsh", zsh)):
