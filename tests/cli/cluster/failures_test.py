@@ -94,6 +94,22 @@ class FailuresTest(RanksCase):
         self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--out", "not_full")
         self.expect_same("not_full", "full")
 
+    def test_what_is_left_of_another_fit_is_refused_or_replaced(self):
+        mend = self.spoil(3)
+        self.addCleanup(mend)
+        codes, errors = self.finish(self.start("--dump", "dump", "--out", "stale"))
+        self.assertEqual(codes, [1, 1], errors)
+        self.assertLessEqual({"layer_0", "layer_1"}, self.kept("stale.partial"))
+        mend()
+        codes, errors = self.finish(self.start("--dump", "dump", "--clip", "off", "--out", "stale", "--resume"))
+        self.assertEqual(codes, [1, 1], errors)
+        for error in errors:
+            self.assertIn("what is left of an earlier fit is of another: recipe differ", error)
+        codes, errors = self.finish(self.start("--dump", "dump", "--clip", "off", "--out", "stale"))
+        self.assertEqual(codes, [0, 0], errors)
+        self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--clip", "off", "--out", "not_stale")
+        self.expect_same("not_stale", "stale")
+
     def test_ranks_that_read_different_kinds_of_input_are_refused(self):
         model = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "1",
                  "--seq-len", "450"]
