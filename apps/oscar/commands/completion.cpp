@@ -17,8 +17,8 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-std::vector<CLI::App*> commands_of(const CLI::App& app) {
-  return const_cast<CLI::App&>(app).get_subcommands([](CLI::App*) { return true; });
+std::vector<const CLI::App*> commands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
 std::vector<std::string> command_names(const CLI::App& app) {
