@@ -85,6 +85,12 @@ class Source : public LiveSource {
         throw UsageError("the model has no layer " + std::to_string(layer), "--layers",
                          "name layers from 0 to " + std::to_string(config_.num_layers - 1));
       }
+      if (const int cache = config_.cache_of(layer); cache != layer) {
+        throw UsageError("layer " + std::to_string(layer) + " reads the keys and values of layer " +
+                             std::to_string(cache) + " and has none of its own",
+                         "--layers",
+                         "leave it out: what is fitted for layer " + std::to_string(cache) + " holds for it");
+      }
       if (!config_.blocks[static_cast<std::size_t>(layer)].has_cache()) {
         throw UsageError("layer " + std::to_string(layer) + " has no keys and values", "--layers",
                          "leave out layers without softmax attention");

@@ -48,6 +48,9 @@ struct MixerSpec {
   bool value_norm = false;               // of v, without a weight
   bool value_is_key = false;             // v = what k_proj yields, before its norm and RoPE
   std::string fused;                     // one matrix for q, k and v
+  // Keys and values that several layers read: which layer makes them (-1: nobody else reads), and whether this is it.
+  int kv_layer = -1;
+  bool own_kv = true;
   RopeSpec rope;
   // Latent attention: k = (latent, rope) and v = latent of one head, queries of all heads.
   int latent_dim = 0, query_latent_dim = 0, nope_dim = 0, head_value_dim = 0;
@@ -90,16 +93,22 @@ struct MlpSpec {
   ExpertsSpec experts;
 };
 
-/// hidden += mixer_out_norm(mixer(mixer_norm(hidden))); hidden += mlp_out_norm(mlp(mlp_norm(hidden))); hidden *= scalar
+/// hidden += mixer_out_norm(mixer(mixer_norm(hidden))); hidden += mlp_out_norm(mlp(mlp_norm(hidden)));
+/// if input_dim > 0: hidden += norm(project(activation(gate(hidden)) * input)); hidden *= scalar
 struct BlockSpec {
   MixerSpec mixer;
   MlpSpec mlp;
   std::string mixer_norm = "input_layernorm", mixer_out_norm;
   std::string mlp_norm = "post_attention_layernorm", mlp_out_norm;
   std::string scalar;
+  // Tokens have an embedding of input_dim channels for each layer, and this layer's is number input_index. The input is
+  // (norm(projected) + embedding * sqrt(input_dim)) / sqrt(2), where `projected` is of the tokens' first hidden states,
+  // / sqrt(hidden_size).
+  int input_dim = 0, input_index = 0;
 
-  /// Whether the layer has keys and values that grow with the text and softmax attention over them.
-  [[nodiscard]] bool has_cache() const { return mixer.kind != MixerKind::kGatedDelta; }
+  [[nodiscard]] bool attends() const { return mixer.kind != MixerKind::kGatedDelta; }
+  /// Whether the layer has keys and values of its own that grow with the text, and softmax attention over them.
+  [[nodiscard]] bool has_cache() const { return attends() && mixer.own_kv; }
 };
 
 }  // namespace oscar

@@ -106,14 +106,19 @@ void Checkpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
   OSCAR_CHECK(bytes.empty());
 }
 
-void Checkpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to) const {
+void Checkpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
+                           std::size_t count, std::byte* to) const {
   if (remote_) {
-    return remote_rows_.read(matrix, rows, to,
-                             [this](std::span<const RemoteRows::Part> parts) { read_at_server(parts); });
+    const auto kept = [&]() -> RemoteRows& {
+      const std::lock_guard lock(remote_mutex_);
+      return remote_rows_[matrix.data.data()];
+    };
+    return kept().read(matrix, rows, begin, count, to,
+                       [this](std::span<const RemoteRows::Part> parts) { read_at_server(parts); });
   }
   const std::size_t row_bytes = matrix.data.size() / static_cast<std::size_t>(matrix.shape[0]);
   for (const std::int32_t row : rows) {
-    to = std::copy_n(&matrix.data[static_cast<std::size_t>(row) * row_bytes], row_bytes, to);
+    to = std::copy_n(&matrix.data[static_cast<std::size_t>(row) * row_bytes + begin], count, to);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,8 @@ class Checkpoint : public WeightStore {
   [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(stored_name(name)); }
 
   void read(std::span<const std::byte> bytes, std::byte* to) const override;
-  void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to) const override;
+  void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin, std::size_t count,
+                 std::byte* to) const override;
   [[nodiscard]] int readers() const override;
   /// A whole weight in memory.
   [[nodiscard]] Tensor load(const std::string& name) const;
@@ -49,7 +51,8 @@ class Checkpoint : public WeightStore {
   std::map<std::string, SafetensorsFile> shards_;          // by file name
   std::map<std::string, const SafetensorsFile*> weights_;  // by weight name
   mutable std::atomic<std::uint64_t> bytes_read_ = 0;
-  mutable RemoteRows remote_rows_;
+  mutable std::mutex remote_mutex_;
+  mutable std::map<const std::byte*, RemoteRows> remote_rows_;  // by where a matrix begins
 };
 
 }  // namespace oscar

@@ -26,6 +26,7 @@ struct ModelConfig {
   bool norm_plus_one = false;  // norms multiply with 1 + weight
   double embedding_scale = 1;  // of token embeddings
   double logit_soft_cap = 0;   // 0 = none
+  int layer_input_vocab = 0;   // of the embeddings that tokens have for each layer (BlockSpec::input_dim)
   bool tie_word_embeddings = false;
   bool fp8 = false;               // matrices may be float8 with scales beside them
   std::vector<BlockSpec> blocks;  // num_layers
@@ -35,6 +36,20 @@ struct ModelConfig {
   [[nodiscard]] std::string why_irreplaceable() const;
   /// The layers whose cache grows with the whole text; if all are limited to a window, those.
   [[nodiscard]] std::vector<int> cache_layers() const;
+  /// The layer whose keys and values `layer` reads: itself, unless it shares those of an earlier one.
+  [[nodiscard]] int cache_of(int layer) const {
+    const MixerSpec& mixer = blocks.at(static_cast<std::size_t>(layer)).mixer;
+    return mixer.own_kv ? layer : mixer.kv_layer;
+  }
+  /// The layers whose keys and values later layers read, too.
+  [[nodiscard]] std::vector<int> shared_layers() const {
+    std::vector<int> shared;
+    for (std::size_t layer = 0; layer < blocks.size(); ++layer) {
+      const int source = blocks[layer].mixer.kv_layer;
+      if (source == static_cast<int>(layer)) shared.push_back(source);
+    }
+    return shared;
+  }
 };
 
 /// Reads `<model>/config.json`. Throws DataError: missing or malformed file or member, an architecture that is not

@@ -28,8 +28,9 @@ class WeightStore {
   /// Copies bytes that at() showed by reading their file: no page faults, and nothing stays in this process's memory.
   /// The bytes may be at a server (safetensors.hpp): nothing else may touch them.
   virtual void read(std::span<const std::byte> bytes, std::byte* to) const = 0;
-  /// The same for rows of a matrix, (rows.size(), …), in the order that they are named in.
-  virtual void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to) const = 0;
+  /// The same for bytes [begin, begin + count) of rows of a matrix, one row after the other as they are named.
+  virtual void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
+                         std::size_t count, std::byte* to) const = 0;
   /// How many read() calls at the same time are worth while; 0: as many as there are processors for.
   [[nodiscard]] virtual int readers() const = 0;
 };
@@ -49,8 +50,8 @@ class LoadedWeights {
   virtual ~LoadedWeights() = default;
 };
 
-/// What belongs to one sequence, where the decoder computes: its hidden states, the q, k and v of a layer, its share of
-/// experts.
+/// What belongs to one sequence, where the decoder computes: its hidden states with the keys and values that later
+/// layers read, the q, k and v of a layer, its share of experts.
 class Rows {
  public:
   virtual ~Rows() = default;
@@ -103,12 +104,14 @@ class Decoder {
 
   /// Hidden states: token embeddings.
   [[nodiscard]] virtual std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const = 0;
-  /// Hidden states on the host, (T, hidden_size), in the type that this decoder computes in.
+  /// All that goes on to the next layer, on the host, in the type that this decoder computes in: (T, hidden_size), and
+  /// behind that keys and values which several layers read.
   [[nodiscard]] virtual Tensor copy_hidden(const Rows& hidden) const = 0;
   /// Room for such a copy.
   [[nodiscard]] virtual Tensor new_hidden_copy(std::size_t tokens) const = 0;
-  /// From such a copy. Throws DataError for one of another type or shape.
-  [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::size_t tokens) const = 0;
+  /// From such a copy of the same tokens. Throws DataError for one of another type or shape.
+  [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy,
+                                                          std::span<const std::int32_t> tokens) const = 0;
 
   /// Names the device among those of all machines; empty: it cannot link().
   [[nodiscard]] virtual std::string link_place() const = 0;
@@ -125,9 +128,9 @@ class Decoder {
   /// Whether there is room for all experts of this layer and of another like it.
   [[nodiscard]] virtual bool holds_experts_of(int layer) const = 0;
 
-  /// Post-RoPE q, k and v of a layer with a cache; positions start at 0. Scores are q . k / sqrt(d): where a model
-  /// scales otherwise, q has the rest.
-  [[nodiscard]] virtual std::unique_ptr<Rows> project(const LoadedWeights& layer, const Rows& hidden) const = 0;
+  /// Post-RoPE q, k and v of a layer that attends; positions start at 0. Scores are q . k / sqrt(d): where a model
+  /// scales otherwise, q has the rest. Keys and values that several layers read are kept in, or come from, `hidden`.
+  [[nodiscard]] virtual std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const = 0;
   /// Starts copies of q, k and v.
   virtual void copy_qkv(Rows& qkv, const QkvBuffers& out) const = 0;
   /// Waits for them. The first of q, k, v that has a value which is not finite in the type of the copy, or "".

@@ -20,13 +20,33 @@ void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mix
   mixer.num_kv_heads = own->value("num_key_value_heads", mixer.num_kv_heads);
 }
 
-void refuse_parts(const ConfigFile& file) {
-  if (file.dimension_or_zero("hidden_size_per_layer_input", 256) != 0)
-    file.unsupported("a model with an embedding for each layer (\"hidden_size_per_layer_input\")");
-  if (file.dimension_or_zero("num_kv_shared_layers", 0) != 0)
-    file.unsupported("a model whose layers share keys and values (\"num_kv_shared_layers\")");
-  if (file.text("use_bidirectional_attention", "") == "all") {
-    file.unsupported("\"use_bidirectional_attention\": \"all\"");
+/// Embeddings that tokens have for each layer (E2B, E4B).
+void read_layer_inputs(const ConfigFile& file, ModelConfig& config) {
+  const int dim = file.dimension_or_zero("hidden_size_per_layer_input", 256);
+  if (dim == 0) return;
+  config.layer_input_vocab = file.dimension("vocab_size_per_layer_input", 262144);
+  if (config.layer_input_vocab < config.vocab_size) {
+    file.unsupported("a \"vocab_size_per_layer_input\" below \"vocab_size\"");
+  }
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    config.blocks[static_cast<std::size_t>(layer)].input_dim = dim;
+    config.blocks[static_cast<std::size_t>(layer)].input_index = layer;
+  }
+}
+
+/// The last num_kv_shared_layers read the keys and values of the last layer of their type before them (E2B, E4B).
+void share_caches(const ConfigFile& file, ModelConfig& config, const std::vector<std::string>& types) {
+  const int count = file.dimension_or_zero("num_kv_shared_layers", 0), first = config.num_layers - count;
+  const bool wide = file.flag("use_double_wide_mlp");
+  for (int layer = first; layer < config.num_layers; ++layer) {
+    const auto own = static_cast<std::size_t>(layer);
+    int source = first - 1;
+    while (source >= 0 && types[static_cast<std::size_t>(source)] != types[own]) --source;
+    if (source < 0) file.refuse("no layer makes the keys and values that layer " + std::to_string(layer) + " shares");
+    BlockSpec& block = config.blocks[own];
+    block.mixer.own_kv = false;
+    block.mixer.kv_layer = config.blocks[static_cast<std::size_t>(source)].mixer.kv_layer = source;
+    if (wide) block.mlp.intermediate *= 2;
   }
 }
 
@@ -53,10 +73,12 @@ ExpertsSpec read_experts(const ConfigFile& file) {
 
 }  // namespace
 
-/// Gemma 4, dense or with experts: plain norm weights, normed values, global layers with larger heads whose keys may
-/// serve as values, scores that are not divided, and a factor on what each layer leaves.
+/// Gemma 4, dense, with experts, or with inputs of each layer: plain norm weights, normed values, global layers with
+/// larger heads whose keys may serve as values, scores that are not divided, and a factor on what each layer leaves.
 void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
-  refuse_parts(file);
+  if (file.text("use_bidirectional_attention", "") == "all") {
+    file.unsupported("\"use_bidirectional_attention\": \"all\"");
+  }
   config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
@@ -86,6 +108,8 @@ void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
     mixer.value_is_key = file.flag("attention_k_eq_v");
     mixer.rope = read_rope(file, kFullAttention, mixer.head_dim, {1e6, 0.25});
   }
+  read_layer_inputs(file, config);
+  share_caches(file, config, types);
 }
 
 }  // namespace oscar

@@ -35,13 +35,13 @@ void attention_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
     out.linear(m.fused, queries + keys + values, hidden, m.qkv_bias);
   } else {
     out.linear("self_attn.q_proj", m.output_gate ? 2 * queries : queries, hidden, m.qkv_bias);
-    out.linear("self_attn.k_proj", keys, hidden, m.qkv_bias);
-    if (!m.value_is_key) out.linear("self_attn.v_proj", values, hidden, m.qkv_bias);
+    if (m.own_kv) out.linear("self_attn.k_proj", keys, hidden, m.qkv_bias);
+    if (m.own_kv && !m.value_is_key) out.linear("self_attn.v_proj", values, hidden, m.qkv_bias);
   }
   if (m.head_norm != HeadNorm::kNone) {
     const bool whole = m.head_norm == HeadNorm::kAllHeads;
     out.norm("self_attn.q_norm", whole ? queries : m.head_dim);
-    out.norm("self_attn.k_norm", whole ? keys : m.head_dim);
+    if (m.own_kv) out.norm("self_attn.k_norm", whole ? keys : m.head_dim);
   }
   if (m.sinks) out.add("self_attn.sinks", {m.num_heads});
   out.linear("self_attn.o_proj", hidden, std::int64_t{m.num_heads} * m.value_dim, m.output_bias);
@@ -136,6 +136,11 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
   if (block.mixer.kind == MixerKind::kGatedDelta) delta_weights(block.mixer, hidden, out);
   out.norm(block.mlp_norm, hidden);
   out.norm(block.mlp_out_norm, hidden);
+  if (block.input_dim > 0) {
+    out.linear("per_layer_input_gate", block.input_dim, hidden);
+    out.linear("per_layer_projection", hidden, block.input_dim);
+    out.norm("post_per_layer_input_norm", hidden);
+  }
   if (!block.scalar.empty()) out.add(block.scalar, {1});
   if (block.mlp.experts.count > 0) {
     router_weights(block.mlp.experts, hidden, out);
@@ -179,6 +184,11 @@ std::vector<WeightSpec> expected_weights(const ModelConfig& config) {
   const std::int64_t hidden = config.hidden_size, vocab = config.vocab_size;
   std::vector<WeightSpec> specs{{kEmbeddingName, {vocab, hidden}}, {kFinalNormName, {hidden}}};
   if (!config.tie_word_embeddings) specs.push_back({head_weight_name(config), {vocab, hidden}});
+  if (const std::int64_t dim = config.blocks.front().input_dim; dim > 0) {
+    specs.push_back({kLayerInputsName, {config.layer_input_vocab, config.num_layers * dim}});
+    specs.push_back({kLayerInputProjectionName, {config.num_layers * dim, hidden}});
+    specs.push_back({kLayerInputNormName, {dim}});
+  }
   for (int layer = 0; layer < config.num_layers; ++layer) {
     const auto add = [&](const std::vector<WeightSpec>& parts) {
       for (const WeightSpec& part : parts) {

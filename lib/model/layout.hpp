@@ -23,6 +23,11 @@ struct WeightSpec {
   return "model.layers." + std::to_string(layer) + "." + part;
 }
 inline constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
+/// Embeddings that tokens have for each layer, (layer_input_vocab, num_layers * input_dim), and what makes inputs of
+/// hidden states.
+inline constexpr const char* kLayerInputsName = "model.embed_tokens_per_layer.weight";
+inline constexpr const char* kLayerInputProjectionName = "model.per_layer_model_projection.weight";
+inline constexpr const char* kLayerInputNormName = "model.per_layer_projection_norm.weight";
 inline constexpr const char* kFinalNormName = "model.norm.weight";
 /// The output head; the embedding if the two are tied.
 [[nodiscard]] inline std::string head_weight_name(const ModelConfig& config) {

@@ -87,7 +87,7 @@ void Pass::restore(const std::filesystem::path& path) {
   }
   std::vector<std::unique_ptr<Rows>> hidden;
   for (const TokenSequence& sequence : sequences_) {
-    hidden.push_back(decoder_.hidden_from(file.at(std::to_string(hidden.size())), sequence.size()));
+    hidden.push_back(decoder_.hidden_from(file.at(std::to_string(hidden.size())), sequence));
   }
   decoder_.finish();
   if (preparing_.valid()) preparing_.wait();  // of a layer that need not be there any more
@@ -148,11 +148,11 @@ void Pass::start_loading(int layer) {
 /// Takes the first sequences through the first layer for nothing: a GPU loads kernels and finds memory on first use.
 void Pass::prepare() {
   const std::shared_ptr<const LoadedWeights> weights = std::shared_future(next_).get();
-  if (!decoder_.is_gpu()) return;
+  if (!decoder_.is_gpu() || (block().attends() && !block().has_cache())) return;  // there is nothing to attend to yet
   const Unit& unit = units_.front();
   for (std::size_t s = unit.begin; s < unit.end; ++s) {
     hidden_[s] = decoder_.embed(sequences_[s]);
-    block().has_cache() ? attend(s, *weights, {}, false) : decoder_.add_recurrent(*weights, *hidden_[s]);
+    block().attends() ? attend(s, *weights, {}, false) : decoder_.add_recurrent(*weights, *hidden_[s]);
     if (block().mlp.experts.count == 0) decoder_.add_mlp(*weights, *hidden_[s]);
   }
   if (block().mlp.experts.count > 0) prepare_experts(*weights);
@@ -167,7 +167,7 @@ void Pass::wait_until_ready() {
 
 /// Hidden states before the layer that runs, if another process has them.
 void Pass::take_over(std::size_t s) {
-  if (relay_ && layer_ > 0) hidden_[s] = relay_->receive(layer_, s, sequences_[s].size());
+  if (relay_ && layer_ > 0) hidden_[s] = relay_->receive(layer_, s, sequences_[s]);
 }
 
 /// Hidden states behind it, if another process goes on with them.
@@ -179,7 +179,7 @@ void Pass::hand_on(std::size_t s) {
 /// What comes before the MLP, and what another process did.
 void Pass::mix_sequence(std::size_t s, const Mixer& mix, const LoadedWeights& weights) {
   take_over(s);
-  block().has_cache() ? mix(s, weights) : decoder_.add_recurrent(weights, *hidden_[s]);
+  block().attends() ? mix(s, weights) : decoder_.add_recurrent(weights, *hidden_[s]);
 }
 
 void Pass::run_layer(const Mixer& mix, bool observe_only) {

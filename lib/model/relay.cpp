@@ -2,6 +2,7 @@
 #include "model/relay.hpp"
 
 #include <cstring>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
@@ -61,12 +62,13 @@ void Relay::wait_until_open() {
 /// Something on its way shows that data come through, and what opens for the first is open for the others.
 void Relay::greet() {
   greeted_ = true;
-  const Tensor word = decoder_.new_hidden_copy(1);
+  const std::vector<std::int32_t> one{0};
+  const Tensor word = decoder_.new_hidden_copy(one.size());
   const auto layer_of_link = [](int sender) { return -1 - sender; };  // in place of a layer's number
   if (to_next_) {
-    send(layer_of_link(share_.rank), 0, decoder_.hidden_from({word.dtype, word.shape, word.data}, 1));
+    send(layer_of_link(share_.rank), 0, decoder_.hidden_from({word.dtype, word.shape, word.data}, one));
   }
-  if (from_previous_) (void)receive(layer_of_link(share_.previous()), 0, 1);
+  if (from_previous_) (void)receive(layer_of_link(share_.previous()), 0, one);
   sending_.finish();
 }
 
@@ -82,9 +84,9 @@ void Relay::require_same_type() const {
 // A transfer keeps both GPUs from loading kernels, and a process that waits for that may keep another transfer from
 // beginning. So both ends begin at the same time, when there is something to send, and rank 0 takes part in one at a
 // time: transfers that wait for each other all around the ring cannot be.
-std::unique_ptr<Rows> Relay::receive(int layer, std::size_t sequence, std::size_t tokens) {
+std::unique_ptr<Rows> Relay::receive(int layer, std::size_t sequence, std::span<const std::int32_t> tokens) {
   if (!from_previous_) {
-    Tensor copy = decoder_.new_hidden_copy(tokens);
+    Tensor copy = decoder_.new_hidden_copy(tokens.size());
     const std::string value = share_.take(hidden_key("hidden", layer, sequence));
     OSCAR_CHECK(value.size() == copy.data.size());
     std::memcpy(copy.data.data(), value.data(), value.size());
@@ -95,7 +97,7 @@ std::unique_ptr<Rows> Relay::receive(int layer, std::size_t sequence, std::size_
   if (share_.rank == 0) lock.lock();
   share_.put(hidden_key("ready", layer, sequence), "");
   if (share_.previous() == 0) (void)share_.take(hidden_key("begun", layer, sequence));
-  return from_previous_->receive(tokens);
+  return from_previous_->receive(tokens.size());
 }
 
 void Relay::send(int layer, std::size_t sequence, std::unique_ptr<Rows> hidden) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/task_queue.hpp"
@@ -28,7 +29,7 @@ class Relay {
   void wait_until_open();
   /// After that. Hidden states of a sequence before `layer`; waits for them. Of a layer, sequences are received in the
   /// order in which they are sent. Throws what the share's take() throws, RankFailed and Interrupted.
-  [[nodiscard]] std::unique_ptr<Rows> receive(int layer, std::size_t sequence, std::size_t tokens);
+  [[nodiscard]] std::unique_ptr<Rows> receive(int layer, std::size_t sequence, std::span<const std::int32_t> tokens);
   /// To the process that runs `layer`. Does not wait for it; throws what sending earlier ones threw.
   void send(int layer, std::size_t sequence, std::unique_ptr<Rows> hidden);
   /// Throws RankFailed or Interrupted if what arrived may be less than what was sent.

@@ -59,7 +59,8 @@ void RemoteRows::fetch(const TensorRef& matrix, std::vector<std::int32_t> rows, 
   }
 }
 
-void RemoteRows::read(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to, const Read& read) {
+void RemoteRows::read(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin, std::size_t count,
+                      std::byte* to, const Read& read) {
   const std::lock_guard lock(mutex_);  // who comes next finds most of its rows
   std::vector<std::int32_t> missing;
   if (matrix.data.size() <= kMostBytes && kept_.empty() && !rows.empty()) {
@@ -71,8 +72,7 @@ void RemoteRows::read(const TensorRef& matrix, std::span<const std::int32_t> row
   }
   fetch(matrix, std::move(missing), read);
   for (const std::int32_t row : rows) {
-    const std::vector<std::byte>& own = kept_.at(row);
-    to = std::copy(own.begin(), own.end(), to);
+    to = std::copy_n(&kept_.at(row)[begin], count, to);
   }
 }
 

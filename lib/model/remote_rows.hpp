@@ -24,8 +24,10 @@ class RemoteRows {
   /// Reads parts of the matrix, at the same time.
   using Read = std::function<void(std::span<const Part> parts)>;
 
-  /// Copies rows of `matrix`, (rows.size(), …), in the order given. Always the same matrix. Throws what `read` throws.
-  void read(const TensorRef& matrix, std::span<const std::int32_t> rows, std::byte* to, const Read& read);
+  /// Copies bytes [begin, begin + count) of rows of `matrix`, in the order given. Always the same matrix. Throws what
+  /// `read` throws.
+  void read(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin, std::size_t count,
+            std::byte* to, const Read& read);
 
  private:
   void fetch(const TensorRef& matrix, std::vector<std::int32_t> rows, const Read& read);

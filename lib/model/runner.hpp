@@ -22,7 +22,8 @@ namespace oscar {
 
 using TokenSequence = std::vector<std::int32_t>;
 
-/// Sees the q, k and v of one sequence in one layer that has a cache (block.hpp). Scores are q . k / sqrt(d); where a
+/// Sees the q, k and v of one sequence in one layer that attends, to a cache of its own or to that of an earlier layer
+/// (ModelConfig::cache_of). Scores are q . k / sqrt(d); where a
 /// model scales otherwise, q has the rest. Either fills `out` (T, Hq, d_v) and returns true, or returns false
 /// and exact attention is computed. Called concurrently for different sequences.
 using AttentionHook = std::function<bool(int layer, std::size_t sequence, const QkvView& qkv, std::span<float> out)>;
@@ -61,8 +62,8 @@ class ModelPass {
   /// The same with exact attention, while q, k and v are kept. Throws DataError for a value that is not finite in the
   /// type of its copy.
   virtual void capture(const CaptureHook& target, bool observe_only) = 0;
-  /// Writes the hidden states of all sequences, which are all that one layer hands to the next: tokens times
-  /// hidden_size values in the type that the model computes in. Throws IoError.
+  /// Writes all that one layer hands to the next: of every sequence hidden states, tokens times hidden_size values in
+  /// the type that the model computes in, and keys and values that several layers read. Throws IoError.
   virtual void save(const std::filesystem::path& path) const = 0;
   /// Goes on where a pass was that saved. Before the first step. Throws DataError for a damaged file, or one of other
   /// sequences or another type.

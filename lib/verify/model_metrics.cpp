@@ -69,10 +69,13 @@ void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMet
   hooks.logits = std::move(logits);
   hooks.layer_done = [&setting, tokens = tokens_of(sequences)](int) { setting.add_work(tokens); };
   if (method != nullptr) {
-    const int last_layer = setting.runner.config().num_layers - 1;
-    hooks.attention = [=, &setting, &last](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
-      if (!setting.rules.contains(layer)) return false;
-      attend_from(setting, *method, layer, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
+    const ModelConfig& config = setting.runner.config();
+    const int last_layer = config.num_layers - 1;
+    hooks.attention = [=, &setting, &config, &last](int layer, std::size_t i, const QkvView& qkv,
+                                                    std::span<float> out) {
+      const int cache = config.cache_of(layer);  // as the method stores it, whoever reads it
+      if (!setting.rules.contains(cache)) return false;
+      attend_from(setting, *method, cache, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
       return true;
     };
   }

@@ -87,7 +87,7 @@ Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
   for (const Dialogue& dialogue : dialogues) sequences.push_back(dialogue.tokens());
   Predictions predictions(dialogues.size());
   KvMethod exact;
-  const std::map<int, ScoreRule> rules = verify::rules_of(runner);
+  const std::map<int, ScoreRule> rules = verify::rules_of(runner);  // by the layer that has the cache
   RunHooks hooks;
   hooks.logits = [&](std::size_t i, std::span<const float> logits) {
     const std::size_t vocabulary = logits.size() / sequences[i].size(), first = dialogues[i].prompt.size();
@@ -101,7 +101,8 @@ Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
     for (const auto& [id, layer] : set->layers)
       shapes.push_back({id, layer.head_dim, layer.num_kv_heads, layer.value_dim});
     exact = make_baseline("bf16", shapes, set->windows, 0);
-    hooks.attention = [&](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
+    hooks.attention = [&](int running, std::size_t i, const QkvView& qkv, std::span<float> out) {
+      const int layer = runner.config().cache_of(running);
       if (!rules.contains(layer)) return false;
       const auto first = static_cast<std::int64_t>(dialogues[i].prompt.size()), tokens = qkv.q.num_tokens;
       const std::size_t before = out.size() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(first);

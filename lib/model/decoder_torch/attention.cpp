@@ -41,13 +41,15 @@ at::Tensor project_heads(const Weights& w, const at::Tensor& x, const char* part
 Projected project_heads_of(const Weights& w, const at::Tensor& normed) {
   const MixerSpec& m = w.block().mixer;
   const Rope rope(m.rope, normed.size(0), normed.device());
-  const at::Tensor q = project_heads(w, normed, "self_attn.q_proj", "self_attn.q_norm", m.num_heads);
+  const at::ScalarType type = normed.scalar_type();
+  const at::Tensor heads = project_heads(w, normed, "self_attn.q_proj", "self_attn.q_norm", m.num_heads);
+  const at::Tensor q = rescaled(rope.apply(heads), m).to(type);
+  if (!m.own_kv) return {q, {}, {}};
   const at::Tensor k = project_heads(w, normed, "self_attn.k_proj", "self_attn.k_norm", m.num_kv_heads);
   const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
   at::Tensor v = w.linear(normed, source).view({normed.size(0), m.num_kv_heads, m.value_dim});
   if (m.value_norm) v = normalize(v, w.config().rms_norm_eps);
-  const at::ScalarType type = normed.scalar_type();
-  return {rescaled(rope.apply(q), m).to(type), rope.apply(k).to(type), v.to(type)};
+  return {q, rope.apply(k).to(type), v.to(type)};
 }
 
 /// kv_b_proj as (heads, nope + value, latent): how heads read the latent.

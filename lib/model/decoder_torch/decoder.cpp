@@ -3,19 +3,18 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/stack.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "model/decoder_torch/embedding.hpp"
 #include "model/decoder_torch/experts.hpp"
 #include "model/decoder_torch/head.hpp"
+#include "model/decoder_torch/hidden_state.hpp"
 #include "model/decoder_torch/link.hpp"
+#include "model/decoder_torch/qkv_copy.hpp"
 #include "model/layout.hpp"
 
 namespace oscar {
@@ -27,11 +26,9 @@ constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
 
 const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
+const HiddenRows& state_of(const Rows& rows) { return static_cast<const HiddenRows&>(rows); }
+HiddenRows& state_of(Rows& rows) { return static_cast<HiddenRows&>(rows); }
 const QkvRows& qkv_of(const Rows& rows) { return static_cast<const QkvRows&>(rows); }
-
-void copy_to(const at::Tensor& from, std::byte* to) {
-  at::from_blob(to, from.sizes(), from.scalar_type()).copy_(from.contiguous(), /*non_blocking=*/true);
-}
 
 class TorchDecoder : public Decoder {
  public:
@@ -57,7 +54,8 @@ class TorchDecoder : public Decoder {
   }
 
   void make_room(std::int64_t num_tokens) override {
-    const double wanted = static_cast<double>(num_tokens) * config_.hidden_size * c10::elementSize(device_.dtype());
+    const std::int64_t width = state_width(config_) + (config_.blocks.front().input_dim > 0 ? config_.hidden_size : 0);
+    const double wanted = static_cast<double>(num_tokens * width) * c10::elementSize(device_.dtype());
     if (!device_.is_gpu() || hidden_on_host_) return;
     hidden_on_host_ = wanted > kHiddenShare * static_cast<double>(device_.free_bytes());
     hidden_bytes_ = hidden_on_host_ ? 0 : static_cast<std::size_t>(wanted);
@@ -69,30 +67,42 @@ class TorchDecoder : public Decoder {
   }
 
   [[nodiscard]] std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const override {
-    return call([&] { return embedded(tokens); });
+    return call([&] {
+      auto hidden = std::make_unique<HiddenRows>();
+      const at::Tensor x = embedded(route_, tokens);
+      keep(*hidden, x);
+      remember(*hidden, tokens, x);
+      return hidden;
+    });
   }
 
   [[nodiscard]] Tensor copy_hidden(const Rows& hidden) const override {
-    return call([&] { return host_copy(static_cast<const HiddenRows&>(hidden).x); });
+    return call([&] { return host_copy(packed_state(config_, state_of(hidden))); });
   }
 
   [[nodiscard]] Tensor new_hidden_copy(std::size_t tokens) const override {
-    return {device_.dtype() == at::kFloat ? DType::kF32 : DType::kBF16, hidden_shape(tokens)};
+    return {device_.dtype() == at::kFloat ? DType::kF32 : DType::kBF16, state_shape(tokens)};
   }
 
-  [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::size_t tokens) const override {
-    if (copy.shape != hidden_shape(tokens) || !is_activation_dtype(copy.dtype) ||
+  [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy,
+                                                  std::span<const std::int32_t> tokens) const override {
+    if (copy.shape != state_shape(tokens.size()) || !is_activation_dtype(copy.dtype) ||
         scalar_type(copy.dtype) != device_.dtype()) {
       throw DataError("hidden states are not of these sequences on " + description(), config_.identity.id, "");
     }
     return call([&] {
       auto hidden = std::make_unique<HiddenRows>();
-      keep(*hidden, from_host_copy(copy).to(device_.place()));
+      const at::Tensor state = from_host_copy(copy);
+      unpack_state(config_, hidden_on_host_ ? state : state.to(device_.place()), *hidden);
+      if (config_.blocks.front().input_dim > 0) remember(*hidden, tokens, embedded(route_, tokens));
       return hidden;
     });
   }
 
-  [[nodiscard]] std::string link_place() const override { return hidden_on_host_ ? "" : oscar::link_place(device_); }
+  [[nodiscard]] std::string link_place() const override {
+    const bool more = config_.blocks.front().input_dim > 0 || !config_.shared_layers().empty();  // than hidden states
+    return hidden_on_host_ || more ? "" : oscar::link_place(device_);
+  }
   [[nodiscard]] std::string new_link_name() const override { return oscar::new_link_name(); }
   [[nodiscard]] std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const override {
     return oscar::open_link(device_, config_.hidden_size, name, sends);
@@ -117,41 +127,28 @@ class TorchDecoder : public Decoder {
     return device_.is_gpu() && device_.free_bytes() > 3 * all + hidden_bytes_;
   }
 
-  [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, const Rows& hidden) const override {
+  [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const override {
     return call([&] {
       auto rows = std::make_unique<QkvRows>();
-      rows->qkv = project_attention(ours(layer), here(hidden));
+      auto& [q, k, v] = rows->qkv = project_attention(ours(layer), here(hidden));
+      const MixerSpec& m = ours(layer).block().mixer;
+      if (m.kv_layer < 0) return rows;
+      Projected& kept = state_of(hidden).kept[m.kv_layer];
+      if (m.own_kv) {
+        kept = {{}, resting(k), resting(v)};
+      } else {
+        k = kept.k.to(device_.place()), v = kept.v.to(device_.place());
+      }
       return rows;
     });
   }
 
   void copy_qkv(Rows& rows, const QkvBuffers& out) const override {
-    call([&] {
-      auto& own = static_cast<QkvRows&>(rows);
-      const at::ScalarType type = scalar_type(out.dtype);
-      own.converted = {own.qkv.q.to(type), own.qkv.k.to(type), own.qkv.v.to(type)};
-      const auto finite = [](const at::Tensor& x) { return at::isfinite(x).all(); };
-      own.finite = at::stack({finite(own.converted.q), finite(own.converted.k), finite(own.converted.v)});
-      const SideStream side(device_, device_.copying_stream());
-      copy_to(own.converted.q, out.q);
-      copy_to(own.converted.k, out.k);
-      copy_to(own.converted.v, out.v);
-      own.copied = side.mark();
-    });
+    call([&] { start_copy(device_, static_cast<QkvRows&>(rows), out); });
   }
 
   [[nodiscard]] std::string finish_copy(Rows& rows) const override {
-    return call([&] {
-      auto& own = static_cast<QkvRows&>(rows);
-      if (own.copied) own.copied->synchronize();
-      const at::Tensor finite = own.finite.to(at::kCPU);
-      own.converted = {};
-      constexpr std::array<const char*, 3> kNames{"q", "k", "v"};
-      for (std::size_t i = 0; i < kNames.size(); ++i) {
-        if (!finite.data_ptr<bool>()[i]) return std::string(kNames[i]);
-      }
-      return std::string();
-    });
+    return call([&] { return oscar::finish_copy(static_cast<QkvRows&>(rows)); });
   }
 
   void add_exact_attention(const LoadedWeights& layer, const Rows& rows, Rows& hidden) const override {
@@ -177,7 +174,10 @@ class TorchDecoder : public Decoder {
   }
 
   void add_mlp(const LoadedWeights& layer, Rows& hidden) const override {
-    call([&] { keep(hidden, by_rows_(here(hidden), [&](const at::Tensor& x) { return after_mlp(ours(layer), x); })); });
+    call([&] {
+      const at::Tensor x = by_rows_(here(hidden), [&](const at::Tensor& rows) { return after_mlp(ours(layer), rows); });
+      keep(hidden, left_behind(route_, ours(layer), x, state_of(hidden)));
+    });
   }
 
   [[nodiscard]] std::unique_ptr<Rows> route(const LoadedWeights& layer,
@@ -203,7 +203,8 @@ class TorchDecoder : public Decoder {
       std::int64_t begin = 0;
       for (Rows* own : hidden) {
         const at::Tensor x = here(*own);
-        keep(*own, scaled(ours(layer), x + sum.narrow(0, begin, x.size(0)).to(x.scalar_type())));
+        const at::Tensor added = sum.narrow(0, begin, x.size(0)).to(x.scalar_type());
+        keep(*own, left_behind(route_, ours(layer), x + added, state_of(*own)));
         begin += x.size(0);
       }
     });
@@ -214,8 +215,8 @@ class TorchDecoder : public Decoder {
   }
 
  private:
-  [[nodiscard]] std::vector<std::int64_t> hidden_shape(std::size_t tokens) const {
-    return {static_cast<std::int64_t>(tokens), config_.hidden_size};
+  [[nodiscard]] std::vector<std::int64_t> state_shape(std::size_t tokens) const {
+    return {static_cast<std::int64_t>(tokens), state_width(config_)};
   }
 
   [[nodiscard]] const ExpertsSpec& experts_of(int layer) const {
@@ -240,18 +241,15 @@ class TorchDecoder : public Decoder {
     }
   }
 
-  [[nodiscard]] std::unique_ptr<Rows> embedded(std::span<const std::int32_t> tokens) const {
-    const TensorRef& table = store_.at(kEmbeddingName);
-    const auto count = static_cast<std::int64_t>(tokens.size());
-    const std::size_t row_bytes = table.data.size() / static_cast<std::size_t>(table.shape[0]);
-    const at::Tensor bytes = device_.host_bytes(count * static_cast<std::int64_t>(row_bytes));
-    store_.read_rows(table, tokens, static_cast<std::byte*>(bytes.data_ptr()));
-    const at::Tensor rows = bytes.view(scalar_type(table.dtype)).view({count, config_.hidden_size});
-    const at::Tensor x = rows.to(device_.place()).to(device_.dtype());
-    auto hidden = std::make_unique<HiddenRows>();
-    keep(*hidden, config_.embedding_scale == 1 ? x : x * config_.embedding_scale);
-    return hidden;
+  /// What later layers make their inputs of. embedding: as embedded() has it.
+  void remember(HiddenRows& hidden, std::span<const std::int32_t> tokens, const at::Tensor& embedding) const {
+    if (config_.blocks.front().input_dim == 0) return;
+    hidden.tokens.assign(tokens.begin(), tokens.end());
+    hidden.embedding = resting(embedding);
   }
+
+  /// Where hidden states live between layers; never the memory of `x` there, which keep() writes to.
+  [[nodiscard]] at::Tensor resting(const at::Tensor& x) const { return hidden_on_host_ ? x.cpu().clone() : x; }
 
   [[nodiscard]] at::Tensor here(const Rows& hidden) const {
     return static_cast<const HiddenRows&>(hidden).x.to(device_.place());

@@ -16,6 +16,7 @@ struct Projected {
   at::Tensor q, k, v;
 };
 
+/// Without k and v if the layer reads those of another.
 [[nodiscard]] Projected project_attention(const Weights& layer, const at::Tensor& x);
 /// (T, Hq, d_v)
 [[nodiscard]] at::Tensor exact_attention(const Weights& layer, const Projected& qkv);
@@ -25,8 +26,12 @@ struct Projected {
 /// What a gated delta layer adds to x.
 [[nodiscard]] at::Tensor gated_delta(const Weights& layer, const at::Tensor& x);
 
-/// What x is after a layer's dense MLP.
+/// x with what a layer's dense MLP adds.
 [[nodiscard]] at::Tensor after_mlp(const Weights& layer, const at::Tensor& x);
+/// What a layer with an input of its own makes of x behind its MLP. own: what tokens have for it in the table, (T,
+/// input_dim). embedding: x before the first layer.
+[[nodiscard]] at::Tensor with_layer_input(const Weights& layer, const at::Tensor& x, const at::Tensor& embedding,
+                                          const at::Tensor& own);
 /// What a layer leaves, by its scalar.
 [[nodiscard]] at::Tensor scaled(const Weights& layer, const at::Tensor& x);
 /// Which experts (T, top_k), int64, and with which weights, fp32. normed: x by the MLP's norm.

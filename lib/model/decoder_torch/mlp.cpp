@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "model/decoder_torch/layer_math.hpp"
 
@@ -48,7 +49,18 @@ at::Tensor after_mlp(const Weights& layer, const at::Tensor& x) {
   const MlpSpec& mlp = layer.block().mlp;
   const at::Tensor normed = layer.norm(x, layer.block().mlp_norm);
   const at::Tensor inner = gated(mlp, layer.linear(normed, mlp.gate), layer.linear(normed, mlp.up));
-  return scaled(layer, x + layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm));
+  return x + layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm);
+}
+
+at::Tensor with_layer_input(const Weights& layer, const at::Tensor& x, const at::Tensor& embedding,
+                            const at::Tensor& own) {
+  const at::Tensor projected =
+      layer.linear(embedding, "per_layer_model_projection") / std::sqrt(static_cast<double>(x.size(-1)));
+  const at::Tensor input = (layer.norm(projected, "per_layer_projection_norm") +
+                            own * std::sqrt(static_cast<double>(layer.block().input_dim))) /
+                           std::numbers::sqrt2;
+  const at::Tensor inner = gated(layer.block().mlp, layer.linear(x, "per_layer_input_gate"), input);
+  return x + layer.norm(layer.linear(inner, "per_layer_projection"), "post_per_layer_input_norm");
 }
 
 at::Tensor scaled(const Weights& layer, const at::Tensor& x) {

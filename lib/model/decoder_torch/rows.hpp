@@ -7,16 +7,22 @@
 #include <c10/core/Event.h>
 
 #include <cstring>
+#include <map>
 #include <optional>
+#include <vector>
 
 #include "base/check.hpp"
 #include "model/decoder_torch/layer_math.hpp"
 
 namespace oscar {
 
-/// (T, hidden_size), on the device, or on the host while nobody computes with it.
+/// On the device, or on the host while nobody computes with it.
 struct HiddenRows : Rows {
-  at::Tensor x;
+  at::Tensor x;                   // (T, hidden_size)
+  std::map<int, Projected> kept;  // by layer: k and v of those whose keys and values later layers read
+  // What inputs of layers are made of, where there are some: the tokens, and what x was before the first layer.
+  std::vector<std::int32_t> tokens;
+  at::Tensor embedding;
 };
 
 [[nodiscard]] inline at::ScalarType scalar_type(DType dtype) {

@@ -56,6 +56,27 @@ void take_apart(Weights& weights) {
   }
 }
 
+/// Rows [begin, end) of a matrix.
+StoredWeight want_rows(Fetch& fetch, const WeightStore& store, const std::string& name, std::int64_t begin,
+                       std::int64_t end) {
+  TensorRef rows = store.at(name);
+  const std::size_t row_bytes = rows.data.size() / static_cast<std::size_t>(rows.shape[0]);
+  rows.shape[0] = end - begin;
+  rows.data =
+      rows.data.subspan(static_cast<std::size_t>(begin) * row_bytes, static_cast<std::size_t>(end - begin) * row_bytes);
+  return {fetch.want(rows), {}, name};
+}
+
+/// A layer's part of what makes inputs of layers, if there are any.
+void want_layer_input(Fetch& fetch, const WeightRoute& route, const BlockSpec& block,
+                      std::map<std::string, StoredWeight>& stored) {
+  if (block.input_dim == 0) return;
+  const std::int64_t dim = block.input_dim, begin = block.input_index * dim;
+  stored["per_layer_model_projection.weight"] =
+      want_rows(fetch, route.store, kLayerInputProjectionName, begin, begin + dim);
+  stored["per_layer_projection_norm.weight"] = want_weight(fetch, route.store, kLayerInputNormName);
+}
+
 /// One expert as it is stored; gate and up are one matrix unless experts are stored one by one.
 struct StoredExpert {
   StoredWeight gate, up, down, gate_bias, down_bias;
@@ -146,13 +167,8 @@ at::Tensor load_tensor(const WeightRoute& route, const std::string& name) {
 
 at::Tensor load_rows(const WeightRoute& route, const std::string& name, std::int64_t begin, std::int64_t end) {
   const SideStream loading(route.device, route.device.layer_stream());
-  TensorRef rows = route.store.at(name);
-  const std::size_t row_bytes = rows.data.size() / static_cast<std::size_t>(rows.shape[0]);
-  rows.shape[0] = end - begin;
-  rows.data =
-      rows.data.subspan(static_cast<std::size_t>(begin) * row_bytes, static_cast<std::size_t>(end - begin) * row_bytes);
   Fetch fetch(route.store, route.device);
-  const StoredWeight stored{fetch.want(rows), {}, name};
+  const StoredWeight stored = want_rows(fetch, route.store, name, begin, end);
   fetch.run();
   at::Tensor loaded = stored.unpack(route.device.dtype());
   loading.finish();
@@ -167,6 +183,7 @@ std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer)
   for (const WeightSpec& spec : layer_weights(route.config, layer)) {
     stored[spec.name] = want_weight(fetch, route.store, layer_weight_name(layer, spec.name));
   }
+  want_layer_input(fetch, route, weights->block(), stored);
   fetch.run();
   for (auto& [name, weight] : stored) {
     weights->put(name, weight.unpack(route.device.dtype()));

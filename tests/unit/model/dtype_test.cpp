@@ -2,6 +2,9 @@
 // What a decoder computes in and where it keeps hidden states, on the CPU; cuda_test.cpp has the same on a GPU.
 #include <doctest/doctest.h>
 
+#include <map>
+#include <mutex>
+
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 
@@ -30,6 +33,40 @@ TEST_CASE("hidden states that live on the host give the same bits") {
     test::write_random_model(name, folder.path());
     CHECK(test::run_model(folder.path(), tokens, {.hidden_on_host = true}) ==
           test::run_model(folder.path(), tokens, {}));
+  }
+}
+
+TEST_CASE("a pass goes on behind any layer with the bits of one that never ended") {
+  const std::vector<TokenSequence> sequences{test::some_tokens(40), test::some_tokens(23)};
+  for (const std::string& name : test::random_model_names()) {
+    const test::TemporaryFolder folder;
+    test::write_random_model(name, folder.path() / "model");
+    const std::unique_ptr<ModelRunner> runner = open_model(folder.path() / "model");
+    Status silent;
+    const auto logits_behind = [&](ModelPass& pass) {
+      std::map<std::size_t, std::vector<float>> all;
+      while (pass.layer() < runner->config().num_layers) pass.step({}, false);
+      std::mutex mutex;
+      pass.logits([&](std::size_t s, std::span<const float> logits) {
+        const std::lock_guard lock(mutex);
+        all[s].assign(logits.begin(), logits.end());
+      });
+      return all;
+    };
+    const PassOptions all_layers{.layers = runner->config().num_layers};
+    const std::unique_ptr<ModelPass> pass = runner->begin(sequences, all_layers, silent);
+    std::vector<fs::path> states;
+    while (pass->layer() + 1 < runner->config().num_layers) {
+      pass->step({}, false);
+      states.push_back(folder.path() / (std::to_string(pass->layer()) + ".safetensors"));
+      pass->save(states.back());
+    }
+    const auto expected = logits_behind(*pass);
+    for (const fs::path& state : states) {
+      const std::unique_ptr<ModelPass> restored = runner->begin(sequences, all_layers, silent);
+      restored->restore(state);
+      CHECK_MESSAGE(logits_behind(*restored) == expected, name << ", " << state.filename().string());
+    }
   }
 }
 

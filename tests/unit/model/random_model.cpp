@@ -29,6 +29,13 @@ Json with(Json config, const Json& members) {
   return config;
 }
 
+/// The last two read the keys and values of layers 2 and 3.
+Json shared_caches_types() {
+  Json types = Json::array();
+  for (int layer = 0; layer < 6; ++layer) types.push_back(layer % 2 == 0 ? "sliding_attention" : "full_attention");
+  return types;
+}
+
 const std::map<std::string, Json>& configs() {
   static const Json grouped = {{"n_routed_experts", 8},
                                {"num_experts_per_tok", 2},
@@ -57,6 +64,16 @@ const std::map<std::string, Json>& configs() {
                                                   {"moe_intermediate_size", 32},
                                                   {"norm_topk_prob", true},
                                                   {"shared_expert_intermediate_size", 24}})},
+      {"shared caches and layer inputs", with(common("gemma4_text"), {{"num_hidden_layers", 6},
+                                                                      {"sliding_window", 20},
+                                                                      {"hidden_activation", "gelu_pytorch_tanh"},
+                                                                      {"layer_types", shared_caches_types()},
+                                                                      {"global_head_dim", 64},
+                                                                      {"num_kv_shared_layers", 2},
+                                                                      {"use_double_wide_mlp", true},
+                                                                      {"hidden_size_per_layer_input", 16},
+                                                                      {"vocab_size_per_layer_input", kVocab},
+                                                                      {"tie_word_embeddings", false}})},
       {"latent attention", with(with(common("deepseek_v3"), grouped), {{"kv_lora_rank", 32},
                                                                        {"q_lora_rank", 24},
                                                                        {"qk_rope_head_dim", 8},

@@ -126,7 +126,7 @@ class RingDecoder : public Decoder {
     return std::make_unique<RingLink>(ring_, process_, name, sends);
   }
   Tensor new_hidden_copy(std::size_t) const override { return {DType::kF32, {1, 1}}; }
-  std::unique_ptr<Rows> hidden_from(const TensorRef&, std::size_t) const override {
+  std::unique_ptr<Rows> hidden_from(const TensorRef&, std::span<const std::int32_t>) const override {
     return std::make_unique<Number>(-1);
   }
 
@@ -143,7 +143,7 @@ class RingDecoder : public Decoder {
   std::vector<std::unique_ptr<LoadedWeights>> load_experts(int, std::span<const int>) const override { return {}; }
   int experts_at_once(int) const override { return 1; }
   bool holds_experts_of(int) const override { return false; }
-  std::unique_ptr<Rows> project(const LoadedWeights&, const Rows&) const override { return {}; }
+  std::unique_ptr<Rows> project(const LoadedWeights&, Rows&) const override { return {}; }
   void copy_qkv(Rows&, const QkvBuffers&) const override {}
   std::string finish_copy(Rows&) const override { return ""; }
   void add_exact_attention(const LoadedWeights&, const Rows&, Rows&) const override {}
@@ -174,10 +174,11 @@ std::vector<int> run_process(Ring& ring, int process, int processes, int layers,
   relay.wait_until_open();
   std::mt19937 random(static_cast<unsigned>(process));
   std::vector<int> seen;
+  const std::vector<std::int32_t> token{0};
   for (int layer = process; layer < layers; layer += processes) {
     for (int s = 0; s < sequences; ++s) {
       const auto sequence = static_cast<std::size_t>(s);
-      auto hidden = layer == 0 ? std::make_unique<Number>(1000 * s) : relay.receive(layer, sequence, 1);
+      auto hidden = layer == 0 ? std::make_unique<Number>(1000 * s) : relay.receive(layer, sequence, token);
       const int value = static_cast<const Number&>(*hidden).value;
       seen.push_back(value);
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));

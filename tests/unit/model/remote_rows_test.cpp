@@ -39,7 +39,7 @@ struct FakeMatrix {
 
 void check(RemoteRows& rows, FakeMatrix& matrix, const std::vector<std::int32_t>& wanted) {
   std::vector<std::byte> out(wanted.size() * kRowBytes);
-  rows.read(matrix.matrix, wanted, out.data(), matrix.read());
+  rows.read(matrix.matrix, wanted, 0, kRowBytes, out.data(), matrix.read());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     std::int32_t row = -1;
     std::memcpy(&row, &out[i * kRowBytes], sizeof row);

@@ -5,7 +5,9 @@
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
+#include "verify/method_attention.hpp"
 #include "verify/model_metrics.hpp"
+#include "verify/model_sums.hpp"
 
 namespace oscar {
 namespace {
@@ -71,6 +73,43 @@ TEST_CASE("attention with a window is the model's own, and another window is not
   });
   CHECK(d.by_rules < 1e-5);
   CHECK(d.changed > 1e-3);
+}
+
+TEST_CASE("layers that read the cache of another read it as a method stores it") {
+  const test::TemporaryFolder folder;
+  test::write_random_model("shared caches and layer inputs", folder.path());
+  const auto runner = open_model(folder.path());
+  CHECK(runner->config().cache_layers() == std::vector<int>{1, 3});
+  CHECK(runner->config().cache_of(5) == 3);
+  const auto backend = test::make_test_backend();
+  const std::vector<TokenSequence> sequences{test::some_tokens(120)};
+  const std::map<int, ScoreRule> rules = verify::rules_of(*runner);
+  const KvMethod naive = make_baseline("naive", {{1, 64, 2}, {3, 64, 2}}, {4, 16}, 0);
+  /// caches: the one that a layer's attention is replaced by; the others keep theirs.
+  const auto run = [&](const std::map<int, int>& caches) {
+    std::vector<float> all;
+    RunHooks hooks;
+    hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
+      const auto cache = caches.find(layer);
+      if (cache == caches.end()) return false;
+      const ScoreRule& rule = rules.at(cache->second);
+      verify::attend(naive, cache->second, qkv, {0, qkv.q.num_tokens}, rule, Precision::kExact, *backend, out);
+      return true;
+    };
+    hooks.logits = [&](std::size_t, std::span<const float> logits) { all.assign(logits.begin(), logits.end()); };
+    Status silent;
+    runner->run(sequences, hooks, silent);
+    return all;
+  };
+  const std::vector<float> exact = run({});
+  const auto kld_of = [&](const std::map<int, int>& caches) {
+    return verify::model_metrics({verify::compare_predictions(sequences[0], run(caches), exact)}, {}).kld_mean;
+  };
+  Status silent;
+  const auto seen = verify::measure_model(*runner, {sequences, {}, {}}, {naive}, Precision::kExact, *backend, silent);
+  const double expected = kld_of({{1, 1}, {3, 3}, {5, 3}}), by_owners = kld_of({{1, 1}, {3, 3}});
+  CHECK(seen[0].kld_mean == doctest::Approx(expected).epsilon(1e-4).scale(0));
+  CHECK(std::abs(by_owners / expected - 1) > 0.01);
 }
 
 TEST_CASE("a quantised cache in a model with sinks costs something, and one that is exact nothing") {

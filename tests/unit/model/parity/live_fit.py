@@ -2,6 +2,8 @@
 """live_fit.py NAME OSCAR: dumps one of tiny_models.py, fits the dump and the running model, and lets verify run the set
 in the model. Both fits must be equal, and cover the layers whose cache grows.
 """
+import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,17 +21,35 @@ EXPECTED = {
     "qwen2": ([0, 1, 2], None),
     "gemma3": ([2], None),
     "qwen3-next": ([1, 4], None),
+    # Layers 4 to 7 read the keys and values of layers 2 and 3.
+    "gemma4-layer-inputs": ([1, 3], None),
     "gpt-oss": ([1], None),
     "gemma2": ([2], None),
     "qwen3-moe": ([0, 1, 2], None),
     # Keys of 40 channels, values of 32: one latent is both.
     "deepseek-v3": ([0, 1, 2], "metrics of the model do not know latent attention"),
 }
+# Layers that have no keys and values of their own: (one of them, whose it reads).
+SHARING = {"gemma4-layer-inputs": (5, 3)}
 LIVE = ["--tokens", "tokens.npy", "--recipe", "oscar", "--device", "cpu", "--quiet"]
 
 
 def files_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("[kv]_rotation*.pt"))}
+
+
+def fit_by_two_processes(oscar, folder):
+    """Hidden states go on from one to the other through the host."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [subprocess.Popen([oscar, "fit", "--model", "model", "--out", "ranks", *LIVE], cwd=folder, stderr=subprocess.PIPE,
+                              env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True)
+             for rank in range(2)]
+    for rank in ranks:
+        errors = rank.communicate(timeout=120)[1]
+        assert rank.returncode == 0, errors
 
 
 def main():
@@ -55,6 +75,12 @@ def main():
         must("fit", "--dump", "dump", "--out", "dumped", "--recipe", "oscar", "--device", "cpu", "--quiet")
         must("fit", "--model", "model", "--out", "live", *LIVE)
         assert files_of(folder / "dumped") == files_of(folder / "live") and len(files_of(folder / "live")) == 2
+        if name in SHARING:
+            layer, owner = SHARING[name]
+            done = run("fit", "--model", "model", "--layers", layer, "--out", "none", *LIVE)
+            assert done.returncode == 2 and f"reads the keys and values of layer {owner} " in done.stderr, done.stderr
+            fit_by_two_processes(oscar, folder)
+            assert files_of(folder / "ranks") == files_of(folder / "live")
         done = run("verify", "live", "--model", "model", "--tokens", "tokens.npy", "--compare", "none", "--device", "cpu")
         if refusal is None:
             assert done.returncode in (0, 3), done.stderr

@@ -71,7 +71,7 @@ def capture(model, out):
             rows = latent_rows(layer, **rows)
         rows["q"] = rows["q"] * (members["scaling"] * math.sqrt(rows["q"].shape[-1]))
         for part, tensor in rows.items():
-            out[f"layer_{layer.layer_idx}.{part}"] = tensor.transpose(0, 1).contiguous()
+            out[f"layer_{layer.layer_idx}.{part}"] = tensor.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         return original(layer, query, key, value, *args, **members)
 
     module.eager_attention_forward = report

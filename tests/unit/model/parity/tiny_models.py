@@ -52,6 +52,8 @@ GEMMA = {"sliding_window": 20, "num_hidden_layers": 4, "head_dim": 32, "query_pr
 GEMMA4 = {"sliding_window": 20, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "final_logit_softcapping": 20.0,
           "hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
                                                             "full_attention"]}
+GEMMA4_E = GEMMA4 | {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4, "num_kv_shared_layers": 4,
+                     "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 160, "use_double_wide_mlp": True}
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
           "num_key_value_heads": 4}
 
@@ -92,6 +94,7 @@ MODELS |= {
     "gemma4-experts": ("Gemma4ForCausalLM", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1,
                                                       "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
                                                       "moe_intermediate_size": 32}),
+    "gemma4-layer-inputs": ("Gemma4ForCausalLM", GEMMA4_E),
     "gemma4-shared-projection": ("Gemma4ForCausalLM", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "qwen3-next": ("Qwen3NextForCausalLM", rope(1e6, partial_rotary_factor=0.25) | EXPERTS | DELTA | {
         "shared_expert_intermediate_size": 24, "mlp_only_layers": [2]}),
