@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """same_pieces.py ENCODE: ids of checkpoints with a tokenizer.model (encode.cpp) against SentencePiece's own Python package, and
-against Hugging Face tokenizers for what those add to it. Exit status 77 where one of them is not installed.
+against Hugging Face tokenizers for what those add to it. Exit status 77 where one of them is not installed, or where the package
+is of another version than the library that was built with: versions split ties in their own ways.
 """
 import json
 import subprocess
@@ -13,6 +14,8 @@ try:
 except ImportError as error:
     print(f"skipped: {error}; run scripts/setup.sh")
     sys.exit(77)
+import sentencepiece
+
 from same_ids import ODD, mixed_text, random_texts
 
 LONG = 4 << 20  # bytes of the longest text
@@ -115,8 +118,18 @@ def check_errors(encode, folder, model):
     return wrong
 
 
+def library_version():
+    found = subprocess.run(["pkg-config", "--modversion", "sentencepiece"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
 def main():
     encode = sys.argv[1]
+    library = library_version()
+    if library != sentencepiece.__version__:
+        print(f"skipped: the SentencePiece library is {library}, its Python package {sentencepiece.__version__}; install both from "
+              "one release (libsentencepiece-dev, python3-sentencepiece)")
+        return 77
     documents = mixed_text()
     texts = ODD + list(random_texts(400, 1)) + documents
     long = "\n".join(documents)
