@@ -62,6 +62,7 @@ void configure(CurlHandle& handle, const StoreLocation& location, const HttpCall
   handle.configure(call.authorize ? location : anonymous, options.timeout_seconds);
   handle.set(CURLOPT_URL, call.url.c_str());
   const bool sends = call.method == "PUT" || call.method == "POST";
+  if (call.method != "GET") handle.set(CURLOPT_FOLLOWLOCATION, 0L);
   if (sends) {
     const std::uint64_t size = call.file.empty() ? call.text.size() : regular_file_size(call.file);
     handle.set(CURLOPT_UPLOAD, 1L);
@@ -78,7 +79,9 @@ void configure(CurlHandle& handle, const StoreLocation& location, const HttpCall
   for (const std::string& line : call.headers) handle.add_header(line);
 }
 
-HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const TransferOptions& options) {
+/// Of one request; redirect: where its answer sends one that may go on there with the same method.
+HttpAnswer request_once(const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
+                        std::string& redirect) {
   CurlHandle handle;
   Body body = open_body(call);
   HttpAnswer answer;
@@ -89,6 +92,8 @@ HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const 
   if (!call.to_the_end) throw_if_interrupted();
   answer.status = handle.status();
   answer.etag = handle.header("etag");
+  answer.advice = handle.advice();
+  if (answer.status == 307 || answer.status == 308) redirect = handle.redirect();
   if (handle.may_pass(code)) {
     TransientError error(code == CURLE_OK ? "the server answered HTTP " + std::to_string(answer.status)
                                           : "the transfer failed: " + handle.reason(code),
@@ -99,6 +104,20 @@ HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const 
   if (code != CURLE_OK) {
     throw TransportError("the transfer failed: " + handle.reason(code), call.url,
                          "check the address, the network and the proxy settings, then run again");
+  }
+  return answer;
+}
+
+/// libcurl would repeat a PUT without its body after a 303, and so empty the file that the answer names.
+HttpAnswer call_once(const StoreLocation& location, HttpCall call, const TransferOptions& options) {
+  HttpAnswer answer;
+  for (int hops = 0; hops <= kMaxRedirects; ++hops) {
+    std::string next;
+    answer = request_once(location, call, options, next);
+    const bool secure = call.url.starts_with("https://"), to_secure = next.starts_with("https://");
+    if (next.empty() || !location.aws_sigv4.empty() || (!to_secure && (secure || !next.starts_with("http://")))) break;
+    call.authorize = call.authorize && origin_of(next) == origin_of(call.url);
+    call.url = next;
   }
   return answer;
 }

@@ -13,6 +13,7 @@
 
 namespace oscar {
 
+/// Redirects of a GET are followed; of a call that changes something only those that keep its method (307, 308).
 struct HttpCall {
   std::string method, url;  // the url in full
   std::vector<std::string> headers;
@@ -24,8 +25,9 @@ struct HttpCall {
 
 struct HttpAnswer {
   long status = 0;
-  std::string body;  // up to kMaxDocumentBytes
-  std::string etag;  // as sent, with quotes; empty: none
+  std::string body;    // up to kMaxDocumentBytes
+  std::string etag;    // as sent, with quotes; empty: none
+  std::string advice;  // CurlHandle::advice()
 };
 
 /// Throws TransportError, IoError, Interrupted.

@@ -2,6 +2,8 @@
 #include "remote/curl_handle.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <ctime>
 #include <mutex>
 
 #include "base/status.hpp"
@@ -10,8 +12,9 @@
 namespace oscar {
 namespace {
 
-constexpr long kMaxRedirects = 5;
 constexpr long kMaxConnectSeconds = 15;
+/// Stores refuse signatures that are 15 minutes off.
+constexpr double kMaxClockSkewSeconds = 300;
 /// Whoever sends less than this for as long as a silent server is waited for has stalled, or holds us up on purpose.
 constexpr long kMinBytesPerSecond = 100;
 
@@ -40,6 +43,11 @@ std::string percent_encoded(const std::string& path) {
   return text;
 }
 
+std::string_view origin_of(std::string_view url) {
+  const auto host = url.find("://");
+  return url.substr(0, host == std::string_view::npos ? host : url.find_first_of("/?#", host + 3));
+}
+
 CurlHandle::CurlHandle()
     : headers_(nullptr, &curl_slist_free_all), handle_((init_curl(), curl_easy_init()), &curl_easy_cleanup) {
   OSCAR_CHECK(handle_ != nullptr);
@@ -66,7 +74,8 @@ void CurlHandle::configure(const StoreLocation& location, double timeout_seconds
   // OpenSSL's own variable, which libcurl does not read: private servers with private certificates.
   if (const std::string bundle = environment({"SSL_CERT_FILE"}); !bundle.empty()) set(CURLOPT_CAINFO, bundle.c_str());
   if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
-  if (!location.aws_sigv4.empty()) set(CURLOPT_AWS_SIGV4, location.aws_sigv4.c_str());
+  signing_ = location.aws_sigv4;
+  if (!signing_.empty()) set(CURLOPT_AWS_SIGV4, signing_.c_str());
   if (!location.session_token.empty()) add_header("x-amz-security-token: " + location.session_token);
   if (!location.bearer_token.empty()) {
     set(CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
@@ -98,6 +107,21 @@ std::string CurlHandle::redirect() const {
   char* url = nullptr;
   curl_easy_getinfo(handle_.get(), CURLINFO_REDIRECT_URL, &url);
   return url != nullptr ? url : "";
+}
+
+std::string CurlHandle::advice() const {
+  const long answer = status();
+  if (signing_.empty() || answer < 300) return "";
+  const std::string region = header("x-amz-bucket-region");
+  if (!region.empty() && signing_.find(":" + region + ":") == std::string::npos) {
+    return "the bucket is in another region: set AWS_REGION=" + region;
+  }
+  const std::time_t there = curl_getdate(header("date").c_str(), nullptr);
+  if ((answer != 403 && answer != 400) || there < 0) return "";
+  const double ahead = std::difftime(std::time(nullptr), there);
+  if (std::abs(ahead) < kMaxClockSkewSeconds) return "";
+  return "this machine's clock is " + std::to_string(std::lround(std::abs(ahead) / 60)) + " minutes " +
+         (ahead > 0 ? "ahead of" : "behind") + " the server's, which spoils signatures: set it";
 }
 
 double CurlHandle::retry_after() const {

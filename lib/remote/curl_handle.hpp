@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/check.hpp"
 #include "remote/location.hpp"
@@ -18,6 +19,12 @@ void init_curl();
 
 /// Everything but RFC 3986's unreserved characters and '/' as %XX: a path from an index cannot grow a query or a host.
 [[nodiscard]] std::string percent_encoded(const std::string& path);
+
+/// "https://host:port" of a URL.
+[[nodiscard]] std::string_view origin_of(std::string_view url);
+
+/// That are followed.
+inline constexpr long kMaxRedirects = 5;
 
 class CurlHandle {
  public:
@@ -40,6 +47,9 @@ class CurlHandle {
   [[nodiscard]] std::string header(const char* name) const;
   /// Where the answer redirects to, in full; empty: it does not, or it was followed.
   [[nodiscard]] std::string redirect() const;
+  /// What a store's refusal says of its reason, as something to do: a clock that is off, another region; empty:
+  /// nothing.
+  [[nodiscard]] std::string advice() const;
   /// What the server asked for, in seconds; 0: nothing.
   [[nodiscard]] double retry_after() const;
   /// Whether a transfer that ended with `code` failed in a way that may go away by itself.
@@ -50,6 +60,7 @@ class CurlHandle {
  private:
   /// True if a connection was made.
   [[nodiscard]] bool connected() const;
+  std::string signing_;  // StoreLocation::aws_sigv4
   // libcurl uses the first two until the handle is gone.
   std::unique_ptr<char[]> reason_ = std::make_unique<char[]>(CURL_ERROR_SIZE);
   std::unique_ptr<curl_slist, void (*)(curl_slist*)> headers_;

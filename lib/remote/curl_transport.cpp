@@ -30,12 +30,6 @@ using Clock = std::chrono::steady_clock;
 /// What is read from a socket at once; libcurl's own 16 KiB mean sixteen times as many reads.
 constexpr long kBlockBytes = 256 << 10;
 
-/// "https://host:port" of a URL.
-std::string_view origin_of(std::string_view url) {
-  const auto host = url.find("://");
-  return url.substr(0, host == std::string_view::npos ? host : url.find_first_of("/?#", host + 3));
-}
-
 class CurlTransport : public Transport {
  public:
   CurlTransport(const StoreLocation& location, const TransferOptions& options)

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "base/errors.hpp"
 
@@ -10,6 +11,9 @@ namespace oscar {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// In an endpoint: where the bucket's name goes, of stores that want it in the host's.
+constexpr std::string_view kBucketHole = "{bucket}";
 
 [[noreturn]] void refuse(const std::string& what, const AskedFor& asked) {
   throw UsageError(what, asked.option, asked.remedy);
@@ -57,7 +61,14 @@ StoreLocation bucket_at(const std::string& rest, const AskedFor& asked) {
   while (endpoint.ends_with('/')) endpoint.pop_back();
   const auto mark = endpoint.find("://");
   if (mark == std::string::npos) refuse("not an address of an S3 store: " + endpoint, asked);
-  StoreLocation location = server_at(endpoint.substr(0, mark), endpoint.substr(mark + 3) + "/" + rest, asked);
+  std::string place = endpoint.substr(mark + 3);
+  if (const auto hole = place.find(kBucketHole); hole != std::string::npos) {
+    const std::string bucket = rest.substr(0, rest.find('/'));
+    place.replace(hole, kBucketHole.size(), bucket) += rest.substr(bucket.size());
+  } else {
+    place += "/" + rest;
+  }
+  StoreLocation location = server_at(endpoint.substr(0, mark), place, asked);
   const std::string key = environment({"AWS_ACCESS_KEY_ID"});
   if (key.empty()) return location;  // a public bucket can be read
   location.credentials = key + ":" + environment({"AWS_SECRET_ACCESS_KEY"});

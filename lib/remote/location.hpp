@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Where files lie: a folder (a path or file://), a web server (http://, https://), or a bucket (s3://BUCKET/PREFIX, at
 // AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or Amazon's, with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
-// and AWS_REGION).
+// and AWS_REGION). Buckets are asked for by path, which Amazon and the stores after its model take, or, of an endpoint
+// like https://{bucket}.HOST, by host.
 #pragma once
 
 #include <filesystem>

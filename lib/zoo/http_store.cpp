@@ -22,7 +22,7 @@ class HttpStore : public ZooStore {
   StoredDocument read(const std::string& path) override {
     const HttpAnswer answer = call({"GET", where(path), signed_headers(sha256_hex("")), "", {}});
     if (answer.status == 404) return {};
-    if (answer.status == 403) {
+    if (answer.status == 403 && answer.advice.empty()) {
       // To take it for a zoo that is still empty could end in overwriting one that may not be read.
       throw TransportError(
           "the server answered HTTP 403", where(path),
@@ -137,7 +137,8 @@ class HttpStore : public ZooStore {
   [[noreturn]] void refuse(const HttpAnswer& answer, const std::string& path) const {
     const bool denied = answer.status == 401 || answer.status == 403;
     throw TransportError("the server answered HTTP " + std::to_string(answer.status), where(path),
-                         denied                 ? "check the credentials, and that they may write there"
+                         !answer.advice.empty() ? answer.advice
+                         : denied               ? "check the credentials, and that they may write there"
                          : answer.status == 405 ? "this server takes no uploads: publish to a folder and copy it there"
                                                 : "check the address of the zoo");
   }

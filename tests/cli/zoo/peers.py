@@ -43,11 +43,13 @@ class Quiet(http.server.ThreadingHTTPServer):
 
 class Serving:
     """A server on localhost for the time of a `with`; gives its address."""
+    host = "127.0.0.1"
 
     def __init__(self, handler):
         handler.disable_nagle_algorithm = True  # as web servers do; else a body may wait 40 ms behind its header
-        self.server = Quiet(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        self.server = type("Server", (Quiet,), {"address_family": family})((self.host, 0), handler)
+        self.url = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.server.server_address[1]}"
 
     def __enter__(self):
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
