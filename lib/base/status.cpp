@@ -7,6 +7,8 @@
 #include <csignal>
 #include <mutex>
 
+#include "base/stop.hpp"
+
 namespace oscar {
 namespace {
 
@@ -15,6 +17,8 @@ volatile std::sig_atomic_t interrupted = 0;
 std::atomic<bool> any_rank_failed = false;
 std::mutex failure_mutex;
 std::optional<RankFailed> failure;
+
+thread_local const std::atomic<bool>* own_stop = nullptr;  // of the innermost StopScope
 
 void on_signal(int) { interrupted = 1; }
 
@@ -39,7 +43,12 @@ std::optional<RankFailed> rank_failed() {
   return failure;
 }
 
-bool interrupt_requested() noexcept { return interrupted != 0 || any_rank_failed; }
+StopScope::StopScope(const std::atomic<bool>& stop) noexcept : outer_(own_stop) { own_stop = &stop; }
+StopScope::~StopScope() { own_stop = outer_; }
+
+bool interrupt_requested() noexcept {
+  return interrupted != 0 || any_rank_failed || (own_stop != nullptr && *own_stop);
+}
 
 void throw_if_interrupted() {
   if (!interrupt_requested()) return;

@@ -20,24 +20,24 @@ std::uint64_t size_of(const HeadsView& view) {
   return static_cast<std::uint64_t>(view.bytes_per_token()) * static_cast<std::uint64_t>(view.num_tokens);
 }
 
-QkvView views_of(const DumpChunk& chunk) {
+}  // namespace
+
+QkvView ChunkRows::shapes_of(const DumpChunk& chunk) {
   const std::int64_t tokens = tokens_of(chunk);
   return {view_of(chunk.q.location, tokens), view_of(chunk.k.location, tokens), view_of(chunk.v.location, tokens)};
 }
-
-}  // namespace
 
 ChunkRows::Files ChunkRows::files_of(const DumpChunk& chunk) {
   return {open_place(chunk.q.file), open_place(chunk.k.file), open_place(chunk.v.file)};
 }
 
 std::uint64_t ChunkRows::bytes_of(const DumpChunk& chunk) {
-  const QkvView view = views_of(chunk);
+  const QkvView view = shapes_of(chunk);
   return size_of(view.q) + size_of(view.k) + size_of(view.v);
 }
 
 ChunkRows::ChunkRows(const DumpChunk& chunk, const Files& files)
-    : bytes_(std::make_unique_for_overwrite<std::byte[]>(bytes_of(chunk))), view_(views_of(chunk)) {
+    : bytes_(std::make_unique_for_overwrite<std::byte[]>(bytes_of(chunk))), view_(shapes_of(chunk)) {
   std::array<FilePart, 3> parts{FilePart{files.q.get(), chunk.q.location.offset, {}},
                                 FilePart{files.k.get(), chunk.k.location.offset, {}},
                                 FilePart{files.v.get(), chunk.v.location.offset, {}}};

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -132,21 +133,28 @@ class FolderStream : public LayerStream {
 /// Chunks at a server.
 class RemoteStream : public LayerStream {
  public:
-  RemoteStream(std::shared_ptr<RemoteChunks> memory, int layer_id) : memory_(std::move(memory)), layer_id_(layer_id) {
-    memory_->open(layer_id_);
-    chunks_ = memory_->chunks(layer_id_);
+  RemoteStream(std::shared_ptr<RemoteChunks> memory, int layer_id)
+      : memory_(std::move(memory)), layer_id_(layer_id), chunks_(memory_->chunks(layer_id)) {}
+  ~RemoteStream() override {
+    if (open_) memory_->close(layer_id_);
   }
-  ~RemoteStream() override { memory_->close(layer_id_); }
 
   bool next(QkvChunk& out) override {
-    if (next_ == chunks_.size()) return false;
-    const DumpChunk& chunk = chunks_[next_];
+    if (!open_) memory_->open(layer_id_);  // only now: before, rows may be needed by nobody
+    open_ = true;
+    const std::size_t index = next_;
     out = {};  // what it held may be needed to make room
-    const std::shared_ptr<const ChunkRows> rows = memory_->get(layer_id_, next_++);
+    if (!skip(out)) return false;
+    const std::shared_ptr<const ChunkRows> rows = memory_->get(layer_id_, index);
     out.view = rows->view();
     out.owner = rows;
-    out.sequences = ranges_of(chunk.seq_lens);
-    out.where = chunk.q.file.string();
+    return true;
+  }
+
+  bool skip(QkvChunk& out) override {
+    if (next_ == chunks_.size()) return false;
+    const DumpChunk& chunk = chunks_[next_++];
+    out = {ChunkRows::shapes_of(chunk), nullptr, ranges_of(chunk.seq_lens), chunk.q.file.string()};
     return true;
   }
 
@@ -157,6 +165,7 @@ class RemoteStream : public LayerStream {
   int layer_id_;
   std::vector<DumpChunk> chunks_;
   std::size_t next_ = 0;
+  bool open_ = false;
 };
 
 /// Keeps what there is to say until someone hears it.
@@ -191,17 +200,27 @@ class FolderSource : public QkvSource {
   void expect(std::span<const int> layer_ids) override {
     if (memory_ != nullptr) memory_->expect({layer_ids.begin(), layer_ids.end()});
   }
+  void expect_part(int layer_id, std::size_t first, std::size_t last) override {
+    if (memory_ != nullptr) memory_->expect_part(layer_id, first, last);
+  }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
+    Status silent;
+    Status& listener = is_first_opening(layer_id) ? status_ : silent;
     if (memory_ == nullptr) {
-      return std::make_unique<FolderStream>(limited(index_.chunks(layer_id, status_), limits_));
+      return std::make_unique<FolderStream>(limited(index_.chunks(layer_id, listener), limits_));
     }
     auto stream = std::make_unique<RemoteStream>(memory_, layer_id);
     const std::lock_guard lock(mutex_);
-    for (const std::string& line : notices_[layer_id]) status_.notice(line);
+    for (const std::string& line : notices_[layer_id]) listener.notice(line);
     return stream;
   }
 
  private:
+  [[nodiscard]] bool is_first_opening(int layer_id) {
+    const std::lock_guard lock(mutex_);
+    return opened_.insert(layer_id).second;
+  }
+
   /// Layers are looked at before they are opened, each once.
   [[nodiscard]] std::vector<DumpChunk> chunks_at_server(int layer_id) {
     KeptNotices notices;
@@ -250,6 +269,7 @@ class FolderSource : public QkvSource {
   ModelIdentity model_;
   CalibrationData calibration_;
   std::mutex mutex_;
+  std::set<int> opened_;                             // layers whose notices were said
   std::map<int, std::vector<std::string>> notices_;  // by layer
   std::shared_ptr<RemoteChunks> memory_;             // null: a dump on disk
 };

@@ -74,7 +74,8 @@ std::string fingerprint_at_server(const std::vector<fs::path>& files) {
   Sha256 hash;
   for (const fs::path& path : files) {
     const std::unique_ptr<PlacedFile> file = open_place(path);
-    const std::string text = path.string() + " " + std::to_string(file->bytes().size()) + " " + file->version() + " ";
+    const std::string version = file->version();  // first: then a byte was enough to learn the size, too
+    const std::string text = path.string() + " " + std::to_string(file->bytes().size()) + " " + version + " ";
     hash.update(std::as_bytes(std::span(text)));
   }
   return hash.hex();

@@ -87,11 +87,7 @@ class MergedStream : public LayerStream {
 
   bool next(QkvChunk& out) override {
     std::vector<QkvChunk> chunks(ranks_.size());
-    std::size_t there = 0;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) there += ranks_[rank]->next(chunks[rank]) ? 1 : 0;
-    if (there == 0) return false;
-    if (there < ranks_.size()) fail("some ranks have fewer chunks than others", chunks.front().where);
-    for (const QkvChunk& chunk : chunks) require_same_tokens(chunks.front(), chunk);
+    if (!advance(&LayerStream::next, chunks)) return false;
     const std::string& where = chunks.front().where;
     const Views keys = views(chunks, &QkvView::k), values = views(chunks, &QkvView::v);
     if (copies_ == 0) copies_ = copies_of(keys, where);
@@ -105,6 +101,20 @@ class MergedStream : public LayerStream {
     return true;
   }
 
+  /// Only rows tell which heads are copies.
+  bool skip(QkvChunk& out) override {
+    if (copies_ == 0) return next(out);
+    std::vector<QkvChunk> chunks(ranks_.size());
+    if (!advance(&LayerStream::skip, chunks)) return false;
+    out = {chunks.front().view, nullptr, chunks.front().sequences, chunks.front().where};
+    const auto ranks = static_cast<int>(ranks_.size());
+    out.view.q.num_heads *= ranks;
+    out.view.k.num_heads *= ranks / static_cast<int>(copies_);
+    out.view.v.num_heads *= ranks / static_cast<int>(copies_);
+    for (HeadsView* side : {&out.view.q, &out.view.k, &out.view.v}) side->data = nullptr;
+    return true;
+  }
+
   void rewind() override {
     for (const auto& rank : ranks_) rank->rewind();
   }
@@ -113,6 +123,15 @@ class MergedStream : public LayerStream {
   struct Merged {
     Tensor q, k, v;
   };
+
+  bool advance(bool (LayerStream::*step)(QkvChunk&), std::vector<QkvChunk>& chunks) {
+    std::size_t there = 0;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) there += (*ranks_[rank].*step)(chunks[rank]) ? 1 : 0;
+    if (there == 0) return false;
+    if (there < ranks_.size()) fail("some ranks have fewer chunks than others", chunks.front().where);
+    for (const QkvChunk& chunk : chunks) require_same_tokens(chunks.front(), chunk);
+    return true;
+  }
 
   static Views views(const std::vector<QkvChunk>& chunks, HeadsView QkvView::*side) {
     Views all;
@@ -157,6 +176,9 @@ class MergedSource : public QkvSource {
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return ranks_.front()->layer_ids(); }
   void expect(std::span<const int> layer_ids) override {
     for (const auto& rank : ranks_) rank->expect(layer_ids);
+  }
+  void expect_part(int layer_id, std::size_t first, std::size_t last) override {
+    for (const auto& rank : ranks_) rank->expect_part(layer_id, first, last);
   }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     std::vector<std::unique_ptr<LayerStream>> streams;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "dump/remote_chunks.hpp"
 
-#include <algorithm>
-
 #include "base/check.hpp"
+#include "base/stop.hpp"
 
 namespace oscar {
 
@@ -45,6 +44,13 @@ RemoteChunks::Layer& RemoteChunks::plan(std::unique_lock<std::mutex>& lock, int 
 void RemoteChunks::expect(std::vector<int> layer_ids) {
   const std::lock_guard lock(mutex_);
   layer_ids_ = std::move(layer_ids);
+}
+
+void RemoteChunks::expect_part(int layer_id, std::size_t first, std::size_t last) {
+  std::unique_lock lock(mutex_);
+  Layer& layer = plan(lock, layer_id);
+  layer.first = first;
+  layer.last = last;
 }
 
 void RemoteChunks::open(int layer_id) {
@@ -112,6 +118,7 @@ void RemoteChunks::load(std::unique_lock<std::mutex>& lock, Slot& slot) {
 
 /// Reads ahead of need, one chunk at a time.
 void RemoteChunks::work() {
+  const StopScope scope(stop_);
   std::unique_lock lock(mutex_);
   while (!stop_) {
     if (Slot* slot = next_slot()) {
@@ -133,14 +140,15 @@ void RemoteChunks::work() {
 RemoteChunks::Slot* RemoteChunks::next_slot() {
   for (auto& [id, layer] : layers_) {
     const std::size_t next = layer.current + 1;
-    if (layer.readers == 0 || next >= layer.slots.size() || layer.slots[next].state != State::kAbsent) continue;
+    if (layer.readers == 0 || next >= layer.end() || layer.slots[next].state != State::kAbsent) continue;
     if (layer.slots[layer.current].last_use == 0) continue;  // itself still on its way
     (void)make_room(ChunkRows::bytes_of(layer.slots[next].chunk), Room::kNeeded);
     return &layer.slots[next];
   }
   for (auto& [id, layer] : layers_) {
     if (layer.readers == 0 && !layer.ahead) continue;
-    for (Slot& slot : layer.slots) {
+    for (std::size_t i = layer.first; i < layer.end(); ++i) {
+      Slot& slot = layer.slots[i];
       if (slot.state != State::kAbsent) continue;
       return make_room(ChunkRows::bytes_of(slot.chunk), Room::kSpare) ? &slot : nullptr;
     }
@@ -160,8 +168,8 @@ std::optional<int> RemoteChunks::next_layer() const {
   return layer != layers_.end() && layer->second.ahead ? std::nullopt : std::optional(*next);
 }
 
-/// Kept rows that nobody holds, the one that will be missed least: of layers that are done with the oldest; of open
-/// ones, which are read from first to last again and again, the newest.
+/// Kept rows that nobody holds, the one that will be missed least. Layers are read in order, and so are the chunks of
+/// each, perhaps again and again: what was used last is needed last. Layers that are done with go before open ones.
 RemoteChunks::Slot* RemoteChunks::least_missed(Room room) {
   Slot *done_with = nullptr, *open = nullptr;
   for (auto& [id, layer] : layers_) {
@@ -169,7 +177,7 @@ RemoteChunks::Slot* RemoteChunks::least_missed(Room room) {
       const bool awaited = layer.ahead || (layer.readers > 0 && slot.last_use == 0);
       if (slot.state != State::kReady || awaited || slot.rows.use_count() > 1) continue;
       if (layer.readers == 0) {
-        if (done_with == nullptr || slot.last_use < done_with->last_use) done_with = &slot;
+        if (done_with == nullptr || slot.last_use > done_with->last_use) done_with = &slot;
       } else if (open == nullptr || slot.last_use > open->last_use) {
         open = &slot;
       }

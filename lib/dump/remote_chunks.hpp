@@ -5,7 +5,9 @@
 // mapped.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -36,6 +38,8 @@ class ChunkRows {
   /// Reads all three files at the same time. Throws what RemotePlaces::read() throws.
   ChunkRows(const DumpChunk& chunk, const Files& files);
   [[nodiscard]] const QkvView& view() const noexcept { return view_; }
+  /// The same without data.
+  [[nodiscard]] static QkvView shapes_of(const DumpChunk& chunk);
 
  private:
   std::unique_ptr<std::byte[]> bytes_;
@@ -53,7 +57,9 @@ class RemoteChunks {
   RemoteChunks& operator=(const RemoteChunks&) = delete;
 
   void expect(std::vector<int> layer_ids);
-  /// Nothing is read ahead, or planned, from now on.
+  /// Of this layer only chunks [first, last) are read ahead.
+  void expect_part(int layer_id, std::size_t first, std::size_t last);
+  /// Nothing is read ahead, or planned, from now on; what is on its way ends at once.
   void stop();
   /// Someone is going to read this layer; close() when done. Any number may at the same time.
   void open(int layer_id);
@@ -76,8 +82,10 @@ class RemoteChunks {
   struct Layer {
     std::vector<Slot> slots;
     int readers = 0;
-    bool ahead = false;       // nobody reads it yet, but that is next
-    std::size_t current = 0;  // that was asked for last
+    bool ahead = false;                      // nobody reads it yet, but that is next
+    std::size_t current = 0;                 // that was asked for last
+    std::size_t first = 0, last = SIZE_MAX;  // that are read ahead
+    [[nodiscard]] std::size_t end() const { return std::min(last, slots.size()); }
   };
   enum class Room { kSpare, kNeeded };
 
@@ -96,7 +104,7 @@ class RemoteChunks {
   std::condition_variable changed_;
   std::map<int, Layer> layers_;  // that are planned; never removed
   std::uint64_t held_ = 0, uses_ = 0;
-  bool stop_ = false;
+  std::atomic<bool> stop_ = false;
   std::array<std::thread, 2> workers_;
 };
 

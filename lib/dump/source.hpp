@@ -4,6 +4,7 @@
 // Sequences never cross chunks. Non-goals: random access, writing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -28,6 +29,8 @@ class LayerStream {
   virtual ~LayerStream() = default;
   /// Fills `chunk` and returns true, or returns false at the end. Throws DataError.
   virtual bool next(QkvChunk& chunk) = 0;
+  /// The same for a chunk that is only counted: its views may have no data. At a server no rows are read.
+  virtual bool skip(QkvChunk& chunk) { return next(chunk); }
   /// Back to the first chunk.
   virtual void rewind() = 0;
 };
@@ -42,6 +45,10 @@ class QkvSource {
   [[nodiscard]] virtual const std::vector<int>& layer_ids() const = 0;
   /// Which layers will be opened next, and in which order: a source at a server reads ahead.
   virtual void expect(std::span<const int> layer_ids) { (void)layer_ids; }
+  /// Of this layer only chunks [first, last) will be read, others skipped at most: no others are read ahead.
+  virtual void expect_part(int layer_id, std::size_t first, std::size_t last) {
+    (void)layer_id, (void)first, (void)last;
+  }
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
 };

@@ -159,17 +159,27 @@ const std::vector<double>& clip_candidates() {
 
 std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, const ClipFitOptions& options) {
   std::vector<std::int64_t> lengths;
+  std::vector<std::size_t> ends;  // of chunks, in sequences
   QkvChunk chunk;
   layer.rewind();
-  while (layer.next(chunk)) {
+  while (layer.skip(chunk)) {
     for (const SequenceRange& range : chunk.sequences) lengths.push_back(range.size());
+    ends.push_back(lengths.size());
   }
   const std::set<std::size_t> chosen = choose_sequences(lengths, windows, options);
   std::mt19937_64 random(options.seed + 1);
   std::vector<SampledSequence> sample;
   std::size_t index = 0;
   layer.rewind();
-  while (sample.size() < chosen.size() && layer.next(chunk)) {
+  for (const std::size_t end : ends) {
+    if (sample.size() == chosen.size()) break;
+    const auto first = chosen.lower_bound(index);
+    const bool wanted = first != chosen.end() && *first < end;
+    if (!(wanted ? layer.next(chunk) : layer.skip(chunk))) break;
+    if (!wanted) {
+      index = end;
+      continue;
+    }
     for (const SequenceRange& range : chunk.sequences) {
       if (!chosen.contains(index++)) continue;
       const std::int64_t rows_per_query = chunk.view.q.num_heads * static_cast<std::int64_t>(chosen.size());

@@ -31,13 +31,17 @@ class PartStream : public LayerStream {
  public:
   PartStream(LayerStream& whole, HeldOutSplit split, bool held_out);
   bool next(QkvChunk& chunk) override;
+  bool skip(QkvChunk& chunk) override;
   void rewind() override;
 
  private:
+  void read_current();
+
   LayerStream& whole_;
   HeldOutSplit split_;
   bool held_out_;
   QkvChunk current_;
+  std::size_t chunks_ = 0;                        // of the layer, up to the current one
   std::size_t next_in_chunk_ = 0, sequence_ = 0;  // of the current chunk; of the layer
 };
 

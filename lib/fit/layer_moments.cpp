@@ -78,7 +78,7 @@ LayerMoments take_moments(int layer_id, LayerStream& layer, const AdditiveMoment
                           const OutputProjection& output_projection) {
   QkvChunk chunk;
   layer.rewind();
-  if (!layer.next(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
+  if (!layer.skip(chunk)) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
   LayerMoments out = moments_of(layer_id, chunk.view.k.head_dim, chunk.view.v.head_dim, sums, recipes.front().windows);
   chunk = {};
   const std::vector<Recipe> spectral = without_hadamard(recipes);

@@ -35,7 +35,7 @@ void require_data(int id, LayerStream& fitted, const LayerParts& parts, const Wi
   std::int64_t tokens = 0;
   QkvChunk chunk;
   fitted.rewind();
-  while (fitted.next(chunk)) tokens += chunk.view.k.num_tokens;
+  while (fitted.skip(chunk)) tokens += chunk.view.k.num_tokens;
   const std::int64_t needed = 4 * std::int64_t{chunk.view.k.head_dim};
   if (tokens >= needed) return;
   throw TooLittleData(fmt::format("{} tokens to fit on beside those held out are too few", tokens), where,

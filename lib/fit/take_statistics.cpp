@@ -39,9 +39,19 @@ void require_part_of(const Statistics& first_pass, const QkvSource& source) {
 bool take_sizes(LayerStream& stream, LayerStatistics& layer) {
   QkvChunk chunk;
   stream.rewind();
-  if (!stream.next(chunk)) return false;
+  if (!stream.skip(chunk)) return false;
   layer.key_dim = chunk.view.k.head_dim, layer.value_dim = chunk.view.v.head_dim;
   return true;
+}
+
+/// Tells the source which chunks of a layer hold the share's blocks.
+void expect_blocks(QkvSource& source, const LayerShare& share, const WorkShape& shape) {
+  const std::vector<std::size_t> ends = ends_of_blocks(*source.open(share.layer_id), shape);
+  const auto begin_of = [&](std::int64_t block) {
+    const auto before = static_cast<std::size_t>(std::min<std::int64_t>(block, std::ssize(ends)));
+    return before == 0 ? 0 : ends[before - 1];
+  };
+  source.expect_part(share.layer_id, begin_of(share.blocks.first), begin_of(share.blocks.last));
 }
 
 }  // namespace
@@ -112,6 +122,9 @@ void StatisticsTaker::take(std::span<const LayerShare> shares, const Taken& take
   std::vector<int> ids;
   for (const LayerShare& share : shares) ids.push_back(share.layer_id);
   const WorkShape shape = backend_.work_shape();
+  for (const LayerShare& share : shares) {
+    if (!share.blocks.whole()) expect_blocks(source_, share, shape);
+  }
   std::atomic<std::int64_t> done = 0;
   for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
     const BlockRange& blocks = shares[i].blocks;
@@ -121,7 +134,7 @@ void StatisticsTaker::take(std::span<const LayerShare> shares, const Taken& take
     } else if (blocks.first == 0) {
       sums.push_back(take_blocks(ids[i], *blocks_of(*stream, blocks, shape)));
     } else {
-      const std::int64_t last = std::min(blocks.last, count_blocks(*stream, shape));
+      const std::int64_t last = std::min(blocks.last, std::ssize(ends_of_blocks(*stream, shape)));
       for (std::int64_t block = blocks.first; block < last; ++block) {
         sums.push_back(take_blocks(ids[i], *blocks_of(*stream, {block, block + 1}, shape)));
       }

@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"
+#include "base/stop.hpp"
 #include "base/threads.hpp"
 
 namespace oscar {
@@ -26,6 +27,7 @@ const char* remedy_without_weights(const fs::path& model) {
   return "name a checkpoint in safetensors format";
 }
 
+constexpr std::uint64_t kKeptBytes = std::uint64_t{2} << 30;
 constexpr int kOpenAtOnce = 16;  // files at a server: each takes a round trip or two
 
 }  // namespace
@@ -99,11 +101,18 @@ const TensorRef& Checkpoint::at(const std::string& name) const {
 }
 
 void Checkpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
+  const StopScope scope(stop_);
+  if (bytes.empty() || kept_.copy(bytes, to)) return;
   bytes_read_ += bytes.size();
-  for (const auto& [name, file] : shards_) {
-    if (const auto offset = file.find(bytes)) return file.file().read(*offset, {to, bytes.size()});
-  }
-  OSCAR_CHECK(bytes.empty());
+  const auto has_bytes = [&](const auto& shard) { return shard.second.find(bytes).has_value(); };
+  const auto shard = std::find_if(shards_.begin(), shards_.end(), has_bytes);
+  OSCAR_CHECK(shard != shards_.end());
+  shard->second.file().read(*shard->second.find(bytes), {to, bytes.size()});
+  kept_.add(bytes, to);
+}
+
+void Checkpoint::keep_reads() const {
+  if (remote_) kept_.allow(kKeptBytes);
 }
 
 void Checkpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
@@ -123,6 +132,7 @@ void Checkpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t
 }
 
 void Checkpoint::read_at_server(std::span<const RemoteRows::Part> parts) const {
+  const StopScope scope(stop_);
   std::vector<FilePart> all;
   for (const auto& [from, to] : parts) {
     bytes_read_ += from.size();

@@ -14,6 +14,7 @@
 
 #include "base/json.hpp"
 #include "model/decoder.hpp"
+#include "model/kept_bytes.hpp"
 #include "model/remote_rows.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -31,6 +32,11 @@ class Checkpoint : public WeightStore {
   void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin, std::size_t count,
                  std::byte* to) const override;
   [[nodiscard]] int readers() const override;
+  /// Of a model at a server: what is read from now on is kept for the next time, up to 2 GiB.
+  void keep_reads() const;
+  /// true: what is being read, and all that is asked for later, ends with Interrupted, for nobody waits for it (of
+  /// files on disk it is done before that); false: no longer. From any thread.
+  void stop_reads(bool stop) const { stop_ = stop; }
   /// A whole weight in memory.
   [[nodiscard]] Tensor load(const std::string& name) const;
   /// By file name.
@@ -53,6 +59,8 @@ class Checkpoint : public WeightStore {
   mutable std::atomic<std::uint64_t> bytes_read_ = 0;
   mutable std::mutex remote_mutex_;
   mutable std::map<const std::byte*, RemoteRows> remote_rows_;  // by where a matrix begins
+  mutable std::atomic<bool> stop_ = false;
+  mutable KeptBytes kept_;
 };
 
 }  // namespace oscar

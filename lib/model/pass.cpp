@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <exception>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
@@ -47,6 +48,7 @@ Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& co
       hidden_(sequences.size()),
       layer_(options.share.rank) {
   check_sequences(sequences, config);
+  checkpoint_.stop_reads(false);
   for (const TokenSequence& sequence : sequences) tokens_ += static_cast<std::int64_t>(sequence.size());
   choose_units();
   decoder_.make_room(tokens_);
@@ -56,6 +58,11 @@ Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& co
     preparing_ = std::async(std::launch::async, [this] { prepare(); });
   }
   if (share_.ranks > 1) relay_.emplace(share_, decoder_);
+}
+
+/// After an error nobody needs the weights that are on their way.
+Pass::~Pass() {
+  if (std::uncaught_exceptions() > 0) checkpoint_.stop_reads(true);
 }
 
 void Pass::step(const AttentionHook& attention, bool observe_only) {

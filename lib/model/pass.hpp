@@ -24,6 +24,9 @@ class Pass : public ModelPass {
  public:
   Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& config,
        std::span<const TokenSequence> sequences, const PassOptions& options, Status& status);
+  ~Pass() override;
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
 
   [[nodiscard]] int layer() const override { return layer_; }
   void step(const AttentionHook& attention, bool observe_only) override;

@@ -30,6 +30,7 @@ class Runner : public ModelRunner {
 
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, const PassOptions& options,
                                                  Status& status) override {
+    if (!options.prepare) checkpoint_.keep_reads();  // run(), for each of several methods
     return std::make_unique<Pass>(*decoder_, checkpoint_, config_, sequences, options, status);
   }
 

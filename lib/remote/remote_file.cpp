@@ -35,8 +35,7 @@ void RemoteFile::make_known() const {
   if (!object_.size()) {
     Block first(kBlockBytes);
     std::uint64_t count = 0;
-    const RangeRequest request{&object_, 0, first, &count};
-    server_.read({&request, 1});
+    read({&object_, 0, first, &count});
     first.resize(count);
     blocks_[0] = std::make_shared<const Block>(std::move(first));
   }
@@ -74,9 +73,10 @@ void RemoteFile::load_front(std::uint64_t count) {
 void RemoteFile::read(std::uint64_t offset, std::span<std::byte> to) const {
   if (to.empty()) return;
   if (to.size() < kBlockBytes) return read_by_blocks(offset, to);
-  const RangeRequest all = request(offset, to);
-  server_.read({&all, 1});
+  read(request(offset, to));
 }
+
+void RemoteFile::read(const RangeRequest& request) const { server_.read({&request, 1}); }
 
 void RemoteFile::read_by_blocks(std::uint64_t offset, std::span<std::byte> to) const {
   make_known();
@@ -98,16 +98,19 @@ std::shared_ptr<const RemoteFile::Block> RemoteFile::block(std::uint64_t number)
   lock.unlock();  // rather twice the same block than one after the other
   const std::uint64_t begin = number * kBlockBytes;
   Block fresh(std::min(kBlockBytes, size_ - begin));
-  const RangeRequest all = request(begin, fresh);
-  server_.read({&all, 1});
+  read(request(begin, fresh));
   lock.lock();
   if (blocks_.size() >= kMaxBlocks)
     blocks_.erase(std::next(blocks_.begin()));  // the first has what archives begin with
   return blocks_[number] = std::make_shared<const Block>(std::move(fresh));
 }
 
+/// A byte is enough to learn it: of many files nobody wants more.
 std::string RemoteFile::version() const {
-  make_known();
+  if (!object_.size()) {
+    Block first(1);
+    read(request(0, first));
+  }
   return object_.version();
 }
 

@@ -39,6 +39,7 @@ class RemoteFile : public PlacedFile {
   using Block = std::vector<std::byte>;
 
   void make_known() const;
+  void read(const RangeRequest& request) const;
   void read_by_blocks(std::uint64_t offset, std::span<std::byte> to) const;
   [[nodiscard]] std::shared_ptr<const Block> block(std::uint64_t number) const;
 

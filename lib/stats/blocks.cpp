@@ -18,8 +18,9 @@ class Blocks : public LayerStream {
   }
 
   bool next(QkvChunk& chunk) override {
-    while (block_ < range_.last && layer_.next(chunk)) {
+    while (block_ < range_.last) {
       const bool wanted = block_ >= range_.first;
+      if (wanted ? !layer_.next(chunk) : !layer_.skip(chunk)) return false;
       if (cut_.after(chunk) == BlockCut::End::kBlock) ++block_;
       if (wanted) return true;
     }
@@ -69,17 +70,18 @@ std::unique_ptr<LayerStream> blocks_of(LayerStream& layer, BlockRange range, con
   return std::make_unique<Blocks>(layer, range, shape);
 }
 
-std::int64_t count_blocks(LayerStream& layer, const WorkShape& shape) {
+std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape) {
   BlockCut cut(shape);
-  std::int64_t blocks = 0;
-  bool open = false;
+  std::vector<std::size_t> ends;
+  std::size_t chunks = 0;
   QkvChunk chunk;
   layer.rewind();
-  while (layer.next(chunk)) {
-    open = cut.after(chunk) != BlockCut::End::kBlock;
-    if (!open) ++blocks;
+  while (layer.skip(chunk)) {
+    ++chunks;
+    if (cut.after(chunk) == BlockCut::End::kBlock) ends.push_back(chunks);
   }
-  return blocks + (open ? 1 : 0);
+  if (chunks > (ends.empty() ? 0 : ends.back())) ends.push_back(chunks);
+  return ends;
 }
 
 }  // namespace oscar

@@ -47,7 +47,7 @@ struct BlockRange {
 /// Those of the stream's, which must outlive the result, as a stream. Others are passed over: of a dump none is read.
 [[nodiscard]] std::unique_ptr<LayerStream> blocks_of(LayerStream& layer, BlockRange range, const WorkShape& shape);
 
-/// How many blocks the stream has; reads no rows of a dump.
-[[nodiscard]] std::int64_t count_blocks(LayerStream& layer, const WorkShape& shape);
+/// Of each block of the stream, the number of the chunk behind its last one. Reads no rows of a dump.
+[[nodiscard]] std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape);
 
 }  // namespace oscar

@@ -20,7 +20,7 @@ std::int64_t count_tokens(LayerStream& stream) {
   std::int64_t tokens = 0;
   QkvChunk chunk;
   stream.rewind();
-  while (stream.next(chunk)) tokens += chunk.view.q.num_tokens;
+  while (stream.skip(chunk)) tokens += chunk.view.q.num_tokens;
   return tokens;
 }
 

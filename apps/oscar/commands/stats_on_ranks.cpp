@@ -30,7 +30,7 @@ Work find_work(const FitCommand& command, QkvSource& source, const PartialFolder
   if (ranks.rank() == 0) {
     std::int64_t blocks = 1;
     if (!work.layers.empty())
-      blocks = std::max<std::int64_t>(1, count_blocks(*source.open(work.layers.front()), shape));
+      blocks = std::max<std::int64_t>(1, std::ssize(ends_of_blocks(*source.open(work.layers.front()), shape)));
     ranks.put("blocks", std::to_string(blocks));
   }
   work.blocks = parse_json(ranks.get("blocks"), "the blocks of rank 0").get<std::int64_t>();

@@ -1,76 +1,16 @@
 # SPDX-License-Identifier: MIT
 """What goes wrong between a fit and a server: faults_test.py [FaultsTest.test_…]."""
-import base64
-import http.server
 import json
 import signal
 import subprocess
+import threading
 import time
-import urllib.parse
 
 from remote_case import MODEL, TOKENS, RemoteCase, main, read_folder
-from peers import RangeServer, Serving, requested_range
+from faulty_server import FaultyServer
+from peers import RangeServer
 
 WEIGHTS = "model-00001-of-00001.safetensors"
-
-
-class FaultyServer(Serving):
-    """Serves {path: bytes} with ranges and ETags, and lists them as a store does, the first folder as the bucket.
-    fault(request, path, nth, asked): called for each request, the nth one for its path; true: it has answered itself.
-    With `password`, "user:password" is asked for."""
-
-    def __init__(self, files, fault=lambda *_: False, password=None):
-        outer = self
-        self.files, self.seen, self.conditions = files, [], []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                path, _, query = self.path.partition("?")
-                path = urllib.parse.unquote(path).lstrip("/")
-                if "list-type=2" in query:
-                    return self.reply(200, outer.listing(path, urllib.parse.parse_qs(query).get("prefix", [""])[0]))
-                outer.seen.append(path)
-                given = self.headers.get("Authorization", "")
-                if password and given != "Basic " + base64.b64encode(password.encode()).decode():
-                    return self.reply(401)
-                body = outer.files.get(path)
-                if body is None:
-                    return self.reply(404)
-                asked = requested_range(self, len(body))
-                if fault(self, path, outer.seen.count(path), asked):
-                    return None
-                etag, wanted = outer.etag(path), self.headers.get("If-Match")
-                outer.conditions.append(wanted)
-                if wanted and wanted != etag:
-                    return self.reply(412)
-                begin, end = asked or (0, len(body))
-                extra = {"Content-Range": f"bytes {begin}-{end - 1}/{len(body)}"} if asked else {}
-                self.reply(206 if asked else 200, body[begin:end], ETag=etag, **extra)
-
-            def reply(self, status, body=b"", length=None, **headers):
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(body) if length is None else length), **headers}.items():
-                    self.send_header(name.replace("_", "-"), value)
-                self.end_headers()
-                self.wfile.write(body)
-                return True
-
-            def log_message(self, *_):
-                pass
-
-        super().__init__(Handler)
-
-    def listing(self, bucket, prefix):
-        inside = [path[len(bucket):].strip("/")[len(prefix):] for path in self.files if path.startswith(f"{bucket.strip('/')}/{prefix}")]
-        keys = {prefix + name.split("/")[0] + ("/" if "/" in name else "") for name in inside}
-        found = "".join(f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>" if key.endswith("/") else
-                        f"<Contents><Key>{key}</Key></Contents>" for key in sorted(keys))
-        return f"<ListBucketResult>{found}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
-
-    def etag(self, path):
-        return f'"{hash(self.files[path])}"'
 
 
 class FaultsTest(RemoteCase):
@@ -249,6 +189,50 @@ class FaultsTest(RemoteCase):
         address = self.bucket().upload(dump, "dump")
         self.fail_with(["the file ends before its data does", "layer_1/k/1.pt"], "fit", "--dump", address, "--recipe", "oscar",
                        "--out", "set")
+
+    def fails_at_once(self, server, fragments, *arguments, **more):
+        """Although the server holds back what is read ahead: the run would wait for that for two minutes."""
+        with server:
+            begun = time.monotonic()
+            self.fail_with(fragments, "fit", *arguments, "--recipe", "oscar", "--out", "set", **more)
+        self.assertTrue(server.held.is_set())
+        self.assertLess(time.monotonic() - begun, 10)
+
+    def holding_back(self, files, held, before=lambda path, asked: False):
+        """Holds back what held() tells, and does not answer what before() tells until it holds something back."""
+        def fault(request, path, nth, asked):
+            if held(path, asked):
+                server.held.set()
+                return server.closing.wait(60)
+            return before(path, asked) and not server.held.wait(20)
+        server = FaultyServer(files, fault)
+        server.held = threading.Event()
+        return server
+
+    def test_an_error_does_not_wait_for_the_next_layer_of_a_dump(self):
+        dump, plain = self.dump(), self.split_dump("plain")
+        for folder, next_layer in ((dump, "layer_1/"), (plain, "layer_2/")):
+            chunk = sorted((folder / "layer_0/q").iterdir())[-1]
+            content = chunk.read_bytes()
+            chunk.write_bytes(content[:len(content) // 2] + b"\xff" * 4096 + content[len(content) // 2 + 4096:])
+            files = {f"bucket/d/{path}": content for path, content in read_folder(folder).items()}
+            server = self.holding_back(files, lambda path, _: next_layer in path,  # rows, which do not begin with the file
+                                       lambda path, asked: path.endswith(f"layer_0/q/{chunk.name}") and asked and asked[0])
+            self.fails_at_once(server, ["layer_0", "NaN"], "--dump", "s3://bucket/d", env={"AWS_ENDPOINT_URL_S3": server.url})
+
+    def test_an_error_does_not_wait_for_the_next_layer_of_a_model(self):
+        files = {f"m/{path}": content for path, content in read_folder(MODEL).items()}
+        weights = bytearray(files[f"m/{WEIGHTS}"])
+        size = int.from_bytes(weights[:8], "little")
+        places = {name: [8 + size + at for at in entry["data_offsets"]]
+                  for name, entry in json.loads(weights[8:8 + size]).items() if name.startswith("model.layers.")}
+        begin, end = places["model.layers.0.self_attn.k_proj.weight"]
+        weights[begin:end] = b"\xff" * (end - begin)
+        files[f"m/{WEIGHTS}"] = bytes(weights)
+        after = [place for name, place in places.items() if name.startswith("model.layers.1.")]
+        server = self.holding_back(files, lambda path, asked: path.endswith(WEIGHTS) and any(
+            begin <= asked[0] < end for begin, end in after))
+        self.fails_at_once(server, ["layer 0", "not finite"], "--model", f"{server.url}/m", *TOKENS)
 
     def test_ctrl_c(self):
         files = {f"m/{path}": content for path, content in read_folder(MODEL).items()}

@@ -137,6 +137,19 @@ class RemoteCase(unittest.TestCase):
         self.succeed("fit", "-q", "--out", out, *arguments, **more)
         return read_folder(self.folder / out)
 
+    def serving(self, folder):
+        ranges = importlib.import_module("peers").RangeServer
+        return ranges({f"{Path(folder).name}/{path}": content for path, content in read_folder(folder).items()})
+
+    def bytes_asked(self, server, part):
+        """Of files with `part` in their paths."""
+        ranges = [asked for path, asked in server.seen if part in path]
+        self.assertNotIn(None, ranges)
+        return sum(end - begin for begin, end in ranges)
+
+    def size_of_layers(self, dump):
+        return sum(len(content) for path, content in read_folder(self.folder / dump).items() if path.startswith("layer_"))
+
     def copy(self, source, name):
         shutil.copytree(source, self.folder / name)
         return self.folder / name

@@ -50,10 +50,29 @@ class StreamTest(RemoteCase):
             self.assertEqual(self.fit(f"a-{format}", "--dump", dump, *options),
                              self.fit(f"b-{format}", "--dump", address, *options), format)
 
-    def test_the_default_recipe_reads_a_dump_again_and_again(self):
+    def test_the_default_recipe_and_verify_fetch_a_dump_once(self):
         dump = self.dump()
-        address = self.bucket().upload(dump, "dump")
-        self.assertEqual(self.fit("a", "--dump", dump), self.fit("b", "--dump", address))
+        server = self.serving(dump)
+        with server as url:
+            self.assertEqual(self.fit("a", "--dump", dump), self.fit("b", "--dump", f"{url}/dump"))
+        self.assertLess(self.bytes_asked(server, "/layer_"), self.size_of_layers("dump"))
+        server = self.serving(dump)
+        verify = ["verify", "-q", "a", "--compare", "naive", "--no-default-limits", "--json"]
+        with server as url:
+            figures = [json.loads(self.succeed(*verify, "--dump", place).stdout)["methods"] for place in (dump, f"{url}/dump")]
+        self.assertEqual(*figures)
+        self.assertLess(self.bytes_asked(server, "/layer_"), self.size_of_layers("dump"))
+
+    def test_verify_fetches_a_model_no_more_often_for_more_methods(self):
+        self.fit("a", "--model", MODEL, *TOKENS, "--recipe", "oscar")
+        verify = ["verify", "-q", "a", *TOKENS, "--compare", "naive,fp8", "--no-default-limits", "--json"]
+        server = self.serving(MODEL)
+        with server as url:
+            figures = [json.loads(self.succeed(*verify, "--model", place).stdout)["methods"] for place in (MODEL, f"{url}/{MODEL.name}")]
+        self.assertEqual(*figures)
+        self.assertGreater(len(figures[0]), 2)
+        # Once for its rows, and once for all methods.
+        self.assertLess(self.bytes_asked(server, "00001.safetensors"), 2.3 * (MODEL / "model-00001-of-00001.safetensors").stat().st_size)
 
     def test_the_published_layout_in_a_bucket(self):
         dump = self.split_dump("dump")

@@ -103,6 +103,16 @@ TEST_CASE("the ranks of a server become its model: every layout, own and copied 
         CHECK_FALSE(stream->next(chunk));
         stream->rewind();
       }
+      const auto fresh = source->open(5);
+      for (const auto& [skipping, known] : {std::pair(fresh.get(), false), std::pair(stream.get(), true)}) {
+        REQUIRE(skipping->skip(chunk));
+        CHECK((chunk.view.k.data == nullptr) == known);  // which heads are copies
+        CHECK(chunk.view.q.num_heads == 8);
+        CHECK(chunk.view.k.num_heads == kv_heads);
+        CHECK(chunk.view.v.num_heads == kv_heads);
+        CHECK(chunk.view.k.num_tokens == kTokens);
+        CHECK(chunk.sequences.size() == 2);
+      }
     }
   }
 }

@@ -132,6 +132,22 @@ TEST_CASE("with little memory a layer comes again for each pass, but for what fi
   CHECK(second < 2 * first);  // one stayed
 }
 
+TEST_CASE("of a dump that hardly fits most stays for the next time it is read") {
+  FakePlaces places;
+  RemoteChunks chunks({0, 5, 9}, plan, 7 * kBytes);
+  std::size_t before = 0;
+  for (int time = 0; time < 3; ++time) {
+    for (const int layer : {0, 5, 9}) {
+      chunks.open(layer);
+      read_all(chunks, layer);
+      chunks.close(layer);
+    }
+    const std::size_t reads = places.settled().size();
+    CHECK(reads - before <= (time == 0 ? 9 : 5));  // where the oldest goes first, all nine come each time
+    before = reads;
+  }
+}
+
 TEST_CASE("layers are read ahead in the order that is expected") {
   FakePlaces places;
   RemoteChunks chunks({0, 5, 9}, plan, 6 * kBytes);
@@ -141,6 +157,21 @@ TEST_CASE("layers are read ahead in the order that is expected") {
   std::vector<std::string> reads = places.settled();
   std::sort(reads.begin(), reads.end());
   CHECK(reads == names({{0, 0}, {0, 1}, {0, 2}, {9, 0}, {9, 1}, {9, 2}}));
+}
+
+TEST_CASE("of a layer of which a part is expected no other part is read ahead") {
+  FakePlaces places;
+  RemoteChunks chunks({0, 5}, plan, 6 * kBytes);
+  chunks.expect_part(0, 1, 2);
+  chunks.expect_part(5, 0, 2);
+  chunks.open(0);
+  std::vector<std::string> reads = places.settled();
+  std::sort(reads.begin(), reads.end());
+  CHECK(reads == names({{0, 1}, {5, 0}, {5, 1}}));
+  CHECK(chunks.get(0, 1) != nullptr);
+  CHECK(places.settled().size() == 3);
+  CHECK(chunks.get(0, 0) != nullptr);  // whoever asks nevertheless gets it
+  CHECK(places.settled().size() == 4);
 }
 
 TEST_CASE("any number of layers may be open, each read by another thread") {

@@ -123,6 +123,14 @@ TEST_CASE("every third sequence is held out, or the last of two, and both parts 
   CHECK(lengths_of(held_out) == std::vector<std::int64_t>{3, 6});
   held_out.rewind();
   CHECK(lengths_of(held_out) == std::vector<std::int64_t>{3, 6});
+  fitted.rewind();
+  QkvChunk part;
+  for (const bool skips : {true, false, true, false}) {  // sequences of a chunk of which others were only counted
+    REQUIRE((skips ? fitted.skip(part) : fitted.next(part)));
+    if (!skips) CHECK(part.view.k.data != nullptr);
+  }
+  CHECK(part.view.k.data == reinterpret_cast<const std::byte*>(chunks[1].k.data.data()) + std::int64_t{4} * 2 * 4 * 4);
+  CHECK(part.view.k.num_tokens == 5);
   QkvChunk after_the_end;
   for (int i = 0; i < 2; ++i) CHECK_FALSE(held_out.next(after_the_end));
   CHECK_FALSE(HeldOutSplit(2).held_out(0));

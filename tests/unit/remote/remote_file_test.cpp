@@ -46,6 +46,7 @@ class TinyServer {
     return location;
   }
   std::atomic<int> requests{0};
+  std::atomic<std::size_t> sent{0};  // bytes of bodies
   std::atomic<char> version{'v'};
   std::atomic<int> conditions{0};  // requests with If-Match
 
@@ -78,6 +79,7 @@ class TinyServer {
                        std::to_string(first) + "-" + std::to_string(last) + "/" + std::to_string(body_.size()) +
                        "\r\n\r\n";
     text += body_.substr(first, last + 1 - first);
+    sent += last + 1 - first;
     for (std::size_t sent = 0; sent < text.size();) {
       const ssize_t count = ::send(client, &text[sent], text.size() - sent, MSG_NOSIGNAL);
       if (count <= 0) return;
@@ -143,6 +145,17 @@ TEST_CASE("small reads of a file at a server share requests, large ones do not w
   CHECK(web.requests == 4);
   out.resize(10);
   CHECK_ERROR(file.read(body.size() - 9, out), DataError, "ends before its data does");
+}
+
+TEST_CASE("to learn a file's size and version a byte is enough") {
+  TinyServer web(sample_body(200'000));
+  Status status;
+  Server server(web.location(), "", {}, status);
+  const RemoteFile file(server, "x");
+  CHECK(file.version() == "\"v\"");
+  CHECK(file.bytes().size() == 200'000);
+  CHECK(web.requests == 1);
+  CHECK(web.sent == 1);
 }
 
 TEST_CASE("a file at a server is the same one for all that open it") {

@@ -35,13 +35,13 @@ std::vector<test::MemoryChunk> chunks_of(int count) {
 TEST_CASE("blocks end with the call in which they are full") {
   const auto chunks = chunks_of(8);
   test::MemoryStream layer(chunks);
-  CHECK(count_blocks(layer, {}) == 3);
-  CHECK(count_blocks(layer, {.bytes_per_call = std::int64_t{1} << 40}) == 1);
+  CHECK(ends_of_blocks(layer, {}).size() == 3);
+  CHECK(ends_of_blocks(layer, {.bytes_per_call = std::int64_t{1} << 40}).size() == 1);
   const std::int64_t chunk_bytes = kTokens * 4 * 4 * (2 + 1 + 1);
-  CHECK(count_blocks(layer, {.bytes_per_call = 4 * chunk_bytes}) == 2);
+  CHECK(ends_of_blocks(layer, {.bytes_per_call = 4 * chunk_bytes}).size() == 2);
   const std::vector<test::MemoryChunk> none;
   test::MemoryStream empty(none);
-  CHECK(count_blocks(empty, {}) == 0);
+  CHECK(ends_of_blocks(empty, {}).size() == 0);
 }
 
 TEST_CASE("a range of blocks is their chunks, as often as it is read") {
@@ -73,7 +73,7 @@ TEST_CASE("sums of blocks, added in order, have the bits of the whole layer's") 
   MomentSums sum = query_moments(*first, *backend);
   FisherSums fisher_sum = fisher_sums(*first, {2, 3}, *backend);
   KeySums key_sum = key_sums(*first, *backend);
-  for (std::int64_t block = 2; block < count_blocks(layer, shape); ++block) {
+  for (std::int64_t block = 2; block < std::ssize(ends_of_blocks(layer, shape)); ++block) {
     const auto next = blocks_of(layer, {block, block + 1}, shape);
     sum.merge(query_moments(*next, *backend));
     merge(fisher_sum, fisher_sums(*next, {2, 3}, *backend));

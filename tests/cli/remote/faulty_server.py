@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""A server of models and dumps that does what a test tells it to."""
+import base64
+import http.server
+import threading
+import urllib.parse
+
+from peers import Serving, requested_range
+
+
+class FaultyServer(Serving):
+    """Serves {path: bytes} with ranges and ETags, and lists them as a store does, the first folder as the bucket.
+    fault(request, path, nth, asked): called for each request, the nth one for its path; true: it has answered itself.
+    With `password`, "user:password" is asked for. closing: set when the test is over."""
+
+    def __init__(self, files, fault=lambda *_: False, password=None):
+        outer = self
+        self.files, self.seen, self.conditions, self.hosts = files, [], [], set()
+        self.closing = threading.Event()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                asked_for = urllib.parse.urlsplit(self.path)  # of a proxy: with the host
+                path, query = urllib.parse.unquote(asked_for.path).lstrip("/"), asked_for.query
+                if "list-type=2" in query:
+                    return self.reply(200, outer.listing(path, urllib.parse.parse_qs(query).get("prefix", [""])[0]))
+                outer.seen.append(path)
+                outer.hosts.add(self.headers["Host"])
+                given = self.headers.get("Authorization", "")
+                if password and given != "Basic " + base64.b64encode(password.encode()).decode():
+                    return self.reply(401)
+                body = outer.files.get(path)
+                if body is None:
+                    return self.reply(404)
+                asked = requested_range(self, len(body))
+                if fault(self, path, outer.seen.count(path), asked):
+                    return None
+                etag, wanted = outer.etag(path), self.headers.get("If-Match")
+                outer.conditions.append(wanted)
+                if wanted and wanted != etag:
+                    return self.reply(412)
+                begin, end = asked or (0, len(body))
+                extra = {"Content-Range": f"bytes {begin}-{end - 1}/{len(body)}"} if asked else {}
+                self.reply(206 if asked else 200, body[begin:end], ETag=etag, **extra)
+
+            def reply(self, status, body=b"", length=None, **headers):
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body) if length is None else length), **headers}.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.end_headers()
+                self.wfile.write(body)
+                return True
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(Handler)
+
+    def listing(self, bucket, prefix):
+        inside = [path[len(bucket):].strip("/")[len(prefix):] for path in self.files if path.startswith(f"{bucket.strip('/')}/{prefix}")]
+        keys = {prefix + name.split("/")[0] + ("/" if "/" in name else "") for name in inside}
+        found = "".join(f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>" if key.endswith("/") else
+                        f"<Contents><Key>{key}</Key></Contents>" for key in sorted(keys))
+        return f"<ListBucketResult>{found}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
+
+    def etag(self, path):
+        return f'"{hash(self.files[path])}"'
+
+    def __exit__(self, *_):
+        self.closing.set()
+        super().__exit__()
