@@ -71,8 +71,8 @@ class StreamTest(RemoteCase):
             figures = [json.loads(self.succeed(*verify, "--model", place).stdout)["methods"] for place in (MODEL, f"{url}/{MODEL.name}")]
         self.assertEqual(*figures)
         self.assertGreater(len(figures[0]), 2)
-        # Once for its rows, and once for all methods.
-        self.assertLess(self.bytes_asked(server, "00001.safetensors"), 2.3 * (MODEL / "model-00001-of-00001.safetensors").stat().st_size)
+        # Once for its rows, and once for all methods; embeddings, a sixth of this small model, come a third time.
+        self.assertLess(self.bytes_asked(server, "00001.safetensors"), 2.8 * (MODEL / "model-00001-of-00001.safetensors").stat().st_size)
 
     def test_the_published_layout_in_a_bucket(self):
         dump = self.split_dump("dump")
