@@ -95,12 +95,14 @@ c10::Stream Device::new_stream(bool lasting) const {
 
 c10::Stream Device::current_stream() const { return c10::impl::VirtualGuardImpl(place_.type()).getStream(place_); }
 
-SideStream::SideStream(const Device& device, const std::optional<c10::Stream>& stream) {
+SideStream::SideStream(const Device& device, const std::optional<c10::Stream>& stream, Starts starts) {
   if (!stream) return;
-  c10::Event before(device.place().type());
-  before.record(device.current_stream());
+  if (starts == Starts::kAfterCurrent) {
+    c10::Event before(device.place().type());
+    before.record(device.current_stream());
+    before.block(*stream);
+  }
   guard_.emplace(*stream);
-  before.block(*stream);
 }
 
 std::optional<c10::Event> SideStream::mark() const {

@@ -49,10 +49,12 @@ class Device {
   std::optional<c10::Stream> layers_, experts_, copying_;
 };
 
-/// What is done meanwhile goes to another stream of a GPU, after what the current one was given. Nothing without one.
+/// What is done meanwhile goes to another stream of a GPU. Nothing without one.
 class SideStream {
  public:
-  SideStream(const Device& device, const std::optional<c10::Stream>& stream);
+  enum class Starts { kNow, kAfterCurrent };
+  /// kAfterCurrent: when what the current stream was given is done.
+  SideStream(const Device& device, const std::optional<c10::Stream>& stream, Starts starts = Starts::kAfterCurrent);
   /// When what it was given is done.
   [[nodiscard]] std::optional<c10::Event> mark() const;
   void finish() const;

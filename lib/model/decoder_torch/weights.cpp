@@ -156,7 +156,7 @@ at::Tensor Weights::norm(const at::Tensor& x, const std::string& part) const {
 }
 
 at::Tensor load_tensor(const WeightRoute& route, const std::string& name) {
-  const SideStream loading(route.device, route.device.layer_stream());
+  const SideStream loading(route.device, route.device.layer_stream(), SideStream::Starts::kNow);
   Fetch fetch(route.store, route.device);
   const StoredWeight stored = want_weight(fetch, route.store, name);
   fetch.run();
@@ -166,7 +166,7 @@ at::Tensor load_tensor(const WeightRoute& route, const std::string& name) {
 }
 
 at::Tensor load_rows(const WeightRoute& route, const std::string& name, std::int64_t begin, std::int64_t end) {
-  const SideStream loading(route.device, route.device.layer_stream());
+  const SideStream loading(route.device, route.device.layer_stream(), SideStream::Starts::kNow);
   Fetch fetch(route.store, route.device);
   const StoredWeight stored = want_rows(fetch, route.store, name, begin, end);
   fetch.run();
@@ -176,7 +176,7 @@ at::Tensor load_rows(const WeightRoute& route, const std::string& name, std::int
 }
 
 std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer) {
-  const SideStream loading(route.device, route.device.layer_stream());
+  const SideStream loading(route.device, route.device.layer_stream(), SideStream::Starts::kNow);
   auto weights = std::make_unique<Weights>(route.config, route.config.blocks[static_cast<std::size_t>(layer)]);
   Fetch fetch(route.store, route.device);
   std::map<std::string, StoredWeight> stored;
@@ -196,7 +196,7 @@ std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer)
 
 std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRoute& route, int layer,
                                                                 std::span<const int> experts) {
-  const SideStream loading(route.device, route.device.expert_stream());
+  const SideStream loading(route.device, route.device.expert_stream(), SideStream::Starts::kNow);
   const BlockSpec& block = route.config.blocks[static_cast<std::size_t>(layer)];
   const ExpertsSpec& e = block.mlp.experts;
   const std::string prefix = layer_weight_name(layer, e.prefix) + ".";
