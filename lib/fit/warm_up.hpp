@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a GPU pays once, before a fit rather than in it: libraries load on first use, the loader lets in one at a time,
-// and memory that the GPU's copies reach takes long to find.
+// What a fit on a GPU pays once, before it rather than in it: libraries load on first use, the loader lets in one at a
+// time, the table of open files grows, and memory that the GPU's copies reach takes long to find.
 #pragma once
 
 #include "kernels/backend.hpp"

@@ -82,4 +82,16 @@ TEST_CASE("only paths that stay inside are safe") {
   }
 }
 
+TEST_CASE("room for open files is there before they are") {
+  const auto room = [] {
+    const std::string status = read_text("/proc/self/status");
+    return std::stoi(status.substr(status.find("FDSize:") + 7));
+  };
+  REQUIRE(room() < 700);
+
+  make_room_for_files(700);
+
+  CHECK(room() >= 700);
+}
+
 }  // namespace oscar
