@@ -45,9 +45,13 @@ struct MixerSpec {
   bool output_gate = false;  // q_proj yields (q, gate) per head; outputs are multiplied with sigmoid(gate)
   bool qkv_bias = false, output_bias = false;
   HeadNorm head_norm = HeadNorm::kNone;  // of q and k, before RoPE
-  bool value_norm = false;               // of v, without a weight
-  bool value_is_key = false;             // v = what k_proj yields, before its norm and RoPE
-  std::string fused;                     // one matrix for q, k and v
+  bool norm_after_rope = false;          // kPerHead: behind it
+  std::string query_norm = "self_attn.q_norm", key_norm = "self_attn.k_norm";
+  double query_growth =
+      0;  // q at position t is multiplied with 1 + query_growth ln(1 + floor(t / rope's first context))
+  bool value_norm = false;    // of v, without a weight
+  bool value_is_key = false;  // v = what k_proj yields, before its norm and RoPE
+  std::string fused;          // one matrix for q, k and v
   // Keys and values that several layers read: which layer makes them (-1: nobody else reads), and whether this is it.
   int kv_layer = -1;
   bool own_kv = true;
@@ -60,9 +64,10 @@ struct MixerSpec {
   bool fused_delta = false;  // in_proj_qkvz and in_proj_ba, grouped by key head
 };
 
-enum class Activation { kSilu, kGeluTanh, kClampedSwish };
+enum class Activation { kSilu, kGeluTanh, kClampedSwish, kSquaredRelu, kXielu };
 enum class Router { kSoftmax, kSoftmaxOfChosen, kSigmoid };
-enum class ExpertLayout { kSeparate, kStacked, kStackedTransposed, kMxfp4 };
+/// kStackedByInput: stacks of (in, out). kStackedTransposed: the same with biases, and gate and up in turns (gpt-oss).
+enum class ExpertLayout { kSeparate, kStacked, kStackedByInput, kStackedTransposed, kMxfp4 };
 
 /// A routed mixture beside or instead of a dense MLP. count 0: none.
 struct ExpertsSpec {
@@ -71,6 +76,7 @@ struct ExpertsSpec {
   bool normalize = false;  // chosen weights sum to 1
   double scale = 1;        // of the weights
   int groups = 1, top_groups = 1;
+  int group_votes = 2;                         // a group counts as much as its best so many scores together
   std::string gate = "mlp.gate", choice_bias;  // the bias counts for the choice only
   bool gate_bias = false;
   ExpertLayout layout = ExpertLayout::kSeparate;
@@ -87,9 +93,10 @@ struct MlpSpec {
   Activation activation = Activation::kSilu;
   int intermediate = 0;
   bool bias = false;
-  std::string gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";
-  std::string fused;                // one matrix for gate and up
-  double clamp = 7, alpha = 1.702;  // kClampedSwish
+  std::string gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";  // without a gate: down(act(up(x)))
+  std::string fused;                                                               // one matrix for gate and up
+  std::string activation_prefix;                                                   // kXielu: of its two learned numbers
+  double clamp = 7, alpha = 1.702;                                                 // kClampedSwish
   ExpertsSpec experts;
 };
 
@@ -101,6 +108,8 @@ struct BlockSpec {
   std::string mixer_norm = "input_layernorm", mixer_out_norm;
   std::string mlp_norm = "post_attention_layernorm", mlp_out_norm;
   std::string scalar;
+  bool parallel = false;      // the MLP reads the hidden states that the mixer reads
+  double residual_scale = 1;  // of what the mixer and the MLP add
   // Tokens have an embedding of input_dim channels for each layer, and this layer's is number input_index. The input is
   // (norm(projected) + embedding * sqrt(input_dim)) / sqrt(2), where `projected` is of the tokens' first hidden states,
   // / sqrt(hidden_size).

@@ -63,7 +63,11 @@ void read_sizes(const ConfigFile& file, ModelConfig& config) {
   config.head_dim = file.dimension("head_dim", config.hidden_size / config.num_attention_heads);
   config.vocab_size = file.dimension("vocab_size");
   config.max_position_embeddings = file.dimension("max_position_embeddings");
-  config.rms_norm_eps = file.positive(file.json(), "rms_norm_eps");
+  const std::array<const char*, 3> others{"layer_norm_eps", "norm_epsilon", "norm_eps"};
+  const auto* const named =
+      std::find_if(others.begin(), others.end(), [&](const char* name) { return file.has(name); });
+  const bool usual = file.has("rms_norm_eps") || named == others.end();
+  config.rms_norm_eps = file.positive(file.json(), usual ? "rms_norm_eps" : *named);
   config.tie_word_embeddings = file.flag("tie_word_embeddings");
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
     file.refuse("num_attention_heads (" + std::to_string(config.num_attention_heads) +

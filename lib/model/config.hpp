@@ -24,9 +24,12 @@ struct ModelConfig {
   int max_position_embeddings = 0;
   double rms_norm_eps = 0;
   bool norm_plus_one = false;  // norms multiply with 1 + weight
+  bool layer_norm = false;     // norms subtract the mean first
+  bool norm_bias = false;      // and add a bias
   double embedding_scale = 1;  // of token embeddings
-  double logit_soft_cap = 0;   // 0 = none
-  int layer_input_vocab = 0;   // of the embeddings that tokens have for each layer (BlockSpec::input_dim)
+  double logit_scale = 1;
+  double logit_soft_cap = 0;  // 0 = none
+  int layer_input_vocab = 0;  // of the embeddings that tokens have for each layer (BlockSpec::input_dim)
   bool tie_word_embeddings = false;
   bool fp8 = false;               // matrices may be float8 with scales beside them
   std::vector<BlockSpec> blocks;  // num_layers

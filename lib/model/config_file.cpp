@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "model/config_file.hpp"
 
+#include <string_view>
+
 #include "base/errors.hpp"
 #include "base/files.hpp"
 
@@ -17,7 +19,8 @@ ConfigFile::ConfigFile(const std::filesystem::path& path) : path_(path.string())
   Json inner = json_.at("text_config");
   if (!inner.is_object()) refuse("member \"text_config\" must be an object");
   for (const char* shared : {"torch_dtype", "dtype", "tie_word_embeddings", "quantization_config"}) {
-    if (!inner.contains(shared) && has(shared)) inner[shared] = json_.at(shared);
+    const bool decides = std::string_view(shared) == "tie_word_embeddings";  // the larger model has the head
+    if ((decides || !inner.contains(shared)) && has(shared)) inner[shared] = json_.at(shared);
   }
   json_ = std::move(inner);
 }

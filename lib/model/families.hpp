@@ -35,16 +35,36 @@ void describe_llama(const ConfigFile& file, ModelConfig& config);
 void describe_mistral(const ConfigFile& file, ModelConfig& config);
 void describe_phi3(const ConfigFile& file, ModelConfig& config);
 void describe_glm4(const ConfigFile& file, ModelConfig& config);
+void describe_gemma1(const ConfigFile& file, ModelConfig& config);
 void describe_gemma(const ConfigFile& file, ModelConfig& config);
 void describe_seed_oss(const ConfigFile& file, ModelConfig& config);
 void describe_olmo(const ConfigFile& file, ModelConfig& config);
 void describe_exaone4(const ConfigFile& file, ModelConfig& config);
 void describe_smollm3(const ConfigFile& file, ModelConfig& config);
 
+// families_variants.cpp
+void describe_cohere(const ConfigFile& file, ModelConfig& config);
+void describe_granite(const ConfigFile& file, ModelConfig& config);
+void describe_starcoder2(const ConfigFile& file, ModelConfig& config);
+void describe_nemotron(const ConfigFile& file, ModelConfig& config);
+void describe_apertus(const ConfigFile& file, ModelConfig& config);
+void describe_hunyuan(const ConfigFile& file, ModelConfig& config);
+void describe_ernie(const ConfigFile& file, ModelConfig& config);
+void describe_ministral3(const ConfigFile& file, ModelConfig& config);
+[[nodiscard]] BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config);
+[[nodiscard]] BlockSpec ernie_block(const ConfigFile& file, const ModelConfig& config);
+
 // families_gemma4.cpp
 void describe_gemma4(const ConfigFile& file, ModelConfig& config);
 
+// families_latent.cpp
+void describe_deepseek_v2(const ConfigFile& file, ModelConfig& config);
+void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config);
+void describe_glm4_moe_lite(const ConfigFile& file, ModelConfig& config);
+
 // families_experts.cpp
+/// Sigmoid scores, a bias for the choice, groups, experts for all tokens: DeepSeek-V3 and GLM-4.5 on.
+[[nodiscard]] ExpertsSpec grouped_experts(const ConfigFile& file);
 void describe_mixtral(const ConfigFile& file, ModelConfig& config);
 void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config);
 void describe_dots1(const ConfigFile& file, ModelConfig& config);
@@ -53,6 +73,9 @@ void describe_glm4_moe(const ConfigFile& file, ModelConfig& config);
 void describe_gpt_oss(const ConfigFile& file, ModelConfig& config);
 void describe_minimax_m2(const ConfigFile& file, ModelConfig& config);
 void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config);
-void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config);
+void describe_olmoe(const ConfigFile& file, ModelConfig& config);
+void describe_qwen3_vl_moe(const ConfigFile& file, ModelConfig& config);
+void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config);
+void describe_ernie_moe(const ConfigFile& file, ModelConfig& config);
 
 }  // namespace oscar

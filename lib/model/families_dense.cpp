@@ -10,7 +10,11 @@ namespace {
 Activation read_activation(const ConfigFile& file) {
   const std::string name = file.text("hidden_activation", file.text("hidden_act", "silu"));
   if (name == "silu") return Activation::kSilu;
-  if (name == "gelu_pytorch_tanh") return Activation::kGeluTanh;
+  if (name == "gelu_pytorch_tanh" || (name == "gelu" && file.text("model_type", "") == "gemma")) {
+    return Activation::kGeluTanh;
+  }
+  if (name == "relu2") return Activation::kSquaredRelu;
+  if (name == "xielu") return Activation::kXielu;
   file.unsupported("\"hidden_act\": \"" + name + "\"");
 }
 
@@ -47,6 +51,10 @@ std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelCon
     file.refuse("member \"layer_types\" must be a list of " + std::to_string(config.num_layers) + " names");
   }
   for (const Json& type : list) {
+    if (type == "attention") {  // Granite's name
+      types.emplace_back(kFullAttention);
+      continue;
+    }
     if (type != kFullAttention && type != kSlidingAttention && type != kLinearAttention) {
       file.unsupported("the layer type " + type.dump());
     }
@@ -136,6 +144,17 @@ void describe_glm4(const ConfigFile& file, ModelConfig& config) {
     block.mixer_out_norm = "post_self_attn_layernorm";
     block.mlp_out_norm = "post_mlp_layernorm";
   }
+  fill_blocks(file, config, block);
+}
+
+/// Gemma: norms of 1 + weight, scaled embeddings. The first published files name another activation than they mean.
+void describe_gemma1(const ConfigFile& file, ModelConfig& config) {
+  config.norm_plus_one = true;
+  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  BlockSpec block = plain_block(file, config, {10000});
+  block.mlp.activation = Activation::kGeluTanh;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   fill_blocks(file, config, block);
 }
 

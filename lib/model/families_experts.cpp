@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Mixtures of experts, and models that mix kinds of attention.
+// Mixtures of experts, and models that mix kinds of attention. Latent attention: families_latent.cpp.
 #include <cmath>
 
 #include "model/families.hpp"
@@ -38,6 +38,36 @@ ExpertsSpec qwen_experts(const ConfigFile& file) {
   return experts;
 }
 
+/// Mixtral's names of an expert's matrices.
+void name_as_mixtral(ExpertsSpec& experts) {
+  experts.gate = "block_sparse_moe.gate";
+  experts.prefix = "block_sparse_moe.experts";
+  experts.gate_proj = "w1";
+  experts.up_proj = "w3";
+  experts.down_proj = "w2";
+}
+
+/// A number, or a list of it for all layers.
+int same_everywhere(const ConfigFile& file, const char* name) {
+  const Json& member = file.json().contains(name) ? file.json().at(name) : Json();
+  if (!member.is_array() || member.empty()) return file.dimension(name);
+  for (const Json& value : member) {
+    if (value != member.front()) file.unsupported(std::string("layers that differ in \"") + name + "\"");
+  }
+  return static_cast<int>(file.positive(Json{{name, member.front()}}, name));
+}
+
+ExpertsSpec local_experts(const ConfigFile& file) {
+  ExpertsSpec experts;
+  experts.count = file.dimension("num_local_experts");
+  experts.top_k = file.dimension("num_experts_per_tok");
+  experts.intermediate = file.dimension("intermediate_size");
+  experts.normalize = true;
+  return experts;
+}
+
+}  // namespace
+
 /// Sigmoid scores, a bias for the choice, groups, experts for all tokens: DeepSeek-V3 and GLM-4.5 on.
 ExpertsSpec grouped_experts(const ConfigFile& file) {
   ExpertsSpec experts;
@@ -55,26 +85,6 @@ ExpertsSpec grouped_experts(const ConfigFile& file) {
   experts.shared_intermediate = experts.intermediate * file.dimension("n_shared_experts", 1);
   return experts;
 }
-
-/// Mixtral's names of an expert's matrices.
-void name_as_mixtral(ExpertsSpec& experts) {
-  experts.gate = "block_sparse_moe.gate";
-  experts.prefix = "block_sparse_moe.experts";
-  experts.gate_proj = "w1";
-  experts.up_proj = "w3";
-  experts.down_proj = "w2";
-}
-
-ExpertsSpec local_experts(const ConfigFile& file) {
-  ExpertsSpec experts;
-  experts.count = file.dimension("num_local_experts");
-  experts.top_k = file.dimension("num_experts_per_tok");
-  experts.intermediate = file.dimension("intermediate_size");
-  experts.normalize = true;
-  return experts;
-}
-
-}  // namespace
 
 void describe_mixtral(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config, {1e6});
@@ -185,26 +195,56 @@ void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
   keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
 }
 
-/// Multi-head latent attention; the cache is the latent and one rotated key.
-void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
-  config.head_dim = file.dimension("qk_rope_head_dim");
+/// OLMoE: queries and keys of all heads are normed at once.
+void describe_olmoe(const ConfigFile& file, ModelConfig& config) {
+  if (file.has("clip_qkv")) file.unsupported("\"clip_qkv\" in this model");
   BlockSpec block = plain_block(file, config, {10000});
-  MixerSpec& m = block.mixer;
-  m.kind = MixerKind::kLatentAttention;
-  m.latent_dim = file.dimension("kv_lora_rank");
-  m.query_latent_dim = file.dimension("q_lora_rank", 0);
-  m.nope_dim = file.dimension("qk_nope_head_dim");
-  m.head_value_dim = file.dimension("v_head_dim");
-  m.latent_bias = file.flag("attention_bias");
-  m.rope.interleaved = m.rope.split_pairs = file.flag("rope_interleave", true);
-  m.num_kv_heads = 1;
-  m.head_dim = m.latent_dim + m.rope.dim;
-  m.value_dim = m.latent_dim;
-  m.softmax_scale = m.rope.sharpening / std::sqrt(static_cast<double>(m.nope_dim + m.rope.dim));
-  block.mlp.experts = grouped_experts(file);
+  block.mixer.head_norm = HeadNorm::kAllHeads;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  block.mlp.experts = qwen_experts(file);
+  block.mlp.experts.intermediate = file.dimension("intermediate_size");
   fill_blocks(file, config, block);
-  const int dense = file.dimension_or_zero("first_k_dense_replace", 3);
-  keep_dense(config, [&](int layer) { return layer >= dense; });
+}
+
+/// Weights are always normalised.
+void describe_qwen3_vl_moe(const ConfigFile& file, ModelConfig& config) {
+  describe_qwen3_moe(file, config);
+  for (BlockSpec& block : config.blocks) block.mlp.experts.normalize = true;
+}
+
+void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = hunyuan_block(file, config);
+  ExpertsSpec& experts = block.mlp.experts;
+  experts.count = same_everywhere(file, "num_experts");
+  experts.top_k = same_everywhere(file, "moe_topk");
+  experts.intermediate = file.has("moe_intermediate_size") ? same_everywhere(file, "moe_intermediate_size")
+                                                           : file.dimension("intermediate_size");
+  experts.normalize = true;
+  experts.gate = "mlp.gate.wg";
+  experts.shared = "mlp.shared_mlp";
+  experts.shared_intermediate = file.dimension("intermediate_size");
+  fill_blocks(file, config, block);
+}
+
+/// ERNIE 4.5: softmax scores, with a bias for the choice.
+void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  BlockSpec block = ernie_block(file, config);
+  if (file.flag("use_bias")) file.unsupported("\"use_bias\": true in this model");
+  ExpertsSpec& experts = block.mlp.experts;
+  experts.count = file.dimension("moe_num_experts", 64);
+  experts.top_k = file.dimension("moe_k", 6);
+  experts.intermediate = file.dimension("moe_intermediate_size", 1536);
+  experts.normalize = true;
+  experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
+  experts.shared_intermediate = experts.intermediate * file.dimension_or_zero("moe_num_shared_experts", 2);
+  if (experts.shared_intermediate > 0) experts.shared = "mlp.shared_experts";
+  fill_blocks(file, config, block);
+  const int first = file.dimension_or_zero("moe_layer_start_index", 1),
+            period = file.dimension("moe_layer_interval", 1);
+  const bool ends = file.has("moe_layer_end_index") && file.json().at("moe_layer_end_index") != -1;
+  const int last = ends ? file.dimension_or_zero("moe_layer_end_index", 0) : config.num_layers - 1;
+  keep_dense(config, [&](int layer) { return (layer + 1) % period == 0 && layer >= first && layer <= last; });
 }
 
 }  // namespace oscar

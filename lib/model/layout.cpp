@@ -11,13 +11,16 @@ namespace {
 /// Collects the weights of one layer; parts without a name are left out.
 class Specs {
  public:
+  explicit Specs(const ModelConfig& config) : norm_bias_(config.norm_bias) {}
   void linear(const std::string& part, std::int64_t out, std::int64_t in, bool bias = false) {
     if (part.empty()) return;
     add(part + ".weight", {out, in});
     if (bias) add(part + ".bias", {out});
   }
   void norm(const std::string& part, std::int64_t size) {
-    if (!part.empty()) add(part + ".weight", {size});
+    if (part.empty()) return;
+    add(part + ".weight", {size});
+    if (norm_bias_) add(part + ".bias", {size});
   }
   void add(const std::string& name, std::vector<std::int64_t> shape, bool bytes = false) {
     specs_.push_back({name, std::move(shape), bytes});
@@ -25,6 +28,7 @@ class Specs {
   [[nodiscard]] std::vector<WeightSpec> take() { return std::move(specs_); }
 
  private:
+  bool norm_bias_;
   std::vector<WeightSpec> specs_;
 };
 
@@ -40,8 +44,8 @@ void attention_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
   }
   if (m.head_norm != HeadNorm::kNone) {
     const bool whole = m.head_norm == HeadNorm::kAllHeads;
-    out.norm("self_attn.q_norm", whole ? queries : m.head_dim);
-    if (m.own_kv) out.norm("self_attn.k_norm", whole ? keys : m.head_dim);
+    out.norm(m.query_norm, whole ? queries : m.head_dim);
+    if (m.own_kv) out.norm(m.key_norm, whole ? keys : m.head_dim);
   }
   if (m.sinks) out.add("self_attn.sinks", {m.num_heads});
   out.linear("self_attn.o_proj", hidden, std::int64_t{m.num_heads} * m.value_dim, m.output_bias);
@@ -84,10 +88,12 @@ void dense_mlp(const MlpSpec& mlp, std::int64_t hidden, Specs& out) {
   if (!mlp.fused.empty()) {
     out.linear(mlp.fused, 2 * mlp.intermediate, hidden, mlp.bias);
   } else {
-    out.linear(mlp.gate, mlp.intermediate, hidden, mlp.bias);
+    out.linear(mlp.gate, mlp.intermediate, hidden, mlp.bias);  // if there is one
     out.linear(mlp.up, mlp.intermediate, hidden, mlp.bias);
   }
   out.linear(mlp.down, hidden, mlp.intermediate, mlp.bias);
+  if (mlp.activation != Activation::kXielu) return;
+  for (const char* number : {"alpha_p", "alpha_n"}) out.add(mlp.activation_prefix + number, {1});
 }
 
 void router_weights(const ExpertsSpec& experts, std::int64_t hidden, Specs& out) {
@@ -120,7 +126,11 @@ void settle_expert_layouts(ModelConfig& config, const WeightStore& weights) {
     if (weights.contains(stack + "_blocks")) {
       experts.layout = ExpertLayout::kMxfp4;
     } else if (weights.contains(stack) && experts.layout == ExpertLayout::kSeparate) {
-      experts.layout = ExpertLayout::kStacked;
+      const std::vector<std::int64_t> by_input{experts.count, experts.intermediate, config.hidden_size};
+      const std::vector<std::int64_t>& down = weights.at(layer_weight_name(layer, experts.prefix) + ".down_proj").shape;
+      const bool square = experts.intermediate == config.hidden_size;  // then the other stack tells
+      const bool wide = weights.at(stack).shape.back() == std::int64_t{2} * experts.intermediate;
+      experts.layout = (square ? wide : down == by_input) ? ExpertLayout::kStackedByInput : ExpertLayout::kStacked;
     }
   }
 }
@@ -128,13 +138,13 @@ void settle_expert_layouts(ModelConfig& config, const WeightStore& weights) {
 std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
   const BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
   const std::int64_t hidden = config.hidden_size;
-  Specs out;
+  Specs out(config);
   out.norm(block.mixer_norm, hidden);
   out.norm(block.mixer_out_norm, hidden);
   if (block.mixer.kind == MixerKind::kAttention) attention_weights(block.mixer, hidden, out);
   if (block.mixer.kind == MixerKind::kLatentAttention) latent_weights(block.mixer, hidden, out);
   if (block.mixer.kind == MixerKind::kGatedDelta) delta_weights(block.mixer, hidden, out);
-  out.norm(block.mlp_norm, hidden);
+  if (block.mlp_norm != block.mixer_norm) out.norm(block.mlp_norm, hidden);
   out.norm(block.mlp_out_norm, hidden);
   if (block.input_dim > 0) {
     out.linear("per_layer_input_gate", block.input_dim, hidden);
@@ -153,7 +163,7 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
 std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int expert) {
   const ExpertsSpec& e = config.blocks[static_cast<std::size_t>(layer)].mlp.experts;
   const std::int64_t hidden = config.hidden_size, size = e.intermediate, count = e.count;
-  Specs out;
+  Specs out(config);
   switch (e.layout) {
     case ExpertLayout::kSeparate: {
       const std::string prefix = e.prefix + "." + std::to_string(expert) + ".";
@@ -165,6 +175,10 @@ std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int
     case ExpertLayout::kStacked:
       out.add(e.prefix + ".gate_up_proj", {count, 2 * size, hidden});
       out.add(e.prefix + ".down_proj", {count, hidden, size});
+      break;
+    case ExpertLayout::kStackedByInput:
+      out.add(e.prefix + ".gate_up_proj", {count, hidden, 2 * size});
+      out.add(e.prefix + ".down_proj", {count, size, hidden});
       break;
     case ExpertLayout::kStackedTransposed:
       out.add(e.prefix + ".gate_up_proj", {count, hidden, 2 * size});
@@ -183,6 +197,7 @@ std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int
 std::vector<WeightSpec> expected_weights(const ModelConfig& config) {
   const std::int64_t hidden = config.hidden_size, vocab = config.vocab_size;
   std::vector<WeightSpec> specs{{kEmbeddingName, {vocab, hidden}}, {kFinalNormName, {hidden}}};
+  if (config.norm_bias) specs.push_back({kFinalNormBiasName, {hidden}});
   if (!config.tie_word_embeddings) specs.push_back({head_weight_name(config), {vocab, hidden}});
   if (const std::int64_t dim = config.blocks.front().input_dim; dim > 0) {
     specs.push_back({kLayerInputsName, {config.layer_input_vocab, config.num_layers * dim}});
@@ -206,7 +221,9 @@ std::vector<WeightSpec> expected_weights(const ModelConfig& config) {
 void check_weights(const ModelConfig& config, const WeightStore& weights, const std::string& where) {
   for (const WeightSpec& spec : expected_weights(config)) {
     const TensorRef& tensor = weights.at(spec.name);
-    if (tensor.shape != spec.shape) {
+    std::vector<std::int64_t> shape = tensor.shape;
+    if (shape.size() == 2 && spec.shape.size() == 1 && shape[0] == 1) shape.erase(shape.begin());  // a row for a vector
+    if (shape != spec.shape) {
       throw DataError("weight " + spec.name + " is " + shape_text(tensor.shape) + ", config.json asks for " +
                           shape_text(spec.shape),
                       where, "check that config.json and the weights belong together, or fetch the checkpoint again");

@@ -29,6 +29,7 @@ inline constexpr const char* kLayerInputsName = "model.embed_tokens_per_layer.we
 inline constexpr const char* kLayerInputProjectionName = "model.per_layer_model_projection.weight";
 inline constexpr const char* kLayerInputNormName = "model.per_layer_projection_norm.weight";
 inline constexpr const char* kFinalNormName = "model.norm.weight";
+inline constexpr const char* kFinalNormBiasName = "model.norm.bias";
 /// The output head; the embedding if the two are tied.
 [[nodiscard]] inline std::string head_weight_name(const ModelConfig& config) {
   return config.tie_word_embeddings ? kEmbeddingName : "lm_head.weight";

@@ -95,6 +95,10 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
   // Its base grows with texts that are longer than the context, which are refused.
   if (rope.type == "dynamic" && !in.has("alpha")) rope.type = "default";
   rope.theta = in.anywhere("rope_theta", defaults.theta);
+  if (rope.type == "dynamic" && in.has("alpha") && defaults.alpha) {
+    rope.theta *= std::pow(in.number("alpha"), head_dim / (head_dim - 2.0));
+    rope.type = "default";
+  }
   if (!(rope.theta > 0)) file.refuse("member \"rope_theta\" must be a positive number");
   const double partial = in.anywhere("partial_rotary_factor", defaults.partial);
   if (partial > 1) file.refuse("member \"partial_rotary_factor\" must be at most 1");

@@ -11,6 +11,7 @@ namespace oscar {
 struct RopeDefaults {
   double theta = 0;
   double partial = 1;  // of the head
+  bool alpha = false;  // "dynamic" may have an "alpha", by which the base grows once and for all
 };
 
 /// For heads of `head_dim` channels in layers of this type ("full_attention", "sliding_attention", …; matters only

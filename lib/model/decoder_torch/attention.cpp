@@ -4,6 +4,8 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/log1p.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
@@ -29,27 +31,39 @@ at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {
   return std::abs(factor - 1) < 1e-12 ? q : q * factor;
 }
 
-/// (T, heads, d), normed in fp32, since RoPE goes on with that.
-at::Tensor project_heads(const Weights& w, const at::Tensor& x, const char* part, const char* norm, int heads) {
+/// (T, heads, d), normed and turned in fp32.
+at::Tensor project_heads(const Weights& w, const at::Tensor& x, const Rope& rope, const char* part,
+                         const std::string& norm, int heads) {
   const MixerSpec& m = w.block().mixer;
+  const bool each = m.head_norm == HeadNorm::kPerHead;
   at::Tensor y = w.linear(x, part);
   if (m.head_norm == HeadNorm::kAllHeads) y = w.exact_norm(y, norm);
   y = y.view({x.size(0), heads, m.head_dim});
-  return m.head_norm == HeadNorm::kPerHead ? w.exact_norm(y, norm) : y;
+  if (each && !m.norm_after_rope) y = w.exact_norm(y, norm);
+  y = rope.apply(y);
+  return each && m.norm_after_rope ? w.exact_norm(y, norm) : y;
+}
+
+/// Queries as later positions ask louder, where they do.
+at::Tensor grown(const at::Tensor& q, const MixerSpec& m) {
+  if (m.query_growth == 0) return q;
+  const at::Tensor positions = at::arange(q.size(0), q.options());
+  const at::Tensor contexts = at::floor(positions / m.rope.original_context);
+  return q * (at::log1p(contexts) * m.query_growth + 1).view({-1, 1, 1});
 }
 
 Projected project_heads_of(const Weights& w, const at::Tensor& normed) {
   const MixerSpec& m = w.block().mixer;
   const Rope rope(m.rope, normed.size(0), normed.device());
   const at::ScalarType type = normed.scalar_type();
-  const at::Tensor heads = project_heads(w, normed, "self_attn.q_proj", "self_attn.q_norm", m.num_heads);
-  const at::Tensor q = rescaled(rope.apply(heads), m).to(type);
+  const at::Tensor heads = project_heads(w, normed, rope, "self_attn.q_proj", m.query_norm, m.num_heads);
+  const at::Tensor q = rescaled(grown(heads, m), m).to(type);
   if (!m.own_kv) return {q, {}, {}};
-  const at::Tensor k = project_heads(w, normed, "self_attn.k_proj", "self_attn.k_norm", m.num_kv_heads);
+  const at::Tensor k = project_heads(w, normed, rope, "self_attn.k_proj", m.key_norm, m.num_kv_heads);
   const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
   at::Tensor v = w.linear(normed, source).view({normed.size(0), m.num_kv_heads, m.value_dim});
   if (m.value_norm) v = normalize(v, w.config().rms_norm_eps);
-  return {q, rope.apply(k).to(type), v.to(type)};
+  return {q, k.to(type), v.to(type)};
 }
 
 /// kv_b_proj as (heads, nope + value, latent): how heads read the latent.
@@ -153,7 +167,7 @@ at::Tensor attention_output(const Weights& layer, const at::Tensor& attention, c
   }
   out = out.reshape({x.size(0), -1});
   if (m.output_gate) out = out * at::sigmoid(layer.linear(layer.norm(x, layer.block().mixer_norm), "self_attn.gate"));
-  return layer.norm(layer.linear(out, "self_attn.o_proj"), layer.block().mixer_out_norm);
+  return scaled_residual(layer, layer.norm(layer.linear(out, "self_attn.o_proj"), layer.block().mixer_out_norm));
 }
 
 }  // namespace oscar

@@ -28,7 +28,6 @@ constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundr
 const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
 const HiddenRows& state_of(const Rows& rows) { return static_cast<const HiddenRows&>(rows); }
 HiddenRows& state_of(Rows& rows) { return static_cast<HiddenRows&>(rows); }
-const QkvRows& qkv_of(const Rows& rows) { return static_cast<const QkvRows&>(rows); }
 
 class TorchDecoder : public Decoder {
  public:
@@ -38,7 +37,7 @@ class TorchDecoder : public Decoder {
         device_(options.device, options.dtype),
         notice_(options.notice),
         hidden_on_host_(options.hidden_on_host) {
-    call([&] { final_norm_.put("norm.weight", load_tensor(route_, kFinalNormName)); });
+    call([&] { load_final_norm(route_, final_norm_); });
   }
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
@@ -130,6 +129,7 @@ class TorchDecoder : public Decoder {
   [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const override {
     return call([&] {
       auto rows = std::make_unique<QkvRows>();
+      if (ours(layer).block().parallel) state_of(hidden).before = resting(here(hidden));
       auto& [q, k, v] = rows->qkv = project_attention(ours(layer), here(hidden));
       const MixerSpec& m = ours(layer).block().mixer;
       if (m.kv_layer < 0) return rows;
@@ -154,7 +154,8 @@ class TorchDecoder : public Decoder {
   void add_exact_attention(const LoadedWeights& layer, const Rows& rows, Rows& hidden) const override {
     call([&] {
       const at::Tensor x = here(hidden);
-      keep(hidden, x + attention_output(ours(layer), exact_attention(ours(layer), qkv_of(rows).qkv), x));
+      keep(hidden,
+           x + attention_output(ours(layer), exact_attention(ours(layer), static_cast<const QkvRows&>(rows).qkv), x));
     });
   }
 
@@ -175,8 +176,11 @@ class TorchDecoder : public Decoder {
 
   void add_mlp(const LoadedWeights& layer, Rows& hidden) const override {
     call([&] {
-      const at::Tensor x = by_rows_(here(hidden), [&](const at::Tensor& rows) { return after_mlp(ours(layer), rows); });
-      keep(hidden, left_behind(route_, ours(layer), x, state_of(hidden)));
+      const at::Tensor x = here(hidden);
+      const at::Tensor read = ours(layer).block().parallel ? state_of(hidden).before.to(device_.place()) : x;
+      const at::Tensor added = by_rows_(read, [&](const at::Tensor& rows) { return dense_mlp(ours(layer), rows); });
+      state_of(hidden).before = at::Tensor();
+      keep(hidden, left_behind(route_, ours(layer), x + added, state_of(hidden)));
     });
   }
 

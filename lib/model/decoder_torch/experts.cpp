@@ -29,7 +29,7 @@ void add_to_sum(const Weights& layer, int expert, const Weights& weights, const 
 at::Tensor whole_sum(const Weights& layer, const RoutedRows& rows) {
   const ExpertsSpec& e = layer.block().mlp.experts;
   const at::Tensor sum = e.routed_norm.empty() ? rows.sum : rows.shared + layer.norm(rows.sum, e.routed_norm);
-  return layer.norm(sum, layer.block().mlp_out_norm);
+  return scaled_residual(layer, layer.norm(sum, layer.block().mlp_out_norm));
 }
 
 }  // namespace oscar

@@ -17,6 +17,11 @@ constexpr std::int64_t kHeadBlock = 8192;  // rows that are in memory at a time
 
 }  // namespace
 
+void load_final_norm(const WeightRoute& route, Weights& weights) {
+  weights.put("norm.weight", load_tensor(route, kFinalNormName));
+  if (route.config.norm_bias) weights.put("norm.bias", load_tensor(route, kFinalNormBiasName));
+}
+
 void write_logits(const WeightRoute& route, const at::Tensor& normed, std::span<float> logits) {
   const std::string head = head_weight_name(route.config);
   const std::int64_t vocab = route.store.at(head).shape[0];
@@ -26,6 +31,7 @@ void write_logits(const WeightRoute& route, const at::Tensor& normed, std::span<
     const std::int64_t end = std::min(vocab, begin + kHeadBlock);
     out.narrow(1, begin, end - begin).copy_(at::linear(normed, load_rows(route, head, begin, end)));
   }
+  if (route.config.logit_scale != 1) out.mul_(route.config.logit_scale);
   const double cap = route.config.logit_soft_cap;
   if (cap > 0) out.div_(cap).tanh_().mul_(cap);
 }

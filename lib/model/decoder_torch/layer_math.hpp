@@ -26,8 +26,10 @@ struct Projected {
 /// What a gated delta layer adds to x.
 [[nodiscard]] at::Tensor gated_delta(const Weights& layer, const at::Tensor& x);
 
-/// x with what a layer's dense MLP adds.
-[[nodiscard]] at::Tensor after_mlp(const Weights& layer, const at::Tensor& x);
+/// What a layer's dense MLP adds, for the hidden states that it reads.
+[[nodiscard]] at::Tensor dense_mlp(const Weights& layer, const at::Tensor& x);
+/// What a part of the layer adds, by the layer's factor.
+[[nodiscard]] at::Tensor scaled_residual(const Weights& layer, const at::Tensor& added);
 /// What a layer with an input of its own makes of x behind its MLP. own: what tokens have for it in the table, (T,
 /// input_dim). embedding: x before the first layer.
 [[nodiscard]] at::Tensor with_layer_input(const Weights& layer, const at::Tensor& x, const at::Tensor& embedding,

@@ -3,33 +3,60 @@
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/expm1.h>
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/softplus.h>
 #include <ATen/ops/topk.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 #include <limits>
 #include <numbers>
 
+#include "base/check.hpp"
 #include "model/decoder_torch/layer_math.hpp"
 
 namespace oscar {
 namespace {
 
-/// In the memory of `gate`.
-at::Tensor gated(const MlpSpec& mlp, at::Tensor gate, const at::Tensor& up) {
-  switch (mlp.activation) {
+constexpr double kXieluSlope = 0.5, kXieluLargest = -1e-6;
+
+/// For x > 0: a x^2 + x / 2; else b (exp(x) - 1 - x) + x / 2, with learned a > 0 and b > 1 / 2 (arXiv 2411.13010).
+at::Tensor xielu(const Weights& layer, const at::Tensor& x) {
+  const std::string& prefix = layer.block().mlp.activation_prefix;
+  const auto positive = [&](const char* name) { return at::softplus(layer.at(prefix + name)).to(x.scalar_type()); };
+  const at::Tensor a = positive("alpha_p"), b = positive("alpha_n") + kXieluSlope;
+  const at::Tensor negative = at::clamp(x, std::nullopt, kXieluLargest);
+  return at::where(x > 0, a * x * x, (at::expm1(negative) - x) * b) + kXieluSlope * x;
+}
+
+/// In the memory of `x`.
+at::Tensor activated(const Weights& layer, at::Tensor x) {
+  switch (layer.block().mlp.activation) {
     case Activation::kSilu:
-      return at::silu_(gate).mul_(up);
+      return at::silu_(x);
     case Activation::kGeluTanh:
-      return at::gelu_(gate, "tanh").mul_(up);
+      return at::gelu_(x, "tanh");
+    case Activation::kSquaredRelu:
+      return at::relu_(x).square_();
+    case Activation::kXielu:
+      return xielu(layer, x);
     case Activation::kClampedSwish:
       break;
   }
+  OSCAR_CHECK(false);  // it has a gate
+}
+
+/// In the memory of `gate`.
+at::Tensor gated(const Weights& layer, at::Tensor gate, const at::Tensor& up) {
+  const MlpSpec& mlp = layer.block().mlp;
+  if (mlp.activation != Activation::kClampedSwish) return activated(layer, std::move(gate)).mul_(up);
   const at::Tensor low = at::clamp(gate, std::nullopt, mlp.clamp);
   return (at::clamp(up, -mlp.clamp, mlp.clamp) + 1) * (low * at::sigmoid(low * mlp.alpha));
 }
@@ -37,7 +64,7 @@ at::Tensor gated(const MlpSpec& mlp, at::Tensor gate, const at::Tensor& up) {
 /// Scores outside the groups with the best pairs of scores become -inf.
 at::Tensor keep_groups(const ExpertsSpec& e, const at::Tensor& scores) {
   const at::Tensor groups = scores.view({scores.size(0), e.groups, e.count / e.groups});
-  const at::Tensor best = std::get<0>(groups.topk(2)).sum(-1);
+  const at::Tensor best = std::get<0>(groups.topk(e.group_votes)).sum(-1);
   const at::Tensor kept = std::get<1>(best.topk(e.top_groups));
   const at::Tensor mask = at::zeros_like(best).scatter(1, kept, 1).unsqueeze(-1).expand_as(groups);
   return groups.masked_fill(mask == 0, -std::numeric_limits<float>::infinity()).view(scores.sizes());
@@ -45,11 +72,15 @@ at::Tensor keep_groups(const ExpertsSpec& e, const at::Tensor& scores) {
 
 }  // namespace
 
-at::Tensor after_mlp(const Weights& layer, const at::Tensor& x) {
+at::Tensor dense_mlp(const Weights& layer, const at::Tensor& x) {
   const MlpSpec& mlp = layer.block().mlp;
-  const at::Tensor normed = layer.norm(x, layer.block().mlp_norm);
-  const at::Tensor inner = gated(mlp, layer.linear(normed, mlp.gate), layer.linear(normed, mlp.up));
-  return x + layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm);
+  const at::Tensor normed = layer.norm(x, layer.block().mlp_norm), up = layer.linear(normed, mlp.up);
+  const at::Tensor inner = mlp.gate.empty() ? activated(layer, up) : gated(layer, layer.linear(normed, mlp.gate), up);
+  return scaled_residual(layer, layer.norm(layer.linear(inner, mlp.down), layer.block().mlp_out_norm));
+}
+
+at::Tensor scaled_residual(const Weights& layer, const at::Tensor& added) {
+  return layer.block().residual_scale == 1 ? added : added * layer.block().residual_scale;
 }
 
 at::Tensor with_layer_input(const Weights& layer, const at::Tensor& x, const at::Tensor& embedding,
@@ -59,7 +90,7 @@ at::Tensor with_layer_input(const Weights& layer, const at::Tensor& x, const at:
   const at::Tensor input = (layer.norm(projected, "per_layer_projection_norm") +
                             own * std::sqrt(static_cast<double>(layer.block().input_dim))) /
                            std::numbers::sqrt2;
-  const at::Tensor inner = gated(layer.block().mlp, layer.linear(x, "per_layer_input_gate"), input);
+  const at::Tensor inner = gated(layer, layer.linear(x, "per_layer_input_gate"), input);
   return x + layer.norm(layer.linear(inner, "per_layer_projection"), "post_per_layer_input_norm");
 }
 
@@ -116,14 +147,14 @@ std::pair<at::Tensor, at::Tensor> ExpertSlots::of(int expert) const {
 at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed) {
   const ExpertsSpec& e = layer.block().mlp.experts;
   if (e.shared.empty()) return at::zeros_like(normed);
-  const at::Tensor inner = gated(layer.block().mlp, layer.linear(normed, e.shared + ".gate_proj"),
-                                 layer.linear(normed, e.shared + ".up_proj"));
+  const at::Tensor inner =
+      gated(layer, layer.linear(normed, e.shared + ".gate_proj"), layer.linear(normed, e.shared + ".up_proj"));
   const at::Tensor out = layer.linear(inner, e.shared + ".down_proj");
   return e.shared_gate.empty() ? out : at::sigmoid(layer.linear(normed, e.shared_gate)) * out;
 }
 
 at::Tensor routed_expert(const Weights& layer, const Weights& expert, const at::Tensor& normed) {
-  const at::Tensor inner = gated(layer.block().mlp, expert.linear(normed, "gate"), expert.linear(normed, "up"));
+  const at::Tensor inner = gated(layer, expert.linear(normed, "gate"), expert.linear(normed, "up"));
   return expert.linear(inner, "down");
 }
 

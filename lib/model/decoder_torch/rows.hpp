@@ -19,6 +19,7 @@ namespace oscar {
 /// On the device, or on the host while nobody computes with it.
 struct HiddenRows : Rows {
   at::Tensor x;                   // (T, hidden_size)
+  at::Tensor before;              // x before the mixer, where the MLP of the same layer reads that
   std::map<int, Projected> kept;  // by layer: k and v of those whose keys and values later layers read
   // What inputs of layers are made of, where there are some: the tokens, and what x was before the first layer.
   std::vector<std::int32_t> tokens;

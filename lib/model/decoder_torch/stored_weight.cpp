@@ -50,7 +50,8 @@ at::Tensor unpack_mxfp4(const at::Tensor& blocks, const at::Tensor& scales, at::
 
 at::Tensor StoredWeight::unpack(at::ScalarType dtype) const {
   if (value.scalar_type() == at::kByte) return unpack_mxfp4(value, scale, dtype);
-  if (value.scalar_type() != at::kFloat8_e4m3fn) return value.to(value.dim() >= 2 ? dtype : at::kFloat);
+  const bool matrix = value.dim() >= 2 && value.size(0) > 1;
+  if (value.scalar_type() != at::kFloat8_e4m3fn) return value.to(matrix ? dtype : at::kFloat);
   const std::int64_t rows = value.size(0), columns = value.numel() / rows;
   const at::Tensor floats = value.view({rows, columns}).to(at::kFloat);
   return (floats * spread(scale.to(at::kFloat), rows, columns, name)).to(dtype);

@@ -98,7 +98,7 @@ StoredExpert want_expert(Fetch& fetch, const WeightStore& store, const ExpertsSp
                    want(fetch, store, prefix + "down_proj", expert),
                    {},
                    {}};
-  if (e.layout != ExpertLayout::kStacked) {
+  if (e.layout == ExpertLayout::kStackedTransposed || e.layout == ExpertLayout::kMxfp4) {
     out.gate_bias = want_slice(fetch, store, prefix + "gate_up_proj_bias", expert);
     out.down_bias = want_slice(fetch, store, prefix + "down_proj_bias", expert);
   }
@@ -113,10 +113,14 @@ void unpack_expert(const StoredExpert& stored, const ExpertsSpec& e, at::ScalarT
     out.put("down.weight", down);
     return;
   }
-  if (e.layout == ExpertLayout::kStacked) {
-    out.put("gate.weight", gate.narrow(0, 0, e.intermediate));
-    out.put("up.weight", gate.narrow(0, e.intermediate, e.intermediate));
-    out.put("down.weight", down);
+  if (e.layout == ExpertLayout::kStacked || e.layout == ExpertLayout::kStackedByInput) {
+    const auto by_output = [&](const at::Tensor& x) {
+      return e.layout == ExpertLayout::kStacked ? x : x.t().contiguous();
+    };
+    const at::Tensor both = by_output(gate);
+    out.put("gate.weight", both.narrow(0, 0, e.intermediate));
+    out.put("up.weight", both.narrow(0, e.intermediate, e.intermediate));
+    out.put("down.weight", by_output(down));
     return;
   }
   // Gate and up rows alternate.
@@ -147,8 +151,10 @@ at::Tensor Weights::linear(const at::Tensor& x, const std::string& part) const {
 at::Tensor Weights::exact_norm(const at::Tensor& x, const std::string& part) const {
   if (part.empty()) return x;
   const at::Tensor& weight = at(part + ".weight");
-  const at::Tensor normed = normalize(x, config_.rms_norm_eps);
-  return normed.mul_(config_.norm_plus_one ? 1.0 + weight : weight);
+  const at::Tensor floats = x.to(at::kFloat);
+  at::Tensor normed = normalize(config_.layer_norm ? floats - floats.mean(-1, true) : floats, config_.rms_norm_eps);
+  normed.mul_(config_.norm_plus_one ? 1.0 + weight : weight);
+  return contains(part + ".bias") ? normed.add_(at(part + ".bias")) : normed;
 }
 
 at::Tensor Weights::norm(const at::Tensor& x, const std::string& part) const {

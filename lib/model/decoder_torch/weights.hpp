@@ -26,7 +26,7 @@ class Weights : public LoadedWeights {
 
   /// x W^T + b, with the bias if there is one, in the type of x. x (…, in).
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
-  /// RMS norm over the last dimension, in fp32; x itself if `part` is empty.
+  /// Norm over the last dimension as the model has it, in fp32; x itself if `part` is empty.
   [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;
   /// The same in the type of x.
   [[nodiscard]] at::Tensor norm(const at::Tensor& x, const std::string& part) const;

@@ -100,6 +100,40 @@ TEST_CASE("the language part of a larger model is read") {
   CHECK(config.torch_dtype == "bfloat16");
 }
 
+TEST_CASE("Kimi K2 is described as DeepSeek-V3") {
+  const ModelFolder folder;
+  const auto blocks_of = [&](const char* model_type) {
+    return read_model_config(folder.with({{"model_type", model_type},
+                                          {"kv_lora_rank", 32},
+                                          {"q_lora_rank", 24},
+                                          {"qk_rope_head_dim", 8},
+                                          {"qk_nope_head_dim", 16},
+                                          {"v_head_dim", 12},
+                                          {"n_routed_experts", 8},
+                                          {"num_experts_per_tok", 2},
+                                          {"moe_intermediate_size", 32},
+                                          {"first_k_dense_replace", 1}}))
+        .blocks;
+  };
+  const std::vector<BlockSpec> kimi = blocks_of("kimi_k2"), deepseek = blocks_of("deepseek_v3");
+  CHECK(kimi.back().mixer.kind == MixerKind::kLatentAttention);
+  CHECK(kimi.back().mixer.head_dim == deepseek.back().mixer.head_dim);
+  CHECK(kimi.front().mlp.experts.count == 0);
+  CHECK(kimi.back().mlp.experts.count == 8);
+  CHECK(kimi.back().mlp.experts.choice_bias == deepseek.back().mlp.experts.choice_bias);
+}
+
+TEST_CASE("settings that the other families do not know are refused by name") {
+  const ModelFolder folder;
+  const auto refused = [&](const Json& changes, const char* reason) {
+    CHECK_ERROR(read_model_config(folder.with(changes)), DataError, reason);
+  };
+  refused({{"model_type", "cohere"}, {"use_qk_norm", true}}, "\"use_qk_norm\": true");
+  refused({{"model_type", "granitemoehybrid"}}, "\"num_local_experts\" in this model");
+  refused({{"model_type", "granitemoehybrid"}, {"num_local_experts", 0}}, "\"linear_attention\" in this model");
+  refused({{"model_type", "olmoe"}, {"clip_qkv", 8.0}}, "\"clip_qkv\"");
+}
+
 TEST_CASE("what is missing, impossible or not supported is named") {
   const ModelFolder folder;
   const auto refused = [&](const Json& changes, const char* reason) {
@@ -118,7 +152,7 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   refused({{"rope_theta", nullptr}}, "\"rope_theta\" must be a positive number");
   refused({{"rms_norm_eps", -1}}, "\"rms_norm_eps\" must be a positive number");
   refused({{"model_type", "mamba"}}, "the architecture \"mamba\" is not supported");
-  refused({{"model_type", "mamba"}}, "use a checkpoint of one of: deepseek_v3, dots1, ");
+  refused({{"model_type", "mamba"}}, "use a checkpoint of one of: apertus, cohere, ");
   refused({{"model_type", "mamba"}}, "give --dump");
   refused({{"model_type", nullptr}}, "the name of the architecture, is missing");
   refused({{"attention_bias", "no"}}, "must be true or false");

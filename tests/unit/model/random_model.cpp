@@ -64,6 +64,7 @@ const std::map<std::string, Json>& configs() {
                                                   {"moe_intermediate_size", 32},
                                                   {"norm_topk_prob", true},
                                                   {"shared_expert_intermediate_size", 24}})},
+      {"side by side", with(common("cohere"), {{"logit_scale", 0.25}})},
       {"shared caches and layer inputs", with(common("gemma4_text"), {{"num_hidden_layers", 6},
                                                                       {"sliding_window", 20},
                                                                       {"hidden_activation", "gelu_pytorch_tanh"},

@@ -11,7 +11,7 @@
 namespace oscar::test {
 
 /// Names of the models: dense, soft caps and windows, sinks and stacked experts, gated delta, latent attention, shared
-/// caches and layer inputs.
+/// caches and layer inputs, attention and MLP side by side.
 [[nodiscard]] const std::vector<std::string>& random_model_names();
 /// Writes config.json and float32 weights.
 void write_random_model(const std::string& name, const fs::path& folder);

@@ -61,7 +61,14 @@ def to_mxfp4(tensors):
     return stored, plain
 
 
+def by_input(tensors):
+    """Stacks of experts as (in, out)."""
+    return {name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+            for name, tensor in tensors.items()}, tensors
+
+
 QUANTIZED = {
+    "byinput": (by_input, None),
     "fp8": (lambda tensors: to_float8("blocks", tensors),
             {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"}),
     "fp8tensor": (lambda tensors: to_float8("tensor", tensors), {"quant_method": "fp8"}),
@@ -88,6 +95,6 @@ def publish(name, model, folder):
     model.save_pretrained(whole)
     config = json.loads((whole / "config.json").read_text())
     stored, plain = quantize(load_file(whole / "model.safetensors"))
-    write(folder, stored, {**config, "quantization_config": description})
+    write(folder, stored, config if description is None else {**config, "quantization_config": description})
     write(whole, plain, config)
     return type(model).from_pretrained(whole, attn_implementation="eager", dtype=torch.float32).eval()

@@ -38,7 +38,7 @@ def build(name):
 
 def randomize(name, tensor):
     """Values at which every part of a model matters; the library's own start is nearly linear."""
-    if "inv_freq" in name or "embed_scale" in name:
+    if "inv_freq" in name or "embed_scale" in name or tensor.ndim == 0:
         return
     if tensor.ndim == 1:
         tensor.add_(torch.randn_like(tensor) * 0.3)

@@ -54,6 +54,7 @@ GEMMA4 = {"sliding_window": 20, "num_hidden_layers": 4, "head_dim": 16, "global_
                                                             "full_attention"]}
 GEMMA4_E = GEMMA4 | {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4, "num_kv_shared_layers": 4,
                      "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 160, "use_double_wide_mlp": True}
+GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.05, "residual_multiplier": 0.4, "logits_scaling": 4.0}
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
           "num_key_value_heads": 4}
 
@@ -107,9 +108,39 @@ MODELS |= {
     "deepseek-v3-plain": ("DeepseekV3ForCausalLM", rope() | GROUPED | LATENT | {"q_lora_rank": None}),
 }
 
+MODELS |= {
+    "apertus": ("ApertusForCausalLM", LLAMA3 | {"hidden_act": "xielu", "head_dim": 32}),
+    "cohere": ("CohereForCausalLM", rope() | {"logit_scale": 0.25, "attention_bias": True}),
+    "cohere2": ("Cohere2ForCausalLM", rope() | SLIDING | {"logit_scale": 0.25, "head_dim": 32}),
+    "deepseek-v2": ("DeepseekV2ForCausalLM", YARN | LATENT | GROUPED | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek-v2-groups": ("DeepseekV2ForCausalLM", rope() | LATENT | GROUPED | {"q_lora_rank": 24,
+                                                                                "topk_method": "group_limited_greedy"}),
+    "ernie": ("Ernie4_5ForCausalLM", rope(5e5) | {"use_bias": True, "head_dim": 32}),
+    "ernie-moe": ("Ernie4_5_MoeForCausalLM", rope(5e5) | {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32,
+                                                         "moe_num_shared_experts": 2, "moe_layer_start_index": 1}),
+    "gemma1": ("GemmaForCausalLM", rope() | {"head_dim": 32}),
+    "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", rope() | LATENT | {**GROUPED, "n_group": 1, "topk_group": 1} | {
+        "q_lora_rank": 24, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "granite": ("GraniteForCausalLM", rope() | GRANITE),
+    "granite4": ("GraniteMoeHybridForCausalLM", rope() | GRANITE | {
+        "num_local_experts": 0, "shared_intermediate_size": 80, "layer_types": ["full_attention"] * 3,
+        "position_embedding_type": "rope", "mamba_n_heads": 8}),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", rope(kind="dynamic", alpha=50.0, factor=1.0) | {"head_dim": 32}),
+    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", rope() | {"num_experts": 8, "moe_topk": 2, "head_dim": 32}),
+    "ministral3": ("Ministral3ForCausalLM", rope(
+        1e6, "yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0, beta_fast=8.0,
+        beta_slow=1.0, llama_4_scaling_beta=0.1) | {"head_dim": 32}),
+    "nemotron": ("NemotronForCausalLM", rope(partial_rotary_factor=0.5) | {"head_dim": 32}),
+    "olmoe": ("OlmoeForCausalLM", rope() | EXPERTS | {"norm_topk_prob": False}),
+    "qwen3-vl-moe": ("Qwen3VLMoeForConditionalGeneration", {"vision_config": SEEING, "text_config": COMMON | EXPERTS | {
+        "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}}}),
+    "starcoder2": ("Starcoder2ForCausalLM", rope() | {"use_bias": True, "sliding_window": 40}),
+}
+
 # Blocks of float8 scales are 128 wide: sizes that a block does not divide.
 WIDE = {"hidden_size": 192, "intermediate_size": 160, "head_dim": 48}
 
+MODELS["qwen3-vl-moe-byinput"] = MODELS["qwen3-vl-moe"]
 MODELS |= {
     "qwen3-fp8": ("Qwen3ForCausalLM", rope(1e6) | WIDE),
     "llama-fp8tensor": ("LlamaForCausalLM", LLAMA3 | WIDE),
