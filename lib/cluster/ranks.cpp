@@ -128,8 +128,8 @@ class Ranks::Impl {
   }
 
   void fail(const std::string& why) noexcept {
+    if (left_.exchange(true)) return;  // all know it
     try {
-      left_ = true;
       if (!store_->find("failed")) store_->set("failed", others_[at(place_.rank)].name + " failed: " + why);
       store_->set(key_of("done", place_.rank), "");
       if (serves()) wait_for_others(3);

@@ -21,11 +21,11 @@ namespace oscar {
 struct LinkOptions {
   /// The process at the other end, for messages.
   std::string peer;
-  /// How long opening may take, with the first transfer.
+  /// How long opening may take, and then the first transfer.
   double open_seconds = 120;
   /// What a process that ends says of itself, it says within this time after its end of the link broke.
   double reason_seconds = 3;
-  /// Told from a thread of its own what is wrong with the link, before work that waits for it goes on without.
+  /// Told, from any thread, what is wrong with the link, before work that waits for it goes on without.
   std::function<void(const RankFailed&)> lost = [](const RankFailed&) {};
 };
 
@@ -38,7 +38,7 @@ class LinkEnd {
   LinkEnd& operator=(const LinkEnd&) = delete;
 
   // All of these throw RankFailed, and what throw_if_interrupted() throws.
-  /// From now on the first transfer has open_seconds to be done.
+  /// From now on it has open_seconds.
   void wait_until_open();
   /// As HiddenLink::computed().
   [[nodiscard]] std::function<bool()> computed() const { return link_->computed(); }

@@ -57,7 +57,13 @@ Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& co
     start_loading(layer_);
     preparing_ = std::async(std::launch::async, [this] { prepare(); });
   }
-  if (share_.ranks > 1) relay_.emplace(share_, decoder_);
+  if (share_.ranks == 1) return;
+  try {
+    relay_.emplace(share_, decoder_);
+  } catch (...) {
+    checkpoint_.stop_reads(true);  // what is being loaded is waited for
+    throw;
+  }
 }
 
 /// After an error nobody needs the weights that are on their way.

@@ -108,8 +108,17 @@ void Relay::send(int layer, std::size_t sequence, std::unique_ptr<Rows> hidden) 
     return;
   }
   sending_.add([=, this, rows = std::shared_ptr<Rows>(std::move(hidden)), computed = to_next_->computed()] {
-    wait_until(computed);
-    pass_on(layer, sequence, *rows);
+    try {
+      wait_until(computed);
+      pass_on(layer, sequence, *rows);
+    } catch (const RankFailed&) {
+      throw;
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception& error) {  // of which nobody may ask before what is missing is waited for
+      interrupt(RankFailed(error.what(), share_.name(share_.rank), ""));
+      throw;
+    }
   });
 }
 

@@ -2,6 +2,7 @@
 #include "remote/curl_call.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -108,6 +109,16 @@ HttpAnswer request_once(const StoreLocation& location, const HttpCall& call, con
   return answer;
 }
 
+/// Of a call that goes on to another host.
+void leave_out_credentials(HttpCall& call) {
+  call.authorize = false;
+  std::erase_if(call.headers, [](const std::string& line) {
+    std::string name = line.substr(0, line.find(':'));
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+    return name == "authorization" || name == "cookie" || name == "proxy-authorization";
+  });
+}
+
 /// libcurl would repeat a PUT without its body after a 303, and so empty the file that the answer names.
 HttpAnswer call_once(const StoreLocation& location, HttpCall call, const TransferOptions& options) {
   HttpAnswer answer;
@@ -116,7 +127,7 @@ HttpAnswer call_once(const StoreLocation& location, HttpCall call, const Transfe
     answer = request_once(location, call, options, next);
     const bool secure = call.url.starts_with("https://"), to_secure = next.starts_with("https://");
     if (next.empty() || !location.aws_sigv4.empty() || (!to_secure && (secure || !next.starts_with("http://")))) break;
-    call.authorize = call.authorize && origin_of(next) == origin_of(call.url);
+    if (origin_of(next) != origin_of(call.url)) leave_out_credentials(call);
     call.url = next;
   }
   return answer;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "zoo/publish.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -108,7 +110,7 @@ std::unique_ptr<FileLock> lock_zoo(const fs::path& zoo, Status& status) {
   try {
     return std::make_unique<FileLock>(path, false);
   } catch (const IoError&) {
-    if (!fs::exists(path)) throw;  // it could not be made, so nobody holds it
+    if (::access(path.c_str(), R_OK | W_OK) != 0) throw;  // it could not be opened, so nobody need hold it
     status.notice("waiting for the zoo's lock, which another process holds: " + path.string());
     return std::make_unique<FileLock>(path, true);
   }

@@ -52,6 +52,13 @@ std::string text_of(const std::exception& error) {
   return known->what() + (" (" + known->where() + ")");
 }
 
+/// With all that its user would be told, should this process have to be ended before it can say so.
+RankFailed as_rank_failed(const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  return known == nullptr ? RankFailed(error.what(), "", "")
+                          : RankFailed(known->what(), known->where(), known->remedy());
+}
+
 }  // namespace
 
 void tell_failure(Ranks& ranks, const std::function<void()>& task) {
@@ -59,7 +66,7 @@ void tell_failure(Ranks& ranks, const std::function<void()>& task) {
     task();
   } catch (const std::exception& error) {
     ranks.fail(text_of(error));
-    interrupt(RankFailed(text_of(error), "", ""));
+    if (!interrupt_requested()) interrupt(as_rank_failed(error));
     throw;
   }
 }

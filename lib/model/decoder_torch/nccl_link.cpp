@@ -78,7 +78,9 @@ class Link : public HiddenLink {
     config.blocking = 0;
     config.maxCTAs = kBlocks;
     const CallGuard guard(device_);
-    check(nccl().init(&communicator_, 2, id, sends ? 0 : 1, &config));
+    const ncclResult_t result = nccl().init(&communicator_, 2, id, sends ? 0 : 1, &config);
+    if (result != ncclSuccess && result != ncclInProgress) abort();
+    check(result);
   }
   ~Link() override { abort(); }
 
@@ -106,8 +108,14 @@ class Link : public HiddenLink {
     const CallGuard guard(device_);
     const c10::StreamGuard on(stream_);  // it waits for no memory that others use
     const std::lock_guard lock(mutex_);
-    pass(at::empty({static_cast<std::int64_t>(tokens), hidden_size_},
-                   at::TensorOptions(device_.dtype()).device(device_.place())));
+    try {
+      pass(at::empty({static_cast<std::int64_t>(tokens), hidden_size_},
+                     at::TensorOptions(device_.dtype()).device(device_.place())));
+    } catch (const std::exception& error) {
+      if (is_out_of_memory(error))
+        fail("the GPU has no memory for hidden states of " + std::to_string(tokens) + " tokens");
+      throw;
+    }
   }
 
   std::unique_ptr<Rows> received() override {

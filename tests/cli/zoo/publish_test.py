@@ -64,6 +64,10 @@ class PublishTest(ZooTest):
         (self.folder / "file").write_text("")
         done = self.fail_with(1, "file", "publish", "set", "--zoo", "file/zoo", "--name", NAME)
         self.assertNotIn("another process", done.stderr)
+        (self.folder / "zoo").mkdir()
+        (self.folder / "zoo/.index.lock").symlink_to(".index.lock")
+        done = self.fail_with(1, "cannot open the lock file", "publish", "set", "--zoo", "zoo", "--name", NAME)
+        self.assertNotIn("another process", done.stderr)
 
     def test_many_at_once_lose_nothing(self):
         make_set(self.folder / "set", 1)

@@ -341,6 +341,26 @@ class UploadTest(ZooTest):
         self.assertEqual(denied.returncode, 1)
         self.assertIn("HTTP 401", denied.stderr)
 
+    def test_what_lets_into_a_storage_does_not_go_on_to_another(self):
+        hub, first = WritableHub(REPOSITORY, {}, token="hf_secret"), []
+        storage, wanted = hub.storage.server.RequestHandlerClass, hub.lfs_object
+        with Serving(type("Another", (storage,), {"do_PUT": storage.do_PUT})) as another, hub:
+            def send_on(request):
+                first.append(request.headers.get("Authorization"))
+                request.rfile.read(int(request.headers["Content-Length"]))
+                hub.reply(request, 307, b"", Location=another + request.path)
+
+            def with_permission(object):
+                answer = wanted(object)
+                answer["actions"]["upload"]["header"] = {"authorization": "Basic permission", "X-Test": "1"}
+                return answer
+
+            storage.do_PUT, hub.lfs_object = send_on, with_permission
+            self.published_at(f"hf://{REPOSITORY}", **self.hub_env(hub))
+        self.assertEqual(set(first), {"Basic permission"})
+        self.assertEqual({headers.get("Authorization", headers.get("authorization")) for headers in hub.storage_headers}, {None})
+        self.assertEqual({headers["X-Test"] for headers in hub.storage_headers}, {"1"})
+
     def test_a_commit_in_between_is_not_overwritten(self):
         with WritableHub(REPOSITORY, {}, token="hf_secret") as hub:
             self.published_at(f"hf://{REPOSITORY}", "test/first", **self.hub_env(hub))

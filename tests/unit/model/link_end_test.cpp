@@ -84,7 +84,15 @@ TEST_CASE("an open link through which nothing comes in time is cut") {
   link.wire->ready = true;
   link.end->wait_until_open();
   link.wire->ready = false;
-  CHECK_ERROR((void)link.end->receive(3), RankFailed, "rank 1 (node7, process 123) did not open in time");
+  CHECK_ERROR((void)link.end->receive(3), RankFailed, "rank 1 (node7, process 123) opened, but nothing came through");
+}
+
+TEST_CASE("a link that is open has more time than one that does not open: who is at fault is named first") {
+  Link open(0.2);
+  open.wire->ready = true;
+  open.end->wait_until_open();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK_NOTHROW(open.end->require_whole());
 }
 
 TEST_CASE("a link that breaks ends what waits for it, and what its GPU waits for") {
