@@ -253,12 +253,6 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
-void make_room_for_files(int count) {
-  const Descriptor any = open_for_reading("/dev/null");
-  const int last = ::fcntl(any.get(), F_DUPFD_CLOEXEC, count - 1);
-  if (last >= 0) ::close(last);
-}
-
 void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out) {
   read_at(open_for_reading(path).get(), offset, out);
 }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "base/files.hpp"
+#include "base/open_files.hpp"
 
 namespace oscar {
 namespace {

@@ -66,7 +66,9 @@ class PublishTest(ZooTest):
         self.assertNotIn("another process", done.stderr)
         (self.folder / "zoo").mkdir()
         (self.folder / "zoo/.index.lock").symlink_to(".index.lock")
-        done = self.fail_with(1, "cannot open the lock file", "publish", "set", "--zoo", "zoo", "--name", NAME)
+        done = self.run_oscar("publish", "set", "--zoo", "zoo", "--name", NAME)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("cannot open the lock file", done.stderr)
         self.assertNotIn("another process", done.stderr)
 
     def test_many_at_once_lose_nothing(self):

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 
+#include "base/open_files.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
