@@ -17,7 +17,7 @@ packages=(
   libcli11-dev libfmt-dev doctest-dev libcurl4-openssl-dev libhdf5-dev libssl-dev
   libopenblas-dev liblapacke-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
   libsentencepiece-dev python3-sentencepiece
-  libjs-chart.js
+  libjs-chart.js zsh
 )
 installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' "${packages[@]}" 2>/dev/null || true)
 missing=()

@@ -38,6 +38,21 @@ std::vector<std::string> words_of(const CLI::App& app) {
   return words;
 }
 
+/// The program's own options, which are taken behind every command.
+std::vector<std::string> common_options(const CLI::App& app) {
+  std::vector<std::string> words = words_of(app);
+  std::erase_if(words, [](const std::string& word) { return !word.starts_with("-"); });
+  return words;
+}
+
+/// words, then those of `more` that are not among them.
+std::vector<std::string> with(std::vector<std::string> words, const std::vector<std::string>& more) {
+  for (const std::string& word : more) {
+    if (std::ranges::find(words, word) == words.end()) words.push_back(word);
+  }
+  return words;
+}
+
 /// calls visit(path, command) for the program (path "") and for each command ("fit", "zoo tag").
 template <class Visit>
 void for_each_command(const CLI::App& app, const std::string& path, const Visit& visit) {
@@ -47,33 +62,35 @@ void for_each_command(const CLI::App& app, const std::string& path, const Visit&
   }
 }
 
-/// Words behind an option that has choices, else commands and options; other words are names of files.
+/// Words behind an option that has choices, else commands and options; other words are names of files. zsh runs it too,
+/// where "path" and "words" are its own and a ":" before a letter is a modifier.
 std::string bash_script(const CLI::App& app) {
+  const std::vector<std::string> common = common_options(app);
   std::string values, words;
   for_each_command(app, "", [&](const std::string& path, const CLI::App& command) {
-    words += "    \"" + path + "\") words=\"" + joined(words_of(command)) + "\" ;;\n";
+    words += "    \"" + path + "\") offered=\"" + joined(with(words_of(command), common)) + "\" ;;\n";
     for (const CLI::Option* option : command.get_options()) {
       const std::vector<std::string> choices = choices_of(*option);
       if (choices.empty() || option->get_lnames().empty()) continue;
-      values += "    \"" + path + " --" + option->get_lnames().front() + "\") words=\"" + joined(choices) + "\" ;;\n";
+      values += "    \"" + path + " --" + option->get_lnames().front() + "\") offered=\"" + joined(choices) + "\" ;;\n";
     }
   });
   const std::string nested = joined(command_names(*app.get_subcommand("zoo")));
   return "_oscar() {\n"
-         "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} path= words= word\n"
-         "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
-         "    if [[ -z $path && \" " +
+         "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} named= offered= word\n"
+         "  for word in \"${COMP_WORDS[@]:1:$((COMP_CWORD - 1))}\"; do\n"
+         "    if [[ -z $named && \" " +
          joined(command_names(app)) +
-         " \" == *\" $word \"* ]]; then path=$word\n"
-         "    elif [[ $path == zoo && \" " +
+         " \" == *\" $word \"* ]]; then named=$word\n"
+         "    elif [[ $named == zoo && \" " +
          nested +
-         " \" == *\" $word \"* ]]; then path=\"zoo $word\"; fi\n"
+         " \" == *\" $word \"* ]]; then named=\"zoo $word\"; fi\n"
          "  done\n"
-         "  case \"$path $before\" in\n" +
-         values + "  *) case $path in\n" + words +
+         "  case \"$named $before\" in\n" +
+         values + "  *) case $named in\n" + words +
          "  esac ;;\n"
          "  esac\n"
-         "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
+         "  COMPREPLY=($(compgen -W \"$offered\" -- \"$current\"))\n"
          "}\n"
          "complete -o default -o bashdefault -F _oscar oscar\n";
 }

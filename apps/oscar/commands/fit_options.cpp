@@ -8,14 +8,19 @@
 namespace oscar {
 namespace {
 
+std::string target_names() {
+  std::string names;
+  for (const Target& target : targets()) names += (names.empty() ? "" : "|") + target.name;
+  return names;
+}
+
 /// In the order and groups that --help shows.
 void add_recipe_options(CLI::App& app, FitOptions& fit) {
   const auto option = [&](const char* group, const char* name, auto& value, const char* help) {
     return app.add_option(name, value, help)->capture_default_str()->group(group);
   };
   const char *const recipe = "Recipe", *const details = "Details of a recipe", *const cache = "Cache";
-  option(recipe, "--target", fit.target, "What must be able to serve the set")
-      ->type_name("sglang-v1|sglang-v3|llamacpp|any");
+  option(recipe, "--target", fit.target, "What must be able to serve the set")->type_name(target_names());
   option(
       recipe, "--recipe", fit.recipe,
       "auto tries what the target can serve; oscar is the paper's, and taken where its options are given or there is "
