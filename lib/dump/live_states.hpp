@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Hidden states of a live model in a folder, so that a fit that ended early need not run the layers again that it is
-// done with. One file of tokens times hidden_size values, two at most: a file counts only once everything was fitted
-// that came before it. Writing takes a twentieth of the time at most.
+// done with. One file of a row per token (hidden_size values, and the keys and values that later layers share), two at
+// most: a file counts only once everything was fitted that came before it. Writing takes a twentieth of the time at
+// most.
 #pragma once
 
 #include <chrono>

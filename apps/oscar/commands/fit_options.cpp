@@ -67,9 +67,11 @@ void add_output_options(CLI::App& app, FitCommand& command) {
       ->capture_default_str()
       ->group("Output");
   app.add_flag("--force", command.force, "Replace an existing output folder")->group("Output");
-  app.add_flag("--resume", command.resume,
-               "Keep in OUT.partial what is fitted, and go on with what is there; of a model hidden states too: twice "
-               "tokens x hidden size x 4 bytes at most")
+  app.add_flag(
+         "--resume", command.resume,
+         "Keep in OUT.partial (of statistics: FILE.partial) what is fitted, and go on with what is there. One process "
+         "that fits a model keeps its hidden states too, with keys and values that layers share: at most twice "
+         "tokens x (hidden size + shared channels) x 4 bytes")
       ->group("Output");
   const auto seconds = [&](const char* name, int& value, const char* help) {
     app.add_option(name, value, help)->check(CLI::Range(1, 86400))->capture_default_str()->group("Several processes");
