@@ -136,7 +136,11 @@ class RemoteStream : public LayerStream {
   RemoteStream(std::shared_ptr<RemoteChunks> memory, int layer_id)
       : memory_(std::move(memory)), layer_id_(layer_id), chunks_(memory_->chunks(layer_id)) {}
   ~RemoteStream() override {
-    if (open_) memory_->close(layer_id_);
+    if (open_) {
+      memory_->close(layer_id_);
+    } else {
+      memory_->pass_over(layer_id_);
+    }
   }
 
   bool next(QkvChunk& out) override {

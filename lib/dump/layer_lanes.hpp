@@ -11,7 +11,7 @@
 namespace oscar {
 
 /// task(i, stream of ids[i]) on up to `lanes` threads, which may use parallel_for. Streams are opened in order, as a
-/// live model demands.
+/// live model demands. Throws what a task threw first; the others end at their next throw_if_interrupted().
 void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
                     const std::function<void(std::size_t, std::unique_ptr<LayerStream>)>& task);
 

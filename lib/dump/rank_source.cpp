@@ -166,7 +166,7 @@ class MergedSource : public QkvSource {
     for (const auto& rank : ranks_) hashes += rank->calibration().data_sha256;
     calibration_.data_sha256 = sha256_hex(hashes);
     QkvChunk chunk;
-    if (!open(layer_ids().front())->next(chunk)) return;
+    if (!first_chunk(chunk)) return;
     model_.num_attention_heads = chunk.view.q.num_heads;
     model_.num_key_value_heads = chunk.view.k.num_heads;
   }
@@ -187,6 +187,17 @@ class MergedSource : public QkvSource {
   }
 
  private:
+  /// Of the first layer; nothing is read ahead behind it.
+  bool first_chunk(QkvChunk& chunk) {
+    const int layer_id = layer_ids().front();
+    expect({});
+    expect_part(layer_id, 0, 0);
+    const bool found = open(layer_id)->next(chunk);
+    expect(layer_ids());
+    expect_part(layer_id, 0, SIZE_MAX);
+    return found;
+  }
+
   std::vector<std::unique_ptr<QkvSource>> ranks_;
   ModelIdentity model_;
   CalibrationData calibration_;

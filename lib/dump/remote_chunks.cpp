@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "dump/remote_chunks.hpp"
 
+#include <chrono>
+
 #include "base/check.hpp"
+#include "base/status.hpp"
 #include "base/stop.hpp"
 
 namespace oscar {
@@ -67,6 +70,11 @@ void RemoteChunks::close(int layer_id) {
   changed_.notify_all();
 }
 
+void RemoteChunks::pass_over(int layer_id) {
+  const std::lock_guard lock(mutex_);
+  layers_.at(layer_id).ahead = false;
+}
+
 std::vector<DumpChunk> RemoteChunks::chunks(int layer_id) {
   std::unique_lock lock(mutex_);
   std::vector<DumpChunk> all;
@@ -79,7 +87,10 @@ std::shared_ptr<const ChunkRows> RemoteChunks::get(int layer_id, std::size_t ind
   Layer& layer = layers_.at(layer_id);
   Slot& slot = layer.slots.at(index);
   layer.current = index;
-  changed_.wait(lock, [&] { return slot.state != State::kLoading; });
+  while (slot.state == State::kLoading) {
+    throw_if_interrupted();
+    changed_.wait_for(lock, std::chrono::milliseconds(50));
+  }
   if (slot.state == State::kFailed) slot.state = State::kAbsent;  // ahead of need: once more, now that it is needed
   if (slot.state == State::kAbsent) {
     (void)make_room(ChunkRows::bytes_of(slot.chunk), Room::kNeeded);
@@ -169,16 +180,21 @@ std::optional<int> RemoteChunks::next_layer() const {
 }
 
 /// Kept rows that nobody holds, the one that will be missed least. Layers are read in order, and so are the chunks of
-/// each, perhaps again and again: what was used last is needed last. Layers that are done with go before open ones.
+/// each, perhaps again and again: what was used last is needed last. Layers that are done with go before open ones, and
+/// what nobody used of them, in vain read ahead, before all.
 RemoteChunks::Slot* RemoteChunks::least_missed(Room room) {
+  const auto less_missed = [](const Slot& a, const Slot* b) {
+    if (b == nullptr || a.last_use == 0) return true;
+    return b->last_use != 0 && a.last_use > b->last_use;
+  };
   Slot *done_with = nullptr, *open = nullptr;
   for (auto& [id, layer] : layers_) {
     for (Slot& slot : layer.slots) {
       const bool awaited = layer.ahead || (layer.readers > 0 && slot.last_use == 0);
       if (slot.state != State::kReady || awaited || slot.rows.use_count() > 1) continue;
       if (layer.readers == 0) {
-        if (done_with == nullptr || slot.last_use > done_with->last_use) done_with = &slot;
-      } else if (open == nullptr || slot.last_use > open->last_use) {
+        if (less_missed(slot, done_with)) done_with = &slot;
+      } else if (less_missed(slot, open)) {
         open = &slot;
       }
     }

@@ -64,9 +64,12 @@ class RemoteChunks {
   /// Someone is going to read this layer; close() when done. Any number may at the same time.
   void open(int layer_id);
   void close(int layer_id);
+  /// Who was going to read this layer does not: what was read ahead of it may make room.
+  void pass_over(int layer_id);
   /// What the plan of a layer is; nothing is read yet.
   [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id);
-  /// Rows of a chunk of an open layer, waiting for them. Throws what reading threw.
+  /// Rows of a chunk of an open layer, waiting for them. Throws what reading threw, and what
+  /// throw_if_interrupted() throws.
   [[nodiscard]] std::shared_ptr<const ChunkRows> get(int layer_id, std::size_t index);
 
  private:

@@ -46,6 +46,8 @@ bool take_sizes(LayerStream& stream, LayerStatistics& layer) {
 
 /// Tells the source which chunks of a layer hold the share's blocks.
 void expect_blocks(QkvSource& source, const LayerShare& share, const WorkShape& shape) {
+  source.expect({});  // to count them takes at most the first chunk
+  source.expect_part(share.layer_id, 0, 0);
   const std::vector<std::size_t> ends = ends_of_blocks(*source.open(share.layer_id), shape);
   const auto begin_of = [&](std::int64_t block) {
     const auto before = static_cast<std::size_t>(std::min<std::int64_t>(block, std::ssize(ends)));

@@ -7,6 +7,7 @@
 
 #include "base/files.hpp"
 #include "dump/folder_source.hpp"
+#include "support/memory_source.hpp"
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
 
@@ -129,6 +130,30 @@ TEST_CASE("limits cut the dumps of ranks as they cut others") {
     CHECK(chunk.sequences.back().end == 30);
     CHECK(source->calibration().tokens == 30);
     CHECK_ERROR(open_dump(dump.path(), {.layers = {4}}, status), UsageError, "no layer 4");
+  }
+}
+
+TEST_CASE("to learn what ranks hold nothing is read ahead, later everything") {
+  std::vector<std::unique_ptr<QkvSource>> ranks;
+  std::vector<test::WatchedSource*> watched;
+  for (std::uint64_t rank = 0; rank < 2; ++rank) {
+    std::map<int, std::vector<test::MemoryChunk>> layers;
+    for (const int id : {3, 5}) {
+      layers[id].push_back({random_rows(2, rank), random_rows(1, rank + 2), random_rows(1, rank + 4), {{0, kTokens}}});
+    }
+    auto source = std::make_unique<test::WatchedSource>(std::move(layers));
+    watched.push_back(source.get());
+    ranks.push_back(std::move(source));
+  }
+  const auto merged = merge_ranks(std::move(ranks));
+  CHECK(merged->model().num_attention_heads == 4);
+  for (const test::WatchedSource* rank : watched) {
+    REQUIRE(rank->openings.size() == 1);
+    CHECK(rank->openings.front().layer_id == 3);
+    CHECK(rank->openings.front().last == 0);
+    CHECK(rank->openings.front().layers == 0);
+    CHECK(rank->part(3).second == SIZE_MAX);
+    CHECK(rank->expected() == 2);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <set>
@@ -11,6 +12,7 @@
 
 #include "base/check.hpp"
 #include "base/files.hpp"
+#include "base/stop.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -45,6 +47,8 @@ class FakePlaces : public RemotePlaces {
   }
   void read(std::span<const FilePart> parts) override {
     const std::string& path = static_cast<const File&>(*parts.front().file).path;
+    ++asked;
+    while (stuck) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (path == broken) throw TransportError("broken", path, "");
     for (const FilePart& part : parts) std::memset(part.to.data(), static_cast<int>(part.offset), part.to.size());
     const std::lock_guard lock(mutex_);
@@ -65,6 +69,8 @@ class FakePlaces : public RemotePlaces {
     return reads();
   }
   std::string broken;
+  std::atomic<bool> stuck = false;
+  std::atomic<int> asked = 0;
 
  private:
   std::mutex mutex_;
@@ -172,6 +178,53 @@ TEST_CASE("of a layer of which a part is expected no other part is read ahead") 
   CHECK(places.settled().size() == 3);
   CHECK(chunks.get(0, 0) != nullptr);  // whoever asks nevertheless gets it
   CHECK(places.settled().size() == 4);
+}
+
+TEST_CASE("what was read ahead in vain makes room first") {
+  FakePlaces places;
+  RemoteChunks chunks({0}, plan, 3 * kBytes);
+  chunks.open(0);
+  CHECK(places.settled().size() == 3);
+  CHECK(chunks.get(0, 0) != nullptr);
+  chunks.close(0);
+  for (const int layer : {0, 9}) chunks.expect_part(layer, 0, 0);
+  chunks.open(9);
+  CHECK(chunks.get(9, 0) != nullptr);
+  chunks.open(0);
+  CHECK(chunks.get(0, 0) != nullptr);
+  CHECK(places.settled().size() == 4);
+}
+
+TEST_CASE("a layer that was expected and is passed over makes room") {
+  FakePlaces places;
+  RemoteChunks chunks({0, 5}, plan, 4 * kBytes);
+  chunks.open(0);
+  read_all(chunks, 0);
+  CHECK(places.settled().size() == 4);  // one of layer 5
+  chunks.close(0);
+  chunks.pass_over(5);
+  for (const int layer : {0, 9}) chunks.expect_part(layer, 0, 0);
+  chunks.expect({});
+  chunks.open(9);
+  CHECK(chunks.get(9, 0) != nullptr);
+  chunks.open(0);
+  read_all(chunks, 0);
+  CHECK(places.settled().size() == 5);
+}
+
+TEST_CASE("a wait for what is read ahead ends with the work that waits") {
+  FakePlaces places;
+  places.stuck = true;
+  RemoteChunks chunks({0}, plan, 6 * kBytes);
+  chunks.open(0);
+  while (places.asked == 0) std::this_thread::yield();
+  const std::atomic<bool> stop = true;
+  {
+    const StopScope scope(stop);
+    CHECK_THROWS_AS(chunks.get(0, 0), Interrupted);
+  }
+  places.stuck = false;
+  CHECK(chunks.get(0, 0) != nullptr);
 }
 
 TEST_CASE("any number of layers may be open, each read by another thread") {

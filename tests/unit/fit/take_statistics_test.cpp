@@ -15,7 +15,8 @@ namespace oscar {
 namespace {
 
 /// Three layers of 8 chunks, which are 3 blocks, or 4 where `more`.
-test::MemorySource make_source(bool more = false) {
+template <class Source = test::MemorySource>
+Source make_source(bool more = false) {
   std::map<int, std::vector<test::MemoryChunk>> layers;
   for (const int id : {0, 2, 5}) {
     for (int i = 0; i < (more && id == 5 ? 11 : 8); ++i) {
@@ -28,7 +29,7 @@ test::MemorySource make_source(bool more = false) {
       layers[id].push_back(std::move(chunk.front()));
     }
   }
-  return test::MemorySource(std::move(layers));
+  return Source(std::move(layers));
 }
 
 std::string bytes_of(const Statistics& statistics) {
@@ -86,7 +87,7 @@ TEST_CASE("shares are a run of all blocks each, with nothing left out and nothin
 TEST_CASE("both passes of any number of processes have the bytes of one's") {
   const auto backend = test::make_test_backend();
   for (const bool more : {false, true}) {
-    test::MemorySource source = make_source(more);
+    auto source = make_source(more);
     Status status;
     const FitOptions options{.recipe = "oscar", .key_objective = "fisher", .target = "any", .center = true};
     const FitOptions options_of_sst{.recipe = "oscar"};
@@ -100,6 +101,21 @@ TEST_CASE("both passes of any number of processes have the bytes of one's") {
       CHECK(bytes_of(take_on(size, source, options_of_sst, &first, *backend, 3)) == bytes_of(second));
     }
   }
+}
+
+TEST_CASE("while blocks are counted nothing is read ahead, and then only the share's chunks") {
+  const auto backend = test::make_test_backend();
+  auto source = make_source<test::WatchedSource>();
+  Status status;
+  StatisticsTaker taker(source, {.recipe = "oscar"}, nullptr, *backend, status);
+  taker.take(std::vector<LayerShare>{{2, {1, 2}}}, [](std::size_t, const std::vector<LayerStatistics>&) {});
+  REQUIRE(source.openings.size() == 2);
+  CHECK(source.openings[0].last == 0);
+  CHECK(source.openings[0].layers == 0);
+  CHECK(source.openings[1].first > 0);
+  CHECK(source.openings[1].last > source.openings[1].first);
+  CHECK(source.openings[1].last < 8);
+  CHECK(source.openings[1].layers == 1);
 }
 
 }  // namespace oscar
