@@ -37,6 +37,13 @@ class RanksTest(RemoteCase):
             self.assertEqual((self.folder / f"of_{size}").read_bytes(), here)
             self.assertLess(self.bytes_asked(server, "/layer_"), whole)
 
+    def test_statistics_of_a_tensor_parallel_dump(self):
+        for rank in range(2):
+            self.split_dump("dump", layers=2, chunks=13, tokens=1024, suffix=f"_rank{rank}", seed=rank)
+        self.succeed("fit", "-q", "--dump", "dump", "--save-stats", "here")
+        self.fit_together(3, "--dump", self.bucket().upload(self.folder / "dump", "dump"), "--save-stats", "there")
+        self.assertEqual((self.folder / "there").read_bytes(), (self.folder / "here").read_bytes())
+
     def test_a_set_of_a_dump(self):
         dump = self.dump()
         here = self.fit("here", "--dump", dump, "--recipe", "oscar")

@@ -115,10 +115,11 @@ class RemoteCase(unittest.TestCase):
         self.succeed("dump", "-q", "--model", MODEL, *TOKENS, "--out", name, *arguments)
         return self.folder / name
 
-    def split_dump(self, name, layers=3, chunks=5, tokens=40):
-        """A dump in the published layout, of random rows: many chunks, one of them a warm-up, one without lengths."""
+    def split_dump(self, name, layers=3, chunks=5, tokens=40, suffix="", seed=5):
+        """A dump in the published layout, of random rows: many chunks, one of them a warm-up, one without lengths.
+        suffix: "_rank0" for a tensor-parallel server's first rank."""
         numpy, torch = importlib.import_module("numpy"), importlib.import_module("torch")
-        random = numpy.random.default_rng(5)
+        random = numpy.random.default_rng(seed)
         for layer in range(layers):
             for chunk in range(chunks):
                 rows = 8 if chunk == 0 else tokens + chunk
@@ -127,7 +128,7 @@ class RemoteCase(unittest.TestCase):
                 if chunk != 2:
                     tensors["seq_lens"] = torch.tensor([rows // 2, rows - rows // 2], dtype=torch.int32)
                 for side, tensor in tensors.items():
-                    path = self.folder / name / f"layer_{2 * layer}" / side / f"{chunk}.pt"
+                    path = self.folder / name / f"layer_{2 * layer}{suffix}" / side / f"{chunk}.pt"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     torch.save(tensor, path)
         return self.folder / name
