@@ -3,6 +3,7 @@
 
 summarize_tests.py RESULTS.xml CTEST_STATUS. Exit 1 if a test failed, could not be run, or if no test ran at all.
 """
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -23,8 +24,8 @@ def outcome(case):
 
 def skip_reason(case):
     output = case.findtext("system-out") or ""
-    reasons = [line.split("skipped:", 1)[1].strip() for line in output.splitlines() if "skipped:" in line]
-    return reasons[0] if reasons else "no reason given"
+    reason = re.search(r"(?:skipped:|\.\.\. skipped) *(.+)", output)  # our programs' words, and unittest's
+    return reason[1].strip(" '\"") if reason else "no reason given"
 
 
 def main():

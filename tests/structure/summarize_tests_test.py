@@ -27,6 +27,10 @@ class SummarizeTests(unittest.TestCase):
     def check(self, cases, ctest_status, exit_code, lines):
         self.assertEqual(summarize(f"<testsuite>{''.join(cases)}</testsuite>", ctest_status), (exit_code, lines))
 
+    def test_reason_of_unittest(self):
+        skipped = SKIPPED.replace("skipped: needs a GPU", "test_x (X.test_x) ... skipped 'no zsh: install it'")
+        self.check([PASSED, skipped], 0, 0, "skipped: no zsh: install it (1 tests)\n1 passed, 0 failed, 1 skipped\n")
+
     def test_passed_and_skipped_is_success(self):
         self.check([PASSED, PASSED, SKIPPED], 0, 0,
                    "skipped: needs a GPU (1 tests)\n2 passed, 0 failed, 1 skipped\n")
