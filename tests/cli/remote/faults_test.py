@@ -14,6 +14,10 @@ WEIGHTS = "model-00001-of-00001.safetensors"
 
 
 class FaultsTest(RemoteCase):
+    def setUp(self):
+        super().setUp()
+        self.environment["OSCAR_DEVICE"] = "cpu"  # a GPU reads layers side by side, before something can happen in between
+
     def model(self, **options):
         return FaultyServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, **options)
 

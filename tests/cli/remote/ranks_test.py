@@ -10,6 +10,10 @@ LONG = ["--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "6
 
 
 class RanksTest(RemoteCase):
+    def setUp(self):
+        super().setUp()
+        self.environment["OSCAR_DEVICE"] = "cpu"  # of one process, too: the bytes of two devices differ
+
     def fit_together(self, size, *arguments):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

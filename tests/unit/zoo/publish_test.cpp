@@ -114,7 +114,8 @@ TEST_CASE("what cannot be published is refused before anything is written") {
   CHECK_ERROR(publish(with([](auto& o) { o.name = "../x"; }), fixture.status), UsageError, "ORG/MODEL");
   CHECK_ERROR(publish(with([](auto& o) { o.name = "a/b@sha256:" + std::string(64, 'a'); }), fixture.status), UsageError,
               "tag");
-  CHECK_ERROR(publish(with([](auto& o) { o.set = "/nowhere"; }), fixture.status), DataError, "/nowhere/manifest.json");
+  CHECK_ERROR(publish(with([](auto& o) { o.set = "/nowhere"; }), fixture.status), DataError,
+              "no rotation set with a manifest.json is here");
   Json manifest = test::sample_manifest("x");
   manifest.erase("codec");
   write_file(options.set / "manifest.json", manifest.dump());
