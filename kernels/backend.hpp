@@ -96,10 +96,6 @@ class Backend {
 /// is none of these. `status` must outlive the backend.
 [[nodiscard]] std::unique_ptr<Backend> make_backend(const std::string& device, Status& status);
 
-/// Keeps BLAS and LAPACK on the calling thread, for the whole process: main calls it before anything computes.
-/// libtorch's own calls reach the same BLAS, and its sums must not depend on whether one of ours came first.
-void keep_blas_on_calling_thread();
-
 /// There is no GPU to be used, rather than one that cannot be used.
 struct NoGpu : BackendUnavailable {
   using BackendUnavailable::BackendUnavailable;

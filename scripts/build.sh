@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Configures the preset "release" in build/ and builds the targets given, or everything. A second run rebuilds nothing.
-# OSCAR_CUDA_ARCHITECTURES: GPUs to compile for, in place of the preset's.
+# Configures the preset "release" in build/ and builds the targets given, or everything; with --tests the tests too. A
+# second run rebuilds nothing. The CUDA backend is built where a GPU is, for that GPU, or for those that
+# OSCAR_CUDA_ARCHITECTURES names ("80-real;90a-real").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+tests=()
+if [ "${1:-}" = --tests ]; then tests=(-DOSCAR_TESTS=ON); shift; fi
+
+# What nvcc calls the GPUs of this machine; the kernels for compute capability 9.0 need its own instructions (90a).
+architectures=${OSCAR_CUDA_ARCHITECTURES:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
+  tr -d . | sort -u | sed 's/^90$/90a/; s/$/-real/' | paste -sd ';' || true)}
+cuda=(-DOSCAR_CUDA=OFF)
+[ -z "$architectures" ] || cuda=(-DOSCAR_CUDA=AUTO "-DCMAKE_CUDA_ARCHITECTURES=$architectures")
+
 mkdir -p build
 # CMake's talk is only of interest when something is wrong.
-cmake --preset release ${OSCAR_CUDA_ARCHITECTURES:+-DCMAKE_CUDA_ARCHITECTURES="$OSCAR_CUDA_ARCHITECTURES"} \
-  >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
+cmake --preset release "${tests[@]}" "${cuda[@]}" >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 cmake --build --preset release ${1:+--target "$@"}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Installs what building and testing oscar needs on Debian 12 / Ubuntu 24.04, and nothing that is already there.
-# Second runs install nothing. libtorch lives in a virtual environment under the user's cache, named by a hash
+# Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --tests also what its tests need. It
+# installs nothing that is already there. libtorch lives in a virtual environment under the user's cache, named by a hash
 # of scripts/requirements.txt, so that every clone with the same requirements shares it; .venv links to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,23 +9,30 @@ cd "$(dirname "$0")/.."
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
+tests=0
+case "${1:-}" in
+  "") ;;
+  --tests) tests=1 ;;
+  *) printf 'usage: scripts/setup.sh [--tests]\n' >&2; exit 2 ;;
+esac
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
 command -v apt-get >/dev/null || die "apt-get not found; install the packages listed in scripts/setup.sh by hand"
 
 packages=(
-  g++ cmake ninja-build ccache pkg-config python3 python3-venv git ca-certificates
-  libcli11-dev libfmt-dev doctest-dev libcurl4-openssl-dev libhdf5-dev libssl-dev
-  libopenblas-dev liblapacke-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
-  libsentencepiece-dev python3-sentencepiece
-  libjs-chart.js zsh
+  g++ cmake ninja-build ccache pkg-config python3 python3-venv ca-certificates
+  libcli11-dev libfmt-dev libcurl4-openssl-dev libhdf5-dev libssl-dev
+  libeigen3-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
+  libsentencepiece-dev libjs-chart.js
 )
-installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' "${packages[@]}" 2>/dev/null || true)
-missing=()
-for package in "${packages[@]}"; do
-  grep -q "^$package ii" <<<"$installed" || missing+=("$package")
-done
-if [ ${#missing[@]} -gt 0 ]; then
-  as_root=()
+[ "$tests" = 0 ] || packages+=(git doctest-dev python3-sentencepiece zsh)
+
+install_packages() {
+  local installed package missing=() as_root=()
+  installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' "${packages[@]}" 2>/dev/null || true)
+  for package in "${packages[@]}"; do
+    grep -q "^$package ii" <<<"$installed" || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
   if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || die "missing packages: ${missing[*]}; run as root, or install sudo"
     as_root=(sudo)
@@ -34,43 +41,59 @@ if [ ${#missing[@]} -gt 0 ]; then
   "${as_root[@]}" apt-get update -qq || die "apt-get update failed; check the network and /etc/apt, then run this again"
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
     || die "apt-get could not install ${missing[*]}; see its message above, then run this again"
-fi
-
-# A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
-if ! command -v chromium google-chrome >/dev/null && [ "$(id -u)" -eq 0 ] && apt-cache show chromium >/dev/null 2>&1; then
-  say "installing chromium (80 MB) for a test"
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 \
-    || say "chromium could not be installed: the test of HTML reports will be skipped"
-fi
+}
 
 requirements=scripts/requirements.txt
 python=/usr/bin/python3 # the distribution's own, so that the shared environment does not hang on a version manager
-key=$( { "$python" --version; cat "$requirements"; } | sha256sum | cut -c1-16)
 store="${XDG_CACHE_HOME:-$HOME/.cache}/oscar-build"
-venv="$store/venv-$key"
-needed_gb=8 # what pip unpacks, and the wheels beside it while it does
-mkdir -p "$store"
-(
-  flock 9
-  if [ ! -e "$venv/complete" ]; then
-    say "installing libtorch and the test oracles into $venv (about 5 GB, once)"
-    rm -rf "$venv"
-    free_gb=$(($(df -Pk "$store" | awk 'NR == 2 {print $4}') / 1048576))
-    [ "$free_gb" -ge "$needed_gb" ] \
-      || die "$store has $free_gb GB free and needs $needed_gb; free some space, or point XDG_CACHE_HOME at a larger disk"
-    "$python" -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$requirements" \
-      || die "pip could not install $requirements; check the network and the free disk space, then run this again"
-    touch "$venv/complete"
+
+need_gb() {
+  local free_gb=$(($(df -Pk "$store" | awk 'NR == 2 {print $4}') / 1048576))
+  [ "$free_gb" -ge "$1" ] \
+    || die "$store has $free_gb GB free and needs $1; free some space, or point XDG_CACHE_HOME at a larger disk"
+}
+
+# Nothing is compiled or kept beside what is installed: the environment is the cache.
+pip_install() {
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir --no-compile "$@" \
+    || die "pip could not install $*; check the network and the free disk space, then run this again"
+}
+
+install_libtorch() {
+  [ ! -e "$venv/complete" ] || return 0
+  need_gb 3
+  say "installing libtorch into $venv (530 MB to fetch, once)"
+  rm -rf "$venv"
+  "$python" -m venv "$venv"
+  pip_install --no-deps -r "$requirements"
+  touch "$venv/complete"
+}
+
+# torch as a Python package, with the CUDA libraries that it loads: for tests, and for models on a GPU.
+install_torch() {
+  local wanted=$1 mark
+  mark="$venv/has-$(sha256sum <"$wanted" | cut -c1-16)"
+  [ ! -e "$mark" ] || return 0
+  need_gb 6
+  say "installing $wanted into $venv (3 GB to fetch, once)"
+  pip_install -r "$wanted"
+  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null || true # some files are for other Pythons
+  touch "$mark"
+}
+
+# A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
+install_browser() {
+  if command -v chromium google-chrome >/dev/null || [ "$(id -u)" -ne 0 ] || ! apt-cache show chromium >/dev/null 2>&1; then
+    return 0
   fi
-) 9>"$store/lock"
-if [ "$(readlink .venv 2>/dev/null || true)" != "$venv" ]; then
-  [ ! -e .venv ] || [ -L .venv ] || die ".venv exists and is not a link; move it away"
-  ln -sfn "$venv" .venv
-fi
+  say "installing chromium (80 MB) for a test"
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 \
+    || say "chromium could not be installed: the test of HTML reports will be skipped"
+}
 
 # nginx as a peer of the zoo's tests: unpacked, not installed, so that no server starts on this machine.
-if [ ! -x "$store/nginx/usr/sbin/nginx" ]; then
+unpack_nginx() {
+  [ ! -x "$store/nginx/usr/sbin/nginx" ] || return 0
   rm -rf "$store/nginx.part"
   mkdir -p "$store/nginx.part"
   if (cd "$store/nginx.part" && apt-get download -qq nginx >/dev/null 2>&1 && dpkg -x nginx_*.deb .); then
@@ -78,5 +101,23 @@ if [ ! -x "$store/nginx/usr/sbin/nginx" ]; then
   else
     say "nginx could not be fetched: the tests that use it will be skipped"
   fi
+}
+
+install_packages
+venv="$store/venv-$( { "$python" --version; cat "$requirements"; } | sha256sum | cut -c1-16)"
+mkdir -p "$store"
+(
+  flock 9
+  install_libtorch
+  if nvidia-smi -L >/dev/null 2>&1; then install_torch "$requirements"; fi
+  if [ "$tests" = 1 ]; then
+    install_torch scripts/requirements-tests.txt
+    install_browser
+    unpack_nginx
+  fi
+) 9>"$store/lock"
+if [ "$(readlink .venv 2>/dev/null || true)" != "$venv" ]; then
+  [ ! -e .venv ] || [ -L .venv ] || die ".venv exists and is not a link; move it away"
+  ln -sfn "$venv" .venv
 fi
 say "ready"

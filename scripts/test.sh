@@ -5,8 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/setup.sh
-scripts/build.sh
+scripts/setup.sh --tests
+scripts/build.sh --tests
 if ! nvidia-smi -L >/dev/null 2>&1; then
   printf 'test: no NVIDIA GPU here: tests of the CUDA backend are skipped\n' >&2
 fi

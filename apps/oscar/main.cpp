@@ -25,7 +25,6 @@ void start(Context& context) {
       Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
   context.network.talk_to(*context.status);
   set_num_threads(context.common.threads);
-  keep_blas_on_calling_thread();
   context.status->detail(std::string("version ") + kVersion + ", " + std::to_string(num_threads()) + " threads");
 }
 

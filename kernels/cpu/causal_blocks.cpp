@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/exp.hpp"
+#include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {
 namespace {

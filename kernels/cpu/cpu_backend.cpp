@@ -4,7 +4,6 @@
 #include "base/check.hpp"
 #include "base/threads.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
 
 namespace oscar {
@@ -54,8 +53,6 @@ class CpuBackend : public Backend {
 };
 
 }  // namespace
-
-void keep_blas_on_calling_thread() { cpu::use_one_blas_thread(); }
 
 std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }
 

@@ -7,9 +7,9 @@
 #include "base/check.hpp"
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/causal_blocks.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {
 namespace {

@@ -8,8 +8,8 @@
 #include "base/check.hpp"
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/cpu/products.hpp"
 #include "kernels/cpu/row_codec.hpp"
 
 namespace oscar::cpu {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/threads.hpp"
-#include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/mixed_attention.hpp"
+#include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {
 

@@ -5,8 +5,8 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
-#include "kernels/cpu/blas.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {
 namespace {

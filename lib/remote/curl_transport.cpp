@@ -28,7 +28,7 @@ constexpr std::uint64_t kPageBytes = 64 << 10;
 
 using Clock = std::chrono::steady_clock;
 /// What is read from a socket at once; libcurl's own 16 KiB mean sixteen times as many reads.
-constexpr long kBlockBytes = 256 << 10;
+constexpr long kReceiveBytes = 256 << 10;
 
 class CurlTransport : public Transport {
  public:
@@ -121,7 +121,7 @@ class CurlTransport : public Transport {
       configure(transfer, location_, where(transfer.request.path) + (query.empty() ? "" : "?" + query));
     }
     handle.set(CURLOPT_FAILONERROR, 1L);
-    handle.set(CURLOPT_BUFFERSIZE, kBlockBytes);
+    handle.set(CURLOPT_BUFFERSIZE, kReceiveBytes);
     handle.set(CURLOPT_WRITEFUNCTION, &on_transfer_bytes);
     handle.set(CURLOPT_WRITEDATA, &transfer);
     const std::uint64_t limit = std::clamp<std::uint64_t>(transfer.request.max_bytes, kPageBytes, INT64_MAX);

@@ -13,25 +13,25 @@
 namespace oscar {
 namespace {
 
-struct Entry {
+struct NamedType {
   DType dtype;
   std::size_t size;
   std::string_view name;
 };
 
-constexpr std::array<Entry, 11> kTypes{{{DType::kF64, 8, "float64"},
-                                        {DType::kF32, 4, "float32"},
-                                        {DType::kF16, 2, "float16"},
-                                        {DType::kBF16, 2, "bfloat16"},
-                                        {DType::kI64, 8, "int64"},
-                                        {DType::kI32, 4, "int32"},
-                                        {DType::kI16, 2, "int16"},
-                                        {DType::kI8, 1, "int8"},
-                                        {DType::kU8, 1, "uint8"},
-                                        {DType::kBool, 1, "bool"},
-                                        {DType::kF8E4M3, 1, "float8_e4m3fn"}}};
+constexpr std::array<NamedType, 11> kTypes{{{DType::kF64, 8, "float64"},
+                                            {DType::kF32, 4, "float32"},
+                                            {DType::kF16, 2, "float16"},
+                                            {DType::kBF16, 2, "bfloat16"},
+                                            {DType::kI64, 8, "int64"},
+                                            {DType::kI32, 4, "int32"},
+                                            {DType::kI16, 2, "int16"},
+                                            {DType::kI8, 1, "int8"},
+                                            {DType::kU8, 1, "uint8"},
+                                            {DType::kBool, 1, "bool"},
+                                            {DType::kF8E4M3, 1, "float8_e4m3fn"}}};
 
-const Entry& entry(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
+const NamedType& entry(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
 
 }  // namespace
 
@@ -50,7 +50,7 @@ std::string_view name_of(DType dtype) { return entry(dtype).name; }
 
 DType dtype_from_name(std::string_view name) {
   std::string known;
-  for (const Entry& type : kTypes) {
+  for (const NamedType& type : kTypes) {
     if (type.name == name) return type.dtype;
     known += (known.empty() ? "" : ", ") + std::string(type.name);
   }

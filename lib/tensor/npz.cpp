@@ -18,8 +18,8 @@ constexpr std::size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kMax
 constexpr std::uint64_t kMaxBytes = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint16_t kVersion = 20, kEncrypted = 1;
 
-[[noreturn]] void refuse(const std::string& what, const std::string& where,
-                         const std::string& remedy = "write the file again with numpy.savez") {
+[[noreturn]] void refuse_npz(const std::string& what, const std::string& where,
+                             const std::string& remedy = "write the file again with numpy.savez") {
   throw DataError(what, where, remedy);
 }
 
@@ -49,24 +49,26 @@ std::size_t find_end(std::span<const std::byte> file, const std::string& where) 
   for (std::size_t back = kEndBytes; back <= std::min(file.size(), kEndBytes + kMaxComment); ++back) {
     if (at<std::uint32_t>(file, file.size() - back) == kEnd) return file.size() - back;
   }
-  refuse("not a zip archive, or truncated", where);
+  refuse_npz("not a zip archive, or truncated", where);
 }
 
 /// The payload of the member whose record in the directory stands at `entry`.
 std::span<const std::byte> payload(std::span<const std::byte> file, std::size_t entry, const std::string& where) {
   const auto method = at<std::uint16_t>(file, entry + 10);
-  if (method != 0) refuse("the member is compressed", where, "write the file with numpy.savez, not savez_compressed");
-  if ((at<std::uint16_t>(file, entry + 8) & kEncrypted) != 0) refuse("the member is encrypted", where);
+  if (method != 0)
+    refuse_npz("the member is compressed", where, "write the file with numpy.savez, not savez_compressed");
+  if ((at<std::uint16_t>(file, entry + 8) & kEncrypted) != 0) refuse_npz("the member is encrypted", where);
   const std::uint64_t size = at<std::uint32_t>(file, entry + 20), begin = at<std::uint32_t>(file, entry + 42);
-  if (at<std::uint32_t>(file, entry + 24) != size) refuse("the member has two sizes", where);
+  if (at<std::uint32_t>(file, entry + 24) != size) refuse_npz("the member has two sizes", where);
   if (begin + kLocalBytes > file.size() || at<std::uint32_t>(file, begin) != kLocal) {
-    refuse("the archive is damaged: no member where its directory says", where);
+    refuse_npz("the archive is damaged: no member where its directory says", where);
   }
   const std::uint64_t data =
       begin + kLocalBytes + at<std::uint16_t>(file, begin + 26) + at<std::uint16_t>(file, begin + 28);
-  if (data > file.size() || size > file.size() - data) refuse("truncated: the member ends beyond the file", where);
+  if (data > file.size() || size > file.size() - data) refuse_npz("truncated: the member ends beyond the file", where);
   const auto bytes = file.subspan(data, size);
-  if (crc32(bytes) != at<std::uint32_t>(file, entry + 16)) refuse("the member is damaged: its checksum differs", where);
+  if (crc32(bytes) != at<std::uint32_t>(file, entry + 16))
+    refuse_npz("the member is damaged: its checksum differs", where);
   return bytes;
 }
 
@@ -75,7 +77,7 @@ class Writer {
  public:
   void add(const std::string& name, std::string_view content) {
     if (content.size() + file_.size() > kMaxBytes) {
-      refuse("the archive would have more than 4 GB", name, "write another format");
+      refuse_npz("the archive would have more than 4 GB", name, "write another format");
     }
     const auto offset = static_cast<std::uint32_t>(file_.size());
     const std::string common = fields(name, content);
@@ -137,20 +139,20 @@ NpzFile::NpzFile(const std::filesystem::path& path) : path_(path.string()), file
   std::uint64_t entry = at<std::uint32_t>(file, end + 16);
   for (std::uint16_t i = 0; i < count; ++i) {
     if (entry + kCentralBytes > end || at<std::uint32_t>(file, entry) != kCentral) {
-      refuse("the archive is damaged: its directory breaks off", path_);
+      refuse_npz("the archive is damaged: its directory breaks off", path_);
     }
     const std::size_t name_bytes = at<std::uint16_t>(file, entry + 28);
-    if (entry + kCentralBytes + name_bytes > end) refuse("the archive is damaged: its directory breaks off", path_);
+    if (entry + kCentralBytes + name_bytes > end) refuse_npz("the archive is damaged: its directory breaks off", path_);
     const std::string name(reinterpret_cast<const char*>(file.data()) + entry + kCentralBytes, name_bytes);
     const bool fresh = members_.emplace(name, payload(file, entry, path_ + ", member " + name)).second;
-    if (!fresh) refuse("the archive has the member " + name + " twice", path_);
+    if (!fresh) refuse_npz("the archive has the member " + name + " twice", path_);
     entry += kCentralBytes + name_bytes + at<std::uint16_t>(file, entry + 30) + at<std::uint16_t>(file, entry + 32);
   }
 }
 
 Tensor NpzFile::read(const std::string& array) const {
   const auto found = members_.find(array + ".npy");
-  if (found == members_.end()) refuse("there is no array " + array, path_, "check that this is the right file");
+  if (found == members_.end()) refuse_npz("there is no array " + array, path_, "check that this is the right file");
   return parse_npy(found->second, path_ + ", array " + array);
 }
 

@@ -44,7 +44,7 @@ std::string_view header_name(DType dtype) {
   return std::find_if(kNames.begin(), kNames.end(), [&](const auto& entry) { return entry.first == dtype; })->second;
 }
 
-[[noreturn]] void refuse(const std::string& what, const std::string& where) {
+[[noreturn]] void refuse_safetensors(const std::string& what, const std::string& where) {
   throw DataError(what, where, "fetch or write the file again");
 }
 
@@ -53,13 +53,13 @@ struct Range {
 };
 
 /// One entry of the header, checked by itself.
-struct Entry {
+struct StoredTensor {
   std::string dtype;
   std::vector<std::int64_t> shape;
   Range range;
 };
 
-Entry parse_entry(const Json& json, const std::string& where) {
+StoredTensor parse_entry(const Json& json, const std::string& where) {
   const auto is_count = [](const Json& value) {
     return value.is_number_unsigned() && value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
   };
@@ -68,7 +68,7 @@ Entry parse_entry(const Json& json, const std::string& where) {
   };
   if (!json.is_object() || !json.contains("dtype") || !json["dtype"].is_string() || !are_counts("shape") ||
       !are_counts("data_offsets") || json["data_offsets"].size() != 2) {
-    refuse("the header entry lacks a proper dtype, shape or data_offsets", where);
+    refuse_safetensors("the header entry lacks a proper dtype, shape or data_offsets", where);
   }
   return {json["dtype"].get<std::string>(),
           json["shape"].get<std::vector<std::int64_t>>(),
@@ -81,21 +81,22 @@ void check_coverage(std::vector<Range> ranges, std::uint64_t payload, const std:
             [](const Range& a, const Range& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   std::uint64_t expected = 0;
   for (const Range& range : ranges) {
-    if (range.begin != expected) refuse("tensors overlap or leave holes in the payload", path);
+    if (range.begin != expected) refuse_safetensors("tensors overlap or leave holes in the payload", path);
     expected = range.end;
   }
   if (expected != payload) {
-    refuse("the header describes " + std::to_string(expected) + " bytes of payload, the file has " +
-               std::to_string(payload),
-           path);
+    refuse_safetensors("the header describes " + std::to_string(expected) + " bytes of payload, the file has " +
+                           std::to_string(payload),
+                       path);
   }
 }
 
-TensorRef tensor_ref(const Entry& entry, DType dtype, std::span<const std::byte> payload, const std::string& where) {
+TensorRef tensor_ref(const StoredTensor& entry, DType dtype, std::span<const std::byte> payload,
+                     const std::string& where) {
   const std::uint64_t bytes = entry.range.end - entry.range.begin;
   const auto count = static_cast<std::uint64_t>(num_elements(entry.shape));
   if (count > bytes || count * size_of(dtype) != bytes) {
-    refuse(
+    refuse_safetensors(
         "shape " + shape_text(entry.shape) + " of " + entry.dtype + " does not fit " + std::to_string(bytes) + " bytes",
         where);
   }
@@ -106,14 +107,15 @@ std::string_view header_text(PlacedFile& place, const std::string& path) {
   std::uint64_t length = 0;
   const std::span<const std::byte> file = place.bytes();
   place.load_front(kLengthBytes);
-  if (file.size() < kLengthBytes) refuse("too short for a safetensors file", path);
+  if (file.size() < kLengthBytes) refuse_safetensors("too short for a safetensors file", path);
   std::memcpy(&length, file.data(), sizeof length);
   constexpr std::string_view kPointer = "version https://git-lfs";
   if (std::string_view(reinterpret_cast<const char*>(file.data()), file.size()).starts_with(kPointer)) {
     throw DataError("a pointer of Git LFS, not the file itself", path, "run git lfs pull in its folder");
   }
-  if (length > kMaxHeaderBytes) refuse("not a safetensors file: header length " + std::to_string(length), path);
-  if (length > file.size() - kLengthBytes) refuse("truncated: the header is longer than the file", path);
+  if (length > kMaxHeaderBytes)
+    refuse_safetensors("not a safetensors file: header length " + std::to_string(length), path);
+  if (length > file.size() - kLengthBytes) refuse_safetensors("truncated: the header is longer than the file", path);
   place.load_front(kLengthBytes + length);
   return {reinterpret_cast<const char*>(file.data()) + kLengthBytes, length};
 }
@@ -131,7 +133,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   const std::string_view text = header_text(*file_, path_);
   const std::span<const std::byte> payload = file_->bytes().subspan(kLengthBytes + text.size());
   const Json header = parse_json(text, path_);
-  if (!header.is_object()) refuse("the header is not a JSON object", path_);
+  if (!header.is_object()) refuse_safetensors("the header is not a JSON object", path_);
   std::vector<Range> ranges;
   for (const auto& [name, value] : header.items()) {
     if (name == kMetadata) {
@@ -139,9 +141,9 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
       continue;
     }
     const std::string where = path_ + ", tensor " + name;
-    const Entry entry = parse_entry(value, where);
+    const StoredTensor entry = parse_entry(value, where);
     if (entry.range.begin > entry.range.end || entry.range.end > payload.size()) {
-      refuse("truncated: the tensor lies outside the file", where);
+      refuse_safetensors("truncated: the tensor lies outside the file", where);
     }
     ranges.push_back(entry.range);
     if (const std::optional<DType> dtype = dtype_from_header(entry.dtype)) {

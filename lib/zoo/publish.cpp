@@ -116,7 +116,7 @@ std::unique_ptr<FileLock> lock_zoo(const fs::path& zoo, Status& status) {
   }
 }
 
-ZooIndex read_index(const fs::path& zoo) {
+ZooIndex index_or_empty(const fs::path& zoo) {
   const fs::path path = zoo / kIndexName;
   return fs::exists(path) ? ZooIndex(read_text(path), path.string()) : ZooIndex();
 }
@@ -187,7 +187,7 @@ void copy_set(const Publication& publication, const fs::path& target, const std:
 
 PublishResult publish_to_folder(const Publication& publication, const fs::path& zoo) {
   const auto lock = lock_zoo(zoo, publication.status);
-  ZooIndex index = read_index(zoo);
+  ZooIndex index = index_or_empty(zoo);
   const auto before = index.find(publication.name);
   const fs::path target = zoo / publication.folder();
   if (publication.is_in(before) && find_set(target, publication.manifest.sha256, SetCheck::hashes) &&

@@ -20,7 +20,8 @@ build() {
   ln -sfn "$(readlink -f .venv)" "$source/.venv"
   # DT_RPATH, unlike DT_RUNPATH, also serves the libraries of libraries, and no environment has to be handed down.
   local rpath='$ORIGIN/bundled;$ORIGIN/bundled/torch;$ORIGIN/bundled/cuda'
-  env -u OSCAR_SHARED cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_CUDA=ON \
+  env -u OSCAR_SHARED cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_CUDA=ON -DOSCAR_TESTS=ON \
+    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 \
     -DCMAKE_CUDA_ARCHITECTURES="${OSCAR_GPU_ARCHITECTURES:-90a-real}" \
     -DCMAKE_BUILD_RPATH="$rpath;${rpath//ORIGIN/ORIGIN\/..}" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
     -DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags >.gpu/configure.log 2>&1 || { cat .gpu/configure.log >&2; exit 1; }

@@ -43,7 +43,7 @@ cuda_libraries() {
 build_here() {
   source=$PWD build=$PWD/build-gpu published=${PUBLISHED_FITTER:-}
   commit=$(git describe --always --dirty --abbrev=40 --exclude='*')
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native \
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_CUDA=ON -DOSCAR_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES=native \
     >"$out/configure.log" 2>&1 || { cat "$out/configure.log" >&2; exit 1; }
   cmake --build "$build" >"$out/build.log" 2>&1 || { tail -60 "$out/build.log" >&2; exit 1; }
 }

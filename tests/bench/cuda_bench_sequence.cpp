@@ -10,21 +10,21 @@
 namespace oscar {
 namespace {
 
-constexpr int kHeads = 32, kKvHeads = 8, kDim = 128;
+constexpr int kHeads = 32, kSequenceKvHeads = 8, kSequenceDim = 128;
 constexpr Windows kWindows{64, 256};
 
 Tensor random_rows(std::int64_t tokens, int heads, std::uint32_t seed) {
-  std::vector<float> values(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(heads * kDim));
+  std::vector<float> values(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(heads * kSequenceDim));
   for (float& value : values) {
     seed = seed * 1664525U + 1013904223U;
     value = static_cast<float>(seed >> 8) / (1 << 23) - 1.0F;
   }
-  return convert(Tensor::from({tokens, heads, kDim}, std::span<const float>(values)), DType::kBF16);
+  return convert(Tensor::from({tokens, heads, kSequenceDim}, std::span<const float>(values)), DType::kBF16);
 }
 
 MatrixStack rotations() {
-  MatrixStack matrices = covariances(kKvHeads, kDim);
-  for (double& value : matrices.data) value /= kDim;
+  MatrixStack matrices = covariances(kSequenceKvHeads, kSequenceDim);
+  for (double& value : matrices.data) value /= kSequenceDim;
   return matrices;
 }
 
@@ -37,8 +37,8 @@ struct Sequence {
 
   Sequence(std::int64_t keys, std::int64_t queries, std::uint32_t seed)
       : q(random_rows(queries, kHeads, seed)),
-        k(random_rows(keys, kKvHeads, seed + 1)),
-        v(random_rows(keys, kKvHeads, seed + 2)) {
+        k(random_rows(keys, kSequenceKvHeads, seed + 1)),
+        v(random_rows(keys, kSequenceKvHeads, seed + 2)) {
     const std::int64_t step = queries == keys ? 1 : (keys - kWindows.sink - kWindows.recent) / queries;
     for (std::int64_t i = queries; i > 0; --i) positions.push_back(keys - 1 - (i - 1) * step);
   }
@@ -90,13 +90,13 @@ Json measure_attention(Backend& backend, std::int64_t keys, std::int64_t queries
   const Sequence sequence(keys, queries, 5);
   const auto held = sequence.hold(backend);
   const HistoryCodecs codecs{RowCodec{.clip_ratio = 0.96}, RowCodec{.clip_ratio = 0.92}};
-  std::vector<float> out(static_cast<std::size_t>(queries) * kHeads * kDim);
+  std::vector<float> out(static_cast<std::size_t>(queries) * kHeads * kSequenceDim);
   double pairs = 0;
   for (const std::int64_t position : sequence.positions) pairs += static_cast<double>(position + 1) * kHeads;
   return {{"hold", measure(
                        sequence.size(), 0, [&] { (void)sequence.hold(backend); }, 5)},
           {"attend", measure(
-                         0, 4 * kDim * pairs, [&] { held->attend(codecs, kWindows, out); }, 5)},
+                         0, 4 * kSequenceDim * pairs, [&] { held->attend(codecs, kWindows, out); }, 5)},
           {"row_errors", measure(
                              0, 0, [&] { (void)held->row_errors(codecs, kWindows); }, 5)}};
 }

@@ -21,7 +21,7 @@ try:
     from oscar_kv.int2_rows import SideRows
     from oscar_kv.row_codec import Layout
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")

@@ -14,7 +14,7 @@ try:
     from oscar_kv.rotation_set import Side
     from oscar_kv.row_codec import Layout, RowCodec
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 sys.path.insert(0, str(Path(os.environ["OSCAR_PROJECT"]) / "scripts/reference"))

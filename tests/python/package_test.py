@@ -14,7 +14,7 @@ try:
     import safetensors  # noqa: F401
     import torch
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"

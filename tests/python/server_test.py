@@ -17,7 +17,7 @@ try:
     from oscar_kv import sglang_plugin, vllm_plugin
     from safetensors import safe_open
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 LAYERS, HEADS, KV_HEADS, DIM, TOKENS = 3, 4, 2, 32, 120

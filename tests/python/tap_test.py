@@ -16,7 +16,7 @@ try:
     import transformers
     from safetensors import safe_open
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 PROJECT = Path(os.environ["OSCAR_PROJECT"])

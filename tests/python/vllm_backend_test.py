@@ -19,7 +19,7 @@ try:
     from oscar_kv import int2_attend, int2_side, vllm_plugin
     from oscar_kv.int2_kernel import KernelRows
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")

@@ -36,10 +36,10 @@ WRAPPERS = {
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],
-    ("cblas", "lapacke", "lapack", "openblas"): ["kernels/cpu/"],
+    ("Eigen/",): ["kernels/cpu/eigh.cpp"],
     ("pcre2", "utf8proc"): ["lib/model/tokenizer"],
     ("sentencepiece",): ["lib/model/tokenizer/sentencepiece.cpp"],
-    ("valijson/",): ["lib/base/json.cpp"],
+    ("valijson/",): ["lib/base/json_schema.cpp"],
     ("cuda", "cublas", "cusolver", "curand", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/"],
     ("nccl",): ["lib/model/decoder_torch/nccl_link.cpp"],
 }

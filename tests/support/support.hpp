@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/errors.hpp"
 
@@ -27,12 +28,16 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// A file of the project's own fixtures, tests/data/<name>.
+/// A file of the project's own fixtures, tests/data/<name>, or of those in $OSCAR_TEST_DATA.
 [[nodiscard]] std::filesystem::path data(const std::string& name);
 
 /// A path in the reference data beside the checkout (or in $OSCAR_SHARED); nullopt, and a line that makes the case
 /// count as skipped, if this machine does not have it.
 [[nodiscard]] std::optional<std::filesystem::path> shared_data(const std::string& name);
+
+/// Folders with a dump, and what the published fitter and an independent numpy implementation make of it: one layer,
+/// which is among the fixtures, and all layers where this machine has the reference data.
+[[nodiscard]] std::vector<std::filesystem::path> published_fits();
 
 /// Prints why, and makes the case count as skipped.
 void skip_case(const std::string& reason);

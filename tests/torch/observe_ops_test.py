@@ -11,7 +11,7 @@ try:
     import torch
     from safetensors import safe_open
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 torch.ops.load_library(os.environ["OSCAR_TORCH_LIBRARY"])

@@ -15,7 +15,7 @@
 namespace oscar::methods {
 namespace {
 
-constexpr int kBlock = 16;
+constexpr int kMxBlock = 16;
 
 void fp8_token(std::span<float> row) {
   const float scale = largest_magnitude(row) / kLargestE4M3;
@@ -26,7 +26,7 @@ void fp8_token(std::span<float> row) {
 void nvfp4(const History& history) {
   const float global = largest_magnitude(history.rows) / (kLargestE2M1 * kLargestE4M3);
   if (global == 0) return;
-  along_rows(history.by_head(), kBlock, [global](std::span<float> block) {
+  along_rows(history.by_head(), kMxBlock, [global](std::span<float> block) {
     const float scale = round_to_e4m3(largest_magnitude(block) / (kLargestE2M1 * global)) * global;
     for (float& x : block) x = scale == 0 ? 0 : round_to_e2m1(x / scale) * scale;
   });
@@ -58,7 +58,7 @@ Family float_methods() {
           both_sides("fp8_token", "FP8 e4m3, a scale per token and head", by_token(fp8_token, 0, bits_by_token(8, 1))),
           both_sides("nvfp4", "NVFP4, blocks of 16; global scale of the history itself", {nvfp4, fixed_bits(4.5)}),
           both_sides("mxfp4", "FP4 with power-of-two scales, blocks of 16, as in SGLang",
-                     by_token(mxfp4, kBlock, fixed_bits(4.5)))};
+                     by_token(mxfp4, kMxBlock, fixed_bits(4.5)))};
 }
 
 }  // namespace oscar::methods

@@ -26,7 +26,7 @@ struct Range {
   [[nodiscard]] float half() const { return std::max((high - low) / 2, 1e-8F); }
 };
 
-Range range_of(std::vector<float> values) {
+Range inlier_range(std::vector<float> values) {
   const auto at = [&](double share) {
     const auto rank = std::lround(share * static_cast<double>(values.size() - 1));
     std::nth_element(values.begin(), values.begin() + rank, values.end());
@@ -41,7 +41,7 @@ std::vector<Range> ranges_of(Matrix m, bool of_columns) {
   std::vector<Range> ranges;
   if (!of_columns) {
     ranges.resize(m.rows);
-    parallel_for(m.rows, [&](std::size_t i) { ranges[i] = range_of({m.row(i).begin(), m.row(i).end()}); });
+    parallel_for(m.rows, [&](std::size_t i) { ranges[i] = inlier_range({m.row(i).begin(), m.row(i).end()}); });
     return ranges;
   }
   constexpr std::size_t kTogether = 16;  // a cache line of each row
@@ -52,12 +52,12 @@ std::vector<Range> ranges_of(Matrix m, bool of_columns) {
     for (std::size_t i = 0; i < m.rows; ++i) {
       for (std::size_t j = 0; j < count; ++j) columns[j][i] = m.at(i, first + j);
     }
-    for (std::size_t j = 0; j < count; ++j) ranges[first + j] = range_of(std::move(columns[j]));
+    for (std::size_t j = 0; j < count; ++j) ranges[first + j] = inlier_range(std::move(columns[j]));
   });
   return ranges;
 }
 
-void quantize(Matrix m, bool by_column) {
+void quantize_kvquant(Matrix m, bool by_column) {
   const std::vector<Range> ranges = ranges_of(m, by_column);
   const auto range_at = [&](std::size_t row, std::size_t column) { return ranges[by_column ? column : row]; };
   std::vector<float> sample;
@@ -86,7 +86,7 @@ void quantize(Matrix m, bool by_column) {
 }
 
 SideMethod side(bool by_column) {
-  return {[=](const History& history) { quantize(history.by_token(), by_column); },
+  return {[=](const History& history) { quantize_kvquant(history.by_token(), by_column); },
           [=](const KvShape& shape) {
             const double ranges = by_column ? 0 : 2.0 / (shape.head_dim * shape.num_kv_heads);
             return StoredBits{2 + kOutliers * kBitsPerOutlier, ranges};

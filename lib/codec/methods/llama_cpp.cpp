@@ -14,7 +14,7 @@
 namespace oscar::methods {
 namespace {
 
-constexpr int kBlock = 32;
+constexpr int kGgmlBlock = 32;
 
 float of_largest_magnitude(std::span<const float> x) {
   float largest = 0;
@@ -51,11 +51,11 @@ SideMethod rotated_as_llama_cpp(const SideMethod& side, int order) {
 Family llama_cpp_methods() {
   const auto with_minimum = [](int levels) { return Affine{.levels = levels, .rounding = Rounding::kUp}; };
   const std::vector<std::pair<std::string, SideMethod>> types{
-      {"q8_0", by_token(q8_0, kBlock, fixed_bits(8.5))},
-      {"q5_1", by_token(with_minimum(32), kBlock, fixed_bits(6))},
-      {"q5_0", by_token(SignedRange{16}, kBlock, fixed_bits(5.5))},
-      {"q4_1", by_token(with_minimum(16), kBlock, fixed_bits(5))},
-      {"q4_0", by_token(SignedRange{8}, kBlock, fixed_bits(4.5))}};
+      {"q8_0", by_token(q8_0, kGgmlBlock, fixed_bits(8.5))},
+      {"q5_1", by_token(with_minimum(32), kGgmlBlock, fixed_bits(6))},
+      {"q5_0", by_token(SignedRange{16}, kGgmlBlock, fixed_bits(5.5))},
+      {"q4_1", by_token(with_minimum(16), kGgmlBlock, fixed_bits(5))},
+      {"q4_0", by_token(SignedRange{8}, kGgmlBlock, fixed_bits(4.5))}};
   Family family;
   for (const auto& [name, side] : types) {
     family.push_back({name, "llama.cpp's " + name, {0, 0}, side, side});

@@ -9,7 +9,7 @@
 namespace oscar::methods {
 namespace {
 
-constexpr int kGroup = 32;
+constexpr int kOccamGroup = 32;
 constexpr Affine kAffine{.zero = ZeroPoint::kIntegerShifted};
 
 SideMethod by_direction(const SideMethod& side) {
@@ -40,7 +40,7 @@ SideMethod by_direction(const SideMethod& side) {
 }  // namespace
 
 Family occam_methods() {
-  const SideMethod keys = affine_by_channel(kAffine, kGroup), values = affine_by_token(kAffine, kGroup);
+  const SideMethod keys = affine_by_channel(kAffine, kOccamGroup), values = affine_by_token(kAffine, kOccamGroup);
   return {{"occam",
            "OScaR (Occam's razor): Hadamard, token norms, KIVI's axes, groups of 32",
            {0, 128},

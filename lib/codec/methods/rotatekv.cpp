@@ -10,7 +10,7 @@
 namespace oscar::methods {
 namespace {
 
-constexpr int kHeadsPerRotation = 4, kGroup = 128;
+constexpr int kHeadsPerRotation = 4, kRotateKvGroup = 128;
 
 }  // namespace
 
@@ -22,18 +22,18 @@ Family rotatekv_methods() {
     hadamard(m, heads_together);
     const std::vector<std::size_t> order = sorted_order(column_sums(m));
     take_columns(m, order);
-    along_rows(m, kGroup, affine);
+    along_rows(m, kRotateKvGroup, affine);
     put_columns(m, order);
     hadamard(m, heads_together);
   };
   const auto key_bits = [](const KvShape& shape) {
-    return StoredBits{2, 2 * groups_per_element(shape.head_dim * shape.num_kv_heads, kGroup)};
+    return StoredBits{2, 2 * groups_per_element(shape.head_dim * shape.num_kv_heads, kRotateKvGroup)};
   };
   return {{"rotatekv",
            "RotateKV at 2 bits; channels ordered by the history itself, the first 20 tokens protected",
            {20, 0},
            before_rope({keys, key_bits}),
-           rotated(affine_by_token(affine, kGroup)),
+           rotated(affine_by_token(affine, kRotateKvGroup)),
            true}};
 }
 

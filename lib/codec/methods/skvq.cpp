@@ -14,7 +14,7 @@
 namespace oscar::methods {
 namespace {
 
-constexpr std::size_t kGroup = 128, kIterations = 100, kSampleRows = 512;
+constexpr std::size_t kSkvqGroup = 128, kIterations = 100, kSampleRows = 512;
 constexpr int kClipSteps = 10;  // factors 1, 0.95, … 0.55
 
 using Point = std::array<double, 2>;
@@ -90,9 +90,9 @@ float best_clip(Matrix m, const std::vector<std::size_t>& labels) {
   return best;
 }
 
-void quantize(const History& history) {
+void quantize_skvq(const History& history) {
   const Matrix m = history.by_token();
-  std::vector<std::size_t> labels = cluster(channel_ranges(m), (m.cols + kGroup - 1) / kGroup);
+  std::vector<std::size_t> labels = cluster(channel_ranges(m), (m.cols + kSkvqGroup - 1) / kSkvqGroup);
   const std::vector<std::size_t> order = sorted_order(labels);
   std::sort(labels.begin(), labels.end());
   take_columns(m, order);
@@ -104,13 +104,13 @@ void quantize(const History& history) {
 
 Family skvq_methods() {
   const auto bits = [](const KvShape& shape) {
-    return StoredBits{2 + 16 * groups_per_element(shape.head_dim * shape.num_kv_heads, kGroup), 0};
+    return StoredBits{2 + 16 * groups_per_element(shape.head_dim * shape.num_kv_heads, kSkvqGroup), 0};
   };
   return {{"skvq",
            "SKVQ at 2 bits; clusters and clip factors of the history itself",
            {5, 128},
-           before_rope({quantize, bits}),
-           {quantize, bits},
+           before_rope({quantize_skvq, bits}),
+           {quantize_skvq, bits},
            true}};
 }
 

@@ -59,7 +59,7 @@ class FailuresTest(RanksCase):
     def test_a_job_that_torchrun_is_told_to_end_keeps_finished_layers(self):
         """As Slurm does before it takes the machines away."""
         if not TORCHRUN.exists():
-            self.skipTest("no torchrun; scripts/setup.sh installs it")
+            self.skipTest("no torchrun; scripts/setup.sh --tests installs it")
         for attempt in range(5):
             out = f"preempted_{attempt}"
             job = subprocess.Popen([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",

@@ -52,7 +52,7 @@ class RanksTest(RanksCase):
 
     def test_two_ranks_of_torchrun_write_the_bytes_of_one_process(self):
         if not TORCHRUN.exists():
-            self.skipTest("no torchrun; scripts/setup.sh installs it")
+            self.skipTest("no torchrun; scripts/setup.sh --tests installs it")
         options = ["--dump", "dump", "--recipe", "stretch", "--target", "any", "--device", "cpu"]
         self.run_alone("fit", *options, "--out", "one")
         done = subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",

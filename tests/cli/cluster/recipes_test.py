@@ -21,7 +21,7 @@ try:
     import numpy
     import yaml
 except ImportError as error:
-    print(f"skipped: {error}; scripts/setup.sh installs it")
+    print(f"skipped: {error}; scripts/setup.sh --tests installs it")
     sys.exit(SKIPPED)
 
 # Runs what sbatch would queue, task by task, and prints the job's id.

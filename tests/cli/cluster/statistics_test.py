@@ -34,7 +34,7 @@ class StatisticsTest(RanksCase):
 
     def test_torchrun(self):
         if not TORCHRUN.exists():
-            self.skipTest("no torchrun; scripts/setup.sh installs it")
+            self.skipTest("no torchrun; scripts/setup.sh --tests installs it")
         self.run_alone("fit", "--dump", "dump", "--save-stats", "alone")
         done = subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",
                                "--dump", "dump", "--save-stats", "together"], cwd=self.folder, capture_output=True, text=True,

@@ -22,7 +22,7 @@ def need(name):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise unittest.SkipTest(f"{error}; run scripts/setup.sh") from error
+        raise unittest.SkipTest(f"{error}; run scripts/setup.sh --tests") from error
 
 
 class ConvertTest(unittest.TestCase):

@@ -81,7 +81,7 @@ class CompletionTest(unittest.TestCase):
             if shutil.which(shell):
                 subprocess.run([shell, "-n"], input=script, check=True, text=True, timeout=60)
 
-    @unittest.skipUnless(shutil.which("zsh"), "no zsh: scripts/setup.sh installs it")
+    @unittest.skipUnless(shutil.which("zsh"), "no zsh: scripts/setup.sh --tests installs it")
     def test_completion_in_zsh(self):
         self.assertIn("fit", offered_by_zsh(""))
         self.assertEqual(offered_by_zsh("zoo", ""), completed("zoo", ""))

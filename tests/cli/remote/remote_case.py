@@ -42,7 +42,7 @@ class Bucket:
         try:
             moto, self.boto3 = importlib.import_module("moto.server"), importlib.import_module("boto3")
         except ImportError as error:
-            raise unittest.SkipTest(f"{error}; run scripts/setup.sh") from error
+            raise unittest.SkipTest(f"{error}; run scripts/setup.sh --tests") from error
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self.server.start()

@@ -19,7 +19,7 @@ try:
     from completions_server import CompletionsServer
     from tokenizers import Tokenizer
 except ImportError as missing:
-    print(f"skipped: {missing}; run scripts/setup.sh")
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 try:
     import yaml
 except ImportError:
-    print("skipped: needs PyYAML; run scripts/setup.sh")
+    print("skipped: needs PyYAML; run scripts/setup.sh --tests")
     sys.exit(77)
 
 BINARY, PROJECT = Path(os.environ["OSCAR_BINARY"]), Path(os.environ["OSCAR_PROJECT"])

@@ -21,8 +21,8 @@ from pathlib import Path
 
 
 def pinned(name):
-    """The package, in the version that scripts/requirements.txt names; the test is skipped where it is another."""
-    requirements = Path(os.environ["OSCAR_PROJECT"], "scripts/requirements.txt").read_text()
+    """The package, in the version that scripts/requirements-tests.txt names; the test is skipped where it is another."""
+    requirements = Path(os.environ["OSCAR_PROJECT"], "scripts/requirements-tests.txt").read_text()
     wanted = re.search(rf"^{name}\S*?==(\S+)", requirements, re.M)[1]
     try:
         found = importlib.metadata.version(name)
@@ -327,7 +327,7 @@ def nginx_binary():
     venv = Path(os.environ.get("OSCAR_PROJECT", ".")) / ".venv"
     unpacked = venv.resolve().parent / "nginx/usr/sbin/nginx"
     if not found and not unpacked.exists():
-        raise unittest.SkipTest("nginx is not here; run scripts/setup.sh")
+        raise unittest.SkipTest("nginx is not here; run scripts/setup.sh --tests")
     return found or str(unpacked)
 
 

@@ -294,7 +294,7 @@ class UploadTest(ZooTest):
         try:
             moto, boto3 = importlib.import_module("moto.server"), importlib.import_module("boto3")
         except ImportError as error:
-            raise unittest.SkipTest(f"{error}; run scripts/setup.sh") from error
+            raise unittest.SkipTest(f"{error}; run scripts/setup.sh --tests") from error
         server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
         self.addCleanup(server.stop)

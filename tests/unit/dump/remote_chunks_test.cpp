@@ -18,7 +18,8 @@
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kTokens = 100, kBytes = kTokens * 4 * 4 * 4;  // of a chunk: 2 + 1 + 1 heads of 4 floats
+constexpr std::int64_t kChunkTokens = 100,
+                       kBytes = kChunkTokens * 4 * 4 * 4;  // of a chunk: 2 + 1 + 1 heads of 4 floats
 
 /// Files whose bytes are their offsets, at a server that is asked for them in memory.
 class FakePlaces : public RemotePlaces {
@@ -83,7 +84,7 @@ std::vector<DumpChunk> plan(int layer) {
   std::vector<DumpChunk> chunks;
   for (int i = 0; i < 3; ++i) {
     const auto tensor = [&](std::int64_t heads, std::uint64_t offset) {
-      return ChunkTensor{name_of(layer, i), {DType::kF32, {kTokens, heads, 4}, offset}};
+      return ChunkTensor{name_of(layer, i), {DType::kF32, {kChunkTokens, heads, 4}, offset}};
     };
     chunks.push_back({i, tensor(2, 1), tensor(1, 2), tensor(1, 3), {40, 60}});
   }
@@ -94,11 +95,11 @@ void read_all(RemoteChunks& chunks, int layer) {
   for (std::size_t i = 0; i < 3; ++i) {
     const auto rows = chunks.get(layer, i);
     const QkvView& view = rows->view();
-    CHECK(view.q.num_tokens == kTokens);
+    CHECK(view.q.num_tokens == kChunkTokens);
     CHECK(view.q.num_heads == 2);
-    CHECK(static_cast<int>(view.q.data[view.q.bytes_per_token() * kTokens - 1]) == 1);
+    CHECK(static_cast<int>(view.q.data[view.q.bytes_per_token() * kChunkTokens - 1]) == 1);
     CHECK(static_cast<int>(view.k.data[0]) == 2);
-    CHECK(static_cast<int>(view.v.data[view.v.bytes_per_token() * kTokens - 1]) == 3);
+    CHECK(static_cast<int>(view.v.data[view.v.bytes_per_token() * kChunkTokens - 1]) == 3);
   }
 }
 

@@ -14,7 +14,7 @@ namespace {
 using Earlier = PartialSet::Earlier;
 
 /// A set of one layer, d = 4, that can be written.
-RotationSet one_layer(double first) {
+RotationSet set_of_one_layer(double first) {
   RotationSet set = unfitted_set(resolve_recipe({.recipe = "hadamard"}), {.recipe = "hadamard"});
   set.layers.resize(1);
   for (SideTransform* side : {&set.layers[0].key, &set.layers[0].value}) side->rotation = MatrixStack::identity(4);
@@ -36,7 +36,7 @@ Json with_layers(const std::string& first, const std::string& second) {
 TEST_CASE("a fit is told from another by what its reference rotation is, not by where it lies") {
   const test::TemporaryFolder folder;
   const auto write = [&](const char* name, double first) {
-    write_rotation_set(folder / name, one_layer(first), {.pt = false, .h5 = true}, true);
+    write_rotation_set(folder / name, set_of_one_layer(first), {.pt = false, .h5 = true}, true);
     return folder / name;
   };
   const Json fit = fit_with(write("a", 1));
@@ -49,7 +49,7 @@ TEST_CASE("of a dump that has changed, layers that are fitted already must be th
   const test::TemporaryFolder folder;
   const fs::path own = folder / "s.partial";
   const PartialSet partial(own, with_layers("a", "b"), Earlier::kReplace);
-  partial.add(one_layer(1));  // layer 0
+  partial.add(set_of_one_layer(1));  // layer 0
   CHECK(PartialSet(own, with_layers("a", "mended"), Earlier::kUse).has(0));
   CHECK(PartialSet::is_of(own, with_layers("x", "y")));
   CHECK_ERROR(PartialSet(own, with_layers("other", "mended"), Earlier::kUse), DataError,

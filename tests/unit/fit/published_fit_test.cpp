@@ -18,10 +18,10 @@
 namespace oscar {
 namespace {
 
-using Matrix = std::vector<double>;
+using DenseMatrix = std::vector<double>;
 
-Matrix multiply(const Matrix& a, const Matrix& b, std::size_t d) {
-  Matrix out(d * d);
+DenseMatrix dense_product(const DenseMatrix& a, const DenseMatrix& b, std::size_t d) {
+  DenseMatrix out(d * d);
   for (std::size_t i = 0; i < d; ++i) {
     for (std::size_t k = 0; k < d; ++k) {
       for (std::size_t j = 0; j < d; ++j) out[i * d + j] += a[i * d + k] * b[k * d + j];
@@ -30,8 +30,8 @@ Matrix multiply(const Matrix& a, const Matrix& b, std::size_t d) {
   return out;
 }
 
-Matrix transpose(const Matrix& a, std::size_t d) {
-  Matrix out(d * d);
+DenseMatrix transpose(const DenseMatrix& a, std::size_t d) {
+  DenseMatrix out(d * d);
   for (std::size_t i = 0; i < d; ++i) {
     for (std::size_t j = 0; j < d; ++j) out[j * d + i] = a[i * d + j];
   }
@@ -39,22 +39,22 @@ Matrix transpose(const Matrix& a, std::size_t d) {
 }
 
 /// The factors to the left and to the right of U in a composition: rotation = left U right.
-std::pair<Matrix, Matrix> factors(const std::string& composition, std::size_t d) {
-  const Matrix identity = MatrixStack::identity(static_cast<int>(d)).data, h = hadamard(static_cast<int>(d));
-  Matrix p(d * d);
+std::pair<DenseMatrix, DenseMatrix> factors(const std::string& composition, std::size_t d) {
+  const DenseMatrix identity = MatrixStack::identity(static_cast<int>(d)).data, h = hadamard(static_cast<int>(d));
+  DenseMatrix p(d * d);
   const std::vector<int> perm = deal_permutation(static_cast<int>(d));
   for (std::size_t j = 0; j < d; ++j) p[static_cast<std::size_t>(perm[j]) * d + j] = 1;
   if (composition == "br") return {identity, p};
-  if (composition == "br_h128") return {identity, multiply(p, h, d)};
+  if (composition == "br_h128") return {identity, dense_product(p, h, d)};
   if (composition == "r_h") return {identity, h};
   if (composition == "h_r_pbr") return {h, p};
-  if (composition == "h_pbr_r") return {multiply(h, p, d), identity};
-  if (composition == "r_h_pbr") return {identity, multiply(h, p, d)};
+  if (composition == "h_pbr_r") return {dense_product(h, p, d), identity};
+  if (composition == "r_h_pbr") return {identity, dense_product(h, p, d)};
   return {identity, identity};  // plain
 }
 
 /// Flips the columns of `actual` to the signs of `expected` and returns the largest difference.
-double distance_up_to_signs(Matrix actual, const Matrix& expected, std::size_t d) {
+double distance_up_to_signs(DenseMatrix actual, const DenseMatrix& expected, std::size_t d) {
   double worst = 0;
   for (std::size_t j = 0; j < d; ++j) {
     double dot = 0;
@@ -66,16 +66,16 @@ double distance_up_to_signs(Matrix actual, const Matrix& expected, std::size_t d
   return worst;
 }
 
-double distance(const Matrix& a, const Matrix& b) {
+double distance(const DenseMatrix& a, const DenseMatrix& b) {
   double worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
   return worst;
 }
 
 /// Eigenvector matrices hidden in two rotations of the same composition.
-Matrix eigenvectors(const Matrix& rotation, const std::string& composition, std::size_t d) {
+DenseMatrix eigenvectors(const DenseMatrix& rotation, const std::string& composition, std::size_t d) {
   const auto [left, right] = factors(composition, d);
-  return multiply(multiply(transpose(left, d), rotation, d), transpose(right, d), d);
+  return dense_product(dense_product(transpose(left, d), rotation, d), transpose(right, d), d);
 }
 
 void check_side(const SideTransform& actual, const SideTransform& expected, const std::string& composition) {
@@ -92,9 +92,10 @@ void check_side(const SideTransform& actual, const SideTransform& expected, cons
                              eigenvectors(expected.rotation.data, composition, d), d) < 1e-5);
 }
 
-void check_fit(const fs::path& reference, const FitOptions& options, const std::string& suffix_k,
-               const std::string& suffix_v, const std::string& composition) {
+void check_one_fit(const fs::path& reference, const FitOptions& options, const std::string& suffix_k,
+                   const std::string& suffix_v, const std::string& composition) {
   CAPTURE(suffix_k);
+  CAPTURE(reference);
   Status status;
   const auto backend = test::make_test_backend();
   const auto source = open_dump(reference / "dump", {}, status);
@@ -113,43 +114,19 @@ void check_fit(const fs::path& reference, const FitOptions& options, const std::
   }
 }
 
-}  // namespace
-
-TEST_CASE("all nine compositions equal the published fitter's") {
-  const auto reference = test::shared_data("golden/reference-fit");
-  if (!reference) return;
-  for (const char* composition : {"plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr"}) {
-    FitOptions options;
-    options.composition = composition;
-    options.clip = "off";
-    check_fit(*reference, options, std::string("qqt_") + composition, std::string("sst_") + composition, composition);
+void check_fit(const FitOptions& options, const std::string& suffix_k, const std::string& suffix_v,
+               const std::string& composition) {
+  for (const fs::path& reference : test::published_fits()) {
+    check_one_fit(reference, options, suffix_k, suffix_v, composition);
   }
 }
 
-TEST_CASE("plain key and value moments equal the published fitter's") {
-  const auto reference = test::shared_data("golden/reference-fit");
-  if (!reference) return;
-  FitOptions options;
-  options.recipe = "ktk_vtv";
-  options.clip = "off";
-  check_fit(*reference, options, "ktk_r_h_pbr", "vtv_r_h_pbr", "r_h_pbr");
-}
-
-TEST_CASE("hadamard equals the published file exactly") {
-  const auto reference = test::shared_data("golden/reference-fit");
-  if (!reference) return;
-  FitOptions options;
-  options.recipe = "hadamard";
-  options.clip = "off";
-  check_fit(*reference, options, "hadamard", "hadamard", "pbr");
-}
-
-TEST_CASE("uresidual, started from the published rotations, equals the published fitter's") {
-  const auto reference = test::shared_data("golden/reference-fit");
-  if (!reference) return;
+/// R = U_E Pi U_C^T: the sign of each pair of columns is arbitrary, so the sum over pairs is not comparable element by
+/// element. R U_C Pi^T = U_E is, up to the signs of its columns; U_C is taken from the same data's plain fit.
+void check_uresidual(const fs::path& reference) {
   const test::TemporaryFolder folder;
   for (const char* name : {"k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"}) {
-    fs::copy(*reference / "expected" / name, folder / name);
+    fs::copy(reference / "expected" / name, folder / name);
   }
   FitOptions options;
   options.recipe = "uresidual";
@@ -157,24 +134,19 @@ TEST_CASE("uresidual, started from the published rotations, equals the published
   options.clip = "off";
   Status status;
   const auto backend = test::make_test_backend();
-  const auto source = open_dump(*reference / "dump", {}, status);
-
+  const auto source = open_dump(reference / "dump", {}, status);
   const RotationSet set = fit(*source, options, *backend, status).set;
-
-  // R = U_E Pi U_C^T: the sign of each pair of columns is arbitrary, so the sum over pairs is not comparable element by
-  // element. R U_C Pi^T = U_E is, up to the signs of its columns; U_C is taken from the same data's plain fit.
   options.recipe = "oscar";
   options.composition = "plain";
   const RotationSet plain = fit(*source, options, *backend, status).set;
   for (const auto side : {&LayerRotation::key, &LayerRotation::value}) {
-    const RotationFile file =
-        read_rotation_pt(*reference / "expected" /
-                         (side == &LayerRotation::key ? "k_rotation_uresidual.pt" : "v_rotation_uresidual.pt"));
+    const RotationFile file = read_rotation_pt(
+        reference / "expected" / (side == &LayerRotation::key ? "k_rotation_uresidual.pt" : "v_rotation_uresidual.pt"));
     for (std::size_t i = 0; i < set.layers.size(); ++i) {
       const auto d = static_cast<std::size_t>((set.layers[i].*side).rotation.dim);
-      const Matrix& basis = (plain.layers[i].*side).rotation.data;
-      const Matrix actual = multiply((set.layers[i].*side).rotation.data, basis, d);
-      const Matrix expected = multiply(file.layers[i].second.rotation.data, basis, d);
+      const DenseMatrix& basis = (plain.layers[i].*side).rotation.data;
+      const DenseMatrix actual = dense_product((set.layers[i].*side).rotation.data, basis, d);
+      const DenseMatrix expected = dense_product(file.layers[i].second.rotation.data, basis, d);
       CHECK(distance_up_to_signs(actual, expected, d) < 1e-5);
       for (std::size_t j = 0; j < d; ++j) {
         const double value = file.layers[i].second.eigenvalues[j];
@@ -182,6 +154,35 @@ TEST_CASE("uresidual, started from the published rotations, equals the published
       }
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("all nine compositions equal the published fitter's") {
+  for (const char* composition : {"plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr"}) {
+    FitOptions options;
+    options.composition = composition;
+    options.clip = "off";
+    check_fit(options, std::string("qqt_") + composition, std::string("sst_") + composition, composition);
+  }
+}
+
+TEST_CASE("plain key and value moments equal the published fitter's") {
+  FitOptions options;
+  options.recipe = "ktk_vtv";
+  options.clip = "off";
+  check_fit(options, "ktk_r_h_pbr", "vtv_r_h_pbr", "r_h_pbr");
+}
+
+TEST_CASE("hadamard equals the published file exactly") {
+  FitOptions options;
+  options.recipe = "hadamard";
+  options.clip = "off";
+  check_fit(options, "hadamard", "hadamard", "pbr");
+}
+
+TEST_CASE("uresidual, started from the published rotations, equals the published fitter's") {
+  for (const fs::path& reference : test::published_fits()) check_uresidual(reference);
 }
 
 }  // namespace oscar

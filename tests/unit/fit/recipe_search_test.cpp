@@ -40,7 +40,7 @@ test::MemorySource three_sequences(std::int64_t tokens) {
   return test::MemorySource(std::move(layers));
 }
 
-FitOptions auto_options() {
+FitOptions search_options() {
   FitOptions options;
   options.recipe = "auto", options.target = "any", options.windows = {4, 16};
   return options;
@@ -52,13 +52,13 @@ TEST_CASE("a search records every score and fits its choice on everything") {
   test::MemorySource source = three_sequences(200);
   const auto backend = test::make_test_backend();
   Status status;
-  const RotationSet set = fit(source, auto_options(), *backend, status).set;
+  const RotationSet set = fit(source, search_options(), *backend, status).set;
   const Json& search = set.recipe["search"];
   CHECK(set.recipe["name"] == "auto");
-  CHECK(search["candidates"].size() >= search_candidates(auto_options()).size());
+  CHECK(search["candidates"].size() >= search_candidates(search_options()).size());
   CHECK(search["held_out"].get<std::string>().find("200 keys in 1 sequences") == 0);
   double lowest = 1e9, chosen = 0;
-  const std::string last = search["candidates"][search_candidates(auto_options()).size() + 1]["name"];
+  const std::string last = search["candidates"][search_candidates(search_options()).size() + 1]["name"];
   CHECK(last.find("refined ") == 0);
   for (const Json& each : search["candidates"]) {
     lowest = std::min(lowest, each["softmax_kl"].get<double>());
@@ -71,7 +71,7 @@ TEST_CASE("a search records every score and fits its choice on everything") {
     CHECK(layer.key.scores["search"]["candidates"].contains(name));
   }
   // The same recipe by its own name, on all the data, has the same transforms.
-  for (const Candidate& candidate : search_candidates(auto_options())) {
+  for (const Candidate& candidate : search_candidates(search_options())) {
     if (candidate.name != search["choice"]) continue;
     const RotationSet plain = fit(source, candidate.options, *backend, status).set;
     // But for the order of sums: those of the two parts of the data are added up.
@@ -94,7 +94,7 @@ TEST_CASE("a model judges six finalists at most, and what it prefers is chosen")
     CHECK(sets[4].layers.size() == 2);
     return scores;
   };
-  const RotationSet set = fit(source, auto_options(), *backend, status, {.judge = judge}).set;
+  const RotationSet set = fit(source, search_options(), *backend, status, {.judge = judge}).set;
   CHECK(set.recipe["search"]["choice"] == preferred);
 }
 
@@ -102,11 +102,11 @@ TEST_CASE("a search needs sequences to hold out, history in them, and tokens to 
   const auto backend = test::make_test_backend();
   Status status;
   test::MemorySource one({{0, test::synthetic_layer({})}});
-  CHECK_ERROR(fit(one, auto_options(), *backend, status), DataError, "only one sequence");
+  CHECK_ERROR(fit(one, search_options(), *backend, status), DataError, "only one sequence");
   test::MemorySource shorter = three_sequences(20);
-  CHECK_ERROR(fit(shorter, auto_options(), *backend, status), DataError, "longer than the windows (20 tokens)");
+  CHECK_ERROR(fit(shorter, search_options(), *backend, status), DataError, "longer than the windows (20 tokens)");
   test::MemorySource few = three_sequences(25);
-  CHECK_ERROR(fit(few, auto_options(), *backend, status), DataError, "at least 64 tokens");
+  CHECK_ERROR(fit(few, search_options(), *backend, status), DataError, "at least 64 tokens");
 }
 
 TEST_CASE("every third sequence is held out, or the last of two, and both parts have all others once") {

@@ -15,17 +15,17 @@ namespace {
 
 using test::gaussian;
 
-constexpr int kHeads = 4, kKvHeads = 2, kDim = 4, kTokens = 40;
-constexpr Windows kWindows{2, 5};
+constexpr int kHeldHeads = 4, kHeldKvHeads = 2, kHeldDim = 4, kHeldTokens = 40;
+constexpr Windows kHeldWindows{2, 5};
 
 /// Diagonal, and different for each KV head, so that its inverse is plain to see.
 Transform stretched(bool with_mean) {
-  Transform transform{MatrixStack(kKvHeads, kDim), MatrixStack(kKvHeads, kDim), {}};
-  for (int h = 0; h < kKvHeads; ++h) {
-    for (int i = 0; i < kDim; ++i) {
+  Transform transform{MatrixStack(kHeldKvHeads, kHeldDim), MatrixStack(kHeldKvHeads, kHeldDim), {}};
+  for (int h = 0; h < kHeldKvHeads; ++h) {
+    for (int i = 0; i < kHeldDim; ++i) {
       const double factor = std::ldexp(1.0, i - h);
-      transform.rotation[h][static_cast<std::size_t>(i * kDim + i)] = factor;
-      transform.read_rotation[h][static_cast<std::size_t>(i * kDim + i)] = 1 / factor;
+      transform.rotation[h][static_cast<std::size_t>(i * kHeldDim + i)] = factor;
+      transform.read_rotation[h][static_cast<std::size_t>(i * kHeldDim + i)] = 1 / factor;
     }
   }
   if (with_mean) transform.mean = {1, -2, 3, 0.5, -1, 0, 2, 4};
@@ -33,18 +33,21 @@ Transform stretched(bool with_mean) {
 }
 
 struct Sequence {
-  std::vector<float> q = gaussian(kTokens * kHeads * kDim, 1), k = gaussian(kTokens * kKvHeads * kDim, 2),
-                     v = gaussian(k.size(), 3), decoded_k = gaussian(k.size(), 4), decoded_v = gaussian(k.size(), 5);
+  std::vector<float> q = gaussian(kHeldTokens * kHeldHeads * kHeldDim, 1),
+                     k = gaussian(kHeldTokens * kHeldKvHeads * kHeldDim, 2), v = gaussian(k.size(), 3),
+                     decoded_k = gaussian(k.size(), 4), decoded_v = gaussian(k.size(), 5);
   [[nodiscard]] SequenceInput input() const {
     SequenceInput input;
-    input.qkv = {heads_view(q, kTokens, kHeads, kDim), rows(k), rows(v)};
+    input.qkv = {heads_view(q, kHeldTokens, kHeldHeads, kHeldDim), rows(k), rows(v)};
     input.precision = Precision::kExact;
     return input;
   }
-  [[nodiscard]] static HeadsView rows(const std::vector<float>& x) { return heads_view(x, kTokens, kKvHeads, kDim); }
+  [[nodiscard]] static HeadsView rows(const std::vector<float>& x) {
+    return heads_view(x, kHeldTokens, kHeldKvHeads, kHeldDim);
+  }
   [[nodiscard]] std::vector<float> attend(const SequenceInput& input, const HistoryCodecs& codecs) const {
     std::vector<float> out(q.size());
-    cpu::hold(input)->attend(codecs, kWindows, out);
+    cpu::hold(input)->attend(codecs, kHeldWindows, out);
     return out;
   }
 };
@@ -75,20 +78,20 @@ TEST_CASE("row errors of a transform that stretches are those of the native rows
   const Transform key = stretched(true);
   SequenceInput input = s.input();
   input.key = &key;
-  const std::vector<RowErrors> errors = cpu::hold(input)->row_errors({RowCodec{}, {}}, kWindows);
-  REQUIRE(errors.size() == kKvHeads);
-  std::array<double, kKvHeads> signal{}, noise{};
-  for (int t = kWindows.sink; t < kTokens - kWindows.recent; ++t) {
-    for (int h = 0; h < kKvHeads; ++h) {
-      std::vector<float> row(kDim), decoded(kDim);
-      for (int i = 0; i < kDim; ++i) {
-        const float x = s.k[static_cast<std::size_t>((t * kKvHeads + h) * kDim + i)];
+  const std::vector<RowErrors> errors = cpu::hold(input)->row_errors({RowCodec{}, {}}, kHeldWindows);
+  REQUIRE(errors.size() == kHeldKvHeads);
+  std::array<double, kHeldKvHeads> signal{}, noise{};
+  for (int t = kHeldWindows.sink; t < kHeldTokens - kHeldWindows.recent; ++t) {
+    for (int h = 0; h < kHeldKvHeads; ++h) {
+      std::vector<float> row(kHeldDim), decoded(kHeldDim);
+      for (int i = 0; i < kHeldDim; ++i) {
+        const float x = s.k[static_cast<std::size_t>((t * kHeldKvHeads + h) * kHeldDim + i)];
         signal[static_cast<std::size_t>(h)] += double{x} * x;
         row[static_cast<std::size_t>(i)] =
-            (x - static_cast<float>(key.mean[static_cast<std::size_t>(h * kDim + i)])) * std::ldexp(1.0F, i - h);
+            (x - static_cast<float>(key.mean[static_cast<std::size_t>(h * kHeldDim + i)])) * std::ldexp(1.0F, i - h);
       }
-      cpu::quantize(row, kDim, RowCodec{}, Precision::kExact, decoded, nullptr);
-      for (int i = 0; i < kDim; ++i) {
+      cpu::quantize(row, kHeldDim, RowCodec{}, Precision::kExact, decoded, nullptr);
+      for (int i = 0; i < kHeldDim; ++i) {
         const double e =
             std::ldexp(double{row[static_cast<std::size_t>(i)]} - decoded[static_cast<std::size_t>(i)], h - i);
         noise[static_cast<std::size_t>(h)] += e * e;
@@ -114,7 +117,7 @@ TEST_CASE("KV heads may have clip ratios of their own") {
   const std::vector<float> mixed = with(0.5, 0), first = uniform(0.5, 0), second = uniform(0, 0.5);
   CHECK(first != second);
   for (std::size_t i = 0; i < mixed.size(); ++i) {
-    const bool of_second_head = i / kDim % kHeads >= kHeads / kKvHeads;
+    const bool of_second_head = i / kHeldDim % kHeldHeads >= kHeldHeads / kHeldKvHeads;
     REQUIRE(mixed[i] == (of_second_head ? second : first)[i]);
   }
   CHECK_THROWS_AS(s.attend(s.input(), {HistoryCodec{{}, {0.5}}, {}}), std::logic_error);
@@ -131,12 +134,12 @@ TEST_CASE("given rows are the history of their side, for every codec but none") 
   // The last query sees 33 of the 40 keys as history: exchange those rows by hand.
   Sequence exchanged = s;
   for (std::size_t i = 0; i < s.k.size(); ++i) {
-    const auto t = static_cast<int>(i / (kKvHeads * kDim));
-    if (t < kWindows.sink || t > kTokens - 1 - kWindows.recent) continue;
+    const auto t = static_cast<int>(i / (kHeldKvHeads * kHeldDim));
+    if (t < kHeldWindows.sink || t > kHeldTokens - 1 - kHeldWindows.recent) continue;
     exchanged.k[i] = s.decoded_k[i], exchanged.v[i] = s.decoded_v[i];
   }
   const std::vector<float> expected = exchanged.attend(exchanged.input(), {});
-  const std::size_t last = (kTokens - 1) * kHeads * kDim;
+  const std::size_t last = (kHeldTokens - 1) * kHeldHeads * kHeldDim;
   for (std::size_t i = last; i < both.size(); ++i) CHECK(both[i] == doctest::Approx(expected[i]).epsilon(1e-5));
 }
 

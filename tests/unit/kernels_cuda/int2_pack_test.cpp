@@ -110,7 +110,7 @@ std::pair<std::vector<std::byte>, std::vector<std::byte>> expected(const PackSha
 }
 
 template <class T>
-double differing(const std::vector<T>& a, const std::vector<T>& b) {
+double share_differing(const std::vector<T>& a, const std::vector<T>& b) {
   double count = a.size() == b.size() ? 0 : INFINITY;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) count += a[i] != b[i] ? 1 : 0;
   return count;
@@ -128,7 +128,7 @@ void check_pack(const PackShape& s, const MatrixStack& rotations, unsigned seed)
   CHECK(got.intact);
   const auto [codes, params] = expected(s, rotated, got);
   check_error("int2_pack, bytes that differ", {DType::kBF16, s.dim, s.tokens},
-              differing(got.codes.host, codes) + differing(got.params.host, params), 0);
+              share_differing(got.codes.host, codes) + share_differing(got.params.host, params), 0);
 }
 
 /// Rows whose decoded values differ from those of lsq in fp64 by more than 1e-5 of the row: of a group of which a value
@@ -149,7 +149,7 @@ void check_least_squares(PackShape s, const MatrixStack& rotations, unsigned see
   Packed got(s, rows, rotations);
   CHECK(got.status == 0);
   CHECK(got.intact);
-  double differing = 0;
+  double share_differing = 0;
   for (std::size_t row = 0; row < count; ++row) {
     const int slot = got.slots[row / static_cast<std::size_t>(s.heads)], head = static_cast<int>(row) % s.heads;
     if (slot < 0) continue;
@@ -164,10 +164,10 @@ void check_least_squares(PackShape s, const MatrixStack& rotations, unsigned see
       const double value = (codes[i] - load(s.params, pair + bytes_of(s.params))) * load(s.params, pair);
       error += std::pow(value - decoded[row * dim + i], 2), norm += std::pow(decoded[row * dim + i], 2);
     }
-    differing += std::sqrt(error / norm) > 1e-5 ? 1 : 0;
+    share_differing += std::sqrt(error / norm) > 1e-5 ? 1 : 0;
   }
   check_error("int2_pack, lsq, fraction of rows that differ", {DType::kBF16, s.dim, s.tokens},
-              differing / static_cast<double>(count), tolerance);
+              share_differing / static_cast<double>(count), tolerance);
 }
 
 /// Sylvester's matrix with entries +-2^-4, one for each head with other signs of columns.

@@ -33,12 +33,10 @@ double error_of(const MatrixStack& moments, std::span<const double> expected) {
 }  // namespace
 
 TEST_CASE("all moments of a real dump equal an independent numpy's") {
-  const auto dump = test::shared_data("golden/reference-fit/dump");
-  if (!dump) return;
   const Hdf5Reader oracle(test::data("stats/oracle_moments.h5"));
   const auto backend = test::make_test_backend();
   Status status;
-  const auto source = open_dump(*dump, {}, status);
+  const auto source = open_dump(test::published_fits().back() / "dump", {}, status);
   for (const int layer : source->layer_ids()) {
     CAPTURE(layer);
     const auto stream = source->open(layer);

@@ -12,27 +12,28 @@
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
 #include "transform/compose.hpp"
+#include "unit/verify/sample.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/checks/uncompose.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr int kDim = 16;
+constexpr int kHeadDim = 16;
 
 /// A D A^T with random A: no two seeds share directions.
 MatrixStack random_covariance(unsigned seed) {
   std::mt19937 engine(seed);
   std::normal_distribution<double> normal;
-  std::vector<double> a(kDim * kDim);
+  std::vector<double> a(kHeadDim * kHeadDim);
   for (double& x : a) x = normal(engine);
-  MatrixStack covariance(1, kDim);
-  for (std::size_t i = 0; i < kDim; ++i) {
-    for (std::size_t j = 0; j < kDim; ++j) {
+  MatrixStack covariance(1, kHeadDim);
+  for (std::size_t i = 0; i < kHeadDim; ++i) {
+    for (std::size_t j = 0; j < kHeadDim; ++j) {
       double sum = 0;
-      for (std::size_t k = 0; k < kDim; ++k)
-        sum += a[i * kDim + k] * a[j * kDim + k] * std::exp(0.3 * static_cast<double>(k));
-      covariance.data[i * kDim + j] = static_cast<float>(sum);
+      for (std::size_t k = 0; k < kHeadDim; ++k)
+        sum += a[i * kHeadDim + k] * a[j * kHeadDim + k] * std::exp(0.3 * static_cast<double>(k));
+      covariance.data[i * kHeadDim + j] = static_cast<float>(sum);
     }
   }
   return covariance;
@@ -70,7 +71,7 @@ verify::Expectation expected_model() {
   expected.model.config_sha256 = "abc";
   expected.model.num_layers = 2;
   expected.model.num_key_value_heads = 1;
-  expected.model.head_dim = kDim;
+  expected.model.head_dim = kHeadDim;
   expected.origin = "config.json";
   return expected;
 }
@@ -100,10 +101,6 @@ std::string failures(const Subject& subject, const verify::Expectation& expected
   return with_status(all_checks(subject, expected), false);
 }
 
-void check_contains(const std::string& text, const std::string& part) {
-  CHECK_MESSAGE(text.find(part) != std::string::npos, text);
-}
-
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   double worst = 0;
@@ -115,8 +112,8 @@ SideTransform& key(Subject& subject, std::size_t layer = 0) { return subject.sid
 SideTransform& value(Subject& subject, std::size_t layer = 0) { return subject.sides[1].layers[layer].second; }
 
 void transpose(MatrixStack& m) {
-  for (std::size_t i = 0; i < kDim; ++i) {
-    for (std::size_t j = 0; j < i; ++j) std::swap(m.data[i * kDim + j], m.data[j * kDim + i]);
+  for (std::size_t i = 0; i < kHeadDim; ++i) {
+    for (std::size_t j = 0; j < i; ++j) std::swap(m.data[i * kHeadDim + j], m.data[j * kHeadDim + i]);
   }
 }
 
@@ -281,8 +278,8 @@ TEST_CASE("rotations made without data are held against their constant") {
   for (SubjectSide& side : set.sides) {
     side.objective = "hadamard";
     for (auto& [id, transform] : side.layers) {
-      transform.rotation = hadamard_rotation(kDim);
-      transform.eigenvalues.assign(kDim, 1.0);
+      transform.rotation = hadamard_rotation(kHeadDim);
+      transform.eigenvalues.assign(kHeadDim, 1.0);
     }
   }
   CHECK(failures(set) == "");
@@ -295,8 +292,8 @@ TEST_CASE("a mixture may hold layers that no data went into") {
   Subject set = sound_set();
   for (SubjectSide& side : set.sides) {
     side.objective = "mixed_r_h_pbr";
-    side.layers[1].second.rotation = hadamard_rotation(kDim);
-    side.layers[1].second.eigenvalues.assign(kDim, 1.0);
+    side.layers[1].second.rotation = hadamard_rotation(kHeadDim);
+    side.layers[1].second.eigenvalues.assign(kHeadDim, 1.0);
     side.layers[1].second.covariance = {};
   }
   CHECK(failures(set) == "");
@@ -341,7 +338,7 @@ TEST_CASE("eigenvectors come out of compositions of every head dimension") {
 
 TEST_CASE("few tokens are too few for rotations that data went into") {
   Subject set = sound_set();
-  set.set.calibration.tokens = 2 * kDim - 1;
+  set.set.calibration.tokens = 2 * kHeadDim - 1;
   check_contains(failures(set), "calibration_tokens: fitted on too few tokens");
   CHECK(failures(sound_set(Composition::kHPbr)) == "");
   set = sound_set(Composition::kHPbr);
@@ -351,26 +348,23 @@ TEST_CASE("few tokens are too few for rotations that data went into") {
 }
 
 TEST_CASE("the published fitter's compositions all hold the eigenvectors of its plain file") {
-  const auto expected = test::shared_data("golden/reference-fit/expected");
-  if (!expected) return;
-  const auto rotation_of = [&](const std::string& composition, int layer) {
-    const PtValue file = read_pt(*expected / ("k_rotation_qqt_" + composition + ".pt"));
-    return MatrixStack::from(*file.find("layers")->find(layer)->find("rotation")->get_if<Tensor>(), composition).data;
+  const fs::path expected = test::data("reference-fit/expected");
+  const auto rotation_of = [&](const std::string& composition) {
+    const PtValue file = read_pt(expected / ("k_rotation_qqt_" + composition + ".pt"));
+    return MatrixStack::from(*file.find("layers")->find(2)->find("rotation")->get_if<Tensor>(), composition).data;
   };
   for (const std::string& composition : verify::composition_names()) {
-    for (int layer = 0; layer < 4; ++layer) {
-      CAPTURE(composition);
-      const std::vector<double> rotation = rotation_of(composition, layer);
-      std::vector<double> wanted = rotation_of("plain", layer);
-      std::vector<double> found;
-      if (verify::is_constant(composition)) {
-        wanted = *verify::constant_rotation(composition, 128);
-        found = rotation;
-      } else {
-        found = *verify::eigenvectors_of(rotation, 128, composition);
-      }
-      CHECK(largest_difference(wanted, found) < 1e-5);
+    CAPTURE(composition);
+    const std::vector<double> rotation = rotation_of(composition);
+    std::vector<double> wanted = rotation_of("plain");
+    std::vector<double> found;
+    if (verify::is_constant(composition)) {
+      wanted = *verify::constant_rotation(composition, 128);
+      found = rotation;
+    } else {
+      found = *verify::eigenvectors_of(rotation, 128, composition);
     }
+    CHECK(largest_difference(wanted, found) < 1e-5);
   }
 }
 

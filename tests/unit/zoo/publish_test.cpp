@@ -10,7 +10,7 @@
 namespace oscar {
 namespace {
 
-struct Fixture {
+struct PublishFixture {
   test::TemporaryFolder folder;
   test::RecordedStatus status;
 
@@ -26,7 +26,7 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE("a published set is whole, and the index says what it is") {
-  Fixture fixture;
+  PublishFixture fixture;
   const PublishResult result = publish(fixture.options("x", "accepted"), fixture.status);
 
   CHECK(result.changed);
@@ -41,7 +41,7 @@ TEST_CASE("a published set is whole, and the index says what it is") {
 }
 
 TEST_CASE("publishing the same again changes nothing") {
-  Fixture fixture;
+  PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   (void)publish(options, fixture.status);
   const std::string before = read_text(fixture.zoo() / kIndexName);
@@ -50,7 +50,7 @@ TEST_CASE("publishing the same again changes nothing") {
 }
 
 TEST_CASE("publishing the same again repairs a damaged copy") {
-  Fixture fixture;
+  PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   (void)publish(options, fixture.status);
   write_file(fixture.zoo() / "test/tiny/latest/tables/clip.json", "[]\n");
@@ -59,7 +59,7 @@ TEST_CASE("publishing the same again repairs a damaged copy") {
 }
 
 TEST_CASE("a tag keeps its content unless forced") {
-  Fixture fixture;
+  PublishFixture fixture;
   (void)publish(fixture.options("x", "accepted"), fixture.status);
   PublishOptions other = fixture.options("y", "accepted");
   CHECK_ERROR(publish(other, fixture.status), UsageError, "another set under test/tiny:latest");
@@ -75,7 +75,7 @@ TEST_CASE("a tag keeps its content unless forced") {
 }
 
 TEST_CASE("a set that verify has not accepted needs force, and the index says so") {
-  Fixture fixture;
+  PublishFixture fixture;
   for (const char* verdict : {"rejected", ""}) {
     PublishOptions options = fixture.options("x", verdict, std::string("test/tiny:v") + verdict);
     CHECK_ERROR(publish(options, fixture.status), DataError, "oscar verify");
@@ -89,7 +89,7 @@ TEST_CASE("a set that verify has not accepted needs force, and the index says so
 }
 
 TEST_CASE("a set whose files are not what its manifest lists is not published") {
-  Fixture fixture;
+  PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   const fs::path keys = options.set / "k_rotation_qqt_r_h_pbr.pt";
   std::string text = read_text(keys);
@@ -102,7 +102,7 @@ TEST_CASE("a set whose files are not what its manifest lists is not published") 
 }
 
 TEST_CASE("what cannot be published is refused before anything is written") {
-  Fixture fixture;
+  PublishFixture fixture;
   PublishOptions options = fixture.options("x", "accepted");
   const auto with = [&](auto change) {
     PublishOptions changed = options;
@@ -124,7 +124,7 @@ TEST_CASE("what cannot be published is refused before anything is written") {
 }
 
 TEST_CASE("a folder that is no rotation set is never replaced, and a broken index is never overwritten") {
-  Fixture fixture;
+  PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   write_file(fixture.zoo() / "test/tiny/latest/letter.txt", "dear");
   CHECK_ERROR(publish(options, fixture.status), UsageError, "not a rotation set");
@@ -135,7 +135,7 @@ TEST_CASE("a folder that is no rotation set is never replaced, and a broken inde
 }
 
 TEST_CASE("files that the manifest does not list stay at home") {
-  Fixture fixture;
+  PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   write_file(options.set / "notes.txt", "mine");
   (void)publish(options, fixture.status);

@@ -14,14 +14,14 @@ namespace {
 
 using Files = std::map<std::string, std::string>;
 
-struct Fixture {
+struct PullFixture {
   test::TemporaryFolder folder;
   test::FakeZoo zoo;
   test::RecordedStatus status;
   Files set = test::sample_set("x", "accepted");
   PullOptions options;
 
-  Fixture() {
+  PullFixture() {
     zoo.add("test/tiny", "latest", set);
     options.name = "test/tiny";
     options.zoo = "http://fake/zoo";
@@ -39,23 +39,23 @@ struct Fixture {
   }
 };
 
-constexpr char kKeys[] = "test/tiny/latest/k_rotation_qqt_r_h_pbr.pt";
+constexpr char kPullKeys[] = "test/tiny/latest/k_rotation_qqt_r_h_pbr.pt";
 
 }  // namespace
 
 TEST_CASE("pull asks for the index, the manifest, and the files, each once, the largest first") {
-  Fixture fixture;
+  PullFixture fixture;
   const PullResult result = fixture.run();
   CHECK(result.fetched);
   CHECK(result.path == fixture.folder / ("cache/sets/" + fixture.hash()));
   CHECK(test::read_folder(result.path) == fixture.set);
-  CHECK(fixture.zoo.asked == std::vector<std::string>{"index.json", "test/tiny/latest/manifest.json", kKeys,
+  CHECK(fixture.zoo.asked == std::vector<std::string>{"index.json", "test/tiny/latest/manifest.json", kPullKeys,
                                                       "test/tiny/latest/v_rotation_sst_r_h_pbr.pt",
                                                       "test/tiny/latest/tables/clip.json"});
 }
 
 TEST_CASE("a cached name needs no network until it is refreshed") {
-  Fixture fixture;
+  PullFixture fixture;
   (void)fixture.run();
   fixture.zoo.asked.clear();
   CHECK_FALSE(fixture.run().fetched);
@@ -71,7 +71,7 @@ TEST_CASE("a cached name needs no network until it is refreshed") {
 }
 
 TEST_CASE("refreshing what did not change asks for the index only") {
-  Fixture fixture;
+  PullFixture fixture;
   (void)fixture.run();
   fixture.zoo.asked.clear();
   fixture.options.refresh = true;
@@ -80,7 +80,7 @@ TEST_CASE("refreshing what did not change asks for the index only") {
 }
 
 TEST_CASE("a damaged cache entry is fetched again") {
-  Fixture fixture;
+  PullFixture fixture;
   const PullResult first = fixture.run();
   write_file(first.path / "tables/clip.json", "");
   CHECK(fixture.run().fetched);
@@ -88,7 +88,7 @@ TEST_CASE("a damaged cache entry is fetched again") {
 }
 
 TEST_CASE("offline, only the cache is used") {
-  Fixture fixture;
+  PullFixture fixture;
   fixture.options.offline = true;
   CHECK_ERROR(fixture.run(), DataError, "without --offline");
   CHECK(fixture.zoo.asked.empty());
@@ -101,7 +101,7 @@ TEST_CASE("offline, only the cache is used") {
 }
 
 TEST_CASE("content that is named by its hash comes from the cache, whatever the zoo says") {
-  Fixture fixture;
+  PullFixture fixture;
   fixture.options.name = "test/tiny@sha256:" + fixture.hash();
   CHECK(fixture.run().fetched);
   fixture.zoo.files.clear();
@@ -112,7 +112,7 @@ TEST_CASE("content that is named by its hash comes from the cache, whatever the 
 }
 
 TEST_CASE("a folder zoo is asked every time, so it is never stale") {
-  Fixture fixture;
+  PullFixture fixture;
   const auto publish_seed = [&](const std::string& seed) {
     test::write_set(fixture.folder / seed, test::sample_set(seed, "accepted"));
     (void)publish({fixture.folder / seed, (fixture.folder / "zoo").string(), "test/tiny", true}, fixture.status);
@@ -127,7 +127,7 @@ TEST_CASE("a folder zoo is asked every time, so it is never stale") {
 }
 
 TEST_CASE("--out gets the set and nothing goes to the cache; another set there needs force") {
-  Fixture fixture;
+  PullFixture fixture;
   fixture.options.out = fixture.folder / "out";
   CHECK(fixture.run().path == fixture.folder / "out");
   CHECK(test::read_folder(fixture.folder / "out") == fixture.set);
@@ -150,7 +150,7 @@ TEST_CASE("--out gets the set and nothing goes to the cache; another set there n
 }
 
 TEST_CASE("--out takes a cached set from the cache") {
-  Fixture fixture;
+  PullFixture fixture;
   (void)fixture.run();
   fixture.zoo.files.clear();
   fixture.options.out = fixture.folder / "out";
@@ -160,25 +160,25 @@ TEST_CASE("--out takes a cached set from the cache") {
 TEST_CASE("whatever the zoo gets wrong, nothing half-written is left") {
   struct Case {
     const char* what;
-    std::function<void(Fixture&)> damage;
+    std::function<void(PullFixture&)> damage;
     const char* message;
   };
   const std::string manifest = "test/tiny/latest/manifest.json";
   const std::vector<Case> cases = {
-      {"wrong hash", [](Fixture& f) { f.zoo.files[kKeys][7] = 'X'; }, "sha256 differs"},
-      {"truncated file", [](Fixture& f) { f.zoo.files[kKeys].resize(2500); }, "only 2500 of 5001"},
-      {"long file", [](Fixture& f) { f.zoo.files[kKeys] += "x"; }, "more than the 5001"},
-      {"missing file", [](Fixture& f) { f.zoo.files.erase(kKeys); }, "HTTP 404"},
-      {"missing index", [](Fixture& f) { f.zoo.files.erase("index.json"); }, "HTTP 404"},
-      {"malformed index", [](Fixture& f) { f.zoo.files["index.json"] = "<html>"; }, "fake:index.json"},
-      {"huge index", [](Fixture& f) { f.zoo.files["index.json"].resize(9 << 20, ' '); }, "more than the 8388608"},
-      {"changed manifest", [&](Fixture& f) { f.zoo.files[manifest][3] ^= 1; }, "not the one that the index names"},
-      {"longer manifest", [&](Fixture& f) { f.zoo.files[manifest] += " "; }, "more than the"},
-      {"unknown name", [](Fixture& f) { f.options.name = "test/tyni"; }, "did you mean test/tiny:latest"}};
+      {"wrong hash", [](PullFixture& f) { f.zoo.files[kPullKeys][7] = 'X'; }, "sha256 differs"},
+      {"truncated file", [](PullFixture& f) { f.zoo.files[kPullKeys].resize(2500); }, "only 2500 of 5001"},
+      {"long file", [](PullFixture& f) { f.zoo.files[kPullKeys] += "x"; }, "more than the 5001"},
+      {"missing file", [](PullFixture& f) { f.zoo.files.erase(kPullKeys); }, "HTTP 404"},
+      {"missing index", [](PullFixture& f) { f.zoo.files.erase("index.json"); }, "HTTP 404"},
+      {"malformed index", [](PullFixture& f) { f.zoo.files["index.json"] = "<html>"; }, "fake:index.json"},
+      {"huge index", [](PullFixture& f) { f.zoo.files["index.json"].resize(9 << 20, ' '); }, "more than the 8388608"},
+      {"changed manifest", [&](PullFixture& f) { f.zoo.files[manifest][3] ^= 1; }, "not the one that the index names"},
+      {"longer manifest", [&](PullFixture& f) { f.zoo.files[manifest] += " "; }, "more than the"},
+      {"unknown name", [](PullFixture& f) { f.options.name = "test/tyni"; }, "did you mean test/tiny:latest"}};
   for (const bool to_out : {false, true}) {
     for (const Case& test_case : cases) {
       CAPTURE(test_case.what);
-      Fixture fixture;
+      PullFixture fixture;
       if (to_out) fixture.options.out = fixture.folder / "out";
       test_case.damage(fixture);
       CHECK_ERROR(fixture.run(), Error, test_case.message);
@@ -188,7 +188,7 @@ TEST_CASE("whatever the zoo gets wrong, nothing half-written is left") {
 }
 
 TEST_CASE("an index or a manifest that points outside its folder is refused") {
-  Fixture fixture;
+  PullFixture fixture;
   Json index = parse_json(fixture.zoo.files["index.json"], "");
   index["entries"][0]["path"] = "../../elsewhere";
   fixture.zoo.files["index.json"] = index.dump();
@@ -206,7 +206,7 @@ TEST_CASE("an index or a manifest that points outside its folder is refused") {
 }
 
 TEST_CASE("sizes that disagree, or are absurd, are refused before anything is fetched") {
-  Fixture fixture;
+  PullFixture fixture;
   Json index = parse_json(fixture.zoo.files["index.json"], "");
   index["entries"][0]["total_size"] = 7;
   fixture.zoo.files["index.json"] = index.dump();
@@ -218,7 +218,7 @@ TEST_CASE("sizes that disagree, or are absurd, are refused before anything is fe
 }
 
 TEST_CASE("a set that verify has not accepted comes with a warning, from the cache too") {
-  Fixture fixture;
+  PullFixture fixture;
   fixture.zoo.add("test/tiny", "bad", test::sample_set("z", "rejected"));
   fixture.options.name = "test/tiny:bad";
   (void)fixture.run();

@@ -13,7 +13,7 @@ try:
     import torch
     import transformers
 except ImportError as error:
-    print(f"skipped: {error}; run scripts/setup.sh")
+    print(f"skipped: {error}; run scripts/setup.sh --tests")
     sys.exit(77)
 from safetensors.torch import save_file
 

@@ -12,7 +12,7 @@ from pathlib import Path
 try:
     from families import FAMILIES, SPECIAL
 except ImportError as error:
-    print(f"skipped: {error}; run scripts/setup.sh")
+    print(f"skipped: {error}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 ROOT = Path(__file__).parents[4]

@@ -12,7 +12,7 @@ from pathlib import Path
 try:
     from piece_models import ADDED, MODELS, converted, processor, train, user_defined
 except ImportError as error:
-    print(f"skipped: {error}; run scripts/setup.sh")
+    print(f"skipped: {error}; run scripts/setup.sh --tests")
     sys.exit(77)
 import sentencepiece
 

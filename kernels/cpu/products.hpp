@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Matrix products by OpenBLAS, always on the calling thread: parallelism lies above, where it cannot change results.
-// Row-major; ld = elements from one row to the next.
+// Matrix products that are the same to the bit on every processor and for every number of threads: the order of their
+// sums is part of their definition, and no library chooses it. They run on the calling thread. Row-major; ld = elements
+// from one row to the next. Their speed beside OpenBLAS stands in tests/bench/README.md.
+//
+//   c[i][j] = alpha * s                  s = sum over k of a[i][k] b[k][j]
+//
+// in steps of at most 256 values of k. A step starts at zero and adds its products in the order of k, each by one fused
+// multiply-add; then alpha * s is rounded and added to c, or is c in a first step that does not accumulate.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +29,5 @@ void gemm(const Gemm& shape, const float* a, std::int64_t lda, const float* b, s
 
 /// upper triangle of gram (dim, dim) += rows^T rows, rows (count, dim); the lower triangle is not touched.
 void add_gram_upper(const double* rows, std::int64_t count, std::int64_t dim, double* gram);
-
-/// Makes OpenBLAS and LAPACK stay on the calling thread; the functions above do it themselves.
-void use_one_blas_thread();
 
 }  // namespace oscar::cpu

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// The innermost loop of matrix products: a tile of sums that stays in registers. Every instruction set has its own
+// shape of tile, and all give the same bits, since a sum is one chain of fused multiply-adds whatever tile it lies in.
+// Non-goal: being included elsewhere than in products.cpp, its tests and the files that define these functions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace oscar::cpu {
+
+/// `sum`: out[i * columns + j] = sum over k < depth of a[i * row_step + k * depth_step] panel[k * columns + j], from
+/// zero, in the order of k.
+template <class T>
+struct ProductTile {
+  const char* name;
+  int rows, columns;
+  void (*sum)(std::int64_t depth, const T* a, std::int64_t row_step, std::int64_t depth_step, const T* panel, T* out);
+};
+constexpr int kMaxTileRows = 8, kMaxTileBytes = 128;  // of a row of a tile
+
+/// Those that this processor can run, the fastest first; the last runs everywhere, slowly where nothing is fused.
+template <class T>
+[[nodiscard]] const std::vector<ProductTile<T>>& product_tiles();
+
+void avx512_sum(std::int64_t, const double*, std::int64_t, std::int64_t, const double*, double*);
+void avx512_sum(std::int64_t, const float*, std::int64_t, std::int64_t, const float*, float*);
+void avx2_sum(std::int64_t, const double*, std::int64_t, std::int64_t, const double*, double*);
+void avx2_sum(std::int64_t, const float*, std::int64_t, std::int64_t, const float*, float*);
+void plain_sum(std::int64_t, const double*, std::int64_t, std::int64_t, const double*, double*);
+void plain_sum(std::int64_t, const float*, std::int64_t, std::int64_t, const float*, float*);
+
+namespace {
+
+/// Rows of kVectors vectors of kBytes each. Internal linkage, since the files that use it are compiled for different
+/// instruction sets; where those have fused multiply-adds, -ffp-contract=fast makes one of the sum below.
+template <class T, int kRows, int kVectors, int kBytes>
+inline void tile_sum(std::int64_t depth, const T* a, std::int64_t row_step, std::int64_t depth_step, const T* panel,
+                     T* out) {
+  using Vector [[gnu::vector_size(kBytes), gnu::aligned(sizeof(T)), gnu::may_alias]] = T;
+  constexpr int kLanes = kBytes / static_cast<int>(sizeof(T));
+  Vector sums[kRows][kVectors] = {};
+  for (std::int64_t k = 0; k < depth; ++k, a += depth_step, panel += kVectors * kLanes) {
+    const auto* const b = reinterpret_cast<const Vector*>(panel);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      const T x = a[i * row_step];
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+#ifdef __FMA__
+        sums[i][j] += x * b[j];
+#else
+        for (int lane = 0; lane < kLanes; ++lane) {
+          if constexpr (sizeof(T) == 8) {
+            sums[i][j][lane] = __builtin_fma(x, b[j][lane], sums[i][j][lane]);
+          } else {
+            sums[i][j][lane] = __builtin_fmaf(x, b[j][lane], sums[i][j][lane]);
+          }
+        }
+#endif
+      }
+    }
+  }
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kVectors; ++j) *reinterpret_cast<Vector*>(out + (i * kVectors + j) * kLanes) = sums[i][j];
+  }
+}
+
+}  // namespace
+}  // namespace oscar::cpu

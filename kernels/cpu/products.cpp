@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cpu/products.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "kernels/cpu/product_tile.hpp"
+#include "kernels/products.hpp"
+
+namespace oscar::cpu {
+namespace {
+
+constexpr std::int64_t kDepth = 256;  // of a step; a panel of b has 32 KB, which the nearest cache holds
+
+/// Element (i, j) lies at data[i * row_step + j * column_step].
+template <class T>
+struct Matrix {
+  const T* data;
+  std::int64_t row_step, column_step;
+  [[nodiscard]] const T* at(std::int64_t i, std::int64_t j) const { return data + i * row_step + j * column_step; }
+};
+
+/// out[i * width + j] = from(i, j), 0 from column `columns` on.
+template <class T>
+void copy_panel(const Matrix<T>& from, std::int64_t rows, std::int64_t columns, std::int64_t width, T* out) {
+  if (from.column_step == 1) {
+    for (std::int64_t i = 0; i < rows; ++i, out += width) {
+      std::copy_n(from.at(i, 0), columns, out);
+      std::fill(out + columns, out + width, T{0});
+    }
+    return;
+  }
+  constexpr std::int64_t kBlock = 16;  // rows at a time, so that a line of the cache is read once
+  for (std::int64_t first = 0; first < rows; first += kBlock) {
+    const std::int64_t last = std::min(first + kBlock, rows);
+    for (std::int64_t j = 0; j < width; ++j) {
+      for (std::int64_t i = first; i < last; ++i) out[i * width + j] = j < columns ? *from.at(i, j) : T{0};
+    }
+  }
+}
+
+template <class T>
+struct Product {
+  std::int64_t m, n, k;
+  Matrix<T> a, b;
+  T alpha;
+  bool accumulate, upper_only;
+  T* c;
+  std::int64_t ldc;
+  const ProductTile<T>& tile;
+
+  /// Steps of k outside, so that c takes their sums in order.
+  void compute() const {
+    for (std::int64_t first = 0; first < k; first += kDepth) {
+      for (std::int64_t column = 0; column < n; column += tile.columns) {
+        add_panel(first, std::min(kDepth, k - first), column, std::min<std::int64_t>(tile.columns, n - column));
+      }
+    }
+  }
+
+ private:
+  /// What `depth` values of k from `first` on give in `columns` columns of c.
+  void add_panel(std::int64_t first, std::int64_t depth, std::int64_t column, std::int64_t columns) const {
+    alignas(64) T panel[kDepth * kMaxTileBytes / sizeof(T)];
+    alignas(64) T last_rows[kDepth * kMaxTileRows];
+    alignas(64) T sums[kMaxTileRows * kMaxTileBytes / sizeof(T)];
+    copy_panel(Matrix<T>{b.at(first, column), b.row_step, b.column_step}, depth, columns, tile.columns, panel);
+    const std::int64_t end = upper_only ? std::min(m, column + columns) : m;
+    for (std::int64_t row = 0; row < end; row += tile.rows) {
+      Matrix<T> rows{a.at(row, first), a.row_step, a.column_step};
+      const std::int64_t count = std::min<std::int64_t>(tile.rows, m - row);
+      if (count < tile.rows) {
+        copy_panel(Matrix<T>{rows.data, rows.column_step, rows.row_step}, depth, count, tile.rows, last_rows);
+        rows = {last_rows, 1, tile.rows};
+      }
+      tile.sum(depth, rows.data, rows.row_step, rows.column_step, panel, sums);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t from = upper_only ? std::clamp<std::int64_t>(row + i - column, 0, columns) : 0;
+        take(sums + i * tile.columns, from, columns, accumulate || first > 0, c + (row + i) * ldc + column);
+      }
+    }
+  }
+
+  void take(const T* sums, std::int64_t from, std::int64_t to, bool add, T* out) const {
+    if (add) {
+      for (std::int64_t j = from; j < to; ++j) out[j] += alpha * sums[j];
+    } else {
+      for (std::int64_t j = from; j < to; ++j) out[j] = alpha * sums[j];
+    }
+  }
+};
+
+template <class T>
+void multiply(const Gemm& s, const T* a, std::int64_t lda, const T* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+  if (s.k == 0 && !s.accumulate) {
+    for (std::int64_t i = 0; i < s.m; ++i) std::fill_n(c + i * ldc, s.n, T{0});
+  }
+  const Matrix<T> right = s.b == Transpose::kYes ? Matrix<T>{b, 1, ldb} : Matrix<T>{b, ldb, 1};
+  Product<T>{s.m,
+             s.n,
+             s.k,
+             {a, lda, 1},
+             right,
+             static_cast<T>(s.alpha),
+             s.accumulate,
+             false,
+             c,
+             ldc,
+             product_tiles<T>().front()}
+      .compute();
+}
+
+}  // namespace
+
+template <class T>
+const std::vector<ProductTile<T>>& product_tiles() {
+  constexpr int kLanes = 8 / sizeof(T);
+  static const std::vector<ProductTile<T>> tiles = [] {
+    std::vector<ProductTile<T>> list;
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512f")) list.push_back({"avx512", 8, 16 * kLanes, avx512_sum});
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      list.push_back({"avx2", 6, 8 * kLanes, avx2_sum});
+    }
+#endif
+    list.push_back({"plain", 4, 4 * kLanes, plain_sum});
+    return list;
+  }();
+  return tiles;
+}
+template const std::vector<ProductTile<double>>& product_tiles();
+template const std::vector<ProductTile<float>>& product_tiles();
+
+void gemm(const Gemm& shape, const double* a, std::int64_t lda, const double* b, std::int64_t ldb, double* c,
+          std::int64_t ldc) {
+  multiply(shape, a, lda, b, ldb, c, ldc);
+}
+
+void gemm(const Gemm& shape, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
+          std::int64_t ldc) {
+  multiply(shape, a, lda, b, ldb, c, ldc);
+}
+
+void add_gram_upper(const double* rows, std::int64_t count, std::int64_t dim, double* gram) {
+  Product<double>{
+      dim, dim, count, {rows, 1, dim}, {rows, dim, 1}, 1, true, true, gram, dim, product_tiles<double>().front()}
+      .compute();
+}
+
+}  // namespace oscar::cpu
+
+namespace oscar {
+
+void square_product(std::span<const double> a, bool a_transposed, std::span<const double> b, std::size_t dim,
+                    std::span<double> out) {
+  OSCAR_CHECK(a.size() == dim * dim && b.size() == a.size() && out.size() == a.size());
+  const auto n = static_cast<std::int64_t>(dim);
+  const cpu::Matrix<double> left =
+      a_transposed ? cpu::Matrix<double>{a.data(), 1, n} : cpu::Matrix<double>{a.data(), n, 1};
+  cpu::Product<double>{
+      n, n, n, left, {b.data(), n, 1}, 1, false, false, out.data(), n, cpu::product_tiles<double>().front()}
+      .compute();
+}
+
+void row_product(std::span<const float> a, std::span<const float> b, bool b_transposed, std::size_t k,
+                 std::span<float> out) {
+  OSCAR_CHECK(k > 0 && a.size() % k == 0 && b.size() % k == 0 && out.size() == a.size() / k * (b.size() / k));
+  const auto m = static_cast<std::int64_t>(a.size() / k), n = static_cast<std::int64_t>(b.size() / k);
+  const auto depth = static_cast<std::int64_t>(k);
+  cpu::gemm({m, n, depth, b_transposed ? cpu::Transpose::kYes : cpu::Transpose::kNo}, a.data(), depth, b.data(),
+            b_transposed ? depth : n, out.data(), n);
+}
+
+}  // namespace oscar

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""What other processors would find, on this one.
+
+bench_processors.py [--build build] [--out tests/bench/results/processors.json] [--skip-figures] [--skip-emulated]
+
+Figures: the tests labelled "figures" (they run a model through libtorch, or compare with numpy), under each kind of kernels
+that OpenBLAS (in numpy) and libtorch can be told to take, as far as this processor can run them.
+Sets: the hashes of tests/cli/fit/same_bytes_test.py under each of those, and under processors that qemu-user emulates.
+"""
+import argparse
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+CORE_TYPES = {"Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}
+CAPABILITIES = {"default": "sse2", "avx2": "avx2", "avx512": "avx512f"}
+EMULATED = ("Nehalem", "Haswell", "EPYC")  # without AVX; Intel's and AMD's with AVX2 and FMA
+
+
+def processor():
+    info = Path("/proc/cpuinfo").read_text()
+    return re.search(r"^model name\s*: (.*)$", info, re.M)[1], set(re.search(r"^flags\s*: (.*)$", info, re.M)[1].split())
+
+
+def settings(flags):
+    for core, capability in itertools.product(CORE_TYPES, CAPABILITIES):
+        if {CORE_TYPES[core], CAPABILITIES[capability]} <= flags:
+            yield {"OPENBLAS_CORETYPE": core, "ATEN_CPU_CAPABILITY": capability}
+
+
+def figures(build, setting):
+    done = subprocess.run(["ctest", "--test-dir", str(build), "-L", "figures", "-j", str(os.cpu_count())], capture_output=True,
+                          text=True, env={**os.environ, **setting})
+    total = re.search(r"(\d+)% tests passed, (\d+) tests failed out of (\d+)", done.stdout)
+    failed = re.findall(r"^\s*\d+ - (.+) \((?:Failed|Timeout)\)", done.stdout, re.M)
+    skipped = re.findall(r"^\s*\d+ - (.+) \(Skipped\)", done.stdout, re.M)
+    return {**setting, "tests": int(total[3]), "failed": failed, "skipped": skipped}
+
+
+def same_set(build, environment):
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-B", str(PROJECT / "tests/cli/fit/same_bytes_test.py")], capture_output=True,
+                          text=True, env={**os.environ, "OSCAR_BINARY": str(build / "oscar"), **environment})
+    return {**environment, "same_bytes": done.returncode == 0, "seconds": round(time.monotonic() - begun),
+            **({} if done.returncode == 0 else {"output": done.stderr[-600:]})}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=PROJECT / "build")
+    parser.add_argument("--out", type=Path, default=PROJECT / "tests/bench/results/processors.json")
+    parser.add_argument("--skip-figures", action="store_true")
+    parser.add_argument("--skip-emulated", action="store_true")
+    options = parser.parse_args()
+    build = options.build.resolve()
+    name, flags = processor()
+    commit = subprocess.run(["git", "-C", str(PROJECT), "describe", "--always", "--dirty"], check=True, capture_output=True,
+                            text=True).stdout.strip()
+    sets = [same_set(build, setting) for setting in settings(flags)]
+    if not options.skip_emulated:
+        qemu = shutil.which("qemu-x86_64") or sys.exit("qemu-x86_64 is not here: apt-get install qemu-user")
+        sets += [same_set(build, {"OSCAR_RUN_UNDER": f"{qemu} -cpu {model}"}) for model in EMULATED]
+    document = {"what": "sets and figures under other kernels and on other processors", "commit": commit,
+                "machine": f"{name}, {os.cpu_count()} cores", "sets": sets,
+                "figures": [] if options.skip_figures else [figures(build, setting) for setting in settings(flags)]}
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document, indent=1))
+    return 0 if all(row["same_bytes"] for row in sets) and not any(row["failed"] for row in document["figures"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""scripts/quickstart.sh, but for what it installs and builds, ends with README's table."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+BINARY, PROJECT = Path(os.environ["OSCAR_BINARY"]), Path(os.environ["OSCAR_PROJECT"])
+sys.path.insert(0, str(PROJECT / "tests/bench"))
+import quickstart_table  # noqa: E402
+
+# How far figures may be from those kept: four standard deviations as tests/bench/bench_last_bits.py measures them
+# (tests/bench/results/last_bits.json). Shares of the figure, but for hits of 48 needles.
+BOUNDS = {"output_rel_error": 0.01, "softmax_kl": 0.01, "ppl": 0.01, "kld_mean": 0.05, "same_top": 0.01, "needle_hits": 6}
+
+
+class QuickstartTest(unittest.TestCase):
+    def test_the_quickstart_ends_with_the_table_of_the_readme(self):
+        with tempfile.TemporaryDirectory(prefix="oscar-quickstart-") as name:
+            folder = Path(name)
+            for part in ("build", "scripts", "tests"):
+                (folder / part).mkdir()
+            (folder / "build/oscar").symlink_to(BINARY)
+            (folder / "tests/data").symlink_to(os.environ.get("OSCAR_TEST_DATA", PROJECT / "tests/data"))
+            for script in ("setup.sh", "build.sh"):
+                (folder / "scripts" / script).symlink_to("/bin/true")
+            script = shutil.copy(PROJECT / "scripts/quickstart.sh", folder / "scripts")
+            done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=280)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            report = json.loads((folder / "out/quickstart/report.json").read_text())
+        self.assertIn("retrieval", done.stdout)
+        self.check([quickstart_table.row(method) for method in report["methods"]])
+
+    def check(self, rows):
+        kept = json.loads(quickstart_table.KEPT.read_text())["rows"]
+        self.assertEqual([row["name"] for row in rows], [row["name"] for row in kept])
+        for row, expected in zip(rows, kept):
+            for figure, bound in BOUNDS.items():
+                print(f"figure: quickstart, {row['name']}, {figure} {row[figure]:.9g}")
+                if os.environ.get("OSCAR_TEST_BOUNDS") != "off":
+                    limit = bound if figure == "needle_hits" else bound * expected[figure] + 1e-6
+                    self.assertLessEqual(abs(row[figure] - expected[figure]), limit, f"{row['name']}, {figure}")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+// Eigenproblems by what defines their solution, and their bits, which every processor must find.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "base/errors.hpp"
+#include "base/sha256.hpp"
+#include "kernels/cpu/ops.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+/// Symmetric matrices of random multiples of 2^-16 between -0.5 and 0.5, the same on every machine.
+MatrixStack problems(int count, int dim) {
+  MatrixStack stack(count, dim);
+  std::uint64_t state = 1;
+  for (int m = 0; m < count; ++m) {
+    for (int i = 0; i < dim; ++i) {
+      for (int j = 0; j <= i; ++j) {
+        state = state * 6364136223846793005U + 1442695040888963407U;
+        const double value = static_cast<double>(static_cast<std::int32_t>(state >> 32) >> 16) / 65536.0;
+        const auto n = static_cast<std::size_t>(dim);
+        stack[m][static_cast<std::size_t>(i) * n + j] = stack[m][static_cast<std::size_t>(j) * n + i] = value;
+      }
+    }
+  }
+  return stack;
+}
+
+}  // namespace
+
+TEST_CASE("eigenpairs solve their equation, in ascending order") {
+  const int dim = 40;
+  const auto n = static_cast<std::size_t>(dim);
+  const MatrixStack matrices = problems(3, dim);
+  const std::vector<Eigenpairs> found = cpu::eigh(matrices);
+  REQUIRE(found.size() == 3);
+  for (int m = 0; m < 3; ++m) {
+    const Eigenpairs& pairs = found[static_cast<std::size_t>(m)];
+    CHECK(std::is_sorted(pairs.values.begin(), pairs.values.end()));
+    const double limit = 1e-12 * std::max(-pairs.values.front(), pairs.values.back());
+    for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t j = 0; j < n; ++j) {
+        double product = 0, dot = 0;
+        for (std::size_t k = 0; k < n; ++k) {
+          product += matrices[m][i * n + k] * pairs.vectors[k * n + j];
+          dot += pairs.vectors[k * n + i] * pairs.vectors[k * n + j];
+        }
+        REQUIRE(std::abs(product - pairs.values[j] * pairs.vectors[i * n + j]) < limit);
+        REQUIRE(std::abs(dot - (i == j ? 1 : 0)) < 1e-12);
+      }
+    }
+  }
+}
+
+// Hashes of what Eigen 3.4.0 finds, with vectors of two doubles.
+TEST_CASE("eigenpairs have the same bits on every machine") {
+  const struct {
+    int dim;
+    const char* sha256;
+  } cases[] = {{128, "6a9f2099d4004ff2dc58ca8ba600c42074941986f5b087efa164db92975b07c6"},
+               {600, "71a7c0d925edcceb7f0773a5f0c21a534156b18b877218d9abd0947fed1ab945"}};
+  for (const auto& [dim, sha256] : cases) {
+    const Eigenpairs pairs = cpu::eigh(problems(1, dim)).front();
+    std::string bytes(reinterpret_cast<const char*>(pairs.values.data()), pairs.values.size() * sizeof(double));
+    bytes.append(reinterpret_cast<const char*>(pairs.vectors.data()), pairs.vectors.size() * sizeof(double));
+    CHECK(sha256_hex(bytes) == std::string(sha256));
+  }
+}
+
+TEST_CASE("a matrix that is not finite is refused") {
+  MatrixStack matrix = problems(1, 4);
+  matrix[0][5] = std::nan("");
+  CHECK_ERROR(cpu::eigh(matrix), NumericalError, "finite");
+}
+
+}  // namespace oscar
