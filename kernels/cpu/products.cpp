@@ -23,19 +23,24 @@ struct Matrix {
 /// out[i * width + j] = from(i, j), 0 from column `columns` on.
 template <class T>
 void copy_panel(const Matrix<T>& from, std::int64_t rows, std::int64_t columns, std::int64_t width, T* out) {
+  if (columns < width) std::fill_n(out, rows * width, T{0});
   if (from.column_step == 1) {
     for (std::int64_t i = 0; i < rows; ++i, out += width) {
-      std::copy_n(from.at(i, 0), columns, out);
-      std::fill(out + columns, out + width, T{0});
+      const T* const values = from.at(i, 0);
+      for (std::int64_t j = 0; j < columns; ++j) out[j] = values[j];
     }
     return;
   }
   constexpr std::int64_t kBlock = 16;  // rows at a time, so that a line of the cache is read once
-  for (std::int64_t first = 0; first < rows; first += kBlock) {
-    const std::int64_t last = std::min(first + kBlock, rows);
-    for (std::int64_t j = 0; j < width; ++j) {
-      for (std::int64_t i = first; i < last; ++i) out[i * width + j] = j < columns ? *from.at(i, j) : T{0};
+  std::int64_t first = 0;
+  for (; first + kBlock <= rows; first += kBlock, out += kBlock * width) {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const T* const values = from.at(first, j);
+      for (std::int64_t i = 0; i < kBlock; ++i) out[i * width + j] = values[i * from.row_step];
     }
+  }
+  for (; first < rows; ++first, out += width) {
+    for (std::int64_t j = 0; j < columns; ++j) out[j] = *from.at(first, j);
   }
 }
 

@@ -156,7 +156,7 @@ class Decoder {
   /// hidden += the sum; the same sequences.
   virtual void add_experts_sum(const LoadedWeights& layer, const Rows& routed, std::span<Rows* const> hidden) const = 0;
 
-  /// logits (T, vocab_size) of the final norm and head.
+  /// logits (n, vocab_size) of the final norm and head, of the last n tokens.
   virtual void logits(const Rows& hidden, std::span<float> logits) const = 0;
 };
 

@@ -111,11 +111,12 @@ void Pass::restore(const std::filesystem::path& path) {
   experts_.reset();
 }
 
-void Pass::logits(const LogitsHook& hook) {
+void Pass::logits(const LogitsHook& hook, const LastLogits& last) {
   OSCAR_CHECK(layer_ == config_.num_layers && !ended_);
   std::atomic<std::int64_t> done{0};
   in_parallel(sequences_.size(), [&](std::size_t s) {
-    std::vector<float> logits(sequences_[s].size() * static_cast<std::size_t>(config_.vocab_size));
+    const std::size_t tokens = last ? static_cast<std::size_t>(last(s)) : sequences_[s].size();
+    std::vector<float> logits(tokens * static_cast<std::size_t>(config_.vocab_size));
     decoder_.logits(*hidden_[s], logits);
     hook(s, logits);
     status_.progress("logits, sequence", ++done, static_cast<std::int64_t>(sequences_.size()));

@@ -35,7 +35,7 @@ class Pass : public ModelPass {
   void restore(const std::filesystem::path& path) override;
   void wait_until_ready() override;
   void finish() override;
-  void logits(const LogitsHook& hook) override;
+  void logits(const LogitsHook& hook, const LastLogits& last) override;
 
  private:
   using Mixer = std::function<void(std::size_t sequence, const LoadedWeights& weights)>;

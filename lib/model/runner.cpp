@@ -55,7 +55,7 @@ void ModelRunner::run(std::span<const TokenSequence> sequences, const RunHooks& 
     pass->step(hooks.attention, !hooks.logits && layer + 1 == config().num_layers);
     if (hooks.layer_done) hooks.layer_done(layer);
   }
-  if (hooks.logits) pass->logits(hooks.logits);
+  if (hooks.logits) pass->logits(hooks.logits, hooks.last_logits);
 }
 
 std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model, const DecoderOptions& options) {

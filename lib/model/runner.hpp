@@ -30,7 +30,9 @@ using AttentionHook = std::function<bool(int layer, std::size_t sequence, const 
 /// Says where q, k and v of a sequence go, in the type that they are wanted in; called concurrently for different
 /// sequences.
 using CaptureHook = std::function<QkvBuffers(std::size_t sequence)>;
-/// Logits (T, vocab_size) of one sequence; called concurrently for different sequences.
+/// Of how many tokens of a sequence, counted from its end, logits are wanted; empty: of all.
+using LastLogits = std::function<std::int64_t(std::size_t sequence)>;
+/// Logits (n, vocab_size) of the last n tokens of one sequence; called concurrently for different sequences.
 using LogitsHook = std::function<void(std::size_t sequence, std::span<const float> logits)>;
 
 /// All hooks are optional.
@@ -40,6 +42,7 @@ struct RunHooks {
   std::function<void(int layer)> layer_done;
   /// Without it logits are not computed, and the last layer stops after attention was seen.
   LogitsHook logits;
+  LastLogits last_logits;
 };
 
 struct PassOptions {
@@ -73,7 +76,7 @@ class ModelPass {
   /// After the last step of a process that shares the model with others: waits until the next has what it handed on.
   virtual void finish() = 0;
   /// After the last layer, of a process that ran all.
-  virtual void logits(const LogitsHook& hook) = 0;
+  virtual void logits(const LogitsHook& hook, const LastLogits& last = {}) = 0;
 };
 
 class ModelRunner {

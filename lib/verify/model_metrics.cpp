@@ -59,14 +59,13 @@ void attend_from(const Setting& setting, const KvMethod& method, int layer, cons
          out.subspan(before));
 }
 
-/// How many logits of a sequence count, from its end; in the last layer no other query needs attention.
-using LastLogits = std::function<std::int64_t(std::size_t sequence)>;
-
-/// Runs the model with the attention of a method; null: exact attention. last: empty if all logits count.
+/// Runs the model with the attention of a method; null: exact attention. In the last layer only the queries whose
+/// logits are wanted need attention.
 void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMethod* method, const LastLogits& last,
          LogitsHook logits) {
   RunHooks hooks;
   hooks.logits = std::move(logits);
+  hooks.last_logits = last;
   hooks.layer_done = [&setting, tokens = tokens_of(sequences)](int) { setting.add_work(tokens); };
   if (method != nullptr) {
     const ModelConfig& config = setting.runner.config();

@@ -7,9 +7,10 @@ namespace oscar::verify {
 
 int found_answer_tokens(const TokenSequence& needle, int answer_length, std::span<const float> logits) {
   int found = 0;
-  const std::size_t vocab = logits.size() / needle.size();
-  for (std::size_t t = needle.size() - static_cast<std::size_t>(answer_length); t + 1 < needle.size(); ++t) {
-    const auto row = logits.subspan((t - 1) * vocab, vocab);
+  const auto length = static_cast<std::size_t>(answer_length);
+  const std::size_t vocab = logits.size() / (length + 1), begin = needle.size() - length;
+  for (std::size_t t = begin; t + 1 < needle.size(); ++t) {
+    const auto row = logits.subspan((t - begin) * vocab, vocab);
     found += std::max_element(row.begin(), row.end()) - row.begin() == needle[t] ? 1 : 0;
   }
   return found;

@@ -10,7 +10,8 @@
 
 namespace oscar::verify {
 
-/// Tokens of the answer that are the argmax of the logits (T, vocab) before them, under teacher forcing.
+/// Tokens of the answer that are the argmax of the logits before them, under teacher forcing; logits (answer_length +
+/// 1, vocab) of the last tokens.
 [[nodiscard]] int found_answer_tokens(const TokenSequence& needle, int answer_length, std::span<const float> logits);
 
 /// Where the answer last stands before the end, as a share of the prompt: 0 its beginning, 1 its end. None if it stands

@@ -46,8 +46,11 @@ class FourWordsPass : public ModelPass {
   void capture(const CaptureHook&, bool) override { OSCAR_CHECK(false); }
   void wait_until_ready() override {}
   void finish() override {}
-  void logits(const LogitsHook& hook) override {
-    for (std::size_t s = 0; s < outs_.size(); ++s) hook(s, outs_[s]);
+  void logits(const LogitsHook& hook, const LastLogits& last) override {
+    for (std::size_t s = 0; s < outs_.size(); ++s) {
+      const std::size_t size = last ? static_cast<std::size_t>(last(s)) * kVocab : outs_[s].size();
+      hook(s, std::span<const float>(outs_[s]).last(size));
+    }
   }
 
  private:
