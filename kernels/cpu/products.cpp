@@ -20,7 +20,7 @@ struct Matrix {
   [[nodiscard]] const T* at(std::int64_t i, std::int64_t j) const { return data + i * row_step + j * column_step; }
 };
 
-/// out[i * width + j] = from(i, j), 0 from column `columns` on.
+/// out[i * width + j] = from(i, j), 0 from column `columns` on; rows or columns of `from` are contiguous.
 template <class T>
 void copy_panel(const Matrix<T>& from, std::int64_t rows, std::int64_t columns, std::int64_t width, T* out) {
   if (columns < width) std::fill_n(out, rows * width, T{0});
@@ -36,7 +36,8 @@ void copy_panel(const Matrix<T>& from, std::int64_t rows, std::int64_t columns, 
   for (; first + kBlock <= rows; first += kBlock, out += kBlock * width) {
     for (std::int64_t j = 0; j < columns; ++j) {
       const T* const values = from.at(first, j);
-      for (std::int64_t i = 0; i < kBlock; ++i) out[i * width + j] = values[i * from.row_step];
+#pragma GCC unroll 16
+      for (std::int64_t i = 0; i < kBlock; ++i) out[i * width + j] = values[i];
     }
   }
   for (; first < rows; ++first, out += width) {

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def copy_of_data(folder, seed):
 
 def commands(build):
     """What prints figures: a name and a command line each."""
-    return [[str(build / "tests/verify_test"), "-tc=golden row*"],
+    return [[str(build / "tests/verify_figures_test")],
             [PYTHON, "-B", str(PROJECT / "tests/python/cache_test.py"), "-k", "kld"],
             [PYTHON, "-B", str(PROJECT / "tests/cli/program/quickstart_test.py")]]
 
@@ -61,7 +62,7 @@ def figures(folder, build):
     for command in commands(build):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
         found |= {name: float(value) for name, value in re.findall(r"^figure: (.+) (\S+)$", done.stdout, re.MULTILINE)}
     return found
 
@@ -69,14 +70,14 @@ def figures(folder, build):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=12)
+    parser.add_argument("--jobs", type=int, default=1, help="copies at a time")
     parser.add_argument("--build", type=Path, default=PROJECT / "build")
     parser.add_argument("--out", type=Path, default=PROJECT / "tests/bench/results/last_bits.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="oscar-last-bits-") as name:
-        runs = []
-        for seed in range(options.copies + 1):
-            runs.append(figures(copy_of_data(Path(name, str(seed)), seed), options.build.resolve()))
-            print(f"copy {seed} of {options.copies}: {len(runs[-1])} figures", file=sys.stderr)
+        folders = [copy_of_data(Path(name, str(seed)), seed) for seed in range(options.copies + 1)]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            runs = list(pool.map(lambda folder: figures(folder, options.build.resolve()), folders))
     rows = {}
     for figure in sorted(runs[0]):
         values = np.array([run[figure] for run in runs[1:]])

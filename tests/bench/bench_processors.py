@@ -66,7 +66,7 @@ def main():
     sets = [same_set(build, setting) for setting in settings(flags)]
     if not options.skip_emulated:
         qemu = shutil.which("qemu-x86_64") or sys.exit("qemu-x86_64 is not here: apt-get install qemu-user")
-        sets += [same_set(build, {"OSCAR_RUN_UNDER": f"{qemu} -cpu {model}"}) for model in EMULATED]
+        sets += [same_set(build, {"OSCAR_RUN_UNDER": f"{qemu} -cpu {model}", "OSCAR_FITS": "0"}) for model in EMULATED]
     document = {"what": "sets and figures under other kernels and on other processors", "commit": commit,
                 "machine": f"{name}, {os.cpu_count()} cores", "sets": sets,
                 "figures": [] if options.skip_figures else [figures(build, setting) for setting in settings(flags)]}
