@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 PROJECT = Path(__file__).resolve().parents[2]
-PYTHON = str(PROJECT / ".venv/bin/python")
+PYTHON = sys.executable
 WEIGHTS = "model-00001-of-00001.safetensors"
 UNITS = 4
 
@@ -67,6 +67,12 @@ def figures(folder, build):
     return found
 
 
+def commit():
+    """Of what is measured; $OSCAR_COMMIT where there is no repository."""
+    describe = ["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]
+    return os.environ.get("OSCAR_COMMIT") or subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=12)
@@ -83,10 +89,8 @@ def main():
         values = np.array([run[figure] for run in runs[1:]])
         rows[figure] = {"unmoved": runs[0][figure], "mean": values.mean(), "standard_deviation": values.std(ddof=1),
                         "least": values.min(), "most": values.max()}
-    commit = subprocess.run(["git", "-C", PROJECT, "describe", "--always", "--dirty"], check=True, capture_output=True,
-                            text=True).stdout.strip()
     document = {"what": f"figures of {options.copies} copies of the sample model whose weights moved by up to {UNITS} units "
-                        "in the last place of a float32", "commit": commit, "figures": rows}
+                        "in the last place of a float32", "commit": commit(), "figures": rows}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     for figure, row in rows.items():
         print(f"{figure}: {row['unmoved']:.6g}, mean {row['mean']:.6g}, sd {row['standard_deviation']:.2g}, "

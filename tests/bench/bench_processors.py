@@ -52,6 +52,12 @@ def same_set(build, environment):
             **({} if done.returncode == 0 else {"output": done.stderr[-600:]})}
 
 
+def commit():
+    """Of what is measured; $OSCAR_COMMIT where there is no repository."""
+    describe = ["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]
+    return os.environ.get("OSCAR_COMMIT") or subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=PROJECT / "build")
@@ -61,13 +67,11 @@ def main():
     options = parser.parse_args()
     build = options.build.resolve()
     name, flags = processor()
-    commit = subprocess.run(["git", "-C", str(PROJECT), "describe", "--always", "--dirty"], check=True, capture_output=True,
-                            text=True).stdout.strip()
     sets = [same_set(build, setting) for setting in settings(flags)]
     if not options.skip_emulated:
         qemu = shutil.which("qemu-x86_64") or sys.exit("qemu-x86_64 is not here: apt-get install qemu-user")
         sets += [same_set(build, {"OSCAR_RUN_UNDER": f"{qemu} -cpu {model}", "OSCAR_FITS": "0"}) for model in EMULATED]
-    document = {"what": "sets and figures under other kernels and on other processors", "commit": commit,
+    document = {"what": "sets and figures under other kernels and on other processors", "commit": commit(),
                 "machine": f"{name}, {os.cpu_count()} cores", "sets": sets,
                 "figures": [] if options.skip_figures else [figures(build, setting) for setting in settings(flags)]}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
