@@ -47,7 +47,7 @@ def measure(root, script):
     begun, before = time.monotonic(), received()
     done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "chroot", str(root), "/usr/bin/env", "-i", "HOME=/root",
                            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", *settings, "bash", "-c",
-                           f"mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; cd /root/oscar && exec {script}"],
+                           f"mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mkdir -p /dev/pts; mount -t devpts pts /dev/pts; cd /root/oscar && exec {script}"],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     seconds = time.monotonic() - begun
     (root / f"tmp/{Path(script).stem}.log").write_text(done.stdout)

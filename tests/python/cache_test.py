@@ -24,8 +24,8 @@ import parity  # noqa: E402
 
 torch.set_num_threads(1)
 SINK, RECENT = 16, 64  # so that short texts have a history
-# Of the quotient of two KLDs over some 1,000 tokens, in which other codes are on an edge: four standard deviations, as
-# tests/bench/bench_last_bits.py measures them (tests/bench/results/last_bits.json).
+# Of the quotient of two KLDs over some 1,000 tokens, which differ by the codes that are on an edge: the largest mean and
+# four of the largest standard deviations in tests/bench/results/last_bits.json.
 BOUND = 0.12
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Figures of a model that libtorch runs: another processor adds in another order, last bits move, codes on an edge
-// flip, and the figure moves with them. Bounds here are four standard deviations of that, measured by
-// tests/bench/bench_last_bits.py, which reads the lines that are printed.
+// flip, and the figure moves with them. How far is measured by tests/bench/bench_last_bits.py, which reads the lines
+// that are printed; bounds are some standard deviations of that.
 #pragma once
 
 #include <doctest/doctest.h>

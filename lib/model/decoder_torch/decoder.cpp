@@ -215,11 +215,7 @@ class TorchDecoder : public Decoder {
   }
 
   void logits(const Rows& hidden, std::span<float> logits) const override {
-    call([&] {
-      const at::Tensor rows = here(hidden);
-      const std::int64_t wanted = static_cast<std::int64_t>(logits.size()) / route_.config.vocab_size;
-      write_logits(route_, final_norm_.norm(rows.narrow(0, rows.size(0) - wanted, wanted), "norm"), logits);
-    });
+    call([&] { write_logits(route_, final_norm_, here(hidden), logits); });
   }
 
  private:

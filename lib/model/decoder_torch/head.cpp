@@ -22,10 +22,13 @@ void load_final_norm(const WeightRoute& route, Weights& weights) {
   if (route.config.norm_bias) weights.put("norm.bias", load_tensor(route, kFinalNormBiasName));
 }
 
-void write_logits(const WeightRoute& route, const at::Tensor& normed, std::span<float> logits) {
+void write_logits(const WeightRoute& route, const Weights& final_norm, const at::Tensor& hidden,
+                  std::span<float> logits) {
   const std::string head = head_weight_name(route.config);
   const std::int64_t vocab = route.store.at(head).shape[0];
-  OSCAR_CHECK(logits.size() == static_cast<std::size_t>(normed.size(0) * vocab));
+  const std::int64_t wanted = static_cast<std::int64_t>(logits.size()) / vocab;
+  OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && wanted <= hidden.size(0));
+  const at::Tensor normed = final_norm.norm(hidden.narrow(0, hidden.size(0) - wanted, wanted), "norm");
   const at::Tensor out = at::from_blob(logits.data(), {normed.size(0), vocab}, at::kFloat);
   for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
     const std::int64_t end = std::min(vocab, begin + kHeadBlock);

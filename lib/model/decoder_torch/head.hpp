@@ -12,7 +12,8 @@ namespace oscar {
 
 /// As "norm".
 void load_final_norm(const WeightRoute& route, Weights& weights);
-/// normed (T, hidden_size), logits (T, rows of the head), soft-capped as the model says.
-void write_logits(const WeightRoute& route, const at::Tensor& normed, std::span<float> logits);
+/// logits (n, rows of the head), soft-capped as the model says, of the last n rows of hidden (T, hidden_size).
+void write_logits(const WeightRoute& route, const Weights& final_norm, const at::Tensor& hidden,
+                  std::span<float> logits);
 
 }  // namespace oscar

@@ -13,9 +13,9 @@ BINARY, PROJECT = Path(os.environ["OSCAR_BINARY"]), Path(os.environ["OSCAR_PROJE
 sys.path.insert(0, str(PROJECT / "tests/bench"))
 import quickstart_table  # noqa: E402
 
-# How far figures may be from those kept: four standard deviations as tests/bench/bench_last_bits.py measures them
-# (tests/bench/results/last_bits.json). Shares of the figure, but for hits of 48 needles.
-BOUNDS = {"output_rel_error": 0.01, "softmax_kl": 0.01, "ppl": 0.01, "kld_mean": 0.05, "same_top": 0.01, "needle_hits": 6}
+# How far figures may be from those kept: six of the largest standard deviations in tests/bench/results/last_bits.json, since
+# the last bits of both runs move. Shares of the figure, but for hits of 40 needles.
+BOUNDS = {"output_rel_error": 0.015, "softmax_kl": 0.006, "ppl": 0.01, "kld_mean": 0.06, "same_top": 0.008, "needle_hits": 9}
 
 
 class QuickstartTest(unittest.TestCase):

@@ -24,10 +24,11 @@ struct Row {
 };
 constexpr double kExactPpl = 7.896495819091797;
 
-/// Six of the largest standard deviations in tests/bench/results/last_bits.json: both implementations' last bits move.
+/// Six of the largest standard deviations in tests/bench/results/last_bits.json, since the last bits of both
+/// implementations move; of needles that exact attention finds, which did not move, one.
 constexpr struct {
   double exact_ppl, ppl, kld_share, same_top, exact_needles, needles;
-} kBounds{1e-4, 0.02, 0.06, 0.006, 2, 6};
+} kBounds{1e-4, 0.025, 0.065, 0.0045, 1, 8};
 
 std::vector<TokenSequence> rows_from(const char* name, std::size_t first, std::size_t count) {
   const std::vector<TokenSequence> all =
