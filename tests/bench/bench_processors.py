@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What other processors would find, on this one.
 
-bench_processors.py [--build build] [--out tests/bench/results/processors.json] [--skip-figures] [--skip-emulated]
+bench_processors.py [--only CORETYPE,CAPABILITY...] [--skip-emulated] [--add] [--build build]
+                    [--out tests/bench/results/processors.json]
 
 Figures: the tests labelled "figures" (they run a model through libtorch, or compare with numpy), under each kind of kernels
 that OpenBLAS (in numpy) and libtorch can be told to take, as far as this processor can run them.
@@ -38,10 +39,11 @@ def settings(flags):
 def figures(build, setting):
     done = subprocess.run(["ctest", "--test-dir", str(build), "-L", "figures", "-j", str(os.cpu_count())], capture_output=True,
                           text=True, env={**os.environ, **setting})
-    total = re.search(r"(\d+)% tests passed, (\d+) tests failed out of (\d+)", done.stdout)
-    failed = re.findall(r"^\s*\d+ - (.+) \((?:Failed|Timeout)\)", done.stdout, re.M)
-    skipped = re.findall(r"^\s*\d+ - (.+) \(Skipped\)", done.stdout, re.M)
-    return {**setting, "tests": int(total[3]), "failed": failed, "skipped": skipped}
+    if (total := re.search(r"tests passed.* out of (\d+)", done.stdout)) is None:
+        sys.exit(f"ctest ran nothing in {build}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    failed = re.findall(r"^\s*\d+ - (.+?) \((?:Failed|Timeout)\)", done.stdout, re.M)
+    skipped = re.findall(r"^\s*\d+ - (.+?) \(Skipped\)", done.stdout, re.M)
+    return {**setting, "tests": int(total[1]), "failed": failed, "skipped": skipped}
 
 
 def same_set(build, environment):
@@ -62,7 +64,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=PROJECT / "build")
     parser.add_argument("--out", type=Path, default=PROJECT / "tests/bench/results/processors.json")
-    parser.add_argument("--skip-figures", action="store_true")
+    parser.add_argument("--only", nargs="*", help="settings for the figures, such as Zen,avx2; all without it")
+    parser.add_argument("--add", action="store_true", help="to what OUT has of other machines")
     parser.add_argument("--skip-emulated", action="store_true")
     options = parser.parse_args()
     build = options.build.resolve()
@@ -71,12 +74,15 @@ def main():
     if not options.skip_emulated:
         qemu = shutil.which("qemu-x86_64") or sys.exit("qemu-x86_64 is not here: apt-get install qemu-user")
         sets += [same_set(build, {"OSCAR_RUN_UNDER": f"{qemu} -cpu {model}", "OSCAR_FITS": "0"}) for model in EMULATED]
-    document = {"what": "sets and figures under other kernels and on other processors", "commit": commit(),
-                "machine": f"{name}, {os.cpu_count()} cores", "sets": sets,
-                "figures": [] if options.skip_figures else [figures(build, setting) for setting in settings(flags)]}
+    chosen = [setting for setting in settings(flags)
+              if options.only is None or ",".join(setting.values()) in options.only]
+    run = {"machine": f"{name}, {os.cpu_count()} cores", "commit": commit(), "sets": sets,
+           "figures": [figures(build, setting) for setting in chosen]}
+    runs = json.loads(options.out.read_text())["runs"] if options.add else []
+    document = {"what": "sets and figures under other kernels and on other processors", "runs": [*runs, run]}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document, indent=1))
-    return 0 if all(row["same_bytes"] for row in sets) and not any(row["failed"] for row in document["figures"]) else 1
+    print(json.dumps(run, indent=1))
+    return 0 if all(row["same_bytes"] for row in sets) and not any(row["failed"] for row in run["figures"]) else 1
 
 
 if __name__ == "__main__":
