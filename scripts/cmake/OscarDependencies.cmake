@@ -35,6 +35,9 @@ if(SKBUILD) # a wheel (pyproject.toml) serves the torch of the environment that 
     set(torch_candidates ${torch_of_python})
   endif()
 endif()
+if(NOT OSCAR_TORCH_ROOT) # it may have come since this folder was configured first
+  unset(OSCAR_TORCH_ROOT CACHE)
+endif()
 set(OSCAR_TORCH_ROOT "${torch_candidates}" CACHE PATH "Folder of the torch wheel or of libtorch (has include/ and lib/)")
 if(NOT EXISTS ${OSCAR_TORCH_ROOT}/lib/libtorch_cpu.so)
   message(FATAL_ERROR "libtorch not found (OSCAR_TORCH_ROOT=${OSCAR_TORCH_ROOT}): run scripts/setup.sh")
