@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Products of row-major matrices on the CPU, beside every backend: OpenBLAS on the calling thread. Non-goal: views.
+// Products of row-major matrices on the CPU, beside every backend, on the calling thread; kernels/cpu/products.hpp
+// defines their bits. Non-goal: views.
 #pragma once
 
 #include <cstddef>

@@ -10,12 +10,20 @@ tests=()
 if [ "${1:-}" = --tests ]; then tests=(-DOSCAR_TESTS=ON); shift; fi
 
 # What nvcc calls the GPUs of this machine; the kernels for compute capability 9.0 need its own instructions (90a).
-architectures=${OSCAR_CUDA_ARCHITECTURES:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
-  tr -d . | sort -u | sed 's/^90$/90a/; s/$/-real/' | paste -sd ';' || true)}
-cuda=(-DOSCAR_CUDA=OFF)
-[ -z "$architectures" ] || cuda=(-DOSCAR_CUDA=AUTO "-DCMAKE_CUDA_ARCHITECTURES=$architectures")
+gpus() {
+  nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+\.[0-9]+$' | tr -d . | sort -u |
+    sed 's/^90$/90a/; s/$/-real/' | paste -sd ';'
+}
+architectures=${OSCAR_CUDA_ARCHITECTURES:-$(gpus || true)}
+if [ -n "$architectures" ]; then
+  cuda=(-DOSCAR_CUDA=AUTO "-DCMAKE_CUDA_ARCHITECTURES=$architectures")
+else
+  cuda=(-DOSCAR_CUDA=OFF)
+  printf 'build: no NVIDIA GPU here: the CUDA backend is left out (OSCAR_CUDA_ARCHITECTURES="90a-real" builds it)\n' >&2
+fi
 
 mkdir -p build
 # CMake's talk is only of interest when something is wrong.
 cmake --preset release "${tests[@]}" "${cuda[@]}" >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
+[ -z "$architectures" ] || grep 'CUDA backend: not built' build/configure.log >&2 || true
 cmake --build --preset release ${1:+--target "$@"}

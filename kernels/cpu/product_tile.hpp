@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The innermost loop of matrix products: a tile of sums that stays in registers. Every instruction set has its own
 // shape of tile, and all give the same bits, since a sum is one chain of fused multiply-adds whatever tile it lies in.
-// Non-goal: being included elsewhere than in products.cpp, its tests and the files that define these functions.
+// Non-goal: being included elsewhere than in products.cpp, its tests and the files that define the tiles.
 #pragma once
 
 #include <cstdint>
@@ -19,24 +19,23 @@ struct ProductTile {
 };
 constexpr int kMaxTileRows = 8, kMaxTileBytes = 128;  // of a row of a tile
 
+/// The tile of an instruction set, for both types.
+struct TilePair {
+  ProductTile<double> doubles;
+  ProductTile<float> floats;
+};
+extern const TilePair kAvx512Tile, kAvx2Tile, kPlainTile;
+
 /// Those that this processor can run, the fastest first; the last runs everywhere, slowly where nothing is fused.
 template <class T>
 [[nodiscard]] const std::vector<ProductTile<T>>& product_tiles();
-
-void avx512_sum(std::int64_t, const double*, std::int64_t, std::int64_t, const double*, double*);
-void avx512_sum(std::int64_t, const float*, std::int64_t, std::int64_t, const float*, float*);
-void avx2_sum(std::int64_t, const double*, std::int64_t, std::int64_t, const double*, double*);
-void avx2_sum(std::int64_t, const float*, std::int64_t, std::int64_t, const float*, float*);
-void plain_sum(std::int64_t, const double*, std::int64_t, std::int64_t, const double*, double*);
-void plain_sum(std::int64_t, const float*, std::int64_t, std::int64_t, const float*, float*);
 
 namespace {
 
 /// Rows of kVectors vectors of kBytes each. Internal linkage, since the files that use it are compiled for different
 /// instruction sets; where those have fused multiply-adds, -ffp-contract=fast makes one of the sum below.
 template <class T, int kRows, int kVectors, int kBytes>
-inline void tile_sum(std::int64_t depth, const T* a, std::int64_t row_step, std::int64_t depth_step, const T* panel,
-                     T* out) {
+void tile_sum(std::int64_t depth, const T* a, std::int64_t row_step, std::int64_t depth_step, const T* panel, T* out) {
   using Vector [[gnu::vector_size(kBytes), gnu::aligned(sizeof(T)), gnu::may_alias]] = T;
   constexpr int kLanes = kBytes / static_cast<int>(sizeof(T));
   Vector sums[kRows][kVectors] = {};
@@ -64,6 +63,13 @@ inline void tile_sum(std::int64_t depth, const T* a, std::int64_t row_step, std:
   for (int i = 0; i < kRows; ++i) {
     for (int j = 0; j < kVectors; ++j) *reinterpret_cast<Vector*>(out + (i * kVectors + j) * kLanes) = sums[i][j];
   }
+}
+
+/// Rows of so many vectors: a pair that is initialised before any code runs, which the processor might not know.
+template <int kRows, int kVectors, int kBytes>
+constexpr TilePair tile_pair(const char* name) {
+  return {{name, kRows, kVectors * kBytes / 8, tile_sum<double, kRows, kVectors, kBytes>},
+          {name, kRows, kVectors * kBytes / 4, tile_sum<float, kRows, kVectors, kBytes>}};
 }
 
 }  // namespace

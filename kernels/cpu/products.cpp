@@ -120,16 +120,20 @@ void multiply(const Gemm& s, const T* a, std::int64_t lda, const T* b, std::int6
 
 template <class T>
 const std::vector<ProductTile<T>>& product_tiles() {
-  constexpr int kLanes = 8 / sizeof(T);
   static const std::vector<ProductTile<T>> tiles = [] {
     std::vector<ProductTile<T>> list;
+    const auto add = [&](const TilePair& pair) {
+      if constexpr (sizeof(T) == 8) {
+        list.push_back(pair.doubles);
+      } else {
+        list.push_back(pair.floats);
+      }
+    };
 #ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f")) list.push_back({"avx512", 8, 16 * kLanes, avx512_sum});
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      list.push_back({"avx2", 6, 8 * kLanes, avx2_sum});
-    }
+    if (__builtin_cpu_supports("avx512f")) add(kAvx512Tile);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) add(kAvx2Tile);
 #endif
-    list.push_back({"plain", 4, 4 * kLanes, plain_sum});
+    add(kPlainTile);
     return list;
   }();
   return tiles;

@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import provenance
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -43,7 +45,7 @@ def measure(commit):
         run("git", "clone", "--quiet", PROJECT, clone)
         run("git", "checkout", "--quiet", commit, cwd=clone)
         (clone / ".venv").symlink_to((PROJECT / ".venv").resolve())
-        run("cmake", "--preset", "release", "-DOSCAR_CUDA=OFF", cwd=clone)
+        run("cmake", "--preset", "release", "-DOSCAR_CUDA=OFF", "-DOSCAR_TESTS=ON", cwd=clone)
         program = timed("cmake", "--build", "--preset", "release", "--target", "oscar", cwd=clone)
         program["units"] = len(units(clone / "build"))
         everything = timed("cmake", "--build", "--preset", "release", cwd=clone)
@@ -58,10 +60,9 @@ def main():
     parser.add_argument("commits", nargs="*", default=["HEAD"])
     parser.add_argument("--out", type=Path, default=PROJECT / "tests/bench/results/build.json")
     options = parser.parse_args()
+    machine = provenance.machine()
     rows = [measure(run("git", "rev-parse", "--short", commit)) for commit in options.commits]
-    machine = next(line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                   if line.startswith("model name"))
-    document = {"what": "compile times without ccache and CUDA", "machine": f"{machine}, {os.cpu_count()} cores",
+    document = {"what": "compile times without ccache and CUDA", "machine": machine,
                 "compiler": run("g++", "--version").splitlines()[0], "rows": rows}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     for row in rows:

@@ -23,7 +23,8 @@ from pathlib import Path
 import torch
 
 sys.dont_write_bytecode = True
-import synthetic_dump  # noqa: E402  (beside this file)
+import provenance  # noqa: E402  (beside this file)
+import synthetic_dump  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,10 +114,7 @@ def help_time(binary):
 
 
 def machine():
-    models = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return {"cpu": models[0] if models else "unknown", "cores": len(os.sched_getaffinity(0)), "commit": commit.stdout.strip(),
-            "load_before": os.getloadavg()[0], "torch": torch.__version__}
+    return {**provenance.machine(), "commit": provenance.commit(), "torch": torch.__version__}
 
 
 def parse_options():

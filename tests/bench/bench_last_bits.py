@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+import provenance
+
 PROJECT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
 WEIGHTS = "model-00001-of-00001.safetensors"
@@ -67,12 +69,6 @@ def figures(folder, build):
     return found
 
 
-def commit():
-    """Of what is measured; $OSCAR_COMMIT where there is no repository."""
-    describe = ["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]
-    return os.environ.get("OSCAR_COMMIT") or subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=12)
@@ -80,6 +76,7 @@ def main():
     parser.add_argument("--build", type=Path, default=PROJECT / "build")
     parser.add_argument("--out", type=Path, default=PROJECT / "tests/bench/results/last_bits.json")
     options = parser.parse_args()
+    machine = provenance.machine()
     with tempfile.TemporaryDirectory(prefix="oscar-last-bits-") as name:
         folders = [copy_of_data(Path(name, str(seed)), seed) for seed in range(options.copies + 1)]
         with ThreadPoolExecutor(options.jobs) as pool:
@@ -90,7 +87,7 @@ def main():
         rows[figure] = {"unmoved": runs[0][figure], "mean": values.mean(), "standard_deviation": values.std(ddof=1),
                         "least": values.min(), "most": values.max()}
     document = {"what": f"figures of {options.copies} copies of the sample model whose weights moved by up to {UNITS} units "
-                        "in the last place of a float32", "commit": commit(), "figures": rows}
+                        "in the last place of a float32", "machine": machine, "commit": provenance.commit(), "figures": rows}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     for figure, row in rows.items():
         print(f"{figure}: {row['unmoved']:.6g}, mean {row['mean']:.6g}, sd {row['standard_deviation']:.2g}, "

@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import provenance
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
 LEVELS = ["4,4", "5,3", "8,4", "8,8", "16,16"]
@@ -24,11 +26,6 @@ def run(*command):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode not in (0, 3):  # 3: measured, and rejected
         raise SystemExit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stderr[-2000:]}")
-
-
-def commit():
-    """Of this checkout, whose build is measured."""
-    return subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
 
 
 def measure(options, levels, arguments, folder):
@@ -53,7 +50,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/limits.json")
     options = parser.parse_args()
-    model = {"model": options.model.name, "commit": options.commit or commit(), "device": options.device,
+    model = {"model": options.model.name, "commit": options.commit or provenance.commit(), "device": options.device,
              "held_out_sequences": options.sequences}
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     rows = [row for row in rows if row["model"] != model["model"]]

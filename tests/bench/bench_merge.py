@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy
 
 sys.dont_write_bytecode = True
-from bench_fit import watch_peak  # noqa: E402  (beside this file)
+import provenance  # noqa: E402  (beside this file)
+from bench_fit import watch_peak  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SECONDS, MEGABYTES = 5, 2000  # targets, for the default shape
@@ -100,13 +101,6 @@ def sum_in(path):
     return numpy.concatenate([payload[t["data_offsets"][0] // 8:t["data_offsets"][1] // 8] for _, t in ordered])
 
 
-def processor():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{os.cpu_count()} x {line.split(':')[1].strip()}"
-    return str(os.cpu_count())
-
-
 def measure(options, work):
     paths, expected = write_parts(options, work)
     load = os.getloadavg()[0]
@@ -114,7 +108,7 @@ def measure(options, work):
     error = float(numpy.max(numpy.abs(sum_in(work / "all.safetensors") - expected)) / numpy.max(numpy.abs(expected)))
     gigabytes = sum(path.stat().st_size for path in paths) / 1e9
     median = {name: statistics.median(run[name] for run in runs) for name in ("seconds", "processor_seconds")}
-    return {"commit": options.commit, "processor": processor(), "load": [round(load, 1), round(os.getloadavg()[0], 1)],
+    return {"commit": options.commit, "processor": provenance.machine(), "load": [round(load, 1), round(os.getloadavg()[0], 1)],
             "files": options.files, "layers": options.layers, "kv_heads": options.kv_heads, "head_dim": options.head_dim,
             "gb": gigabytes, **median, "all_seconds": [round(run["seconds"], 3) for run in runs],
             "peak_mb": max(run["peak_mb"] for run in runs), "gb_per_s": gigabytes / median["seconds"],

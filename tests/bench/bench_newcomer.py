@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+import provenance
+
 PROJECT = Path(__file__).resolve().parents[2]
 SETTINGS = ("etc/resolv.conf", "etc/pip.conf", "etc/ssl/certs/ca-certificates.crt", "etc/apt/sources.list.d/debian.sources")
 
@@ -63,14 +65,12 @@ def main():
     parser.add_argument("--skip-tests", action="store_true")
     parser.add_argument("--out", type=Path, default=PROJECT / "tests/bench/results/newcomer.json")
     options = parser.parse_args()
+    machine = provenance.machine()
     make_bare(options.root)
     scripts = ["scripts/quickstart.sh"] * 2 + ([] if options.skip_tests else ["scripts/test.sh"])
     rows = [measure(options.root, script) for script in scripts]
-    machine = next(line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                   if line.startswith("model name"))
     document = {"what": "the project's scripts, one after the other, on a bare Debian 12 with empty caches",
-                "machine": f"{machine}, {os.cpu_count()} cores", "commit": run("git", "-C", str(PROJECT), "rev-parse", "--short", "HEAD"),
-                "load_before": os.getloadavg()[1], "rows": rows}
+                "machine": machine, "commit": provenance.commit(), "rows": rows}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 

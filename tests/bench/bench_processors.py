@@ -19,15 +19,12 @@ import sys
 import time
 from pathlib import Path
 
+import provenance
+
 PROJECT = Path(__file__).resolve().parents[2]
 CORE_TYPES = {"Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}
 CAPABILITIES = {"default": "sse2", "avx2": "avx2", "avx512": "avx512f"}
 EMULATED = ("Nehalem", "Haswell", "EPYC")  # without AVX; Intel's and AMD's with AVX2 and FMA
-
-
-def processor():
-    info = Path("/proc/cpuinfo").read_text()
-    return re.search(r"^model name\s*: (.*)$", info, re.M)[1], set(re.search(r"^flags\s*: (.*)$", info, re.M)[1].split())
 
 
 def settings(flags):
@@ -54,12 +51,6 @@ def same_set(build, environment):
             **({} if done.returncode == 0 else {"output": done.stderr[-600:]})}
 
 
-def commit():
-    """Of what is measured; $OSCAR_COMMIT where there is no repository."""
-    describe = ["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]
-    return os.environ.get("OSCAR_COMMIT") or subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=PROJECT / "build")
@@ -69,14 +60,14 @@ def main():
     parser.add_argument("--skip-emulated", action="store_true")
     options = parser.parse_args()
     build = options.build.resolve()
-    name, flags = processor()
+    machine, flags = provenance.machine(), provenance.processor()[1]
     sets = [same_set(build, setting) for setting in settings(flags)]
     if not options.skip_emulated:
         qemu = shutil.which("qemu-x86_64") or sys.exit("qemu-x86_64 is not here: apt-get install qemu-user")
-        sets += [same_set(build, {"OSCAR_RUN_UNDER": f"{qemu} -cpu {model}", "OSCAR_FITS": "0"}) for model in EMULATED]
+        sets += [same_set(build, {"OSCAR_RUN_UNDER": f"{qemu} -cpu {model}", "OSCAR_FITS": "1"}) for model in EMULATED]
     chosen = [setting for setting in settings(flags)
               if options.only is None or ",".join(setting.values()) in options.only]
-    run = {"machine": f"{name}, {os.cpu_count()} cores", "commit": commit(), "sets": sets,
+    run = {"machine": machine, "commit": provenance.commit(), "sets": sets,
            "figures": [figures(build, setting) for setting in chosen]}
     runs = json.loads(options.out.read_text())["runs"] if options.add else []
     document = {"what": "sets and figures under other kernels and on other processors", "runs": [*runs, run]}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What a GPU machine can do, measured through torch, and what a process takes of its GPU's memory."""
 import contextlib
-import os
 import statistics
 import threading
 import time
-from pathlib import Path
 
 import torch
+
+import provenance
 
 GIB = 2**30
 
@@ -63,6 +63,4 @@ def peak_gpu_memory():
 
 
 def describe():
-    models = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return {"cpu": models[0] if models else "unknown", "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__,
-            "load_before": os.getloadavg()[0]}
+    return {**provenance.machine(), "torch": torch.__version__}

@@ -21,6 +21,8 @@ DATA = Path(os.environ.get("OSCAR_TEST_DATA", PROJECT / "tests/data"))
 SAMPLE, GOLDEN = DATA / "qwen3-2m", DATA / "golden/qwen3-2m"
 sys.path.insert(0, str(PROJECT / "tests/unit/model/parity"))
 import parity  # noqa: E402
+sys.path.insert(0, str(PROJECT / "tests/support"))
+import figures  # noqa: E402
 
 torch.set_num_threads(1)
 SINK, RECENT = 16, 64  # so that short texts have a history
@@ -78,9 +80,7 @@ class CacheTest(unittest.TestCase):
         found = logits(model, ids, oscar_kv.Int2Cache(rotations, model.config, path=path), calls)
         kld = float((exact.exp() * (exact - found)).sum(-1)[:, :-1].mean())
         self.assertGreater(expected, 0.003)
-        print(f"figure: {self._testMethodName} {kld / expected:.6g}")
-        if os.environ.get("OSCAR_TEST_BOUNDS") != "off":
-            self.assertLess(abs(kld / expected - 1), BOUND, f"{kld} by the cache, {expected} by verify")
+        figures.check(self, self._testMethodName, kld / expected, 1, BOUND)
 
     def fitted(self, **options):
         np.save(self.folder / "calibration.npy", np.load(GOLDEN / "tokens_calib.npy")[:2, :1024])

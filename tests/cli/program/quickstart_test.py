@@ -10,7 +10,8 @@ import unittest
 from pathlib import Path
 
 BINARY, PROJECT = Path(os.environ["OSCAR_BINARY"]), Path(os.environ["OSCAR_PROJECT"])
-sys.path.insert(0, str(PROJECT / "tests/bench"))
+sys.path[:0] = [str(PROJECT / "tests/bench"), str(PROJECT / "tests/support")]
+import figures  # noqa: E402
 import quickstart_table  # noqa: E402
 
 # How far figures may be from those kept: six of the largest standard deviations in tests/bench/results/last_bits.json, since
@@ -40,10 +41,8 @@ class QuickstartTest(unittest.TestCase):
         self.assertEqual([row["name"] for row in rows], [row["name"] for row in kept])
         for row, expected in zip(rows, kept):
             for figure, bound in BOUNDS.items():
-                print(f"figure: quickstart, {row['name']}, {figure} {row[figure]:.9g}")
-                if os.environ.get("OSCAR_TEST_BOUNDS") != "off":
-                    limit = bound if figure == "needle_hits" else bound * expected[figure] + 1e-6
-                    self.assertLessEqual(abs(row[figure] - expected[figure]), limit, f"{row['name']}, {figure}")
+                limit = bound if figure == "needle_hits" else bound * expected[figure] + 1e-6
+                figures.check(self, f"quickstart, {row['name']}, {figure}", row[figure], expected[figure], limit)
 
 
 if __name__ == "__main__":

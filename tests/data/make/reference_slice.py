@@ -19,7 +19,6 @@ LAYER = 2
 
 def main(source, target):
     source, target = Path(source), Path(target)
-    shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source / f"dump/layer_{LAYER}", target / f"dump/layer_{LAYER}")
     (target / "expected").mkdir()
     for file in sorted((source / "expected").glob("*.pt")):
