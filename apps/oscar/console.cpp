@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/text.hpp"
+
 namespace oscar {
 namespace {
 
@@ -94,7 +96,7 @@ void Console::detail(const std::string& text) {
 void Console::print_line(const std::string& text) {
   const std::lock_guard lock(mutex_);
   clear_progress();
-  fmt::print(stderr, "oscar: {}\n", text);
+  fmt::print(stderr, "oscar: {}\n", printable_line(text));
 }
 
 void Console::clear_progress() {
@@ -103,9 +105,16 @@ void Console::clear_progress() {
 }
 
 void print_error(const Error& error) {
-  fmt::print(stderr, "oscar: error: {}\n", error.what());
-  if (!error.where().empty()) fmt::print(stderr, "  where: {}\n", error.where());
-  if (!error.remedy().empty()) fmt::print(stderr, "  try:   {}\n", error.remedy());
+  fmt::print(stderr, "oscar: error: {}\n", printable_line(error.what()));
+  if (!error.where().empty()) fmt::print(stderr, "  where: {}\n", printable_line(error.where()));
+  if (!error.remedy().empty()) fmt::print(stderr, "  try:   {}\n", printable_line(error.remedy()));
+}
+
+void print(std::string_view text) {
+  const std::string safe = printable(text);
+  if (std::fwrite(safe.data(), 1, safe.size(), stdout) != safe.size() || std::fflush(stdout) != 0) {
+    throw IoError("cannot write the result", "stdout", "check where stdout goes");
+  }
 }
 
 std::string format_table(const std::vector<std::vector<std::string>>& rows) {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -54,6 +55,10 @@ class Console : public ModelStatus {
 
 /// "oscar: error: what\n  where: …\n  try: …\n" on stderr.
 void print_error(const Error& error);
+
+/// Results, on stdout. Control characters, which files of others can hold, are escaped; JSON stays the same document.
+/// Throws IoError.
+void print(std::string_view text);
 
 /// Columns padded to their widest cell; the first left-aligned, the others right-aligned. rows[0] is the header.
 [[nodiscard]] std::string format_table(const std::vector<std::vector<std::string>>& rows);

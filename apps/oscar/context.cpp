@@ -2,9 +2,9 @@
 #include "context.hpp"
 
 #include <charconv>
-#include <cstdio>
 
 #include "base/errors.hpp"
+#include "console.hpp"
 
 namespace oscar {
 namespace {
@@ -75,10 +75,7 @@ void add_json_option(CLI::App& command, Context& context) {
 void emit_json(const Context& context, const Json& document) {
   if (!context.common.json_file.empty()) write_json(context.common.json_file, document);
   if (!context.common.json_to_stdout) return;
-  const std::string text = document.dump(1) + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    throw IoError("cannot write the result", "stdout", "check where stdout goes");
-  }
+  print(json_text(document));
 }
 
 std::vector<int> parse_layers(const std::string& text) {

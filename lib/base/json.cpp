@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "base/json.hpp"
 
+#include <unordered_set>
+#include <vector>
+
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"
@@ -9,24 +12,49 @@ namespace oscar {
 namespace {
 
 constexpr int kMaxDepth = 100;
+constexpr char kRemedy[] = "write or fetch the file again";
+
+/// Refuses what readers of JSON disagree about. The parser tells it what comes.
+class Strict {
+ public:
+  explicit Strict(const std::string& where) : where_(where) {}
+
+  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
+    // Documents from outside may nest until a recursive function (dump, a validator) runs out of stack.
+    if (depth > kMaxDepth) throw DataError("not valid JSON: nested too deeply", where_, kRemedy);
+    if (event == Json::parse_event_t::object_start) keys_.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys_.pop_back();
+    if (event == Json::parse_event_t::key && !keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
+      throw DataError("not valid JSON: the key " + parsed.dump() + " stands twice in one object", where_, kRemedy);
+    }
+    return true;
+  }
+
+ private:
+  const std::string& where_;
+  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+};
 
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& where) {
-  // Documents from outside may nest until a recursive function (dump, a validator) runs out of stack.
-  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDepth) throw DataError("not valid JSON: nested too deeply", where, "write or fetch the file again");
-    return true;
-  };
+  // The parser takes a zero byte for the end of the text.
+  if (text.find('\0') != std::string_view::npos) throw DataError("not valid JSON: a zero byte", where, kRemedy);
+  Strict strict(where);
   try {
-    return Json::parse(text, shallow);
+    return Json::parse(
+        text, [&](int depth, Json::parse_event_t event, Json& parsed) { return strict(depth, event, parsed); });
   } catch (const Json::exception& error) {  // syntax, UTF-8, or a number out of range
-    throw DataError(std::string("not valid JSON: ") + error.what(), where, "write or fetch the file again");
+    throw DataError(std::string("not valid JSON: ") + error.what(), where, kRemedy);
   }
 }
 
 Json read_json(const std::filesystem::path& path) { return parse_json(place_text(path), path.string()); }
 
-void write_json(const std::filesystem::path& path, const Json& document) { write_file(path, document.dump(1) + "\n"); }
+std::string json_text(const Json& document) {
+  return document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+void write_json(const std::filesystem::path& path, const Json& document) { write_file(path, json_text(document)); }
 
 }  // namespace oscar

@@ -15,10 +15,12 @@ using Json = nlohmann::ordered_json;
 
 /// Parses a file. Throws DataError with file, line and column.
 [[nodiscard]] Json read_json(const std::filesystem::path& path);
-/// Parses text; `where` names its origin in errors.
+/// Parses text; `where` names its origin in errors. Throws DataError for what is not JSON, a key that stands twice in
+/// one object, and bytes after the end.
 [[nodiscard]] Json parse_json(std::string_view text, const std::string& where);
-/// Writes atomically, indented by one space, with a final newline. Numbers that are not finite are refused
-/// (std::logic_error).
+/// Indented by one space, with a final newline; bytes that are no UTF-8 become U+FFFD.
+[[nodiscard]] std::string json_text(const Json& document);
+/// Writes json_text() atomically. Numbers that are not finite are refused (std::logic_error).
 void write_json(const std::filesystem::path& path, const Json& document);
 /// Checks `document` against the schema called `schema` (e.g. "oscar.rotation_set.v1") and against its own "schema"
 /// member. Throws DataError naming the first member that does not fit.

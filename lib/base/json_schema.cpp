@@ -22,7 +22,7 @@ void validate_json(const Json& document, const std::string& schema, const std::s
   OSCAR_CHECK(!source.empty());
   // valijson's adapter takes plain nlohmann::json.
   const nlohmann::json schema_document = nlohmann::json::parse(source);
-  const nlohmann::json target = nlohmann::json::parse(document.dump());
+  const nlohmann::json target = nlohmann::json::parse(json_text(document));
   valijson::Schema parsed;
   valijson::SchemaParser().populateSchema(valijson::adapters::NlohmannJsonAdapter(schema_document), parsed);
   valijson::ValidationResults results;

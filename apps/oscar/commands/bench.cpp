@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <fmt/format.h>
 
-#include <iostream>
 
 #include "base/errors.hpp"
 #include "commands/commands.hpp"
@@ -90,10 +89,10 @@ void run(BenchCommand command, const Context& context) {
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   const DecodeTimings timings = backend->time_decode(cases, command.windows);
   if (!context.common.json_to_stdout) {
-    std::cout << fmt::format("INT2 decode attention, one layer, {}, windows {} + {}\n{}, copies at {:.2f} TB/s\n",
-                             shape.name, command.windows.sink, command.windows.recent, backend->description(),
-                             timings.copy_bytes_per_second / 1e12)
-              << format_results(cases, timings);
+    print(fmt::format("INT2 decode attention, one layer, {}, windows {} + {}\n{}, copies at {:.2f} TB/s\n", shape.name,
+                      command.windows.sink, command.windows.recent, backend->description(),
+                      timings.copy_bytes_per_second / 1e12) +
+          format_results(cases, timings));
   }
   emit_json(context, to_json(cases, timings, command, backend->description()));
 }

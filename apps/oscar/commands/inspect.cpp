@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "verify/inspect/inspect.hpp"
 
-#include <iostream>
-
 #include "base/errors.hpp"
 #include "commands/commands.hpp"
+#include "console.hpp"
 
 namespace oscar {
 namespace {
 
 void run(const std::filesystem::path& path, const Context& context) {
   const Inspection found = inspect(path);
-  if (!context.common.json_to_stdout) std::cout << to_text(found, path);
+  if (!context.common.json_to_stdout) print(to_text(found, path));
   emit_json(context, to_json(found, path));
   if (!found.problems.empty()) {
     throw DataError("not sound: " + found.problems.front(), path.string(), "write or fetch it again");

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <iostream>
 #include <memory>
 
 #include "base/errors.hpp"
@@ -95,7 +94,7 @@ void run(ServeCheckCommand& c, Context& context) {
   document["url"] = server.url;
   if (!c.reference.empty()) document["reference"] = server_of(c.reference, "--reference").url;
   validate_json(document, "oscar.serve_check.v1", "the report");
-  if (!context.common.json_to_stdout) std::cout << summary(report);
+  if (!context.common.json_to_stdout) print(summary(report));
   emit_json(context, document);
   if (!report.accepted) context.exit_code = 3;
 }

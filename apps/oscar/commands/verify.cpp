@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iostream>
 #include <memory>
 
 #include "base/errors.hpp"
@@ -125,8 +124,8 @@ void run(VerifyCommand& c, Context& context) {
   const Json document = to_json(report);
   validate_json(document, "oscar.verify_report.v1", "the report");
   if (!context.common.json_to_stdout) {
-    if (!report.methods.empty()) std::cout << format_table(table_of(report)) << '\n';
-    std::cout << summary_of(report);
+    if (!report.methods.empty()) print(format_table(table_of(report)) + "\n");
+    print(summary_of(report));
   }
   emit_json(context, document);
   record(c, report, *context.status);

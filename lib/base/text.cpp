@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+#include "base/text.hpp"
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+
+#include "base/errors.hpp"
+
+namespace oscar {
+namespace {
+
+struct CodePoint {
+  std::uint32_t value = 0;
+  std::size_t bytes = 0;  // 0: what stands there is no UTF-8
+};
+
+/// The first code point of a text that is not empty (RFC 3629: shortest form, no surrogates, at most U+10FFFF).
+CodePoint first_of(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  constexpr std::array<std::uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc0 || lead > 0xf4 || text.size() < bytes) return {};
+  std::uint32_t value = lead & (0x7fU >> bytes);
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0U) != 0x80U) return {};
+    value = value << 6 | (byte(i) & 0x3fU);
+  }
+  const bool surrogate = value >= 0xd800 && value <= 0xdfff;
+  return value < kLeast.at(bytes) || value > 0x10ffff || surrogate ? CodePoint{} : CodePoint{value, bytes};
+}
+
+/// Control characters (C0, DEL, C1), line separators, and marks and overrides of the direction of writing.
+bool moves_the_terminal(std::uint32_t c) {
+  return c < 0x20 || (c >= 0x7f && c <= 0x9f) || c == 0x61c || (c >= 0x200e && c <= 0x200f) ||
+         (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+}
+
+std::string escaped(std::string_view text, bool keep_lines) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const CodePoint next = first_of(text);
+    if (next.bytes == 0) {
+      out += "\xef\xbf\xbd";
+    } else if (moves_the_terminal(next.value) && !(keep_lines && (next.value == '\n' || next.value == '\t'))) {
+      std::array<char, 8> escape{};
+      (void)std::snprintf(escape.data(), escape.size(), "\\u%04x", next.value);
+      out += escape.data();
+    } else {
+      out += text.substr(0, next.bytes);
+    }
+    text.remove_prefix(next.bytes == 0 ? 1 : next.bytes);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) { return escaped(text, true); }
+std::string printable_line(std::string_view text) { return escaped(text, false); }
+
+std::string shell_quoted(std::string_view text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+std::string plain_text(std::string text, const std::string& what, const std::string& where, std::size_t most) {
+  if (text.size() > most) {
+    throw DataError(what + " has " + std::to_string(text.size()) + " bytes, more than " + std::to_string(most), where,
+                    "use a file that its maker wrote with care, or ask for another");
+  }
+  if (printable_line(text) == text) return text;
+  throw DataError(what + " holds control characters, or is not UTF-8: " + printable_line(text.substr(0, 100)), where,
+                  "use a file that its maker wrote with care, or ask for another");
+}
+
+}  // namespace oscar

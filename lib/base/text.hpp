@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// Texts that come from files of others, and where they may go: to a terminal, into a shell's line, into a document.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace oscar {
+
+/// `text` for a terminal: control characters other than newline and tab, marks that change the direction of writing,
+/// and line separators become \u001b and the like; bytes that are no UTF-8 become U+FFFD. A JSON document stays the
+/// same document.
+[[nodiscard]] std::string printable(std::string_view text);
+/// The same for text that must stay on its line: newlines and tabs are escaped, too.
+[[nodiscard]] std::string printable_line(std::string_view text);
+
+/// `text` as one word of a POSIX shell, whatever it holds: 'it'\''s'.
+[[nodiscard]] std::string shell_quoted(std::string_view text);
+
+/// Returns `text` as it is. Throws DataError if printable_line() would change it, or if it has more than `most` bytes.
+/// what: names it in the error ("the objective").
+[[nodiscard]] std::string plain_text(std::string text, const std::string& what, const std::string& where,
+                                     std::size_t most = 4096);
+
+}  // namespace oscar

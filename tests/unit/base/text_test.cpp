@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#include "base/text.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+
+#include "base/errors.hpp"
+#include "base/json.hpp"
+
+namespace oscar {
+
+TEST_CASE("what a terminal would obey is escaped, and other text is left alone") {
+  CHECK(printable("plain, größer, 鍵, 🔑\n\tindented") == "plain, größer, 鍵, 🔑\n\tindented");
+  CHECK(printable("\x1b[2Jgone") == "\\u001b[2Jgone");
+  CHECK(printable("a\rb\b\x7f") == "a\\u000db\\u0008\\u007f");
+  CHECK(printable("\xc2\x9b"
+                  "31m") == "\\u009b31m");  // C1: another way to begin a sequence
+  CHECK(printable("\xe2\x80\xae"
+                  "txt.exe") == "\\u202etxt.exe");  // right to left
+  CHECK(printable(std::string("zero\0byte", 9)) == "zero\\u0000byte");
+  CHECK(printable_line("one\ntwo\tthree") == "one\\u000atwo\\u0009three");
+}
+
+TEST_CASE("bytes that are no UTF-8 become one replacement character each") {
+  const std::string bad = "\xef\xbf\xbd";
+  CHECK(printable("a\xff"
+                  "b") == "a" + bad + "b");
+  CHECK(printable("\xc0\xaf") == bad + bad);                      // a slash, longer than it need be
+  CHECK(printable("\xed\xa0\x80") == bad + bad + bad);            // half of a surrogate pair
+  CHECK(printable("\xf4\x90\x80\x80") == bad + bad + bad + bad);  // beyond U+10FFFF
+  CHECK(printable("cut \xe9\x8d") == "cut " + bad + bad);
+}
+
+TEST_CASE("JSON stays the same document") {
+  const Json document{{"a\x7f", "\x1b[0m\xc2\x85"}, {"list", {1, "\xe2\x80\xa8"}}};
+  const std::string text = printable(json_text(document));
+  CHECK(text.find('\x7f') == std::string::npos);
+  CHECK(text.find("\xc2\x85") == std::string::npos);
+  CHECK(parse_json(text, "here") == document);
+}
+
+TEST_CASE("a shell gets quoted text back as it was") {
+  for (const std::string text : {"plain", "it's", "$(touch x); `y` \"z\" \\", "two\nlines", "", "-n", "'''"}) {
+    const std::string command = "printf %s " + shell_quoted(text);
+    const std::unique_ptr<FILE, int (*)(FILE*)> shell(::popen(command.c_str(), "r"), ::pclose);
+    std::array<char, 256> out{};
+    const std::size_t size = std::fread(out.data(), 1, out.size(), shell.get());
+    CHECK(std::string(out.data(), size) == text);
+  }
+}
+
+TEST_CASE("text of others is taken only if it is plain") {
+  CHECK(plain_text("Qwen/Qwen3-8B", "the model", "here") == "Qwen/Qwen3-8B");
+  CHECK_THROWS_AS((void)plain_text("two\nlines", "the model", "here"), DataError);
+  CHECK_THROWS_AS((void)plain_text("\xff", "the model", "here"), DataError);
+  CHECK_THROWS_AS((void)plain_text("long", "the model", "here", 3), DataError);
+}
+
+}  // namespace oscar
