@@ -5,6 +5,7 @@
 
 #include "base/errors.hpp"
 #include "console.hpp"
+#include "outputs.hpp"
 
 namespace oscar {
 namespace {
@@ -66,7 +67,7 @@ void add_json_option(CLI::App& command, Context& context) {
     context.common.json_to_stdout = file.empty() || file == "-";
     context.common.json_file = context.common.json_to_stdout ? "" : file;
   };
-  command.add_option_function<std::string>("--json", set_json, "Machine-readable result to FILE, or to stdout")
+  writes(command.add_option_function<std::string>("--json", set_json, "Machine-readable result to FILE, or to stdout"))
       ->type_name("[FILE]")
       ->expected(0, 1)
       ->group("Output");

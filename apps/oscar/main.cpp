@@ -13,6 +13,7 @@
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "context.hpp"
+#include "outputs.hpp"
 
 namespace oscar {
 namespace {
@@ -34,6 +35,7 @@ void register_commands(CLI::App& app, Context& context) {
   register_dump(app, context);
   register_fit(app, context);
   register_verify(app, context);
+  register_serve_env(app, context);
   register_serve_check(app, context);
   register_publish(app, context);
   register_pull(app, context);
@@ -43,7 +45,10 @@ void register_commands(CLI::App& app, Context& context) {
   register_bench(app, context);
   register_completion(app);
   finish_commands(app);
-  app.parse_complete_callback([&context] { start(context); });
+  app.parse_complete_callback([&app, &context] {
+    refuse_to_write_inputs(app);
+    start(context);
+  });
 }
 
 /// Data that did not reach stdout (disk full, for example) must not look like success.

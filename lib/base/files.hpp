@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Files that are either whole or absent. Everything oscar writes goes through AtomicFile or AtomicFolder: written under
-// a temporary name beside the target, synced, renamed. Non-goal: a virtual file system.
+// Reading files, and what their paths may be. Writing is in atomic_file.hpp and atomic_folder.hpp. Non-goal: a virtual
+// file system.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,62 +19,6 @@ namespace fs = std::filesystem;
 [[nodiscard]] std::string read_text(const fs::path& path);
 /// Size in bytes. Throws DataError if the file is missing or not a regular file.
 [[nodiscard]] std::uint64_t regular_file_size(const fs::path& path);
-/// Writes `content` atomically.
-void write_file(const fs::path& path, std::string_view content);
-/// For files of a folder under construction, which is synced when it is whole. Throws IoError.
-void write_unsynced(const fs::path& path, std::string_view content);
-
-/// A file under construction. commit() gives it its final name; without commit() the destructor removes every trace.
-class AtomicFile {
- public:
-  explicit AtomicFile(fs::path target);
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-
-  /// Where writers that open files by name (HDF5, libtorch) must write.
-  [[nodiscard]] const fs::path& temporary_path() const noexcept { return temporary_; }
-  /// Syncs and renames. Throws IoError (for example: disk full).
-  void commit();
-
- private:
-  fs::path target_, temporary_;
-  bool committed_ = false;
-};
-
-/// A folder under construction, the same way. The target must not exist, or must be empty, unless `replace` is set;
-/// otherwise the constructor throws UsageError. A lock keeps two processes from building the same target.
-class AtomicFolder {
- public:
-  AtomicFolder(fs::path target, bool replace);
-  ~AtomicFolder();
-  AtomicFolder(const AtomicFolder&) = delete;
-  AtomicFolder& operator=(const AtomicFolder&) = delete;
-
-  /// Where to put the files.
-  [[nodiscard]] const fs::path& path() const noexcept { return staging_; }
-  /// Syncs every file and swaps the folder into place; a folder that was there is removed by the destructor.
-  void commit();
-
- private:
-  fs::path target_, staging_;
-  bool replace_;
-  int lock_ = -1;
-};
-
-/// An exclusive lock on `path` (created if missing), released by the destructor or by the end of the process.
-class FileLock {
- public:
-  /// wait = false: throws IoError at once if another process holds it.
-  FileLock(const fs::path& path, bool wait);
-  ~FileLock();
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-
- private:
-  int descriptor_ = -1;
-};
-
 /// A file mapped for reading, and kept open. Move-only.
 class MappedFile {
  public:
@@ -105,5 +48,9 @@ void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out);
 /// True for a relative path that stays inside the folder it is joined to (no "..", no root, no empty part, no
 /// backslash).
 [[nodiscard]] bool is_safe_relative_path(std::string_view path);
+
+/// Throws DataError if a link on the way leads `path` out of the folder `root`, so that writing there would change what
+/// lies elsewhere. What does not exist yet leads nowhere.
+void require_inside(const fs::path& root, const fs::path& path);
 
 }  // namespace oscar

@@ -5,11 +5,13 @@
 #include <limits>
 #include <optional>
 
+#include "base/atomic_folder.hpp"
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/version.hpp"
 #include "dump/chunk_file.hpp"
+#include "dump/replaceable.hpp"
 
 namespace oscar {
 namespace {
@@ -108,7 +110,7 @@ class Writer {
 DumpSummary write_dump(QkvSource& source, const fs::path& folder, const std::string& format, bool replace,
                        Status& status) {
   (void)chunk_suffix(format);
-  AtomicFolder out(folder, replace);
+  AtomicFolder out(folder, replaceable_dump(replace));
   Writer writer(out.path(), format, status);
   for (const int layer_id : source.layer_ids()) {
     throw_if_interrupted();

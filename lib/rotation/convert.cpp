@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
+#include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "rotation/foreign.hpp"
@@ -104,8 +106,31 @@ SetFormat format_for(const fs::path& out, const ConvertOptions& options) {
   return SetFormat::kSet;
 }
 
+/// For an AtomicFolder: nothing in it has another name than our bare rotation files have.
+void require_bare_files(const fs::path& folder) {
+  std::set<fs::path> ours;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool side = name.starts_with("k_rotation") || name.starts_with("v_rotation") || name.starts_with("layer_");
+    if (side && name.ends_with(".pt")) ours.insert(name);
+  }
+  require_only(folder, ours, "a folder of .pt files");
+}
+
+/// A file of rotations with a manifest of ours in it may be replaced; somebody's model, or letters, may not.
+void require_set_file(const fs::path& file) {
+  bool ours = false;
+  try {
+    ours = !read_as(recognise_file(file), file).manifest.is_null();
+  } catch (const Error&) {  // whatever it is, we did not write it
+  }
+  if (ours) return;
+  throw UsageError("refusing to replace a file that is not a rotation set of oscar", file.string(),
+                   "choose another OUT, or remove the file yourself");
+}
+
 void write_folder(const fs::path& out, const RotationSet& set, SetFormat to, const ConvertOptions& options) {
-  AtomicFolder folder(out, options.replace);
+  AtomicFolder folder(out, options.replace ? RequireOurs(require_bare_files) : nullptr);
   if (to == SetFormat::kPt) write_rotation_pt_files(folder.path(), set, options.pt_version);
   if (to == SetFormat::kMla) write_rotation_mla(folder.path(), set);
   folder.commit();
@@ -116,6 +141,7 @@ void write_single(const fs::path& out, const RotationSet& set, SetFormat to, con
     throw UsageError("the output exists already", out.string(), "choose another OUT, or pass --force to replace it");
   }
   if (fs::is_directory(out)) throw UsageError("the output is a folder", out.string(), "choose another OUT");
+  if (fs::is_regular_file(out)) require_set_file(out);
   switch (to) {
     case SetFormat::kH5:
       return write_set_file(out, SetFileKind::kH5, set, true);

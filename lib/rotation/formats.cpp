@@ -1,55 +1,19 @@
 // SPDX-License-Identifier: MIT
 #include "rotation/formats.hpp"
 
+#include "base/atomic_file.hpp"
+#include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"
 #include "rotation/manifest.hpp"
-#include "rotation/rotation_pt.hpp"
+#include "rotation/one_truth.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
+#include "rotation/side_pt.hpp"
 
 namespace oscar {
 namespace {
-
-PtValue clip_ratios_of(const RotationSet& set, const SideTransform LayerRotation::*side) {
-  PtDict ratios;
-  for (const LayerRotation& layer : set.layers) {
-    const SideTransform& own = layer.*side;
-    std::vector<double> values = own.head_clip_ratios;
-    if (values.empty()) values = {own.clip_ratio};
-    const auto count = static_cast<std::int64_t>(values.size());
-    ratios.push_back({{std::int64_t{layer.layer_id}}, {Tensor::from({count}, std::span<const double>(values))}});
-  }
-  return {std::move(ratios)};
-}
-
-void write_side_pt(const fs::path& path, const std::string& objective, const RotationSet& set,
-                   const SideTransform LayerRotation::*side, int version) {
-  std::vector<std::pair<int, const SideTransform*>> layers;
-  for (const LayerRotation& layer : set.layers) layers.emplace_back(layer.layer_id, &(layer.*side));
-  const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
-  const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
-  const PtDict transform{text("recipe", set.recipe.is_object() ? set.recipe.value("name", "") : ""),
-                         text("codec", std::string(name_of(set.key_codec.grid))),
-                         number("key_levels", set.key_codec.levels),
-                         number("value_levels", set.value_codec.levels),
-                         number("group_size", set.key_codec.group_size),
-                         text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
-  PtDict calibration{text("model_path", set.model.id),
-                     text("model_revision", set.model.revision),
-                     text("prompt_sha256", set.calibration.data_sha256),
-                     number("tokens", set.calibration.tokens),
-                     number("global_kv_heads", set.model.num_key_value_heads),
-                     number("global_q_heads", set.model.num_attention_heads)};
-  const bool key = side == &LayerRotation::key;
-  if (set.has_clip_ratios) {
-    calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
-    calibration.push_back({{std::string("clip_scalar")}, {key ? set.key_clip_scalar : set.value_clip_scalar}});
-  }
-  write_rotation_pt(path, objective, layers, version,
-                    {key ? "q_rotation" : "o_rotation", set.model.num_key_value_heads, transform, calibration});
-}
 
 /// The only file in `folder` with this beginning and ".pt".
 fs::path only_match(const fs::path& folder, const std::string& prefix) {
@@ -77,14 +41,6 @@ RotationSet combine(const RotationFile& keys, const RotationFile& values, const 
     }
     set.layers.push_back({keys.layers[i].first, keys.layers[i].second, values.layers[i].second});
   }
-  return set;
-}
-
-/// The set of two bare files, with its origin.
-RotationSet read_foreign_files(const fs::path& key_file, const fs::path& value_file) {
-  const RotationFile keys = read_rotation_pt(key_file), values = read_rotation_pt(value_file);
-  RotationSet set = combine(keys, values, key_file.parent_path().string());
-  set.origin = describe_origin(set, "pt v" + std::to_string(keys.version), {key_file, value_file});
   return set;
 }
 
@@ -120,6 +76,13 @@ void finish_set(AtomicFolder& out, const RotationSet& set, const fs::path& folde
 
 }  // namespace
 
+RotationSet read_foreign_files(const fs::path& key_file, const fs::path& value_file) {
+  const RotationFile keys = read_rotation_pt(key_file), values = read_rotation_pt(value_file);
+  RotationSet set = combine(keys, values, key_file.parent_path().string());
+  set.origin = describe_origin(set, "pt v" + std::to_string(keys.version), {key_file, value_file});
+  return set;
+}
+
 RotationFormats parse_rotation_formats(const std::string& text) {
   RotationFormats formats{.pt = false, .h5 = false, .safetensors = false};
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -143,23 +106,27 @@ RotationFormats parse_rotation_formats(const std::string& text) {
 }
 
 void write_rotation_pt_files(const fs::path& folder, const RotationSet& set, int version) {
-  write_side_pt(folder / key_pt_name(set), set.key_objective, set, &LayerRotation::key, version);
-  write_side_pt(folder / value_pt_name(set), set.value_objective, set, &LayerRotation::value, version);
+  for (const auto& [name, side] :
+       {std::pair{key_pt_name(set), &LayerRotation::key}, {value_pt_name(set), &LayerRotation::value}}) {
+    write_pt(folder / name, side_pt(set, side, version, (folder / name).string()));
+  }
 }
 
 void write_rotation_set(const fs::path& folder, const RotationSet& set, const RotationFormats& formats, bool replace) {
-  AtomicFolder out(folder, replace);
+  AtomicFolder out(folder, replaceable_set(replace));
   std::vector<std::function<void()>> writers;
   if (formats.pt) {
-    writers.emplace_back([&] { write_rotation_pt_files(out.path(), set, 0); });
-    write_file(out.path() / "serve.env", serve_env(set));
+    writers.emplace_back([&] {
+      write_rotation_pt_files(out.path(), set, 0);
+      write_file(out.path() / "serve.env", serve_env(set, hash_served_files(out.path(), set)));
+    });
   }
   if (formats.h5) {
     writers.emplace_back([&] { write_set_file(out.path() / "rotations.h5", SetFileKind::kH5, set, false); });
   }
   parallel_for(writers.size(), [&](std::size_t i) { writers[i](); });
   if (formats.safetensors) write_set_file(out.path() / "rotations.safetensors", SetFileKind::kSafetensors, set, false);
-  if (set.has_clip_ratios) write_clip_tables(out.path(), set);
+  for (const auto& [name, table] : clip_tables(set)) write_json(out.path() / name, table);
   finish_set(out, set, folder);
 }
 
@@ -167,10 +134,10 @@ void write_foreign_set(const fs::path& folder, const fs::path& key_file, const f
                        const std::string& source, bool replace) {
   RotationSet set = read_foreign_files(key_file, value_file);
   if (!source.empty()) set.origin["source"] = source;
-  AtomicFolder out(folder, replace);
+  AtomicFolder out(folder, replaceable_set(replace));
   write_file(out.path() / key_pt_name(set), read_text(key_file));
   write_file(out.path() / value_pt_name(set), read_text(value_file));
-  write_file(out.path() / "serve.env", serve_env(set));
+  write_file(out.path() / "serve.env", serve_env(set, hash_served_files(out.path(), set)));
   finish_set(out, set, folder);
 }
 
@@ -183,9 +150,12 @@ RotationSet read_rotation_set(const fs::path& path, ListedFiles listed) {
   if (listed == ListedFiles::kCheck) check_listed_files(path, manifest);
   if (fs::exists(path / "rotations.h5")) {
     fill_from_h5(path / "rotations.h5", set);
+  } else if (fs::exists(path / "rotations.safetensors")) {
+    fill_from_safetensors(path / "rotations.safetensors", set);
   } else {
     fill_from_pt(path, set);
   }
+  if (listed == ListedFiles::kCheck) require_one_truth(path, set);
   return set;
 }
 

@@ -24,11 +24,11 @@ struct RotationFormats {
 void write_rotation_set(const std::filesystem::path& folder, const RotationSet& set, const RotationFormats& formats,
                         bool replace);
 
-/// Whether the caller has already compared the files of a folder with the hashes that its manifest lists.
+/// Whether the caller compares the files of a folder itself with what its manifest says.
 enum class ListedFiles { kCheck, kChecked };
 
-/// Reads a folder (hashes and sizes of every listed file are checked) or a bare folder with one k_rotation*.pt and one
-/// v_rotation*.pt. Throws DataError.
+/// Reads a folder (hashes and sizes of every listed file, and that all files say the same, are checked:
+/// rotation/one_truth.hpp) or a bare folder with one k_rotation*.pt and one v_rotation*.pt. Throws DataError.
 [[nodiscard]] RotationSet read_rotation_set(const std::filesystem::path& path,
                                             ListedFiles listed = ListedFiles::kCheck);
 
@@ -36,6 +36,10 @@ enum class ListedFiles { kCheck, kChecked };
 /// 2 repeats one matrix for every head of a model whose heads are known. Throws DataError if that version cannot hold
 /// it.
 void write_rotation_pt_files(const std::filesystem::path& folder, const RotationSet& set, int version);
+
+/// The set of two bare .pt files, with its origin. Throws DataError.
+[[nodiscard]] RotationSet read_foreign_files(const std::filesystem::path& key_file,
+                                             const std::filesystem::path& value_file);
 
 /// Makes a set of two foreign .pt files, which are copied as they are: with a manifest that says what they tell and
 /// what not. source: where they were fetched, or empty.

@@ -3,17 +3,37 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
+#include "rotation/objective.hpp"
 
 namespace oscar {
 namespace {
 
-/// Over all spectra of a side; effective rank = exp of the entropy of the normalised spectrum, averaged over spectra.
+Json side_to_json(const SideTransform& side, bool has_clip_ratios) {
+  Json json;
+  json["clip_ratio"] = has_clip_ratios ? Json(side.clip_ratio) : Json(nullptr);
+  if (!side.head_clip_ratios.empty()) json["clip_ratio_per_head"] = side.head_clip_ratios;
+  json["eigenvalues"] = summarize_spectrum(side);
+  json["scores"] = side.scores;
+  return json;
+}
+
+SideTransform side_from_json(const Json& json) {
+  SideTransform side;
+  if (json["clip_ratio"].is_number()) side.clip_ratio = json["clip_ratio"];
+  side.head_clip_ratios = json.value("clip_ratio_per_head", std::vector<double>());
+  side.scores = json.value("scores", Json::object());
+  return side;
+}
+
+}  // namespace
+
 Json summarize_spectrum(const SideTransform& side) {
   if (side.eigenvalues.empty()) return nullptr;
   const auto dim = static_cast<std::size_t>(side.rotation.dim);
@@ -34,25 +54,6 @@ Json summarize_spectrum(const SideTransform& side) {
           {"mean", sum / static_cast<double>(side.eigenvalues.size())},
           {"effective_rank", rank * static_cast<double>(dim) / static_cast<double>(side.eigenvalues.size())}};
 }
-
-Json side_to_json(const SideTransform& side, bool has_clip_ratios) {
-  Json json;
-  json["clip_ratio"] = has_clip_ratios ? Json(side.clip_ratio) : Json(nullptr);
-  if (!side.head_clip_ratios.empty()) json["clip_ratio_per_head"] = side.head_clip_ratios;
-  json["eigenvalues"] = summarize_spectrum(side);
-  json["scores"] = side.scores;
-  return json;
-}
-
-SideTransform side_from_json(const Json& json) {
-  SideTransform side;
-  if (json["clip_ratio"].is_number()) side.clip_ratio = json["clip_ratio"];
-  side.head_clip_ratios = json.value("clip_ratio_per_head", std::vector<double>());
-  side.scores = json.value("scores", Json::object());
-  return side;
-}
-
-}  // namespace
 
 Json list_with_hashes(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& files) {
   Json list(files.size(), nullptr);
@@ -115,8 +116,8 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
   set.model = model_identity_from_json(manifest["model"]);
   set.calibration = calibration_data_from_json(manifest["calibration"]);
   set.recipe = manifest["recipe"];
-  set.key_objective = manifest["objectives"]["key"];
-  set.value_objective = manifest["objectives"]["value"];
+  set.key_objective = known_objective(manifest["objectives"]["key"], where);
+  set.value_objective = known_objective(manifest["objectives"]["value"], where);
   set.windows = {manifest["windows"]["sink"], manifest["windows"]["recent"]};
   const Json& codec = manifest["codec"];
   set.key_codec = {.levels = codec["levels"][0],
@@ -137,6 +138,22 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
   set.origin = manifest.value("origin", Json());
   set.manifest = manifest;
   return set;
+}
+
+RequireOurs replaceable_set(bool replace) {
+  if (!replace) return {};
+  return [](const fs::path& folder) {
+    std::set<fs::path> ours{"manifest.json", "signature.json"};
+    try {
+      const Json manifest = read_json(folder / "manifest.json");
+      if (!manifest.at("schema").get<std::string>().starts_with("oscar.rotation_set.")) throw DataError("", "", "");
+      for (const Json& file : manifest.at("files")) ours.insert(file.at("path").get<std::string>());
+    } catch (const std::exception&) {
+      throw UsageError("refusing to replace a folder that is not a rotation set", folder.string(),
+                       "choose another output, or remove the folder yourself");
+    }
+    require_only(folder, ours, "a rotation set");
+  };
 }
 
 void check_listed_files(const std::filesystem::path& folder, const Json& manifest) {

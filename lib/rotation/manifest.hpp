@@ -6,9 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "base/atomic_folder.hpp"
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {
+
+/// "eigenvalues" of a side in the manifest: over all its spectra; effective_rank = exp of the entropy of the normalised
+/// spectrum, mean over spectra. Null: no eigenvalues.
+[[nodiscard]] Json summarize_spectrum(const SideTransform& side);
 
 /// {"path", "sha256", "size"} of each file of `folder`, which are named relative to it.
 [[nodiscard]] Json list_with_hashes(const std::filesystem::path& folder,
@@ -24,6 +29,10 @@ namespace oscar {
 /// Everything but the matrices: layers get their ids, clip ratios and scores. Throws DataError if the manifest does not
 /// fit its schema.
 [[nodiscard]] RotationSet set_from_manifest(const Json& manifest, const std::string& where);
+
+/// What may be replaced by a set, for an AtomicFolder: if `replace`, a folder that holds a rotation set and nothing but
+/// the files that its manifest lists; else nothing.
+[[nodiscard]] RequireOurs replaceable_set(bool replace);
 
 /// Checks that every listed file is there, has its size and its sha256. Throws DataError that names the first that does
 /// not.

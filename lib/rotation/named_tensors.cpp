@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "rotation/named_tensors.hpp"
 
+#include <algorithm>
+#include <span>
+
 #include "base/errors.hpp"
 
 namespace oscar {
@@ -78,6 +81,12 @@ std::vector<NamedTensor> tensors_of(const RotationSet& set, char separator) {
     append_side(layer.value, false, side_prefix(layer.layer_id, false, separator), out);
   }
   return out;
+}
+
+Tensor bytes_tensor(const std::string& text) {
+  Tensor tensor(DType::kU8, {static_cast<std::int64_t>(text.size())});
+  std::ranges::copy(std::as_bytes(std::span(text)), tensor.data.begin());
+  return tensor;
 }
 
 void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where) {

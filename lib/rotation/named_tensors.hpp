@@ -14,6 +14,9 @@ namespace oscar {
 
 [[nodiscard]] std::vector<std::pair<std::string, Tensor>> tensors_of(const RotationSet& set, char separator);
 
+/// Text as a tensor of uint8.
+[[nodiscard]] Tensor bytes_tensor(const std::string& text);
+
 /// Where tensors come from.
 struct TensorLookup {
   std::function<bool(const std::string&)> has;

@@ -11,6 +11,8 @@
 #include <charconv>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
+#include "rotation/objective.hpp"
 
 namespace oscar {
 namespace {
@@ -27,17 +29,15 @@ const T& member(const PtValue& dict, const char* name, const std::string& where)
 }
 
 int layer_id_of(const PtValue& key, const std::string& where) {
-  if (const auto* number = key.get_if<std::int64_t>(); number != nullptr && *number >= 0 && *number < 100000) {
-    return static_cast<int>(*number);
-  }
-  int id = -1;
+  std::int64_t id = -1;
+  if (const auto* number = key.get_if<std::int64_t>()) id = *number;
   if (const auto* text = key.get_if<std::string>()) {
     const char* end = text->data() + text->size();
     const auto [stop, error] = std::from_chars(text->data(), end, id);
     if (error != std::errc() || stop != end) id = -1;
   }
-  if (id < 0) fail("a layer has no number", where);
-  return id;
+  if (id < 0 || id >= kMostLayers) fail("a layer has no number, or one beyond " + std::to_string(kMostLayers), where);
+  return static_cast<int>(id);
 }
 
 SideTransform side_from(const PtValue& layer, const std::string& where) {
@@ -96,10 +96,10 @@ void append_extension(const SideTransform& side, const char* read_name, bool per
   entry.push_back({{std::string("k_mean")}, {Tensor::from({heads, dim}, std::span(side.mean))}});
 }
 
-std::string text_or_empty(const PtValue* dict, const char* name) {
+std::string text_or_empty(const PtValue* dict, const char* name, const std::string& where) {
   const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
   const auto* text = value == nullptr ? nullptr : value->get_if<std::string>();
-  return text == nullptr ? "" : *text;
+  return text == nullptr ? "" : plain_text(*text, std::string("\"") + name + "\"", where);
 }
 
 std::int64_t number_or_zero(const PtValue* dict, const char* name) {
@@ -108,17 +108,17 @@ std::int64_t number_or_zero(const PtValue* dict, const char* name) {
   return number == nullptr ? 0 : *number;
 }
 
-void read_provenance(const PtValue& root, RotationFile& file) {
+void read_provenance(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* told = root.find(std::string("calibration"));
   const auto heads = [&](const char* name) {
     const std::int64_t count = number_or_zero(told, name);
     return count > 0 && count < 100000 ? static_cast<int>(count) : 0;
   };
-  file.model.id = text_or_empty(told, "model_path");
-  file.model.revision = text_or_empty(told, "model_revision");
+  file.model.id = text_or_empty(told, "model_path", where);
+  file.model.revision = text_or_empty(told, "model_revision", where);
   file.model.num_key_value_heads = heads("global_kv_heads");
   file.model.num_attention_heads = heads("global_q_heads");
-  file.calibration.data_sha256 = text_or_empty(told, "prompt_sha256");
+  file.calibration.data_sha256 = text_or_empty(told, "prompt_sha256", where);
   file.calibration.tokens = std::max<std::int64_t>(0, number_or_zero(told, "tokens"));
 }
 
@@ -169,22 +169,23 @@ RotationFile read_rotation_pt(const std::filesystem::path& path) {
   if (version < 1 || version > 3) fail("unknown format version " + std::to_string(version), path.string());
   RotationFile file;
   file.version = static_cast<int>(version);
-  read_provenance(root, file);
-  file.objective = member<std::string>(root, "objective", path.string());
+  read_provenance(root, file, path.string());
+  file.objective = known_objective(member<std::string>(root, "objective", path.string()), path.string());
   for (const auto& [key, layer] : member<PtDict>(root, "layers", path.string())) {
     const int id = layer_id_of(key, path.string());
     file.layers.emplace_back(id, side_from(layer, path.string() + ", layer " + std::to_string(id)));
   }
   if (file.layers.empty()) fail("the file has no layers", path.string());
-  const auto by_id = [](const auto& a, const auto& b) { return a.first < b.first; };
-  std::sort(file.layers.begin(), file.layers.end(), by_id);
+  std::ranges::sort(file.layers, {}, [](const auto& layer) { return layer.first; });
+  const auto twice = std::ranges::adjacent_find(file.layers, {}, [](const auto& layer) { return layer.first; });
+  if (twice != file.layers.end()) fail("layer " + std::to_string(twice->first) + " stands twice", path.string());
   take_clip_ratios(root, file, path.string());
   return file;
 }
 
-void write_rotation_pt(const std::filesystem::path& path, const std::string& objective, const PtLayers& layers,
-                       int asked, const PtSide& side_info) {
-  const std::int64_t version = choose_version(layers, asked, path.string());
+PtValue rotation_pt(const std::string& objective, const PtLayers& layers, int asked, const PtSide& side_info,
+                    const std::string& where) {
+  const std::int64_t version = choose_version(layers, asked, where);
   const bool per_head =
       version == 2 || std::ranges::any_of(layers, [](const auto& l) { return l.second->rotation.count > 1; });
   PtDict entries;
@@ -202,7 +203,7 @@ void write_rotation_pt(const std::filesystem::path& path, const std::string& obj
     root.push_back({{std::string("transform")}, {side_info.transform}});
     root.push_back({{std::string("calibration")}, {side_info.calibration}});
   }
-  write_pt(path, {std::move(root)});
+  return {std::move(root)};
 }
 
 }  // namespace oscar

@@ -20,10 +20,10 @@ struct PtSide {
   PtDict transform, calibration;
 };
 
-/// Layers in the order given; eigenvalues that are not known are left out. version: 0 = the lowest that holds them.
-/// Throws DataError if it cannot hold them.
-void write_rotation_pt(const std::filesystem::path& path, const std::string& objective,
-                       const std::vector<std::pair<int, const SideTransform*>>& layers, int version,
-                       const PtSide& side_info);
+/// What the file holds. Layers in the order given; eigenvalues that are not known are left out. version: 0 = the lowest
+/// that holds them. Throws DataError, with `where`, if that version cannot hold them.
+[[nodiscard]] PtValue rotation_pt(const std::string& objective,
+                                  const std::vector<std::pair<int, const SideTransform*>>& layers, int version,
+                                  const PtSide& side_info, const std::string& where);
 
 }  // namespace oscar

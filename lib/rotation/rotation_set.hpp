@@ -30,6 +30,9 @@ struct SideTransform : Transform {
   }
 };
 
+/// Layer ids are below this: they decide how long a server's table of clip ratios is.
+inline constexpr int kMostLayers = 100'000;
+
 struct LayerRotation {
   int layer_id = 0;
   SideTransform key, value;

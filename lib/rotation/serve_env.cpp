@@ -3,7 +3,8 @@
 
 #include <fmt/format.h>
 
-#include "base/files.hpp"
+#include "base/errors.hpp"
+#include "base/sha256.hpp"
 
 namespace oscar {
 namespace {
@@ -68,16 +69,47 @@ Json ratios_per_head(const RotationSet& set, const SideTransform LayerRotation::
   return ratios;
 }
 
-/// The environment of OSCAR's branch of llama.cpp.
-std::string llama_cpp_env(const RotationSet& set) {
-  return fmt::format(
-      "# Environment of OSCAR's branch of llama.cpp, whose GGUF must hold these rotations\n"
-      "# Add to the command line: --cache-type-k q2_0 --cache-type-v q2_0\n"
-      "LLAMA_KV_NO_HADAMARD=1\n"
-      "LLAMA_KV_CLIP_RATIO={}\n"
-      "LLAMA_KV_HP_SINK={}\n"
-      "LLAMA_KV_HP_RECENT={}\n",
-      set.key_clip_scalar, set.windows.sink, set.windows.recent);
+/// A line of the environment. A file's value is its name in the set's folder.
+struct Variable {
+  std::string name, value;
+  bool is_file = false;
+};
+
+/// For OSCAR's branch of llama.cpp.
+std::vector<Variable> llama_cpp_variables(const RotationSet& set) {
+  return {{"LLAMA_KV_NO_HADAMARD", "1"},
+          {"LLAMA_KV_CLIP_RATIO", fmt::format("{}", set.key_clip_scalar)},
+          {"LLAMA_KV_HP_SINK", std::to_string(set.windows.sink)},
+          {"LLAMA_KV_HP_RECENT", std::to_string(set.windows.recent)}};
+}
+
+/// For OSCAR's SGLang; the published clip ratios where the files do not tell any.
+std::vector<Variable> sglang_variables(const RotationSet& set) {
+  const auto ratio = [&](double own, double published) {
+    return fmt::format("{}", set.has_clip_ratios ? own : published);
+  };
+  return {{"SGLANG_ENABLE_MIXED_KV_WINDOWS", "1"},
+          {"SGLANG_OSCAR_K_ROTATION_PATH", key_pt_name(set), true},
+          {"SGLANG_OSCAR_V_ROTATION_PATH", value_pt_name(set), true},
+          {"SGLANG_OSCAR_K_CLIP_RATIO", ratio(set.key_clip_scalar, 0.96)},
+          {"SGLANG_OSCAR_V_CLIP_RATIO", ratio(set.value_clip_scalar, 0.92)},
+          {"SGLANG_OSCAR_ABSORB_V_ROTATION", "1"},
+          {"SGLANG_MIXED_KV_PREFIX_TOKENS", std::to_string(set.windows.sink)},
+          {"SGLANG_MIXED_KV_RECENT_TOKENS", std::to_string(set.windows.recent)},
+          {"SGLANG_MIXED_KV_HP_MAX_SPLITS", "8"},
+          {"SGLANG_MIXED_KV_HP_DTYPE", "bfloat16"},
+          {"SGLANG_MIXED_KV_SCALE_DTYPE", std::string(name_of(set.key_codec.scale_dtype))},
+          {"SGLANG_LLOYD_MAX", set.key_codec.grid == Grid::kLloydMax ? "1" : "0"}};
+}
+
+/// Lines that end the sourcing where a file is not what it was.
+std::string check_of(const ServedFiles& files) {
+  if (files.empty()) return "";
+  std::string list;
+  for (const auto& [name, hash] : files) list += hash + "  " + name + "\n";
+  return "(cd \"$oscar_set\" && sha256sum --check --quiet) <<'FILES' || "
+         "{ echo \"serve.env: the files of this set are missing or changed; pull it again\" >&2; return 1; }\n" +
+         list + "FILES\n";
 }
 
 }  // namespace
@@ -85,47 +117,80 @@ std::string llama_cpp_env(const RotationSet& set) {
 std::string key_pt_name(const RotationSet& set) { return "k_rotation_" + set.key_objective + ".pt"; }
 std::string value_pt_name(const RotationSet& set) { return "v_rotation_" + set.value_objective + ".pt"; }
 
-std::string serve_env(const RotationSet& set) {
-  if (target_of(set) == "llamacpp") return llama_cpp_env(set);
-  const std::string why_not = obstacle(set);
-  if (!why_not.empty()) return "# OSCAR's SGLang cannot serve this set: " + why_not + ".\n";
-  const int group = set.key_codec.group_size > 0 ? set.key_codec.group_size : set.layers.front().key.rotation.dim;
-  const std::string beyond = beyond_version_1(set);
-  const std::string needs =
-      beyond.empty() ? "" : "# It needs a tree that reads rotation files of format version 3: " + beyond + ".\n";
-  const std::string ratios = set.has_clip_ratios
-                                 ? fmt::format("SGLANG_OSCAR_K_CLIP_RATIO={}\nSGLANG_OSCAR_V_CLIP_RATIO={}\n",
-                                               set.key_clip_scalar, set.value_clip_scalar)
-                                 : "# The files do not tell clip ratios; these are the published ones.\n"
-                                   "SGLANG_OSCAR_K_CLIP_RATIO=0.96\nSGLANG_OSCAR_V_CLIP_RATIO=0.92\n";
-  return needs +
-         fmt::format(
-             "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source serve.env; set +a\n"
-             "# Add to the command line: --kv-cache-dtype int2 --kv-cache-quant-group-size {group}\n"
-             "#   --prefill-attention-backend fa3 --decode-attention-backend triton\n"
-             "oscar_set=\"$(cd \"$(dirname \"${{BASH_SOURCE[0]}}\")\" && pwd)\"\n"
-             "SGLANG_ENABLE_MIXED_KV_WINDOWS=1\n"
-             "SGLANG_OSCAR_K_ROTATION_PATH=\"$oscar_set/{k}\"\n"
-             "SGLANG_OSCAR_V_ROTATION_PATH=\"$oscar_set/{v}\"\n"
-             "{ratios}"
-             "SGLANG_OSCAR_ABSORB_V_ROTATION=1\n"
-             "SGLANG_MIXED_KV_PREFIX_TOKENS={sink}\n"
-             "SGLANG_MIXED_KV_RECENT_TOKENS={recent}\n"
-             "SGLANG_MIXED_KV_HP_MAX_SPLITS=8\n"
-             "SGLANG_MIXED_KV_HP_DTYPE=bfloat16\n"
-             "SGLANG_MIXED_KV_SCALE_DTYPE={scale_dtype}\n"
-             "SGLANG_LLOYD_MAX={lloyd_max}\n",
-             fmt::arg("group", group), fmt::arg("k", key_pt_name(set)), fmt::arg("v", value_pt_name(set)),
-             fmt::arg("ratios", ratios), fmt::arg("sink", set.windows.sink), fmt::arg("recent", set.windows.recent),
-             fmt::arg("scale_dtype", name_of(set.key_codec.scale_dtype)),
-             fmt::arg("lloyd_max", set.key_codec.grid == Grid::kLloydMax ? 1 : 0));
+ServedFiles served_files(const RotationSet& set) {
+  ServedFiles files;
+  for (const Json& file : set.manifest.value("files", Json::array())) {
+    const std::string name = file["path"];
+    if (name == key_pt_name(set) || name == value_pt_name(set)) files[name] = file["sha256"].get<std::string>();
+  }
+  return files;
 }
 
-void write_clip_tables(const std::filesystem::path& folder, const RotationSet& set) {
-  write_json(folder / "k_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::key, set.key_clip_scalar));
-  write_json(folder / "v_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::value, set.value_clip_scalar));
-  write_json(folder / "k_clip_per_head.json", ratios_per_head(set, &LayerRotation::key));
-  write_json(folder / "v_clip_per_head.json", ratios_per_head(set, &LayerRotation::value));
+ServedFiles hash_served_files(const std::filesystem::path& folder, const RotationSet& set) {
+  ServedFiles files;
+  for (const std::string& name : {key_pt_name(set), value_pt_name(set)}) files[name] = sha256_file(folder / name);
+  return files;
+}
+
+std::vector<std::string> server_arguments(const RotationSet& set) {
+  if (target_of(set) == "llamacpp") return {"--cache-type-k q2_0 --cache-type-v q2_0"};
+  const int group = set.key_codec.group_size > 0 ? set.key_codec.group_size : set.layers.front().key.rotation.dim;
+  return {fmt::format("--kv-cache-dtype int2 --kv-cache-quant-group-size {}", group),
+          "--prefill-attention-backend fa3 --decode-attention-backend triton"};
+}
+
+std::string serve_env(const RotationSet& set, const ServedFiles& files) {
+  const bool llama_cpp = target_of(set) == "llamacpp";
+  const std::string why_not = llama_cpp ? "" : obstacle(set), beyond = beyond_version_1(set);
+  if (!why_not.empty()) return "# OSCAR's SGLang cannot serve this set: " + why_not + ".\n";
+  std::string text;
+  if (!llama_cpp && !beyond.empty()) {
+    text = "# It needs a tree that reads rotation files of format version 3: " + beyond + ".\n";
+  }
+  text += llama_cpp ? "# Environment of OSCAR's branch of llama.cpp, whose GGUF must hold these rotations\n"
+                    : "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source serve.env; "
+                      "set +a\n";
+  const char* start = "# Add to the command line: ";
+  for (const std::string& arguments : server_arguments(set)) {
+    text += start + arguments + "\n";
+    start = "#   ";
+  }
+  if (llama_cpp) {
+    for (const Variable& each : llama_cpp_variables(set)) text += each.name + "=" + each.value + "\n";
+    return text;
+  }
+  text += "oscar_set=\"$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)\"\n" + check_of(files);
+  for (const Variable& each : sglang_variables(set)) {
+    if (!set.has_clip_ratios && each.name == "SGLANG_OSCAR_K_CLIP_RATIO") {
+      text += "# The files do not tell clip ratios; these are the published ones.\n";
+    }
+    text += each.name + "=" + (each.is_file ? "\"$oscar_set/" + each.value + "\"" : each.value) + "\n";
+  }
+  return text;
+}
+
+std::vector<std::pair<std::string, std::string>> serve_variables(const RotationSet& set,
+                                                                 const std::filesystem::path& folder) {
+  const bool llama_cpp = target_of(set) == "llamacpp";
+  const std::string why_not = llama_cpp ? "" : obstacle(set);
+  if (!why_not.empty()) {
+    throw DataError("OSCAR's SGLang cannot serve this set: " + why_not, folder.string(),
+                    "fit a set for it: oscar fit --target sglang-v1");
+  }
+  std::vector<std::pair<std::string, std::string>> variables;
+  for (const Variable& each : llama_cpp ? llama_cpp_variables(set) : sglang_variables(set)) {
+    variables.emplace_back(each.name,
+                           each.is_file ? (std::filesystem::absolute(folder) / each.value).string() : each.value);
+  }
+  return variables;
+}
+
+std::map<std::string, Json> clip_tables(const RotationSet& set) {
+  if (!set.has_clip_ratios) return {};
+  return {{"k_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::key, set.key_clip_scalar)},
+          {"v_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::value, set.value_clip_scalar)},
+          {"k_clip_per_head.json", ratios_per_head(set, &LayerRotation::key)},
+          {"v_clip_per_head.json", ratios_per_head(set, &LayerRotation::value)}};
 }
 
 }  // namespace oscar

@@ -4,18 +4,39 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {
 
-/// SGLANG_* lines for POSIX shells, to be read with `source`; paths are relative to the file's own folder. For a set
-/// that the server cannot use, comments that say why.
-[[nodiscard]] std::string serve_env(const RotationSet& set);
-/// k_clip_per_layer.json, v_clip_per_layer.json: one ratio per layer id from 0 (layers without KV cache get the
-/// scalar); k_clip_per_head.json, v_clip_per_head.json: {"<layer>,<head>": ratio}.
-void write_clip_tables(const std::filesystem::path& folder, const RotationSet& set);
+/// SHA-256 of the files that a server loads, by name: the .pt files of both sides.
+using ServedFiles = std::map<std::string, std::string>;
+/// As the manifest lists them; without those that it does not.
+[[nodiscard]] ServedFiles served_files(const RotationSet& set);
+/// Of the files in `folder`.
+[[nodiscard]] ServedFiles hash_served_files(const std::filesystem::path& folder, const RotationSet& set);
+
+/// serve.env: SGLANG_* lines for bash, to be read with `source`; paths are relative to the file's own folder. With
+/// `files`, sourcing it fails, and sets nothing, if one of them is missing or has another hash. For a set that the
+/// server cannot use, comments that say why. Holds no text of the set but names from rotation/objective.hpp.
+[[nodiscard]] std::string serve_env(const RotationSet& set, const ServedFiles& files);
+
+/// What goes on the server's command line, besides: groups of options, a line each.
+[[nodiscard]] std::vector<std::string> server_arguments(const RotationSet& set);
+
+/// The same environment as names and values, with absolute paths into `folder`. Throws DataError, with the reason, for
+/// a set that the server cannot use.
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> serve_variables(const RotationSet& set,
+                                                                               const std::filesystem::path& folder);
+
+/// By file name; none if the clip ratios are not known. k_clip_per_layer.json, v_clip_per_layer.json: one ratio per
+/// layer id from 0 (layers without KV cache get the scalar); k_clip_per_head.json, v_clip_per_head.json:
+/// {"<layer>,<head>": ratio}.
+[[nodiscard]] std::map<std::string, Json> clip_tables(const RotationSet& set);
 
 /// "k_rotation_<objective>.pt" and "v_rotation_<objective>.pt".
 [[nodiscard]] std::string key_pt_name(const RotationSet& set);

@@ -2,13 +2,17 @@
 #include "rotation/set_file.hpp"
 
 #include <charconv>
+#include <functional>
 #include <map>
 #include <set>
 
 #include "base/errors.hpp"
-#include "base/version.hpp"
+#include "base/text.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/named_tensors.hpp"
+#include "rotation/objective.hpp"
+#include "rotation/one_truth.hpp"
+#include "rotation/set_h5.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/npz.hpp"
 #include "tensor/safetensors.hpp"
@@ -20,42 +24,6 @@ namespace fs = std::filesystem;
 
 std::string manifest_text(const RotationSet& set) { return make_manifest(set, Json::array()).dump(1); }
 
-Tensor bytes_tensor(const std::string& text) {
-  Tensor tensor(DType::kU8, {static_cast<std::int64_t>(text.size())});
-  const auto bytes = std::as_bytes(std::span(text));
-  std::copy(bytes.begin(), bytes.end(), tensor.data.begin());
-  return tensor;
-}
-
-void write_h5(const fs::path& path, const RotationSet& set, bool alone) {
-  Hdf5Writer file(path);
-  file.attribute("/", "schema", std::string("oscar.rotation_set.v1"));
-  file.attribute("/", "oscar_version", std::string(kVersion));
-  file.attribute("/", "model_id", set.model.id);
-  file.attribute("/", "model_config_sha256", set.model.config_sha256);
-  file.attribute("/", "calibration_data_sha256", set.calibration.data_sha256);
-  file.attribute("/", "calibration_tokens", set.calibration.tokens);
-  file.attribute("/", "recipe", set.recipe.dump());
-  file.attribute("/", "key_objective", set.key_objective);
-  file.attribute("/", "value_objective", set.value_objective);
-  file.attribute("/", "sink", std::int64_t{set.windows.sink});
-  file.attribute("/", "recent", std::int64_t{set.windows.recent});
-  file.attribute("/", "codec", std::string(name_of(set.key_codec.grid)));
-  file.attribute("/", "key_levels", std::int64_t{set.key_codec.levels});
-  file.attribute("/", "value_levels", std::int64_t{set.value_codec.levels});
-  file.attribute("/", "group_size", std::int64_t{set.key_codec.group_size});
-  file.attribute("/", "scale_dtype", std::string(name_of(set.key_codec.scale_dtype)));
-  for (const auto& [name, tensor] : tensors_of(set, '/')) file.write("/" + name, tensor);
-  for (const LayerRotation& layer : set.layers) {
-    const std::string group = "/layers/" + std::to_string(layer.layer_id);
-    if (!set.has_clip_ratios) continue;
-    file.attribute(group + "/key", "clip_ratio", layer.key.clip_ratio);
-    file.attribute(group + "/value", "clip_ratio", layer.value.clip_ratio);
-  }
-  if (alone) file.write("/manifest", bytes_tensor(manifest_text(set)));
-  file.commit();
-}
-
 /// What a file tells about itself: the manifest if it has one, else a few texts, and the names of its tensors.
 struct Contents {
   std::string manifest;
@@ -63,7 +31,20 @@ struct Contents {
   std::vector<std::string> tensors;  // "layers.0.key.rotation"; of an HDF5 file, the layers' rotations only
   char separator = '.';
   TensorLookup lookup;
+  /// Beside the manifest, if there is one.
+  std::function<std::vector<std::string>(const RotationSet&)> disagreements;
 };
+
+std::map<std::string, std::string> metadata_of(const RotationSet& set) {
+  return {{"schema", "oscar.rotation_set.v1"},
+          {"key_objective", set.key_objective},
+          {"value_objective", set.value_objective}};
+}
+
+void require_agreement(const std::vector<std::string>& disagreements, const std::string& where) {
+  if (disagreements.empty()) return;
+  throw DataError(disagreements.front(), where, "fetch or convert the set again; do not use this file");
+}
 
 std::set<int> layer_ids(const Contents& contents) {
   std::set<int> ids;
@@ -83,20 +64,43 @@ RotationSet set_from(const Contents& contents, const std::string& where) {
   if (!contents.manifest.empty()) {
     set = set_from_manifest(parse_json(contents.manifest, where), where);
   } else {
-    const auto text = [&](const char* name) {
+    const auto text = [&](const char* name, const char* without) {
       const auto found = contents.texts.find(name);
-      return found == contents.texts.end() ? std::string() : found->second;
+      return found == contents.texts.end() ? std::string(without) : plain_text(found->second, name, where);
     };
-    set.key_objective = text("key_objective");
-    set.value_objective = text("value_objective");
-    set.model.id = text("model_id");
+    set.key_objective = known_objective(text("key_objective", "unknown"), where);
+    set.value_objective = known_objective(text("value_objective", "unknown"), where);
+    set.model.id = text("model_id", "");
     for (const int id : layer_ids(contents)) set.layers.push_back({id, {}, {}});
   }
   if (set.layers.empty()) {
     throw DataError("there is no rotation set in this file", where, "\"oscar inspect\" says what it is");
   }
   fill_layers(set, contents.lookup, contents.separator, where);
+  if (!set.manifest.is_null()) {
+    require_agreement(manifest_disagreements(set), where);
+    require_agreement(contents.disagreements(set), where);
+  }
   return set;
+}
+
+/// Tensors by name, and texts beside the manifest, that are not those which write_set_file() writes.
+std::vector<std::string> named_disagreements(const Contents& contents, const RotationSet& set) {
+  std::vector<std::string> out;
+  std::set<std::string> known;
+  for (const auto& [name, tensor] : tensors_of(set, contents.separator)) known.insert(name);
+  for (const std::string& name : contents.tensors) {
+    if (!known.contains(name)) out.push_back("the tensor " + name + " is in no set with this manifest");
+  }
+  const auto usual = metadata_of(set);
+  for (const auto& [name, text] : contents.texts) {
+    if (name == "manifest") continue;
+    const auto found = usual.find(name);
+    if (found == usual.end() || found->second != text) {
+      out.push_back("the text \"" + name + "\" is not what the manifest says");
+    }
+  }
+  return out;
 }
 
 TensorLookup lookup_in(const Hdf5Reader& file) {
@@ -113,27 +117,33 @@ RotationSet read_h5(const fs::path& path) {
     const Tensor bytes = file.read("/manifest");
     contents.manifest.assign(reinterpret_cast<const char*>(bytes.data.data()), bytes.data.size());
   }
+  require_attribute_types(file, path.string());
   for (const char* name : {"key_objective", "value_objective", "model_id"}) {
-    if (!file.has_attribute("/", name)) continue;
-    const Hdf5Attribute value = file.attribute("/", name);
-    if (const auto* text = std::get_if<std::string>(&value)) contents.texts[name] = *text;
+    if (file.has_attribute("/", name)) contents.texts[name] = std::get<std::string>(file.attribute("/", name));
   }
+  contents.disagreements = [&](const RotationSet& set) { return h5_disagreements(file, set, true); };
   if (file.has("/layers")) {
     for (const std::string& id : file.members("/layers")) contents.tensors.push_back("layers/" + id + "/");
   }
   return set_from(contents, path.string());
 }
 
-RotationSet read_safetensors(const fs::path& path) {
-  const SafetensorsFile file(path);
+Contents contents_of(const SafetensorsFile& file) {
   Contents contents;
   contents.texts = file.metadata();
   if (const auto manifest = contents.texts.find("manifest"); manifest != contents.texts.end()) {
     contents.manifest = manifest->second;
   }
   for (const auto& [name, tensor] : file.tensors()) contents.tensors.push_back(name);
-  contents.lookup = {[&](const std::string& name) { return file.tensors().contains(name); },
-                     [&](const std::string& name) { return file.at(name).copy(); }};
+  contents.lookup = {[&file](const std::string& name) { return file.tensors().contains(name); },
+                     [&file](const std::string& name) { return file.at(name).copy(); }};
+  return contents;
+}
+
+RotationSet read_safetensors(const fs::path& path) {
+  const SafetensorsFile file(path);
+  Contents contents = contents_of(file);
+  contents.disagreements = [&](const RotationSet& set) { return named_disagreements(contents, set); };
   return set_from(contents, path.string());
 }
 
@@ -144,26 +154,25 @@ RotationSet read_npz(const fs::path& path) {
     if (name == "manifest.json") {
       contents.manifest.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     } else {
-      contents.tensors.push_back(name);
+      contents.tensors.push_back(name.substr(0, name.rfind(".npy")));
     }
   }
   contents.lookup = {[&](const std::string& name) { return file.has(name); },
                      [&](const std::string& name) { return file.read(name); }};
+  contents.disagreements = [&](const RotationSet& set) { return named_disagreements(contents, set); };
   return set_from(contents, path.string());
 }
 
 }  // namespace
 
 void write_set_file(const fs::path& path, SetFileKind kind, const RotationSet& set, bool alone) {
-  if (kind == SetFileKind::kH5) return write_h5(path, set, alone);
+  if (kind == SetFileKind::kH5) return write_set_h5(path, set, alone);
   const auto tensors = tensors_of(set, '.');
   if (kind == SetFileKind::kNpz) {
     using Texts = std::vector<std::pair<std::string, std::string>>;
     return write_npz(path, tensors, alone ? Texts{{"manifest.json", manifest_text(set)}} : Texts{});
   }
-  std::map<std::string, std::string> metadata{{"schema", "oscar.rotation_set.v1"},
-                                              {"key_objective", set.key_objective},
-                                              {"value_objective", set.value_objective}};
+  std::map<std::string, std::string> metadata = metadata_of(set);
   if (alone) metadata["manifest"] = manifest_text(set);
   write_safetensors(path, tensors, metadata);
 }
@@ -171,6 +180,20 @@ void write_set_file(const fs::path& path, SetFileKind kind, const RotationSet& s
 void fill_from_h5(const fs::path& path, RotationSet& set) {
   const Hdf5Reader file(path);
   fill_layers(set, lookup_in(file), '/', path.string());
+}
+
+void fill_from_safetensors(const fs::path& path, RotationSet& set) {
+  const SafetensorsFile file(path);
+  fill_layers(set, contents_of(file).lookup, '.', path.string());
+}
+
+std::vector<std::string> safetensors_disagreements(const fs::path& path, const RotationSet& set) {
+  const SafetensorsFile file(path);
+  std::vector<std::string> out = named_disagreements(contents_of(file), set);
+  for (const auto& [name, tensor] : tensors_of(set, '.')) {
+    if (!file.tensors().contains(name) || !(file.at(name).copy() == tensor)) out.push_back(name + " is another tensor");
+  }
+  return out;
 }
 
 RotationSet read_set_file(const fs::path& path, SetFileKind kind) {

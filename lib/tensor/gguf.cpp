@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 
+#include "base/atomic_file.hpp"
 #include "base/check.hpp"
 #include "base/errors.hpp"
 

@@ -48,6 +48,10 @@ class Hdf5Reader {
   Hdf5Reader(const Hdf5Reader&) = delete;
   Hdf5Reader& operator=(const Hdf5Reader&) = delete;
 
+  /// Every method refuses, with a DataError, objects that lie behind a soft or external link, and datasets whose values
+  /// lie in other files (external storage, virtual datasets); this one looks for such links in all of the file, as the
+  /// constructor does with files of others.
+  void require_own_links() const;
   [[nodiscard]] bool has(const std::string& object) const;
   /// Names of the members of a group, in alphabetical order. Throws DataError if it is missing.
   [[nodiscard]] std::vector<std::string> members(const std::string& group) const;
@@ -58,7 +62,7 @@ class Hdf5Reader {
   /// Of a group or dataset, in no order. Throws DataError if it is missing.
   [[nodiscard]] std::vector<std::string> attribute_names(const std::string& object) const;
   [[nodiscard]] bool has_attribute(const std::string& object, const std::string& name) const;
-  /// Throws DataError if it is missing.
+  /// Throws DataError if it is missing, or not finite.
   [[nodiscard]] Hdf5Attribute attribute(const std::string& object, const std::string& name) const;
 
  private:

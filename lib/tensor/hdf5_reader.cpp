@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <cmath>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -30,9 +31,40 @@ struct Hdf5Reader::Impl {
     throw DataError(what, path + ":" + object, kRemedy);
   }
 
+  /// Refuses links that lead to another file, or anywhere but to an object of their own: no hash of this file covers
+  /// what they lead to.
+  void require_own(const std::string& object) const {
+    for (std::size_t slash = object.find('/', 1);; slash = object.find('/', slash + 1)) {
+      const std::string part = object.substr(0, slash);
+      H5L_info_t info;
+      if (part.size() > 1 && H5Lget_info(file.get(), part.c_str(), &info, H5P_DEFAULT) >= 0 &&
+          info.type != H5L_TYPE_HARD) {
+        fail("a link to another place, which oscar does not follow", part);
+      }
+      if (slash == std::string::npos) return;
+    }
+  }
+
+  [[nodiscard]] bool has(const std::string& object) const {
+    require_own(object);
+    return Handle(H5Oopen(file.get(), object.c_str(), H5P_DEFAULT), H5Oclose).ok();
+  }
+
+  [[nodiscard]] Handle open_object(const std::string& object) const {
+    require_own(object);
+    Handle handle(H5Oopen(file.get(), object.c_str(), H5P_DEFAULT), H5Oclose);
+    if (!handle.ok()) fail("no such object", object);
+    return handle;
+  }
+
   [[nodiscard]] Handle open_dataset(const std::string& dataset) const {
+    require_own(dataset);
     Handle set(H5Dopen2(file.get(), dataset.c_str(), H5P_DEFAULT), H5Dclose);
     if (!set.ok()) fail("no such dataset", dataset);
+    const Handle made(H5Dget_create_plist(set.get()), H5Pclose);
+    if (H5Pget_layout(made.get()) == H5D_VIRTUAL || H5Pget_external_count(made.get()) != 0) {
+      fail("the dataset lies in other files, which oscar does not follow", dataset);
+    }
     return set;
   }
 
@@ -67,14 +99,27 @@ struct Hdf5Reader::Impl {
 Hdf5Reader::Hdf5Reader(const std::filesystem::path& path, Hdf5Source source) {
   if (source == Hdf5Source::kOthers) try_hdf5(path);
   impl_ = std::make_unique<Impl>(path);
+  if (source == Hdf5Source::kOthers) require_own_links();
 }
 Hdf5Reader::~Hdf5Reader() = default;
 
-bool Hdf5Reader::has(const std::string& object) const {
-  return Handle(H5Oopen(impl_->file.get(), object.c_str(), H5P_DEFAULT), H5Oclose).ok();
+bool Hdf5Reader::has(const std::string& object) const { return impl_->has(object); }
+
+void Hdf5Reader::require_own_links() const {
+  std::string link;
+  const auto find_link = [](hid_t, const char* name, const H5L_info_t* info, void* out) -> herr_t {
+    if (info->type == H5L_TYPE_HARD) return 0;
+    *static_cast<std::string*>(out) = name;
+    return 1;
+  };
+  if (H5Lvisit(impl_->file.get(), H5_INDEX_NAME, H5_ITER_NATIVE, find_link, &link) < 0) {
+    impl_->fail("cannot list the file", "/");
+  }
+  if (!link.empty()) impl_->fail("a link to another place, which oscar does not follow", "/" + link);
 }
 
 std::vector<std::string> Hdf5Reader::members(const std::string& group) const {
+  impl_->require_own(group);
   const Handle handle(H5Gopen2(impl_->file.get(), group.c_str(), H5P_DEFAULT), H5Gclose);
   if (!handle.ok()) impl_->fail("no such group", group);
   std::vector<std::string> names;
@@ -109,8 +154,7 @@ TensorLocation Hdf5Reader::locate(const std::string& dataset) const {
 }
 
 std::vector<std::string> Hdf5Reader::attribute_names(const std::string& object) const {
-  const Handle handle(H5Oopen(impl_->file.get(), object.c_str(), H5P_DEFAULT), H5Oclose);
-  if (!handle.ok()) impl_->fail("no such object", object);
+  const Handle handle = impl_->open_object(object);
   std::vector<std::string> names;
   const auto collect = [](hid_t, const char* name, const H5A_info_t*, void* out) -> herr_t {
     static_cast<std::vector<std::string>*>(out)->emplace_back(name);
@@ -123,10 +167,12 @@ std::vector<std::string> Hdf5Reader::attribute_names(const std::string& object) 
 }
 
 bool Hdf5Reader::has_attribute(const std::string& object, const std::string& name) const {
+  impl_->require_own(object);
   return H5Aexists_by_name(impl_->file.get(), object.c_str(), name.c_str(), H5P_DEFAULT) > 0;
 }
 
 Hdf5Attribute Hdf5Reader::attribute(const std::string& object, const std::string& name) const {
+  impl_->require_own(object);
   const Handle handle(H5Aopen_by_name(impl_->file.get(), object.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT),
                       H5Aclose);
   if (!handle.ok()) impl_->fail("no attribute \"" + name + "\"", object);
@@ -149,6 +195,9 @@ Hdf5Attribute Hdf5Reader::attribute(const std::string& object, const std::string
   } else if (H5Tget_class(type.get()) == H5T_FLOAT && count > 0) {
     std::vector<double> list(count);
     status = H5Aread(handle.get(), H5T_NATIVE_DOUBLE, list.data());
+    if (!std::ranges::all_of(list, [](double x) { return std::isfinite(x); })) {
+      impl_->fail("attribute \"" + name + "\" is NaN or infinite", object);
+    }
     if (H5Sget_simple_extent_ndims(space.get()) == 0) {
       value = list.at(0);
     } else {

@@ -39,7 +39,9 @@ void read_below(const Hdf5Reader& file, const std::string& object, int depth, in
 void try_hdf5(const std::filesystem::path& path) {
   const auto read_all = [&] {
     int left = kMostObjects;
-    read_below(Hdf5Reader(path, Hdf5Source::kOwn), "/", 0, left);
+    const Hdf5Reader file(path, Hdf5Source::kOwn);
+    read_below(file, "/", 0, left);
+    ignore_errors([&] { file.require_own_links(); });
   };
   if (survives(read_all, kMostSeconds)) return;
   throw DataError("the HDF5 library does not survive this file: it is damaged, or forged", path.string(),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
+#include "base/atomic_file.hpp"
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/hdf5_library.hpp"
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/atomic_file.hpp"
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "tensor/npy.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "tensor/pt.hpp"
 
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/plugin.hpp"
 #include "tensor/pt_plugin.hpp"

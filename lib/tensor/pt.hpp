@@ -39,7 +39,11 @@ struct PtValue {
 
 struct PtItem {
   PtValue key, value;
+  [[nodiscard]] bool operator==(const PtItem&) const = default;
 };
+
+/// Of the same types, and of the same values in the same order.
+[[nodiscard]] inline bool operator==(const PtValue& a, const PtValue& b) { return a.value == b.value; }
 
 /// Opens libtorch now, which takes a tenth of a second or more, instead of in the first call below. For a thread that
 /// has nothing else to do; throws what that call would throw.

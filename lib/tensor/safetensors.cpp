@@ -9,9 +9,9 @@
 #include <optional>
 #include <string_view>
 
+#include "base/atomic_file.hpp"
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "base/json.hpp"
 
 namespace oscar {

@@ -8,6 +8,7 @@
 #include "base/check.hpp"
 #include "base/threads.hpp"
 #include "rotation/formats.hpp"
+#include "rotation/one_truth.hpp"
 
 namespace oscar {
 namespace {
@@ -68,6 +69,7 @@ void read_folder(const fs::path& folder, const Json& objectives, Subject& subjec
   parallel_for(files.size() + 1, [&](std::size_t i) {
     if (i == 0) {
       subject.set = read_rotation_set(folder, ListedFiles::kChecked);
+      subject.disagreements = disagreements(folder, subject.set);
     } else if (fs::exists(files[i - 1])) {
       served[i - 1] = read_rotation_pt(files[i - 1]);
     }

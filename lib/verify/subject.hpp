@@ -27,6 +27,8 @@ struct Subject {
   RotationSet set;
   /// True for a folder with a manifest of ours.
   bool ours = false;
+  /// Of such a folder: what its files say differently (rotation/one_truth.hpp).
+  std::vector<std::string> disagreements;
 };
 
 /// Throws DataError as read_rotation_set and read_rotation_pt do; check_file_hashes() has compared the hashes.

@@ -254,14 +254,17 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
                               const VerifyOptions& options, Backend& backend, Status& status) {
   VerifyReport report;
   report.precision = options.precision;
-  verify::check_file_hashes(rotations, report.checks);
-  if (!structure_ok(report)) {
-    // What the files hold is not what was fitted: there is nothing further to find out about it.
+  // Where the files hold not what was fitted, or contradict each other, there is nothing further to find out.
+  const auto rejected_at_once = [&] {
     report.rotation_set = describe_set(rotations, nullptr);
     verify::judge(report, {}, {});
     return report;
-  }
+  };
+  verify::check_file_hashes(rotations, report.checks);
+  if (!structure_ok(report)) return rejected_at_once();
   const Subject subject = read_subject(rotations);
+  verify::check_one_truth(subject, report.checks);
+  if (!structure_ok(report)) return rejected_at_once();
   report.rotation_set = describe_set(rotations, &subject);
   report.windows = {options.sink.value_or(subject.set.windows.sink),
                     options.recent.value_or(subject.set.windows.recent)};

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "zoo/incoming_file.hpp"
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "zoo/manage.hpp"
 
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
+#include "base/file_lock.hpp"
 #include "base/files.hpp"
 #include "zoo/index.hpp"
 #include "zoo/location.hpp"
@@ -28,7 +30,10 @@ ZooIndex read_index(const fs::path& folder) {
 fs::path render_zoo_page(const std::string& zoo, const std::string& url, fs::path out) {
   const fs::path folder = folder_of(zoo);
   const ZooIndex index = read_index(folder);
-  if (out.empty()) out = folder / "index.html";
+  if (out.empty()) {
+    out = folder / "index.html";
+    require_inside(folder, out);
+  }
   write_file(out, render_zoo(index, url));
   return out;
 }
@@ -55,6 +60,7 @@ void tag_set(const std::string& zoo, const std::string& name, const std::string&
 
 void deprecate_set(const std::string& zoo, const std::string& name, const std::string& reason, Status& status) {
   const fs::path folder = folder_of(zoo);
+  for (const char* own : {kIndexName, kLockName}) require_inside(folder, folder / own);
   const SetName wanted = parse_set_name(name);
   const FileLock lock(folder / kLockName, true);
   ZooIndex index = read_index(folder);

@@ -11,10 +11,14 @@
 #include <random>
 #include <thread>
 
+#include "base/atomic_file.hpp"
+#include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
+#include "base/file_lock.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "remote/transport.hpp"
+#include "rotation/manifest.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
 #include "zoo/location.hpp"
@@ -142,12 +146,13 @@ struct Publication {
   SetManifest manifest;
   std::string verdict;
 
-  Publication(const PublishOptions& options_, Status& status_)
+  Publication(const PublishOptions& options_, Status& status_, const ExamineSet& examine)
       : options(options_), status(status_), name(parse_set_name(options_.name)) {
     if (name.tag.empty()) {
       throw UsageError("a set is published under a tag, not under a hash", "--name", "write ORG/MODEL:TAG");
     }
     manifest = read_publishable(options);
+    examine(options.set);
     verdict = verdict_of(manifest);
   }
 
@@ -177,8 +182,7 @@ struct Publication {
 };
 
 void copy_set(const Publication& publication, const fs::path& target, const std::string& signature) {
-  require_replaceable(target);
-  AtomicFolder folder(target, true);
+  AtomicFolder folder(target, replaceable_set(true));
   const auto source = make_folder_transport(publication.options.set);
   fetch_set(*source, "", publication.manifest, folder.path(), {TransferOptions{.retries = 0}}, publication.status);
   if (!signature.empty()) write_file(folder.path() / kSignatureName, signature);
@@ -186,6 +190,9 @@ void copy_set(const Publication& publication, const fs::path& target, const std:
 }
 
 PublishResult publish_to_folder(const Publication& publication, const fs::path& zoo) {
+  for (const fs::path& place : {zoo / publication.folder(), zoo / kIndexName, zoo / kLockName}) {
+    require_inside(zoo, place);
+  }
   const auto lock = lock_zoo(zoo, publication.status);
   ZooIndex index = index_or_empty(zoo);
   const auto before = index.find(publication.name);
@@ -276,8 +283,8 @@ PublishResult publish_to_store(const Publication& publication, ZooStore& store) 
 
 }  // namespace
 
-PublishResult publish(const PublishOptions& options, Status& status) {
-  const Publication publication(options, status);
+PublishResult publish(const PublishOptions& options, Status& status, const ExamineSet& examine) {
+  const Publication publication(options, status, examine);
   if (is_hub_address(options.zoo)) {
     return publish_to_store(publication, *make_hub_store(options.zoo, options.transfer, status));
   }

@@ -10,6 +10,7 @@
 
 #include "base/status.hpp"
 #include "remote/transport.hpp"
+#include "rotation/one_truth.hpp"
 #include "zoo/index.hpp"
 
 namespace oscar {
@@ -32,6 +33,8 @@ struct PublishResult {
   bool changed = false;  // false: the zoo had exactly this already
 };
 
-[[nodiscard]] PublishResult publish(const PublishOptions& options, Status& status);
+/// examine: looks at the set before anything is written; throws DataError for one that contradicts itself.
+[[nodiscard]] PublishResult publish(const PublishOptions& options, Status& status,
+                                    const ExamineSet& examine = require_sound_set);
 
 }  // namespace oscar

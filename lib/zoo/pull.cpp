@@ -5,10 +5,13 @@
 #include <future>
 #include <optional>
 
+#include "base/atomic_file.hpp"
+#include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
+#include "base/file_lock.hpp"
 #include "base/files.hpp"
-#include "base/place_folder.hpp"
 #include "base/sha256.hpp"
+#include "rotation/manifest.hpp"
 #include "tensor/pt.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
@@ -38,10 +41,11 @@ StoreLocation location_of(const std::string& zoo) {
 
 class Pull {
  public:
-  Pull(const PullOptions& options, Status& status, const TransportFactory& open)
+  Pull(const PullOptions& options, Status& status, const TransportFactory& open, const ExamineSet& examine)
       : options_(options),
         status_(status),
         open_(open),
+        examine_(examine),
         cache_(options.cache.empty() ? default_cache_folder() : options.cache) {
     if (is_hub_address(options.name)) {
       hub_ = parse_hub_address(options.name);
@@ -182,6 +186,23 @@ class Pull {
     return options_.out ? deliver_to_out(manifest, source, true) : deliver_to_cache(manifest, source);
   }
 
+  /// What contradicts itself is not kept, not even for the next attempt.
+  void fetch_examined(const Source& source, const SetManifest& manifest, const fs::path& folder,
+                      const FetchOptions& options) {
+    // What reads .pt files takes as long to load as they to come.
+    const bool pickles =
+        std::ranges::any_of(manifest.files, [](const auto& file) { return file.path.ends_with(".pt"); });
+    const auto reader = pickles ? std::async(std::launch::async, open_pt_support) : std::future<void>();
+    fetch_set(source.transport, source.prefix, manifest, folder, options, status_);
+    try {
+      examine_(folder);
+    } catch (const DataError& error) {
+      std::error_code ignored;
+      fs::remove_all(folder, ignored);
+      throw DataError(error.what(), asked_ + " of " + zoo_.text(), "do not use this set; tell who made it");
+    }
+  }
+
   PullResult deliver_to_cache(const SetManifest& manifest, const Source& source) {
     const fs::path target = cache_.set_folder(manifest.sha256);
     const FileLock lock(cache_.lock_file(manifest.sha256), true);
@@ -189,7 +210,7 @@ class Pull {
     const bool fetch = !find_set(target, manifest.sha256, SetCheck::sizes);
     if (fetch) {
       const fs::path partial = cache_.partial_folder(manifest.sha256);
-      fetch_set(source.transport, source.prefix, manifest, partial, {options_.transfer, true}, status_);
+      fetch_examined(source, manifest, partial, {options_.transfer, true});
       place_folder(partial, target);
     }
     cache_.remember(zoo_.text(), asked_, manifest.sha256);
@@ -210,21 +231,20 @@ class Pull {
       status_.notice("exactly this set is there already");
       return result(target, manifest, false);
     }
-    if (options_.force) require_replaceable(target);
     if (fetched) return fetch_to(target, manifest, source);
     return copy_to(target, manifest, source, false);
   }
 
   PullResult copy_to(const fs::path& target, const SetManifest& manifest, const Source& source, bool fetched) {
-    AtomicFolder folder(target, options_.force);
-    fetch_set(source.transport, source.prefix, manifest, folder.path(), {options_.transfer}, status_);
+    AtomicFolder folder(target, replaceable_set(options_.force));
+    fetch_examined(source, manifest, folder.path(), {options_.transfer});
     folder.commit();
     return result(target, manifest, fetched);
   }
 
   /// By way of the cache's partial folder: there the next pull finds what this one had when it was cut off.
   PullResult fetch_to(const fs::path& target, const SetManifest& manifest, const Source& source) {
-    { const AtomicFolder refused_in_time(target, options_.force); }
+    { const AtomicFolder refused_in_time(target, replaceable_set(options_.force)); }
     std::optional<FileLock> lock;
     try {
       lock.emplace(cache_.lock_file(manifest.sha256), true);
@@ -232,8 +252,8 @@ class Pull {
       return copy_to(target, manifest, source, true);
     }
     const fs::path partial = cache_.partial_folder(manifest.sha256);
-    fetch_set(source.transport, source.prefix, manifest, partial, {options_.transfer, true}, status_);
-    AtomicFolder folder(target, options_.force);
+    fetch_examined(source, manifest, partial, {options_.transfer, true});
+    AtomicFolder folder(target, replaceable_set(options_.force));
     std::error_code error;
     fs::rename(partial, folder.path(), error);
     if (error) {  // another file system
@@ -254,6 +274,7 @@ class Pull {
   const PullOptions& options_;
   Status& status_;
   const TransportFactory& open_;
+  const ExamineSet& examine_;
   std::optional<HubAddress> hub_;  // instead of a name in a zoo
   SetName name_;
   StoreLocation zoo_;
@@ -264,8 +285,8 @@ class Pull {
 
 }  // namespace
 
-PullResult pull(const PullOptions& options, Status& status, const TransportFactory& open) {
-  return Pull(options, status, open).run();
+PullResult pull(const PullOptions& options, Status& status, const TransportFactory& open, const ExamineSet& examine) {
+  return Pull(options, status, open, examine).run();
 }
 
 }  // namespace oscar

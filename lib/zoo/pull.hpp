@@ -14,6 +14,7 @@
 
 #include "base/status.hpp"
 #include "remote/transport.hpp"
+#include "rotation/one_truth.hpp"
 #include "zoo/trust.hpp"
 
 namespace oscar {
@@ -41,7 +42,9 @@ struct PullResult {
   bool fetched = false;  // false: the files were here already
 };
 
-[[nodiscard]] PullResult pull(const PullOptions& options, Status& status,
-                              const TransportFactory& open = open_transport);
+/// examine: looks at the folder of a set that was fetched, before it is given to anybody; throws DataError for one that
+/// contradicts itself.
+[[nodiscard]] PullResult pull(const PullOptions& options, Status& status, const TransportFactory& open = open_transport,
+                              const ExamineSet& examine = require_sound_set);
 
 }  // namespace oscar

@@ -111,15 +111,4 @@ std::optional<SetManifest> find_set(const fs::path& folder, const std::string& m
   }
 }
 
-void require_replaceable(const fs::path& folder) {
-  std::error_code error;
-  if (!fs::exists(folder, error) || (fs::is_directory(folder, error) && fs::is_empty(folder, error))) return;
-  try {
-    (void)read_set_manifest(folder);
-  } catch (const Error&) {
-    throw UsageError("refusing to replace what is not a rotation set", folder.string(),
-                     "choose another place, or remove it yourself");
-  }
-}
-
 }  // namespace oscar

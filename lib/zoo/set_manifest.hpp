@@ -44,7 +44,4 @@ enum class SetCheck { sizes, hashes };
 [[nodiscard]] std::optional<SetManifest> find_set(const std::filesystem::path& folder,
                                                   const std::string& manifest_sha256, SetCheck check);
 
-/// Throws UsageError unless `folder` is absent, empty, or holds a rotation set: nothing else may be replaced.
-void require_replaceable(const std::filesystem::path& folder);
-
 }  // namespace oscar

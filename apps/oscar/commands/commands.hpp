@@ -10,6 +10,7 @@ namespace oscar {
 void register_dump(CLI::App& app, Context& context);
 void register_fit(CLI::App& app, Context& context);
 void register_verify(CLI::App& app, Context& context);
+void register_serve_env(CLI::App& app, Context& context);
 void register_serve_check(CLI::App& app, Context& context);
 void register_publish(CLI::App& app, Context& context);
 void register_pull(CLI::App& app, Context& context);

@@ -3,6 +3,7 @@
 
 #include "base/status.hpp"
 #include "commands/commands.hpp"
+#include "outputs.hpp"
 
 namespace oscar {
 namespace {
@@ -40,7 +41,7 @@ void register_convert(CLI::App& app, Context& context) {
                    "A rotation set, a folder of .pt files (also MLA: layer_<id>.pt), or a .h5, .safetensors, .npz or "
                    ".gguf file")
       ->required();
-  convert->add_option("OUT", command->out, "File or folder to write")->required();
+  writes(convert->add_option("OUT", command->out, "File or folder to write"))->required();
   convert
       ->add_option("--to", command->to,
                    "Shape of OUT: set, pt, h5, safetensors, npz, gguf, onnx or mla; default: by OUT's extension, a "

@@ -6,6 +6,7 @@
 #include "dump/live_source.hpp"
 #include "dump/writer.hpp"
 #include "model_input.hpp"
+#include "outputs.hpp"
 
 namespace oscar {
 namespace {
@@ -46,7 +47,7 @@ void register_dump(CLI::App& app, Context& context) {
   CLI::App* dump = app.add_subcommand("dump", "Run a model over text and write its post-RoPE Q/K/V");
   add_model_input_options(*dump, options->input);
   dump->get_option("--model")->required();
-  dump->add_option("--out", options->out, "Folder to write")->type_name("DIR")->required()->group("Output");
+  writes(dump->add_option("--out", options->out, "Folder to write"))->type_name("DIR")->required()->group("Output");
   dump->add_option("--dtype", options->live.dtype, "Type of the tensors; auto = the checkpoint's")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str()

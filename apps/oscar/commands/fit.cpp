@@ -9,9 +9,9 @@
 #include <memory>
 #include <optional>
 
+#include "base/atomic_folder.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "commands/commands.hpp"
 #include "commands/fit_command.hpp"
 #include "commands/on_ranks.hpp"
@@ -19,6 +19,7 @@
 #include "fit/held_out.hpp"
 #include "fit/warm_up.hpp"
 #include "rotation/formats.hpp"
+#include "rotation/manifest.hpp"
 #include "tensor/pt.hpp"
 
 namespace oscar {
@@ -185,7 +186,7 @@ void run_as(Ranks* ranks, FitCommand& command, Context& context) {
   if (ranks != nullptr) require_layerwise(command, *context.status);
   (void)parse_rotation_formats(command.formats);
   if (ranks == nullptr || ranks->rank() == 0) {
-    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
+    const AtomicFolder writable(command.out, replaceable_set(command.force));  // fails now rather than after the work
   }
   ranks != nullptr ? fit_on_ranks(*ranks, command, context) : fit_alone(command, context);
 }

@@ -6,12 +6,13 @@
 #include <chrono>
 #include <optional>
 
+#include "base/atomic_folder.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "console.hpp"
 #include "fit/statistics_fit.hpp"
 #include "rotation/formats.hpp"
+#include "rotation/manifest.hpp"
 
 namespace oscar {
 namespace {
@@ -114,7 +115,7 @@ void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context) {
   if (command.recipe_by_default) command.fit.recipe = "oscar";
   const RotationFormats formats = parse_rotation_formats(command.formats);
   if (!command.out.empty()) {
-    const AtomicFolder writable(command.out, command.force);  // fails now rather than after the work
+    const AtomicFolder writable(command.out, replaceable_set(command.force));  // fails now rather than after the work
   }
   const auto start = std::chrono::steady_clock::now();
   std::optional<Statistics> given;

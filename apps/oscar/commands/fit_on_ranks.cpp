@@ -5,6 +5,7 @@
 #include <chrono>
 #include <future>
 
+#include "base/atomic_file.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"

@@ -4,6 +4,7 @@
 
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
+#include "outputs.hpp"
 
 namespace oscar {
 namespace {
@@ -59,8 +60,9 @@ void add_recipe_options(CLI::App& app, FitOptions& fit) {
 }
 
 void add_output_options(CLI::App& app, FitCommand& command) {
-  app.add_option("--out", command.out, "Folder for the rotation set")->type_name("DIR")->group("Output");
-  app.add_option("--save-stats", command.save_stats, "Write the sums over the data, or over --stats, to this file")
+  writes(app.add_option("--out", command.out, "Folder for the rotation set"))->type_name("DIR")->group("Output");
+  writes(
+      app.add_option("--save-stats", command.save_stats, "Write the sums over the data, or over --stats, to this file"))
       ->type_name("FILE")
       ->group("Output");
   app.add_option("--format", command.formats, "Files to write: pt, h5, safetensors")

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/atomic_file.hpp"
 #include "base/cores.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "commands.hpp"
+#include "outputs.hpp"
 
 namespace oscar {
 namespace {
@@ -33,7 +34,7 @@ void register_pull(CLI::App& app, Context& context) {
                    "Folder, file://, http://, https:// or hf://ORG/REPO; default: OSCAR_ZOO, else this installation's "
                    "zoo")
       ->type_name("DIR|URL");
-  pull->add_option("--out", options->out, "Write the set to this folder; default: the cache")->type_name("DIR");
+  writes(pull->add_option("--out", options->out, "Write the set to this folder; default: the cache"))->type_name("DIR");
   pull->add_flag("--force", options->force, "Replace another rotation set in --out");
   CLI::Option* offline = pull->add_flag("--offline", options->offline, "Use only what the cache has");
   pull->add_flag("--refresh", options->refresh, "Ask a web zoo again although the cache knows the name")

@@ -6,14 +6,15 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
 #include "help.hpp"
 #include "model/output_projection.hpp"
 #include "model_input.hpp"
+#include "outputs.hpp"
 #include "tensor/npy.hpp"
 #include "verify/html/html_report.hpp"
 #include "verify/methods.hpp"
@@ -234,7 +235,7 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
       ->check(kPositive)
       ->capture_default_str()
       ->group("Verify");
-  command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network")
+  writes(command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network"))
       ->type_name("FILE.html")
       ->group("Output");
   command.add_flag("--record,!--no-record", c.record, "Keep the summary in the set's manifest [on]")->group("Output");

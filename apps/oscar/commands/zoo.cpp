@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "commands/commands.hpp"
+#include "outputs.hpp"
 #include "zoo/manage.hpp"
 
 namespace oscar {
@@ -19,7 +20,7 @@ void register_render(CLI::App& zoo, Context& context) {
   const auto c = std::make_shared<ZooCommand>();
   CLI::App* command = zoo.add_subcommand("render", "Write a page about a zoo: one HTML file without scripts");
   add_zoo_option(*command, *c);
-  command->add_option("--out", c->out, "File to write; default: index.html in the zoo")->type_name("FILE.html");
+  writes(command->add_option("--out", c->out, "File to write; default: index.html in the zoo"))->type_name("FILE.html");
   command->add_option("--url", c->url, "Where readers find the zoo, for the commands on the page")->type_name("URL");
   command->callback([c, &context] {
     const std::filesystem::path file = render_zoo_page(c->zoo, c->url, c->out);

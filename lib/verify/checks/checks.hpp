@@ -48,6 +48,8 @@ struct Expectation {
 
 /// Sizes and SHA-256 of the files that a folder's manifest lists. Runs before the set is read, on the folder itself.
 void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks);
+/// What the files of a folder with a manifest say twice, they say alike (rotation/one_truth.hpp).
+void check_one_truth(const Subject& subject, std::vector<Check>& checks);
 void check_finite(const Subject& subject, std::vector<Check>& checks);
 void check_orthogonality(const Subject& subject, std::vector<Check>& checks);
 /// Layers and shapes against the model and the data, keys against values, objectives against sides, clip ratios.

@@ -43,4 +43,13 @@ void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& ch
   checks.push_back({"file_hashes", {}, "", bad, 0.0, bad == 0, defects});
 }
 
+void check_one_truth(const Subject& subject, std::vector<Check>& checks) {
+  if (!subject.ours) return;
+  const std::vector<std::string>& found = subject.disagreements;
+  std::string message;
+  for (const std::string& clause : found) message += (message.empty() ? "" : "; ") + clause;
+  checks.push_back(
+      {"derived_files", {}, "", static_cast<double>(found.size()), 0.0, found.empty(), std::move(message)});
+}
+
 }  // namespace oscar::verify

@@ -9,6 +9,7 @@
 #include "dump/folder_source.hpp"
 #include "model/config.hpp"
 #include "rotation/convert.hpp"
+#include "rotation/one_truth.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/inspect/kinds.hpp"
@@ -128,8 +129,11 @@ Inspection inspect_sides(const fs::path& folder) {
 
 /// Every file that the manifest lists, by size and hash, and the .pt files as rotation files.
 Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
-  Inspection found = inspect_sides(folder);
-  found.kind = "rotation set";
+  Inspection found{"rotation set", Json::object(), {}};
+  if (!entries(folder, "k_rotation", ".pt").empty()) {
+    found = inspect_sides(folder);
+    found.kind = "rotation set";
+  }
   Json facts = {{"model", manifest["model"]["id"]},
                 {"recipe", manifest["recipe"]["name"]},
                 {"key_objective", manifest["objectives"]["key"]},
@@ -146,6 +150,12 @@ Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
   verify::check_file_hashes(folder, checks);
   for (const Check& check : checks) {
     if (check.ok == false) found.problems.push_back(check.message);
+  }
+  if (!found.problems.empty()) return found;
+  try {
+    found.problems = disagreements(folder, read_rotation_set(folder, ListedFiles::kChecked));
+  } catch (const DataError& error) {
+    found.problems.emplace_back(error.what());
   }
   return found;
 }

@@ -10,31 +10,25 @@ import unittest
 from pathlib import Path
 
 NAME = "test/tiny"
-KEYS = "k_rotation_qqt_r_h_pbr.pt"
+# A file without a meaning, of the size that a test needs, beside a set that holds together.
+KEYS = "keys.bin"
+TINY_SET = Path(__file__).resolve().parents[2] / "data/tiny-set"
 REMOTE_KEYS = f"{NAME}/latest/{KEYS}"
 
 
 def make_set(folder, seed, verdict="accepted", keys_size=300_000):
-    """Writes a set that differs for every seed; returns {path: bytes}."""
+    """Writes a sound set with payload that differs for every seed; returns {path: bytes}."""
     source, piece = random.Random(seed), 1 << 26  # Python makes no more than 256 MB at once
 
     def random_bytes(size):
         return b"".join(source.randbytes(min(piece, size - at)) for at in range(0, size, piece))
 
-    files = {KEYS: random_bytes(keys_size), "v_rotation_sst_r_h_pbr.pt": random_bytes(200_000), "serve.env": b"A=1\n",
-             "tables/empty": b""}
-    side = {"clip_ratio": 0.96, "eigenvalues": None}
-    manifest = {
-        "schema": "oscar.rotation_set.v1", "oscar_version": "0.1.0",
-        "model": {"id": NAME, "revision": "", "config_sha256": "", "num_layers": 1, "num_attention_heads": 3,
-                  "num_key_value_heads": 1, "head_dim": 128},
-        "calibration": {"data_sha256": "", "tokens": 10, "sequences": 1}, "recipe": {"name": "oscar"},
-        "objectives": {"key": "qqt_r_h_pbr", "value": "sst_r_h_pbr"}, "windows": {"sink": 64, "recent": 256},
-        "codec": {"name": "minmax", "levels": [4, 4], "group_size": 0},
-        "layers": [{"layer_id": 0, "head_dim": 128, "key": side, "value": side}],
-        "files": [{"path": path, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-                  for path, content in files.items()],
-        "verification": {"verdict": verdict} if verdict else None}
+    files = {KEYS: random_bytes(keys_size), "values.bin": random_bytes(200_000), "tables/empty": b"",
+             "rotations.h5": (TINY_SET / "rotations.h5").read_bytes()}
+    manifest = json.loads((TINY_SET / "manifest.json").read_text())
+    manifest["verification"] = {"verdict": verdict} if verdict else None
+    manifest["files"] = [{"path": path, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+                         for path, content in files.items()]
     files["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     for path, content in files.items():
         (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)

@@ -3,73 +3,10 @@
 
 #include <doctest/doctest.h>
 
-#include <atomic>
-#include <thread>
-
 #include "base/open_files.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
-
-TEST_CASE("a written file has its content and leaves nothing else behind") {
-  const test::TemporaryFolder folder;
-
-  write_file(folder / "a/b.txt", "hello");
-
-  CHECK(read_text(folder / "a/b.txt") == "hello");
-  CHECK(list_files(folder.path()) == std::vector<fs::path>{"a/b.txt"});
-}
-
-TEST_CASE("a file that is not committed is never seen") {
-  const test::TemporaryFolder folder;
-  {
-    const AtomicFile file(folder / "x");
-    write_file(file.temporary_path(), "half");
-  }
-  CHECK(list_files(folder.path()).empty());
-}
-
-TEST_CASE("of many writers of a folder, one writes at a time") {
-  const test::TemporaryFolder folder;
-  std::atomic<int> inside = 0, overlaps = 0, turns = 0;
-  const auto write = [&] {
-    while (turns < 4000) {
-      try {
-        const AtomicFolder out(folder / "set", true);
-        if (++inside > 1) ++overlaps;
-        ++turns;
-        --inside;
-      } catch (const UsageError&) {
-        std::this_thread::yield();
-      }
-    }
-  };
-  std::vector<std::thread> writers;
-  for (int i = 0; i < 8; ++i) writers.emplace_back(write);
-  for (std::thread& writer : writers) writer.join();
-
-  CHECK(overlaps == 0);
-  CHECK(list_files(folder.path()).empty());
-}
-
-TEST_CASE("a folder appears whole, replaces only when told, and has one writer at a time") {
-  const test::TemporaryFolder folder;
-  {
-    AtomicFolder out(folder / "set", false);
-    write_file(out.path() / "one", "1");
-    CHECK_FALSE(fs::exists(folder / "set"));
-    CHECK_ERROR(AtomicFolder(folder / "set", false), UsageError, "another process");
-    out.commit();
-  }
-  CHECK(list_files(folder.path()) == std::vector<fs::path>{"set/one"});
-  CHECK_ERROR(AtomicFolder(folder / "set", false), UsageError, "exists already");
-  {
-    AtomicFolder out(folder / "set/", true);
-    write_file(out.path() / "two", "2");
-    out.commit();
-  }
-  CHECK(list_files(folder.path()) == std::vector<fs::path>{"set/two"});
-}
 
 TEST_CASE("reading what is not there says what and where") {
   CHECK_ERROR(read_text("/nowhere/file"), DataError, "/nowhere/file");
@@ -81,6 +18,18 @@ TEST_CASE("only paths that stay inside are safe") {
   for (const char* bad : {"", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\\b"}) {
     CHECK_FALSE_MESSAGE(is_safe_relative_path(bad), bad);
   }
+}
+
+TEST_CASE("a link may not lead out of the folder that is written to") {
+  const test::TemporaryFolder folder;
+  fs::create_directories(folder / "zoo/org");
+  fs::create_directories(folder / "home");
+  CHECK_NOTHROW(require_inside(folder / "zoo", folder / "zoo/org/new/set"));
+  fs::create_directory_symlink(folder / "home", folder / "zoo/org/model");
+  CHECK_ERROR(require_inside(folder / "zoo", folder / "zoo/org/model/v1"), DataError, "a link leads out of");
+  fs::create_directory_symlink("org", folder / "zoo/alias");
+  CHECK_NOTHROW(require_inside(folder / "zoo", folder / "zoo/alias/x"));
+  CHECK_THROWS_AS(require_inside(folder / "zoo/org", folder / "zoo"), DataError);
 }
 
 TEST_CASE("room for open files is there before they are") {

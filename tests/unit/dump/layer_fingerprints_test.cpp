@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "support/support.hpp"
 

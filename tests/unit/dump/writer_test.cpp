@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "dump/folder_source.hpp"

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "rotation/serve_env.hpp"
 #include "support/support.hpp"
@@ -55,7 +56,7 @@ TEST_CASE("a set gives back what was written, from HDF5 and from .pt alone, per 
       CAPTURE(h5);
       const test::TemporaryFolder folder;
       const RotationSet set = sample(heads);
-      write_rotation_set(folder / "set", set, {.pt = true, .h5 = h5, .safetensors = true}, false);
+      write_rotation_set(folder / "set", set, {.pt = true, .h5 = h5, .safetensors = h5}, false);
 
       const RotationSet read = read_rotation_set(folder / "set");
 
@@ -134,12 +135,15 @@ TEST_CASE("archives that are not rotation files are errors that say what is miss
   const auto text = [](const char* value) { return PtValue{std::string(value)}; };
   CHECK_ERROR(read({PtDict{}}), DataError, "format_version");
   CHECK_ERROR(read({PtDict{{text("format_version"), {std::int64_t{9}}}}}), DataError, "version 9");
-  const auto with_layers = [&](PtDict layers) {
+  const auto with_layers = [&](PtDict layers, const char* objective = "qqt_r_h_pbr") {
     return PtValue{PtDict{{text("format_version"), {std::int64_t{1}}},
-                          {text("objective"), text("x")},
+                          {text("objective"), text(objective)},
                           {text("layers"), {std::move(layers)}}}};
   };
   CHECK_ERROR(read(with_layers({})), DataError, "no layers");
+  for (const char* objective : {"x", "", "qqt_r_h_pbr$(touch x)", "/../../escaped", "qqt_r_h_pbr\n", "QQT_r_h_pbr"}) {
+    CHECK_ERROR(read(with_layers({}, objective)), DataError, "unknown objective");
+  }
   CHECK_ERROR(read(with_layers({{text("a"), {PtDict{}}}})), DataError, "no number");
   CHECK_ERROR(read(with_layers({{text("0"), {PtDict{}}}})), DataError, "\"rotation\"");
   const PtValue wide{Tensor(DType::kF32, {2, 3})}, square{Tensor(DType::kF32, {2, 2})};
@@ -149,20 +153,20 @@ TEST_CASE("archives that are not rotation files are errors that say what is miss
 }
 
 TEST_CASE("serve.env tells a server everything, or why it cannot serve the set") {
-  const std::string env = serve_env(sample());
+  const std::string env = serve_env(sample(), {});
   for (const char* line : {"SGLANG_OSCAR_K_CLIP_RATIO=0.95", "SGLANG_OSCAR_V_CLIP_RATIO=0.9", "PREFIX_TOKENS=32",
                            "RECENT_TOKENS=128", "--kv-cache-quant-group-size 2", "k_rotation_qqt_r_h_pbr.pt"}) {
     CHECK_MESSAGE(env.find(line) != std::string::npos, line);
   }
-  CHECK(serve_env(sample(2)).find("one rotation per head") != std::string::npos);
+  CHECK(serve_env(sample(2), {}).find("one rotation per head") != std::string::npos);
   RotationSet stretched = sample();
   stretched.layers[1].key.read_rotation = stretched.layers[1].key.rotation;
-  CHECK(serve_env(stretched).find("cannot serve this set: layer 7 has a read side") != std::string::npos);
+  CHECK(serve_env(stretched, {}).find("cannot serve this set: layer 7 has a read side") != std::string::npos);
   stretched.recipe["target"] = "sglang-v3";
-  CHECK(serve_env(stretched).find("format version 3: layer 7 has a read side") != std::string::npos);
-  CHECK(serve_env(stretched).find("SGLANG_OSCAR_K_ROTATION_PATH") != std::string::npos);
+  CHECK(serve_env(stretched, {}).find("format version 3: layer 7 has a read side") != std::string::npos);
+  CHECK(serve_env(stretched, {}).find("SGLANG_OSCAR_K_ROTATION_PATH") != std::string::npos);
   stretched.recipe["target"] = "llamacpp";
-  CHECK(serve_env(stretched).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
+  CHECK(serve_env(stretched, {}).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
 }
 
 TEST_CASE("read sides, mean keys and the codec of both sides survive every format") {
@@ -192,15 +196,15 @@ TEST_CASE("serve.env switches Lloyd-Max on where the server has it, and says how
   RotationSet set = sample();
   set.key_codec.grid = Grid::kLloydMax;
   set.key_codec.scale_dtype = DType::kBF16;
-  CHECK(serve_env(sample()).find("SGLANG_LLOYD_MAX=0") != std::string::npos);
-  CHECK(serve_env(sample()).find("SCALE_DTYPE=float32") != std::string::npos);
-  CHECK(serve_env(set).find("SGLANG_LLOYD_MAX=1") != std::string::npos);
-  CHECK(serve_env(set).find("SCALE_DTYPE=bfloat16") != std::string::npos);
+  CHECK(serve_env(sample(), {}).find("SGLANG_LLOYD_MAX=0") != std::string::npos);
+  CHECK(serve_env(sample(), {}).find("SCALE_DTYPE=float32") != std::string::npos);
+  CHECK(serve_env(set, {}).find("SGLANG_LLOYD_MAX=1") != std::string::npos);
+  CHECK(serve_env(set, {}).find("SCALE_DTYPE=bfloat16") != std::string::npos);
   set.key_codec.group_size = 1;
-  CHECK(serve_env(set).find("only for whole clipped heads") != std::string::npos);
+  CHECK(serve_env(set, {}).find("only for whole clipped heads") != std::string::npos);
   set.key_codec.group_size = 0;
   set.value_clip_scalar = 0;
-  CHECK(serve_env(set).find("only for whole clipped heads") != std::string::npos);
+  CHECK(serve_env(set, {}).find("only for whole clipped heads") != std::string::npos);
 }
 
 TEST_CASE("a set gives back its codec; one from before scales had a dtype has float32") {
@@ -214,7 +218,7 @@ TEST_CASE("a set gives back its codec; one from before scales had a dtype has fl
   Json manifest = read_json(folder / "set/manifest.json");
   manifest["codec"].erase("scale_dtype");
   write_json(folder / "set/manifest.json", manifest);
-  CHECK(read_rotation_set(folder / "set").key_codec.scale_dtype == DType::kF32);
+  CHECK(read_rotation_set(folder / "set", ListedFiles::kChecked).key_codec.scale_dtype == DType::kF32);
 }
 
 TEST_CASE("clip ratios per head survive every format, and bare files of version 3 tell them") {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "support/support.hpp"
 

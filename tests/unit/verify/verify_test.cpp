@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"

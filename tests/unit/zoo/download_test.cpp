@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "base/files.hpp"
+#include "base/atomic_file.hpp"
 #include "sample_set.hpp"
 #include "support/support.hpp"
 

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "sample_set.hpp"
 #include "support/support.hpp"
@@ -27,7 +28,7 @@ struct PublishFixture {
 
 TEST_CASE("a published set is whole, and the index says what it is") {
   PublishFixture fixture;
-  const PublishResult result = publish(fixture.options("x", "accepted"), fixture.status);
+  const PublishResult result = publish(fixture.options("x", "accepted"), fixture.status, test::any_set);
 
   CHECK(result.changed);
   CHECK(result.name == "test/tiny:latest");
@@ -43,33 +44,33 @@ TEST_CASE("a published set is whole, and the index says what it is") {
 TEST_CASE("publishing the same again changes nothing") {
   PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
-  (void)publish(options, fixture.status);
+  (void)publish(options, fixture.status, test::any_set);
   const std::string before = read_text(fixture.zoo() / kIndexName);
-  CHECK_FALSE(publish(options, fixture.status).changed);
+  CHECK_FALSE(publish(options, fixture.status, test::any_set).changed);
   CHECK(read_text(fixture.zoo() / kIndexName) == before);
 }
 
 TEST_CASE("publishing the same again repairs a damaged copy") {
   PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
-  (void)publish(options, fixture.status);
+  (void)publish(options, fixture.status, test::any_set);
   write_file(fixture.zoo() / "test/tiny/latest/tables/clip.json", "[]\n");
-  CHECK(publish(options, fixture.status).changed);
+  CHECK(publish(options, fixture.status, test::any_set).changed);
   CHECK(test::read_folder(fixture.zoo() / "test/tiny/latest") == test::sample_set("x", "accepted"));
 }
 
 TEST_CASE("a tag keeps its content unless forced") {
   PublishFixture fixture;
-  (void)publish(fixture.options("x", "accepted"), fixture.status);
+  (void)publish(fixture.options("x", "accepted"), fixture.status, test::any_set);
   PublishOptions other = fixture.options("y", "accepted");
-  CHECK_ERROR(publish(other, fixture.status), UsageError, "another set under test/tiny:latest");
+  CHECK_ERROR(publish(other, fixture.status, test::any_set), UsageError, "another set under test/tiny:latest");
   CHECK(test::read_folder(fixture.zoo() / "test/tiny/latest") == test::sample_set("x", "accepted"));
 
   other.name = "test/tiny:second";
-  (void)publish(other, fixture.status);
+  (void)publish(other, fixture.status, test::any_set);
   other.name = "test/tiny";
   other.force = true;
-  CHECK_FALSE(publish(other, fixture.status).entry.forced);  // replaced, but accepted
+  CHECK_FALSE(publish(other, fixture.status, test::any_set).entry.forced);  // replaced, but accepted
   CHECK(test::read_folder(fixture.zoo() / "test/tiny/latest") == test::sample_set("y", "accepted"));
   CHECK(fixture.index().document()["entries"].size() == 2);
 }
@@ -78,10 +79,10 @@ TEST_CASE("a set that verify has not accepted needs force, and the index says so
   PublishFixture fixture;
   for (const char* verdict : {"rejected", ""}) {
     PublishOptions options = fixture.options("x", verdict, std::string("test/tiny:v") + verdict);
-    CHECK_ERROR(publish(options, fixture.status), DataError, "oscar verify");
+    CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, "oscar verify");
     CHECK_FALSE(fs::exists(fixture.zoo() / "test"));
     options.force = true;
-    CHECK(publish(options, fixture.status).entry.forced);
+    CHECK(publish(options, fixture.status, test::any_set).entry.forced);
     CHECK(fixture.index().require(parse_set_name(options.name), "").forced);
     CHECK(fixture.status.warnings.back().find("published because of --force") != std::string::npos);
     fs::remove_all(fixture.zoo());
@@ -95,9 +96,9 @@ TEST_CASE("a set whose files are not what its manifest lists is not published") 
   std::string text = read_text(keys);
   text[7] = 'X';
   write_file(keys, text);
-  CHECK_ERROR(publish(options, fixture.status), TransportError, "sha256 differs");
+  CHECK_ERROR(publish(options, fixture.status, test::any_set), TransportError, "sha256 differs");
   fs::remove(keys);
-  CHECK_ERROR(publish(options, fixture.status), TransportError, "no such file");
+  CHECK_ERROR(publish(options, fixture.status, test::any_set), TransportError, "no such file");
   CHECK(list_files(fixture.zoo()) == std::vector<fs::path>{".index.lock"});
 }
 
@@ -109,17 +110,18 @@ TEST_CASE("what cannot be published is refused before anything is written") {
     change(changed);
     return changed;
   };
-  CHECK_ERROR(publish(with([](auto& o) { o.zoo = "ftp://host/zoo"; }), fixture.status), UsageError,
+  CHECK_ERROR(publish(with([](auto& o) { o.zoo = "ftp://host/zoo"; }), fixture.status, test::any_set), UsageError,
               "ftp:// are not supported");
-  CHECK_ERROR(publish(with([](auto& o) { o.name = "../x"; }), fixture.status), UsageError, "ORG/MODEL");
-  CHECK_ERROR(publish(with([](auto& o) { o.name = "a/b@sha256:" + std::string(64, 'a'); }), fixture.status), UsageError,
-              "tag");
-  CHECK_ERROR(publish(with([](auto& o) { o.set = "/nowhere"; }), fixture.status), DataError,
+  CHECK_ERROR(publish(with([](auto& o) { o.name = "../x"; }), fixture.status, test::any_set), UsageError, "ORG/MODEL");
+  CHECK_ERROR(
+      publish(with([](auto& o) { o.name = "a/b@sha256:" + std::string(64, 'a'); }), fixture.status, test::any_set),
+      UsageError, "tag");
+  CHECK_ERROR(publish(with([](auto& o) { o.set = "/nowhere"; }), fixture.status, test::any_set), DataError,
               "no rotation set with a manifest.json is here");
   Json manifest = test::sample_manifest("x");
   manifest.erase("codec");
   write_file(options.set / "manifest.json", manifest.dump());
-  CHECK_ERROR(publish(options, fixture.status), DataError, "codec");
+  CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, "codec");
   CHECK_FALSE(fs::exists(fixture.zoo()));
 }
 
@@ -127,10 +129,10 @@ TEST_CASE("a folder that is no rotation set is never replaced, and a broken inde
   PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   write_file(fixture.zoo() / "test/tiny/latest/letter.txt", "dear");
-  CHECK_ERROR(publish(options, fixture.status), UsageError, "not a rotation set");
+  CHECK_ERROR(publish(options, fixture.status, test::any_set), UsageError, "not a rotation set");
   fs::remove_all(fixture.zoo());
   write_file(fixture.zoo() / kIndexName, "{");
-  CHECK_ERROR(publish(options, fixture.status), DataError, "index.json");
+  CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, "index.json");
   CHECK(read_text(fixture.zoo() / kIndexName) == "{");
 }
 
@@ -138,7 +140,7 @@ TEST_CASE("files that the manifest does not list stay at home") {
   PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   write_file(options.set / "notes.txt", "mine");
-  (void)publish(options, fixture.status);
+  (void)publish(options, fixture.status, test::any_set);
   CHECK_FALSE(fs::exists(fixture.zoo() / "test/tiny/latest/notes.txt"));
   CHECK(fixture.status.notices.at(0).find("notes.txt") != std::string::npos);
 }

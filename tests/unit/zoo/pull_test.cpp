@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "sample_set.hpp"
@@ -28,7 +29,7 @@ struct PullFixture {
     options.cache = folder / "cache";
     options.transfer = {.timeout_seconds = 1, .retries = 1, .first_pause_seconds = 0.001};
   }
-  PullResult run() { return pull(options, status, zoo.factory()); }
+  PullResult run() { return pull(options, status, zoo.factory(), test::any_set); }
   [[nodiscard]] std::string hash() const { return sha256_hex(set.at("manifest.json")); }
   /// Nothing that looks like a set, and no leftovers of one, after a failed pull.
   [[nodiscard]] bool nothing_written() const {
@@ -115,15 +116,17 @@ TEST_CASE("a folder zoo is asked every time, so it is never stale") {
   PullFixture fixture;
   const auto publish_seed = [&](const std::string& seed) {
     test::write_set(fixture.folder / seed, test::sample_set(seed, "accepted"));
-    (void)publish({fixture.folder / seed, (fixture.folder / "zoo").string(), "test/tiny", true}, fixture.status);
+    (void)publish({fixture.folder / seed, (fixture.folder / "zoo").string(), "test/tiny", true}, fixture.status,
+                  test::any_set);
   };
   fixture.options.zoo = (fixture.folder / "zoo").string();
   for (const char* seed : {"one", "two"}) {
     publish_seed(seed);
-    CHECK(test::read_folder(pull(fixture.options, fixture.status).path) == test::sample_set(seed, "accepted"));
+    CHECK(test::read_folder(pull(fixture.options, fixture.status, open_transport, test::any_set).path) ==
+          test::sample_set(seed, "accepted"));
   }
   fixture.options.zoo = "file://" + (fixture.folder / "zoo").string();
-  CHECK_FALSE(pull(fixture.options, fixture.status).fetched);
+  CHECK_FALSE(pull(fixture.options, fixture.status, open_transport, test::any_set).fetched);
 }
 
 TEST_CASE("--out gets the set and nothing goes to the cache; another set there needs force") {

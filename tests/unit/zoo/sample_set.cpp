@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "sample_set.hpp"
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "zoo/index.hpp"

@@ -21,6 +21,9 @@ void write_set(const std::filesystem::path& folder, const std::map<std::string, 
 /// Path -> content of everything under `folder`.
 [[nodiscard]] std::map<std::string, std::string> read_folder(const std::filesystem::path& folder);
 
+/// For pull and publish: content that is no real set will do.
+inline void any_set(const std::filesystem::path&) {}
+
 /// Serves `files`; counts what is asked for; before each answer calls `before`, which may throw.
 struct FakeZoo {
   std::map<std::string, std::string> files;

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/files.hpp"
+#include "base/atomic_file.hpp"
 #include "base/sha256.hpp"
 #include "sample_set.hpp"
 #include "support/support.hpp"
@@ -78,17 +78,6 @@ TEST_CASE("a set on disk is found only if it is whole") {
   CHECK_FALSE(find_set(folder / "set", hash, SetCheck::hashes));
   write_file(folder / "set/tables/clip.json", "");
   CHECK_FALSE(find_set(folder / "set", hash, SetCheck::sizes));
-}
-
-TEST_CASE("only a rotation set may be replaced") {
-  const test::TemporaryFolder folder;
-  require_replaceable(folder / "absent");
-  require_replaceable(folder.path());
-  write_file(folder / "home/letter.txt", "dear");
-  CHECK_ERROR(require_replaceable(folder / "home"), UsageError, "not a rotation set");
-  CHECK_ERROR(require_replaceable(folder / "home/letter.txt"), UsageError, "not a rotation set");
-  test::write_set(folder / "set", test::sample_set("x", ""));
-  require_replaceable(folder / "set");
 }
 
 }  // namespace oscar

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/serve_env.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "commands/commands.hpp"
+#include "console.hpp"
+#include "rotation/formats.hpp"
+
+namespace oscar {
+namespace {
+
+struct ServeEnvCommand {
+  std::filesystem::path rotations;
+  std::vector<std::string> server;
+};
+
+/// Takes the place of this process.
+[[noreturn]] void start(const std::vector<std::string>& server) {
+  std::vector<char*> arguments;
+  for (const std::string& argument : server) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  for (const int signal : {SIGXFSZ, SIGPIPE}) (void)std::signal(signal, SIG_DFL);  // what is ignored stays so
+  ::execvp(arguments.front(), arguments.data());
+  throw IoError("cannot start the server: " + std::string(std::strerror(errno)), server.front(),
+                "check the command behind --");
+}
+
+void run(const ServeEnvCommand& command, const Context& context) {
+  const RotationSet set = read_rotation_set(command.rotations);
+  if (set.manifest.is_null()) {
+    throw UsageError("only a set with a manifest says how it is served", command.rotations.string(),
+                     "make one of bare files: oscar convert IN OUT --to set");
+  }
+  const auto variables = serve_variables(set, command.rotations);
+  Json document{{"path", command.rotations.string()}, {"environment", Json::object()}};
+  std::string text;
+  for (const auto& [name, value] : variables) {
+    document["environment"][name] = value;
+    text += "export " + name + "=" + shell_quoted(value) + "\n";
+    if (!command.server.empty()) ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  document["arguments"] = server_arguments(set);
+  std::string arguments;
+  for (const std::string& each : server_arguments(set)) arguments += " " + each;
+  context.status->notice("the server's command line needs:" + arguments);
+  if (!command.server.empty()) start(command.server);
+  if (!context.common.json_to_stdout) print(text);
+  emit_json(context, document);
+}
+
+}  // namespace
+
+void register_serve_env(CLI::App& app, Context& context) {
+  const auto options = std::make_shared<ServeEnvCommand>();
+  CLI::App* command =
+      app.add_subcommand("serve-env", "Check a rotation set and print the environment that a server needs for it");
+  command->add_option("ROTATIONS", options->rotations, "Folder of the rotation set")->required();
+  command->add_option("SERVER", options->server, "Start this command with that environment, instead of printing it");
+  add_json_option(*command, context);
+  command->callback([options, &context] { run(*options, context); });
+}
+
+}  // namespace oscar

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/objective.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::array<std::string_view, 8> kObjectives{"qqt", "ktk", "fisher", "sst", "oto", "vtv", "output", "mixed"};
+constexpr std::array<std::string_view, 3> kWithoutComposition{"hadamard", "uresidual", "unknown"};
+
+}  // namespace
+
+const std::vector<std::string>& composition_names() {
+  static const std::vector<std::string> names{"plain", "pbr",     "br",      "br_h128", "r_h",
+                                              "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr"};
+  return names;
+}
+
+bool is_objective(std::string_view name) {
+  if (std::ranges::find(kWithoutComposition, name) != kWithoutComposition.end()) return true;
+  for (const std::string_view prefix : {"refined_", "stretch_"}) {
+    if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
+  }
+  const std::size_t underscore = name.find('_');
+  if (underscore == std::string_view::npos) return false;
+  return std::ranges::find(kObjectives, name.substr(0, underscore)) != kObjectives.end() &&
+         std::ranges::find(composition_names(), name.substr(underscore + 1)) != composition_names().end();
+}
+
+std::string known_objective(std::string name, const std::string& where) {
+  if (is_objective(name)) return name;
+  throw DataError("unknown objective \"" + printable_line(std::string_view(name).substr(0, 60)) + "\"", where,
+                  "use a file of a known fitter: objectives are like qqt_r_h_pbr, sst_r_h_pbr or hadamard");
+}
+
+}  // namespace oscar

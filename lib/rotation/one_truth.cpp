@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/one_truth.hpp"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "rotation/formats.hpp"
+#include "rotation/manifest.hpp"
+#include "rotation/serve_env.hpp"
+#include "rotation/set_file.hpp"
+#include "rotation/set_h5.hpp"
+#include "rotation/side_pt.hpp"
+
+namespace oscar {
+namespace {
+
+using Clauses = std::vector<std::string>;
+
+/// Endings that servers, shells and interpreters act upon.
+constexpr std::array<std::string_view, 8> kActive{".pt", ".h5", ".safetensors", ".npz", ".json", ".env", ".sh", ".py"};
+
+/// What follows from a set, by file name, as the check of the file that is there.
+using Expected = std::map<std::string, std::function<void(const fs::path& file, Clauses& out)>>;
+
+void compare_env(const fs::path& file, const RotationSet& set, Clauses& out) {
+  const std::string text = read_text(file);
+  // Sets of version 0.1.0 were written without the lines that check the files.
+  if (text == serve_env(set, served_files(set)) || text == serve_env(set, {})) return;
+  out.push_back("serve.env is not what follows from the set");
+}
+
+void compare_pt(const fs::path& file, const RotationSet& set, SideOfLayer side, Clauses& out) {
+  const PtValue found = read_pt(file);
+  const PtValue* version = found.find("format_version");
+  const auto* number = version == nullptr ? nullptr : version->get_if<std::int64_t>();
+  const bool usual = number != nullptr && *number >= 1 && *number <= 3;
+  RotationSet without_ratios = set;  // the first sets of version 3 told none here
+  without_ratios.has_clip_ratios = false;
+  for (const RotationSet* each : {&set, &std::as_const(without_ratios)}) {
+    if (usual && found == side_pt(*each, side, static_cast<int>(*number), file.string())) return;
+  }
+  out.push_back(file.filename().string() + " is not what the manifest and the other files say");
+}
+
+/// Files of others are kept byte by byte; a manifest was made of what they tell.
+void compare_foreign(const fs::path& folder, const RotationSet& set, Clauses& out) {
+  const RotationSet told = read_foreign_files(folder / key_pt_name(set), folder / value_pt_name(set));
+  Json made = make_manifest(told, Json::array()), found = set.manifest;
+  for (const char* name : {"oscar_version", "files", "verification", "origin"}) made.erase(name), found.erase(name);
+  if (made != found) out.emplace_back("the manifest is not what the .pt files tell");
+}
+
+void compare_safetensors(const fs::path& file, const RotationSet& set, Clauses& out) {
+  for (const std::string& clause : safetensors_disagreements(file, set)) {
+    out.push_back(file.filename().string() + ": " + clause);
+  }
+}
+
+Expected expected_of(const RotationSet& set, bool foreign) {
+  Expected expected;
+  expected["serve.env"] = [&](const fs::path& file, Clauses& out) { compare_env(file, set, out); };
+  expected["rotations.h5"] = [&](const fs::path& file, Clauses& out) {
+    std::ranges::copy(h5_disagreements(Hdf5Reader(file), set, false), std::back_inserter(out));
+  };
+  expected["rotations.safetensors"] = [&](const fs::path& file, Clauses& out) { compare_safetensors(file, set, out); };
+  for (const auto& [name, table] : clip_tables(set)) {
+    expected[name] = [name = name, table = table](const fs::path& file, Clauses& out) {
+      if (read_json(file) != table) out.push_back(name + " has other clip ratios than the manifest");
+    };
+  }
+  const auto kept = [](const fs::path&, Clauses&) {};  // compare_foreign() looks at both
+  for (const auto& [name, side] :
+       {std::pair{key_pt_name(set), &LayerRotation::key}, {value_pt_name(set), &LayerRotation::value}}) {
+    if (foreign) {
+      expected[name] = kept;
+    } else {
+      expected[name] = [&set, side = side](const fs::path& file, Clauses& out) { compare_pt(file, set, side, out); };
+    }
+  }
+  return expected;
+}
+
+/// Everything in the folder is listed, and nothing is active that no set has.
+void compare_list(const fs::path& folder, const RotationSet& set, const Expected& expected, Clauses& out) {
+  std::set<std::string> listed;
+  for (const Json& file : set.manifest["files"]) {
+    const std::string name = file["path"];
+    if (!listed.insert(name).second) out.push_back("the manifest lists " + name + " twice");
+    const bool active = std::ranges::any_of(kActive, [&](std::string_view end) { return name.ends_with(end); });
+    if (active && !expected.contains(name)) out.push_back(name + " is none of the files that a set has");
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string name = entry.path().lexically_relative(folder).generic_string();
+    if (name == "manifest.json" || name == "signature.json" || listed.contains(name)) continue;
+    if (entry.is_directory() && !entry.is_symlink()) continue;
+    out.push_back(name + " is there, and the manifest does not list it");
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> disagreements(const fs::path& folder, const RotationSet& set) {
+  Clauses out = manifest_disagreements(set);
+  const bool copied = !set.origin.is_null() && !fs::exists(folder / "rotations.h5");
+  const Expected expected = expected_of(set, copied);
+  compare_list(folder, set, expected, out);
+  const auto compare = [&](const auto& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      out.push_back(std::string(error.what()) + (error.where().empty() ? "" : " (" + error.where() + ")"));
+    }
+  };
+  for (const auto& [name, check] : expected) {
+    if (fs::exists(folder / name)) compare([&] { check(folder / name, out); });
+  }
+  if (copied) compare([&] { compare_foreign(folder, set, out); });
+  return out;
+}
+
+void require_one_truth(const fs::path& folder, const RotationSet& set) {
+  const Clauses found = disagreements(folder, set);
+  if (found.empty()) return;
+  throw DataError("the files of the set contradict each other: " + found.front() +
+                      (found.size() > 1 ? ", and " + std::to_string(found.size() - 1) + " more" : ""),
+                  folder.string(), "do not use this set; fetch it again, or ask its maker");
+}
+
+void require_sound_set(const fs::path& folder) { (void)read_rotation_set(folder); }
+
+}  // namespace oscar

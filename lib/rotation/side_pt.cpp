@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#include "rotation/side_pt.hpp"
+
+#include "rotation/rotation_pt.hpp"
+
+namespace oscar {
+namespace {
+
+PtValue clip_ratios_of(const RotationSet& set, SideOfLayer side) {
+  PtDict ratios;
+  for (const LayerRotation& layer : set.layers) {
+    const SideTransform& own = layer.*side;
+    std::vector<double> values = own.head_clip_ratios;
+    if (values.empty()) values = {own.clip_ratio};
+    const auto count = static_cast<std::int64_t>(values.size());
+    ratios.push_back({{std::int64_t{layer.layer_id}}, {Tensor::from({count}, std::span<const double>(values))}});
+  }
+  return {std::move(ratios)};
+}
+
+}  // namespace
+
+PtValue side_pt(const RotationSet& set, SideOfLayer side, int version, const std::string& where) {
+  std::vector<std::pair<int, const SideTransform*>> layers;
+  for (const LayerRotation& layer : set.layers) layers.emplace_back(layer.layer_id, &(layer.*side));
+  const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
+  const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
+  const PtDict transform{text("recipe", set.recipe.is_object() ? set.recipe.value("name", "unknown") : "unknown"),
+                         text("codec", std::string(name_of(set.key_codec.grid))),
+                         number("key_levels", set.key_codec.levels),
+                         number("value_levels", set.value_codec.levels),
+                         number("group_size", set.key_codec.group_size),
+                         text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
+  PtDict calibration{text("model_path", set.model.id),
+                     text("model_revision", set.model.revision),
+                     text("prompt_sha256", set.calibration.data_sha256),
+                     number("tokens", set.calibration.tokens),
+                     number("global_kv_heads", set.model.num_key_value_heads),
+                     number("global_q_heads", set.model.num_attention_heads)};
+  const bool key = side == &LayerRotation::key;
+  if (set.has_clip_ratios) {
+    calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
+    calibration.push_back({{std::string("clip_scalar")}, {key ? set.key_clip_scalar : set.value_clip_scalar}});
+  }
+  return rotation_pt(key ? set.key_objective : set.value_objective, layers, version,
+                     {key ? "q_rotation" : "o_rotation", set.model.num_key_value_heads, transform, calibration}, where);
+}
+
+}  // namespace oscar
