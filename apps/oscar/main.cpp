@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Parses the command line, runs one command, and turns errors into text and exit codes: the only place that does.
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <new>
 
@@ -86,6 +87,10 @@ int run(int argc, char** argv) {
   } catch (const Error& error) {
     context.status.reset();
     print_error(error);
+    return kFailed;
+  } catch (const std::filesystem::filesystem_error& error) {
+    context.status.reset();
+    print_error(IoError(error.code().message(), error.path1().string(), "check the path and its permissions"));
     return kFailed;
   } catch (const std::bad_alloc&) {
     context.status.reset();

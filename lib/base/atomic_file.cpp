@@ -32,7 +32,8 @@ fs::path behind_links(fs::path path) {
 
 /// Nothing yet, or a file like most; else a device, a pipe or a socket.
 bool is_replaceable(const fs::path& target) {
-  const fs::file_status status = fs::status(target);
+  std::error_code error;
+  const fs::file_status status = fs::status(target, error);
   if (fs::is_directory(status)) throw UsageError("is a folder, not a file", target.string(), "name a file");
   return !fs::exists(status) || fs::is_regular_file(status);
 }

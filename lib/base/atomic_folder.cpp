@@ -62,11 +62,8 @@ void exchange(const fs::path& fresh, const fs::path& target) {
   (void)::rename(aside.c_str(), fresh.c_str());
 }
 
-/// The folder itself, as its name stands in the folder above it: of "out/", "out" and a link to it.
-fs::path settled(const fs::path& path) {
-  const fs::path named = path.has_filename() ? path : path.parent_path();
-  return fs::is_symlink(named) ? fs::weakly_canonical(named) : named;
-}
+/// "out/" and "out" name the same target.
+fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 
 }  // namespace
 
@@ -86,7 +83,7 @@ void require_only(const fs::path& folder, const std::set<fs::path>& ours, const 
 }
 
 AtomicFolder::AtomicFolder(const fs::path& target, RequireOurs ours)
-    : target_(settled(target)), staging_(sibling(target_, "part")), ours_(std::move(ours)) {
+    : target_(without_trailing_slash(target)), staging_(sibling(target_, "part")), ours_(std::move(ours)) {
   create_parent(target_);
   const fs::path lock_path = lock_path_of(target_);
   Descriptor lock = lock_and_own(lock_path, target_);
@@ -110,7 +107,8 @@ AtomicFolder::~AtomicFolder() {
 }
 
 void AtomicFolder::require_replaceable() const {
-  const fs::file_status status = fs::status(target_);
+  std::error_code error;
+  const fs::file_status status = fs::status(target_, error);
   if (!fs::exists(status)) return;
   if (!fs::is_directory(status)) {
     throw UsageError("the output is a folder, and a file has its name", target_.string(), "choose another output");

@@ -20,7 +20,7 @@ void require_only(const std::filesystem::path& folder, const std::set<std::files
 
 /// A folder under construction. commit() gives it its final name; without commit() the destructor removes every trace.
 /// The target must not exist, or must be empty, or must be oscar's own by `ours`, which is asked again before it is
-/// replaced. A link is followed. A lock keeps two processes from building the same target.
+/// replaced. Of a link, only the link is replaced. A lock keeps two processes from building the same target.
 class AtomicFolder {
  public:
   /// ours: empty if nothing may be replaced. Throws UsageError.

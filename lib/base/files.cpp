@@ -118,7 +118,9 @@ bool is_safe_relative_path(std::string_view path) {
 }
 
 void require_inside(const fs::path& root, const fs::path& path) {
-  const fs::path real_root = fs::weakly_canonical(root), real = fs::weakly_canonical(path);
+  std::error_code error;
+  const fs::path real_root = fs::weakly_canonical(root, error), real = fs::weakly_canonical(path, error);
+  if (error) throw_io("cannot tell where this leads", path, error.value());
   const auto [end, unused] = std::mismatch(real_root.begin(), real_root.end(), real.begin(), real.end());
   if (end == real_root.end()) return;
   throw DataError("a link leads out of " + root.string() + ", to " + real.string(), path.string(),

@@ -80,6 +80,12 @@ Json describe_origin(const RotationSet& set, const std::string& format,
   return {{"format", format}, {"files", std::move(list)}, {"unknown", std::move(unknown)}};
 }
 
+Json recipe_of(const RotationSet& set) {
+  Json recipe = set.recipe;
+  if (!recipe.contains("name")) recipe["name"] = "unknown";
+  return recipe;
+}
+
 Json make_manifest(const RotationSet& set, Json files) {
   Json layers = Json::array();
   for (const LayerRotation& layer : set.layers) {
@@ -88,13 +94,11 @@ Json make_manifest(const RotationSet& set, Json files) {
                       {"key", side_to_json(layer.key, set.has_clip_ratios)},
                       {"value", side_to_json(layer.value, set.has_clip_ratios)}});
   }
-  Json recipe = set.recipe;
-  if (!recipe.contains("name")) recipe["name"] = "unknown";
   Json manifest{{"schema", "oscar.rotation_set.v1"},
                 {"oscar_version", kVersion},
                 {"model", to_json(set.model)},
                 {"calibration", to_json(set.calibration)},
-                {"recipe", std::move(recipe)},
+                {"recipe", recipe_of(set)},
                 {"objectives", {{"key", set.key_objective}, {"value", set.value_objective}}},
                 {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
                 {"codec",

@@ -23,6 +23,9 @@ namespace oscar {
 [[nodiscard]] Json describe_origin(const RotationSet& set, const std::string& format,
                                    const std::vector<std::filesystem::path>& files);
 
+/// The recipe of `set` as its files tell it: with the name "unknown" if it has none.
+[[nodiscard]] Json recipe_of(const RotationSet& set);
+
 /// The manifest of `set` with this file list; valid against the schema.
 [[nodiscard]] Json make_manifest(const RotationSet& set, Json files);
 

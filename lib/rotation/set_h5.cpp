@@ -22,7 +22,7 @@ Attributes root_attributes(const RotationSet& set, const std::string& version) {
           {"model_config_sha256", set.model.config_sha256},
           {"calibration_data_sha256", set.calibration.data_sha256},
           {"calibration_tokens", set.calibration.tokens},
-          {"recipe", set.recipe.dump()},
+          {"recipe", recipe_of(set).dump()},
           {"key_objective", set.key_objective},
           {"value_objective", set.value_objective},
           {"sink", std::int64_t{set.windows.sink}},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "rotation/side_pt.hpp"
 
+#include "rotation/manifest.hpp"
 #include "rotation/rotation_pt.hpp"
 
 namespace oscar {
@@ -25,7 +26,7 @@ PtValue side_pt(const RotationSet& set, SideOfLayer side, int version, const std
   for (const LayerRotation& layer : set.layers) layers.emplace_back(layer.layer_id, &(layer.*side));
   const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
   const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
-  const PtDict transform{text("recipe", set.recipe.is_object() ? set.recipe.value("name", "unknown") : "unknown"),
+  const PtDict transform{text("recipe", recipe_of(set)["name"]),
                          text("codec", std::string(name_of(set.key_codec.grid))),
                          number("key_levels", set.key_codec.levels),
                          number("value_levels", set.value_codec.levels),

@@ -1,34 +1,49 @@
 # SPDX-License-Identifier: MIT
 """What the tests of publish and pull share: a small valid set, the binary, and a clean environment for it."""
 import hashlib
+import io
 import json
 import os
 import random
 import subprocess
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 
 NAME = "test/tiny"
-# A file without a meaning, of the size that a test needs, beside a set that holds together.
-KEYS = "keys.bin"
+KEYS, VALUES = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 TINY_SET = Path(__file__).resolve().parents[2] / "data/tiny-set"
 REMOTE_KEYS = f"{NAME}/latest/{KEYS}"
 
 
+def with_payload(archive, payload):
+    """A .pt file with one record more, which its readers do not look at."""
+    content = io.BytesIO(archive)
+    with zipfile.ZipFile(content, "a", zipfile.ZIP_STORED) as records:
+        records.writestr(zipfile.ZipInfo("archive/payload"), payload)
+    return content.getvalue()
+
+
 def make_set(folder, seed, verdict="accepted", keys_size=300_000):
-    """Writes a sound set with payload that differs for every seed; returns {path: bytes}."""
+    """Writes a sound set of which files differ for every seed; returns {path: bytes}."""
     source, piece = random.Random(seed), 1 << 26  # Python makes no more than 256 MB at once
 
     def random_bytes(size):
         return b"".join(source.randbytes(min(piece, size - at)) for at in range(0, size, piece))
 
-    files = {KEYS: random_bytes(keys_size), "values.bin": random_bytes(200_000), "tables/empty": b"",
-             "rotations.h5": (TINY_SET / "rotations.h5").read_bytes()}
-    manifest = json.loads((TINY_SET / "manifest.json").read_text())
+    files = {path.name: path.read_bytes() for path in sorted(TINY_SET.iterdir())}
+    manifest = json.loads(files.pop("manifest.json"))
+    files["tables/empty"] = b""
+    files[KEYS] = with_payload(files[KEYS], random_bytes(keys_size))
+    files[VALUES] = with_payload(files[VALUES], random_bytes(200_000))
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    before = {file["path"]: file["sha256"] for file in manifest["files"]}
+    for name in (KEYS, VALUES):
+        files["serve.env"] = files["serve.env"].replace(before[name].encode(), hashes[name].encode())
+    hashes["serve.env"] = hashlib.sha256(files["serve.env"]).hexdigest()
+    manifest["files"] = [{"path": path, "sha256": hashes[path], "size": len(content)} for path, content in files.items()]
     manifest["verification"] = {"verdict": verdict} if verdict else None
-    manifest["files"] = [{"path": path, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-                         for path, content in files.items()]
     files["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     for path, content in files.items():
         (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)

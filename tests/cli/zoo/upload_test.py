@@ -268,7 +268,7 @@ class UploadTest(ZooTest):
         with PutServer(files := {}) as url:
             self.fail_with(1, "oscar verify", "publish", "bad", "--zoo", url, "--name", NAME)
             (self.folder / "set-1/serve.env").write_text("A=2\n")
-            self.fail_with(1, "sha256 differs", "publish", "set-1", "--zoo", url, "--name", NAME)
+            self.fail_with(1, "its manifest says", "publish", "set-1", "--zoo", url, "--name", NAME)
         self.assertNotIn("index.json", files)
 
     def test_webdav_in_nginx(self):

@@ -3,7 +3,6 @@
 
     .venv/bin/python tests/data/make/tiny_set.py build/oscar tests/data/tiny-set
 """
-import json
 import subprocess
 import sys
 import tempfile
@@ -12,14 +11,6 @@ from pathlib import Path
 import torch
 
 TOKENS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 256, 3, 1, 16
-
-
-def copy_without_tables(source, target):
-    target.mkdir(parents=True, exist_ok=True)
-    manifest = json.loads((source / "manifest.json").read_text())
-    manifest["files"] = [file for file in manifest["files"] if file["path"] == "rotations.h5"]
-    (target / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    (target / "rotations.h5").write_bytes((source / "rotations.h5").read_bytes())
 
 
 def main(oscar, target):
@@ -31,9 +22,8 @@ def main(oscar, target):
             path = Path(folder) / "layer_0" / name / "1.pt"
             path.parent.mkdir(parents=True)
             torch.save(tensor, path)
-        subprocess.run([oscar, "fit", "--dump", folder, "--recipe", "oscar", "--clip", "0.96,0.92", "--format", "h5",
-                        "--sink", "4", "--recent", "8", "--out", folder + "/set"], check=True)
-        copy_without_tables(Path(folder) / "set", Path(target))
+        subprocess.run([oscar, "fit", "--dump", folder, "--recipe", "oscar", "--clip", "0.96,0.92", "--format", "pt",
+                        "--sink", "4", "--recent", "8", "--out", target], check=True)
 
 
 if __name__ == "__main__":
