@@ -1,30 +1,39 @@
 # SPDX-License-Identifier: MIT
 """A plugin of vLLM (entry point vllm.general_plugins): with OSCAR_OBSERVE set, attention backends are registered again as
 subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_INT2_SET=SET, the
-backend CUSTOM serves a set (vllm_backend.py)."""
-import os
+backend CUSTOM serves a set (vllm_backend.py). Where either cannot be done, the start ends (vllm_start.py)."""
 import re
 from functools import cache
 from typing import Any
 
-from .server import Place, ServerTap, is_wanted
+from .server import Place, ServerTap, check_settings, is_wanted, starting
+from .vllm_start import SERVING, served_set, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def register() -> None:
-    """What vLLM calls in every process."""
-    serves = bool(os.environ.get("OSCAR_INT2_SET"))
-    if not (is_wanted() or serves):
-        return
+    """What vLLM calls in every process. Raises SystemExit with one line if it cannot be done as told."""
+    with starting():
+        serves, observes = served_set() is not None, is_wanted()
+        if serves and observes:
+            raise ValueError("OSCAR_INT2_SET and OSCAR_OBSERVE are both set; observe a server in bfloat16, and unset one of them")
+        if observes:
+            check_settings()
+        if serves or observes:
+            _register(serves)
+
+
+def _register(serves: bool) -> None:
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if serves:
-        register_backend(AttentionBackendEnum.CUSTOM, f"{__package__}.vllm_backend.Int2Backend")
-    for name in _BACKENDS if is_wanted() else ():
-        if name in AttentionBackendEnum.__members__:
-            register_backend(AttentionBackendEnum[name], f"{__name__}.Observed_{name}")
+    backends = {"CUSTOM": SERVING} if serves else {name: f"{__name__}.Observed_{name}" for name in _BACKENDS
+                                                   if name in AttentionBackendEnum.__members__}
+    for name, path in backends.items():
+        register_backend(AttentionBackendEnum[name], path)
+    watch(current_platform, {} if serves else backends)
 
 
 @cache
@@ -79,6 +88,8 @@ def _observed(name: str) -> type:
         def get_impl_cls() -> type:
             return ObservedImpl
 
+    # vLLM writes the path of a class from these, and finds the class by it again.
+    ObservedBackend.__module__, ObservedBackend.__qualname__ = __name__, f"Observed_{name}"
     return ObservedBackend
 
 
