@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """oscar_kv without a model: rotation sets as arrays, and the commands: package_test.py [PackageTest.test_…]"""
-import json
 import os
 import subprocess
 import sys
@@ -51,20 +50,13 @@ class PackageTest(unittest.TestCase):
         identity = key.rotation[0].float() @ key.read_rotation[0].float().T
         self.assertLess(float((identity - torch.eye(128)).abs().max()), 0.02)
 
-    def test_refuses_what_is_no_set_or_was_changed(self):
+    def test_refuses_what_is_no_set(self):
         with self.assertRaisesRegex(ValueError, "no manifest.json"):
             oscar_kv.read_set(self.folder)
         with self.assertRaisesRegex(ValueError, "not a folder"):
             oscar_kv.read_set(SAMPLE / "manifest.json")
-        (self.folder / "manifest.json").write_bytes((SAMPLE / "manifest.json").read_bytes())
-        (self.folder / "rotations.h5").write_bytes((SAMPLE / "rotations.h5").read_bytes()[:-1] + b"x")
-        with self.assertRaisesRegex(ValueError, "not the file that manifest.json lists"):
-            oscar_kv.read_set(self.folder)
-        manifest = json.loads((SAMPLE / "manifest.json").read_text())
-        (self.folder / "manifest.json").write_text(json.dumps(manifest | {"schema": "oscar.dump.v1"}))
-        (self.folder / "rotations.h5").write_bytes((SAMPLE / "rotations.h5").read_bytes())
-        with self.assertRaisesRegex(ValueError, "schema is 'oscar.dump.v1'"):
-            oscar_kv.read_set(self.folder)
+        with self.assertRaisesRegex(ValueError, "there is no such file or folder"):
+            oscar_kv.read_set(self.folder / "nowhere")
 
     def test_commands_and_their_errors(self):
         report = oscar_kv.verify(SAMPLE)

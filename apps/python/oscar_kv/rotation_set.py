@@ -14,8 +14,6 @@ import numpy as np
 from .set_check import check_layer, check_manifest
 from .set_files import MATRICES, arrays_of, read_file, read_listed, read_manifest
 
-_SCHEMA = "oscar.rotation_set.v1"
-
 
 @dataclass(frozen=True)
 class Side:
@@ -77,9 +75,6 @@ def _side(arrays: dict[str, np.ndarray], layer_id: int, name: str, described: di
 
 
 def _set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -> RotationSet:
-    if manifest.get("schema") != _SCHEMA:
-        raise ValueError(f"{where}: schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\"")
-    check_manifest(manifest, str(where))
     layers = {}
     for each in sorted(manifest["layers"], key=lambda layer: layer["layer_id"]):
         i = each["layer_id"]
@@ -101,9 +96,11 @@ def read_set(path: str | os.PathLike[str]) -> RotationSet:
         if not path.exists():
             raise ValueError(f"{path}: there is no such file or folder; name the folder of a rotation set")
         arrays, manifest = arrays_of(read_file(path), path)
+        check_manifest(manifest or {}, str(path))
         return _set(arrays, manifest or {}, path)
     if not (path / "manifest.json").is_file():
         raise ValueError(f"{path}: no manifest.json, so this is not a rotation set; `oscar inspect` says what it is")
     manifest = read_manifest(path)
+    check_manifest(manifest, str(path / "manifest.json"))
     name, data = read_listed(path, manifest, MATRICES)
     return _set(arrays_of(data, path / name)[0], manifest, path / name)

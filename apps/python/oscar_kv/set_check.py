@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+_SCHEMA = "oscar.rotation_set.v1"
 _CODECS, _SCALES, _MOST_LEVELS = ("minmax", "lsq", "lloyd-max"), ("float32", "float16", "bfloat16"), 256
 _MOST = 2**31 - 1
 
@@ -43,6 +44,7 @@ def check_manifest(manifest: dict[str, Any], where: str) -> None:
     name, levels = _member(codec, "name"), _member(codec, "levels")
     _refuse_if(
         where,
+        (manifest.get("schema") != _SCHEMA, f"schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\""),
         (not isinstance(manifest.get("model"), dict), "no model"),
         (name not in _CODECS, f"codec {name!a} is not known; known are {', '.join(_CODECS)}"),
         (not _are_levels(levels, name), f"levels {levels!a} are not those of {name}"),
