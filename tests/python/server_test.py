@@ -9,6 +9,7 @@ import tempfile
 import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 try:
     import oscar_kv
@@ -102,9 +103,8 @@ class ServerTest(unittest.TestCase):
         args = types.SimpleNamespace(model_path=str(self.folder / "model"))
         self.module("sglang.srt.runtime_context", get_server_args=lambda: args,
                     get_parallel=lambda: types.SimpleNamespace(attn_tp_rank=self.rank, attn_tp_size=self.ranks))
-        self.module("sglang.srt.layers.dp_attention", get_attention_tp_rank=lambda: self.rank,
-                    get_attention_tp_size=lambda: self.ranks)  # with the next one, before 0.5.23
-        self.module("sglang.srt.server_args", get_global_server_args=lambda: args)
+        self.module("sglang.srt.layers.dp_attention")
+        self.module("sglang.srt.server_args", get_global_server_args=mock.Mock(side_effect=RuntimeError("is retired")))
 
     def own(self, x):
         """This rank's heads."""
@@ -178,9 +178,12 @@ class ServerTest(unittest.TestCase):
     def test_sglang(self):
         self.check(self.run_sglang)
 
-    def test_sglang_of_an_earlier_version(self):
+    def test_sglang_before_its_runtime_context(self):
         del sys.modules["sglang.srt.runtime_context"]
-        vars(sys.modules["sglang.srt"]).pop("runtime_context", None)
+        args = types.SimpleNamespace(model_path=str(self.folder / "model"))
+        self.module("sglang.srt.layers.dp_attention", get_attention_tp_rank=lambda: self.rank,
+                    get_attention_tp_size=lambda: self.ranks)
+        self.module("sglang.srt.server_args", get_global_server_args=lambda: args)
         self.check(self.run_sglang)
 
     def test_vllm_finds_the_class_by_the_path_that_it_writes(self):

