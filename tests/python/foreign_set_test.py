@@ -77,8 +77,10 @@ class ForeignSetTest(unittest.TestCase):
                 ("windows are no counts", put("windows", "sink", 1 << 40)), ("windows are no counts", put("windows", None)),
                 ("no layers", put("layers", [])), ("a layer_id comes twice", twice),
                 ("a layer_id is no count", put("layers", 0, "layer_id", "0")),
-                ("not described", put("layers", 0, "key", None)),
-                ("a clip ratio is not between 0 and 1", put("layers", 1, "value", "clip_ratio", 1.5)),
+                ("layer 0, key: no clip ratios", put("layers", 0, "key", None)),
+                ("layer 2, key: no clip ratios", lambda m: m["layers"][2]["key"].pop("clip_ratio")),
+                ("layer 1, value: no clip ratios, or not between 0 and 1", put("layers", 1, "value", "clip_ratio", 1.5)),
+                ("layer 1, value: no clip ratios", put("layers", 1, "value", "clip_ratio_per_head", 0.5)),
                 ("matrices of 128 where the manifest says 64", put("layers", 0, "head_dim", 64)),
                 ("clip ratios differ from the manifest's", put("layers", 0, "key", "clip_ratio_per_head", [0.5])),
                 ("of which the manifest does not know", lambda m: m["layers"].pop())):
@@ -169,7 +171,8 @@ class ForeignSetTest(unittest.TestCase):
         bad[3, 4] = np.nan
         for expected, changed in (("numbers that are not finite", {name: bad}), ("matrices of (1, 128, 64)", {name: bad[:, :64]}),
                                   ("numbers that are not finite", {name: np.zeros((128, 128), np.int32)}),
-                                  ("reading and writing matrices have", {"layers.0.key.q_rotation": np.zeros((2, 128, 128), np.float32)}),
+                                  ("reading and writing matrices have",
+                                   {"layers.0.key.q_rotation": np.zeros((2, 128, 128), np.float32)}),
                                   ("means of another shape", {"layers.0.key.mean": np.zeros((1, 64), np.float32)})):
             with self.subTest(expected):
                 manifest = self.manifest()

@@ -172,6 +172,23 @@ class ServerTest(unittest.TestCase):
     def test_vllm(self):
         self.check(self.run_vllm)
 
+    def test_vllm_names_a_layer_that_it_cannot_place(self):
+        vllm_plugin._say_unknown.cache_clear()
+        rows = torch.zeros(2, 1, DIM)
+        with self.assertLogs("oscar_kv", logging.ERROR) as logged:
+            for _ in range(2):
+                vllm_plugin._observe(None, None, types.SimpleNamespace(layer_name="transformer.h.0.attn"), rows, rows, rows, None)
+        self.assertEqual(len(logged.output), 1)
+        self.assertIn("'transformer.h.0.attn' is not observed", logged.output[0])
+
+    def test_vllm_tells_prompts_from_decode_steps(self):
+        tell = lambda **said: vllm_plugin._prompts(types.SimpleNamespace(num_actual_tokens=9, **said))  # noqa: E731
+        self.assertEqual(tell(max_query_len=5, num_decode_tokens=0), slice(0, 9))
+        self.assertEqual(tell(max_query_len=1, num_decode_tokens=0), slice(0, 0))
+        self.assertEqual(tell(num_decode_tokens=4), slice(4, 9))  # FlashInfer
+        with self.assertRaisesRegex(ValueError, "does not tell prompts from decode steps"):
+            tell()
+
     def test_vllm_by_two_ranks(self):
         self.check_ranks(self.run_vllm)
 

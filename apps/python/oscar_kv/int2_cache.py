@@ -198,7 +198,7 @@ class Int2Cache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if layer_idx >= len(self.layers):
-            raise ValueError(f"the rotation set has no layer {layer_idx}; it has {self._layer_ids}; is this a set for another model?")
+            raise ValueError(f"the rotation set has no layer {layer_idx}; it has {self._layer_ids}; is it for another model?")
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @property

@@ -32,10 +32,17 @@ def _refuse_if(where: str, *checks: tuple[bool, str]) -> None:
             raise ValueError(f"{where}: {text}; fetch or fit the set again, and ask `oscar verify`")
 
 
-def _are_levels(levels: Any, name: Any) -> bool:
-    return isinstance(levels, list) and len(levels) == 2 and all(
-        _is_count(n, 2, 4 if name == "lloyd-max" else _MOST_LEVELS) for n in levels) and \
-        (name != "lloyd-max" or levels == [4, 4])
+def _are_levels(levels: Any, codec: Any) -> bool:
+    if codec == "lloyd-max":
+        return levels == [4, 4]
+    return isinstance(levels, list) and len(levels) == 2 and all(_is_count(n, 2, _MOST_LEVELS) for n in levels)
+
+
+def _has_ratios(side: Any) -> bool:
+    if not isinstance(side, dict) or "clip_ratio" not in side:
+        return False
+    ratio, of_heads = side["clip_ratio"], side.get("clip_ratio_per_head", [])
+    return (ratio is None or _is_ratio(ratio)) and isinstance(of_heads, list) and all(map(_is_ratio, of_heads))
 
 
 def check_manifest(manifest: dict[str, Any], where: str) -> None:
@@ -56,12 +63,9 @@ def check_manifest(manifest: dict[str, Any], where: str) -> None:
     _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"),
                (len(set(map(str, ids))) < len(ids), "a layer_id comes twice"))
     for layer in layers:
-        sides = [_member(layer, side) for side in ("key", "value")]
-        ratios = [ratio for side in sides for ratio in [_member(side, "clip_ratio"), *(_member(side, "clip_ratio_per_head") or [])]
-                  if ratio is not None]
-        _refuse_if(f"{where}, layer {layer['layer_id']}",
-                   (not all(isinstance(side, dict) for side in sides), "keys or values are not described"),
-                   (not all(map(_is_ratio, ratios)), "a clip ratio is not between 0 and 1"))
+        for side in ("key", "value"):
+            _refuse_if(f"{where}, layer {layer['layer_id']}, {side}",
+                       (not _has_ratios(layer.get(side)), "no clip ratios, or not between 0 and 1"))
 
 
 def check_layer(layer: Any, described: dict[str, Any], group_size: int, where: str) -> None:
@@ -74,7 +78,8 @@ def check_layer(layer: Any, described: dict[str, Any], group_size: int, where: s
             f"{where}, layer {layer.layer_id}, {name}",
             (side.rotation.shape != (count, dim, dim) or 0 in side.rotation.shape, f"matrices of {side.rotation.shape}"),
             (side.read_rotation.shape != side.rotation.shape, "reading and writing matrices have different shapes"),
-            (name == "key" and dim != described.get("head_dim"), f"matrices of {dim} where the manifest says {described.get('head_dim')}"),
+            (name == "key" and dim != described.get("head_dim"),
+             f"matrices of {dim} where the manifest says {described.get('head_dim')!a}"),
             (side.mean is not None and (side.mean.ndim != 2 or side.mean.shape[1] != dim), "means of another shape"),
             (not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in arrays), "numbers that are not finite"),
             (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"),
@@ -93,11 +98,13 @@ def check_for_model(rotations: Any, model: dict[str, Any], covered: list[int], l
     kept = sum(rotations.windows)
     for is_wrong, text in (
             (sha256 and model["config_sha256"] and sha256 != model["config_sha256"],
-             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
+             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this "
+             "model"),
             (count and count != model["num_layers"],
              f"the set is for a model of {count} layers, and this one has {model['num_layers']}; fit one for this model"),
             (surplus, f"the set has layers {surplus}, and the model has {model['num_layers']}; fit one for this model"),
-            (missing, f"the rotation set has no layer {', '.join(map(str, missing))}; it has {sorted(rotations.layers)}; fit all layers"),
+            (missing, f"the rotation set has no layer {', '.join(map(str, missing))}; it has {sorted(rotations.layers)}; fit all "
+                      "layers"),
             (longest is not None and kept >= longest,
              f"the set's windows keep {kept} tokens as they are, and a sequence has no more than {longest}: nothing would be "
              "packed; allow longer sequences, or fit with smaller --sink and --recent")):

@@ -15,7 +15,8 @@ def register() -> None:
     """What SGLang calls in every process. Raises SystemExit with one line if prompts cannot be observed as told."""
     with starting():
         if setting("OSCAR_INT2_SET") is not None:
-            raise ValueError("OSCAR_INT2_SET is for vLLM, and SGLang would serve without the set; unset it, and use oscar serve-env")
+            raise ValueError("OSCAR_INT2_SET is for vLLM, and SGLang would serve without the set; unset it, and use oscar "
+                             "serve-env")
         if not is_wanted():
             return
         check_settings()
@@ -24,7 +25,8 @@ def register() -> None:
         try:
             resolve_name(_TARGET)  # SGLang logs it and goes on if a hook has no target
         except (AttributeError, ImportError) as error:
-            raise ValueError(f"OSCAR_OBSERVE: this version of SGLang has no {_TARGET} that prompts go through; use another") from error
+            raise ValueError(f"OSCAR_OBSERVE: this version of SGLang has no {_TARGET}, through which prompts go; use an earlier "
+                             "one, or oscar fit --model") from error
         HookRegistry.register(_TARGET, _before_forward, HookType.BEFORE)
 
 

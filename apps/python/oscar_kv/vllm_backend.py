@@ -136,8 +136,8 @@ class Int2Impl(AttentionImpl[Int2Metadata]):
         names = [name for name, value in wrong.items() if isinstance(value, Tensor) or value]
         names += ["attn_type"] * (attn_type != "decoder")
         if names:
-            raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset OSCAR_INT2_SET "
-                                      "to serve it without a set")
+            raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset "
+                                      "OSCAR_INT2_SET to serve it without a set")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self._sides: tuple[Int2Side, Int2Side] | None = None

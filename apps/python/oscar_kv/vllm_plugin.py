@@ -2,6 +2,7 @@
 """A plugin of vLLM (entry point vllm.general_plugins): with OSCAR_OBSERVE set, attention backends are registered again as
 subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_INT2_SET=SET, the
 backend CUSTOM serves a set (vllm_backend.py). Where either cannot be done, the start ends (vllm_start.py)."""
+import logging
 import re
 from functools import cache
 from typing import Any
@@ -51,16 +52,37 @@ def _is_sliding(window: Any) -> bool:
     return before is not None and before >= 0
 
 
+def _prompts(metadata: Any) -> slice:
+    """The real tokens of a step with prompts, which some backends tell by the longest query and FlashInfer by where prompts begin
+    behind decoding requests; an empty slice if none is of a prompt: CUDA graphs pad those steps. Raises ValueError if the
+    backend does not tell."""
+    tokens, longest = metadata.num_actual_tokens, getattr(metadata, "max_query_len", None)
+    if longest is not None:
+        return slice(0, tokens if longest > 1 else 0)
+    begin = getattr(metadata, "num_decode_tokens", None)
+    if begin is None:
+        raise ValueError(f"{type(metadata).__name__} does not tell prompts from decode steps; use another --attention-backend")
+    return slice(begin, tokens)
+
+
+@cache
+def _say_unknown(name: str) -> None:
+    logging.getLogger("oscar_kv").error("oscar_kv: the layer %a is not observed: its name tells no number", name)
+
+
 def _observe(impl: Any, tap: ServerTap, layer: Any, q: Any, k: Any, v: Any, metadata: Any) -> None:
     import torch
 
-    number = _LAYER.search(getattr(layer, "layer_name", ""))
+    name = getattr(layer, "layer_name", "")
+    number = _LAYER.search(name)
+    if number is None:
+        _say_unknown(name)
     if metadata is None or k is None or number is None or _is_sliding(getattr(impl, "sliding_window", None)):
-        return  # a profiling run, shared keys, another attention than the decoder's
-    if getattr(metadata, "max_query_len", 2) <= 1 or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return  # decode steps, which CUDA graphs pad
-    tokens = metadata.num_actual_tokens
-    rows = [x[:tokens].unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x[:tokens] for x in (q, k, v)]
+        return  # a profiling run, shared keys, a window, another attention than the decoder's
+    tokens = _prompts(metadata)
+    if tokens.start >= tokens.stop or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    rows = [x[tokens].unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x[tokens] for x in (q, k, v)]
     tap.observe(int(number[1]), *rows, impl.scale)
 
 
