@@ -2,7 +2,7 @@
 """Plants faults in what oscar reads and writes, and says what it does with them: faults.py [--only ID] [--keep] [--json FILE]
 
     OSCAR_BINARY=build/oscar .venv/bin/python tests/faults/faults.py                  # all, and a table by class
-    OSCAR_BINARY=build/oscar .venv/bin/python tests/faults/faults.py --class drift    # those of one class
+    OSCAR_BINARY=build/oscar .venv/bin/python tests/faults/faults.py --class figures  # those of one class
     OSCAR_BINARY=build/oscar .venv/bin/python tests/faults/faults.py --only ID --keep # one; its folder stays
 Exit 1 if a fault was accepted, crashed oscar, made it hang, or could not be planted, or if a command refuses sound inputs.
 
@@ -23,8 +23,8 @@ from pathlib import Path
 
 SKIPPED = 77
 PROJECT = Path(os.environ.get("OSCAR_PROJECT", Path(__file__).parents[2])).resolve()
-CLASSES = ("hostile_text", "derived_files", "json_documents", "hdf5_files", "user_files", "figures", "drift", "bounded",
-           "transport", "options")
+CLASSES = ("hostile_text", "derived_files", "json_documents", "hdf5_files", "user_files", "figures", "drifted_statistics",
+           "drifted_dumps", "bounded", "transport", "addresses", "options")
 
 
 def collect(names):
@@ -76,7 +76,7 @@ def table(results):
         count = Counter(result["outcome"] for result in found)
         rows.append((name, len(found), *(count[outcome] for outcome in outcomes)))
     rows.append(("all", *(sum(row[column] for row in rows[1:]) for column in range(1, len(rows[0])))))
-    return "\n".join(f"{row[0]:<16}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in rows)
+    return "\n".join(f"{row[0]:<20}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in rows)
 
 
 def arguments():

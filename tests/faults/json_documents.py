@@ -24,7 +24,8 @@ def textual(required):
     yield "cut", "it is cut in the middle", lambda text: text[:len(text) // 2]
     yield "empty", "it is empty", lambda text: ""
     yield "deep", "it is nested 100,000 deep", lambda text: "[" * 100_000
-    yield "deep-member", "a member is nested 20,000 deep", lambda text: text.rstrip()[:-1] + ',"x":' + "[" * 20_000 + "]" * 20_000 + "}"
+    yield "deep-member", "a member is nested 20,000 deep", lambda text: text.rstrip(
+    )[:-1] + ',"x":' + "[" * 20_000 + "]" * 20_000 + "}"
     yield "utf16", "it is UTF-16", lambda text: text.encode("utf-16")
     yield "no-utf8", "a text is no UTF-8", lambda text: text.encode().replace(b'": "', b'": "\xff\xfe', 1)
     yield "list", "it is a list", lambda text: "[" + text + "]"
@@ -39,7 +40,9 @@ def structural(required, schema=True):
             document = json.loads(text)
             edit_document(document)
             return json.dumps(document)
+
         return apply
+
     for name in required:
         yield f"without-{name}", f"it lacks {name}", change(lambda document, n=name: document.pop(n))
         yield f"type-{name}", f"{name} is of another type", change(
@@ -51,12 +54,16 @@ def structural(required, schema=True):
 
 
 def numbers(path):
-    for name, literal in {"nan": "NaN", "infinity": "Infinity", "huge": "1e999", "negative": "-1", "large": "1" + "0" * 30,
-                          "half": "0.5", "text": '"1"'}.items():
+    for name, literal in {
+            "nan": "NaN", "infinity": "Infinity", "huge": "1e999", "negative": "-1", "large": "1" + "0" * 30, "half": "0.5",
+            "text": '"1"'
+    }.items():
+
         def change(text, literal=literal):
             document = json.loads(text)
             edit.put(document, path, "\uffffhere")
             return json.dumps(document, ensure_ascii=False).replace('"\uffffhere"', literal)
+
         yield f"number-{name}", f"{path} is {literal[:12]}", change
 
 
@@ -66,6 +73,7 @@ def file_at(path, rehash=None):
         (place / path).write_bytes(changed if isinstance(changed, bytes) else changed.encode())
         if rehash:
             rehash(place)
+
     return writer
 
 
@@ -74,7 +82,9 @@ def metadata_at(path, key):
         def apply(text):
             changed = change(text)
             return changed.decode("utf-8", "surrogateescape") if isinstance(changed, bytes) else changed
+
         edit.embedded(place / path, key, apply)
+
     return writer
 
 
@@ -82,7 +92,9 @@ def header_of(path):
     def writer(place, change):
         header, data = edit.read_safetensors(place / path)
         changed = change(json.dumps(header, separators=(", ", ": ")))
-        edit.write_safetensors(place / path, None, data, lambda _: changed if isinstance(changed, bytes) else changed.encode())
+        edit.write_safetensors(place / path, None, data, lambda _: changed
+                               if isinstance(changed, bytes) else changed.encode())
+
     return writer
 
 
@@ -90,6 +102,7 @@ def npz_member(place, change):
     def members(content):
         changed = change(content["manifest.json"].decode())
         content["manifest.json"] = changed if isinstance(changed, bytes) else changed.encode()
+
     edit.npz(place / "set.npz", members)
 
 
@@ -104,24 +117,29 @@ def documents():
 
     def zoo_manifest(place):
         edit.rehash_zoo(place / "zoo", hashes=False)
-    yield "manifest", ("set",), ("convert", "set", "out"), file_at("set/manifest.json"), schema_required("rotation_set"), True, "windows.sink"
+
+    yield "manifest", ("set",), ("convert", "set",
+                                  "out"), file_at("set/manifest.json"), schema_required("rotation_set"), True, "windows.sink"
     yield "index", ("zoo",), pull, file_at("zoo/index.json"), schema_required("zoo_index"), True, "entries.0.total_size"
     yield ("signature", ("zoo", "key.pub"), (*pull, "--key", "key.pub"), file_at("zoo/me/m/latest/signature.json"),
            schema_required("signature"), True, None)
     yield ("dump", ("dump",), ("fit", "--dump", "dump", "--recipe", "hadamard", "--clip", "off", "--out", "out"),
            file_at("dump/manifest.json"), schema_required("dump"), True, "layers.1.chunks.0.tokens")
-    yield ("statistics", ("stats", "stats2"), ("fit", "--stats", "stats", "stats2", "--recipe", "oscar", "--value-objective", "sst", "--out", "out"),
-           metadata_at("stats", "manifest"), schema_required("statistics"), True, "layers.1.key_dim")
-    yield ("config", ("model", "tokens.npy"), ("dump", "--model", "model", "--tokens", "tokens.npy", "--max-tokens", "64", "--out", "out"),
-           file_at("model/config.json"), ["hidden_size", "num_hidden_layers", "num_attention_heads", "model_type"], False,
-           "intermediate_size")
-    yield ("tokenizer", ("model", "text.txt"), ("dump", "--model", "model", "--text", "text.txt", "--max-tokens", "64", "--out", "out"),
-           file_at("model/tokenizer.json"), ["model"], False, None)
+    yield ("statistics", ("stats", "stats2"), ("fit", "--stats", "stats", "stats2", "--recipe", "oscar", "--value-objective",
+                                               "sst", "--out", "out"), metadata_at("stats", "manifest"),
+           schema_required("statistics"), True, "layers.1.key_dim")
+    yield ("config", ("model", "tokens.npy"), ("dump", "--model", "model", "--tokens",
+                                               "tokens.npy", "--max-tokens", "64", "--out", "out"),
+           file_at("model/config.json"), ["hidden_size", "num_hidden_layers", "num_attention_heads",
+                                          "model_type"], False, "intermediate_size")
+    yield ("tokenizer", ("model", "text.txt"), ("dump", "--model", "model", "--text", "text.txt", "--max-tokens", "64",
+                                                "--out", "out"), file_at("model/tokenizer.json"), ["model"], False, None)
     yield ("header", ("set.safetensors",), ("convert", "set.safetensors", "out"), header_of("set.safetensors"),
            ["layers.1.key.rotation"], False, None)
-    yield ("npz", ("set.npz",), ("convert", "set.npz", "out"), npz_member, ["model", "layers", "codec"], True, "windows.recent")
-    yield ("onnx", ("set.onnx",), ("convert", "set.onnx", "out"), metadata_at("set.onnx", "oscar.manifest"), ["layers", "codec"], True,
-           "windows.recent")
+    yield ("npz", ("set.npz",), ("convert", "set.npz", "out"), npz_member, ["model", "layers",
+                                                                             "codec"], True, "windows.recent")
+    yield ("onnx", ("set.onnx",), ("convert", "set.onnx", "out"), metadata_at("set.onnx", "oscar.manifest"),
+           ["layers", "codec"], True, "windows.recent")
 
 
 # Every fault is planted in what a stranger's server sends; in the others those that parsers differ in.
@@ -139,9 +157,16 @@ def faults():
     for document, inputs, args, writer, required, schema, number in documents():
         cases = [*textual(required), *structural(required, schema), *(numbers(number) if number else ())]
         if document not in ALL:
-            cases = [case for case in cases if case[0] in FEW or not case[0].startswith(tuple(name for name, *_ in textual(required)))]
+            cases = [
+                case for case in cases
+                if case[0] in FEW or not case[0].startswith(tuple(name for name, *_ in textual(required)))
+            ]
         for name, what, change in cases:
             if harmless(document, name):
                 continue
-            yield Fault(f"json/{document}/{name}", f"{document}: {what}", args, inputs,
-                        lambda place, w=writer, c=change: w(place, c), exits=(1,))
+            yield Fault(f"json/{document}/{name}",
+                        f"{document}: {what}",
+                        args,
+                        inputs,
+                        lambda place, w=writer, c=change: w(place, c),
+                        exits=(1,))

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Servers that lie, stall, change their mind or point elsewhere."""
-import contextlib
+import hashlib
 import json
 
 import edit
 import servers
 from harness import Fault
-from peers import Hub, RangeServer
 from servers import OddServer
 from support import read_folder
 
 QUICK = ("--retries", "0", "--timeout", "2")
 PULL = ("pull", "me/m", "--zoo", "{url}", "--out", "out", *QUICK)
-PATHS = {"index": "index.json", "manifest": "me/m/latest/manifest.json", "matrix": "me/m/latest/rotations.h5", "serve-env": "me/m/latest/serve.env"}
+PATHS = {
+    "index": "index.json", "manifest": "me/m/latest/manifest.json", "matrix": "me/m/latest/rotations.h5",
+    "serve-env": "me/m/latest/serve.env"
+}
 
 
 def other_bytes(server, request, path):
@@ -59,15 +61,19 @@ def escape_reason(server, request, path):
     request.close_connection = True
 
 
-BEHAVIOURS = {"truncate": servers.truncate, "cut": servers.truncate_silently, "lengthen": servers.lengthen, "flood": servers.flood, "corrupt": servers.corrupt,
-              "stall": servers.stall, "silent": silent, "other": other_bytes, "page": page, "understate": understate, "hang-up": hang_up, "drip": drip,
-              "500": servers.status(500), "403": servers.status(403), "header": split_header, "reason": escape_reason,
-              "file": servers.redirect("file:///etc/passwd"), "ftp": servers.redirect("ftp://127.0.0.1/x"), "gopher": servers.redirect("gopher://127.0.0.1/x")}
+BEHAVIOURS = {
+    "truncate": servers.truncate, "cut": servers.truncate_silently, "lengthen": servers.lengthen, "flood": servers.flood,
+    "corrupt": servers.corrupt, "stall": servers.stall, "silent": silent, "other": other_bytes, "page": page,
+    "understate": understate, "hang-up": hang_up, "drip": drip, "500": servers.status(500), "403": servers.status(403),
+    "header": split_header, "reason": escape_reason, "file": servers.redirect("file:///etc/passwd"),
+    "ftp": servers.redirect("ftp://127.0.0.1/x"), "gopher": servers.redirect("gopher://127.0.0.1/x")
+}
 
 
 def behave(path, function):
     def serve(folder):
         return OddServer(read_folder(folder / "zoo"), {path: [function]}, forever=True)
+
     return serve
 
 
@@ -78,9 +84,15 @@ def misbehaving():
                 continue
             if (place, name) in (("serve-env", "lengthen"), ("index", "corrupt")):
                 continue  # small files are read to their listed size; an index may differ where nothing else tells
-            yield Fault(f"transport/{place}/{name}", f"the server of a zoo, asked for its {place}: {name}", PULL, ("zoo",), serve=behave(path, function),
+            yield Fault(f"transport/{place}/{name}",
+                        f"the server of a zoo, asked for its {place}: {name}",
+                        PULL, ("zoo",),
+                        serve=behave(path, function),
                         check=nothing_pulled)
-        yield Fault(f"transport/{place}/loop", f"the server redirects {place} to itself", PULL, ("zoo",), serve=behave(path, servers.redirect(f"/{path}")),
+        yield Fault(f"transport/{place}/loop",
+                    f"the server redirects {place} to itself",
+                    PULL, ("zoo",),
+                    serve=behave(path, servers.redirect(f"/{path}")),
                     check=nothing_pulled)
 
 
@@ -94,6 +106,7 @@ def edited(change):
         files = read_folder(folder / "zoo")
         change(files)
         return OddServer(files)
+
     return serve
 
 
@@ -102,6 +115,7 @@ def in_index(path, value):
         index = json.loads(files["index.json"])
         edit.put(index, path, value)
         files["index.json"] = json.dumps(index).encode()
+
     return edited(change)
 
 
@@ -111,95 +125,80 @@ def in_manifest(path, value):
         edit.put(manifest, path, value)
         text = json.dumps(manifest).encode()
         index = json.loads(files["index.json"])
-        import hashlib
         index["entries"][0]["manifest"] = {"sha256": hashlib.sha256(text).hexdigest(), "size": len(text)}
-        index["entries"][0]["total_size"] = len(text) + sum(max(file["size"], 0) for file in manifest["files"] if isinstance(file["size"], int))
+        index["entries"][0]["total_size"] = len(text) + sum(
+            max(file["size"], 0) for file in manifest["files"] if isinstance(file["size"], int))
         files |= {"index.json": json.dumps(index).encode(), PATHS["manifest"]: text}
+
     return edited(change)
 
 
 def indexes():
-    cases = {"path-parent": ("entries.0.path", "../../etc"), "path-absolute": ("entries.0.path", "/etc"), "path-url": ("entries.0.path", "http://127.0.0.1:1/x"),
-             "path-backslash": ("entries.0.path", "..\\..\\x"), "path-encoded": ("entries.0.path", "%2e%2e/%2e%2e/x"), "hash": ("entries.0.manifest.sha256", "0" * 64),
-             "hash-short": ("entries.0.manifest.sha256", "abc"), "size": ("entries.0.manifest.size", 5), "size-huge": ("entries.0.total_size", 1 << 60),
-             "size-small": ("entries.0.total_size", 10), "size-negative": ("entries.0.total_size", -1), "twice": ("entries", lambda entries: entries * 2)}
+    cases = {
+        "path-parent": ("entries.0.path", "../../etc"), "path-absolute": ("entries.0.path", "/etc"),
+        "path-url": ("entries.0.path", "http://127.0.0.1:1/x"), "path-backslash": ("entries.0.path", "..\\..\\x"),
+        "path-encoded": ("entries.0.path", "%2e%2e/%2e%2e/x"), "hash": ("entries.0.manifest.sha256", "0" * 64),
+        "hash-short": ("entries.0.manifest.sha256", "abc"), "size": ("entries.0.manifest.size", 5),
+        "size-huge": ("entries.0.total_size", 1 << 60), "size-small": ("entries.0.total_size", 10),
+        "size-negative": ("entries.0.total_size", -1), "twice": ("entries", lambda entries: entries * 2)
+    }
     for name, (path, value) in cases.items():
-        yield Fault(f"transport/zoo-index/{name}", f"the index of a served zoo: {name}", PULL, ("zoo",), serve=in_index(path, value), check=nothing_pulled)
-    cases = {"path-parent": ("files.0.path", "../../escaped"), "path-absolute": ("files.0.path", "/tmp/escaped"), "path-nul": ("files.0.path", "a\0b"),
-             "path-empty": ("files.0.path", ""), "path-dot": ("files.0.path", "."), "path-manifest": ("files.0.path", "manifest.json"),
-             "path-hidden": ("files.0.path", ".bashrc"), "size-huge": ("files.0.size", 1 << 60), "size-negative": ("files.0.size", -1), "hash": ("files.0.sha256", "0" * 64),
-             "twice": ("files", lambda files: [*files, files[0]]), "nested": ("files.1.path", "serve.env/x")}
+        yield Fault(f"transport/zoo-index/{name}",
+                    f"the index of a served zoo: {name}",
+                    PULL, ("zoo",),
+                    serve=in_index(path, value),
+                    check=nothing_pulled)
+    cases = {
+        "path-parent": ("files.0.path", "../../escaped"), "path-absolute": ("files.0.path", "/tmp/escaped"),
+        "path-nul": ("files.0.path", "a\0b"), "path-empty": ("files.0.path", ""), "path-dot": ("files.0.path", "."),
+        "path-manifest": ("files.0.path", "manifest.json"), "path-hidden": ("files.0.path", ".bashrc"),
+        "size-huge": ("files.0.size", 1 << 60), "size-negative": ("files.0.size", -1), "hash": ("files.0.sha256", "0" * 64),
+        "twice": ("files", lambda files: [*files, files[0]]), "nested": ("files.1.path", "serve.env/x")
+    }
     for name, (path, value) in cases.items():
-        yield Fault(f"transport/zoo-manifest/{name}", f"the manifest of a served set: {name}", PULL, ("zoo",), serve=in_manifest(path, value), check=nothing_pulled)
+        yield Fault(f"transport/zoo-manifest/{name}",
+                    f"the manifest of a served set: {name}",
+                    PULL, ("zoo",),
+                    serve=in_manifest(path, value),
+                    check=nothing_pulled)
 
 
 def signatures():
     key = (*PULL, "--key", "key.pub")
     path = "me/m/latest/signature.json"
-    cases = {"missing": lambda files: files.pop(path), "other-manifest": lambda files: files.update({path: files[path].replace(b'"manifest_sha256": "', b'"manifest_sha256": "0')}),
-             "empty": lambda files: files.update({path: b'{"schema": "oscar.signature.v1", "manifest_sha256": "' + b"0" * 64 + b'", "signatures": []}'}),
-             "page": lambda files: files.update({path: b"<html>"}), "huge": lambda files: files.update({path: b" " * 20_000_000})}
+    cases = {
+        "missing": lambda files: files.pop(path), "other-manifest": lambda files: files.update(
+            {path: files[path].replace(b'"manifest_sha256": "', b'"manifest_sha256": "0')}), "empty": lambda files: files.
+        update({path: b'{"schema": "oscar.signature.v1", "manifest_sha256": "' + b"0" * 64 + b'", "signatures": []}'}),
+        "page": lambda files: files.update({path: b"<html>"}), "huge": lambda files: files.update({path: b" " * 20_000_000})
+    }
     for name, change in cases.items():
-        yield Fault(f"transport/signature/{name}", f"the signature of a served set: {name}", key, ("zoo", "key.pub"), serve=edited(change), check=nothing_pulled)
-    yield Fault("transport/signature/other-key", "a set is signed by somebody else", (*PULL, "--key", "other.pub"), ("zoo", "other.pub"), serve=edited(lambda files: None),
+        yield Fault(f"transport/signature/{name}",
+                    f"the signature of a served set: {name}",
+                    key, ("zoo", "key.pub"),
+                    serve=edited(change),
+                    check=nothing_pulled)
+    yield Fault("transport/signature/other-key",
+                "a set is signed by somebody else", (*PULL, "--key", "other.pub"), ("zoo", "other.pub"),
+                serve=edited(lambda files: None),
                 check=nothing_pulled)
-    yield Fault("transport/signature/unsigned", "a signature is required where there is none", (*PULL, "--require-signature"), ("zoo",),
-                serve=edited(lambda files: files.pop(path)), check=nothing_pulled)
-
-
-def hubs():
-    """Files of strangers on a hub."""
-    @contextlib.contextmanager
-    def hub(folder):
-        with Hub("some/where", {f"a/{name}": content for name, content in read_folder(folder / "pt1").items()}) as server:
-            yield server.url
-    for name, text in {"command": "qqt_r_h_pbr$(touch pwned)", "path": "/../../escaped", "newline": "a\ntouch pwned"}.items():
-        def plant(place, text=text):
-            for side in (edit.KEYS, edit.VALUES):
-                edit.pt(place / "pt1" / side, lambda content: content.update(objective=text))
-        for out in (("--out", "out"), ()):
-            yield Fault(f"transport/hub-objective/{name}{'' if out else '-cache'}", f"pull hf:// of .pt files whose objective is {name}",
-                        ("pull", "hf://some/where/a", *out, *QUICK), ("pt1",), plant, serve=hub)
-    yield Fault("transport/hub/one-side", "pull hf:// of a folder with keys only", ("pull", "hf://some/where/a", "--out", "out", *QUICK), ("pt1",),
-                lambda place: (place / "pt1" / edit.VALUES).unlink(), serve=hub)
-
-
-def streams():
-    """Models and dumps at addresses."""
-    def ranges(prefix, **options):
-        def serve(folder):
-            return RangeServer({f"x/{name}": content for name, content in read_folder(folder / prefix).items()}, **options)
-        return serve
-
-    def model(change):
-        def serve(folder):
-            files = {f"x/{name}": content for name, content in read_folder(folder / "model").items()}
-            change(files)
-            return RangeServer(files)
-        return serve
-    dump = ("dump", "--model", "{url}/x", "--tokens", "tokens.npy", "--max-tokens", "64", "--out", "out")
-    yield Fault("transport/model/no-ranges", "a server of weights sends no ranges", dump, ("model", "tokens.npy"), serve=ranges("model", ranges=False))
-    weights = "x/model-00001-of-00001.safetensors"
-    for name, change in {"short": lambda files: files.update({weights: files[weights][:100_000]}), "missing": lambda files: files.pop(weights),
-                         "page": lambda files: files.update({weights: b"<html>" + bytes(1000)}), "config": lambda files: files.update({"x/config.json": b"{}"}),
-                         "index": lambda files: files.update({"x/model.safetensors.index.json": files["x/model.safetensors.index.json"].replace(
-                             b"model-00001-of-00001", b"../../model-00001-of-00001")})}.items():
-        yield Fault(f"transport/model/{name}", f"weights at an address: {name}", dump, ("model", "tokens.npy"), serve=model(change))
-    fit = ("fit", "--dump", "{url}/x", "--recipe", "oscar", "--clip", "0.96,0.92", "--out", "out")
-    import drift
-    for name, plant in {"k-float32": drift.chunk(1, "k", lambda rows: rows.float()), "k-fewer": drift.chunk(1, "k", lambda rows: rows[:800].clone()),
-                        "k-layers": drift.exchange("layer_0/k/1.pt", "layer_1/k/1.pt"), "k-bit": drift.chunk(1, "k", drift.flipped),
-                        "cut": lambda place: edit.text_file(place / "dump/layer_1/k/1.pt", lambda raw: raw[:len(raw) // 2])}.items():
-        yield Fault(f"transport/dump/{name}", f"a dump at an address has changed: {name}", fit, ("dump",), plant, serve=ranges("dump"))
+    yield Fault("transport/signature/unsigned",
+                "a signature is required where there is none", (*PULL, "--require-signature"), ("zoo",),
+                serve=edited(lambda files: files.pop(path)),
+                check=nothing_pulled)
 
 
 def honest():
     """Without these every refusal above proves nothing."""
     written = lambda folder, _: None if (folder / "out/manifest.json").exists() else "nothing was pulled"
     for name, more in {"plain": (), "signed": ("--key", "key.pub")}.items():
-        yield Fault(f"transport/honest/{name}", "an honest server", (*PULL, *more), ("zoo", "key.pub"), serve=edited(lambda files: None), exits=(0,), check=written)
+        yield Fault(f"transport/honest/{name}",
+                    "an honest server", (*PULL, *more), ("zoo", "key.pub"),
+                    serve=edited(lambda files: None),
+                    exits=(0,),
+                    check=written)
 
 
 def faults():
-    for group in (honest, misbehaving, indexes, signatures, hubs, streams):
+    for group in (honest, misbehaving, indexes, signatures):
         yield from group()
