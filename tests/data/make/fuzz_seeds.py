@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Makes tests/fuzz/corpus: small files that each reader accepts. Needs torch, h5py, numpy, safetensors, gguf.
+"""Makes tests/fuzz/corpus: small files that each reader accepts. Needs torch, h5py, numpy, safetensors, gguf, and build/oscar.
 
     .venv/bin/python tests/data/make/fuzz_seeds.py tests/fuzz/corpus
 """
 import json
+import struct
+import subprocess
 import sys
+import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -60,3 +63,14 @@ for key in ("layers", "verification", "recipe", "calibration"):
 place("zoo", "manifest").write_text(json.dumps(manifest))
 place("zoo", "signature").write_text(json.dumps({"schema": "oscar.signature.v1", "manifest_sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881",
                                                   "signatures": [{"key": "A" * 43 + "=", "signature": "A" * 86 + "=="}]}))
+
+# Whole sets of one layer, four channels: the length of the manifest, the manifest, rotations.h5.
+with tempfile.TemporaryDirectory() as folder:
+    random = torch.Generator().manual_seed(1)
+    for kind in "qkv":
+        (Path(folder) / f"dump/layer_0/{kind}").mkdir(parents=True)
+        torch.save(torch.randn(600, 1, 4, generator=random), Path(folder) / f"dump/layer_0/{kind}/1.pt")
+    for name, options in (("rotation", ("--recipe", "oscar")), ("stretch", ("--recipe", "stretch", "--target", "any", "--center"))):
+        subprocess.run([sample.parent / "build/oscar", "fit", "-q", "--dump", "dump", *options, "--out", name], cwd=folder, check=True)
+        manifest = (Path(folder) / name / "manifest.json").read_bytes()
+        place("set", name).write_bytes(struct.pack("<I", len(manifest)) + manifest + (Path(folder) / name / "rotations.h5").read_bytes())

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""Models and dumps at addresses, and files of strangers on a hub."""
+import contextlib
+
+import drifted_dumps
+import edit
+from harness import Fault
+from peers import Hub, RangeServer
+from support import read_folder
+
+QUICK = ("--retries", "0", "--timeout", "2")
+
+
+def hubs():
+    """Files of strangers on a hub."""
+    @contextlib.contextmanager
+    def hub(folder):
+        with Hub("some/where", {f"a/{name}": content for name, content in read_folder(folder / "pt1").items()}) as server:
+            yield server.url
+
+    for name, text in {"command": "qqt_r_h_pbr$(touch pwned)", "path": "/../../escaped",
+                       "newline": "a\ntouch pwned"}.items():
+
+        def plant(place, text=text):
+            for side in (edit.KEYS, edit.VALUES):
+                edit.pt(place / "pt1" / side, lambda content: content.update(objective=text))
+
+        for out in (("--out", "out"), ()):
+            yield Fault(f"transport/hub-objective/{name}{'' if out else '-cache'}",
+                        f"pull hf:// of .pt files whose objective is {name}", ("pull", "hf://some/where/a", *out, *QUICK),
+                        ("pt1",),
+                        plant,
+                        serve=hub)
+    yield Fault("transport/hub/one-side",
+                "pull hf:// of a folder with keys only", ("pull", "hf://some/where/a", "--out", "out", *QUICK), ("pt1",),
+                lambda place: (place / "pt1" / edit.VALUES).unlink(),
+                serve=hub)
+
+
+def streams():
+    """Models and dumps at addresses."""
+    def ranges(prefix, **options):
+        def serve(folder):
+            return RangeServer({f"x/{name}": content for name, content in read_folder(folder / prefix).items()}, **options)
+
+        return serve
+
+    def model(change):
+        def serve(folder):
+            files = {f"x/{name}": content for name, content in read_folder(folder / "model").items()}
+            change(files)
+            return RangeServer(files)
+
+        return serve
+
+    dump = ("dump", "--model", "{url}/x", "--tokens", "tokens.npy", "--max-tokens", "64", "--out", "out")
+    yield Fault("transport/model/no-ranges",
+                "a server of weights sends no ranges",
+                dump, ("model", "tokens.npy"),
+                serve=ranges("model", ranges=False))
+    weights = "x/model-00001-of-00001.safetensors"
+    for name, change in {
+            "short": lambda files: files.update({weights: files[weights][:100_000]}),
+            "missing": lambda files: files.pop(weights),
+            "page": lambda files: files.update({weights: b"<html>" + bytes(1000)}),
+            "config": lambda files: files.update({"x/config.json": b"{}"}), "index": lambda files: files.update({
+                "x/model.safetensors.index.json": files["x/model.safetensors.index.json"].replace(
+                    b"model-00001-of-00001", b"../../model-00001-of-00001")
+            })
+    }.items():
+        yield Fault(f"transport/model/{name}",
+                    f"weights at an address: {name}",
+                    dump, ("model", "tokens.npy"),
+                    serve=model(change))
+    fit = ("fit", "--dump", "{url}/x", "--recipe", "oscar", "--clip", "0.96,0.92", "--out", "out")
+    for name, plant in {
+            "k-float32": drifted_dumps.chunk(1, "k", lambda rows: rows.float()),
+            "k-fewer": drifted_dumps.chunk(1, "k", lambda rows: rows[:800].clone()),
+            "k-layers": drifted_dumps.exchange("layer_0/k/1.pt", "layer_1/k/1.pt"), "k-bit": drifted_dumps.chunk(1, "k", drifted_dumps.flipped),
+            "cut": lambda place: edit.text_file(place / "dump/layer_1/k/1.pt", lambda raw: raw[:len(raw) // 2])
+    }.items():
+        yield Fault(f"transport/dump/{name}",
+                    f"a dump at an address has changed: {name}",
+                    fit, ("dump",),
+                    plant,
+                    serve=ranges("dump"))
+
+
+def faults():
+    for group in (hubs, streams):
+        yield from group()

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""Servers that lie, stall, change their mind or point elsewhere."""
+import hashlib
+import json
+
+import edit
+import servers
+from harness import Fault
+from servers import OddServer
+from support import read_folder
+
+QUICK = ("--retries", "0", "--timeout", "2")
+PULL = ("pull", "me/m", "--zoo", "{url}", "--out", "out", *QUICK)
+PATHS = {
+    "index": "index.json", "manifest": "me/m/latest/manifest.json", "matrix": "me/m/latest/rotations.h5",
+    "serve-env": "me/m/latest/serve.env"
+}
+
+
+def other_bytes(server, request, path):
+    servers.reply(request, 200, bytes(len(server.files[path])))
+
+
+def page(server, request, path):
+    servers.reply(request, 200, b"<html>Please log in</html>", Content_Type="text/html")
+
+
+def understate(server, request, path):
+    request.close_connection = True
+    servers.reply(request, 200, server.files[path], length=len(server.files[path]) // 2)
+
+
+def silent(server, request, path):
+    request.close_connection = True
+    server.closing.wait(60)
+
+
+def hang_up(server, request, path):
+    request.close_connection = True
+
+
+def drip(server, request, path):
+    """A byte a second: never silent for long, and never done."""
+    request.close_connection = True
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(server.files[path])))
+    request.end_headers()
+    for position in range(len(server.files[path])):
+        request.wfile.write(server.files[path][position:position + 1])
+        if server.closing.wait(1):
+            return
+
+
+def split_header(server, request, path):
+    request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\nX: \x1b[31m\r\n\r\nhello")
+    request.close_connection = True
+
+
+def escape_reason(server, request, path):
+    request.wfile.write(b"HTTP/1.1 500 \x1b]0;owned\x07\r\nContent-Length: 0\r\n\r\n")
+    request.close_connection = True
+
+
+BEHAVIOURS = {
+    "truncate": servers.truncate, "cut": servers.truncate_silently, "lengthen": servers.lengthen, "flood": servers.flood,
+    "corrupt": servers.corrupt, "stall": servers.stall, "silent": silent, "other": other_bytes, "page": page,
+    "understate": understate, "hang-up": hang_up, "drip": drip, "500": servers.status(500), "403": servers.status(403),
+    "header": split_header, "reason": escape_reason, "file": servers.redirect("file:///etc/passwd"),
+    "ftp": servers.redirect("ftp://127.0.0.1/x"), "gopher": servers.redirect("gopher://127.0.0.1/x")
+}
+
+
+def behave(path, function):
+    def serve(folder):
+        return OddServer(read_folder(folder / "zoo"), {path: [function]}, forever=True)
+
+    return serve
+
+
+def misbehaving():
+    for place, path in PATHS.items():
+        for name, function in BEHAVIOURS.items():
+            if place in ("manifest", "serve-env") and name in ("stall", "silent", "drip", "403", "ftp", "gopher"):
+                continue
+            if (place, name) in (("serve-env", "lengthen"), ("index", "corrupt")):
+                continue  # small files are read to their listed size; an index may differ where nothing else tells
+            yield Fault(f"transport/{place}/{name}",
+                        f"the server of a zoo, asked for its {place}: {name}",
+                        PULL, ("zoo",),
+                        serve=behave(path, function),
+                        check=nothing_pulled)
+        yield Fault(f"transport/{place}/loop",
+                    f"the server redirects {place} to itself",
+                    PULL, ("zoo",),
+                    serve=behave(path, servers.redirect(f"/{path}")),
+                    check=nothing_pulled)
+
+
+def nothing_pulled(folder, _):
+    return "a set was written" if (folder / "out").exists() else None
+
+
+def edited(change):
+    """Honest about a zoo that is edited."""
+    def serve(folder):
+        files = read_folder(folder / "zoo")
+        change(files)
+        return OddServer(files)
+
+    return serve
+
+
+def in_index(path, value):
+    def change(files):
+        index = json.loads(files["index.json"])
+        edit.put(index, path, value)
+        files["index.json"] = json.dumps(index).encode()
+
+    return edited(change)
+
+
+def in_manifest(path, value):
+    def change(files):
+        manifest = json.loads(files[PATHS["manifest"]])
+        edit.put(manifest, path, value)
+        text = json.dumps(manifest).encode()
+        index = json.loads(files["index.json"])
+        index["entries"][0]["manifest"] = {"sha256": hashlib.sha256(text).hexdigest(), "size": len(text)}
+        index["entries"][0]["total_size"] = len(text) + sum(
+            max(file["size"], 0) for file in manifest["files"] if isinstance(file["size"], int))
+        files |= {"index.json": json.dumps(index).encode(), PATHS["manifest"]: text}
+
+    return edited(change)
+
+
+def indexes():
+    cases = {
+        "path-parent": ("entries.0.path", "../../etc"), "path-absolute": ("entries.0.path", "/etc"),
+        "path-url": ("entries.0.path", "http://127.0.0.1:1/x"), "path-backslash": ("entries.0.path", "..\\..\\x"),
+        "path-encoded": ("entries.0.path", "%2e%2e/%2e%2e/x"), "hash": ("entries.0.manifest.sha256", "0" * 64),
+        "hash-short": ("entries.0.manifest.sha256", "abc"), "size": ("entries.0.manifest.size", 5),
+        "size-huge": ("entries.0.total_size", 1 << 60), "size-small": ("entries.0.total_size", 10),
+        "size-negative": ("entries.0.total_size", -1), "twice": ("entries", lambda entries: entries * 2)
+    }
+    for name, (path, value) in cases.items():
+        yield Fault(f"transport/zoo-index/{name}",
+                    f"the index of a served zoo: {name}",
+                    PULL, ("zoo",),
+                    serve=in_index(path, value),
+                    check=nothing_pulled)
+    cases = {
+        "path-parent": ("files.0.path", "../../escaped"), "path-absolute": ("files.0.path", "/tmp/escaped"),
+        "path-nul": ("files.0.path", "a\0b"), "path-empty": ("files.0.path", ""), "path-dot": ("files.0.path", "."),
+        "path-manifest": ("files.0.path", "manifest.json"), "path-hidden": ("files.0.path", ".bashrc"),
+        "size-huge": ("files.0.size", 1 << 60), "size-negative": ("files.0.size", -1), "hash": ("files.0.sha256", "0" * 64),
+        "twice": ("files", lambda files: [*files, files[0]]), "nested": ("files.1.path", "serve.env/x")
+    }
+    for name, (path, value) in cases.items():
+        yield Fault(f"transport/zoo-manifest/{name}",
+                    f"the manifest of a served set: {name}",
+                    PULL, ("zoo",),
+                    serve=in_manifest(path, value),
+                    check=nothing_pulled)
+
+
+def signatures():
+    key = (*PULL, "--key", "key.pub")
+    path = "me/m/latest/signature.json"
+    cases = {
+        "missing": lambda files: files.pop(path), "other-manifest": lambda files: files.update(
+            {path: files[path].replace(b'"manifest_sha256": "', b'"manifest_sha256": "0')}), "empty": lambda files: files.
+        update({path: b'{"schema": "oscar.signature.v1", "manifest_sha256": "' + b"0" * 64 + b'", "signatures": []}'}),
+        "page": lambda files: files.update({path: b"<html>"}), "huge": lambda files: files.update({path: b" " * 20_000_000})
+    }
+    for name, change in cases.items():
+        yield Fault(f"transport/signature/{name}",
+                    f"the signature of a served set: {name}",
+                    key, ("zoo", "key.pub"),
+                    serve=edited(change),
+                    check=nothing_pulled)
+    yield Fault("transport/signature/other-key",
+                "a set is signed by somebody else", (*PULL, "--key", "other.pub"), ("zoo", "other.pub"),
+                serve=edited(lambda files: None),
+                check=nothing_pulled)
+    yield Fault("transport/signature/unsigned",
+                "a signature is required where there is none", (*PULL, "--require-signature"), ("zoo",),
+                serve=edited(lambda files: files.pop(path)),
+                check=nothing_pulled)
+
+
+def honest():
+    """Without these every refusal above proves nothing."""
+    written = lambda folder, _: None if (folder / "out/manifest.json").exists() else "nothing was pulled"
+    for name, more in {"plain": (), "signed": ("--key", "key.pub")}.items():
+        yield Fault(f"transport/honest/{name}",
+                    "an honest server", (*PULL, *more), ("zoo", "key.pub"),
+                    serve=edited(lambda files: None),
+                    exits=(0,),
+                    check=written)
+
+
+def faults():
+    for group in (honest, misbehaving, indexes, signatures):
+        yield from group()
