@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "base/errors.hpp"
@@ -9,6 +10,7 @@
 #include "dump/folder_source.hpp"
 #include "model/config.hpp"
 #include "rotation/convert.hpp"
+#include "rotation/verdict.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/inspect/kinds.hpp"
@@ -130,6 +132,7 @@ Inspection inspect_sides(const fs::path& folder) {
 Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
   Inspection found = inspect_sides(folder);
   found.kind = "rotation set";
+  const std::optional<Verdict> verdict = recorded_verdict(manifest);
   Json facts = {{"model", manifest["model"]["id"]},
                 {"recipe", manifest["recipe"]["name"]},
                 {"key_objective", manifest["objectives"]["key"]},
@@ -139,7 +142,8 @@ Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
                 {"windows", manifest["windows"]},
                 {"codec", manifest["codec"]["name"]},
                 {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
-                {"verified", !manifest.value("verification", Json()).is_null()}};
+                {"verdict", verdict ? name_of(*verdict) : "not verified"}};
+  if (verdict) facts["verdict_by"] = "its maker's oscar verify";
   facts.update(found.facts);
   found.facts = std::move(facts);
   std::vector<Check> checks;
