@@ -61,6 +61,7 @@ const style = (method) => ({
   pointRadius: method.kind === "this" ? 5 : 3,
   pointStyle: shapes[Math.max(others.indexOf(method), 0) % shapes.length],
   order: method.kind === "this" ? 0 : 1,
+  clip: false,  // points on the edge are drawn whole
 });
 
 Chart.defaults.animation = false;
@@ -101,12 +102,14 @@ function lines(title, note, x, y, datasets, ticks = {}) {
   const filled = datasets.filter((d) => d.data.length > 0);
   if (filled.length === 0) return;
   const points = filled.flatMap((d) => d.data);
+  const least = Math.min(...points.map((p) => p.x)), most = Math.max(...points.map((p) => p.x));
+  const room = most > least ? 0 : 0.5;
   plot(title, note, {
     type: "line",
     data: {datasets: filled},
     options: {
       scales: {
-        x: axis(x, {type: "linear", min: Math.min(...points.map((p) => p.x)), max: Math.max(...points.map((p) => p.x)), ticks}),
+        x: axis(x, {type: "linear", min: least - room, max: most + room, ticks: {includeBounds: false, ...ticks}}),
         y: fitted(y, points.map((p) => p.y)),
       },
       plugins: legend,
