@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """verify --report in a real browser: every plot is drawn, nothing is fetched, the console stays silent, and the page fits a
 phone. Skipped (77) without Chromium."""
+import html
 import json
 import os
 import re
@@ -108,7 +109,7 @@ class ReportTest(unittest.TestCase):
         around = self.folder / "around.html"
         around.write_text(AROUND)
         dom, console = browse(around, "--dump-dom")
-        found = json.loads(re.search(r'id="found">(.*?)</pre>', dom)[1])
+        found = json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', dom)[1]))
         self.assertEqual(console, [])
         self.assertLessEqual(found.pop("width"), 375)
         about = found.pop("about")
