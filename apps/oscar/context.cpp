@@ -2,6 +2,7 @@
 #include "context.hpp"
 
 #include <charconv>
+#include <cmath>
 
 #include "base/errors.hpp"
 #include "console.hpp"
@@ -14,7 +15,7 @@ namespace {
 CLI::Validator number_that(bool (*holds)(double), const std::string& description) {
   return {[holds, description](const std::string& text) {
             double value = 0;
-            const bool good = CLI::detail::lexical_cast(text, value) && holds(value);
+            const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && holds(value);
             return good ? std::string() : "\"" + text + "\" is not " + description;
           },
           ""};
@@ -24,6 +25,7 @@ CLI::Validator number_that(bool (*holds)(double), const std::string& description
 
 const CLI::Validator kNonNegative = number_that([](double x) { return x >= 0; }, "a number from 0 on");
 const CLI::Validator kPositive = number_that([](double x) { return x > 0; }, "a number above 0");
+const CLI::Validator kFinite = number_that([](double) { return true; }, "a finite number");
 
 // Configuration files and the environment reach the options of every command; only those of the one that runs may
 // count.

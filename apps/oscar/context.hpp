@@ -32,6 +32,8 @@ struct Context {
   /// About when the process began.
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   CommonOptions common;
+  /// The command line, for reports (command_text.hpp).
+  std::vector<std::string> arguments;
   /// What addresses lead to; registered by main.
   NetworkPlaces network;
   /// Set by main once the options are known.
@@ -40,8 +42,8 @@ struct Context {
   int exit_code = 0;
 };
 
-/// Numbers from 0 on, and above 0.
-extern const CLI::Validator kNonNegative, kPositive;
+/// Finite numbers from 0 on, above 0, and any.
+extern const CLI::Validator kNonNegative, kPositive, kFinite;
 
 /// Adds --device, --threads.
 void add_backend_options(CLI::App& command, Context& context);

@@ -62,6 +62,7 @@ void check_stdout() {
 
 int run(int argc, char** argv) {
   Context context;
+  context.arguments = {argv + 1, argv + argc};
   CLI::App app(
       "oscar makes 2-bit KV caches work: it captures Q/K/V from a model, fits per-layer transforms and clip\n"
       "ratios, proves what they do to attention, and shares them through a zoo.",
@@ -70,7 +71,7 @@ int run(int argc, char** argv) {
   register_commands(app, context);
   try {
     try {
-      parse_and_run(app, {argv + 1, argv + argc});
+      parse_and_run(app, context.arguments);
     } catch (const CLI::Success& request) {
       app.exit(request);  // help or version
     }

@@ -19,7 +19,8 @@ const MomentSums* sums_of(const LayerStatistics& layer, const std::string& objec
 
 void require_all_heads(const HeadRange& heads) {
   if (heads.whole()) return;
-  throw DataError("of " + std::to_string(heads.total) + " KV heads only " + std::to_string(heads.count) + " are here",
+  throw DataError("of " + std::to_string(heads.total) + " KV heads only " + std::to_string(heads.count) +
+                      (heads.count == 1 ? " is here" : " are here"),
                   "--stats", "give one file of each tensor-parallel rank");
 }
 

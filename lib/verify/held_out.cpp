@@ -5,6 +5,8 @@
 #include <set>
 #include <string_view>
 
+#include "verify/words.hpp"
+
 namespace oscar::verify {
 namespace {
 
@@ -72,8 +74,8 @@ void judge_held_out(VerifyReport& report, const std::string& what, std::optional
   data["held_out"] = seen ? Json(*seen == 0) : Json(nullptr);
   if (seen == 0 || (!seen && !required)) return;
   const std::string text =
-      seen ? what + " is measured on " + std::to_string(*seen) + " of " + std::to_string(sequences) +
-                 " sequences that the set was fitted on: give other text"
+      seen ? what + " is measured on " + std::to_string(*seen) + " of " + plural(sequences, "sequence") +
+                 " that the set was fitted on: give other text"
            : "nothing tells whether " + what + " is measured on text that the set was fitted on: fit it again";
   (required ? report.reasons : report.warnings).push_back(text + (required ? " (--require-held-out)" : ""));
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "dump/layer_lanes.hpp"
@@ -16,12 +17,14 @@ bool wanted(const MeasurePlan& plan, int layer) {
   return plan.layers.empty() || std::find(plan.layers.begin(), plan.layers.end(), layer) != plan.layers.end();
 }
 
-std::int64_t count_tokens(LayerStream& stream) {
-  std::int64_t tokens = 0;
+std::vector<std::int64_t> lengths_of(LayerStream& stream) {
+  std::vector<std::int64_t> lengths;
   QkvChunk chunk;
   stream.rewind();
-  while (stream.skip(chunk)) tokens += chunk.view.q.num_tokens;
-  return tokens;
+  while (stream.skip(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) lengths.push_back(range.size());
+  }
+  return lengths;
 }
 
 /// What one layer tells.
@@ -30,6 +33,7 @@ struct LayerMeasurements {
   std::vector<LayerSums> methods;
   std::vector<std::vector<AttentionSums>> sequences;  // [method][sequence], without histograms
   std::int64_t tokens = 0, queries = 0;
+  KeysRead keys;
 };
 
 class LayerMeasurer {
@@ -40,12 +44,15 @@ class LayerMeasurer {
   }
 
   LayerMeasurements measure(LayerStream& stream) {
-    found_.tokens = count_tokens(stream);
+    const std::vector<std::int64_t> lengths = lengths_of(stream);
+    found_.tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+    const std::int64_t stride = query_stride(found_.tokens, plan_.max_queries);
+    if (!plan_.methods->empty()) {
+      found_.keys = keys_of_attention(lengths, stride, plan_.windows);
+      require_quantised(found_.keys, "attention", "layer " + std::to_string(id_), plan_.windows);
+    }
     take_covariances(stream);
     if (plan_.methods->empty()) return std::move(found_);
-    const std::int64_t limit = plan_.max_queries > 0 ? plan_.max_queries : found_.tokens;
-    const std::int64_t stride =
-        std::max<std::int64_t>(1, (found_.tokens + limit - 1) / std::max<std::int64_t>(limit, 1));
     QkvChunk chunk;
     stream.rewind();
     while (stream.next(chunk)) {
@@ -91,6 +98,7 @@ void add_layer(LayerMeasurements layer, int id, Measurements& found) {
   found.layers.push_back(id);
   found.tokens = layer.tokens;
   found.queries = layer.queries;
+  found.keys += layer.keys;
   std::move(layer.covariances.begin(), layer.covariances.end(), std::back_inserter(found.covariances));
   for (std::size_t m = 0; m < layer.methods.size(); ++m) {
     MethodMeasurements& method = found.methods[m];

@@ -7,6 +7,7 @@
 
 #include "verify/attention_metrics.hpp"
 #include "verify/checks/checks.hpp"
+#include "verify/quantised.hpp"
 #include "verify/subject.hpp"
 #include "verify/verify.hpp"
 
@@ -24,6 +25,7 @@ struct Measurements {
   std::vector<int> layers;
   std::vector<MethodMeasurements> methods;
   std::int64_t tokens = 0, queries = 0;  // of one layer
+  KeysRead keys;                         // of all layers
 };
 
 struct MeasurePlan {
@@ -33,8 +35,10 @@ struct MeasurePlan {
   std::int64_t max_queries = 0;
   Precision precision = Precision::kServing;
   bool same_tokens = false;
+  Windows windows;  // of the set under test
 };
 
+/// Throws DataError for layers of which next to nothing is quantised (quantised.hpp).
 [[nodiscard]] Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status);
 
 }  // namespace oscar::verify

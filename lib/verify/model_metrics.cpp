@@ -10,6 +10,7 @@
 #include "verify/method_attention.hpp"
 #include "verify/model_sums.hpp"
 #include "verify/needles.hpp"
+#include "verify/words.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -121,18 +122,18 @@ std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size)
 void check_model_data(const ModelData& data) {
   for (std::size_t i = 0; i < data.texts.size(); ++i) {
     if (data.texts[i].size() >= 2) continue;
-    throw DataError("a sequence of " + std::to_string(data.texts[i].size()) + " tokens has no next token to predict",
+    throw DataError("a sequence of " + plural(data.texts[i].size(), "token") + " has no next token to predict",
                     "evaluation sequence " + std::to_string(i), "give sequences of two tokens or more");
   }
   if (data.needles.size() != data.answer_lengths.size()) {
-    throw DataError(std::to_string(data.needles.size()) + " needles, but " +
-                        std::to_string(data.answer_lengths.size()) + " answer lengths",
-                    "--needle, --needle-answers", "give one length per needle");
+    throw DataError(
+        plural(data.needles.size(), "needle") + ", but " + plural(data.answer_lengths.size(), "answer length"),
+        "--needle, --needle-answers", "give one length per needle");
   }
   for (std::size_t i = 0; i < data.needles.size(); ++i) {
     const int length = data.answer_lengths[i];
     if (length >= 2 && static_cast<std::size_t>(length) < data.needles[i].size()) continue;
-    throw DataError("an answer of " + std::to_string(length) + " tokens does not fit a needle of " +
+    throw DataError("an answer of " + plural(length, "token") + " does not fit a needle of " +
                         std::to_string(data.needles[i].size()),
                     "needle " + std::to_string(i),
                     "answers have two tokens or more and stand at the end of the needle");

@@ -6,6 +6,7 @@
 #include "base/threads.hpp"
 #include "codec/optr/fit.hpp"
 #include "dump/live_source.hpp"
+#include "verify/words.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -74,7 +75,7 @@ KvMethod fitted_optr(const OptrCalibration& calibration, ModelRunner& runner, co
     method.layers[layer] = std::move(fit.layer);
   }
   method.description = "OSCAR's rotations and OptR: centred keys, rotations refined with W_O on " +
-                       std::to_string(calibration.texts.size()) + " calibration texts (kept by " + keys.text() +
+                       plural(calibration.texts.size(), "calibration text") + " (kept by " + keys.text() +
                        " heads for keys, " + values.text() + " for values)";
   return method;
 }

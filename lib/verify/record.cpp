@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "verify/record.hpp"
 
+#include "rotation/manifest.hpp"
+
 namespace oscar {
 
 void record_verification(const std::filesystem::path& folder, const Json& summary) {
   const std::filesystem::path path = folder / "manifest.json";
   Json manifest = read_json(path);
   validate_json(manifest, "oscar.rotation_set.v1", path.string());
+  check_listed_files(folder, manifest);
   manifest["verification"] = summary;
   validate_json(manifest, "oscar.rotation_set.v1", path.string());
   write_json(path, manifest);

@@ -8,8 +8,8 @@
 
 namespace oscar {
 
-/// Replaces "verification" in <folder>/manifest.json, atomically. Throws DataError if there is no manifest of ours,
-/// IoError if it cannot be written.
+/// Replaces "verification" in <folder>/manifest.json, atomically. Throws DataError if there is no manifest of ours or a
+/// file is not what it lists, IoError if it cannot be written.
 void record_verification(const std::filesystem::path& folder, const Json& summary);
 
 }  // namespace oscar

@@ -35,6 +35,12 @@ Json to_json(const Limit& limit) {
           {"origin", limit.given ? "given" : "default"}};
 }
 
+Json limits_of(const VerifyReport& report) {
+  Json limits = Json::array();
+  for (const Limit& limit : report.limits) limits.push_back(to_json(limit));
+  return limits;
+}
+
 Json to_json(const AttentionMetrics& m) {
   return {{"k_sqnr_db", number(m.k_sqnr_db)},
           {"v_sqnr_db", number(m.v_sqnr_db)},
@@ -147,21 +153,20 @@ bool structure_ok(const VerifyReport& report) {
 Json to_json(const VerifyReport& report) {
   Json checks = Json::array();
   for (const Check& check : report.checks) checks.push_back(to_json(check));
-  Json limits = Json::array();
-  for (const Limit& limit : report.limits) limits.push_back(to_json(limit));
   Json methods = Json::array();
   for (const MethodReport& method : report.methods) methods.push_back(to_json(method));
   return {{"schema", "oscar.verify_report.v1"},
           {"oscar_version", kVersion},
           {"rotation_set", report.rotation_set},
+          {"other_model", report.other_model},
           {"data", report.data},
           {"windows", to_json(report.windows)},
           {"precision", report.precision == Precision::kServing ? "serving" : "fp32"},
           {"structure", {{"ok", structure_ok(report)}, {"checks", checks}}},
           {"methods", methods},
           {"bits_per_code", number(report.bits_per_code)},
-          {"limits", limits},
-          {"verdict", report.accepted ? "accepted" : "rejected"},
+          {"limits", limits_of(report)},
+          {"verdict", name_of(report.verdict)},
           {"reasons", report.reasons},
           {"warnings", report.warnings}};
 }
@@ -169,9 +174,10 @@ Json to_json(const VerifyReport& report) {
 Json verification_summary(const VerifyReport& report) {
   Json summary = {{"schema", "oscar.verify_report.v1"},
                   {"oscar_version", kVersion},
-                  {"verdict", report.accepted ? "accepted" : "rejected"},
+                  {"verdict", name_of(report.verdict)},
                   {"reasons", report.reasons},
                   {"warnings", report.warnings},
+                  {"limits", limits_of(report)},
                   {"data", report.data},
                   {"windows", to_json(report.windows)},
                   {"methods", Json::object()}};

@@ -11,6 +11,7 @@
 #include "base/json.hpp"
 #include "codec/kv_method.hpp"
 #include "kernels/types.hpp"
+#include "rotation/verdict.hpp"
 #include "verify/bootstrap.hpp"
 
 namespace oscar {
@@ -96,6 +97,12 @@ struct Spectra {
   std::vector<double> values;
 };
 
+/// The clip ratios of one layer: of all KV heads, or of each.
+struct LayerClips {
+  int layer = 0;
+  std::vector<double> key, value;
+};
+
 struct VerifyReport {
   Json rotation_set = Json::object();  // path, model, objectives, recipe, calibration
   Json data = Json::object();          // what was measured on
@@ -105,8 +112,11 @@ struct VerifyReport {
   std::vector<MethodReport> methods;
   double bits_per_code = 0;  // log2 of the set's levels, mean of keys and values
   std::vector<Limit> limits;
-  std::vector<Spectra> spectra;  // for people to look at; the set itself has them
-  bool accepted = true;
+  std::vector<Spectra> spectra;   // for people to look at; the set itself has them
+  std::vector<LayerClips> clips;  // the same
+  Verdict verdict = Verdict::kNotMeasured;
+  /// It was held against a model, or data of a model, that is not its own: that says nothing about the set.
+  bool other_model = false;
   std::vector<std::string> reasons;   // why it was rejected
   std::vector<std::string> warnings;  // what a reader should know before trusting or using it
 };

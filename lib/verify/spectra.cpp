@@ -34,4 +34,18 @@ std::vector<Spectra> spectra_of(const Subject& subject) {
   return all;
 }
 
+std::vector<LayerClips> clips_of(const Subject& subject) {
+  if (!subject.set.has_clip_ratios || subject.sides.size() != 2) return {};
+  const auto ratios = [](const SideTransform& side) {
+    return side.head_clip_ratios.empty() ? std::vector<double>{side.clip_ratio} : side.head_clip_ratios;
+  };
+  std::vector<LayerClips> all;
+  for (const auto& [layer, key] : subject.sides[0].layers) {
+    for (const auto& [other, value] : subject.sides[1].layers) {
+      if (other == layer) all.push_back({layer, ratios(key), ratios(value)});
+    }
+  }
+  return all;
+}
+
 }  // namespace oscar

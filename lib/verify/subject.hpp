@@ -40,6 +40,8 @@ struct Subject {
 
 /// Of every layer and side that carries eigenvalues which are not all the same.
 [[nodiscard]] std::vector<Spectra> spectra_of(const Subject& subject);
+/// Of every layer; empty if the set does not say them, or has one side only.
+[[nodiscard]] std::vector<LayerClips> clips_of(const Subject& subject);
 
 /// "qqt" of "qqt_r_h_pbr" and "refined_stretch_qqt_r_h_pbr", and "r_h_pbr" (empty for "hadamard" and "uresidual").
 [[nodiscard]] std::string objective_name(const std::string& objective);

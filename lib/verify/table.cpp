@@ -70,6 +70,30 @@ std::vector<std::vector<std::string>> table_of(const VerifyReport& report) {
   return rows;
 }
 
+namespace {
+
+/// "quantised: 71.2 % of the keys that attention reads, …"; empty if nothing was measured.
+std::string quantised_text(const Json& data) {
+  std::string text;
+  const auto add = [&](const char* part, const char* member, const char* words) {
+    const Json share = data.contains(part) ? data[part].value(member, Json()) : Json();
+    if (!share.is_number()) return;
+    text += fmt::format("{}{:.1f} % of the keys that {} read", text.empty() ? "quantised: " : ", ",
+                        100 * share.get<double>(), words);
+  };
+  add("attention", "quantised_share", "queries of attention");
+  add("model", "quantised_share", "predictions of the model");
+  add("model", "needles_quantised_share", "answers of needles");
+  return text.empty() ? text : text + "\n";
+}
+
+std::string verdict_text(const VerifyReport& report) {
+  if (report.verdict != Verdict::kNotMeasured) return name_of(report.verdict);
+  return "not measured (no figure of the set was held to a limit: give --model with --text or --tokens, or --dump)";
+}
+
+}  // namespace
+
 std::string summary_of(const VerifyReport& report) {
   int ok = 0;
   int failed = 0;
@@ -80,10 +104,11 @@ std::string summary_of(const VerifyReport& report) {
     text = fmt::format("bits: per element of a context of {} tokens, windows included\n",
                        report.methods.front().bits.context);
   }
+  text += quantised_text(report.data);
   text += fmt::format("structure: {} ok, {} unknown, {} failed\n", ok, unknown, failed);
   for (const std::string& warning : report.warnings) text += "warning: " + warning + "\n";
   for (const std::string& reason : report.reasons) text += "reason: " + reason + "\n";
-  return text + "verdict: " + (report.accepted ? "accepted" : "rejected") + "\n";
+  return text + "verdict: " + verdict_text(report) + "\n";
 }
 
 }  // namespace oscar

@@ -131,11 +131,16 @@ void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThre
   add_structure_reasons(report);
   const MethodReport* set = set_under_test(report);
   for (const Held& held : held_figures(set)) hold(report, held, given, defaults);
-  report.accepted = report.reasons.empty();
+  report.verdict = !report.reasons.empty() ? Verdict::kRejected
+                   : report.limits.empty() ? Verdict::kNotMeasured
+                                           : Verdict::kAccepted;
   if (set != nullptr) {
     for (const MethodReport& other : report.methods) {
       if (other.kind == MethodKind::kBaseline && !takes_more_bits(other, *set)) warn_if_worse(report, *set, other);
     }
+  }
+  if (set != nullptr && report.limits.empty() && (set->attention || set->model)) {
+    report.warnings.emplace_back("no figure of the set is held to a limit, so that none can accept it");
   }
   warn_of_unknowns(report);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From findings to accepted or rejected, with reasons in words.
+// From findings to a verdict, with reasons in words.
 #pragma once
 
 #include "verify/report.hpp"
@@ -12,8 +12,9 @@ namespace oscar::verify {
 /// (tests/bench/results/limits.json, tests/unit/verify/verdict_test.cpp).
 [[nodiscard]] VerifyThresholds default_thresholds(double bits_per_code);
 
-/// Fills limits, accepted, reasons and warnings. defaults: where no threshold is given, for what was measured. Throws
-/// UsageError for a given threshold on something that was not measured.
+/// Fills limits, verdict, reasons and warnings. defaults: where no threshold is given, for what was measured. A set is
+/// accepted only if a figure of its own was held to a limit. Throws UsageError for a given threshold on something that
+/// was not measured.
 void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThresholds& defaults);
 
 }  // namespace oscar::verify

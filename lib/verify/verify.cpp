@@ -10,9 +10,11 @@
 #include "model/tokens.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/data_covariance.hpp"
+#include "verify/expectation.hpp"
 #include "verify/held_out.hpp"
 #include "verify/measure.hpp"
 #include "verify/methods.hpp"
+#include "verify/quantised.hpp"
 #include "verify/verdict.hpp"
 
 namespace oscar {
@@ -27,32 +29,6 @@ bool measurable(const VerifyReport& report) {
   return std::none_of(report.checks.begin(), report.checks.end(), [&](const Check& check) {
     return check.ok == false && std::find(kNeeded.begin(), kNeeded.end(), check.name) != kNeeded.end();
   });
-}
-
-/// The best that is known about the model: its own config, then the data's manifest, then the set's.
-Expectation expectation(const Subject& subject, const VerifyInputs& inputs) {
-  Expectation expected;
-  if (inputs.runner != nullptr) {
-    expected.model = inputs.runner->config().identity;
-    expected.origin = "the model's config.json";
-  } else if (inputs.source != nullptr && inputs.source->model().num_layers > 0) {
-    expected.model = inputs.source->model();
-    expected.origin = "the data's manifest";
-  } else if (inputs.statistics) {
-    expected.model = inputs.statistics->model;
-    expected.origin = "the statistics' manifest";
-  } else if (subject.ours) {
-    expected.model = subject.set.model;
-    expected.model.config_sha256.clear();  // a set cannot vouch for itself
-    expected.model.revision.clear();
-    expected.origin = "the set's manifest";
-  }
-  if (inputs.source != nullptr) {
-    expected.data_layers = inputs.source->layer_ids();
-  } else if (inputs.statistics) {
-    for (const LayerStatistics& layer : inputs.statistics->layers) expected.data_layers.push_back(layer.layer_id);
-  }
-  return expected;
 }
 
 Json describe_set(const std::filesystem::path& path, const Subject* subject) {
@@ -113,7 +89,8 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
   QkvSource& source = live ? *live_source : *inputs.source;
   const CalibrationData data = source.calibration();
   const bool same = same_tokens(subject, data);
-  const verify::MeasurePlan plan{&subject, &methods, inputs.layers, options.max_queries, options.precision, same};
+  const verify::MeasurePlan plan{&subject,          &methods, inputs.layers, options.max_queries,
+                                 options.precision, same,     report.windows};
   const Measurements found = verify::measure_source(source, plan, backend, status);
   verify::check_decomposition_on_data(subject, found.covariances, report.checks);
   add_attention(report, found);
@@ -122,18 +99,11 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
                               {"tokens_per_layer", found.tokens},
                               {"queries_per_layer", found.queries},
                               {"layers", found.layers.size()}};
+  if (!methods.empty()) report.data["attention"].update(verify::to_json(found.keys));
   const CalibrationData& fitted = subject.set.calibration;
   const auto seen =
       live ? verify::sequences_fitted_on(fitted, inputs.model_data.texts) : verify::sequences_fitted_on(fitted, data);
   verify::judge_held_out(report, "attention", seen, data.sequences, options.require_held_out);
-}
-
-/// Sums of another model than the one that the set is measured with would be compared with it in vain.
-void require_same_model(const Statistics& statistics, const Expectation& expected) {
-  const std::string &summed = statistics.model.config_sha256, &measured = expected.model.config_sha256;
-  if (summed.empty() || measured.empty() || summed == measured) return;
-  throw DataError("the statistics are of another model (" + statistics.model.id + ") than " + expected.origin,
-                  "--stats", "give statistics of the same model, or verify with them alone");
 }
 
 void check_on_statistics(VerifyReport& report, const Subject& subject, const Statistics& statistics) {
@@ -155,7 +125,11 @@ void measure_model_metrics(VerifyReport& report, const Subject& subject, const s
   const CalibrationData texts = describe(data.texts);
   report.data["model"] = {
       {"data_sha256", texts.data_sha256}, {"tokens", texts.tokens}, {"needles", data.needles.size()}};
+  if (!data.needles.empty()) {
+    report.data["model"]["needles_quantised_share"] = verify::keys_of_needles(data, report.windows).share();
+  }
   if (data.texts.empty()) return;
+  report.data["model"].update(verify::to_json(verify::keys_of_texts(data, report.windows)));
   verify::judge_held_out(report, "model", verify::sequences_fitted_on(subject.set.calibration, data.texts),
                          texts.sequences, options.require_held_out);
 }
@@ -184,6 +158,17 @@ void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& meth
   };
   if (std::none_of(own.begin(), own.end(), centred)) return;
   report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");
+}
+
+/// Of the texts and needles that a model reads; a dump's sequences are counted as they come.
+void require_quantised_texts(const verify::ModelData& data, Windows windows) {
+  verify::check_model_data(data);
+  if (!data.texts.empty()) {
+    verify::require_quantised(verify::keys_of_texts(data, windows), "the model", "--text, --tokens", windows);
+  }
+  if (!data.needles.empty()) {
+    verify::require_quantised(verify::keys_of_needles(data, windows), "needles", "--needle", windows);
+  }
 }
 
 /// Empty if it can be.
@@ -269,10 +254,13 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   report.windows = {options.sink.value_or(subject.set.windows.sink),
                     options.recent.value_or(subject.set.windows.recent)};
   report.spectra = spectra_of(subject);
-  const Expectation expected = expectation(subject, inputs);
-  if (inputs.statistics) require_same_model(*inputs.statistics, expected);
+  report.clips = clips_of(subject);
+  const Expectation expected = verify::expectation(subject, inputs);
+  verify::require_same_model(inputs, expected);
   check_structure(subject, expected, report.checks);
+  report.other_model = verify::is_of_other_model(subject, expected, report.checks);
   if (measurable(report)) {
+    if (subject.sides.size() == 2) require_quantised_texts(inputs.model_data, report.windows);
     const std::vector<KvMethod> methods =
         add_methods(report, subject, expected.model, comparison_of(report, subject, inputs, options, backend, status),
                     options.context);

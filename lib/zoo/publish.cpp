@@ -19,6 +19,7 @@
 #include "base/sha256.hpp"
 #include "remote/transport.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/verdict.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
 #include "zoo/location.hpp"
@@ -53,14 +54,16 @@ SetManifest read_publishable(const PublishOptions& options) {
   return manifest;
 }
 
-void require_accepted(const std::string& verdict, const PublishOptions& options, Status& status) {
-  if (verdict == "accepted") return;
-  const std::string what =
-      verdict.empty() ? "the set has not been verified" : "verify did not accept the set: " + verdict;
+void require_accepted(std::optional<Verdict> verdict, const PublishOptions& options, Status& status) {
+  if (verdict == Verdict::kAccepted) return;
+  const char* what = !verdict                         ? "the set has not been verified"
+                     : *verdict == Verdict::kRejected ? "verify did not accept the set: rejected"
+                                                      : "verify has not measured the set: only its structure is known";
   if (!options.force) {
-    throw DataError(what, options.set.string(), "run oscar verify on it, or pass --force (the index will say so)");
+    throw DataError(what, options.set.string(),
+                    "run oscar verify on it with --model and text, or --dump, or pass --force (the index will say so)");
   }
-  status.warning(what + "; published because of --force, and the index says so");
+  status.warning(std::string(what) + "; published because of --force, and the index says so");
 }
 
 /// The figures of `verification` without its per-layer lists.
@@ -144,7 +147,7 @@ struct Publication {
   Status& status;
   SetName name;
   SetManifest manifest;
-  std::string verdict;
+  std::optional<Verdict> verdict;
 
   Publication(const PublishOptions& options_, Status& status_, const ExamineSet& examine)
       : options(options_), status(status_), name(parse_set_name(options_.name)) {
@@ -153,7 +156,7 @@ struct Publication {
     }
     manifest = read_publishable(options);
     examine(options.set);
-    verdict = verdict_of(manifest);
+    verdict = recorded_verdict(manifest.document);
   }
 
   [[nodiscard]] std::string folder() const { return published_path(name); }
@@ -172,7 +175,7 @@ struct Publication {
   }
 
   [[nodiscard]] ZooEntry entry(const std::string& signature) const {
-    ZooEntry made = make_entry(name, manifest, verdict != "accepted");
+    ZooEntry made = make_entry(name, manifest, verdict != Verdict::kAccepted);
     if (signature.empty()) return made;
     for (const PublicKey& key : check_signatures(manifest.text, signature, kSignatureName)) {
       made.signed_by.push_back(key.base64);

@@ -12,6 +12,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/verdict.hpp"
 #include "tensor/pt.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
@@ -267,7 +268,9 @@ class Pull {
   }
 
   [[nodiscard]] PullResult result(const fs::path& path, const SetManifest& manifest, bool fetched) const {
-    if (verdict_of(manifest) != "accepted") status_.warning("verify has not accepted this set: use it with care");
+    if (const auto verdict = recorded_verdict(manifest.document); verdict != Verdict::kAccepted) {
+      status_.warning("verify has not accepted this set (" + claim_of(verdict) + "): use it with care");
+    }
     return {path, asked_, zoo_.text(), manifest.sha256, manifest.total_size, fetched};
   }
 

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <optional>
+
+#include "rotation/verdict.hpp"
 
 namespace oscar {
 namespace {
@@ -99,10 +102,8 @@ std::string methods_table(const Json& verification) {
 }
 
 std::string badges(const ZooEntry& entry) {
-  const Json verdict = at(entry.summary, {"verification", "verdict"});
-  std::string out = verdict == "accepted"
-                        ? badge("accepted by verify", "good")
-                        : badge(verdict.is_string() ? verdict.get<std::string>() : "not verified", "bad");
+  const std::optional<Verdict> verdict = recorded_verdict(entry.summary);
+  std::string out = badge(claim_of(verdict), verdict == Verdict::kAccepted ? "good" : "bad");
   if (entry.forced) out += badge("published by force", "bad");
   if (!entry.signed_by.empty()) out += badge("signed");
   if (!entry.deprecated.empty()) out += badge("deprecated: " + entry.deprecated, "bad");
@@ -147,7 +148,7 @@ std::string render_zoo(const ZooIndex& index, const std::string& zoo) {
          "<meta name=\"viewport\" content=\"width=device-width\"><title>Rotation zoo</title><style>" + kStyle +
          "</style></head><body>\n<h1>Rotation zoo</h1>\n<p>Transforms for 2-bit KV caches. Bits are those at a context "
          "of "
-         "128K tokens, windows included; errors are those of held-out text, as each set's manifest tells.</p>\n"
+         "128K tokens, windows included; errors are what the maker of each set measured, as its manifest tells.</p>\n"
          "<table><thead><tr><th>set</th><th>recipe</th><th>codec</th><th>bits</th><th>attention error</th><th>KLD</th>"
          "<th>needles</th><th>size</th></tr></thead><tbody>\n" +
          contents + "</tbody></table>\n" + sections + "</body></html>\n";

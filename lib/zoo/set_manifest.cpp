@@ -91,12 +91,6 @@ SetManifest read_set_manifest(const fs::path& folder) {
   return parse_set_manifest(read_text(path), path.string());
 }
 
-std::string verdict_of(const SetManifest& manifest) {
-  const Json verification = manifest.document.value("verification", Json());
-  const Json verdict = verification.is_object() ? verification.value("verdict", Json()) : Json();
-  return verdict.is_string() ? verdict.get<std::string>() : "";
-}
-
 std::optional<SetManifest> find_set(const fs::path& folder, const std::string& manifest_sha256, SetCheck check) {
   try {
     SetManifest manifest = read_set_manifest(folder);

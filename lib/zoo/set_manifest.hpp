@@ -36,9 +36,6 @@ struct SetManifest {
 /// From a set's folder.
 [[nodiscard]] SetManifest read_set_manifest(const std::filesystem::path& folder);
 
-/// "accepted", "rejected" …, as verify left it in the manifest; empty if the set has not been verified.
-[[nodiscard]] std::string verdict_of(const SetManifest& manifest);
-
 enum class SetCheck { sizes, hashes };
 /// The manifest of the set in `folder`, if it has this hash and its files have the listed sizes (or, slower, hashes).
 [[nodiscard]] std::optional<SetManifest> find_set(const std::filesystem::path& folder,

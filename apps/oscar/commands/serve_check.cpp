@@ -12,6 +12,7 @@
 #include "remote/curl_call.hpp"
 #include "verify/methods.hpp"
 #include "verify/subject.hpp"
+#include "verify/words.hpp"
 
 namespace oscar {
 namespace {
@@ -54,8 +55,9 @@ verify::AskServer asker(const StoreLocation& server, double timeout_seconds, Sta
 
 std::string summary(const ServeCheckReport& r) {
   const verify::ServedDifferences& found = r.differences;
-  std::string text = fmt::format("{}: {} prompts and {} needles ({} found), {} generated tokens\n", r.served_model,
-                                 r.prompts, r.needles, r.needles_found, found.positions);
+  std::string text = fmt::format("{}: {} and {} ({} found), {}\n", r.served_model, verify::plural(r.prompts, "prompt"),
+                                 verify::plural(r.needles, "needle"), r.needles_found,
+                                 verify::plural(found.positions, "generated token"));
   text += r.has_prediction
               ? fmt::format("from exact attention: server {:.4g} nats, predicted {:.4g}; agreement {:.2f}\n",
                             found.measured_kl, found.predicted_kl, found.agreement)
@@ -116,6 +118,7 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
       ->check(kNonNegative)
       ->excludes(reference);
   add("--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")
+      ->check(kFinite)  // a range lets NaN pass
       ->check(CLI::Range(-1.0, 1.0))
       ->excludes(reference);
   add("--min-kl", c.options.min_kl, "With --reference: reject below so many nats")

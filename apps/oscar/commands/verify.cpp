@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "verify/verify.hpp"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ctime>
 #include <memory>
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
+#include "command_text.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
@@ -21,6 +25,7 @@
 #include "verify/record.hpp"
 #include "verify/table.hpp"
 #include "verify/verdict.hpp"
+#include "zoo/pinned.hpp"
 
 namespace oscar {
 namespace {
@@ -78,19 +83,32 @@ verify::OptrCalibration read_calibration(const VerifyCommand& c, const ModelConf
 /// Structure checks alone do not replace figures that were measured before, unless they failed.
 bool worth_recording(const VerifyCommand& c, const VerifyReport& report) {
   if (!c.record || report.rotation_set.value("format", "") != "oscar.rotation_set.v1") return false;
-  const bool measured = report.data.contains("attention") || report.data.contains("model");
-  return measured || !report.accepted || !report.rotation_set.value("verified_before", false);
+  return report.verdict != Verdict::kNotMeasured || !report.rotation_set.value("verified_before", false);
+}
+
+/// Empty if the summary may go into the manifest.
+std::string why_unrecorded(const VerifyCommand& c, const VerifyReport& report) {
+  if (report.other_model) return "the set is of another model than what it was held against";
+  const std::string pinned = why_pinned(c.rotations);
+  return pinned.empty() ? pinned : pinned + ": verify a copy, and publish that";
 }
 
 void record(const VerifyCommand& c, const VerifyReport& report, Status& status) {
   if (!worth_recording(c, report)) return;
+  if (const std::string why = why_unrecorded(c, report); !why.empty()) {
+    status.notice("the summary is not recorded: " + why);
+    return;
+  }
   try {
     record_verification(c.rotations, verification_summary(report));
     status.notice("the summary is recorded in " + (c.rotations / "manifest.json").string());
-  } catch (const IoError& error) {
+  } catch (const Error& error) {
     status.warning(std::string("the summary is not recorded: ") + error.what() + " (" + error.where() + ")");
   }
 }
+
+/// "2026-01-31 12:00 UTC"
+std::string utc_minute() { return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::time(nullptr))); }
 
 /// What cannot be written should be told before the work, not after it.
 void require_writable(const std::filesystem::path& file) {
@@ -131,10 +149,10 @@ void run(VerifyCommand& c, Context& context) {
   emit_json(context, document);
   record(c, report, *context.status);
   if (!c.report.empty()) {
-    write_file(c.report, html_report(report));
+    write_file(c.report, html_report(report, {command_text(context.arguments), utc_minute()}));
     context.status->notice("wrote " + c.report.string());
   }
-  if (!report.accepted) context.exit_code = 3;
+  if (report.verdict == Verdict::kRejected) context.exit_code = 3;
 }
 
 void add_inputs(CLI::App& command, VerifyCommand& c) {

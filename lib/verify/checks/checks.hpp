@@ -44,6 +44,7 @@ struct Expectation {
   ModelIdentity model;
   std::string origin;            // "config.json of --model", "the manifest", …; empty: nothing is known
   std::vector<int> data_layers;  // layers of the data that is measured on
+  bool from_outside = false;     // a model or data is at hand, not the set alone
 };
 
 /// Sizes and SHA-256 of the files that a folder's manifest lists. Runs before the set is read, on the folder itself.

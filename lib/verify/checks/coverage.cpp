@@ -4,6 +4,7 @@
 
 #include "verify/checks/checks.hpp"
 #include "verify/checks/for_each_side.hpp"
+#include "verify/words.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -91,7 +92,7 @@ void check_shape(const SubjectSide& side, int layer, const SideTransform& t, con
     message = "the model's head_dim is " + std::to_string(expected);
   }
   if (model.num_key_value_heads > 0 && t.rotation.count != 1 && t.rotation.count != model.num_key_value_heads) {
-    message = "the model has " + std::to_string(model.num_key_value_heads) + " key-value heads";
+    message = "the model has " + plural(model.num_key_value_heads, "key-value head");
   }
   std::optional<bool> ok = message.empty();
   if (message.empty() && expected == 0) {
@@ -112,7 +113,7 @@ void check_group(const Subject& subject, std::vector<Check>& checks) {
     const auto found = std::find_if(side.layers.begin(), side.layers.end(), cut);
     if (found != side.layers.end() && !where) where = found->first;
   }
-  const std::string message = where ? "groups of " + std::to_string(group) + " channels do not divide head_dim" : "";
+  const std::string message = where ? "groups of " + plural(group, "channel") + " do not divide head_dim" : "";
   checks.push_back({"group_size", where, "", group, {}, !where, message});
 }
 

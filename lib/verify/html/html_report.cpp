@@ -23,14 +23,23 @@ std::string replaced(std::string_view text, char from, std::string_view to) {
 }
 
 /// Nothing in a string of the report ends the element that holds it.
-std::string embedded(const Json& json) { return replaced(json.dump(), '<', "\\u003c"); }
+std::string embedded(const Json& json) {
+  return replaced(json.dump(-1, ' ', false, Json::error_handler_t::replace), '<', "\\u003c");
+}
 
-Json with_spectra(const VerifyReport& report) {
+/// The report, with what only people look at.
+Json page_data(const VerifyReport& report, const ReportOrigin& origin) {
   Json json = to_json(report);
   json["spectra"] = Json::array();
   for (const Spectra& each : report.spectra) {
     json["spectra"].push_back({{"layer", each.layer}, {"target", each.target}, {"values", each.values}});
   }
+  json["clips"] = Json::array();
+  for (const LayerClips& each : report.clips) {
+    json["clips"].push_back({{"layer", each.layer}, {"key", each.key}, {"value", each.value}});
+  }
+  json["command"] = origin.command;
+  json["date"] = origin.date;
   return json;
 }
 
@@ -44,7 +53,7 @@ void require_html_report() {
                    "install libjs-chart.js (scripts/setup.sh does) and build again, or use --json");
 }
 
-std::string html_report(const VerifyReport& report) {
+std::string html_report(const VerifyReport& report, const ReportOrigin& origin) {
   require_html_report();
   std::string_view page = page_parts().at("html");
   std::string out;
@@ -53,7 +62,7 @@ std::string html_report(const VerifyReport& report) {
     const std::string_view part = page.substr(open + 2, close - open - 2);
     out += page.substr(0, open);
     if (part == "report") {
-      out += embedded(with_spectra(report));
+      out += embedded(page_data(report, origin));
     } else if (part == "licence") {
       out += escaped(page_parts().find(part)->second);
     } else {

@@ -12,7 +12,13 @@ namespace oscar {
 /// Throws UsageError if this build has no plotting library.
 void require_html_report();
 
-/// UTF-8. Throws as require_html_report().
-[[nodiscard]] std::string html_report(const VerifyReport& report);
+/// What a reader wants to know of a report, and the report itself must not hold: it has the same bytes in every run.
+struct ReportOrigin {
+  std::string command;  // without secrets
+  std::string date;
+};
+
+/// UTF-8, whatever bytes names are of. Throws as require_html_report().
+[[nodiscard]] std::string html_report(const VerifyReport& report, const ReportOrigin& origin);
 
 }  // namespace oscar

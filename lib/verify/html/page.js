@@ -5,10 +5,32 @@ const report = JSON.parse(document.getElementById("report").textContent);
 const measured = (part) => report.methods.filter((m) => m[part]);
 const by = (id) => document.getElementById(id);
 function text(value, digits = 3) {
-  if (value === null || value === undefined) return "–";
+  if (value === null || value === undefined) return "not known";
+  if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return String(value);
   return value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
 }
+
+// Names of the report in words. What is not here is shown as it is called.
+const words = {
+  output_rel_error: "error of attention outputs", softmax_kl: "KL of attention probabilities", kld_mean: "KL of predictions",
+  ppl_increase: "increase of perplexity", given: "given", default: "default for its bits",
+  accepted: "accepted", rejected: "rejected", not_measured: "not measured: no figure of the set was held to a limit",
+  attention: "attention", model: "model", statistics: "statistics", source: "taken from", dump: "a dump",
+  data_sha256: "SHA-256 of the data", tokens_per_layer: "tokens of a layer", queries_per_layer: "queries of a layer",
+  layers: "layers", tokens: "tokens", needles: "needles", sequences: "sequences", held_out: "held out",
+  sequences_fitted_on: "sequences that the set was fitted on", keys_read: "keys read", keys_quantised: "of these quantised",
+  quantised_share: "share that was quantised", needles_quantised_share: "share that was quantised for needles",
+  file_hashes: "files are what the manifest lists", finite: "all numbers are finite", layer_coverage: "every layer is there",
+  sides_agree: "keys and values have the same layers", objective_side: "objectives are of their side", shape: "shapes are the model's",
+  group_size: "groups divide a row", clip_ratio: "clip ratios", model_identity: "fitted on this model",
+  model_revision: "fitted on this revision", calibration_tokens: "enough calibration tokens", fp8_subnormals: "never cast to fp8",
+  orthogonality: "rotations are orthogonal", orthogonality_bf16: "orthogonal in bfloat16", inverse_pair: "sides undo each other",
+  inverse_pair_bf16: "sides undo each other in bfloat16", spectrum: "eigenvalues are sound", spectrum_rank: "spectra have full rank",
+  stretch_metric: "stretches are what the data asks for", decomposition: "rotations diagonalise what they were fitted on",
+  decomposition_on_data: "rotations fit the data at hand", composition: "composed as the objective says",
+};
+const inWords = (name) => (Object.hasOwn(words, name) ? words[name] : String(name).replaceAll("_", " "));
 
 // A cell is a text, or a text and a smaller one that stands below it.
 function fillTable(table, header, rows) {
@@ -39,6 +61,7 @@ const style = (method) => ({
   pointRadius: method.kind === "this" ? 5 : 3,
   pointStyle: shapes[Math.max(others.indexOf(method), 0) % shapes.length],
   order: method.kind === "this" ? 0 : 1,
+  clip: false,  // points on the edge are drawn whole
 });
 
 Chart.defaults.animation = false;
@@ -60,35 +83,59 @@ function plot(title, note, config) {
 
 const axis = (title, extra = {}) => ({title: {display: true, text: title}, ...extra});
 const legend = {legend: {position: "bottom", labels: {usePointStyle: true, boxHeight: 6, font: {size: 11}}}};
-const logarithmic = (title) => axis(title, {type: "logarithmic", ticks: {callback: (v) => text(v), maxTicksLimit: 8}});
+// As far as the values go: logarithmic where they differ by more than a digit, with ticks that have one digit.
+function fitted(title, values) {
+  const low = Math.min(...values), high = Math.max(...values);
+  if (!(high > 8 * low)) {
+    const room = (high - low || high) * 0.08;
+    return axis(title, {type: "linear", min: Math.max(0, low - room), max: high + room, ticks: {callback: (v) => text(v), includeBounds: false, maxTicksLimit: 8}});
+  }
+  const step = (value, round) => { const unit = 10 ** Math.floor(Math.log10(value)); return round(value / unit) * unit; };
+  return axis(title, {type: "logarithmic", min: step(low, Math.floor), max: step(high, Math.ceil), ticks: {callback: (v) => text(v), maxTicksLimit: 8}});
+}
+// What rounds, but quantises nothing, would only stretch the axis of errors.
+const quantising = (part) => measured(part).filter((m) => m.kind !== "exact");
 // Zero cannot stand on a logarithmic axis.
 const positive = (points) => points.filter((p) => p.y > 0);
 
 function lines(title, note, x, y, datasets, ticks = {}) {
   const filled = datasets.filter((d) => d.data.length > 0);
   if (filled.length === 0) return;
+  const points = filled.flatMap((d) => d.data);
+  const least = Math.min(...points.map((p) => p.x)), most = Math.max(...points.map((p) => p.x));
+  const room = most > least ? 0 : 0.5;
   plot(title, note, {
     type: "line",
     data: {datasets: filled},
-    options: {scales: {x: axis(x, {type: "linear", ticks}), y: logarithmic(y)}, plugins: legend},
+    options: {
+      scales: {
+        x: axis(x, {type: "linear", min: least - room, max: most + room, ticks: {includeBounds: false, ...ticks}}),
+        y: fitted(y, points.map((p) => p.y)),
+      },
+      plugins: legend,
+    },
   });
 }
 
 function byLayer(figure, title, note) {
-  lines(title, note, "layer", figure.replaceAll("_", " "), measured("attention").map((m) =>
+  lines(title, note, "layer", inWords(figure), quantising("attention").map((m) =>
     ({...style(m), data: positive(m.layers.map((l) => ({x: l.layer, y: l.attention[figure]})))})), {precision: 0});
 }
 
 function frontier(part, figure, title, note) {
-  const datasets = measured(part)
+  const datasets = quantising(part)
     .map((m) => ({...style(m), data: positive([{x: m.bits_per_element.at_context, y: m[part][figure]}])}))
     .filter((d) => d.data.length > 0);
   if (datasets.length === 0) return;
+  const points = datasets.flatMap((d) => d.data);
   plot(title, note, {
     type: "scatter",
     data: {datasets},
     options: {
-      scales: {x: logarithmic("bits per element, fp16 parameters, windows included"), y: logarithmic(figure.replaceAll("_", " "))},
+      scales: {
+        x: fitted("bits per element, fp16 parameters, windows included", points.map((p) => p.x)),
+        y: fitted(inWords(figure), points.map((p) => p.y)),
+      },
       plugins: legend,
     },
   });
@@ -136,11 +183,33 @@ function needleGrid() {
 }
 
 function heading() {
-  by("title").textContent = `oscar verify: ${report.rotation_set.path}`;
-  Object.assign(by("verdict"), {textContent: report.verdict, className: report.verdict});
+  const set = report.rotation_set;
+  const name = [set.model?.id, set.recipe].filter(Boolean).join(", recipe ") || set.path;
+  by("title").textContent = document.title = `oscar verify: ${name}`;
+  Object.assign(by("verdict"), {textContent: inWords(report.verdict), className: report.verdict});
   for (const note of [...report.reasons, ...report.warnings]) {
     by("notes").appendChild(Object.assign(document.createElement("li"), {textContent: note}));
   }
+}
+
+function about() {
+  const set = report.rotation_set, windows = report.windows;
+  const fitted = set.calibration?.tokens > 0 ? `${set.calibration.tokens} tokens, ${set.calibration.sequences} ${set.calibration.sequences === 1 ? "sequence" : "sequences"}` : null;
+  const rows = [["model", set.model?.id || null], ["recipe", set.recipe || null],
+    ["objectives", Object.entries(set.objectives ?? {}).map(([side, objective]) => `${side}: ${objective}`).join(", ") || null],
+    ["layers", set.layers], ["fitted on", fitted], ["windows", `first ${windows.sink} and last ${windows.recent} tokens in bfloat16`],
+    ["arithmetic", report.precision === "serving" ? "bfloat16, as servers round" : "float32"], ["set", set.path], ["date", report.date],
+    ["command", report.command], ["written by", `oscar ${report.oscar_version}`]];
+  fillTable(by("about"), ["", ""], rows.map(([name, value]) => ({cells: [name, text(value, 6)]})));
+}
+
+// Of the heads of a layer: what they have in common, or how far they differ.
+function clips() {
+  const mean = (all) => all.reduce((sum, x) => sum + x, 0) / all.length;
+  const cells = (all) => [mean(all), Math.min(...all), Math.max(...all)].map((x) => text(x, 4));
+  fillTable(by("clips"), ["layer", "keys: mean", "least", "most", "values: mean", "least", "most"],
+    report.clips.map((c) => ({cells: [c.layer, ...cells(c.key), ...cells(c.value)]})));
+  by("clips").closest("section").hidden = report.clips.length === 0;
 }
 
 function tables() {
@@ -160,7 +229,7 @@ function tables() {
   by("context").textContent = context ? `Bits per element of a context of ${context} tokens, windows included.` : "";
   fillTable(by("descriptions"), ["method", ""], report.methods.map((m) => ({cells: [m.name, m.description]})));
   fillTable(by("limits"), ["figure", "of this set", "limit", "origin"], report.limits.map((l) =>
-    ({cells: [l.figure.replaceAll("_", " "), text(l.value), text(l.limit), l.origin]})));
+    ({cells: [inWords(l.figure), text(l.value), text(l.limit), inWords(l.origin)]})));
   by("limits").closest("section").hidden = report.limits.length === 0;
   const counts = {};
   for (const check of report.structure.checks) {
@@ -169,18 +238,20 @@ function tables() {
     counts[check.name].message ||= check.message;
   }
   fillTable(by("checks"), ["check", "ok", "unknown", "failed", ""], Object.entries(counts).map(([name, c]) =>
-    ({cells: [name, c.ok, c.unknown, c.failed, c.message]})));
-  const rows = Object.entries(report.data).flatMap(([part, data]) => Object.entries(data).map(([name, value]) => ({cells: [`${part}: ${name.replaceAll("_", " ")}`, text(value, 6)]})));
+    ({cells: [inWords(name), c.ok, c.unknown, c.failed, c.message]})));
+  const rows = Object.entries(report.data).flatMap(([part, data]) => Object.entries(data).map(([name, value]) => ({cells: [`${inWords(part)}: ${inWords(name)}`, typeof value === "string" ? inWords(value) : text(value, 6)]})));
   fillTable(by("data"), ["", ""], rows);
 }
 
 heading();
+about();
 tables();
+clips();
 byLayer("output_rel_error", "Error of attention outputs, by layer", "Share of the energy of exact outputs.");
 byLayer("softmax_kl", "Softmax KL, by layer", "Nats per query and head.");
 frontier("attention", "output_rel_error", "Bits and attention error", "Lower left is better.");
 frontier("model", "kld_mean", "Bits and KL of predictions", "Lower left is better.");
-lines("KL of predictions, by position", "Nats; the windows keep the first positions exact.", "position", "mean KL", measured("model").map((m) =>
+lines("KL of predictions, by position", "Nats; the windows keep the first positions exact.", "position", "mean KL", quantising("model").map((m) =>
   ({...style(m), data: positive(m.model.kld_by_position.map((b) => ({x: (b.begin + b.end) / 2, y: b.kld_mean})))})));
 needleGrid();
 spectra("key", "Eigen-spectra of keys");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "base/errors.hpp"
@@ -10,6 +11,7 @@
 #include "model/config.hpp"
 #include "rotation/convert.hpp"
 #include "rotation/one_truth.hpp"
+#include "rotation/verdict.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/inspect/kinds.hpp"
@@ -134,6 +136,7 @@ Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
     found = inspect_sides(folder);
     found.kind = "rotation set";
   }
+  const std::optional<Verdict> verdict = recorded_verdict(manifest);
   Json facts = {{"model", manifest["model"]["id"]},
                 {"recipe", manifest["recipe"]["name"]},
                 {"key_objective", manifest["objectives"]["key"]},
@@ -143,7 +146,8 @@ Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
                 {"windows", manifest["windows"]},
                 {"codec", manifest["codec"]["name"]},
                 {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
-                {"verified", !manifest.value("verification", Json()).is_null()}};
+                {"verdict", verdict ? name_of(*verdict) : "not verified"}};
+  if (verdict) facts["verdict_by"] = "its maker's oscar verify";
   facts.update(found.facts);
   found.facts = std::move(facts);
   std::vector<Check> checks;

@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 HEADS, DIM = {"q": 4, "k": 2, "v": 2}, 32
-LENGTHS = ((350, 30), (390,))  # tokens of each sequence, of each chunk
+LENGTHS = ((500, 30), (520,))  # tokens of each sequence, of each chunk
 
 
 def main(folder):

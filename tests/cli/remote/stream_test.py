@@ -18,7 +18,7 @@ class StreamTest(RemoteCase):
         self.succeed("dump", "-q", "--model", MODEL, *text, "--out", "c")
         self.succeed("dump", "-q", "--model", address, *text, "--out", "d")
         self.assertEqual(read_folder(self.folder / "c"), read_folder(self.folder / "d"))
-        verify = ["verify", "-q", "a", *TOKENS, "--compare", "none", "--no-default-limits", "--json"]
+        verify = ["verify", "-q", "a", *TOKENS, "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]
         figures = [json.loads(self.succeed(*verify, "--model", place).stdout)["methods"] for place in (MODEL, address)]
         self.assertEqual(*figures)
 
@@ -57,7 +57,7 @@ class StreamTest(RemoteCase):
             self.assertEqual(self.fit("a", "--dump", dump), self.fit("b", "--dump", f"{url}/dump"))
         self.assertLess(self.bytes_asked(server, "/layer_"), self.size_of_layers("dump"))
         server = self.serving(dump)
-        verify = ["verify", "-q", "a", "--compare", "naive", "--no-default-limits", "--json"]
+        verify = ["verify", "-q", "a", "--compare", "naive", "--no-default-limits", "--recent", "64", "--json"]
         with server as url:
             figures = [json.loads(self.succeed(*verify, "--dump", place).stdout)["methods"] for place in (dump, f"{url}/dump")]
         self.assertEqual(*figures)
@@ -65,7 +65,7 @@ class StreamTest(RemoteCase):
 
     def test_verify_fetches_a_model_no_more_often_for_more_methods(self):
         self.fit("a", "--model", MODEL, *TOKENS, "--recipe", "oscar")
-        verify = ["verify", "-q", "a", *TOKENS, "--compare", "naive,fp8", "--no-default-limits", "--json"]
+        verify = ["verify", "-q", "a", *TOKENS, "--compare", "naive,fp8", "--no-default-limits", "--recent", "64", "--json"]
         server = self.serving(MODEL)
         with server as url:
             figures = [json.loads(self.succeed(*verify, "--model", place).stdout)["methods"] for place in (MODEL, f"{url}/{MODEL.name}")]
@@ -97,7 +97,7 @@ class StreamTest(RemoteCase):
         dump = self.dump()
         address = self.bucket().upload(dump, "dump")
         self.fit("a", "--dump", dump, "--recipe", "oscar")
-        verify = ["verify", "-q", "a", "--compare", "none", "--no-default-limits", "--json"]
+        verify = ["verify", "-q", "a", "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]
         figures = [json.loads(self.succeed(*verify, "--dump", place).stdout)["methods"] for place in (dump, address)]
         self.assertEqual(*figures)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """verify --report in a real browser: every plot is drawn, nothing is fetched, the console stays silent, and the page fits a
 phone. Skipped (77) without Chromium."""
+import html
 import json
 import os
 import re
@@ -17,6 +18,8 @@ BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_TEST_DATA"])
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 GOLDEN = DATA / "golden/qwen3-2m"
 PLOTS = 8
+# Would end the element that holds the report, and run, if it were markup anywhere.
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">&amp;"
 
 # Looks into the report from a page around it, at the widths of a phone and of a desk.
 AROUND = """<body><iframe src="report.html" width="375" height="800"></iframe>
@@ -35,6 +38,12 @@ onload = () => {
     fetched: page.performance.getEntriesByType("resource").length,
     rows: page.document.querySelectorAll("#methods tbody tr").length,
     verdict: page.document.getElementById("verdict").textContent,
+    scripts: page.document.scripts.length,
+    images: page.document.images.length,
+    title: page.document.title,
+    about: page.document.getElementById("about").innerText,
+    clips: page.document.querySelectorAll("#clips tbody tr").length,
+    raw: [...page.document.querySelectorAll("th, td:first-child")].filter((cell) => /[a-z0-9]_[a-z]/.test(cell.textContent) && !cell.closest("#methods, #descriptions")).map((cell) => cell.textContent),
   });
 };
 </script></body>"""
@@ -80,10 +89,15 @@ class ReportTest(unittest.TestCase):
         cls.page = cls.folder / "report.html"
         run = lambda *words: subprocess.run([BINARY, *map(str, words)], check=True, capture_output=True, timeout=300)
         model = ("--model", DATA / "qwen3-2m", "--seq-len", 512)
-        # A name that would end the element which holds the report.
         rotations = cls.folder / "<script>a & b"
         run("fit", "--recipe", "oscar", *model, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024, "--out", rotations)
-        run("verify", rotations, *model, "--tokens", GOLDEN / "tokens_eval.npy", "--sequences", 2, "--compare", "naive,kivi_g128",
+        manifest = json.loads((rotations / "manifest.json").read_text())
+        manifest["model"]["id"] = EVIL
+        (rotations / "manifest.json").write_text(json.dumps(manifest))
+        tokens = cls.folder / "<" / "script><b>.npy"
+        tokens.parent.mkdir()
+        shutil.copy(GOLDEN / "tokens_eval.npy", tokens)
+        run("verify", rotations, *model, "--tokens", tokens, "--sequences", 2, "--compare", "naive,kivi_g128",
             "--needle", GOLDEN / "tokens_passkey.npy", "--needle-answers", GOLDEN / "passkey_answer_len.npy",
             "--max-needles", 2, "--report", cls.page)
 
@@ -95,10 +109,16 @@ class ReportTest(unittest.TestCase):
         around = self.folder / "around.html"
         around.write_text(AROUND)
         dom, console = browse(around, "--dump-dom")
-        found = json.loads(re.search(r'id="found">(.*?)</pre>', dom)[1])
+        found = json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', dom)[1]))
         self.assertEqual(console, [])
         self.assertLessEqual(found.pop("width"), 375)
-        self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 3, "verdict": "accepted"})
+        about = found.pop("about")
+        for words in (EVIL, "oscar verify '", "</script><b>.npy'", "1024 tokens, 2 sequences", "first 64 and last 256 tokens", "UTC",
+                      "key: qqt_r_h_pbr", "<script>a & b"):
+            self.assertIn(words, about)
+        self.assertEqual(found.pop("title"), f"oscar verify: {EVIL}, recipe oscar")
+        self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 3, "verdict": "accepted",
+                                 "scripts": 3, "images": 0, "clips": 4, "raw": []})
 
     def test_a_mistake_would_show_on_the_console(self):
         broken = self.folder / "broken.html"

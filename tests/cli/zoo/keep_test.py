@@ -32,7 +32,7 @@ class KeepTest(ZooTest):
         page = Page((self.folder / "page.html").read_text())
         self.assertNotIn("script", page.tags)
         for text in ("sample/qwen3-2m:latest", "oscar pull sample/qwen3-2m:latest --zoo https://example.org/zoo",
-                     "accepted by verify", "hadamard_clip", "(this set)", "@sha256:"):
+                     "accepted by its maker's verify", "hadamard_clip", "(this set)", "@sha256:"):
             self.assertIn(text, page.text)
         self.assertEqual((self.folder / "page.html").read_text().count("<html"), 1)
 

@@ -26,8 +26,8 @@ std::vector<double> softmax_kl(std::vector<test::MemoryChunk> chunks, const std:
   const auto backend = test::make_test_backend();
   Subject subject;
   Status silent;
-  const auto found =
-      verify::measure_source(source, {&subject, &methods, {}, 0, Precision::kServing, false}, *backend, silent);
+  const auto found = verify::measure_source(source, {&subject, &methods, {}, 0, Precision::kServing, false, {4, 16}},
+                                            *backend, silent);
   std::vector<double> figures;
   for (const auto& method : found.methods) figures.push_back(method.layers[0].metrics().softmax_kl);
   return figures;

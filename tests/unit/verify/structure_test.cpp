@@ -19,6 +19,8 @@
 namespace oscar {
 namespace {
 
+using test::check_contains;
+
 constexpr int kHeadDim = 16;
 
 /// A D A^T with random A: no two seeds share directions.

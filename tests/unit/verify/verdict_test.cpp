@@ -61,13 +61,13 @@ TEST_CASE("default limits part sets that work from naive ones of the same bits, 
   for (const auto& [bits, f, works] : rows) {
     CAPTURE(bits);
     CAPTURE(f[2]);
-    CHECK(judged(report_of(f[0], f[1], f[2], f[3]), {}, bits).accepted == works);
+    CHECK((judged(report_of(f[0], f[1], f[2], f[3]), {}, bits).verdict == Verdict::kAccepted) == works);
   }
 }
 
 TEST_CASE("a reason names the figure, the limit and where it comes from") {
   const VerifyReport report = judged(report_of(0.01, 0.5, 0.02, 1.02), {.max_kld = 0.015}, 2);
-  CHECK_FALSE(report.accepted);
+  CHECK(report.verdict == Verdict::kRejected);
   REQUIRE(report.reasons.size() == 2);
   CHECK(report.reasons[0] == "softmax KL 0.5 is above 0.08, the default for its bits (--max-softmax-kl)");
   CHECK(report.reasons[1] == "model KL 0.02 is above --max-kld 0.015");
@@ -79,15 +79,15 @@ TEST_CASE("a reason names the figure, the limit and where it comes from") {
 }
 
 TEST_CASE("a given limit may be wider than the default, and no number is above every limit") {
-  CHECK(judged(report_of(0.5, 0.5, 0.5, 1.5), {1.0, 1.0, 1.0, 1.0}, 2).accepted);
-  CHECK_FALSE(judged(report_of(std::nan(""), 0, 0, 1), {}, 2).accepted);
+  CHECK(judged(report_of(0.5, 0.5, 0.5, 1.5), {1.0, 1.0, 1.0, 1.0}, 2).verdict == Verdict::kAccepted);
+  CHECK(judged(report_of(std::nan(""), 0, 0, 1), {}, 2).verdict == Verdict::kRejected);
   VerifyReport unmeasured;
   unmeasured.methods.resize(1);
   unmeasured.methods[0].kind = MethodKind::kThis;
-  CHECK(judged(unmeasured, {}, 2).accepted);
+  CHECK(judged(unmeasured, {}, 2).verdict == Verdict::kNotMeasured);
 }
 
-TEST_CASE("a set without a rotation is rejected by default, and not where defaults are switched off") {
+TEST_CASE("a set without a rotation is rejected by default, and without limits nothing is accepted") {
   FitOptions naive;
   naive.composition = "pbr";
   const test::TemporaryFolder folder;
@@ -95,13 +95,14 @@ TEST_CASE("a set without a rotation is rejected by default, and not where defaul
   VerifyOptions options;
   options.compare = {"none"};
   const Verified v = verified(path, model_on(Sample::get().held_out), options);
-  CHECK_FALSE(v.report.accepted);
+  CHECK(v.report.verdict == Verdict::kRejected);
   CHECK(structure_ok(v.report));
   CHECK(v.report.bits_per_code == 2);
   check_contains(v.reasons, "the default for its bits (--max-kld)");
   options.default_limits = false;
   const Verified free = verified(path, model_on(Sample::get().held_out), options);
-  CHECK_MESSAGE(free.report.accepted, free.reasons);
+  CHECK_MESSAGE(free.report.verdict == Verdict::kNotMeasured, free.reasons);
+  check_contains(free.warnings, "no figure of the set is held to a limit");
   CHECK(free.report.limits.empty());
 }
 

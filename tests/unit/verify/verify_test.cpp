@@ -37,7 +37,7 @@ TEST_CASE("a fitted set is accepted, beats the methods beside it, and its figure
 
   const Verified v = verified(path, model_on(Sample::get().held_out));
 
-  CHECK_MESSAGE(v.report.accepted, v.reasons);
+  CHECK_MESSAGE(v.report.verdict == Verdict::kAccepted, v.reasons);
   CHECK(v.report.windows == Windows{16, 64});
   CHECK(v.report.methods.size() == 5);
   CHECK(v.report.methods[4].kind == MethodKind::kThis);
@@ -60,7 +60,7 @@ TEST_CASE("a fitted set is accepted, beats the methods beside it, and its figure
   const RotationSet again = read_rotation_set(path);
   CHECK(again.verification.at("verdict") == "accepted");
   CHECK(again.verification.at("methods").at("oscar").at("model").at("kld_mean") == oscar.model->kld_mean);
-  CHECK(verified(path).report.accepted);
+  CHECK(verified(path).report.verdict == Verdict::kNotMeasured);  // its structure alone
 }
 
 TEST_CASE("thresholds reject with the figure and the option, and need their data") {
@@ -70,12 +70,12 @@ TEST_CASE("thresholds reject with the figure and the option, and need their data
   options.compare = {"none"};
   options.thresholds = {1e-4, 1e-4, 1e-5, 1e-6};
   const Verified v = verified(path, model_on(Sample::get().held_out), options);
-  CHECK_FALSE(v.report.accepted);
+  CHECK(v.report.verdict == Verdict::kRejected);
   CHECK(v.report.methods.size() == 1);
   for (const char* option : {"--max-output-error", "--max-softmax-kl", "--max-kld", "--max-ppl-increase"})
     check_contains(v.reasons, option);
   options.thresholds = {10.0, 10.0, 10.0, 10.0};
-  CHECK(verified(path, model_on(Sample::get().held_out), options).report.accepted);
+  CHECK(verified(path, model_on(Sample::get().held_out), options).report.verdict == Verdict::kAccepted);
   CHECK_ERROR(verified(path, {}, options), UsageError, "--max-output-error");
 }
 
@@ -151,9 +151,9 @@ TEST_CASE("figures of several sequences come with intervals, in the report and i
 TEST_CASE("measuring on the calibration text is said") {
   const test::TemporaryFolder folder;
   const Verified v = verified(written(folder, Sample::get().set), model_on(Sample::get().calibration));
-  CHECK_MESSAGE(v.report.accepted, v.reasons);
-  check_contains(v.warnings, "attention is measured on 1 of 1 sequences that the set was fitted on");
-  check_contains(v.warnings, "model is measured on 1 of 1 sequences");
+  CHECK_MESSAGE(v.report.verdict == Verdict::kAccepted, v.reasons);
+  check_contains(v.warnings, "attention is measured on 1 of 1 sequence that the set was fitted on");
+  check_contains(v.warnings, "model is measured on 1 of 1 sequence that");
   CHECK(v.report.data.at("model").at("held_out") == false);
 }
 
@@ -167,11 +167,11 @@ TEST_CASE("fitted text is found again in shorter sequences and in dumps, and rej
   const TokenSequence& fitted = sample.calibration[0];
   std::vector<TokenSequence> texts{{fitted.begin() + 128, fitted.begin() + 384}, sample.held_out[0]};
   Verified v = verified(path, model_on(texts), options);
-  CHECK_FALSE(v.report.accepted);
+  CHECK(v.report.verdict == Verdict::kRejected);
   check_contains(v.reasons, "attention is measured on 1 of 2 sequences that the set was fitted on");
   check_contains(v.reasons, "(--require-held-out)");
   v = verified(path, model_on(sample.held_out), options);
-  CHECK_MESSAGE(v.report.accepted, v.reasons);
+  CHECK_MESSAGE(v.report.verdict == Verdict::kAccepted, v.reasons);
   CHECK(v.report.data.at("attention").at("held_out") == true);
   CHECK(v.report.data.at("model").at("sequences_fitted_on") == 0);
 
@@ -188,7 +188,7 @@ TEST_CASE("fitted text is found again in shorter sequences and in dumps, and rej
   check_contains(v.reasons, "nothing tells whether model is measured on text that the set was fitted on");
   options.require_held_out = false;
   v = verified(folder / "set", model_on(sample.held_out), options);
-  CHECK(v.report.accepted);
+  CHECK(v.report.verdict == Verdict::kAccepted);
   CHECK(v.report.data.at("model").at("held_out").is_null());
 }
 
@@ -228,12 +228,12 @@ TEST_CASE("foreign files: unknown where nothing can tell, decided by data") {
   fs::copy(path / "v_rotation_sst_r_h_pbr.pt", value);
 
   Verified v = verified(folder / "bare");
-  CHECK(v.report.accepted);
+  CHECK(v.report.verdict == Verdict::kNotMeasured);
   for (const char* name : {"decomposition", "layer_coverage", "model_identity", "file_hashes", "clip_ratio"}) {
     check_contains(v.warnings, std::string(name) + " is unknown");
   }
   v = verified(folder / "bare", model_on(Sample::get().held_out));
-  CHECK_MESSAGE(v.report.accepted, v.reasons);
+  CHECK_MESSAGE(v.report.verdict == Verdict::kAccepted, v.reasons);
   check_contains(v.warnings, "measured with the published 0.96 for keys");
   CHECK(v.warnings.find("decomposition is unknown") == std::string::npos);
   const auto on_data = std::count_if(v.report.checks.begin(), v.report.checks.end(), [](const Check& check) {
@@ -242,7 +242,7 @@ TEST_CASE("foreign files: unknown where nothing can tell, decided by data") {
   CHECK(on_data == 8);
 
   v = verified(key);
-  CHECK(v.report.accepted);
+  CHECK(v.report.verdict == Verdict::kNotMeasured);
   check_contains(v.warnings, "only one side is given");
   CHECK(v.report.methods.empty());
 
@@ -275,7 +275,7 @@ TEST_CASE("the published files of a real model pass, with what they cannot tell 
   for (const char* name : {"Qwen3-8B", "Qwen3-4B-Thinking-2507", "Qwen3.5-4B", "Qwen3.5-4B-hadamard"}) {
     CAPTURE(name);
     const Verified v = verified(*fixtures / name);
-    CHECK_MESSAGE(v.report.accepted, v.reasons);
+    CHECK_MESSAGE(v.report.verdict == Verdict::kNotMeasured, v.reasons);
     check_contains(v.warnings, "layer_coverage is unknown");
   }
 }

@@ -59,7 +59,7 @@ TEST_CASE("latents, whose keys are wider than their values: read from a dump, re
   VerifyOptions options;
   options.compare = {"every"};
   const Verified v = verified(model.path, inputs, options);
-  CHECK_MESSAGE(v.report.accepted, v.reasons);
+  CHECK_MESSAGE(v.report.verdict == Verdict::kAccepted, v.reasons);
   REQUIRE(v.report.methods.size() > 40);
   for (const MethodReport& method : v.report.methods) {
     CAPTURE(method.name);
@@ -76,7 +76,7 @@ TEST_CASE("held-out figures that nobody asked for are missed where they are requ
   options.compare = {"none"};
   options.require_held_out = true;
   const Verified v = verified(written(folder, Sample::get().set), {}, options);
-  CHECK_FALSE(v.report.accepted);
+  CHECK(v.report.verdict == Verdict::kRejected);
   check_contains(v.reasons, "nothing was measured on held-out text: give --model or --dump (--require-held-out)");
 }
 

@@ -77,7 +77,7 @@ TEST_CASE("a tag keeps its content unless forced") {
 
 TEST_CASE("a set that verify has not accepted needs force, and the index says so") {
   PublishFixture fixture;
-  for (const char* verdict : {"rejected", ""}) {
+  for (const char* verdict : {"rejected", "not_measured", "Accepted", ""}) {
     PublishOptions options = fixture.options("x", verdict, std::string("test/tiny:v") + verdict);
     CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, "oscar verify");
     CHECK_FALSE(fs::exists(fixture.zoo() / "test"));
@@ -87,6 +87,13 @@ TEST_CASE("a set that verify has not accepted needs force, and the index says so
     CHECK(fixture.status.warnings.back().find("published because of --force") != std::string::npos);
     fs::remove_all(fixture.zoo());
   }
+}
+
+TEST_CASE("who publishes a set that was not measured is told so") {
+  PublishFixture fixture;
+  CHECK_ERROR(publish(fixture.options("x", "not_measured"), fixture.status), DataError,
+              "verify has not measured the set: only its structure is known");
+  CHECK_ERROR(publish(fixture.options("x", ""), fixture.status), DataError, "the set has not been verified");
 }
 
 TEST_CASE("a set whose files are not what its manifest lists is not published") {

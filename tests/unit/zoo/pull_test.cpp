@@ -227,6 +227,11 @@ TEST_CASE("a set that verify has not accepted comes with a warning, from the cac
   (void)fixture.run();
   (void)fixture.run();
   CHECK(fixture.status.warnings.size() == 2);
+  fixture.zoo.add("test/tiny", "bare", test::sample_set("y", "not_measured"));
+  fixture.options.name = "test/tiny:bare";
+  (void)fixture.run();
+  CHECK(fixture.status.warnings.back() ==
+        "verify has not accepted this set (not measured by its maker): use it with care");
 }
 
 }  // namespace oscar

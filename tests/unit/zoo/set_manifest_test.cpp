@@ -5,6 +5,7 @@
 
 #include "base/atomic_file.hpp"
 #include "base/sha256.hpp"
+#include "rotation/verdict.hpp"
 #include "sample_set.hpp"
 #include "support/support.hpp"
 
@@ -32,7 +33,20 @@ TEST_CASE("a manifest is named by its bytes and knows the size of its set") {
   CHECK(manifest.sha256 == sha256_hex(files.at("manifest.json")));
   CHECK(manifest.total_size == total);
   CHECK(manifest.files.size() == 3);
-  CHECK(verdict_of(manifest) == "accepted");
+  CHECK(recorded_verdict(manifest.document) == Verdict::kAccepted);
+}
+
+TEST_CASE("a verdict is one of three words, whatever a manifest says") {
+  CHECK(recorded_verdict(test::sample_manifest("x")) == std::nullopt);
+  for (const Verdict verdict : {Verdict::kAccepted, Verdict::kRejected, Verdict::kNotMeasured}) {
+    CHECK(recorded_verdict({{"verification", {{"verdict", name_of(verdict)}}}}) == verdict);
+  }
+  for (const Json& other : {Json("Accepted"), Json("accepted by all"), Json(true), Json({"accepted"}), Json()}) {
+    CHECK(recorded_verdict({{"verification", {{"verdict", other}}}}) == std::nullopt);
+  }
+  CHECK(recorded_verdict(Json::array()) == std::nullopt);
+  CHECK(claim_of(Verdict::kAccepted) == "accepted by its maker's verify");
+  CHECK(claim_of({}) == "not verified");
 }
 
 TEST_CASE("a file list can name only files inside the set") {

@@ -118,7 +118,7 @@ TEST_CASE("what is wrong with a rotation file is said with its layer") {
       first_problem(rotation_file(folder, 1, {{text("rotation"), good}, {text("eigenvalues"), eigenvalues({2, 1})}})) ==
       "layer 3: eigenvalues are not ascending");
   CHECK(first_problem(rotation_file(folder, 1, {{text("rotation"), good}, {text("eigenvalues"), eigenvalues({1})}})) ==
-        "layer 3: 1 eigenvalues for head_dim 2");
+        "layer 3: 1 eigenvalue for head_dim 2");
   CHECK(first_problem(
             rotation_file(folder, 1, {{text("rotation"), good}, {text("eigenvalues"), eigenvalues({1, INFINITY})}})) ==
         "layer 3: eigenvalues are NaN or infinite");

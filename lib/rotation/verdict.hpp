@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+// What `verify` can say of a set, and what a set's manifest says it said. The manifest is its maker's word: whoever
+// must be sure verifies the set again.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/json.hpp"
+
+namespace oscar {
+
+enum class Verdict {
+  kAccepted,    // no check failed, and figures of the set were held to limits
+  kRejected,    // a check failed, or a figure is above its limit
+  kNotMeasured  // no check failed, but no figure was held to a limit
+};
+
+/// "accepted", "rejected", "not_measured": as in files.
+[[nodiscard]] std::string name_of(Verdict verdict);
+/// What `verification` of a rotation set's manifest says; none if the set has not been verified, or if the manifest
+/// says something else than name_of() gives.
+[[nodiscard]] std::optional<Verdict> recorded_verdict(const Json& manifest);
+/// The same for people, as a claim of whoever made the set: "accepted by its maker's verify", "not verified".
+[[nodiscard]] std::string claim_of(std::optional<Verdict> recorded);
+
+}  // namespace oscar
