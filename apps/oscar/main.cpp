@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Parses the command line, runs one command, and turns errors into text and exit codes: the only place that does.
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <new>
 
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
 #include "command_line.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "context.hpp"
+#include "settings.hpp"
+#include "usage_errors.hpp"
 
 namespace oscar {
 namespace {
@@ -20,12 +24,13 @@ namespace {
 enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2, kInterrupted = 130 };  // 3 (rejected) comes from verify
 
 /// Between parsing and the command's callback: where talk goes and how many threads work.
-void start(Context& context) {
+void start(CLI::App& app, Context& context) {
   context.status = std::make_unique<Console>(
       Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
   context.network.talk_to(*context.status);
   set_num_threads(context.common.threads);
-  context.status->detail(std::string("version ") + kVersion + ", " + std::to_string(num_threads()) + " threads");
+  context.status->detail(std::string("version ") + kVersion + ", " + plural(num_threads(), "thread"));
+  tell_settings(app, *context.config, *context.status);
 }
 
 void register_commands(CLI::App& app, Context& context) {
@@ -42,8 +47,9 @@ void register_commands(CLI::App& app, Context& context) {
   register_zoo(app, context);
   register_bench(app, context);
   register_completion(app);
+  register_help(app);
   finish_commands(app);
-  app.parse_complete_callback([&context] { start(context); });
+  app.parse_complete_callback([&app, &context] { start(app, context); });
 }
 
 /// Data that did not reach stdout (disk full, for example) must not look like success.
@@ -52,6 +58,20 @@ void check_stdout() {
   if (!std::cout || std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     throw IoError("cannot write the result", "stdout", "check where stdout goes");
   }
+}
+
+/// Of a command with --resume: what it kept, or that it could have. "" for others.
+std::string how_to_go_on(CLI::App& app) {
+  const CLI::App& command = active_command(app);
+  const CLI::Option* resume = command.get_option_no_throw("--resume");
+  if (resume == nullptr) return "";
+  if (resume->count() == 0) return "; --resume keeps what is done, so that the same command goes on behind it";
+  const CLI::Option* statistics = command.get_option("--save-stats");
+  std::filesystem::path kept = (statistics->count() > 0 ? statistics : command.get_option("--out"))->as<std::string>();
+  if (!kept.has_filename()) kept = kept.parent_path();
+  kept += ".partial";
+  if (!std::filesystem::exists(kept)) return "";
+  return "; what is done is kept in " + printable_line(kept.string()) + ", and the same command goes on behind it";
 }
 
 int run(int argc, char** argv) {
@@ -64,7 +84,8 @@ int run(int argc, char** argv) {
   register_commands(app, context);
   try {
     try {
-      parse_and_run(app, {argv + 1, argv + argc});
+      parse_and_run(app, {argv + 1, argv + argc}, context);
+      if (context.status) tell_costs(context.started, *context.status);
     } catch (const CLI::Success& request) {
       app.exit(request);  // help or version
     }
@@ -72,7 +93,7 @@ int run(int argc, char** argv) {
     return context.exit_code;
   } catch (const Interrupted&) {
     context.status.reset();
-    std::fputs("oscar: interrupted\n", stderr);
+    std::fputs(("oscar: interrupted" + how_to_go_on(app) + "\n").c_str(), stderr);
     return kInterrupted;
   } catch (const UsageError& error) {
     context.status.reset();
