@@ -128,7 +128,7 @@ void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments, con
     throw;
   } catch (const CLI::ParseError& error) {
     const UsageError first = usage_error(app, error, *context.config);
-    if (is(error, CLI::ExitCodes::RequiredError) && first.where() == app.get_name()) {
+    if (arguments.empty()) {
       std::fputs((app.help() + "\n").c_str(), stderr);
     }
     std::vector<std::string> again = arguments;

@@ -65,13 +65,15 @@ std::string how_to_go_on(CLI::App& app) {
   const CLI::App& command = active_command(app);
   const CLI::Option* resume = command.get_option_no_throw("--resume");
   if (resume == nullptr) return "";
-  if (resume->count() == 0) return "; --resume keeps what is done, so that the same command goes on behind it";
+  if (resume->count() == 0)
+    return "  try:   --resume, which keeps what is done; the same command then goes on behind it\n";
   const CLI::Option* statistics = command.get_option("--save-stats");
   std::filesystem::path kept = (statistics->count() > 0 ? statistics : command.get_option("--out"))->as<std::string>();
   if (!kept.has_filename()) kept = kept.parent_path();
   kept += ".partial";
   if (!std::filesystem::exists(kept)) return "";
-  return "; what is done is kept in " + printable_line(kept.string()) + ", and the same command goes on behind it";
+  return "  try:   the same command again, which goes on behind what is kept in " + printable_line(kept.string()) +
+         "\n";
 }
 
 int run(int argc, char** argv) {
@@ -93,7 +95,7 @@ int run(int argc, char** argv) {
     return context.exit_code;
   } catch (const Interrupted&) {
     context.status.reset();
-    std::fputs(("oscar: interrupted" + how_to_go_on(app) + "\n").c_str(), stderr);
+    std::fputs(("oscar: interrupted\n" + how_to_go_on(app)).c_str(), stderr);
     return kInterrupted;
   } catch (const UsageError& error) {
     context.status.reset();

@@ -53,7 +53,7 @@ std::optional<std::int64_t> scaled(std::string_view digits, std::int64_t base, i
 CLI::Validator with_units(std::int64_t base, std::string_view units, const std::string& example) {
   const bool bytes = base == 1024;
   return {[=](std::string& text) {
-            if (text.empty() || !is_letter(text.back())) return std::string();
+            if (text.empty() || !is_letter(text.back()) || is_letter(text.front())) return std::string();
             std::size_t digits = text.size();
             while (digits > 0 && is_letter(text[digits - 1])) --digits;
             const auto power = power_of(std::string_view(text).substr(digits), units, bytes);

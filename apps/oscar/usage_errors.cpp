@@ -149,7 +149,7 @@ UsageError about_option(const CLI::App& app, const Mistake& m, const CLI::ParseE
     case CLI::ExitCodes::ValidationError:
       return refused_value(app, m, rest.starts_with(" ") ? rest.substr(1) : rest, config);
     case CLI::ExitCodes::RequiredError:
-      return {m.name + " is missing: " + m.option->get_description(), where, help};
+      return {m.name + " is required: " + m.option->get_description(), where, help};
     case CLI::ExitCodes::RequiresError: {
       const std::string other = rest.substr(rest.find(' ') + 1);
       return {m.name + " requires " + other, where, "give " + other + " too, or leave " + m.name + " out"};
@@ -238,7 +238,9 @@ UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const Config
     const std::string file = message.substr(0, message.find(" was not readable"));
     return {"the configuration file cannot be read", file, "name a TOML file that is there"};
   }
-  if (const auto mistake = option_in(app, message)) return about_option(app, *mistake, error, config);
+  for (const std::string& named : {message, "--" + message}) {  // of a flag with a value the dashes are left out
+    if (const auto mistake = option_in(app, named)) return about_option(app, *mistake, error, config);
+  }
   if (missing && !commands_of(command).empty()) {
     return {"no command given", name, name + " COMMAND --help"};
   }
