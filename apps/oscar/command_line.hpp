@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The command line as users meet it: options that every command has, environment variables, and mistakes in the form of
-// our other errors (what, where, what to do, with the nearest name if one was misspelt). Non-goal: running commands.
+// The command line as users meet it: options that every command has, environment variables, and how it is parsed.
+// What is wrong with it is told by usage_errors.hpp.
 #pragma once
 
 #include <string>
@@ -22,9 +22,6 @@ void finish_commands(CLI::App& app);
 
 /// Parses and, through the commands' callbacks, runs. Throws what the command throws, UsageError for a wrong command
 /// line, and CLI11's requests for help and version.
-void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments);
-
-/// The one of `names` that `word` is most likely a slip of; empty if none is near.
-[[nodiscard]] std::string nearest_name(const std::string& word, const std::vector<std::string>& names);
+void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments, const Context& context);
 
 }  // namespace oscar

@@ -35,29 +35,36 @@ std::string time_left(Clock::duration passed, std::int64_t done, std::int64_t to
 
 }  // namespace
 
-Console::Console(Options options) : options_(options) {
-  options_.progress = options_.progress && !options_.quiet && ::isatty(STDERR_FILENO) == 1;
+Console::Console(Options options) : options_(std::move(options)) {
+  const bool plain = options_.progress == "plain";
+  if (options_.quiet || options_.progress == "none") return;
+  draws_ = !plain && ::isatty(STDERR_FILENO) == 1;
+  if (!draws_) lines_.emplace(plain ? 5s : 30s, plain, started_);
+  model_lines_ = lines_;
 }
 
 Console::~Console() { clear_progress(); }
 
 void Console::progress(const std::string& stage, std::int64_t done, std::int64_t total) {
-  if (!options_.progress) return;
   const std::lock_guard lock(mutex_);
-  if (!is_due(pace_, stage, done, total - done)) return;
+  if (options_.verbose && done >= total) {
+    const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+    print_unlocked(fmt::format("{} {}/{} after {:.2f} s", stage, done, total, seconds));
+  }
+  if (!is_due(pace_, stage, done, total - done, 0, lines_)) return;
   const std::string left = time_left(last_draw_ - pace_.started, done - pace_.first, total - done);
   draw(fmt::format("{} {}/{}{}", stage, done, total, left), done >= total);
 }
 
 void Console::model_progress(const ModelProgress& at) {
-  if (!options_.progress || at.tokens <= 0) return;
+  if (at.tokens <= 0) return;
   const std::lock_guard lock(mutex_);
-  if (!is_due(model_, "", at.done, at.to_do(), at.bytes)) return;
+  if (!is_due(model_, "", at.done, at.to_do(), at.bytes, model_lines_)) return;
   const auto passed = last_draw_ - model_.started;
   const std::int64_t layer = std::min<std::int64_t>(at.done / at.tokens, at.layers - 1);
   const std::size_t ticks = static_cast<std::size_t>(kBarWidth * at.done / (at.tokens * at.layers));
-  std::string line = fmt::format("[{:.<{}}] layer {}/{}, {}/{} tokens", std::string(ticks, '#'), kBarWidth, layer + 1,
-                                 at.layers, at.done - layer * at.tokens, at.tokens);
+  std::string line = draws_ ? fmt::format("[{:.<{}}] ", std::string(ticks, '#'), kBarWidth) : "model: ";
+  line += fmt::format("layer {}/{}, {}/{} tokens", layer + 1, at.layers, at.done - layer * at.tokens, at.tokens);
   if (passed >= kJudgeable) {
     const double seconds = std::chrono::duration<double>(passed).count();
     line +=
@@ -67,15 +74,18 @@ void Console::model_progress(const ModelProgress& at) {
   draw(line + time_left(passed, at.done - model_.first, at.to_do()), at.to_do() <= 0);
 }
 
-bool Console::is_due(Pace& pace, const std::string& stage, std::int64_t done, std::int64_t to_do, std::uint64_t bytes) {
+bool Console::is_due(Pace& pace, const std::string& stage, std::int64_t done, std::int64_t to_do, std::uint64_t bytes,
+                     std::optional<ProgressLines>& lines) {
   const auto now = Clock::now();
   if (stage != pace.stage || done <= pace.first) pace = {stage, done, bytes, now};
-  if (now - last_draw_ < 80ms && to_do > 0) return false;
+  if (!draws_ && !(lines && lines->is_due(stage, to_do <= 0, now))) return false;
+  if (draws_ && now - last_draw_ < 80ms && to_do > 0) return false;
   last_draw_ = now;
   return true;
 }
 
 void Console::draw(const std::string& line, bool last) {
+  if (!draws_) return print_unlocked(line);
   struct winsize window {};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
   fmt::print(stderr, "\r\x1b[K{}",
@@ -95,6 +105,10 @@ void Console::detail(const std::string& text) {
 
 void Console::print_line(const std::string& text) {
   const std::lock_guard lock(mutex_);
+  print_unlocked(text);
+}
+
+void Console::print_unlocked(const std::string& text) {
   clear_progress();
   fmt::print(stderr, "oscar: {}\n", printable_line(text));
 }

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The terminal: talk and progress on stderr, tables as text. Progress is drawn only on a terminal.
+// The terminal: talk and progress on stderr, tables as text. Progress is drawn on a terminal, and told by lines of
+// plain text elsewhere.
 #pragma once
 
 #include <chrono>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/errors.hpp"
 #include "model/progress.hpp"
+#include "progress_lines.hpp"
 
 namespace oscar {
 
@@ -18,7 +21,10 @@ namespace oscar {
 class Console : public ModelStatus {
  public:
   struct Options {
-    bool quiet = false, verbose = false, progress = true;
+    bool quiet = false, verbose = false;
+    /// auto: a bar on a terminal, elsewhere a line every 30 seconds; plain: lines every 5 seconds and where a stage
+    /// ends; none.
+    std::string progress = "auto";
   };
   explicit Console(Options options);
   ~Console() override;
@@ -40,13 +46,17 @@ class Console : public ModelStatus {
   };
 
   void print_line(const std::string& text);
+  void print_unlocked(const std::string& text);
   /// Whether to draw: not too often, but the end always. Notes where work begins.
   [[nodiscard]] bool is_due(Pace& pace, const std::string& stage, std::int64_t done, std::int64_t to_do,
-                            std::uint64_t bytes = 0);
+                            std::uint64_t bytes, std::optional<ProgressLines>& lines);
   void draw(const std::string& line, bool last);
   void clear_progress();
 
   Options options_;
+  bool draws_ = false;                                // a bar
+  std::optional<ProgressLines> lines_, model_lines_;  // instead of a bar
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
   bool drawn_ = false;
   Pace pace_, model_;  // a model runs beside what uses it

@@ -9,24 +9,6 @@
 #include "outputs.hpp"
 
 namespace oscar {
-namespace {
-
-/// CLI11's own name the largest number there is where one is too small.
-CLI::Validator number_that(bool (*holds)(double), const std::string& description) {
-  return {[holds, description](const std::string& text) {
-            double value = 0;
-            const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && holds(value);
-            return good ? std::string() : "\"" + text + "\" is not " + description;
-          },
-          ""};
-}
-
-}  // namespace
-
-const CLI::Validator kNonNegative = number_that([](double x) { return x >= 0; }, "a number from 0 on");
-const CLI::Validator kPositive = number_that([](double x) { return x > 0; }, "a number above 0");
-const CLI::Validator kFinite = number_that([](double) { return true; }, "a finite number");
-
 // Configuration files and the environment reach the options of every command; only those of the one that runs may
 // count.
 void add_backend_options(CLI::App& command, Context& context) {

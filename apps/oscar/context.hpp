@@ -12,7 +12,9 @@
 
 #include "base/json.hpp"
 #include "base/status.hpp"
+#include "config_file.hpp"
 #include "kernels/backend.hpp"
+#include "numbers.hpp"
 #include "remote/network_places.hpp"
 
 namespace oscar {
@@ -23,7 +25,7 @@ struct CommonOptions {
   int threads = 0;
   bool quiet = false;
   bool verbose = false;
-  bool progress = true;             // --no-progress; shown only on a terminal anyway
+  std::string progress = "auto";    // or plain, none
   bool json_to_stdout = false;      // --json without FILE
   std::filesystem::path json_file;  // --json FILE
 };
@@ -36,14 +38,13 @@ struct Context {
   std::vector<std::string> arguments;
   /// What addresses lead to; registered by main.
   NetworkPlaces network;
+  /// What --config names.
+  std::shared_ptr<ConfigFile> config = std::make_shared<ConfigFile>();
   /// Set by main once the options are known.
   std::unique_ptr<Status> status;
   /// What the command's callback asks main to return; 0 unless verify rejects.
   int exit_code = 0;
 };
-
-/// Finite numbers from 0 on, above 0, and any.
-extern const CLI::Validator kNonNegative, kPositive, kFinite;
 
 /// Adds --device, --threads.
 void add_backend_options(CLI::App& command, Context& context);

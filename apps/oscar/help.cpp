@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kColumn = 28, kWidth = 110;  // characters: where descriptions begin, where lines end
 
-constexpr std::array<std::pair<const char*, const char*>, 13> kExamples{{
+constexpr std::array<std::pair<const char*, const char*>, 17> kExamples{{
     {"dump", "oscar dump --model Qwen3-8B --text calibration.txt --out dump"},
     {"fit",
      "oscar fit --model Qwen3-8B --text calibration.jsonl --out set\n"
@@ -30,11 +30,19 @@ constexpr std::array<std::pair<const char*, const char*>, 13> kExamples{{
     {"convert",
      "oscar convert set set.safetensors\n"
      "oscar convert theirs set --to set"},
+    {"zoo list",
+     "oscar zoo list\n"
+     "oscar zoo list 'Qwen/*' --zoo https://example.org/zoo"},
+    {"zoo search", "oscar zoo search qwen3 stretch --zoo hf://ORG/REPO"},
     {"zoo render", "oscar zoo render --zoo my-zoo --url https://example.org/zoo"},
     {"zoo tag", "oscar zoo tag me/my-model:v1 latest --zoo my-zoo"},
     {"zoo deprecate", "oscar zoo deprecate me/my-model:v1 \"use v2\" --zoo my-zoo"},
     {"bench", "oscar bench attention --batch 32 --tokens 32768"},
     {"completion", "source <(oscar completion bash)"},
+    {"help",
+     "oscar help zoo tag\n"
+     "oscar help --man | man -l -"},
+    {"version", "oscar version"},
 }};
 
 /// What goes in stands first and what is seldom changed last; the others as they were added.
@@ -86,11 +94,11 @@ std::string description_of(const CLI::Option& option) {
   return option.get_description() + (more.empty() ? "" : " [" + more + "]");
 }
 
-std::string entry_of(const CLI::Option& option, bool positional) {
+OptionText text_of(const CLI::Option& option, bool positional) {
   std::string name = option.get_name(positional, !positional);
   if (const std::size_t flag = name.find("{false}"); flag != std::string::npos) name.erase(flag, 7);
   const std::string value = positional ? "" : value_of(option);
-  return entry(value == " " ? name : name + value, description_of(option));
+  return {value == " " ? name : name + value, description_of(option)};
 }
 
 }  // namespace
@@ -115,13 +123,40 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name, CLI:
     for (const CLI::Option* option : app->get_options()) {
       const bool listed =
           positional ? option->get_positional() : option->nonpositional() && option->get_group() == title;
-      if (listed) entries += entry_of(*option, positional);
+      if (!listed) continue;
+      const OptionText text = text_of(*option, positional);
+      entries += entry(text.name, text.description);
     }
     if (!entries.empty()) out += "\n" + title + ":\n" + entries;
   };
   section("Arguments", true);
   for (const std::string& group : ordered_groups(*app)) section(group, false);
   return out + make_subcommands(app, mode) + "\n" + make_footer(app);
+}
+
+std::vector<OptionText> option_texts(const CLI::App& app) {
+  std::vector<OptionText> texts;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_positional()) texts.push_back(text_of(*option, true));
+  }
+  for (const std::string& group : ordered_groups(app)) {
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->nonpositional() && option->get_group() == group) texts.push_back(text_of(*option, false));
+    }
+  }
+  return texts;
+}
+
+std::string usage_of(const CLI::App& command) {
+  std::string usage = " [OPTIONS]";
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->get_positional()) continue;
+    const std::string name = option->get_name(true, false);
+    const bool many = option->get_expected_max() == CLI::detail::expected_max_vector_size;
+    usage += option->get_required() ? " " + name : " [" + name + "]";
+    if (many) usage += " ...";
+  }
+  return usage + (command.get_require_subcommand_min() > 0 ? " COMMAND" : "");
 }
 
 std::string HelpFormatter::make_subcommand(const CLI::App* command) const {

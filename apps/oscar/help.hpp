@@ -16,6 +16,21 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_subcommand(const CLI::App* command) const override;
 };
 
+inline constexpr char kAboutNumbers[] =
+    "Counts (N) may be written as 30k (thousands), 2M or 1G, sizes as 500M or 10G (powers of 1024).";
+inline constexpr char kAboutExitCodes[] =
+    "0 done, 1 failed, 2 wrong usage, 3 verify rejected the set, 130 interrupted.";
+
+/// One entry of a help text: "--threads N", and what stands behind it.
+struct OptionText {
+  std::string name, description;
+};
+/// Arguments, then options by their groups, in the order of help.
+[[nodiscard]] std::vector<OptionText> option_texts(const CLI::App& app);
+
+/// " NAME [OPTIONS]": what stands behind a command's name in its usage.
+[[nodiscard]] std::string usage_of(const CLI::App& command);
+
 /// Lines that fit a terminal, the second and all others with `indent` spaces before them.
 [[nodiscard]] std::string wrapped(const std::string& text, std::size_t indent);
 

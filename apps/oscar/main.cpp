@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
 #include "command_line.hpp"
@@ -15,6 +16,8 @@
 #include "console.hpp"
 #include "context.hpp"
 #include "outputs.hpp"
+#include "settings.hpp"
+#include "usage_errors.hpp"
 
 namespace oscar {
 namespace {
@@ -22,12 +25,13 @@ namespace {
 enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2, kInterrupted = 130 };  // 3 (rejected) comes from verify
 
 /// Between parsing and the command's callback: where talk goes and how many threads work.
-void start(Context& context) {
+void start(CLI::App& app, Context& context) {
   context.status = std::make_unique<Console>(
       Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
   context.network.talk_to(*context.status);
   set_num_threads(context.common.threads);
-  context.status->detail(std::string("version ") + kVersion + ", " + std::to_string(num_threads()) + " threads");
+  context.status->detail(std::string("version ") + kVersion + ", " + plural(num_threads(), "thread"));
+  tell_settings(app, *context.config, *context.status);
 }
 
 void register_commands(CLI::App& app, Context& context) {
@@ -45,10 +49,11 @@ void register_commands(CLI::App& app, Context& context) {
   register_zoo(app, context);
   register_bench(app, context);
   register_completion(app);
+  register_help(app);
   finish_commands(app);
   app.parse_complete_callback([&app, &context] {
     refuse_to_write_inputs(app);
-    start(context);
+    start(app, context);
   });
 }
 
@@ -58,6 +63,22 @@ void check_stdout() {
   if (!std::cout || std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     throw IoError("cannot write the result", "stdout", "check where stdout goes");
   }
+}
+
+/// Of a command with --resume: what it kept, or that it could have. "" for others.
+std::string how_to_go_on(CLI::App& app) {
+  const CLI::App& command = active_command(app);
+  const CLI::Option* resume = command.get_option_no_throw("--resume");
+  if (resume == nullptr) return "";
+  if (resume->count() == 0)
+    return "  try:   --resume, which keeps what is done; the same command then goes on behind it\n";
+  const CLI::Option* statistics = command.get_option("--save-stats");
+  std::filesystem::path kept = (statistics->count() > 0 ? statistics : command.get_option("--out"))->as<std::string>();
+  if (!kept.has_filename()) kept = kept.parent_path();
+  kept += ".partial";
+  if (!std::filesystem::exists(kept)) return "";
+  return "  try:   the same command again, which goes on behind what is kept in " + printable_line(kept.string()) +
+         "\n";
 }
 
 int run(int argc, char** argv) {
@@ -71,7 +92,8 @@ int run(int argc, char** argv) {
   register_commands(app, context);
   try {
     try {
-      parse_and_run(app, context.arguments);
+      parse_and_run(app, context.arguments, context);
+      if (context.status) tell_costs(context.started, *context.status);
     } catch (const CLI::Success& request) {
       app.exit(request);  // help or version
     }
@@ -79,7 +101,7 @@ int run(int argc, char** argv) {
     return context.exit_code;
   } catch (const Interrupted&) {
     context.status.reset();
-    std::fputs("oscar: interrupted\n", stderr);
+    std::fputs(("oscar: interrupted\n" + how_to_go_on(app)).c_str(), stderr);
     return kInterrupted;
   } catch (const UsageError& error) {
     context.status.reset();

@@ -2,6 +2,7 @@
 // Texts that come from files of others, and where they may go: to a terminal, into a shell's line, into a document.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -21,5 +22,9 @@ namespace oscar {
 /// what: names it in the error ("the objective").
 [[nodiscard]] std::string plain_text(std::string text, const std::string& what, const std::string& where,
                                      std::size_t most = 4096);
+
+/// A count and what is counted: plural(1, "layer") is "1 layer", plural(2, "layer") "2 layers". many: for words that do
+/// not take an s ("matrices").
+[[nodiscard]] std::string plural(std::int64_t count, std::string_view one, std::string_view many = "");
 
 }  // namespace oscar

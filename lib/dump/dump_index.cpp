@@ -6,6 +6,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"
+#include "base/text.hpp"
 #include "dump/chunk_file.hpp"
 #include "dump/numbered.hpp"
 
@@ -49,7 +50,7 @@ void check_chunk(const DumpChunk& chunk) {
   std::int64_t left = q[0];  // a sum could overflow
   const bool fit = std::all_of(lens.begin(), lens.end(), [&](std::int64_t n) { return n > 0 && (left -= n) >= 0; });
   if (!fit || left != 0) {
-    fail("the sequence lengths do not add up to " + std::to_string(q[0]) + " tokens", chunk.q.file);
+    fail("the sequence lengths do not add up to " + plural(q[0], "token"), chunk.q.file);
   }
 }
 
@@ -185,8 +186,8 @@ std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
   if (chunks.empty()) fail("the layer has no chunks", layer);
   for (const DumpChunk& chunk : chunks) check_chunk(chunk);
   if (manifest_.is_null() && chunks.size() > 1 && chunks.front().number == 0 && chunks.front().tokens() <= kTinyChunk) {
-    status.notice("layer " + std::to_string(layer_id) + ": chunk 0 (" + std::to_string(chunks.front().tokens()) +
-                  " tokens) is a warm-up and is left out");
+    status.notice("layer " + std::to_string(layer_id) + ": chunk 0 (" + plural(chunks.front().tokens(), "token") +
+                  ") is a warm-up and is left out");
     chunks.erase(chunks.begin());
   }
   check_layer(chunks);

@@ -8,6 +8,7 @@
 #include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/rank_source.hpp"
 #include "tensor/pt.hpp"
@@ -33,7 +34,7 @@ std::vector<SequenceRange> sequences_of(const PtValue& dict, std::int64_t tokens
   if (dict.find("seq_lens") != nullptr) lengths = member(dict, "seq_lens", where).to_int64();
   const bool positive = std::ranges::all_of(lengths, [](std::int64_t n) { return n > 0; });
   if (!positive || std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) != tokens) {
-    throw DataError("the sequence lengths do not add up to " + std::to_string(tokens) + " tokens", where, "dump again");
+    throw DataError("the sequence lengths do not add up to " + plural(tokens, "token"), where, "dump again");
   }
   std::vector<SequenceRange> ranges;
   std::int64_t left = limits.max_tokens > 0 ? limits.max_tokens : tokens, begin = 0;

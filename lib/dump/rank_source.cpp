@@ -7,6 +7,7 @@
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 
 namespace oscar {
 namespace {
@@ -46,7 +47,9 @@ std::size_t copies_of(const Views& keys, const std::string& where) {
     fail("ranks 0 and " + std::to_string(copies) + " hold almost the same keys", where);
   }
   if (keys.size() % copies != 0) {
-    fail(std::to_string(keys.size()) + " ranks hold copies of " + std::to_string(copies) + " each", where);
+    fail(plural(static_cast<std::int64_t>(keys.size()), "rank") + (keys.size() == 1 ? " holds" : " hold") +
+             " copies of " + std::to_string(copies) + " each",
+         where);
   }
   return copies;
 }

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/files.hpp"
+#include "base/text.hpp"
 
 namespace oscar {
 namespace {
@@ -198,8 +199,8 @@ std::string describe(std::span<const SampledSequence> sample, const ClipFitOptio
     keys += sequence.k.shape[0];
     queries += sequence.query_positions.size();
   }
-  return std::to_string(keys) + " keys in " + std::to_string(sample.size()) + " sequences, " + std::to_string(queries) +
-         " queries per head, seed " + std::to_string(options.seed);
+  return plural(keys, "key") + " in " + plural(static_cast<std::int64_t>(sample.size()), "sequence") + ", " +
+         plural(queries, "query", "queries") + " per head, seed " + std::to_string(options.seed);
 }
 
 std::vector<AttentionErrors> compare_on_sample(const std::vector<SampledSequence>& sample, const Transform& key,

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "base/text.hpp"
+
 namespace oscar {
 
 std::optional<std::string> too_few_tokens(const QkvSource& source, const FitOptions& options) {
@@ -16,8 +18,9 @@ std::optional<std::string> too_few_tokens(const QkvSource& source, const FitOpti
   const std::int64_t rows = std::int64_t{kRowsPerChannel} * std::max(model.head_dim, model.value_dim);
   const std::int64_t needed = (rows + rows_per_token - 1) / rows_per_token;
   if (tokens >= needed) return {};
-  return fmt::format("{} tokens are few for the matrices of a {} with {} channels: {} or more are needed", tokens,
-                     per_head ? "head" : "layer", model.head_dim, needed);
+  return fmt::format("{} {} few for the matrices of a {} with {}: {} or more are needed", plural(tokens, "token"),
+                     tokens == 1 ? "is" : "are", per_head ? "head" : "layer", plural(model.head_dim, "channel"),
+                     needed);
 }
 
 }  // namespace oscar

@@ -2,12 +2,14 @@
 #include "fit/recipe.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <initializer_list>
 #include <tuple>
 #include <utility>
 
 #include "base/errors.hpp"
+#include "base/near_names.hpp"
 #include "kernels/arguments.hpp"
 #include "transform/compose.hpp"
 
@@ -15,12 +17,8 @@ namespace oscar {
 namespace {
 
 void require_one_of(const std::string& value, const char* option, std::initializer_list<const char*> known) {
-  std::string list;
-  for (const char* name : known) {
-    if (value == name) return;
-    list += (list.empty() ? "" : ", ") + std::string(name);
-  }
-  throw UsageError("unknown value \"" + value + "\"", option, "use one of: " + list);
+  const std::vector<std::string> names(known.begin(), known.end());
+  if (std::ranges::find(names, value) == names.end()) throw unknown_choice(value, option, names);
 }
 
 /// "a,b", or "a" for both.
@@ -215,13 +213,31 @@ const std::vector<Target>& targets() {
   return kTargets;
 }
 
+namespace {
+
+/// Which target is meant by the name of a server or a library, in the words of an error.
+std::string target_of_server(std::string server) {
+  std::erase_if(server, [](char c) { return c == '.' || c == '-' || c == '_'; });
+  std::ranges::transform(server, server.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (server == "vllm" || server == "transformers" || server == "hf" || server == "huggingface") {
+    return "vLLM and transformers read sets of every target by oscar's Python package, so give --target any";
+  }
+  if (server.starts_with("sglang")) {
+    return "SGLang with OSCAR's patches reads --target sglang-v1, newer trees of it sglang-v3";
+  }
+  if (server.starts_with("llama") || server == "gguf" || server == "ollama") return "llama.cpp reads --target llamacpp";
+  return "";
+}
+
+}  // namespace
+
 const Target& target_from_name(const std::string& name) {
-  std::string known;
+  std::vector<std::string> names;
   for (const Target& target : targets()) {
     if (target.name == name) return target;
-    known += (known.empty() ? "" : ", ") + target.name;
+    names.push_back(target.name);
   }
-  throw UsageError("unknown value \"" + name + "\"", "--target", "use one of: " + known);
+  throw unknown_choice(name, "--target", names, target_of_server(name));
 }
 
 }  // namespace oscar

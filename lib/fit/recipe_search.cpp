@@ -10,6 +10,7 @@
 #include <map>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 
 namespace oscar {
 namespace {
@@ -163,18 +164,19 @@ Choice choose(const std::vector<Scored>& scored) {
     std::vector<std::size_t> finders = near;
     std::erase_if(finders, [&](std::size_t i) { return scored[i].model->probe < enough; });
     const std::size_t best = best_of(finders, [&](auto a, auto b) { return kl(scored[a]) < kl(scored[b]); });
-    return {best,
-            fmt::format("of {} candidates within 10 % of the lowest model KL, {} find as many probes as the best of "
-                        "them, but for chance ({:.0f} % here), and of those it has the lowest KL, {:.4f}",
-                        near.size(), finders.size(), 100 * scored[best].model->probe, kl(scored[best]))};
+    return {best, fmt::format("of {} within 10 % of the lowest model KL, {} find as many probes as the best of "
+                              "them, but for chance ({:.0f} % here), and of those it has the lowest KL, {:.4f}",
+                              plural(static_cast<std::int64_t>(near.size()), "candidate"), finders.size(),
+                              100 * scored[best].model->probe, kl(scored[best]))};
   }
   const std::vector<std::size_t> near = near_best(scored, [](const Scored& s) { return s.mean().softmax_kl; });
   const std::size_t best = best_of(near, [&](std::size_t a, std::size_t b) {
     return scored[a].mean().output_rel_error < scored[b].mean().output_rel_error;
   });
-  return {best, fmt::format("of {} candidates within 10 % of the lowest softmax KL, it has the lowest output error "
+  return {best, fmt::format("of {} within 10 % of the lowest softmax KL, it has the lowest output error "
                             "({:.5f}, KL {:.5f})",
-                            near.size(), scored[best].mean().output_rel_error, scored[best].mean().softmax_kl)};
+                            plural(static_cast<std::int64_t>(near.size()), "candidate"),
+                            scored[best].mean().output_rel_error, scored[best].mean().softmax_kl)};
 }
 
 Json to_json(const std::vector<Scored>& scored) {

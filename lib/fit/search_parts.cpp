@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "base/text.hpp"
 #include "fit/refine.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -38,8 +39,9 @@ void require_data(int id, LayerStream& fitted, const LayerParts& parts, const Wi
   while (fitted.skip(chunk)) tokens += chunk.view.k.num_tokens;
   const std::int64_t needed = 4 * std::int64_t{chunk.view.k.head_dim};
   if (tokens >= needed) return;
-  throw TooLittleData(fmt::format("{} tokens to fit on beside those held out are too few", tokens), where,
-                      fmt::format("give at least {} tokens, four for each channel", needed));
+  throw TooLittleData(
+      fmt::format("{} to fit on beside those held out {} too few", plural(tokens, "token"), tokens == 1 ? "is" : "are"),
+      where, fmt::format("give at least {} tokens, four for each channel", needed));
 }
 
 Tensor doubles(std::vector<std::int64_t> shape, const std::vector<double>& values) {

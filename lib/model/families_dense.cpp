@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/text.hpp"
 #include "model/families.hpp"
 
 namespace oscar {
@@ -48,7 +49,7 @@ std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelCon
   }
   const Json& list = file.json().at("layer_types");
   if (!list.is_array() || list.size() != static_cast<std::size_t>(config.num_layers)) {
-    file.refuse("member \"layer_types\" must be a list of " + std::to_string(config.num_layers) + " names");
+    file.refuse("member \"layer_types\" must be a list of " + plural(config.num_layers, "name"));
   }
   for (const Json& type : list) {
     if (type == "attention") {  // Granite's name

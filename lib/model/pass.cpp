@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -19,8 +20,8 @@ void check_sequences(std::span<const TokenSequence> sequences, const ModelConfig
     const std::string where = "sequence " + std::to_string(s);
     if (sequences[s].empty()) throw DataError("the sequence is empty", where, "leave it out");
     if (sequences[s].size() > static_cast<std::size_t>(config.max_position_embeddings)) {
-      throw DataError("the sequence has " + std::to_string(sequences[s].size()) + " tokens, the model's context is " +
-                          std::to_string(config.max_position_embeddings),
+      throw DataError("the sequence has " + plural(static_cast<std::int64_t>(sequences[s].size()), "token") +
+                          ", the model's context is " + std::to_string(config.max_position_embeddings),
                       where, "cut it with --seq-len");
     }
     for (std::size_t t = 0; t < sequences[s].size(); ++t) {

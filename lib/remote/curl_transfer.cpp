@@ -7,6 +7,8 @@
 #include <optional>
 #include <string_view>
 
+#include "base/text.hpp"
+
 namespace oscar {
 namespace {
 
@@ -84,8 +86,9 @@ void CurlTransfer::check(CURLcode code, const std::string& where) const {
     fail(what, where, handle.may_pass(code), remedy, handle.retry_after());
   }
   if (code == CURLE_FILESIZE_EXCEEDED) {
-    fail("the server offers more than the " + std::to_string(request.max_bytes) + " bytes that are expected", where,
-         false, "check that the address is the right one; tell who hosts it", 0);
+    fail("the server offers more than the " + plural(static_cast<std::int64_t>(request.max_bytes), "byte") +
+             " that are expected",
+         where, false, "check that the address is the right one; tell who hosts it", 0);
   }
   fail("the transfer failed: " + handle.reason(code), where, handle.may_pass(code),
        "check the address, the network and the proxy settings, then run again", 0);

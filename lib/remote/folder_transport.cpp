@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "base/text.hpp"
 #include "remote/transport.hpp"
 
 namespace oscar {
@@ -30,7 +31,7 @@ class FolderTransport : public Transport {
       throw NotFound("no such file", file, "check the path of the zoo, and that the set was published completely");
     }
     if (const auto size = fs::file_size(file, error); !error && size > max_bytes) {
-      throw TransportError("the file has " + std::to_string(size) + " bytes, more than the " +
+      throw TransportError("the file has " + plural(static_cast<std::int64_t>(size), "byte") + ", more than the " +
                                std::to_string(max_bytes) + " that are expected",
                            file, "publish the set again");
     }

@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "remote/retries.hpp"
 
 namespace oscar {
@@ -96,9 +97,9 @@ class Download {
       if (failure != nullptr) std::rethrow_exception(failure);
       if (is_complete(piece)) return finish(piece);
       if (piece.received > piece.received_before) return;  // less than was asked for, as servers may: the rest is next
-      throw TransientError(
-          "only " + std::to_string(piece.received) + " of " + std::to_string(piece.to.size()) + " bytes came",
-          where(piece), "run again; if it stays so, the server is at fault");
+      throw TransientError("only " + std::to_string(piece.received) + " of " +
+                               plural(static_cast<std::int64_t>(piece.to.size()), "byte") + " came",
+                           where(piece), "run again; if it stays so, the server is at fault");
     } catch (const TransientError& error) {
       if (piece.received >= piece.received_at_failure + kWorthwhile) piece.failures = 0;
       piece.received_at_failure = piece.received;

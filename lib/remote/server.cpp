@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "remote/curl_handle.hpp"
 #include "remote/listing.hpp"
 #include "remote/retries.hpp"
@@ -56,7 +57,7 @@ std::string Server::text_of(const std::string& path, const std::string& query, s
       }
       request.sink = [&](std::span<const std::byte> bytes, bool) {
         if (bytes.size() > most - text.size()) {
-          throw TransportError("the file has more than " + std::to_string(most) + " bytes", where(path),
+          throw TransportError("the file has more than " + plural(static_cast<std::int64_t>(most), "byte"), where(path),
                                "check that this is the right address");
         }
         text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "rotation/manifest.hpp"
 #include "tensor/gguf.hpp"
 #include "tensor/pt.hpp"
@@ -107,11 +108,12 @@ void require_fit(const RotationSet& set, const GgufFile& model, const std::strin
     const bool inside = !blocks || static_cast<std::uint32_t>(layer.layer_id) < *blocks;
     const bool same = !head_dim || static_cast<std::uint32_t>(layer.key.rotation.dim) == *head_dim;
     if (inside && same) continue;
-    throw DataError("the model has " +
-                        (inside ? "head_dim " + std::to_string(*head_dim) : std::to_string(*blocks) + " layers") +
-                        ", the set has " +
-                        (inside ? std::to_string(layer.key.rotation.dim) : "layer " + std::to_string(layer.layer_id)),
-                    where, "use the GGUF of the model that the set was fitted for");
+    throw DataError(
+        "the model has " +
+            (inside ? "head_dim " + std::to_string(*head_dim) : plural(static_cast<std::int64_t>(*blocks), "layer")) +
+            ", the set has " +
+            (inside ? std::to_string(layer.key.rotation.dim) : "layer " + std::to_string(layer.layer_id)),
+        where, "use the GGUF of the model that the set was fitted for");
   }
 }
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "base/errors.hpp"
+#include "base/near_names.hpp"
 #include "transform/bases.hpp"
 #include "transform/matrix.hpp"
 
@@ -65,12 +65,12 @@ Matrix compose_one(const Matrix& r, int d, Composition composition) {
 std::string_view name_of(Composition composition) { return kNames[static_cast<std::size_t>(composition)].second; }
 
 Composition composition_from_name(std::string_view name) {
-  std::string known;
+  std::vector<std::string> known;
   for (const auto& [composition, text] : kNames) {
     if (text == name) return composition;
-    known += (known.empty() ? "" : ", ") + std::string(text);
+    known.emplace_back(text);
   }
-  throw UsageError("unknown composition \"" + std::string(name) + "\"", "--composition", "use one of: " + known);
+  throw unknown_choice(std::string(name), "--composition", known);
 }
 
 MatrixStack compose(const std::vector<Spectrum>& spectra, Composition composition) {

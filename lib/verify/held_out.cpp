@@ -5,7 +5,7 @@
 #include <set>
 #include <string_view>
 
-#include "verify/words.hpp"
+#include "base/text.hpp"
 
 namespace oscar::verify {
 namespace {

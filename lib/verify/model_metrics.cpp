@@ -6,11 +6,11 @@
 #include <map>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "verify/method_attention.hpp"
 #include "verify/model_sums.hpp"
 #include "verify/needles.hpp"
-#include "verify/words.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "codec/optr/fit.hpp"
 #include "dump/live_source.hpp"
-#include "verify/words.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -7,10 +7,10 @@
 #include <cmath>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "base/version.hpp"
 #include "verify/method_attention.hpp"
 #include "verify/probes.hpp"
-#include "verify/words.hpp"
 
 namespace oscar {
 namespace {
@@ -29,8 +29,8 @@ std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Wi
                                      const ServeCheckOptions& options) {
   const auto length = static_cast<std::size_t>(options.prompt_tokens);
   if (options.prompt_tokens <= windows.sink + windows.recent) {
-    throw UsageError(fmt::format("prompts of {} lie in the windows of {} and {}", verify::plural(length, "token"),
-                                 windows.sink, windows.recent),
+    throw UsageError(fmt::format("prompts of {} lie in the windows of {} and {}", plural(length, "token"), windows.sink,
+                                 windows.recent),
                      "--prompt-tokens", "make prompts longer, or nothing of them is quantised");
   }
   std::vector<Dialogue> dialogues;
@@ -44,7 +44,7 @@ std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Wi
     }
   }
   if (dialogues.empty()) {
-    throw UsageError(fmt::format("no text has {}", verify::plural(length, "token")), "--text", "give longer texts");
+    throw UsageError(fmt::format("no text has {}", plural(length, "token")), "--text", "give longer texts");
   }
   const verify::Probes probes = verify::make_probes(texts, texts,
                                                     {.count = options.needles,

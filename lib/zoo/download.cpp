@@ -7,6 +7,7 @@
 
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
+#include "base/text.hpp"
 #include "zoo/incoming_file.hpp"
 
 namespace oscar {
@@ -15,15 +16,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 [[noreturn]] void throw_too_short(std::uint64_t size, std::uint64_t expected, const std::string& where) {
-  throw TransientError("only " + std::to_string(size) + " of " + std::to_string(expected) + " bytes came", where,
-                       "run again; if it stays so, the file in the zoo is truncated: publish it again");
+  throw TransientError(
+      "only " + std::to_string(size) + " of " + plural(static_cast<std::int64_t>(expected), "byte") + " came", where,
+      "run again; if it stays so, the file in the zoo is truncated: publish it again");
 }
 
 /// Throws if the text would become larger than `most`.
 void append(std::string& text, std::span<const std::byte> bytes, std::uint64_t most, const std::string& where) {
   if (bytes.size() > most - text.size()) {
-    throw TransportError("there are more than the " + std::to_string(most) + " bytes that are expected", where,
-                         "check that the address is a zoo; tell who hosts it");
+    throw TransportError(
+        "there are more than the " + plural(static_cast<std::int64_t>(most), "byte") + " that are expected", where,
+        "check that the address is a zoo; tell who hosts it");
   }
   text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }

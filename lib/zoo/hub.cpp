@@ -112,6 +112,14 @@ StoreLocation hub_endpoint() {
   return location;
 }
 
+StoreLocation zoo_location(const std::string& zoo) {
+  if (!is_hub_address(zoo)) return parse_zoo_location(zoo);
+  const HubAddress address = parse_hub_address(zoo);
+  StoreLocation location = hub_endpoint();
+  location.url += "/" + join_path(hub_files(address), address.folder);
+  return location;
+}
+
 std::string hub_commit_path(const HubAddress& address) { return api_path(address) + "/revision/" + address.revision; }
 
 std::string commit_in(const Json& answer, const std::string& where) {

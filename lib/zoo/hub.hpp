@@ -34,6 +34,9 @@ struct HubAddress {
 /// The files of a repository, below the endpoint: "ORG/REPO/resolve/<revision>".
 [[nodiscard]] std::string hub_files(const HubAddress& address);
 
+/// Where a zoo is that is read: a folder, file://, http(s)://, or a folder on the Hub. Throws UsageError.
+[[nodiscard]] StoreLocation zoo_location(const std::string& zoo);
+
 /// What the hub knows of a revision, below the endpoint; and the commit in its answer. Throws DataError.
 [[nodiscard]] std::string hub_commit_path(const HubAddress& address);
 [[nodiscard]] std::string commit_in(const Json& answer, const std::string& where);

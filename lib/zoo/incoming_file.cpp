@@ -11,6 +11,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/text.hpp"
 #include "remote/transport.hpp"
 
 namespace oscar {
@@ -100,7 +101,8 @@ void IncomingFile::take(Piece& piece, std::span<const std::byte> bytes, bool par
   ranges_ = ranges_ || partial;
   if (!partial && &piece == &pieces_.back() && planned_ < expected_.size) piece.end = planned_ = expected_.size;
   if (bytes.size() > piece.end - piece.offset()) {
-    throw TransportError("there are more than the " + std::to_string(expected_.size) + " bytes that the manifest lists",
+    throw TransportError("there are more than the " + plural(static_cast<std::int64_t>(expected_.size), "byte") +
+                             " that the manifest lists",
                          where_, "tell who hosts the zoo");
   }
   while (!bytes.empty()) {
@@ -121,8 +123,9 @@ void IncomingFile::end_piece(Piece& piece) {
   if (piece.complete()) return;
   const std::uint64_t there = piece.end == expected_.size ? piece.offset() : piece.received;
   const std::uint64_t wanted = piece.end == expected_.size ? expected_.size : piece.end - piece.begin;
-  throw TransientError("only " + std::to_string(there) + " of " + std::to_string(wanted) + " bytes came", where_,
-                       "run again; if it stays so, the file in the zoo is truncated: publish it again");
+  throw TransientError(
+      "only " + std::to_string(there) + " of " + plural(static_cast<std::int64_t>(wanted), "byte") + " came", where_,
+      "run again; if it stays so, the file in the zoo is truncated: publish it again");
 }
 
 /// What came in order is hashed by now; what came before its turn is read again.

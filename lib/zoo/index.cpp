@@ -7,6 +7,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/near_names.hpp"
 #include "base/version.hpp"
 
 namespace oscar {
@@ -76,6 +77,14 @@ void refuse_other_version(const Json& document, const std::string& where) {
   }
 }
 
+/// Those of `names` that hold the model's name without its organisation: the same model from somebody else, or more
+/// than the user wrote.
+std::vector<std::string> with_a_part_of(const SetName& name, std::vector<std::string> names) {
+  const std::string model = name.model.substr(name.model.find('/') + 1);
+  std::erase_if(names, [&](const std::string& known) { return known.find(model) == std::string::npos; });
+  return names;
+}
+
 }  // namespace
 
 ZooIndex::ZooIndex() : document_({{"schema", kIndexSchema}, {"entries", Json::array()}}) {}
@@ -110,10 +119,14 @@ ZooEntry ZooIndex::require(const SetName& name, const std::string& where) const 
     all.push_back(model + ":" + tag);
     if (model == name.model) tags.push_back(all.back());
   }
-  std::vector<std::string> near = tags.empty() ? nearest_names(name.text(), all) : tags;
+  std::vector<std::string> near = tags.empty() ? near_names(name.text(), all) : tags;
+  if (near.empty()) near = with_a_part_of(name, all);
   near.resize(std::min<std::size_t>(near.size(), 10));
-  std::string remedy = all.empty() ? "the zoo is empty: publish a set first" : "see the index for the names it has";
-  for (std::size_t i = 0; i < near.size(); ++i) remedy = (i == 0 ? "did you mean " : remedy + ", ") + near[i];
+  std::string remedy;
+  for (std::size_t i = 0; i < near.size(); ++i) remedy += (i == 0 ? "did you mean " : ", ") + near[i];
+  remedy += near.empty() ? "" : "? ";
+  remedy +=
+      all.empty() ? "the zoo is empty: publish a set first" : "oscar zoo list, with the same --zoo, shows what it has";
   throw DataError("the zoo has no " + name.text(), where, remedy);
 }
 

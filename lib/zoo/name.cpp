@@ -2,8 +2,6 @@
 #include "zoo/name.hpp"
 
 #include <algorithm>
-#include <cctype>
-#include <numeric>
 
 #include "base/errors.hpp"
 
@@ -19,28 +17,6 @@ bool is_part(std::string_view text) {
   const auto allowed = [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; };
   return !text.empty() && text.size() <= kMaxPart && (is_alphanumeric(text.front()) || text.front() == '_') &&
          std::all_of(text.begin(), text.end(), allowed) && text.find("..") == std::string_view::npos;
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
-/// Levenshtein distance.
-std::size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({substituted, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row[b.size()];
 }
 
 }  // namespace
@@ -80,20 +56,6 @@ SetName parse_set_name(const std::string& text) {
                      "write ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX, with letters, digits, '.', '_' and '-'");
   }
   return name;
-}
-
-std::vector<std::string> nearest_names(const std::string& wanted, const std::vector<std::string>& candidates) {
-  std::vector<std::pair<std::size_t, std::string>> scored;
-  for (const std::string& candidate : candidates) {
-    if (candidate.size() > 4 * kMaxPart) continue;
-    const std::size_t distance = edit_distance(lower(wanted), lower(candidate));
-    if (distance <= std::max<std::size_t>(3, wanted.size() / 3)) scored.emplace_back(distance, candidate);
-  }
-  std::sort(scored.begin(), scored.end());
-  scored.resize(std::min<std::size_t>(scored.size(), 3));
-  std::vector<std::string> names;
-  for (auto& [distance, name] : scored) names.push_back(std::move(name));
-  return names;
 }
 
 }  // namespace oscar

@@ -6,7 +6,6 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace oscar {
 
@@ -32,9 +31,5 @@ struct SetName {
 [[nodiscard]] bool is_tag(std::string_view text);
 /// True for 64 lower-case hexadecimal digits.
 [[nodiscard]] bool is_sha256(std::string_view text);
-
-/// Up to three of `candidates` that the user may have meant, nearest first; empty if none is near.
-[[nodiscard]] std::vector<std::string> nearest_names(const std::string& wanted,
-                                                     const std::vector<std::string>& candidates);
 
 }  // namespace oscar

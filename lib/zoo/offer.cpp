@@ -3,6 +3,7 @@
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 #include "zoo/download.hpp"
 
 namespace oscar {
@@ -47,8 +48,9 @@ Offer ask_index(Transport& zoo, const SetName& name, bool likely, const Transfer
 SetManifest fetch_manifest(Transport& zoo, const ZooEntry& entry, const TransferOptions& options, Status& status) {
   const std::string path = join_path(entry.path, kManifestName), where = zoo.where(path);
   if (entry.manifest_size > kMaxDocumentBytes) {
-    throw DataError("the index announces a manifest of " + std::to_string(entry.manifest_size) + " bytes", where,
-                    "tell who hosts the zoo");
+    throw DataError(
+        "the index announces a manifest of " + plural(static_cast<std::int64_t>(entry.manifest_size), "byte"), where,
+        "tell who hosts the zoo");
   }
   std::string text = fetch_text(zoo, path, {entry.manifest_size, entry.manifest_size}, options, status);
   if (sha256_hex(text) != entry.manifest_sha256) {

@@ -11,6 +11,7 @@
 #include "base/file_lock.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/verdict.hpp"
 #include "tensor/pt.hpp"
@@ -32,14 +33,6 @@ struct Source {
   std::string prefix;  // the set's folder below the transport's root
 };
 
-StoreLocation location_of(const std::string& zoo) {
-  if (!is_hub_address(zoo)) return parse_zoo_location(zoo);
-  const HubAddress address = parse_hub_address(zoo);
-  StoreLocation location = hub_endpoint();
-  location.url += "/" + join_path(hub_files(address), address.folder);
-  return location;
-}
-
 class Pull {
  public:
   Pull(const PullOptions& options, Status& status, const TransportFactory& open, const ExamineSet& examine)
@@ -56,7 +49,7 @@ class Pull {
       return;
     }
     name_ = parse_set_name(options.name);
-    zoo_ = location_of(options.zoo ? *options.zoo : default_zoo());
+    zoo_ = zoo_location(options.zoo ? *options.zoo : default_zoo());
     asked_ = name_.text();
     source_ = zoo_.text() + " " + name_.model;
   }
@@ -153,7 +146,7 @@ class Pull {
 
   void require_size(std::uint64_t bytes) const {
     if (bytes <= options_.max_bytes) return;
-    throw DataError("the set has " + std::to_string(bytes) + " bytes, more than the " +
+    throw DataError("the set has " + plural(static_cast<std::int64_t>(bytes), "byte") + ", more than the " +
                         std::to_string(options_.max_bytes) + " that are allowed",
                     zoo_.text(), "pass a larger --max-size if you expect that");
   }

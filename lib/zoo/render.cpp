@@ -75,6 +75,8 @@ std::string megabytes(std::uint64_t bytes) {
   return text;
 }
 
+std::string layers_of(const Json& count) { return count == 1 ? "1 layer" : number(count, "%.0f") + " layers"; }
+
 std::string needles(const Json& model) {
   const Json hits = at(model, {"needle_hits"}), all = at(model, {"needles"});
   return hits.is_number() && all.is_number() ? number(hits, "%.0f") + "/" + number(all, "%.0f") : "–";
@@ -117,8 +119,8 @@ std::string section(const ZooEntry& entry, const std::string& zoo) {
   return "<h2 id=\"" + escaped(name) + "\">" + escaped(name) + "</h2>\n<p>" + badges(entry) + "</p>\n<p>Model " +
          text(at(summary, {"model"})) + ", recipe " + text(at(summary, {"recipe"})) + ", codec " +
          text(at(summary, {"codec"})) + ", " + number(at(summary, {"bits", "key"}), "%g") + " bits for keys and " +
-         number(at(summary, {"bits", "value"}), "%g") + " for values, " + number(at(summary, {"num_layers"}), "%.0f") +
-         " layers, " + megabytes(entry.total_size) + ", " + escaped(entry.created) + "</p>\n<pre>" + escaped(command) +
+         number(at(summary, {"bits", "value"}), "%g") + " for values, " + layers_of(at(summary, {"num_layers"})) +
+         ", " + megabytes(entry.total_size) + ", " + escaped(entry.created) + "</p>\n<pre>" + escaped(command) +
          "\noscar pull " + escaped(entry.model + "@sha256:" + entry.manifest_sha256) +
          (zoo.empty() ? "" : " --zoo " + escaped(zoo)) + "</pre>\n" + methods_table(at(summary, {"verification"}));
 }

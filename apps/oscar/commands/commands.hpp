@@ -19,5 +19,7 @@ void register_zoo(CLI::App& app, Context& context);
 void register_convert(CLI::App& app, Context& context);
 void register_bench(CLI::App& app, Context& context);
 void register_completion(CLI::App& app);
+/// help and version; after all others, whose names help takes.
+void register_help(CLI::App& app);
 
 }  // namespace oscar

@@ -122,10 +122,13 @@ std::string fish_script(const CLI::App& app) {
       const std::string choices = joined(choices_of(*option));
       const std::string exactly = " -x -a \"" + choices + "\"";
       if (option->get_positional() && !choices.empty()) out += line + exactly + "\n";
-      const std::string value = option->get_type_size() == 0 ? "" : choices.empty() ? " -r" : exactly;
+      const bool needs_value = option->get_type_size() > 0 && option->get_expected_min() > 0;
+      const std::string value = !needs_value ? "" : choices.empty() ? " -r" : exactly;
+      std::string names;
+      for (const std::string& name : option->get_snames()) names += " -s " + name;
       for (const std::string& name : option->get_lnames()) {
-        out.append(line).append(" -l ").append(name).append(value);
-        out += " -d " + quoted(option->get_description()) + "\n";
+        out += line + names + " -l " + name + value + " -d " + quoted(option->get_description()) + "\n";
+        names.clear();
       }
     }
   });

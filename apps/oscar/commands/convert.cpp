@@ -2,6 +2,7 @@
 #include "rotation/convert.hpp"
 
 #include "base/status.hpp"
+#include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "outputs.hpp"
 
@@ -21,7 +22,7 @@ void run(ConvertCommand& command, Context& context) {
   for (const std::string& lost : result.lost) {
     context.status->notice("lost, since " + std::string(name_of(result.to)) + " has no place for it: " + lost);
   }
-  context.status->notice("wrote " + std::to_string(result.layers) + " layers from " +
+  context.status->notice("wrote " + plural(static_cast<std::int64_t>(result.layers), "layer") + " from " +
                          std::string(name_of(result.from)) + " as " + std::string(name_of(result.to)) + ": " +
                          command.out.string());
   emit_json(context, {{"path", command.out.string()},

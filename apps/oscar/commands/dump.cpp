@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "commands.hpp"
 #include "dump/live_source.hpp"
 #include "dump/writer.hpp"
@@ -27,10 +28,10 @@ void run(DumpCommand& command, Context& context) {
   const auto source = open_live(*runner, std::move(sequences), command.live, *context.status);
   const DumpSummary summary = write_dump(*source, command.out, command.format, command.force, *context.status);
   const CalibrationData& data = source->calibration();
-  context.status->notice(fmt::format("dumped {} layers, {} tokens in {} sequences, as {}, on {}: {:.1f} MB in {}",
-                                     summary.layers, summary.tokens, data.sequences, name_of(summary.dtype),
-                                     runner->description(), static_cast<double>(summary.bytes) / 1e6,
-                                     command.out.string()));
+  context.status->notice(fmt::format("dumped {}, {} in {}, as {}, on {}: {:.1f} MB in {}",
+                                     plural(summary.layers, "layer"), plural(summary.tokens, "token"),
+                                     plural(data.sequences, "sequence"), name_of(summary.dtype), runner->description(),
+                                     static_cast<double>(summary.bytes) / 1e6, command.out.string()));
   emit_json(context, {{"path", command.out.string()},
                       {"model", to_json(source->model())},
                       {"calibration", to_json(data)},

@@ -12,6 +12,7 @@
 #include "base/atomic_folder.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "commands/fit_command.hpp"
 #include "commands/on_ranks.hpp"
@@ -84,8 +85,9 @@ std::filesystem::path partial_folder(const FitCommand& command) {
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context) {
   Status& status = *context.status;
-  status.notice(fmt::format("fitted {} layers on {} tokens in {:.2f} s, {}", result.set.layers.size(),
-                            result.set.calibration.tokens, result.seconds, backend.description()));
+  status.notice(fmt::format("fitted {} on {} in {:.2f} s, {}",
+                            plural(static_cast<std::int64_t>(result.set.layers.size()), "layer"),
+                            plural(result.set.calibration.tokens, "token"), result.seconds, backend.description()));
   if (result.set.recipe.contains("clip_sample")) {
     status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
   }

@@ -9,6 +9,7 @@
 #include "base/atomic_folder.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "console.hpp"
 #include "fit/statistics_fit.hpp"
 #include "rotation/formats.hpp"
@@ -95,8 +96,9 @@ void save(const Statistics& statistics, const FitCommand& command, std::chrono::
   for (const CalibrationData& part : statistics.data) tokens += part.tokens;
   const double seconds = seconds_since(start);
   const std::size_t parts = statistics.data.size();
-  context.status->notice(fmt::format("statistics of {} layers, {} tokens in {} part{}, {:.2f} s: wrote {}",
-                                     statistics.layers.size(), tokens, parts, parts == 1 ? "" : "s", seconds,
+  context.status->notice(fmt::format("statistics of {}, {} in {}, {:.2f} s: wrote {}",
+                                     plural(static_cast<std::int64_t>(statistics.layers.size()), "layer"),
+                                     plural(tokens, "token"), plural(static_cast<std::int64_t>(parts), "part"), seconds,
                                      command.save_stats.string()));
   if (!command.out.empty()) return;  // what is fitted will be told
   emit_json(context, {{"statistics", command.save_stats.string()},

@@ -92,6 +92,7 @@ void add_fit_options(CLI::App& app, FitCommand& command) {
 
 void settle_recipe(const CLI::App& app, FitCommand& command) {
   FitOptions& fit = command.fit;
+  (void)target_from_name(fit.target);  // told before anything is opened
   const auto given = [&](const char* name) { return app.count(name) > 0; };
   if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
   if (given("--recipe")) return;

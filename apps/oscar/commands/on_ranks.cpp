@@ -12,6 +12,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/status.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "console.hpp"
 
@@ -74,13 +75,13 @@ void tell_failure(Ranks& ranks, const std::function<void()>& task) {
 
 void run_on_ranks(const Place& place, const FitCommand& command, Context& context,
                   const std::function<void(Ranks&)>& task) {
-  if (place.rank > 0) context.status = std::make_unique<Console>(Console::Options{.quiet = true, .progress = false});
+  if (place.rank > 0) context.status = std::make_unique<Console>(Console::Options{.quiet = true});
   Ranks ranks(place, {.join_seconds = static_cast<double>(command.join_timeout),
                       .silent_seconds = static_cast<double>(command.rank_timeout),
                       .give_up = give_up});
   tell_failure(ranks, [&] {
     take_share_of_machine(place, ranks, context.common);
-    context.status->notice(fmt::format("{} ranks, {} threads in this one", ranks.size(), num_threads()));
+    context.status->notice(plural(ranks.size(), "rank") + ", " + plural(num_threads(), "thread") + " in this one");
     require_same_task(command, ranks);
     task(ranks);
     ranks.leave();

@@ -45,8 +45,9 @@ void register_pull(CLI::App& app, Context& context) {
   pull->add_option("--key", options->trust.keys, "Public Ed25519 key (PEM) that must have signed; may be given again")
       ->type_name("FILE")
       ->group("Trust");
-  pull->add_option("--max-size", options->max_bytes, "Refuse sets of more bytes; 500M, 10G … are understood")
-      ->transform(CLI::AsSizeValue(false))
+  pull->add_option("--max-size", options->max_bytes, "Refuse sets of more bytes")
+      ->transform(kSize)
+      ->type_name("SIZE")
       ->default_str("4G")
       ->group("Transfer");
   add_timeout_option(*pull, options->transfer.timeout_seconds);

@@ -6,13 +6,14 @@
 #include <memory>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "model_input.hpp"
+#include "numbers.hpp"
 #include "remote/curl_call.hpp"
 #include "verify/methods.hpp"
 #include "verify/subject.hpp"
-#include "verify/words.hpp"
 
 namespace oscar {
 namespace {
@@ -55,9 +56,9 @@ verify::AskServer asker(const StoreLocation& server, double timeout_seconds, Sta
 
 std::string summary(const ServeCheckReport& r) {
   const verify::ServedDifferences& found = r.differences;
-  std::string text = fmt::format("{}: {} and {} ({} found), {}\n", r.served_model, verify::plural(r.prompts, "prompt"),
-                                 verify::plural(r.needles, "needle"), r.needles_found,
-                                 verify::plural(found.positions, "generated token"));
+  std::string text =
+      fmt::format("{}: {} and {} ({} found), {}\n", r.served_model, plural(r.prompts, "prompt"),
+                  plural(r.needles, "needle"), r.needles_found, plural(found.positions, "generated token"));
   text += r.has_prediction
               ? fmt::format("from exact attention: server {:.4g} nats, predicted {:.4g}; agreement {:.2f}\n",
                             found.measured_kl, found.predicted_kl, found.agreement)

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 
 namespace oscar {
 namespace {
@@ -55,7 +56,7 @@ c10::Device find_device(const std::string& name) {
   const auto count = c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount();
   if (!place.has_index()) place.set_index(0);
   if (place.index() >= count) {
-    throw BackendUnavailable("there are " + std::to_string(count) + " GPUs", "--device " + name,
+    throw BackendUnavailable((count == 1 ? "there is " : "there are ") + plural(count, "GPU"), "--device " + name,
                              "count them from cuda:0");
   }
   return place;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "model/decoder_torch/link.hpp"
 #include "model/decoder_torch/rows.hpp"
 
@@ -112,8 +113,7 @@ class Link : public HiddenLink {
       pass(at::empty({static_cast<std::int64_t>(tokens), hidden_size_},
                      at::TensorOptions(device_.dtype()).device(device_.place())));
     } catch (const std::exception& error) {
-      if (is_out_of_memory(error))
-        fail("the GPU has no memory for hidden states of " + std::to_string(tokens) + " tokens");
+      if (is_out_of_memory(error)) fail("the GPU has no memory for hidden states of " + plural(tokens, "token"));
       throw;
     }
   }

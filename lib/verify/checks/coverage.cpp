@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <set>
 
+#include "base/text.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/checks/for_each_side.hpp"
-#include "verify/words.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/inspect/kinds.hpp"
-#include "verify/words.hpp"
 
 namespace oscar {
 namespace {
@@ -49,7 +49,7 @@ const Tensor* tensor_at(const PtValue& layer, const char* name) {
 void check_eigenvalues(const Tensor& tensor, const std::string& where, Summary& summary) {
   const std::vector<double> values = tensor.to_doubles();
   if (values.size() % static_cast<std::size_t>(summary.head_dim) != 0 || values.empty()) {
-    summary.problems.push_back(where + ": " + verify::plural(values.size(), "eigenvalue") + " for head_dim " +
+    summary.problems.push_back(where + ": " + plural(values.size(), "eigenvalue") + " for head_dim " +
                                std::to_string(summary.head_dim));
     return;
   }

@@ -11,7 +11,7 @@ from pathlib import Path
 BINARY = os.environ["OSCAR_BINARY"]
 DATA = Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
 COMMANDS = ("dump", "fit", "verify", "serve-check", "publish", "pull", "inspect", "convert", "zoo", "zoo render", "zoo tag",
-            "zoo deprecate", "bench", "completion")
+            "zoo deprecate", "zoo list", "zoo search", "bench", "completion", "help", "version")
 OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
@@ -73,6 +73,12 @@ class CompletionTest(unittest.TestCase):
         fish, zsh = printed("completion", "fish"), printed("completion", "zsh")
         for option in options_of("fit") - {"--help"}:
             self.assertRegex(fish, rf"'__fish_seen_subcommand_from fit' -l {option[2:]} ")
+        for flag in ("force", "resume", "json", "center", "no-center"):  # a value may be left out, or there is none
+            self.assertRegex(fish, rf"from fit' -l {flag} -d ")
+        self.assertRegex(fish, r"complete -c oscar -s q -l quiet -d ")
+        self.assertRegex(fish, "from fit' -l max-tokens -r ")
+        self.assertRegex(fish, "from zoo; and __fish_seen_subcommand_from list' -l zoo -r ")
+        self.assertRegex(fish, "from help' -x -a .dump fit ")
         self.assertRegex(fish, "from zoo; and __fish_seen_subcommand_from render' -l url -r ")
         self.assertRegex(fish, "from bench' -x -a .attention.")
         self.assertIn("bashcompinit", zsh)

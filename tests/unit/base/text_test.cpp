@@ -59,4 +59,12 @@ TEST_CASE("text of others is taken only if it is plain") {
   CHECK_THROWS_AS((void)plain_text("long", "the model", "here", 3), DataError);
 }
 
+TEST_CASE("one of a thing has no s") {
+  CHECK(plural(1, "layer") == "1 layer");
+  CHECK(plural(0, "layer") == "0 layers");
+  CHECK(plural(2, "layer") == "2 layers");
+  CHECK(plural(1, "matrix", "matrices") == "1 matrix");
+  CHECK(plural(3, "matrix", "matrices") == "3 matrices");
+}
+
 }  // namespace oscar

@@ -42,7 +42,7 @@ TEST_CASE("the sample is fixed by its seed, stays behind the windows and within 
   ClipFitOptions other = options;
   other.seed = 5;
   CHECK(sample_layer(layer, kWindows, other)[0].query_positions != sample[0].query_positions);
-  CHECK(describe(sample, options) == "300 keys in 1 sequences, 20 queries per head, seed 0");
+  CHECK(describe(sample, options) == "300 keys in 1 sequence, 20 queries per head, seed 0");
 }
 
 TEST_CASE("scores are those of the codec at each ratio, and near ties prefer less clipping") {

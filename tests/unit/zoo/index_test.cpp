@@ -62,7 +62,7 @@ TEST_CASE("an unknown name is answered with names that exist") {
   CHECK_ERROR(index.require(parse_set_name("Qwen/Qwen3-8B"), "here"), DataError, "did you mean Qwen/Qwen3-8B:int2");
   CHECK_ERROR(index.require(parse_set_name("qwen/qwen3-8b:int2"), "here"), DataError,
               "did you mean Qwen/Qwen3-8B:int2");
-  CHECK_ERROR(index.require(parse_set_name("x/y"), "here"), DataError, "see the index");
+  CHECK_ERROR(index.require(parse_set_name("x/y"), "here"), DataError, "oscar zoo list");
 }
 
 TEST_CASE("a malformed index is refused with its place") {

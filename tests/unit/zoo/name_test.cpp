@@ -55,13 +55,6 @@ TEST_CASE("names that could leave their folder or confuse a shell are refused") 
   CHECK(parse_set_name("a/" + std::string(96, 'b')).model.size() == 98);
 }
 
-TEST_CASE("near names are suggested, nearest first, far ones are not") {
-  const std::vector<std::string> known = {"Qwen/Qwen3-8B:latest", "Qwen/Qwen3-4B:latest", "meta/Llama:latest"};
-  CHECK(nearest_names("qwen/qwen3-8b:latest", known) ==
-        std::vector<std::string>{"Qwen/Qwen3-8B:latest", "Qwen/Qwen3-4B:latest"});
-  CHECK(nearest_names("x/y:z", known).empty());
-}
-
 TEST_CASE("a zoo is a folder or a web server") {
   CHECK(parse_zoo_location("/zoo/").folder == "/zoo");
   CHECK(parse_zoo_location("/zoo/index.json").folder == "/zoo");

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "zoo/list.hpp"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "zoo/download.hpp"
+#include "zoo/hub.hpp"
+
+namespace oscar {
+namespace {
+
+Json member(const Json& summary, const char* pointer) {
+  const Json::json_pointer path(pointer);
+  return summary.contains(path) ? summary.at(path) : Json();
+}
+
+std::string text_of_member(const Json& value) { return value.is_string() ? value.get<std::string>() : ""; }
+
+std::optional<double> figure(const Json& value) {
+  return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
+}
+
+/// Of the set itself, not of what verify compared it with.
+std::optional<double> kld_of(const Json& summary) {
+  const Json methods = member(summary, "/verification/methods");
+  for (const Json& method : methods.is_object() ? methods : Json::object()) {
+    if (text_of_member(member(method, "/kind")) == "this") return figure(member(method, "/model/kld_mean"));
+  }
+  return std::nullopt;
+}
+
+ListedSet listed(ZooEntry entry) {
+  const Json& summary = entry.summary;
+  const std::string verdict = text_of_member(member(summary, "/verification/verdict"));
+  return {.entry = entry,
+          .model = text_of_member(member(summary, "/model")),
+          .recipe = text_of_member(member(summary, "/recipe")),
+          .codec = text_of_member(member(summary, "/codec")),
+          .verdict = verdict.empty() ? "not verified" : verdict,
+          .key_bits = figure(member(summary, "/bits/key")),
+          .value_bits = figure(member(summary, "/bits/value")),
+          .kld = kld_of(summary)};
+}
+
+std::string small_letters(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+bool fits(const ListedSet& set, const std::string& pattern) {
+  if (pattern.find_first_of("*?") == std::string::npos) {
+    return small_letters(set.name()).find(small_letters(pattern)) != std::string::npos;
+  }
+  return ::fnmatch(pattern.c_str(), set.name().c_str(), FNM_CASEFOLD) == 0;
+}
+
+bool has_words(const ListedSet& set, const std::vector<std::string>& words) {
+  const std::string text =
+      small_letters(set.name() + "\n" + set.model + "\n" + set.recipe + "\n" + set.codec + "\n" + set.verdict);
+  return std::ranges::all_of(
+      words, [&](const std::string& word) { return text.find(small_letters(word)) != std::string::npos; });
+}
+
+Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
+
+Json row_of(const ListedSet& set) {
+  const ZooEntry& entry = set.entry;
+  return {{"name", set.name()},
+          {"model", set.model},
+          {"recipe", set.recipe},
+          {"codec", set.codec},
+          {"bits", {{"key", or_null(set.key_bits)}, {"value", or_null(set.value_bits)}}},
+          {"kld", or_null(set.kld)},
+          {"verdict", set.verdict},
+          {"total_size", entry.total_size},
+          {"created", entry.created},
+          {"forced", entry.forced},
+          {"signed_by", entry.signed_by},
+          {"deprecated", entry.deprecated},
+          {"manifest_sha256", entry.manifest_sha256}};
+}
+
+}  // namespace
+
+ZooList list_zoo(const ListOptions& options, Status& status, const TransportFactory& open) {
+  const StoreLocation zoo = zoo_location(options.zoo ? *options.zoo : default_zoo());
+  const auto transport = open(zoo, options.transfer);
+  auto documents = fetch_texts(*transport, {kIndexName}, kMaxDocumentBytes, options.transfer, status);
+  const std::vector<ZooEntry> entries = ZooIndex(documents.front().required(), transport->where(kIndexName)).entries();
+  ZooList list{zoo.text(), entries.size(), {}};
+  for (const ZooEntry& entry : entries) {
+    ListedSet set = listed(entry);
+    if (fits(set, options.pattern) && has_words(set, options.words)) list.sets.push_back(std::move(set));
+  }
+  return list;
+}
+
+Json to_json(const ZooList& list) {
+  Json sets = Json::array();
+  for (const ListedSet& set : list.sets) sets.push_back(row_of(set));
+  return {{"zoo", list.zoo}, {"sets", std::move(sets)}};
+}
+
+}  // namespace oscar

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// What a zoo has, for people who choose a set: its index and nothing else is read. What stands there is what the
+// publisher says; pull checks the manifest that it names.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "remote/transport.hpp"
+#include "zoo/index.hpp"
+
+namespace oscar {
+
+struct ListOptions {
+  std::optional<std::string> zoo;  // as PullOptions::zoo
+  /// With * or ?: what a whole name "ORG/MODEL:TAG" looks like, else a part of it. Case does not count. Empty: all.
+  std::string pattern;
+  /// All of them must stand somewhere in the name, the model's id, the recipe, the codec or the verdict.
+  std::vector<std::string> words;
+  TransferOptions transfer;
+};
+
+/// One line of the list. Texts and figures that the index lacks, or has with another type, are empty.
+struct ListedSet {
+  ZooEntry entry;
+  std::string model, recipe, codec;
+  std::string verdict;  // verify's, or "not verified"
+  std::optional<double> key_bits, value_bits;
+  std::optional<double> kld;  // mean KL of the model's predictions, nats a token
+
+  /// "ORG/MODEL:TAG"
+  [[nodiscard]] std::string name() const { return entry.model + ":" + entry.tag; }
+};
+
+struct ZooList {
+  std::string zoo;
+  std::size_t all = 0;  // sets that the zoo has
+  std::vector<ListedSet> sets;
+};
+
+/// Throws UsageError, TransportError, and DataError for a malformed index.
+[[nodiscard]] ZooList list_zoo(const ListOptions& options, Status& status,
+                               const TransportFactory& open = open_transport);
+
+/// "oscar zoo list --json": "zoo", and "sets" with the members of ListedSet.
+[[nodiscard]] Json to_json(const ZooList& list);
+
+}  // namespace oscar

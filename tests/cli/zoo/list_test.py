@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""oscar zoo list and search: what a zoo has, from a folder and from a web server, whatever its publisher wrote."""
+import json
+import unittest
+
+from servers import PlainServer
+from support import NAME, ZooTest
+
+
+class ListTest(ZooTest):
+    def setUp(self):
+        super().setUp()
+        self.published(1)
+        self.published(2, name="other/large:v2", verdict="rejected")
+
+    def names(self, *arguments, **more):
+        listed = json.loads(self.succeed("zoo", *arguments, "--json", **more).stdout)
+        return [entry["name"] for entry in listed["sets"]]
+
+    def change_index(self, change):
+        path = self.zoo / "index.json"
+        index = json.loads(path.read_text())
+        change(index["entries"])
+        path.write_text(json.dumps(index))
+
+    def test_a_folder_is_listed_as_a_table_and_as_json(self):
+        lines = self.succeed("zoo", "list", "--zoo", self.zoo).stdout.splitlines()
+        self.assertEqual(lines[0].split(), ["name", "model", "recipe", "bits", "KLD", "verdict", "MB", "notes"])
+        self.assertEqual([line.split()[0] for line in lines[1:]], ["other/large:v2", f"{NAME}:latest"])
+        self.assertIn("rejected", lines[1])
+        self.assertIn("forced", lines[1])
+        listed = json.loads(self.succeed("zoo", "list", "--zoo", self.zoo, "--json", "-").stdout)["sets"]
+        self.assertEqual(listed[1]["recipe"], "oscar")
+        self.assertEqual(listed[1]["verdict"], "accepted")
+        self.assertEqual(listed[1]["bits"], {"key": 2.0, "value": 2.0})
+
+    def test_patterns_and_words_choose(self):
+        zoo = ("--zoo", self.zoo)
+        self.assertEqual(self.names("list", "LARGE", *zoo), ["other/large:v2"])
+        self.assertEqual(self.names("list", "test/*", *zoo), [f"{NAME}:latest"])
+        self.assertEqual(self.names("list", "test", *zoo), [f"{NAME}:latest"])
+        self.assertEqual(self.names("list", "tes?", *zoo), [])
+        self.assertEqual(self.names("search", "v2", "Rejected", *zoo), ["other/large:v2"])
+        self.assertEqual(self.names("search", "v2", "accepted", *zoo), [])
+        nothing = self.succeed("zoo", "list", "nothing", *zoo)
+        self.assertEqual(nothing.stdout, "")
+        self.assertIn("none of the 2 sets fits", nothing.stderr)
+
+    def test_a_web_server_and_the_default_zoo_are_listed(self):
+        with PlainServer(self.zoo) as url:
+            self.assertEqual(self.names("list", "--zoo", url), self.names("list", "--zoo", self.zoo))
+        self.assertEqual(len(self.names("list", env={"OSCAR_ZOO": str(self.zoo)})), 2)
+
+    def test_what_others_wrote_stays_on_its_line(self):
+        def change(entries):
+            entries[0]["summary"] = {"model": "evil\x1b[2J\nfake/set:v1 good", "bits": {"key": "no"},
+                                     "verification": {"verdict": ["accepted"], "methods": [1, {"kind": "this"}]}}
+            entries[0]["deprecated"] = "x" * 5000
+        self.change_index(change)
+        table = self.succeed("zoo", "list", "--zoo", self.zoo).stdout
+        self.assertEqual(len(table.splitlines()), 3)
+        self.assertNotIn("\x1b", table)
+        self.assertIn("evil\\u001b[2J\\u000afake", table)
+        self.assertIn("not verified", table)
+        self.assertLess(max(map(len, table.splitlines())), 400)
+
+    def test_an_index_that_is_none_is_an_error_as_in_pull(self):
+        (self.zoo / "index.json").write_text("{}")
+        self.fail_with(1, "index.json", "zoo", "list", "--zoo", self.zoo)
+        self.fail_with(2, "WORDS is required", "zoo", "search", "--zoo", self.zoo)
+
+    def test_an_unknown_name_says_how_to_list(self):
+        self.fail_with(1, [f"did you mean {NAME}:latest?", "oscar zoo list"], "pull", "my/tiny", "--zoo", self.zoo)
+
+
+if __name__ == "__main__":
+    unittest.main()
