@@ -9,6 +9,7 @@ import tempfile
 import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 try:
     import oscar_kv
@@ -75,6 +76,17 @@ class ServerTest(unittest.TestCase):
         def resolve(path):
             return getattr(sys.modules[path.rpartition(".")[0]], path.rpartition(".")[2])
 
+        class Platform:
+            @classmethod
+            def get_attn_backend_cls(cls, path):
+                return path
+
+            @classmethod
+            def check_and_update_config(cls, vllm_config):
+                pass
+
+        self.platform = Platform()
+        self.module("vllm.platforms", current_platform=self.platform)
         self.enum = enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "fake_flash.Backend", "CUSTOM": None})
         config = types.SimpleNamespace(model_config=types.SimpleNamespace(model=str(self.folder / "model")))
         self.module("fake_flash", Backend=FakeBackend)
@@ -87,10 +99,12 @@ class ServerTest(unittest.TestCase):
         self.resolve = resolve
         self.module("sglang.srt.plugins.hook_registry", HookRegistry=FakeHooks,
                     HookType=enum.Enum("HookType", {"BEFORE": "before"}))
-        self.module("sglang.srt.layers.dp_attention", get_attention_tp_rank=lambda: self.rank,
-                    get_attention_tp_size=lambda: self.ranks)
-        self.module("sglang.srt.server_args", get_global_server_args=lambda: types.SimpleNamespace(
-            model_path=str(self.folder / "model")))
+        self.module("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=type("AttentionBackend", (), {"forward": 0}))
+        args = types.SimpleNamespace(model_path=str(self.folder / "model"))
+        self.module("sglang.srt.runtime_context", get_server_args=lambda: args,
+                    get_parallel=lambda: types.SimpleNamespace(attn_tp_rank=self.rank, attn_tp_size=self.ranks))
+        self.module("sglang.srt.layers.dp_attention")
+        self.module("sglang.srt.server_args", get_global_server_args=mock.Mock(side_effect=RuntimeError("is retired")))
 
     def own(self, x):
         """This rank's heads."""
@@ -158,11 +172,68 @@ class ServerTest(unittest.TestCase):
     def test_vllm(self):
         self.check(self.run_vllm)
 
+    def test_vllm_names_a_layer_that_it_cannot_place(self):
+        vllm_plugin._say_unknown.cache_clear()
+        rows = torch.zeros(2, 1, DIM)
+        with self.assertLogs("oscar_kv", logging.ERROR) as logged:
+            for _ in range(2):
+                vllm_plugin._observe(None, None, types.SimpleNamespace(layer_name="transformer.h.0.attn"), rows, rows, rows, None)
+        self.assertEqual(len(logged.output), 1)
+        self.assertIn("'transformer.h.0.attn' is not observed", logged.output[0])
+
+    def test_vllm_tells_prompts_from_decode_steps(self):
+        tell = lambda **said: vllm_plugin._prompts(types.SimpleNamespace(num_actual_tokens=9, **said))  # noqa: E731
+        self.assertEqual(tell(max_query_len=5, num_decode_tokens=0), slice(0, 9))
+        self.assertEqual(tell(max_query_len=1, num_decode_tokens=0), slice(0, 0))
+        self.assertEqual(tell(num_decode_tokens=4), slice(4, 9))  # FlashInfer
+        with self.assertRaisesRegex(ValueError, "does not tell prompts from decode steps"):
+            tell()
+
     def test_vllm_by_two_ranks(self):
         self.check_ranks(self.run_vllm)
 
     def test_sglang(self):
         self.check(self.run_sglang)
+
+    def test_sglang_before_its_runtime_context(self):
+        del sys.modules["sglang.srt.runtime_context"]
+        args = types.SimpleNamespace(model_path=str(self.folder / "model"))
+        self.module("sglang.srt.layers.dp_attention", get_attention_tp_rank=lambda: self.rank,
+                    get_attention_tp_size=lambda: self.ranks)
+        self.module("sglang.srt.server_args", get_global_server_args=lambda: args)
+        self.check(self.run_sglang)
+
+    def test_vllm_finds_the_class_by_the_path_that_it_writes(self):
+        vllm_plugin._observed.cache_clear()
+        vllm_plugin.register()
+        backend = self.resolve(self.overrides[self.enum.FLASH_ATTN])
+        path = f"{backend.__module__}.{backend.__qualname__}"
+        self.assertIs(self.resolve(path), backend)
+        self.assertEqual(self.platform.get_attn_backend_cls(path), path)
+
+    def assert_ends(self, expected):
+        with self.assertRaises(SystemExit) as ended:
+            sglang_plugin.register()
+        self.assertIn(expected, ended.exception.code)
+        self.assertNotIn("\n", ended.exception.code)
+
+    def test_sglang_ends_where_it_would_do_something_else(self):
+        FakeHooks.hooks = {}
+        os.environ["OSCAR_INT2_SET"] = "x"
+        self.addCleanup(lambda: os.environ.pop("OSCAR_INT2_SET", None))
+        self.assert_ends("SGLang would serve without the set; unset it, and use oscar serve-env")
+        del os.environ["OSCAR_INT2_SET"]
+        self.module("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=object)
+        self.assert_ends("has no sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward")
+        os.environ["OSCAR_OBSERVE"] = ""
+        self.assert_ends("OSCAR_OBSERVE is set but empty")
+        self.assertEqual(FakeHooks.hooks, {})
+
+    def test_a_server_that_saw_no_prompt_says_so(self):
+        tap = vllm_plugin.ServerTap(lambda: None)
+        with self.assertLogs("oscar_kv", logging.ERROR) as logged:
+            tap._finish()
+        self.assertIn(f"no prompt was observed, so OSCAR_OBSERVE={self.folder / 'x.safetensors'} was not written", logged.output[0])
 
     def test_sglang_by_two_ranks(self):
         self.check_ranks(self.run_sglang)

@@ -4,7 +4,6 @@
 vLLM is a fake with the classes of its v1/attention/backend.py (0.17 to 0.26) that the backend uses: no server runs here. On
 the CPU by the reference of both operators; by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is no GPU.
 """
-import enum
 import os
 import sys
 import types
@@ -16,7 +15,7 @@ from unittest import mock
 try:
     import oscar_kv
     import torch
-    from oscar_kv import int2_attend, int2_side, vllm_plugin
+    from oscar_kv import int2_attend, int2_side
     from oscar_kv.int2_kernel import KernelRows
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -50,18 +49,13 @@ def install_fakes():
             sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
         vars(sys.modules[name]).update(members)
 
-    names = enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "fake_flash.Backend", "CUSTOM": None})
-    overrides = {}
     module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}), AttentionImpl=FakeImpl,
            AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder)
-    module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
-           register_backend=lambda backend, path: overrides.update({backend.name: path}))
     module("vllm.distributed", get_tensor_model_parallel_rank=lambda: RANK[0],
            get_tensor_model_parallel_world_size=lambda: RANKS[0])
-    return overrides
 
 
-OVERRIDES = install_fakes()
+install_fakes()
 from oscar_kv import vllm_backend  # noqa: E402
 
 
@@ -80,11 +74,19 @@ def set_of(heads=KV_HEADS, name="minmax", group_size=0, scale_dtype="float32", l
     return oscar_kv.RotationSet(manifest, {3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))})
 
 
+def layers(number=3, **others):
+    """As vLLM's static_forward_context: attention layers, and what else runs once a step."""
+    name = f"model.layers.{number}.self_attn.attn"
+    impl = vllm_backend.Int2Impl(HEADS, DIM, SCALE, KV_HEADS)
+    return {name: types.SimpleNamespace(layer_name=name, impl=impl), "model.layers.3.router": object()} | others
+
+
 def builder(block_size=BLOCK, dtype=torch.bfloat16, **changes):
-    config = {"prefix": False, "chunked": False, "speculative": None} | changes
-    spec = types.SimpleNamespace(block_size=block_size, dtype=dtype)
-    return vllm_backend.Int2Backend.get_builder_cls()(spec, ["x"], types.SimpleNamespace(
-        cache_config=types.SimpleNamespace(enable_prefix_caching=config["prefix"]),
+    config = {"prefix": False, "chunked": False, "speculative": None, "layers": layers()} | changes
+    spec = types.SimpleNamespace(block_size=block_size, dtype=dtype, num_kv_heads=KV_HEADS, head_size=DIM)
+    ours = [name for name, layer in config["layers"].items() if isinstance(getattr(layer, "impl", None), vllm_backend.Int2Impl)]
+    return vllm_backend.Int2Backend.get_builder_cls()(spec, ours, types.SimpleNamespace(
+        compilation_config=types.SimpleNamespace(static_forward_context=config["layers"]), cache_config=types.SimpleNamespace(enable_prefix_caching=config["prefix"]),
         scheduler_config=types.SimpleNamespace(enable_chunked_prefill=config["chunked"]),
         speculative_config=config["speculative"]), torch.device(DEVICE))
 
@@ -228,7 +230,7 @@ class BackendTest(unittest.TestCase):
                                   ("blocks of 64 tokens, for a sink of 16", {"block_size": 64})):
             with self.assertRaisesRegex(ValueError, expected):
                 builder(**changes)
-        with self.assertRaisesRegex(NotImplementedError, "does not know sliding_window, sinks"):
+        with self.assertRaisesRegex(NotImplementedError, "does not know this model's sliding_window, sinks"):
             vllm_backend.Int2Impl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sinks=torch.ones(HEADS))
         common = types.SimpleNamespace(query_start_loc_cpu=torch.tensor([0, 5, 6]), slot_mapping=None, seq_lens=torch.ones(2, 1))
         with self.assertRaisesRegex(ValueError, "stands behind a prompt"):
@@ -241,11 +243,16 @@ class BackendTest(unittest.TestCase):
                 vllm_backend.Int2Impl(HEADS, DIM, SCALE, KV_HEADS)._sides_of(
                     types.SimpleNamespace(layer_name=f"model.layers.{layer}.x"), x, x)
 
-    def test_the_plugin_registers_it_if_a_set_is_named(self):
-        with mock.patch.dict(os.environ, {"OSCAR_INT2_SET": "x"}):
-            os.environ.pop("OSCAR_OBSERVE", None)
-            vllm_plugin.register()
-        self.assertEqual(OVERRIDES, {"CUSTOM": "oscar_kv.vllm_backend.Int2Backend"})
+    def test_a_layer_that_the_set_does_not_fit_ends_the_start(self):
+        self.serve(set_of())
+        for expected, found in (("no layer for model.layers.5.self_attn.attn; it has .3.", layers(5)),
+                                ("another attention backend has model.layers.4.attn, which would be served without the set",
+                                 layers(**{"model.layers.4.attn": types.SimpleNamespace(impl=FakeImpl())}))):
+            with self.assertRaisesRegex(ValueError, expected):
+                builder(layers=found)
+        self.serve(set_of(heads=2 * KV_HEADS))
+        with self.assertRaisesRegex(ValueError, "key matrices of 4 KV heads, but 1 ranks have 2 each"):
+            builder()
 
 
 if __name__ == "__main__":

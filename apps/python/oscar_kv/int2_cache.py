@@ -26,9 +26,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from . import int2_attend, int2_kernel
+from . import identity, int2_attend, int2_kernel
 from .int2_rows import SideRows
 from .rotation_set import Layer, RotationSet
+from .set_check import check_for_model
 
 INT2_ATTENTION = "oscar_int2"
 _call = threading.local()  # .noted: the last layer's keys went to attention with a note
@@ -167,7 +168,8 @@ class Int2Cache(Cache):
     path: "kernel" or "torch" takes no other way; the CPU has "kernel" as a slow reference. exact_prompt: with INT2_ATTENTION,
     a prompt in an empty cache sees itself exactly, by the model's own rows, as in servers.
 
-    Raises ValueError if a layer of full attention has no rotation, or one of another shape, or the path cannot be taken."""
+    Raises ValueError if the set is for another model, a layer of full attention has no rotation, or one of another shape,
+    windows keep all that the model can read, or the path cannot be taken."""
 
     def __init__(self, rotations: RotationSet, config: Any = None, *, path: Literal["auto", "kernel", "torch"] = "auto",
                  exact_prompt: bool = False):
@@ -180,6 +182,9 @@ class Int2Cache(Cache):
         else:
             config = config.get_text_config(decoder=True)
             layers = list(DynamicCache(config=config).layers)
+            covered = [i for i, layer in enumerate(layers) if type(layer) is DynamicLayer]
+            check_for_model(rotations, identity.describe_model(config, (0, 0, 0, 0)), covered,
+                            getattr(config, "max_position_embeddings", None))
         for i, layer in enumerate(layers):
             if type(layer) is not DynamicLayer:
                 continue
@@ -188,7 +193,13 @@ class Int2Cache(Cache):
             layers[i] = Int2Layer(rotations, rotations.layers[i], config, _Options(path, exact_prompt))
         if not any(isinstance(layer, Int2Layer) for layer in layers):
             raise ValueError("the model has no layer of full attention, whose cache a rotation set is for")
+        self._layer_ids = sorted(rotations.layers)
         super().__init__(layers=layers)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if layer_idx >= len(self.layers):
+            raise ValueError(f"the rotation set has no layer {layer_idx}; it has {self._layer_ids}; is it for another model?")
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @property
     def path(self) -> str:

@@ -5,6 +5,7 @@
 
 Rows are (..., KV heads, rows, d). Needs torch only. Non-goals: where rows are kept.
 """
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,11 @@ class Int2Side:
     def __init__(self, manifest: dict[str, Any], name: str, layer_id: int, side: Side):
         self.name, self.layer_id = name, layer_id
         clip = side.head_clip_ratios if side.head_clip_ratios is not None else side.clip_ratio
-        self.codec = RowCodec.of_set(manifest, name, _PUBLISHED_CLIP[name] if clip is None else clip)
+        if clip is None:
+            clip = _PUBLISHED_CLIP[name]
+            warnings.warn(f"the rotation set does not say its clip ratios for {name}s; {clip} is used, as in the published scripts",
+                          stacklevel=2)
+        self.codec = RowCodec.of_set(manifest, name, clip)
         # Rounded as servers round, then in float32: products of bfloat16 matrices with float32 sums.
         self.rotation = side.rotation.bfloat16().float()
         self.read_rotation = side.read_rotation.bfloat16().float()

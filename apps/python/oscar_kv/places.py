@@ -13,9 +13,19 @@ _PACKAGE = Path(__file__).resolve().parent
 _BUILD_FOLDERS = ("build", "build-cuda", "build-dev")
 
 
+def setting(variable: str) -> str | None:
+    """An environment variable; None if it is not set. Raises ValueError if it is set to nothing, as a shell does with a name
+    that it does not know: whoever sets a variable means something by it."""
+    value = os.environ.get(variable)
+    if value is not None and not value.strip():
+        raise ValueError(f"{variable} is set but empty; give it a value, or unset it")
+    return value
+
+
 def _find(variable: str, installed: str, built: str) -> Path | None:
-    if variable in os.environ:
-        path = Path(os.environ[variable])
+    given = setting(variable)
+    if given is not None:
+        path = Path(given)
         if not path.is_file():
             raise FileNotFoundError(f"{variable}={path}: there is no such file")
         return path
@@ -27,7 +37,7 @@ def _find(variable: str, installed: str, built: str) -> Path | None:
 
 
 def binary() -> Path:
-    """The `oscar` program. Raises FileNotFoundError that says where it was looked for."""
+    """The `oscar` program. Raises FileNotFoundError that says where it was looked for, ValueError if OSCAR_BINARY is empty."""
     path = _find("OSCAR_BINARY", "bin/oscar", "oscar")
     found = path or shutil.which("oscar")
     if found is None:
@@ -38,13 +48,18 @@ def binary() -> Path:
 
 @cache
 def load_library() -> Path:
-    """Registers torch.ops.oscar.* with torch, once. Raises FileNotFoundError, or OSError if it was built for another
-    torch."""
+    """Registers torch.ops.oscar.* with torch, once. Raises FileNotFoundError, ValueError if OSCAR_TORCH_LIBRARY is empty, or
+    OSError if it was built for another torch."""
     import torch
 
     path = _find("OSCAR_TORCH_LIBRARY", "lib/oscar/liboscar_torch.so", "liboscar_torch.so")
     if path is None:
         raise FileNotFoundError("liboscar_torch.so is not beside oscar_kv; install the wheel, build it, or set "
                                 "OSCAR_TORCH_LIBRARY")
-    torch.ops.load_library(str(path))
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        why = error.__cause__ or error
+        raise OSError(f"{path} does not load into torch {torch.__version__}: {why}; build the package against this torch") \
+            from error
     return path

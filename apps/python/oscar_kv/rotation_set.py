@@ -4,17 +4,15 @@
 Row vectors. Keys: k' = (k - mean) rotation, q' = q read_rotation. Values: v' = v rotation, o = o' read_rotation^T.
 Non-goals: checking that a set is any good (`verify`), other people's formats (`oscar convert`).
 """
-import hashlib
-import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_SCHEMA = "oscar.rotation_set.v1"
+from .set_check import check_layer, check_manifest
+from .set_files import MATRICES, arrays_of, read_file, read_listed, read_manifest
 
 
 @dataclass(frozen=True)
@@ -62,76 +60,47 @@ class RotationSet:
         return replace(self, layers=layers)
 
 
-Read = Callable[[str], np.ndarray | None]
-
-
 def _stack(array: np.ndarray) -> np.ndarray:
     return array if array.ndim == 3 else array[None]
 
 
-def _side(read: Read, layer_id: int, name: str, manifest: dict[str, Any], where: Path) -> Side:
+def _side(arrays: dict[str, np.ndarray], layer_id: int, name: str, described: dict[str, Any], where: Path) -> Side:
     prefix = f"layers.{layer_id}.{name}."
-    rotation = read(prefix + "rotation")
+    rotation = arrays.get(prefix + "rotation")
     if rotation is None:
         raise ValueError(f"{where}: no \"{prefix}rotation\"; write the set again, or ask `oscar inspect`")
-    read_rotation = read(prefix + ("q_rotation" if name == "key" else "o_rotation"))
-    return Side(_stack(rotation), _stack(rotation if read_rotation is None else read_rotation), read(prefix + "mean"),
-                manifest["clip_ratio"], read(prefix + "clip_ratio_per_head"), read(prefix + "eigenvalues"))
+    read_rotation = arrays.get(prefix + ("q_rotation" if name == "key" else "o_rotation"))
+    return Side(_stack(rotation), _stack(rotation if read_rotation is None else read_rotation), arrays.get(prefix + "mean"),
+                described["clip_ratio"], arrays.get(prefix + "clip_ratio_per_head"), arrays.get(prefix + "eigenvalues"))
 
 
-def _set(read: Read, manifest: dict[str, Any], where: Path) -> RotationSet:
-    if manifest.get("schema") != _SCHEMA:
-        raise ValueError(f"{where}: schema is {manifest.get('schema')!r}, not \"{_SCHEMA}\"")
+def _set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -> RotationSet:
     layers = {}
     for each in sorted(manifest["layers"], key=lambda layer: layer["layer_id"]):
         i = each["layer_id"]
-        layers[i] = Layer(i, _side(read, i, "key", each["key"], where), _side(read, i, "value", each["value"], where))
+        layers[i] = Layer(i, _side(arrays, i, "key", each["key"], where), _side(arrays, i, "value", each["value"], where))
+        check_layer(layers[i], each, manifest["codec"]["group_size"], str(where))
+    surplus = sorted({name.split(".")[1] for name in arrays if name.startswith("layers.")} - set(map(str, layers)))
+    if surplus:
+        raise ValueError(f"{where}: has layers {', '.join(surplus)!a}, of which the manifest does not know; fit the set again")
     return RotationSet(manifest, layers)
-
-
-def _from_safetensors(path: Path, manifest: dict[str, Any] | None) -> RotationSet:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        names = set(file.keys())
-        manifest = manifest or json.loads((file.metadata() or {}).get("manifest", "{}"))
-        return _set(lambda name: file.get_tensor(name) if name in names else None, manifest, path)
-
-
-def _from_h5(path: Path, manifest: dict[str, Any] | None) -> RotationSet:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError(f"{path}: h5py reads HDF5; pip install h5py, or fit with --format safetensors,h5") from error
-    with h5py.File(path) as file:
-        if manifest is None:
-            manifest = json.loads(file["manifest"][()].tobytes()) if "manifest" in file else {}
-        at = lambda name: file[name.replace(".", "/")][()] if name.replace(".", "/") in file else None  # noqa: E731
-        return _set(at, manifest, path)
-
-
-_READERS = {".safetensors": _from_safetensors, ".h5": _from_h5}
 
 
 def read_set(path: str | os.PathLike[str]) -> RotationSet:
     """Reads a set's folder, or one `.safetensors` or `.h5` file that `oscar convert` made of it.
 
-    Raises ValueError if it is something else or changed since it was written, ImportError if it needs h5py.
+    Raises ValueError if it is something else, changed since it was written or says two things, ImportError if it needs h5py.
     """
     path = Path(path)
-    if path.is_file():
-        if path.suffix not in _READERS:
-            raise ValueError(f"{path}: not a folder, .safetensors or .h5; `oscar convert` makes them")
-        return _READERS[path.suffix](path, None)
+    if not path.is_dir():
+        if not path.exists():
+            raise ValueError(f"{path}: there is no such file or folder; name the folder of a rotation set")
+        arrays, manifest = arrays_of(read_file(path), path)
+        check_manifest(manifest or {}, str(path))
+        return _set(arrays, manifest or {}, path)
     if not (path / "manifest.json").is_file():
         raise ValueError(f"{path}: no manifest.json, so this is not a rotation set; `oscar inspect` says what it is")
-    manifest = json.loads((path / "manifest.json").read_text())
-    listed = {each["path"]: each["sha256"] for each in manifest.get("files", [])}
-    for suffix, read in _READERS.items():
-        file = path / ("rotations" + suffix)
-        if file.name not in listed:
-            continue
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != listed[file.name]:
-            raise ValueError(f"{file}: not the file that manifest.json lists; fetch or fit the set again")
-        return read(file, manifest)
-    raise ValueError(f"{path}: neither rotations.safetensors nor rotations.h5; fit with --format safetensors")
+    manifest = read_manifest(path)
+    check_manifest(manifest, str(path / "manifest.json"))
+    name, data = read_listed(path, manifest, MATRICES)
+    return _set(arrays_of(data, path / name)[0], manifest, path / name)

@@ -5,19 +5,21 @@
     OSCAR_OBSERVE_TOKENS=30000        after so many prompt tokens the file is written and nothing more is observed
     OSCAR_OBSERVE_RESERVOIR=8192      tokens of each layer that are kept for value moments by attention scores; their memory
                                       (48 MiB a layer at most) must be left free by the server
-Errors never reach the server: they are logged, and observing ends. Non-goals: decode steps, latent attention.
+What is wrong with these ends the server's start with one line. Later errors never reach the server: they are logged, and
+observing ends. Non-goals: decode steps, latent attention.
 """
 import atexit
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import identity
-from .places import load_library
+from .places import load_library, setting
 
 _log = logging.getLogger("oscar_kv")
 
@@ -30,8 +32,41 @@ class Place(NamedTuple):
     ranks: int
 
 
+@contextmanager
+def starting() -> Iterator[None]:
+    """Ends the process with one line and status 1 for what prevents that a plugin does as it was told. Servers log exceptions of
+    plugins and go on without them; SystemExit they let through."""
+    try:
+        yield
+    except (ImportError, OSError, ValueError) as error:
+        raise SystemExit(f"oscar_kv: error: {error}") from error
+
+
 def is_wanted() -> bool:
-    return bool(os.environ.get("OSCAR_OBSERVE"))
+    """Raises ValueError if OSCAR_OBSERVE is empty."""
+    return setting("OSCAR_OBSERVE") is not None
+
+
+def _number(variable: str, default: int, least: int) -> int:
+    text = setting(variable)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise ValueError(f"{variable}={text}: give a whole number of at least {least}")
+    return int(text)
+
+
+def check_settings() -> None:
+    """At the start of a process that will observe. Raises ValueError, FileNotFoundError or OSError for what would fail at the
+    first prompt or when the file is written."""
+    path = Path(setting("OSCAR_OBSERVE") or "")
+    if path.suffix != ".safetensors":
+        raise ValueError(f"OSCAR_OBSERVE={path}: statistics are safetensors; name a file *.safetensors")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"OSCAR_OBSERVE={path}: {path.parent} is no folder that this user may write to; make it first")
+    _number("OSCAR_OBSERVE_TOKENS", 30000, 1)
+    _number("OSCAR_OBSERVE_RESERVOIR", 8192, 0)
+    load_library()
 
 
 class ServerTap:
@@ -73,9 +108,9 @@ class ServerTap:
         from transformers import AutoConfig
 
         load_library()
-        self._limit = int(os.environ.get("OSCAR_OBSERVE_TOKENS", "30000"))
+        self._limit = _number("OSCAR_OBSERVE_TOKENS", 30000, 1)
         self._ops, self._first_layer, self._place = torch.ops.oscar, layer, self._place_of_process()
-        self._config = AutoConfig.from_pretrained(self._place.model)
+        self._config = AutoConfig.from_pretrained(self._place.model, trust_remote_code=False)
         text = self._config.get_text_config(decoder=True)
         if getattr(text, "kv_lora_rank", None):
             raise ValueError("latent attention, whose cache is not what attention sees; use oscar fit --model")
@@ -87,12 +122,15 @@ class ServerTap:
                              "than KV heads")
         self._shape = (q.shape[1] * ranks, kv_heads, k.shape[2], v.shape[2])
         shard = {"first_kv_head": self._place.rank * heads, "total_kv_heads": kv_heads} if ranks > 1 else {}
-        self._state = self._ops.new_state(reservoir=int(os.environ.get("OSCAR_OBSERVE_RESERVOIR", "8192")), **shard)
+        self._state = self._ops.new_state(reservoir=_number("OSCAR_OBSERVE_RESERVOIR", 8192, 0), **shard)
 
     def _finish(self) -> None:
-        if self._ended or self._state is None:
+        if self._ended:
             return
         self._ended = True
+        if self._state is None:
+            _log.error("oscar_kv: no prompt was observed, so OSCAR_OBSERVE=%s was not written", os.environ.get("OSCAR_OBSERVE"))
+            return
         try:
             path = Path(os.environ["OSCAR_OBSERVE"])
             # Ranks cannot compare token ids: one file name and one number of tokens make one run.

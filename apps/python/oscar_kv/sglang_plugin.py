@@ -2,27 +2,44 @@
 """A plugin of SGLang (entry point sglang.srt.plugins): with OSCAR_OBSERVE set, a hook before every attention backend's
 forward() observes prompts. See server.py for the environment variables."""
 from functools import cache
+from pkgutil import resolve_name
 from typing import Any
 
-from .server import Place, ServerTap, is_wanted
+from .places import setting
+from .server import Place, ServerTap, check_settings, is_wanted, starting
 
 _TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"
 
 
 def register() -> None:
-    """What SGLang calls in every process."""
-    if not is_wanted():
-        return
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    """What SGLang calls in every process. Raises SystemExit with one line if prompts cannot be observed as told."""
+    with starting():
+        if setting("OSCAR_INT2_SET") is not None:
+            raise ValueError("OSCAR_INT2_SET is for vLLM, and SGLang would serve without the set; unset it, and use oscar "
+                             "serve-env")
+        if not is_wanted():
+            return
+        check_settings()
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(_TARGET, _before_forward, HookType.BEFORE)
+        try:
+            resolve_name(_TARGET)  # SGLang logs it and goes on if a hook has no target
+        except (AttributeError, ImportError) as error:
+            raise ValueError(f"OSCAR_OBSERVE: this version of SGLang has no {_TARGET}, through which prompts go; use an earlier "
+                             "one, or oscar fit --model") from error
+        HookRegistry.register(_TARGET, _before_forward, HookType.BEFORE)
 
 
 def _place() -> Place:
-    from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
-    from sglang.srt.server_args import get_global_server_args
+    try:
+        from sglang.srt.runtime_context import get_parallel, get_server_args
+    except ImportError:  # before 0.5.23
+        from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
+        from sglang.srt.server_args import get_global_server_args
 
-    return Place(get_global_server_args().model_path, get_attention_tp_rank(), get_attention_tp_size())
+        return Place(get_global_server_args().model_path, get_attention_tp_rank(), get_attention_tp_size())
+    parallel = get_parallel()
+    return Place(get_server_args().model_path, parallel.attn_tp_rank, parallel.attn_tp_size)
 
 
 @cache

@@ -49,6 +49,18 @@ def _of_rank(side: Side, name: str, number: int, heads: int) -> Side:
     return of_heads(side, get_tensor_model_parallel_rank() * heads, heads)
 
 
+def _prepare_layers(layers: dict[str, Any], own: list[str], spec: Any, device: torch.device) -> None:
+    """Lets each of our layers find its matrices while the server starts, and not at its first prompt. Raises ValueError if the
+    set does not fit one, or if another backend has a layer of the model."""
+    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not isinstance(layer.impl, Int2Impl)]
+    if others:
+        raise ValueError(f"another attention backend has {', '.join(others)}, which would be served without the set; a set is for "
+                         "models that have one kind of attention")
+    rows = torch.empty(0, spec.num_kv_heads, spec.head_size, dtype=spec.dtype, device=device)
+    for name in own:
+        layers[name].impl._sides_of(layers[name], rows, rows)
+
+
 @dataclass
 class Int2Metadata(AttentionMetadata):
     """One step: first the requests that decode, one token each, then whole prompts. Slots count places in all blocks."""
@@ -69,6 +81,7 @@ class Int2MetadataBuilder(AttentionMetadataBuilder[Int2Metadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        _prepare_layers(vllm_config.compilation_config.static_forward_context, layer_names, kv_cache_spec, device)
         self.block_size = kv_cache_spec.block_size
         self.sink, self.recent = _served_set().windows
         for is_wrong, text in (
@@ -123,13 +136,14 @@ class Int2Impl(AttentionImpl[Int2Metadata]):
         names = [name for name, value in wrong.items() if isinstance(value, Tensor) or value]
         names += ["attn_type"] * (attn_type != "decoder")
         if names:
-            raise NotImplementedError(f"oscar's attention backend does not know {', '.join(names)}")
+            raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset "
+                                      "OSCAR_INT2_SET to serve it without a set")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self._sides: tuple[Int2Side, Int2Side] | None = None
 
     def _sides_of(self, layer: Any, keys: Tensor, values: Tensor) -> tuple[Int2Side, Int2Side]:
-        """The first call tells which layer this is."""
+        """Checked and placed in the first call, which tells which layer this is."""
         if self._sides is None:
             rotations, found = _served_set(), _LAYER.search(layer.layer_name)
             if found is None or int(found[1]) not in rotations.layers:
@@ -199,7 +213,7 @@ class Int2Backend(AttentionBackend):
     supported_kv_cache_dtypes = ["auto", "bfloat16"]
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[Any]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
         return [16, 32, 64]
 
     @classmethod

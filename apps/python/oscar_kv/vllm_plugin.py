@@ -1,30 +1,40 @@
 # SPDX-License-Identifier: MIT
 """A plugin of vLLM (entry point vllm.general_plugins): with OSCAR_OBSERVE set, attention backends are registered again as
 subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_INT2_SET=SET, the
-backend CUSTOM serves a set (vllm_backend.py)."""
-import os
+backend CUSTOM serves a set (vllm_backend.py). Where either cannot be done, the start ends (vllm_start.py)."""
+import logging
 import re
 from functools import cache
 from typing import Any
 
-from .server import Place, ServerTap, is_wanted
+from .server import Place, ServerTap, check_settings, is_wanted, starting
+from .vllm_start import SERVING, served_set, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def register() -> None:
-    """What vLLM calls in every process."""
-    serves = bool(os.environ.get("OSCAR_INT2_SET"))
-    if not (is_wanted() or serves):
-        return
+    """What vLLM calls in every process. Raises SystemExit with one line if it cannot be done as told."""
+    with starting():
+        serves, observes = served_set() is not None, is_wanted()
+        if serves and observes:
+            raise ValueError("OSCAR_INT2_SET and OSCAR_OBSERVE are both set; observe a server in bfloat16, and unset one of them")
+        if observes:
+            check_settings()
+        if serves or observes:
+            _register(serves)
+
+
+def _register(serves: bool) -> None:
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if serves:
-        register_backend(AttentionBackendEnum.CUSTOM, f"{__package__}.vllm_backend.Int2Backend")
-    for name in _BACKENDS if is_wanted() else ():
-        if name in AttentionBackendEnum.__members__:
-            register_backend(AttentionBackendEnum[name], f"{__name__}.Observed_{name}")
+    backends = {"CUSTOM": SERVING} if serves else {name: f"{__name__}.Observed_{name}" for name in _BACKENDS
+                                                   if name in AttentionBackendEnum.__members__}
+    for name, path in backends.items():
+        register_backend(AttentionBackendEnum[name], path)
+    watch(current_platform, {} if serves else backends)
 
 
 @cache
@@ -42,16 +52,37 @@ def _is_sliding(window: Any) -> bool:
     return before is not None and before >= 0
 
 
+def _prompts(metadata: Any) -> slice:
+    """The real tokens of a step with prompts, which some backends tell by the longest query and FlashInfer by where prompts begin
+    behind decoding requests; an empty slice if none is of a prompt: CUDA graphs pad those steps. Raises ValueError if the
+    backend does not tell."""
+    tokens, longest = metadata.num_actual_tokens, getattr(metadata, "max_query_len", None)
+    if longest is not None:
+        return slice(0, tokens if longest > 1 else 0)
+    begin = getattr(metadata, "num_decode_tokens", None)
+    if begin is None:
+        raise ValueError(f"{type(metadata).__name__} does not tell prompts from decode steps; use another --attention-backend")
+    return slice(begin, tokens)
+
+
+@cache
+def _say_unknown(name: str) -> None:
+    logging.getLogger("oscar_kv").error("oscar_kv: the layer %a is not observed: its name tells no number", name)
+
+
 def _observe(impl: Any, tap: ServerTap, layer: Any, q: Any, k: Any, v: Any, metadata: Any) -> None:
     import torch
 
-    number = _LAYER.search(getattr(layer, "layer_name", ""))
+    name = getattr(layer, "layer_name", "")
+    number = _LAYER.search(name)
+    if number is None:
+        _say_unknown(name)
     if metadata is None or k is None or number is None or _is_sliding(getattr(impl, "sliding_window", None)):
-        return  # a profiling run, shared keys, another attention than the decoder's
-    if getattr(metadata, "max_query_len", 2) <= 1 or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return  # decode steps, which CUDA graphs pad
-    tokens = metadata.num_actual_tokens
-    rows = [x[:tokens].unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x[:tokens] for x in (q, k, v)]
+        return  # a profiling run, shared keys, a window, another attention than the decoder's
+    tokens = _prompts(metadata)
+    if tokens.start >= tokens.stop or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    rows = [x[tokens].unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x[tokens] for x in (q, k, v)]
     tap.observe(int(number[1]), *rows, impl.scale)
 
 
@@ -79,6 +110,8 @@ def _observed(name: str) -> type:
         def get_impl_cls() -> type:
             return ObservedImpl
 
+    # vLLM writes the path of a class from these, and finds the class by it again.
+    ObservedBackend.__module__, ObservedBackend.__qualname__ = __name__, f"Observed_{name}"
     return ObservedBackend
 
 
