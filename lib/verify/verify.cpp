@@ -16,6 +16,7 @@
 #include "verify/methods.hpp"
 #include "verify/quantised.hpp"
 #include "verify/verdict.hpp"
+#include "verify/words.hpp"
 
 namespace oscar {
 namespace {
@@ -94,6 +95,10 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
   const Measurements found = verify::measure_source(source, plan, backend, status);
   verify::check_decomposition_on_data(subject, found.covariances, report.checks);
   add_attention(report, found);
+  if (const std::size_t all = subject.sides.front().layers.size(); !methods.empty() && found.layers.size() < all) {
+    report.warnings.push_back("attention is measured in " + std::to_string(found.layers.size()) + " of " +
+                              verify::plural(all, "layer"));
+  }
   report.data["attention"] = {{"source", live ? "model" : "dump"},
                               {"data_sha256", data.data_sha256},
                               {"tokens_per_layer", found.tokens},

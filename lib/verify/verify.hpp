@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The judge: structure checks, attention metrics, model metrics, and a verdict with reasons. Shares no code with fit,
 // spectral or transform. A failed structure check or a figure above its limit (given, or the default for the set's
-// bits) rejects a set; everything else that a reader should know is a warning, for example being worse than a plain
-// Hadamard rotation.
+// bits) rejects a set; figures within limits accept it, and without any it is not measured; everything else that a
+// reader should know is a warning, for example being worse than a plain Hadamard rotation.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,7 @@ struct VerifyInputs {
 };
 
 /// Throws UsageError for a threshold without the data that it needs or an unknown method, DataError for unreadable
-/// input.
+/// input, for data of another model than the runner's, and for text of which next to nothing is quantised.
 [[nodiscard]] VerifyReport verify_rotations(const std::filesystem::path& rotations, const VerifyInputs& inputs,
                                             const VerifyOptions& options, Backend& backend, Status& status);
 

@@ -65,5 +65,8 @@ def fit(out: str | os.PathLike[str] | None = None, **options: Option) -> dict[st
 
 
 def verify(rotations: str | os.PathLike[str], **options: Option) -> dict[str, Any]:
-    """oscar verify: the report (oscar.verify_report.v1), whose "verdict" is "accepted", "rejected" or "not_measured". Options as for fit()."""
+    """oscar verify: the report (oscar.verify_report.v1). Options as for fit().
+
+    Its "verdict" is "accepted", "rejected" or "not_measured".
+    """
     return run("verify", rotations, *_arguments(dict(options)), accept=(0, _REJECTED))

@@ -76,6 +76,11 @@ TEST_CASE("the report says how many keys were quantised") {
   CHECK(attention.at("quantised_share").get<double>() == doctest::Approx(0.7122).epsilon(1e-4));
   CHECK(model.at("keys_quantised") == 431 * 432 / 2);
   CHECK_FALSE(model.contains("needles_quantised_share"));
+  CHECK(v.warnings.find("of 4 layers") == std::string::npos);
+
+  VerifyInputs inputs = model_on(Sample::get().held_out);
+  inputs.layers = {2};
+  check_contains(verified(folder / "set", inputs).warnings, "attention is measured in 1 of 4 layers");
 }
 
 TEST_CASE("from the smallest share that is measured on, default limits still know a set without a rotation") {
