@@ -142,8 +142,7 @@ def claims():
             f"a safetensors header claims {length} bytes", ("convert", "set.safetensors", "out"), ("set.safetensors",),
             lambda place, n=length: edit.text_file(place / "set.safetensors", lambda raw: struct.pack("<Q", n) + raw[8:]),
             shell=CAPPED)
-    for name, offsets in {"beyond": [0, 1 << 40], "backwards": [65536, 0], "overlap": [0, 65537], "negative": [-65536,
-                                                                                                               0]}.items():
+    for name, offsets in {"beyond": [0, 1 << 40], "backwards": [65536, 0], "overlap": [0, 65537], "negative": [-1, 9]}.items():
         yield Fault(f"bounded/safetensors-offsets/{name}",
                     f"a tensor lies at {offsets}", ("convert", "set.safetensors", "out"), ("set.safetensors",),
                     lambda place, o=offsets: edit.safetensors(
@@ -181,10 +180,10 @@ def claims():
 
 
 def outputs_that_take_nothing():
+    fit = ("fit", "--dump", "dump", "--recipe", "hadamard", "--clip", "off", "--out", "out")
     commands = {
-        "convert": (("convert", "set", "out.h5"),
-                    ("set",)), "fit": (("fit", "--dump", "dump", "--recipe", "hadamard", "--clip", "off", "--out", "out"),
-                                        ("dump",)), "pull": (("pull", "me/m", "--zoo", "zoo", "--out", "out"), ("zoo",)),
+        "convert": (("convert", "set", "out.h5"), ("set",)), "fit": (fit, ("dump",)),
+        "pull": (("pull", "me/m", "--zoo", "zoo", "--out", "out"), ("zoo",)),
         "publish": (("publish", "set", "--zoo", "out-zoo", "--name", "me/m"), ("set",)),
         "inspect-json": (("inspect", "set", "--json", "out.json"), ("set",)),
         "stats": (("fit", "--dump", "dump", "--recipe", "oscar", "--save-stats", "out"), ("dump",)),
@@ -200,6 +199,7 @@ def outputs_that_take_nothing():
                     args,
                     inputs,
                     shell='ulimit -f 1; exec "$@"',
+                    says="cannot write|too large",
                     check=nothing,
                     control=False)
     for name, args in {
@@ -210,11 +210,13 @@ def outputs_that_take_nothing():
                     f"stdout is a full disk: {name}",
                     args, ("set", "zoo"),
                     shell='exec "$@" >/dev/full',
+                    says="cannot write",
                     control=False)
         yield Fault(f"bounded/closed/{name}",
                     f"stdout is closed: {name}",
                     args, ("set", "zoo"),
                     shell='exec "$@" >&-',
+                    says="cannot write",
                     control=False)
 
 

@@ -39,7 +39,7 @@ def objectives():
     """The objective is a name from an enumeration: nothing else may become a file name or a line of serve.env."""
     for kind, text in EVERY.items():
         for reader, args in PT_READERS.items():
-            if reader in ("reference", "tensors") and kind not in ("command", "path", "long"):
+            if reader != "convert" and kind not in ("command", "path", "newline", "long"):
                 continue
             more = ("served",) if reader == "reference" else ()
             yield Fault(f"text/pt1-objective/{kind}/{reader}",
@@ -48,15 +48,16 @@ def objectives():
                         both_objectives(text),
                         exits=(1, 3) if reader == "verify" else (1,),
                         control=reader != "verify")
-        yield Fault(f"text/pt1-objective/{kind}/inspect",
-                    f"objective of a .pt file is {kind}: inspect", ("inspect", "pt1"), ("pt1",),
-                    both_objectives(text),
-                    exits=SHOWN)
+        if kind in CONTROLS:
+            yield Fault(f"text/pt1-objective/{kind}/inspect",
+                        f"objective of a .pt file is {kind}: inspect", ("inspect", "pt1"), ("pt1",),
+                        both_objectives(text),
+                        exits=SHOWN)
 
 
 def free_texts_of_pt():
     for field in ("transform.recipe", "calibration.model_path", "calibration.model_revision", "calibration.prompt_sha256"):
-        for kind in ("command", "quotes", "parent", "newline", "escape", "bidi", "long"):
+        for kind in ("command", "quotes", "newline", "escape", "long"):
             yield Fault(f"text/pt3-{field}/{kind}",
                         f"{field} of a .pt file of version 3 is {kind}", ("convert", "pt3", "out"), ("pt3",),
                         of_pt(lambda content, f=field, k=kind: edit.put(content, f, EVERY[k]), "pt3"),
@@ -208,7 +209,18 @@ def file_names():
                     says="no such file")
 
 
+def served_folders():
+    """What serve-env prints is sourced."""
+    for kind, name in {**COMMANDS, "newline": f"a\ntouch {MARK}\n", "space": f"a; touch {MARK}"}.items():
+        yield Fault(f"text/serve-env/{kind}",
+                    f"the folder of a set that is served is called {kind}", ("serve-env", name), ("set",),
+                    lambda place, n=name: (place / "set").rename(place / n),
+                    exits=(0, 1),
+                    shell='"$@" >out.env; status=$?; (set -a; source ./out.env) >/dev/null 2>&1; exit $status',
+                    control=False)
+
+
 def faults():
     for group in (objectives, free_texts_of_pt, layer_keys, attributes_of_h5, in_containers, in_manifest, in_index,
-                  tensor_names, file_names):
+                  tensor_names, file_names, served_folders):
         yield from group()

@@ -44,9 +44,9 @@ def values():
     }
     for command, (args, options) in cases.items():
         for option in options:
-            args = tuple(word for word in args if not word.startswith(option.split("=")[0]))
+            without = tuple(word for word in args if not word.startswith(option.split("=")[0]))
             yield Fault(f"options/{command}{option[1:]}",
-                        f"oscar {command} {option}", (*args, option),
+                        f"oscar {command} {option}", (*without, option),
                         INPUTS[command],
                         None,
                         exits=(1, 2) if "99" in option else (2,),
