@@ -55,7 +55,6 @@ UsageError unexpected_argument(CLI::App& app, const std::string& argument) {
   } else if (!commands_of(command).empty()) {
     what = "unknown command \"" + argument + "\"";
     suggestion = nearest_name(argument, command_names(command));
-    if (!suggestion.empty()) suggestion = name_of_command + " " + suggestion;
   }
   return {what, name_of_command, or_see(suggestion, help)};
 }
@@ -192,7 +191,7 @@ UsageError in_config_file(CLI::App& app, const CLI::ParseError& error, const Con
   }
   const std::string key = dot == std::string::npos ? name : name.substr(dot + 1);
   const std::string near = nearest_name("--" + key, option_names(*command));
-  return {full_name(*command) + " has no option \"" + key + "\"", where,
+  return {"\"" + name + "\" is no option of " + full_name(*command), where,
           or_see(near.empty() ? near : near.substr(2), help_of(*command))};
 }
 

@@ -69,6 +69,7 @@ def main():
         check_commands(prefix, source)
         for wanted in ("share/oscar/zoo", "share/oscar/schemas"):
             assert os.listdir(prefix / wanted), f"{wanted} is empty"
+        assert ".SH NAME" in (prefix / "share/man/man1/oscar.1").read_text(), "no manual page"
     print("the installed folder stands on its own")
 
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <fmt/format.h>
 
-
 #include "base/errors.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"

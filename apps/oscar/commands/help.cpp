@@ -51,7 +51,7 @@ void register_help(CLI::App& app) {
   help->callback([&app, words, man] {
     CLI::App& command = command_of(app, *words);
     print(*man ? man_page(app)
-               : command.get_formatter()->make_help(&command, full_name(command), CLI::AppFormatMode::Normal) + "\n");
+               : command.get_formatter()->make_help(&command, full_name(command), CLI::AppFormatMode::Normal));
   });
   version->callback([&app] { print(app.get_name() + " " + kVersion + "\n"); });
 }

@@ -74,7 +74,7 @@ TEST_CASE("every error of the parser is told in our words") {
       {{"fit", "p", "--excludes", "x", "--force"}, "--force excludes --excludes | oscar fit | leave one of them out"},
       {{"fit", "p", "q"}, "unexpected argument \"q\" | oscar fit | oscar fit --help"},
       {{"fit", "p", "--shar", "1"}, "unknown option --shar | oscar fit | --share, or see oscar fit --help"},
-      {{"fti"}, "unknown command \"fti\" | oscar | oscar fit, or see oscar --help"},
+      {{"fti"}, "unknown command \"fti\" | oscar | fit, or see oscar --help"},
       {{"fit", "p", "--config", "nowhere.toml"},
        "the configuration file cannot be read | nowhere.toml | name a TOML file that is there"},
   };
