@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,49 +11,23 @@
 #include <cstring>
 #include <utility>
 
+#include "base/descriptor.hpp"
 #include "base/errors.hpp"
 #include "base/place_folder.hpp"
 #include "base/status.hpp"
 
 namespace oscar {
-namespace {
 
-/// A file descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int get() const noexcept { return value_; }
-  [[nodiscard]] int release() noexcept { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
-
-[[noreturn]] void throw_io(const std::string& what, const fs::path& path, int error) {
+void throw_io(const std::string& what, const fs::path& path, int error) {
   const char* remedy = "";
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
-    remedy = "free some disk space or choose another place, then run again";
+    remedy = "free some disk space, raise the limit (ulimit -f) or choose another place, then run again";
   if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions, or choose another place";
   if (error == ENOTDIR) remedy = "a part of this path is a file: choose another place";
   throw IoError(what + ": " + std::strerror(error), path.string(), remedy);
 }
 
-Descriptor open_for_reading(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0 && errno == ENOENT) throw DataError("no such file", path.string(), "check the path");
-  if (descriptor < 0) throw_io("cannot open for reading", path, errno);
-  struct stat info {};
-  if (::fstat(descriptor, &info) == 0 && S_ISDIR(info.st_mode)) {
-    ::close(descriptor);
-    throw DataError("is a folder, not a file", path.string(), "name a file");
-  }
-  return Descriptor(descriptor);
-}
+namespace {
 
 void sync_path(const fs::path& path, int flags) {
   const Descriptor file(::open(path.c_str(), flags | O_CLOEXEC));
@@ -120,25 +93,6 @@ void exchange(const fs::path& fresh, const fs::path& target) {
 fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 
 }  // namespace
-
-std::string read_text(const fs::path& path) {
-  const Descriptor file = open_for_reading(path);
-  std::string content;
-  char buffer[1 << 16];
-  for (;;) {
-    const ssize_t count = ::read(file.get(), buffer, sizeof buffer);
-    if (count < 0) throw_io("cannot read", path, errno);
-    if (count == 0) return content;
-    content.append(buffer, static_cast<std::size_t>(count));
-  }
-}
-
-std::uint64_t regular_file_size(const fs::path& path) {
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  if (error) throw DataError("no such file", path.string(), "check the path");
-  return size;
-}
 
 void write_file(const fs::path& path, std::string_view content) {
   AtomicFile out(path);
@@ -229,50 +183,6 @@ FileLock::FileLock(const fs::path& path, bool wait) {
 }
 
 FileLock::~FileLock() { ::close(descriptor_); }
-
-MappedFile::MappedFile(const fs::path& path) {
-  Descriptor file = open_for_reading(path);
-  struct stat info {};
-  if (::fstat(file.get(), &info) != 0) throw_io("cannot stat", path, errno);
-  size_ = static_cast<std::size_t>(info.st_size);
-  if (size_ > 0) {
-    void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (address == MAP_FAILED) throw_io("cannot map", path, errno);
-    data_ = static_cast<const std::byte*>(address);
-  }
-  descriptor_ = file.release();
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
-
-void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out) {
-  read_at(open_for_reading(path).get(), offset, out);
-}
-
-void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out) {
-  const auto path = [&] {
-    std::error_code ignored;
-    return fs::read_symlink("/proc/self/fd/" + std::to_string(descriptor), ignored);
-  };
-  while (!out.empty()) {
-    const ssize_t count = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw_io("cannot read", path(), errno);
-    if (count == 0) {
-      throw DataError("the file ends before its data does", path().string(), "write or fetch it again");
-    }
-    out = out.subspan(static_cast<std::size_t>(count));
-    offset += static_cast<std::uint64_t>(count);
-  }
-}
 
 std::vector<fs::path> list_files(const fs::path& folder) {
   std::vector<fs::path> files;

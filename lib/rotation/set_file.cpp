@@ -133,7 +133,7 @@ RotationSet read_safetensors(const fs::path& path) {
   }
   for (const auto& [name, tensor] : file.tensors()) contents.tensors.push_back(name);
   contents.lookup = {[&](const std::string& name) { return file.tensors().contains(name); },
-                     [&](const std::string& name) { return file.at(name).copy(); }};
+                     [&](const std::string& name) { return file.load(name); }};
   return set_from(contents, path.string());
 }
 
@@ -165,7 +165,7 @@ void write_set_file(const fs::path& path, SetFileKind kind, const RotationSet& s
                                               {"key_objective", set.key_objective},
                                               {"value_objective", set.value_objective}};
   if (alone) metadata["manifest"] = manifest_text(set);
-  write_safetensors(path, tensors, metadata);
+  write_safetensors(path, tensors, metadata, alone ? Checksums::kYes : Checksums::kNo);  // else the manifest has one
 }
 
 void fill_from_h5(const fs::path& path, RotationSet& set) {

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// The half of files.hpp that reads.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/descriptor.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+
+namespace oscar {
+namespace {
+
+[[noreturn]] void refuse_kind(mode_t mode, const fs::path& path) {
+  if (S_ISDIR(mode)) throw DataError("is a folder, not a file", path.string(), "name a file");
+  const char* const kind = S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
+  throw DataError(std::string("is ") + kind + ", not a file", path.string(),
+                  "name a file; only --text and --tokens read pipes");
+}
+
+/// Regular files only. A pipe is refused at once: opening it must not wait for someone who writes to it.
+Descriptor open_for_reading(const fs::path& path) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (file.get() < 0 && errno == ENOENT) throw DataError("no such file", path.string(), "check the path");
+  const int error = errno;
+  struct stat info {};
+  const bool known = file.get() >= 0 ? ::fstat(file.get(), &info) == 0 : ::stat(path.c_str(), &info) == 0;
+  if (known && !S_ISREG(info.st_mode)) refuse_kind(info.st_mode, path);
+  if (file.get() < 0) throw_io("cannot open for reading", path, error);
+  return file;
+}
+
+}  // namespace
+
+std::string read_text(const fs::path& path) {
+  const Descriptor file = open_for_reading(path);
+  std::string content;
+  char buffer[1 << 16];
+  for (;;) {
+    const ssize_t count = ::read(file.get(), buffer, sizeof buffer);
+    if (count < 0) throw_io("cannot read", path, errno);
+    if (count == 0) return content;
+    content.append(buffer, static_cast<std::size_t>(count));
+  }
+}
+
+std::uint64_t regular_file_size(const fs::path& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) throw DataError("no such file", path.string(), "check the path");
+  if (!S_ISREG(info.st_mode)) refuse_kind(info.st_mode, path);
+  return static_cast<std::uint64_t>(info.st_size);
+}
+
+MappedFile::MappedFile(const fs::path& path) {
+  Descriptor file = open_for_reading(path);
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) throw_io("cannot stat", path, errno);
+  size_ = static_cast<std::size_t>(info.st_size);
+  if (size_ > 0) {
+    void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+    if (address == MAP_FAILED) throw_io("cannot map", path, errno);
+    data_ = static_cast<const std::byte*>(address);
+  }
+  descriptor_ = file.release();
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out) {
+  read_at(open_for_reading(path).get(), offset, out);
+}
+
+void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out) {
+  const auto path = [&] {
+    std::error_code ignored;
+    return fs::read_symlink("/proc/self/fd/" + std::to_string(descriptor), ignored);
+  };
+  while (!out.empty()) {
+    const ssize_t count = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_io("cannot read", path(), errno);
+    if (count == 0) {
+      throw DataError("the file ends before its data does", path().string(), "write or fetch it again");
+    }
+    out = out.subspan(static_cast<std::size_t>(count));
+    offset += static_cast<std::uint64_t>(count);
+  }
+}
+
+}  // namespace oscar
