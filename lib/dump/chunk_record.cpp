@@ -52,15 +52,23 @@ bool holds(std::uint64_t file_bytes, const TensorLocation& place) {
 
 [[noreturn]] void refuse_changed(const ChunkTensor& tensor, std::uint64_t size) {
   const std::uint64_t recorded = tensor.record["size"];
-  const std::string what = size == recorded
-                               ? "its content is another"
-                               : "it had " + std::to_string(recorded) + " bytes and has " + std::to_string(size);
+  const std::string sizes = std::to_string(recorded) + " to " + std::to_string(size) + " bytes";
+  const std::string what = size == recorded  ? "its content is another"
+                           : size < recorded ? "it was truncated from " + sizes
+                                             : "it grew from " + sizes;
   throw DataError("the file changed after the dump's manifest was written: " + what, tensor.file.string(), kRemedy);
 }
 
 /// What the file says of itself is what the manifest says.
 void require_header(const ChunkTensor& tensor, const char* what) {
-  const TensorLocation found = locate_chunk(tensor.file, what), &listed = tensor.location;
+  TensorLocation found;
+  try {
+    found = locate_chunk(tensor.file, what);
+  } catch (const DataError&) {
+    if (tensor.record.is_null()) throw;
+    refuse_changed(tensor, regular_file_size(tensor.file));
+  }
+  const TensorLocation& listed = tensor.location;
   if (found.dtype == listed.dtype && found.shape == listed.shape && found.offset == listed.offset) return;
   throw DataError("the file has " + words(found) + ", the dump's manifest says " + words(listed), tensor.file.string(),
                   kRemedy);
