@@ -18,10 +18,11 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
           ->type_name("DIR"));
   allow_address(
       add("--text", input.texts,
-          "UTF-8 text, joined; or .jsonl, a document a line (\"text\", or chat \"messages\"); may be addresses. "
-          "Default: a small built-in mix")
+          "UTF-8 text, joined, - is stdin; or .jsonl or .json with documents (\"text\", or a chat: \"messages\", "
+          "\"conversations\"); may be pipes and addresses. Default: a small built-in mix")
           ->type_name("FILE"));
-  add("--tokens", input.tokens, "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line)")
+  add("--tokens", input.tokens,
+      "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line; - is stdin)")
       ->type_name("FILE");
   add("--max-tokens", input.limits.max_tokens, "Tokens to use at most; 0 = all")
       ->check(kNonNegative)
@@ -63,7 +64,7 @@ std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelCo
   }
   TokenLimits limits = input.limits;
   limits.seq_len = std::min(limits.seq_len, config.max_position_embeddings);
-  if (!input.tokens.empty()) return read_tokens(input.tokens, limits);
+  if (!input.tokens.empty()) return read_tokens(input.tokens, limits, Pipes::kRead);
   if (!input.texts.empty()) return read_texts(input.model, input.texts, limits);
   const std::filesystem::path mix = installed_zoo() / "calibration/mix.jsonl";
   if (!std::filesystem::exists(mix)) {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What reading and writing of files share: an open file, and the error that the operating system gave. For base/ only.
+// Open files of the operating system, and how its refusals become errors. For lib/base only.
 #pragma once
+
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
+#include <utility>
 
 namespace oscar {
 
@@ -11,12 +14,13 @@ namespace oscar {
 class Descriptor {
  public:
   explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor();
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(Descriptor&& other) noexcept : value_(other.release()) {}
+  Descriptor& operator=(Descriptor&&) = delete;
   [[nodiscard]] int get() const noexcept { return value_; }
-  /// The caller closes it.
-  [[nodiscard]] int release() noexcept;
+  [[nodiscard]] int release() noexcept { return std::exchange(value_, -1); }
 
  private:
   int value_;

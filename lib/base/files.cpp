@@ -4,12 +4,9 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <utility>
 
 #include "base/descriptor.hpp"
 #include "base/errors.hpp"
@@ -17,16 +14,23 @@
 namespace oscar {
 namespace {
 
+[[noreturn]] void refuse_kind(mode_t mode, const fs::path& path) {
+  if (S_ISDIR(mode)) throw DataError("is a folder, not a file", path.string(), "name a file");
+  const char* const kind = S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
+  throw DataError(std::string("is ") + kind + ", not a file", path.string(),
+                  "name a file; only --text and --tokens read pipes");
+}
+
+/// Regular files only. A pipe is refused at once: opening it must not wait for someone who writes to it.
 Descriptor open_for_reading(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0 && errno == ENOENT) throw DataError("no such file", path.string(), "check the path");
-  if (descriptor < 0) throw_io("cannot open for reading", path, errno);
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (file.get() < 0 && errno == ENOENT) throw DataError("no such file", path.string(), "check the path");
+  const int error = errno;
   struct stat info {};
-  if (::fstat(descriptor, &info) == 0 && S_ISDIR(info.st_mode)) {
-    ::close(descriptor);
-    throw DataError("is a folder, not a file", path.string(), "name a file");
-  }
-  return Descriptor(descriptor);
+  const bool known = file.get() >= 0 ? ::fstat(file.get(), &info) == 0 : ::stat(path.c_str(), &info) == 0;
+  if (known && !S_ISREG(info.st_mode)) refuse_kind(info.st_mode, path);
+  if (file.get() < 0) throw_io("cannot open for reading", path, error);
+  return file;
 }
 
 }  // namespace
@@ -44,10 +48,10 @@ std::string read_text(const fs::path& path) {
 }
 
 std::uint64_t regular_file_size(const fs::path& path) {
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  if (error) throw DataError("no such file", path.string(), "check the path");
-  return size;
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) throw DataError("no such file", path.string(), "check the path");
+  if (!S_ISREG(info.st_mode)) refuse_kind(info.st_mode, path);
+  return static_cast<std::uint64_t>(info.st_size);
 }
 
 MappedFile::MappedFile(const fs::path& path) {

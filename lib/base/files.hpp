@@ -15,7 +15,8 @@ namespace oscar {
 
 namespace fs = std::filesystem;
 
-/// Whole content of a file. Throws DataError if it is missing, IoError if it cannot be read.
+/// Whole content of a file. Throws DataError if it is missing or no regular file (a folder, a pipe, a device), as all
+/// that reads files here does; IoError if it cannot be read.
 [[nodiscard]] std::string read_text(const fs::path& path);
 /// Size in bytes. Throws DataError if the file is missing or not a regular file.
 [[nodiscard]] std::uint64_t regular_file_size(const fs::path& path);

@@ -30,6 +30,8 @@ void install_interrupt_handler() {
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  // Beyond the limit of file sizes (ulimit -f), write() then fails as on a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 void interrupt(const RankFailed& why) {

@@ -28,7 +28,8 @@ class Status {
   virtual void detail(const std::string& text) { (void)text; }
 };
 
-/// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once.
+/// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once. Makes a write
+/// beyond the limit of file sizes an error (EFBIG) instead of the end of the process.
 void install_interrupt_handler();
 /// Another reason to end at the next throw_if_interrupted(), from any thread; the first one counts.
 void interrupt(const RankFailed& why);

@@ -2,6 +2,7 @@
 #include <array>
 #include <numeric>
 
+#include "dump/chunk_record.hpp"
 #include "dump/remote_chunks.hpp"
 
 namespace oscar {
@@ -49,6 +50,11 @@ ChunkRows::ChunkRows(const DumpChunk& chunk, const Files& files)
     to += size_of(*view);
   }
   remote_places().read(parts);
+  i = 0;
+  for (const ChunkTensor* const tensor : {&chunk.q, &chunk.k, &chunk.v}) {
+    require_recorded(*tensor, *parts[i].file, parts[i].to);
+    ++i;
+  }
 }
 
 }  // namespace oscar

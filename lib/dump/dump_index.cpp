@@ -8,6 +8,7 @@
 #include "base/places.hpp"
 #include "base/text.hpp"
 #include "dump/chunk_file.hpp"
+#include "dump/chunk_record.hpp"
 #include "dump/numbered.hpp"
 
 namespace oscar {
@@ -68,6 +69,10 @@ void check_layer(const std::vector<DumpChunk>& chunks) {
   }
 }
 
+Json record_of(const Json& entry, const char* what) {
+  return entry.contains("files") ? entry["files"].at(what) : Json();
+}
+
 DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs::path& layer) {
   const std::string suffix = chunk_suffix(manifest.value("format", "pt"));
   const Json& model = manifest.at("model");
@@ -77,7 +82,9 @@ DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs:
   DumpChunk chunk{.number = entry.at("chunk"), .q = {}, .k = {}, .v = {}, .seq_lens = {}};
   const auto place = [&](const char* what, const char* heads, std::int64_t size) {
     return ChunkTensor{chunk_path(layer, what, chunk.number, suffix),
-                       {dtype, {tokens, model.at(heads), size}, entry.at("offsets").at(what)}};
+                       {dtype, {tokens, model.at(heads), size}, entry.at("offsets").at(what)},
+                       true,
+                       record_of(entry, what)};
   };
   chunk.q = place("q", "num_attention_heads", dim);
   chunk.k = place("k", "num_key_value_heads", dim);
@@ -104,6 +111,47 @@ DumpChunk chunk_from_files(const fs::path& layer, int number, std::string_view s
     chunk.seq_lens = {chunk.q.location.shape[0]};
   }
   return chunk;
+}
+
+/// The sequence lengths in the chunk's own file are the manifest's.
+void check_lengths(const DumpChunk& chunk, const fs::path& file, const Json& record) {
+  if (!record.is_null()) return require_recorded_small_file(file, record);  // the roles of others cover the lengths
+  if (!fs::exists(file) || read_chunk(file, "seq_lens").to_int64() == chunk.seq_lens) return;
+  fail("the sequence lengths are others than those in the dump's manifest", file);
+}
+
+/// On disk: the files are those that the manifest describes.
+void check_files(int layer_id, const fs::path& layer, const std::vector<DumpChunk>& chunks, const Json& entries) {
+  for (const char* const what : {"q", "k", "v", "seq_lens"}) {
+    for (const std::string_view suffix : kChunkSuffixes) {
+      for (const int number : numbered_entries(layer / what, "", suffix)) {
+        const auto same = [&](const DumpChunk& chunk) {
+          return chunk.number == number && chunk.q.file.extension() == suffix;
+        };
+        if (std::ranges::any_of(chunks, same)) continue;
+        fail("the dump's manifest does not list this file", chunk_path(layer, what, number, suffix));
+      }
+    }
+  }
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    const DumpChunk& chunk = chunks[i];
+    require_recorded(chunk.q, role_of(layer_id, chunk, "q"), "q");
+    require_recorded(chunk.k, role_of(layer_id, chunk, "k"), "k");
+    require_recorded(chunk.v, role_of(layer_id, chunk, "v"), "v");
+    const fs::path lengths = chunk_path(layer, "seq_lens", chunk.number, chunk.q.file.extension().string());
+    check_lengths(chunk, lengths, record_of(entries[i], "seq_lens"));
+  }
+}
+
+/// Ascending, each once.
+void require_ascending(const Json& list, const char* id, const std::string& where) {
+  for (std::size_t i = 1; i < list.size(); ++i) {
+    const int before = list[i - 1][id], here = list[i][id];
+    if (before >= here) {
+      throw DataError(std::string(id) + " " + std::to_string(here) + " follows " + std::to_string(before), where,
+                      "dump again");
+    }
+  }
 }
 
 }  // namespace
@@ -136,8 +184,17 @@ DumpIndex::DumpIndex(fs::path folder)
   }
   if (manifest_.is_null()) return;
   validate_json(manifest_, "oscar.dump.v1", manifest.string());
-  layer_ids_.clear();
-  for (const Json& layer : manifest_["layers"]) layer_ids_.push_back(layer["layer_id"]);
+  require_ascending(manifest_["layers"], "layer_id", manifest.string());
+  std::vector<int> listed;
+  for (const Json& layer : manifest_["layers"]) {
+    require_ascending(layer["chunks"], "chunk", manifest.string());
+    listed.push_back(layer["layer_id"]);
+  }
+  for (const int id : layer_ids_) {
+    if (!std::ranges::binary_search(listed, id))
+      fail("the dump's manifest does not list this layer", layer_folder_(id));
+  }
+  layer_ids_ = std::move(listed);
   if (layer_ids_.empty()) throw DataError("the dump has no layers", manifest.string(), "dump again");
 }
 
@@ -170,6 +227,7 @@ std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
     for (const Json& entry : manifest_["layers"]) {
       if (entry["layer_id"] != layer_id) continue;
       for (const Json& chunk : entry["chunks"]) chunks.push_back(chunk_from_manifest(chunk, manifest_, layer));
+      if (!is_remote(folder_)) check_files(layer_id, layer, chunks, entry["chunks"]);
     }
   } else {
     for (const std::string_view suffix : kChunkSuffixes) {

@@ -22,6 +22,8 @@ namespace oscar {
 struct ChunkTensor {
   std::filesystem::path file;
   TensorLocation location;
+  bool from_manifest = false;
+  Json record = {};  // of the manifest (chunk_record.hpp); null: there is none
 };
 
 struct DumpChunk {
@@ -49,8 +51,9 @@ class DumpIndex {
   [[nodiscard]] const Json& manifest() const noexcept { return manifest_; }
   /// Ascending; possibly sparse.
   [[nodiscard]] const std::vector<int>& layer_ids() const noexcept { return layer_ids_; }
-  /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths, file sizes (on
-  /// disk). A tiny chunk 0 of the published layout (a warm-up) is left out with a notice. Throws DataError.
+  /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths; on disk also
+  /// file sizes, and that the files are those of the manifest, and no others (chunk_record.hpp). A tiny chunk 0 of the
+  /// published layout (a warm-up) is left out with a notice. Throws DataError.
   [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id, Status& status) const;
 
  private:

@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/sha256.hpp"
+#include "dump/dump_data.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/rank_source.hpp"
 #include "dump/remote_chunks.hpp"
@@ -37,43 +38,6 @@ std::vector<DumpChunk> limited(std::vector<DumpChunk> chunks, const SourceLimits
   }
   std::erase_if(chunks, [](const DumpChunk& chunk) { return chunk.seq_lens.empty(); });
   return chunks;
-}
-
-/// A fingerprint of a foreign dump: names, sizes and the last 4 KB (which hold the archive's directory with its
-/// checksums). It tells which tokens they are, and stands in published sets: one layer is enough, and must stay the
-/// first. Whether other layers are what they were is told by layer_fingerprints.hpp.
-std::string fingerprint(const std::vector<DumpChunk>& chunks, int layer_id) {
-  Sha256 hash;
-  const auto add = [&](const std::string& text) { hash.update(std::as_bytes(std::span(text.data(), text.size()))); };
-  for (const DumpChunk& chunk : chunks) {
-    add("layer " + std::to_string(layer_id) + " chunk " + std::to_string(chunk.number));
-    for (const std::int64_t length : chunk.seq_lens) add(" " + std::to_string(length));
-    for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) {
-      const std::unique_ptr<PlacedFile> file = open_place(tensor->file);
-      const std::uint64_t size = file->bytes().size();
-      std::vector<std::byte> tail(std::min<std::uint64_t>(size, 4096));
-      file->read(size - tail.size(), tail);
-      add(std::to_string(size));
-      hash.update(tail);
-    }
-  }
-  return hash.hex();
-}
-
-/// Of the sequences that the limits leave; a block that is cut is not there.
-std::vector<std::string> blocks_of(std::vector<std::string> whole, const std::vector<DumpChunk>& chunks) {
-  constexpr std::size_t kDigits = CalibrationData::kBlockDigits;
-  std::size_t sequence = 0;
-  for (const DumpChunk& chunk : chunks) {
-    for (const std::int64_t length : chunk.seq_lens) {
-      if (sequence == whole.size()) return {};  // not what the manifest describes
-      std::string& blocks = whole[sequence++];
-      const std::size_t full = static_cast<std::size_t>(length) / CalibrationData::kBlockTokens;
-      if (blocks.size() > kDigits) blocks.resize(std::min(blocks.size(), full * kDigits));
-    }
-  }
-  whole.resize(sequence);
-  return whole;
 }
 
 std::vector<SequenceRange> ranges_of(const std::vector<std::int64_t>& lengths) {
@@ -211,7 +175,9 @@ class FolderSource : public QkvSource {
     Status silent;
     Status& listener = is_first_opening(layer_id) ? status_ : silent;
     if (memory_ == nullptr) {
-      return std::make_unique<FolderStream>(limited(index_.chunks(layer_id, listener), limits_));
+      std::vector<DumpChunk> chunks = limited(index_.chunks(layer_id, listener), limits_);
+      require_same_tokens(chunks, first_layer_);
+      return std::make_unique<FolderStream>(std::move(chunks));
     }
     auto stream = std::make_unique<RemoteStream>(memory_, layer_id);
     const std::lock_guard lock(mutex_);
@@ -229,6 +195,7 @@ class FolderSource : public QkvSource {
   [[nodiscard]] std::vector<DumpChunk> chunks_at_server(int layer_id) {
     KeptNotices notices;
     std::vector<DumpChunk> chunks = limited(index_.chunks(layer_id, notices), limits_);
+    if (layer_id != layer_ids_.front()) require_same_tokens(chunks, memory_->chunks(layer_ids_.front()));
     const std::lock_guard lock(mutex_);
     notices_[layer_id] = std::move(notices.lines);
     return chunks;
@@ -242,7 +209,8 @@ class FolderSource : public QkvSource {
 
   void describe() {
     const int layer_id = layer_ids_.front();
-    const std::vector<DumpChunk> first = chunks(layer_id);
+    first_layer_ = chunks(layer_id);
+    const std::vector<DumpChunk>& first = first_layer_;
     for (const DumpChunk& chunk : first) {
       calibration_.sequences += static_cast<std::int64_t>(chunk.seq_lens.size());
       for (const std::int64_t length : chunk.seq_lens) calibration_.tokens += length;
@@ -272,6 +240,7 @@ class FolderSource : public QkvSource {
   std::vector<int> layer_ids_;
   ModelIdentity model_;
   CalibrationData calibration_;
+  std::vector<DumpChunk> first_layer_;
   std::mutex mutex_;
   std::set<int> opened_;                             // layers whose notices were said
   std::map<int, std::vector<std::string>> notices_;  // by layer

@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "base/version.hpp"
 #include "dump/chunk_file.hpp"
+#include "dump/chunk_record.hpp"
 #include "dump/replaceable.hpp"
 
 namespace oscar {
@@ -46,7 +47,7 @@ class Writer {
     std::int64_t tokens = 0;
     while (stream.next(chunk)) {
       throw_if_interrupted();
-      chunks.push_back(add_chunk(layer, static_cast<int>(chunks.size()) + 1, chunk));
+      chunks.push_back(add_chunk(layer_id, layer, static_cast<int>(chunks.size()) + 1, chunk));
       tokens += chunk.view.q.num_tokens;
       status_.detail("wrote " + chunk.where);
     }
@@ -74,9 +75,11 @@ class Writer {
   }
 
  private:
-  Json add_chunk(const fs::path& layer, int number, const QkvChunk& chunk) {
+  Json add_chunk(int layer_id, const fs::path& layer, int number, const QkvChunk& chunk) {
     const std::string name = std::to_string(number) + suffix_;
-    Json offsets = Json::object();
+    Json offsets = Json::object(), files = Json::object();
+    const std::vector<std::int32_t> lengths = lengths_of(chunk);
+    DumpChunk described{.number = number, .q = {}, .k = {}, .v = {}, .seq_lens = {lengths.begin(), lengths.end()}};
     const auto write = [&](const char* what, const HeadsView& rows) {
       if (!dtype_) dtype_ = rows.dtype;
       if (*dtype_ != rows.dtype) {
@@ -86,15 +89,21 @@ class Writer {
       }
       const fs::path file = layer / what / name;
       write_chunk(file, what, tensor_of(rows));
-      offsets[what] = locate_chunk(file, what).offset;
+      const ChunkTensor written{file, locate_chunk(file, what)};
+      offsets[what] = written.location.offset;
+      files[what] = record_file(written, role_of(layer_id, described, what));
     };
     write("q", chunk.view.q);
     write("k", chunk.view.k);
     write("v", chunk.view.v);
-    const std::vector<std::int32_t> lengths = lengths_of(chunk);
     write_chunk(layer / "seq_lens" / name, "seq_lens",
                 Tensor::from({static_cast<std::int64_t>(lengths.size())}, lengths));
-    return {{"chunk", number}, {"tokens", chunk.view.q.num_tokens}, {"offsets", offsets}, {"seq_lens", lengths}};
+    files["seq_lens"] = record_small_file(layer / "seq_lens" / name);
+    return {{"chunk", number},
+            {"tokens", chunk.view.q.num_tokens},
+            {"offsets", offsets},
+            {"seq_lens", lengths},
+            {"files", files}};
   }
 
   fs::path folder_;

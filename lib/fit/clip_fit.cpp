@@ -2,6 +2,7 @@
 #include "fit/clip_fit.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include <random>
 #include <set>
 
+#include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
 
@@ -130,6 +132,20 @@ AttentionErrors total(const std::vector<AttentionErrors>& heads) {
   return sum;
 }
 
+/// Recipes without moments meet rows only here.
+void require_usable(const SampledSequence& sequence, const std::string& where) {
+  for (const auto& [name, tensor] : {std::pair{"q", &sequence.q}, {"k", &sequence.k}, {"v", &sequence.v}}) {
+    const std::vector<double> values = tensor->to_doubles();
+    if (!std::ranges::all_of(values, [](double v) { return std::isfinite(v); })) {
+      throw DataError(std::string(name) + " has NaN or Inf", where, "dump this layer again, or leave the sequence out");
+    }
+    if (!values.empty() && std::ranges::all_of(values, [](double v) { return v == 0; })) {
+      throw DataError(std::string("every ") + name + " of a sequence is zero", where,
+                      "look at how it was dumped, and dump this layer again");
+    }
+  }
+}
+
 using Metric = double (*)(const AttentionErrors&);
 double mean_kl(const AttentionErrors& errors) { return errors.softmax_kl / static_cast<double>(errors.queries); }
 double output_rel_error(const AttentionErrors& errors) {
@@ -187,6 +203,7 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
       const std::int64_t queries = std::max<std::int64_t>(options.query_rows / rows_per_query, 1);
       const SequenceRange part{range.begin, range.begin + std::min(range.size(), most_tokens(windows, options))};
       sample.push_back(take(chunk.view, part, windows, queries, random));
+      require_usable(sample.back(), chunk.where);
     }
   }
   return sample;

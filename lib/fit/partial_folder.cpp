@@ -3,6 +3,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
@@ -11,12 +12,13 @@ constexpr const char* kRecord = "fit.json";
 
 }  // namespace
 
-PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier)
+PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier, Status* status)
     : folder_(std::move(folder)) {
   if (earlier == Earlier::kLeave) return;
   const fs::path record = folder_ / kRecord;
   if (earlier == Earlier::kUse && fs::exists(record)) {
     const Json found = read_json(record);
+    remove_damaged(status);
     require(found, of);
     if (found != of) write_json(record, of);
     return;
@@ -49,6 +51,21 @@ bool PartialFolder::is_of(const fs::path& folder, const Json& of) {
     if (each->is_object()) each->erase(kDataOfLayers);
   }
   return wanted == there;
+}
+
+void PartialFolder::remove_damaged(Status* status) const {
+  for (const fs::path& name : list_files(folder_)) {
+    const fs::path file = folder_ / name;
+    if (!name.string().starts_with("layer_") || name.extension() != ".safetensors") continue;
+    try {
+      const SafetensorsFile kept(file);
+      if (!kept.has_checksums()) throw DataError("there are no checksums", file.string(), "");
+      kept.verify_all();
+    } catch (const DataError& error) {
+      if (status != nullptr) status->notice(file.string() + ", kept by an earlier run, is made again: " + error.what());
+      fs::remove(file);
+    }
+  }
 }
 
 void PartialFolder::require(const Json& found, const Json& of) const {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Finished layers in a folder, one file each: what work that ends early leaves to the next, and what several processes
-// make together. Each file is whole or absent; all of them are of one piece of work, which the folder names. What a
-// layer's file holds is its user's business.
+// make together. Each file is whole or absent, and has checksums (tensor/safetensors.hpp); all of them are of one piece
+// of work, which the folder names. What a layer's file holds is its user's business.
 #pragma once
 
 #include <filesystem>
 
 #include "base/json.hpp"
+#include "base/status.hpp"
 
 namespace oscar {
 
@@ -20,9 +21,9 @@ class PartialFolder {
   /// have been mended since.
   static constexpr const char* kDataOfLayers = "data_of_layers";
 
-  /// `of`: all that decides the result. Throws DataError if earlier layers are to be used and are of other work, or if
-  /// the folder holds something else.
-  PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier);
+  /// `of`: all that decides the result. Earlier layers that are to be used but damaged are removed, and `status` hears
+  /// of it. Throws DataError if they are of other work, or if the folder holds something else.
+  PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier, Status* status = nullptr);
   /// Whether layers of this work are there already.
   [[nodiscard]] static bool is_of(const std::filesystem::path& folder, const Json& of);
   /// Names of the members in which two such records differ; "" if in none.
@@ -37,6 +38,7 @@ class PartialFolder {
  private:
   /// Throws DataError if what is there is of other work than `of`.
   void require(const Json& found, const Json& of) const;
+  void remove_damaged(Status* status) const;
 
   std::filesystem::path folder_;
 };

@@ -78,7 +78,7 @@ void add_fitting(const std::string& prefix, const Fitting& fitting, NamedTensors
 }
 
 std::vector<double> vector_of(const SafetensorsFile& file, const std::string& name) {
-  return file.tensors().contains(name) ? file.at(name).copy().to_doubles() : std::vector<double>();
+  return file.tensors().contains(name) ? file.load(name).to_doubles() : std::vector<double>();
 }
 
 std::vector<SampledSequence> sample_of(const SafetensorsFile& file, const std::string& prefix) {
@@ -87,8 +87,8 @@ std::vector<SampledSequence> sample_of(const SafetensorsFile& file, const std::s
     const std::string own = prefix + std::to_string(i) + ".";
     if (!file.tensors().contains(own + "q")) return sample;
     const bool has_values = file.tensors().contains(own + "v");
-    sample.push_back({file.at(own + "q").copy(), file.at(own + "k").copy(),
-                      has_values ? file.at(own + "v").copy() : Tensor(), file.at(own + "positions").copy().to_int64()});
+    sample.push_back({file.load(own + "q"), file.load(own + "k"), has_values ? file.load(own + "v") : Tensor(),
+                      file.load(own + "positions").to_int64()});
   }
 }
 
@@ -98,7 +98,7 @@ Fitting fitting_of(const SafetensorsFile& file, const std::string& prefix, const
   for (const auto& [name, tensor] : file.tensors()) {
     if (!name.starts_with(start) || tensor.shape.size() != 3) continue;
     MatrixStack stack(static_cast<int>(tensor.shape.at(0)), static_cast<int>(tensor.shape.at(1)));
-    stack.data = tensor.copy().to_doubles();
+    stack.data = file.load(name).to_doubles();
     fitting.moments.covariance[name.substr(start.size())] = std::move(stack);
   }
   fitting.moments.key_mean = vector_of(file, prefix + "key_mean");
@@ -131,7 +131,8 @@ void write_parts(const std::filesystem::path& path, const LayerParts& parts) {
   write_safetensors(path, tensors,
                     {{"layer_id", std::to_string(moments.layer_id)},
                      {"key_dim", std::to_string(moments.key_dim)},
-                     {"value_dim", std::to_string(moments.value_dim)}});
+                     {"value_dim", std::to_string(moments.value_dim)}},
+                    Checksums::kYes);
 }
 
 LayerParts read_parts(const std::filesystem::path& path, int layer_id) {

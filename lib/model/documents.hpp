@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Text files for calibration as documents. A plain file is one, of UTF-8 text. In a .jsonl file each line is one: an
-// object with a member "text", or a chat with "messages" (role and content; of content in parts, those of text).
+// Text files for calibration as documents. In a .jsonl file each line is one, in a .json file each member of its list:
+// a string, an object with a member "text", or a chat with "messages" (role and content; of content in parts, those of
+// text) or "conversations" (from and value, as ShareGPT writes them). Other files are plain text, which has none.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <string>
-#include <string_view>
 
 namespace oscar {
 
 /// Whether documents of this file stand for themselves, rather than for a piece of one long text.
 [[nodiscard]] bool has_documents(const std::filesystem::path& path);
-/// Calls document(text, where) in order until it returns false. Throws DataError naming file and line.
+/// Of a file that has_documents(): calls document(text, where) in order until it returns false. Throws DataError naming
+/// file and line, or place in the list, and what TextStream throws.
 void read_documents(const std::filesystem::path& path,
                     const std::function<bool(const std::string& text, const std::string& where)>& document);
-
-/// Calls line(text, "<where>, line <n>") for the lines that are not blank until it returns false.
-void for_each_line(std::string_view text, const std::string& where,
-                   const std::function<bool(std::string_view, const std::string&)>& line);
 
 }  // namespace oscar

@@ -89,7 +89,7 @@ void Pass::capture(const CaptureHook& target, bool observe_only) {
 void Pass::save(const std::filesystem::path& path) const {
   std::vector<std::pair<std::string, Tensor>> states;
   for (const auto& rows : hidden_) states.emplace_back(std::to_string(states.size()), decoder_.copy_hidden(*rows));
-  write_safetensors(path, states, {{"layer", std::to_string(layer_)}});
+  write_safetensors(path, states, {{"layer", std::to_string(layer_)}}, Checksums::kYes);
 }
 
 void Pass::restore(const std::filesystem::path& path) {
@@ -99,6 +99,8 @@ void Pass::restore(const std::filesystem::path& path) {
   if (behind <= 0 || behind >= config_.num_layers || file.tensors().size() != sequences_.size()) {
     throw DataError("these are not hidden states of this model and these sequences", path.string(), "");
   }
+  if (!file.has_checksums()) throw DataError("the hidden states have no checksums", path.string(), "");
+  file.verify_all();
   std::vector<std::unique_ptr<Rows>> hidden;
   for (const TokenSequence& sequence : sequences_) {
     hidden.push_back(decoder_.hidden_from(file.at(std::to_string(hidden.size())), sequence));

@@ -9,6 +9,8 @@
 #include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/sha256.hpp"
+#include "base/status.hpp"
+#include "base/text_stream.hpp"
 #include "model/documents.hpp"
 #include "model/tokenizer/tokenizer.hpp"
 #include "tensor/npy.hpp"
@@ -74,6 +76,11 @@ TokenSequence to_ids(const std::vector<std::int64_t>& values, const std::string&
   return {values.begin(), values.end()};
 }
 
+/// What has no name that tells its kind: stdin, /dev/fd/63, a FIFO.
+bool may_be_pipe(const fs::path& path) {
+  return path == "-" || (!is_remote(path) && fs::exists(path) && !fs::is_regular_file(path));
+}
+
 void read_npy_tokens(const fs::path& path, Cutter& cutter) {
   const Tensor tensor = read_npy(path);
   const std::size_t rank = tensor.shape.size();
@@ -90,7 +97,7 @@ void read_npy_tokens(const fs::path& path, Cutter& cutter) {
 }
 
 void read_jsonl_tokens(const fs::path& path, Cutter& cutter) {
-  for_each_line(place_text(path), path.string(), [&](std::string_view line, const std::string& where) {
+  for_each_line(path, [&](std::string_view line, const std::string& where) {
     const Json json = parse_json(line, where);
     const auto is_id = [](const Json& value) { return value.is_number_integer(); };
     if (!json.is_array() || !std::all_of(json.begin(), json.end(), is_id)) {
@@ -101,13 +108,37 @@ void read_jsonl_tokens(const fs::path& path, Cutter& cutter) {
   });
 }
 
+/// Of a text that goes on for as long as more ids are wanted: little more of it is read than they take.
+TokenSequence encode_stream(const Tokenizer& tokenizer, const fs::path& path, std::size_t enough) {
+  constexpr std::size_t kFirst = 1 << 16, kBytesOfToken = 8, kGrowth = 4;
+  constexpr std::size_t kUncut = std::size_t{64} << 20, kMost = std::size_t{1} << 30;
+  TextStream stream(path);
+  std::string text;
+  for (std::size_t size = std::clamp(enough, kFirst, kMost / kBytesOfToken) * kBytesOfToken;; size *= kGrowth) {
+    throw_if_interrupted();
+    const bool more = stream.fill(text, std::min(size, kMost));
+    const TextEnd end = more ? TextEnd::kOpen : TextEnd::kHere;
+    TokenSequence ids = tokenizer.encode(text, stream.where(), enough, end);
+    if (!more || ids.size() >= enough) return ids;
+    if (ids.empty() && text.size() >= kUncut) {
+      throw DataError("in 64 MiB of this text there is no place where the tokenizer cuts it", stream.where(),
+                      "break it into lines, or name another text");
+    }
+    if (text.size() >= kMost) {
+      throw DataError("the text is longer than 1 GiB, and its first GiB is not enough", stream.where(),
+                      "lower --max-tokens, or give the text in several files");
+    }
+  }
+}
+
 }  // namespace
 
-std::vector<TokenSequence> read_tokens(const fs::path& path, const TokenLimits& limits) {
+std::vector<TokenSequence> read_tokens(const fs::path& path, const TokenLimits& limits, Pipes pipes) {
   Cutter cutter(limits);
   if (path.extension() == ".npy") {
     read_npy_tokens(path, cutter);
-  } else if (path.extension() == ".jsonl") {
+  } else if (path.extension() == ".jsonl" || (pipes == Pipes::kRead && may_be_pipe(path))) {
+    if (pipes == Pipes::kRefuse && !is_remote(path)) (void)regular_file_size(path);
     read_jsonl_tokens(path, cutter);
   } else {
     throw UsageError("unknown kind of token file", path.string(), "use .npy or .jsonl, or --text for text");
@@ -120,21 +151,24 @@ std::vector<TokenSequence> read_texts(const fs::path& model, const std::vector<f
   const Tokenizer tokenizer(tokenizer_of(model));
   Cutter cutter(limits, tokenizer.prefix());
   TokenSequence joined;
+  const auto room = [&] { return cutter.room() - std::min(cutter.room(), joined.size()); };
   std::string names;
   for (const fs::path& path : texts) {
     names += (names.empty() ? "" : ", ") + path.string();
-    read_documents(path, [&](const std::string& text, const std::string& where) {
-      throw_if_interrupted();
-      const std::size_t room = cutter.room();
-      if (joined.size() >= room) return false;
-      const TokenSequence ids = tokenizer.encode(text, where, room - joined.size());
-      if (has_documents(path)) {
-        cutter.add(ids);
-      } else {
-        joined.insert(joined.end(), ids.begin(), ids.end());
-      }
-      return true;
-    });
+    if (room() == 0) {
+      if (path != "-" && !place_exists(path)) throw DataError("no such file", path.string(), "check the path");
+      continue;
+    }
+    if (has_documents(path)) {
+      read_documents(path, [&](const std::string& text, const std::string& where) {
+        throw_if_interrupted();
+        if (room() > 0) cutter.add(tokenizer.encode(text, where, room()));
+        return room() > 0;
+      });
+    } else {
+      const TokenSequence ids = encode_stream(tokenizer, path, room());
+      joined.insert(joined.end(), ids.begin(), ids.end());
+    }
   }
   cutter.add(joined);
   return cutter.take(names);

@@ -20,11 +20,17 @@ struct TokenLimits {
 /// Of one block; see CalibrationData::blocks.
 [[nodiscard]] std::string block_hash(std::span<const std::int32_t> ids);
 
-/// `.npy` (int32/int64; 1-D, or 2-D with one sequence a row) or `.jsonl` (one list of ids a line).
-[[nodiscard]] std::vector<TokenSequence> read_tokens(const std::filesystem::path& path, const TokenLimits& limits);
-/// Text files (documents.hpp), encoded with the tokenizer of the checkpoint `model` (tokenizer_of). Plain files are
-/// joined; lines of .jsonl files stay apart. Both are cut into sequences of at most seq_len, each of which starts with
-/// what the tokenizer puts before texts.
+enum class Pipes { kRefuse, kRead };
+
+/// `.npy` (int32/int64; 1-D, or 2-D with one sequence a row) or `.jsonl` (one list of ids a line); lines may also come
+/// from a pipe, or from stdin ("-"), if pipes are read. Throws DataError for a damaged file, or a pipe that is refused;
+/// UsageError for another kind of file.
+[[nodiscard]] std::vector<TokenSequence> read_tokens(const std::filesystem::path& path, const TokenLimits& limits,
+                                                     Pipes pipes = Pipes::kRefuse);
+/// Text files (documents.hpp), pipes and stdin ("-", plain text), encoded with the tokenizer of the checkpoint `model`
+/// (tokenizer_of). Plain files are joined; documents stay apart. Both are cut into sequences of at most seq_len, each
+/// of which starts with what the tokenizer puts before texts. No more is read than the limits need, and at most 1 GiB
+/// of a plain file.
 [[nodiscard]] std::vector<TokenSequence> read_texts(const std::filesystem::path& model,
                                                     const std::vector<std::filesystem::path>& texts,
                                                     const TokenLimits& limits);

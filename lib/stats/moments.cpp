@@ -101,6 +101,17 @@ MomentSums accumulate(LayerStream& layer, Side side, Backend& backend, const Add
   return sum_blocks(layer, backend, zero, add);
 }
 
+/// A model computes no layer of zeros: the rows were lost before they came here.
+void require_values(const MomentSums& moments, const char* what, LayerStream& layer) {
+  const auto& values = moments.sums.data;
+  if (std::any_of(values.begin(), values.end(), [](double v) { return v != 0; })) return;
+  QkvChunk first;
+  layer.rewind();
+  (void)layer.skip(first);
+  throw DataError(std::string("every ") + what + " of this layer is zero", first.where,
+                  "look at how it was dumped, and dump this layer again");
+}
+
 void count_rows(const Chunks& chunks, bool queries, MomentSums& moments) {
   for (const QkvChunk& chunk : chunks) {
     const std::int64_t per_token = queries ? chunk.view.q.num_heads / chunk.view.k.num_heads : 1;
@@ -142,17 +153,21 @@ MatrixStack MomentSums::mean() const {
 }
 
 MomentSums query_moments(LayerStream& layer, Backend& backend) {
-  return accumulate(layer, Side::kKey, backend, [&](const Chunks& chunks, MomentSums& moments) {
+  MomentSums sums = accumulate(layer, Side::kKey, backend, [&](const Chunks& chunks, MomentSums& moments) {
     backend.accumulate_grams(views_of(chunks, &QkvView::q), moments.sums);
     count_rows(chunks, true, moments);
   });
+  require_values(sums, "q", layer);
+  return sums;
 }
 
 MomentSums plain_moments(LayerStream& layer, Side side, Backend& backend) {
-  return accumulate(layer, side, backend, [&](const Chunks& chunks, MomentSums& moments) {
+  MomentSums sums = accumulate(layer, side, backend, [&](const Chunks& chunks, MomentSums& moments) {
     backend.accumulate_grams(views_of(chunks, side == Side::kValue ? &QkvView::v : &QkvView::k), moments.sums);
     count_rows(chunks, false, moments);
   });
+  require_values(sums, side == Side::kValue ? "v" : "k", layer);
+  return sums;
 }
 
 MomentSums score_weighted_value_moments(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend) {

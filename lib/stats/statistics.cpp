@@ -10,6 +10,7 @@
 #include "base/status.hpp"
 #include "base/threads.hpp"
 #include "stats/shards.hpp"
+#include "stats/statistics_check.hpp"
 #include "stats/statistics_file.hpp"
 
 namespace oscar {
@@ -176,6 +177,9 @@ Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
   }
   out.expected_layers.assign(expected.begin(), expected.end());
   for (auto& [id, layer] : layers) out.layers.push_back(std::move(layer));
+  const std::string where = entries.size() == 1 ? entries.front().name() : entries.front().name() + " and others";
+  parallel_for(out.layers.size(),
+               [&](std::size_t i) { require_semidefinite(out.layers[i], out.sample.has_value(), where); });
   return out;
 }
 

@@ -6,12 +6,17 @@
 
 #include "base/errors.hpp"
 #include "base/version.hpp"
+#include "stats/statistics_check.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr const char* kSchema = "oscar.statistics.v1";
 constexpr const char* kSums[] = {"qqt", "ktk", "oto", "vtv"};
+constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",
+                                  "oto.sums",     "oto.total",  "vtv.sums",       "vtv.total",
+                                  "sst.sums",     "sst.total",  "keys.sums",      "keys.total",
+                                  "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight"};
 
 std::string prefix_of(int layer_id) { return "layer_" + std::to_string(layer_id) + "."; }
 
@@ -112,7 +117,7 @@ int heads_of(const LayerStatistics& layer, const std::string& where) {
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics) {
   Tensors tensors;
   for (const LayerStatistics& layer : statistics.layers) add_layer(layer, tensors);
-  write_safetensors(path, tensors, {{"schema", kSchema}, {"manifest", to_json(statistics).dump()}});
+  write_safetensors(path, tensors, {{"schema", kSchema}, {"manifest", to_json(statistics).dump()}}, Checksums::kYes);
 }
 
 StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.string()), file_(path) {
@@ -124,16 +129,21 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
   validate_json(manifest, kSchema, path_);
   manifest_ = statistics_from_json(manifest);
   int last = -1;
+  std::size_t listed = 0;
   for (const LayerStatistics& layer : manifest_.layers) {
     if (layer.layer_id <= last) {
       throw DataError("layers are not in ascending order", path_, "take the statistics again");
     }
     last = layer.layer_id;
+    for (const char* const part : kParts) listed += has(prefix_of(layer.layer_id) + part) ? 1U : 0U;
     for (const auto* places : {&layer.first_data, &layer.sst_data}) {
       if (places->empty() || places->back() < manifest_.data.size()) continue;
       throw DataError("the manifest names data that it does not list", path_, "take the statistics again");
     }
   }
+  if (listed == file_.tensors().size()) return;
+  throw DataError("there are sums of layers, or under names, that the manifest does not list", path_,
+                  "take the statistics again");
 }
 
 LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
@@ -152,6 +162,7 @@ LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
     const auto size = static_cast<std::size_t>(heads) * static_cast<std::size_t>(layer.key_dim);
     out.first.keys = KeySums{vector(prefix + "keys.sums", size), vector(prefix + "keys.total", 1).front()};
   }
+  require_sums_of_rows(out, manifest_, path_);
   return out;
 }
 

@@ -18,7 +18,8 @@ class StatisticsFile {
   [[nodiscard]] const std::string& path() const { return path_; }
   /// Without sums.
   [[nodiscard]] const Statistics& manifest() const { return manifest_; }
-  /// The layer with its sums; throws DataError if their shapes do not fit together.
+  /// The layer with its sums; throws DataError if their shapes do not fit together, a checksum is another, or they
+  /// cannot be sums over rows (stats/statistics_check.hpp).
   [[nodiscard]] LayerStatistics read(const LayerStatistics& layer) const;
 
  private:

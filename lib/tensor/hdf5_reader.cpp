@@ -21,7 +21,6 @@ struct Hdf5Reader::Impl {
 
   static Handle open(const std::filesystem::path& source) {
     silence_library();
-    (void)regular_file_size(source);  // a missing file gets its own message
     Handle opened(H5Fopen(source.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
     if (!opened.ok()) throw DataError("not an HDF5 file, or truncated", source.string(), kRemedy);
     return opened;
@@ -97,6 +96,7 @@ struct Hdf5Reader::Impl {
 };
 
 Hdf5Reader::Hdf5Reader(const std::filesystem::path& path, Hdf5Source source) {
+  (void)regular_file_size(path);  // a missing file gets its own message, and a pipe is not waited for
   if (source == Hdf5Source::kOthers) try_hdf5(path);
   impl_ = std::make_unique<Impl>(path);
   if (source == Hdf5Source::kOthers) require_own_links();

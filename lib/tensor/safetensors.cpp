@@ -13,6 +13,7 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/json.hpp"
+#include "base/sha256.hpp"
 
 namespace oscar {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
 constexpr const char* kMetadata = "__metadata__";
+constexpr const char* kChecksums = "sha256";  // of the metadata
 
 constexpr std::array<std::pair<DType, std::string_view>, 11> kNames{{{DType::kF64, "F64"},
                                                                      {DType::kF32, "F32"},
@@ -120,6 +122,21 @@ std::string_view header_text(PlacedFile& place, const std::string& path) {
   return {reinterpret_cast<const char*>(file.data()) + kLengthBytes, length};
 }
 
+std::string sha256_of(std::span<const std::byte> bytes) {
+  Sha256 hash;
+  hash.update(bytes);
+  return hash.hex();
+}
+
+/// Of all but the checksums.
+std::string sha256_of(const std::map<std::string, std::string>& metadata) {
+  std::string text;
+  for (const auto& [name, value] : metadata) {
+    if (name != kChecksums) text.append(name).append(1, '\0').append(value).append(1, '\0');
+  }
+  return sha256_hex(text);
+}
+
 }  // namespace
 
 Tensor TensorRef::copy() const {
@@ -153,6 +170,33 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
     }
   }
   check_coverage(std::move(ranges), payload.size(), path_);
+  read_checksums();
+}
+
+void SafetensorsFile::read_checksums() {
+  const auto found = metadata_.find(kChecksums);
+  if (found == metadata_.end()) return;
+  const Json json = parse_json(found->second, path_);
+  const auto is_text = [](const Json& value) { return value.is_string(); };
+  const bool fits = json.is_object() && json.contains("metadata") && json.contains("tensors") &&
+                    json["tensors"].is_object() && json["tensors"].size() == tensors_.size() &&
+                    std::all_of(json["tensors"].begin(), json["tensors"].end(), is_text);
+  if (!fits) refuse_safetensors("the checksums are not those of its tensors", path_);
+  if (json["metadata"] != sha256_of(metadata_)) refuse_safetensors("the metadata changed after it was written", path_);
+  checksums_ = json["tensors"].get<std::map<std::string, std::string>>();
+}
+
+void SafetensorsFile::require_checksum(const std::string& name, std::span<const std::byte> bytes) const {
+  if (checksums_.empty()) return;
+  const auto found = checksums_.find(name);
+  if (found != checksums_.end() && found->second == sha256_of(bytes)) return;
+  refuse_safetensors("tensor " + name + " changed after it was written: its checksum is another", path_);
+}
+
+void SafetensorsFile::verify(const std::string& name) const { require_checksum(name, at(name).data); }
+
+void SafetensorsFile::verify_all() const {
+  for (const auto& [name, tensor] : tensors_) require_checksum(name, tensor.data);
 }
 
 const TensorRef& SafetensorsFile::at(const std::string& name) const {
@@ -171,6 +215,7 @@ Tensor SafetensorsFile::load(const std::string& name) const {
   Tensor tensor(stored.dtype, stored.shape);
   OSCAR_CHECK(tensor.data.size() == stored.data.size());
   if (!tensor.data.empty()) file_->read(find(stored.data).value(), tensor.data);
+  require_checksum(name, tensor.data);
   return tensor;
 }
 
@@ -188,9 +233,14 @@ std::optional<std::uint64_t> SafetensorsFile::find(std::span<const std::byte> by
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, Checksums checksums) {
   Json header = Json::object();
   if (!metadata.empty()) header[kMetadata] = metadata;
+  if (checksums == Checksums::kYes) {
+    Json hashes = Json::object();
+    for (const auto& [name, tensor] : tensors) hashes[name] = sha256_of(tensor.data);
+    header[kMetadata][kChecksums] = Json{{"metadata", sha256_of(metadata)}, {"tensors", std::move(hashes)}}.dump();
+  }
   std::uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     OSCAR_CHECK(name != kMetadata && !header.contains(name));

@@ -37,23 +37,36 @@ class SafetensorsFile {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Throws DataError that names the file and the tensor.
   [[nodiscard]] const TensorRef& at(const std::string& name) const;
-  /// The same in memory, read from wherever the file is.
+  /// The same in memory, read from wherever the file is. Throws DataError if its checksum is another.
   [[nodiscard]] Tensor load(const std::string& name) const;
+  /// Whether the file has checksums (Checksums::kYes).
+  [[nodiscard]] bool has_checksums() const noexcept { return !checksums_.empty(); }
+  /// On disk: throws DataError if a tensor is not as it was written. Does nothing in a file without checksums.
+  void verify(const std::string& name) const;
+  void verify_all() const;
   [[nodiscard]] TensorLocation locate(const std::string& name) const;
   /// Where bytes of a TensorRef of this file lie in it; nothing for bytes of something else.
   [[nodiscard]] std::optional<std::uint64_t> find(std::span<const std::byte> bytes) const;
   [[nodiscard]] const PlacedFile& file() const noexcept { return *file_; }
 
  private:
+  void read_checksums();
+  void require_checksum(const std::string& name, std::span<const std::byte> bytes) const;
+
   std::string path_;
   std::unique_ptr<PlacedFile> file_;
   std::map<std::string, TensorRef> tensors_;
   std::map<std::string, std::string> unsupported_;  // name -> element type
   std::map<std::string, std::string> metadata_;
+  std::map<std::string, std::string> checksums_;  // by tensor
 };
+
+/// kYes: the metadata "sha256" is an object in JSON with the SHA-256 of each tensor's bytes ("tensors") and of the rest
+/// of the metadata ("metadata": each name and each value, by name, with a zero byte behind it).
+enum class Checksums { kNo, kYes };
 
 /// Writes atomically, tensors in the order given.
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata);
+                       const std::map<std::string, std::string>& metadata, Checksums checksums = Checksums::kNo);
 
 }  // namespace oscar

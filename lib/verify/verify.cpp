@@ -16,7 +16,6 @@
 #include "verify/methods.hpp"
 #include "verify/quantised.hpp"
 #include "verify/verdict.hpp"
-#include "verify/words.hpp"
 
 namespace oscar {
 namespace {
@@ -97,7 +96,7 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
   add_attention(report, found);
   if (const std::size_t all = subject.sides.front().layers.size(); !methods.empty() && found.layers.size() < all) {
     report.warnings.push_back("attention is measured in " + std::to_string(found.layers.size()) + " of " +
-                              verify::plural(all, "layer"));
+                              plural(all, "layer"));
   }
   report.data["attention"] = {{"source", live ? "model" : "dump"},
                               {"data_sha256", data.data_sha256},

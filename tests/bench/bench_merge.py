@@ -5,7 +5,7 @@ document.
 bench_merge.py [--binary build/oscar] [--files 64] [--layers 92] [--kv-heads 8] [--head-dim 128] [--repeats 5] [--commit C]
                [--work /dev/shm] [--out tests/bench/results/merge.json]
 Run it with .venv/bin/python when nothing else runs; `load` says how it was before and after. The files have the shape of
-GLM-4.7's query moments (recipe oscar; 6.2 GB in all, of which WORK must have the memory) and random symmetric sums, the sum is
+GLM-4.7's query moments (recipe oscar; 6.2 GB in all, of which WORK must have the memory) and sums over random rows, the sum is
 compared with numpy's. Times are whole processes, memory is the largest resident set. Exit status 1: another sum, or a target
 missed.
 """
@@ -56,8 +56,8 @@ def header_of(options, part):
 def payload_of(options, generator):
     rows = []
     for _ in range(options.layers):
-        sums = generator.standard_normal((options.kv_heads, options.head_dim, options.head_dim))
-        rows += [(sums + sums.transpose(0, 2, 1)).ravel(), numpy.full(options.kv_heads, 360000.0)]
+        sample = generator.standard_normal((options.kv_heads, options.head_dim, options.head_dim))
+        rows += [(sample.transpose(0, 2, 1) @ sample).ravel(), numpy.full(options.kv_heads, 360000.0)]
     return numpy.concatenate(rows)
 
 

@@ -100,9 +100,9 @@ namespace {
 
 /// The layers that --resume keeps, and hidden states beside them.
 void keep_layers(const FitCommand& command, FitInput& input, PartialSet::Earlier earlier,
-                 std::optional<PartialSet>& partial) {
+                 std::optional<PartialSet>& partial, Status& status) {
   if (!command.resume) return;
-  partial.emplace(partial_folder(command), fit_record(input, command), earlier);
+  partial.emplace(partial_folder(command), fit_record(input, command), earlier, &status);
   input.keep_states(partial_folder(command), *partial);
 }
 
@@ -125,7 +125,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
   input.reset();
   input = std::make_unique<FitInput>(command, context);  // a live model cannot go back
-  keep_layers(command, *input, PartialSet::Earlier::kReplace, partial);
+  keep_layers(command, *input, PartialSet::Earlier::kReplace, partial, status);
   hooks.partial = partial ? &*partial : nullptr;
   return fit_once();
 }
@@ -162,7 +162,7 @@ void fit_alone(FitCommand& command, Context& context) {
   const std::unique_ptr<Backend> backend = starting.get();
   settle_resumed_recipe(command, *input, *context.status);
   std::optional<PartialSet> partial;
-  keep_layers(command, *input, PartialSet::Earlier::kUse, partial);
+  keep_layers(command, *input, PartialSet::Earlier::kUse, partial, *context.status);
   FitHooks hooks{.partial = partial ? &*partial : nullptr};
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'.

@@ -51,9 +51,9 @@ void check(const FitCommand& command) {
 }
 
 /// Layers are kept as soon as they are taken, and those that are there already are not taken again.
-Statistics take_and_keep(StatisticsTaker& taker, FitInput& input, const FitCommand& command) {
+Statistics take_and_keep(StatisticsTaker& taker, FitInput& input, const FitCommand& command, Status& status) {
   const PartialStatistics partial(statistics_folder(command), statistics_record(input, command, taker),
-                                  PartialFolder::Earlier::kUse);
+                                  PartialFolder::Earlier::kUse, &status);
   const std::vector<int>& ids = input.source().layer_ids();
   std::vector<LayerShare> missing;
   for (const int id : ids) {
@@ -72,7 +72,7 @@ void take_and_save(const FitCommand& command, const Statistics* first_pass, Cont
   FitInput input(command, context);
   StatisticsTaker taker(input.source(), command.fit, first_pass, *backend, *context.status);
   if (!command.resume) return save(taker.take_all(), command, start, context);
-  save(take_and_keep(taker, input, command), command, start, context);
+  save(take_and_keep(taker, input, command, *context.status), command, start, context);
   std::filesystem::remove_all(statistics_folder(command));
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <fstream>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
@@ -31,7 +31,7 @@ std::string fingerprint_at_server(const std::filesystem::path& model) {
 /// Of names, sizes and 64 pieces of each file of weights: other weights under the same config.json tell themselves.
 std::string fingerprint_of_weights(const std::filesystem::path& model) {
   if (is_remote(model)) return fingerprint_at_server(model);
-  constexpr std::uint64_t kPieces = 64;
+  constexpr std::uint64_t kPieces = 64, kPieceBytes = 4096;
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {
     if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
@@ -39,16 +39,13 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
   std::sort(files.begin(), files.end());
   Sha256 hash;
   for (const auto& file : files) {
-    const std::uint64_t size = std::filesystem::file_size(file);
+    const std::uint64_t size = regular_file_size(file);
     const std::string name = file.filename().string() + " " + std::to_string(size);
     hash.update(std::as_bytes(std::span(name)));
-    std::ifstream stream(file, std::ios::binary);
-    std::vector<char> piece(4096);
+    const MappedFile mapped(file);
     for (std::uint64_t i = 0; i < kPieces; ++i) {
-      stream.clear();
-      stream.seekg(static_cast<std::streamoff>(size / kPieces * i));
-      stream.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-      hash.update(std::as_bytes(std::span(piece).first(static_cast<std::size_t>(stream.gcount()))));
+      const std::uint64_t begin = size / kPieces * i;
+      hash.update(mapped.bytes().subspan(begin, std::min(kPieceBytes, size - begin)));
     }
   }
   return hash.hex();

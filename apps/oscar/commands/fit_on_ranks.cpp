@@ -45,7 +45,7 @@ void fit_input(Ranks& ranks, FitCommand& command, FitInput& input, std::future<s
   const Json record = fit_record(input, command);
   const std::unique_ptr<Backend> backend = starting.get();
   require_same_work(record, *backend, ranks);
-  SharedFolder together = open_together(partial_folder(command), record, command.resume, ranks);
+  SharedFolder together = open_together(partial_folder(command), record, command.resume, ranks, *context.status);
   const PartialSet partial(std::move(together.folder));
   if (const auto few = too_few_tokens(source, command.fit)) context.status->notice(*few);
   input.wait_until_ready();

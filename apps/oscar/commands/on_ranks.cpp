@@ -94,11 +94,12 @@ void require_same_work(Json record, const Backend& backend, Ranks& ranks) {
   require_same("work", record, ranks);
 }
 
-SharedFolder open_together(const std::filesystem::path& folder, const Json& of, bool resume, Ranks& ranks) {
+SharedFolder open_together(const std::filesystem::path& folder, const Json& of, bool resume, Ranks& ranks,
+                           Status& status) {
   using Earlier = PartialFolder::Earlier;
   const std::filesystem::path mark = folder / "rank_0";
   if (ranks.rank() == 0) {
-    PartialFolder partial(folder, of, resume ? Earlier::kUse : Earlier::kReplace);
+    PartialFolder partial(folder, of, resume ? Earlier::kUse : Earlier::kReplace, &status);
     const std::string name = std::to_string(std::chrono::system_clock::now().time_since_epoch().count());
     write_file(mark, name);
     ranks.put("folder", name);

@@ -31,8 +31,8 @@ struct SharedFolder {
 };
 /// Begun by rank 0, or gone on with (resume), and then known to all. A rank that does not see rank 0's folder begins
 /// one of its own. of: see PartialFolder.
-[[nodiscard]] SharedFolder open_together(const std::filesystem::path& folder, const Json& of, bool resume,
-                                         Ranks& ranks);
+[[nodiscard]] SharedFolder open_together(const std::filesystem::path& folder, const Json& of, bool resume, Ranks& ranks,
+                                         Status& status);
 
 /// Layers that rank 0's folder lacks.
 [[nodiscard]] std::vector<int> missing_layers(const std::vector<int>& all, const PartialFolder& folder, Ranks& ranks);

@@ -107,7 +107,7 @@ void take_together(Ranks& ranks, const FitCommand& command, FitInput& input, con
   StatisticsTaker taker(input.source(), command.fit, first_pass, backend, *context.status);
   const Json record = statistics_record(input, command, taker);
   require_same_work(record, backend, ranks);
-  auto [folder, shared] = open_together(statistics_folder(command), record, command.resume, ranks);
+  auto [folder, shared] = open_together(statistics_folder(command), record, command.resume, ranks, *context.status);
   const PartialStatistics partial(std::move(folder));
   const Work work = find_work(command, input.source(), partial, backend.work_shape(), ranks);
   const std::vector<LayerShare> own = share_of(command, work, ranks.rank(), ranks.size());

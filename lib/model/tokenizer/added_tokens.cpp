@@ -43,6 +43,13 @@ std::size_t spaces_at_end(std::string_view text) {
 }  // namespace
 
 void AddedTokens::add(const AddedToken& token) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(token.content[i]); };
+  for (std::size_t i = 1; i < token.content.size(); ++i) {
+    inner_.set(byte(i));
+    pairs_.set(std::size_t{byte(i - 1)} * 256 + byte(i));
+  }
+  if (token.takes_right) last_.set(byte(token.content.size() - 1));
+  any_takes_left_ = any_takes_left_ || token.takes_left;
   auto& same_start = by_first_byte_[static_cast<unsigned char>(token.content.front())];
   same_start.push_back(token);
   std::stable_sort(same_start.begin(), same_start.end(),
@@ -67,6 +74,13 @@ bool AddedTokens::split(std::string_view text, const std::function<bool(std::str
     done = end;
   }
   return done >= text.size() || between(text.substr(done));
+}
+
+bool AddedTokens::may_cut(char left, char right) const {
+  const auto before = static_cast<unsigned char>(left), after = static_cast<unsigned char>(right);
+  if (before >= 0x80U) return !inner_[after] && last_.none() && !any_takes_left_;
+  const bool space = before <= ' ';
+  return !pairs_[std::size_t{before} * 256 + after] && !last_[before] && !(space && any_takes_left_);
 }
 
 const AddedToken* AddedTokens::match(std::string_view text) const {

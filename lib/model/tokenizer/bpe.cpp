@@ -38,6 +38,7 @@ BytePairEncoder::BytePairEncoder(BpeModel model, const std::string& where) : mod
     return found->second;
   };
   if (model_.bytes || model_.byte_fallback) find_byte_ids(where);
+  mark_ = find_mark();
   merges_.reserve(model_.merges.size());
   std::int32_t rank = 0;
   for (const auto& [left, right] : model_.merges) {
@@ -61,6 +62,18 @@ void BytePairEncoder::find_byte_ids(const std::string& where) {
     }
     byte_ids_[static_cast<std::size_t>(byte)] = found->second;
   }
+}
+
+std::string_view BytePairEncoder::find_mark() const {
+  const std::string_view mark = model_.bytes ? " " : "\xE2\x96\x81";
+  if (model_.ignore_merges || !model_.vocabulary.contains(std::string(mark))) return "";
+  for (const auto& [left, right] : model_.merges) {
+    const std::string result = left + right;
+    for (std::size_t at = result.find(mark, 1); at != std::string::npos; at = result.find(mark, at + 1)) {
+      if (!std::string_view(result).substr(0, at).ends_with(mark)) return "";
+    }
+  }
+  return mark;
 }
 
 std::vector<std::int32_t> BytePairEncoder::start(std::string_view word) const {

@@ -33,6 +33,9 @@ class BytePairEncoder {
 
   /// Appends the ids of `word`.
   void encode(std::string_view word, std::vector<std::int32_t>& ids) const;
+  /// What begins words inside a text that is encoded as one: no token has it behind anything else, so that a text can
+  /// be cut before it. Empty: there is no such mark.
+  [[nodiscard]] std::string_view mark() const { return mark_; }
 
  private:
   struct Merge {
@@ -40,11 +43,13 @@ class BytePairEncoder {
   };
   [[nodiscard]] const Merge* find_merge(std::int32_t left, std::int32_t right) const;
   void find_byte_ids(const std::string& where);
+  [[nodiscard]] std::string_view find_mark() const;
   /// Ids to start from.
   [[nodiscard]] std::vector<std::int32_t> start(std::string_view word) const;
   void start_character(std::string_view character, std::vector<std::int32_t>& ids) const;
 
   BpeModel model_;
+  std::string_view mark_;
   std::array<std::int32_t, 256> byte_ids_{};
   std::unordered_map<std::uint64_t, Merge> merges_;  // key: left id << 32 | right id
 };

@@ -36,6 +36,17 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
   return std::nullopt;
 }
 
+std::string_view whole_characters(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if (byte < 0x80U) break;
+    if (byte < 0xc0U) continue;  // not a character's first
+    const std::size_t length = byte < 0xe0U ? 2 : byte < 0xf0U ? 3 : 4;
+    return back < length ? text.substr(0, text.size() - back) : text;
+  }
+  return text;
+}
+
 std::string to_nfc(std::string_view text) {
   if (is_ascii(text)) return std::string(text);
   utf8proc_uint8_t* result = nullptr;

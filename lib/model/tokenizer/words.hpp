@@ -20,11 +20,13 @@ class Words {
   /// Throws DataError naming `where` for an expression that is not valid.
   Words(const SplitStep& step, const std::string& where);
   /// Calls word() for the words of `text` in order until it returns false; false if it did. first: the text begins
-  /// here.
-  bool split(std::string_view text, bool first, const WordHook& word) const;
+  /// here. open: it goes on; only words that are the same whatever follows, and where nothing is cut the text itself.
+  bool split(std::string_view text, bool first, bool open, const WordHook& word) const;
+  /// False: every text is one word, however long it is.
+  [[nodiscard]] bool cuts() const { return step_.kind != SplitStep::Kind::kMetaspace || step_.cut; }
 
  private:
-  bool split_metaspace(std::string_view text, bool first, const WordHook& word) const;
+  bool split_metaspace(std::string_view text, bool first, bool open, const WordHook& word) const;
 
   SplitStep step_;
   std::optional<SplitPattern> pattern_;

@@ -6,6 +6,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "dump/chunk_record.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/folder_source.hpp"
 #include "model/config.hpp"
@@ -57,7 +58,7 @@ Inspection inspect_rank_dump(const fs::path& folder, const RankLayout& layout) {
   return found;
 }
 
-/// Shapes, types, token counts and sizes of every chunk are checked; the values are not read.
+/// Shapes, types, token counts and sizes of every chunk are checked, and hashes where a manifest has them.
 Inspection inspect_dump(const fs::path& folder) {
   if (const RankLayout layout = find_ranks(folder); layout.ranks > 0) return inspect_rank_dump(folder, layout);
   const DumpIndex index(folder);
@@ -67,7 +68,10 @@ Inspection inspect_dump(const fs::path& folder) {
   const std::vector<DumpChunk> first = index.chunks(index.layer_ids().front(), quiet);
   for (const int layer : index.layer_ids()) {
     tokens = 0;
-    for (const DumpChunk& chunk : index.chunks(layer, quiet)) tokens += chunk.tokens(), ++chunks;
+    for (const DumpChunk& chunk : index.chunks(layer, quiet)) {
+      for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) require_unchanged(*tensor);
+      tokens += chunk.tokens(), ++chunks;
+    }
     tokens_of_layers.insert(tokens);
   }
   const TensorLocation &q = first.front().q.location, &k = first.front().k.location;

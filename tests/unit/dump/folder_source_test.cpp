@@ -82,11 +82,11 @@ TEST_CASE("a chunk 0 that is not tiny, or the only one, is kept") {
   const test::TemporaryFolder folder;
   write_chunk(folder / "layer_0", 0, {17});
   write_chunk(folder / "layer_0", 1, {5});
-  write_chunk(folder / "layer_1", 0, {2});
+  const test::TemporaryFolder another;
+  write_chunk(another / "layer_1", 0, {2});
   Notes notes;
-  const auto source = open_dump(folder.path(), {}, notes);
-  CHECK(chunk_tokens(*source->open(0)) == std::vector<std::int64_t>{17, 5});
-  CHECK(chunk_tokens(*source->open(1)) == std::vector<std::int64_t>{2});
+  CHECK(chunk_tokens(*open_dump(folder.path(), {}, notes)->open(0)) == std::vector<std::int64_t>{17, 5});
+  CHECK(chunk_tokens(*open_dump(another.path(), {}, notes)->open(1)) == std::vector<std::int64_t>{2});
   CHECK(notes.text.empty());
 }
 

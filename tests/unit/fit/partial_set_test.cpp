@@ -62,4 +62,24 @@ TEST_CASE("of a dump that has changed, layers that are fitted already must be th
   CHECK_FALSE(PartialSet(own, with_layers("other", "b"), Earlier::kReplace).has(0));
 }
 
+TEST_CASE("a kept layer that changed after it was written is made again, and a notice says so") {
+  struct Notices : Status {
+    std::string text;
+    void notice(const std::string& line) override { text += line; }
+  } notices;
+  const test::TemporaryFolder folder;
+  const Json of = with_layers("a", "b");
+  const fs::path own = folder / "s.partial";
+  const PartialSet partial(own, of, Earlier::kReplace);
+  partial.add(set_of_one_layer(1));
+  CHECK(PartialSet(PartialFolder(own, of, Earlier::kUse, &notices)).has(0));
+  CHECK(notices.text.empty());
+  std::string content = read_text(partial.file_of(0));
+  content[content.size() - 3] = static_cast<char>(content[content.size() - 3] ^ 4);
+  write_file(partial.file_of(0), content);
+  CHECK_ERROR((void)partial.read(0), DataError, "changed after it was written");
+  CHECK_FALSE(PartialSet(PartialFolder(own, of, Earlier::kUse, &notices)).has(0));
+  CHECK(notices.text.find("is made again: tensor ") != std::string::npos);
+}
+
 }  // namespace oscar

@@ -193,4 +193,83 @@ TEST_CASE("a tokenizer.json with features that are not supported names them") {
   refused([](Json& j) { j["model"]["merges"][5] = {"\xe6\x97\xa5", "a"}; }, "byte-level alphabet");
 }
 
+namespace {
+
+/// Ids of an open text are the first of those of the whole, wherever it is cut, and most of them if it is long.
+void check_open(const Tokenizer& tokenizer, const std::string& text, std::size_t most_left) {
+  const Ids all = tokenizer.encode(text, "");
+  const std::size_t step = text.size() > 400 ? 97 : 1;
+  for (std::size_t size = 0; size <= text.size(); size += step) {
+    const std::string part = text.substr(0, size);
+    const Ids some = tokenizer.encode(part, "", all.size() + 1, TextEnd::kOpen);
+    REQUIRE(some.size() <= all.size());
+    CHECK_MESSAGE(std::equal(some.begin(), some.end(), all.begin()),
+                  part.substr(part.size() - std::min<std::size_t>(20, part.size())));
+    if (size + step <= text.size() || most_left == std::string::npos) continue;
+    CHECK(some.size() + most_left > all.size());
+  }
+}
+
+/// A vocabulary of ASCII and a few merges, in which a text is one word, as Llama 2 has it.
+Json one_word_tokenizer() {
+  Json vocabulary,
+      merges = Json::array(
+          {{"t", "h"}, {"\xE2\x96\x81", "th"}, {"th", "e"}, {"\xE2\x96\x81", "\xE2\x96\x81"}, {"\xE2\x96\x81th", "e"}});
+  for (int c = 10; c < 127; ++c) vocabulary[std::string(1, static_cast<char>(c))] = c;
+  int id = 200;
+  for (const char* token :
+       {"\xE2\x96\x81", "th", "\xE2\x96\x81th", "the", "\xE2\x96\x81\xE2\x96\x81", "\xE2\x96\x81the", "<unk>"}) {
+    vocabulary[token] = id++;
+  }
+  const Json normalizer{{"type", "Sequence"},
+                        {"normalizers",
+                         {{{"type", "Prepend"}, {"prepend", "\xE2\x96\x81"}},
+                          {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\xE2\x96\x81"}}}}};
+  return {{"added_tokens", Json::array()},
+          {"normalizer", normalizer},
+          {"pre_tokenizer", nullptr},
+          {"model", {{"type", "BPE"}, {"unk_token", "<unk>"}, {"vocab", vocabulary}, {"merges", merges}}}};
+}
+
+}  // namespace
+
+TEST_CASE("of a text that goes on, ids are those that hold whatever follows") {
+  const std::string text = read_text(test::data("text/pep-0334.txt"));
+  check_open(sample(), text, 200);
+  check_open(sample(),
+             "a  b\n\n\n c <|endoftext|>x<|endof caf\xc3\xa9 e\xcc\x81 \xe6\x97\xa5\xe6\x9c\xac\n12345 's 'll  \t end",
+             std::string::npos);
+  const test::TemporaryFolder folder;
+  const auto with = [&](const std::function<void(Json&)>& change) {
+    return std::make_unique<Tokenizer>(changed(folder, change));
+  };
+  const std::string marked = "ab <s>  cd <s>  <s>x  \n\n\n y<s> z\n\n w   <s";
+  for (const char* side : {"lstrip", "rstrip"}) {
+    for (const bool normalized : {false, true}) {
+      check_open(*with([&](Json& json) {
+        Json token = added_token("<s>", 3000, normalized);
+        token[side] = true;
+        json["added_tokens"].push_back(token);
+        json["added_tokens"].push_back(added_token("\n\n", 3001, normalized));
+      }),
+                 marked, std::string::npos);
+    }
+  }
+  check_open(*with([](Json& json) {  // looks behind, and at the start of the text
+    json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] =
+        "^ab|(?<=b) |\\p{L}+|\\s+(?!\\S)|\\s+|[^\\s\\p{L}]+";
+  }),
+             marked, std::string::npos);
+  check_open(*with([](Json& json) {  // cuts nowhere
+    json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  }),
+             marked, std::string::npos);
+  write_json(folder / "one_word.json", one_word_tokenizer());
+  const Tokenizer one_word(folder / "one_word.json");
+  check_open(one_word, "the  the then   the", std::string::npos);
+  std::string the;
+  while (the.size() < 100'000) the += "the then  ";
+  CHECK(one_word.encode(the, "", the.size(), TextEnd::kOpen).size() + 20 > one_word.encode(the, "").size());
+}
+
 }  // namespace oscar

@@ -2,6 +2,10 @@
 #include "model/tokens.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <thread>
 
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
@@ -143,6 +147,82 @@ TEST_CASE("calibration data are hashed as lengths and ids in little-endian int32
   CHECK(data.tokens == 3);
   using namespace std::string_literals;
   CHECK(data.data_sha256 == sha256_hex("\x02\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\x02\x01\0\0"s));
+}
+
+TEST_CASE("of a long text no more is read than the limits need, with the ids of the whole") {
+  const test::TemporaryFolder folder;
+  const fs::path model = test::data("qwen3-2m");
+  std::string text;
+  while (text.size() < 3'000'000) text += read_text(test::data("text/pep-0334.txt"));
+  write_file(folder / "long.txt", text);
+  const TokenSequence all = Tokenizer(model / "tokenizer.json").encode(text, "");
+  for (const std::int64_t tokens : {500, 40'000, 300'000}) {
+    const Sequences some =
+        read_texts(model, {folder / "long.txt"}, {.seq_len = 1 << 30, .max_tokens = tokens, .max_sequences = 0});
+    REQUIRE(some.size() == 1);
+    CHECK(some.front() == TokenSequence(all.begin(), all.begin() + tokens));
+  }
+  write_file(folder / "bad_end.txt", text + "caf\xe9");
+  CHECK(read_texts(model, {folder / "bad_end.txt"}, {.max_tokens = 500, .max_sequences = 0}).size() == 1);
+  CHECK_ERROR(read_texts(model, {folder / "bad_end.txt"}, kNoLimit), DataError, "not UTF-8");
+  CHECK_ERROR(read_texts(model, {folder / "long.txt", folder / "none.txt"}, {.max_tokens = 500, .max_sequences = 0}),
+              DataError, "no such file");
+}
+
+TEST_CASE("a byte order mark is no text, and what is not in UTF-8 says what it is") {
+  const test::TemporaryFolder folder;
+  const fs::path model = test::data("qwen3-2m");
+  const auto read = [&](const std::string& content, const char* name = "t.txt") {
+    write_file(folder / name, content);
+    return read_texts(model, {folder / name}, kNoLimit);
+  };
+  CHECK(read("\xEF\xBB\xBFThe secret code") == read("The secret code"));
+  CHECK(read("\xEF\xBB\xBF{\"text\": \"The secret code\"}\n", "t.jsonl") == read("The secret code"));
+  CHECK_ERROR(read("\xFF\xFET\0h\0"), DataError, "in UTF-16, not in UTF-8");
+  CHECK_ERROR(read("\xFE\xFF"), DataError, "in UTF-16");
+  CHECK_ERROR(read(std::string("The\0code", 8)), DataError, "there is a zero byte at byte 3");
+  CHECK_ERROR(read_texts(model, {"/dev/zero"}, kNoLimit), DataError, "there is a zero byte at byte 0");
+  CHECK_ERROR(read_texts(model, {folder.path()}, kNoLimit), DataError, "is a folder");
+}
+
+TEST_CASE("lists in .json and conversations are documents, too") {
+  const test::TemporaryFolder folder;
+  const fs::path model = test::data("qwen3-2m");
+  const auto read = [&](const std::string& content) {
+    write_file(folder / "t.json", content);
+    return read_texts(model, {folder / "t.json"}, kNoLimit);
+  };
+  write_file(folder / "t.jsonl", R"({"text": "one"}
+{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]})");
+  const Sequences two = read_texts(model, {folder / "t.jsonl"}, kNoLimit);
+  CHECK(two.size() == 2);
+  CHECK(read(R"(["one", {"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "u"},
+                {"from": "gpt", "value": "a"}]}])") == two);
+  CHECK_ERROR(read("{\"text\": \"one\"}"), DataError, "not a list of documents");
+  CHECK_ERROR(read("[\"one\", {\"conversations\": [{\"value\": \"s\"}]}]"), DataError, "t.json, document 2");
+  CHECK_ERROR(read("[{\"txt\": 1}]"), DataError, "has no \"text\"");
+}
+
+TEST_CASE("a pipe has text and token ids, and is refused where none is expected") {
+  const test::TemporaryFolder folder;
+  const fs::path pipe = folder / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const auto piped = [&](const std::string& content, const auto& read) {
+    std::thread writer([&] { std::ofstream(pipe) << content; });
+    const Sequences sequences = read();
+    writer.join();
+    return sequences;
+  };
+  const fs::path model = test::data("qwen3-2m");
+  write_file(folder / "t.txt", "The secret code");
+  CHECK(piped("The secret code", [&] { return read_texts(model, {pipe}, kNoLimit); }) ==
+        read_texts(model, {folder / "t.txt"}, kNoLimit));
+  CHECK(piped("[1, 2]\n[3]", [&] { return read_tokens(pipe, kNoLimit, Pipes::kRead); }) == Sequences{{1, 2}, {3}});
+  fs::rename(pipe, folder / "pipe.jsonl");
+  CHECK_ERROR((void)read_tokens(folder / "pipe.jsonl", kNoLimit), DataError, "is a pipe, not a file");
+  CHECK_ERROR((void)read_json(folder / "pipe.jsonl"), DataError, "is a pipe, not a file");
+  CHECK_ERROR((void)regular_file_size(folder / "pipe.jsonl"), DataError, "is a pipe, not a file");
+  CHECK_ERROR((void)MappedFile("/dev/zero"), DataError, "is a device, not a file");
 }
 
 }  // namespace oscar

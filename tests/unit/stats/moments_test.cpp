@@ -142,4 +142,15 @@ TEST_CASE("a layer without tokens is an error") {
   CHECK_ERROR(query_moments(layer, *backend), DataError, "no tokens");
 }
 
+TEST_CASE("a layer of nothing but zeros is refused by name") {
+  const auto backend = test::make_test_backend();
+  auto chunks = tiny();
+  chunks[0].q = Tensor(DType::kF32, {2, 2, 2});
+  chunks[0].v = Tensor(DType::kF32, {2, 1, 2});
+  test::MemoryStream layer(chunks);
+  CHECK_ERROR(query_moments(layer, *backend), DataError, "every q of this layer is zero");
+  CHECK_ERROR(plain_moments(layer, Side::kValue, *backend), DataError, "every v of this layer is zero");
+  CHECK(plain_moments(layer, Side::kKey, *backend).total == std::vector<double>{2});
+}
+
 }  // namespace oscar

@@ -103,7 +103,7 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
   refused("sums of different numbers of heads", [](Statistics& s) { s.layers[0].first.fisher = FisherSums(2, 2); });
   refused("not 2 float64 values", [](Statistics& s) { s.layers[0].first.keys->sums = {1}; });
   refused("layers are not in ascending order", [](Statistics& s) { s = part('2', {3, 0}, 1); });
-  refused("another size", [](Statistics& s) { s.layers[0].value_dim = 4; });
+  refused("the model's is 2", [](Statistics& s) { s.layers[0].value_dim = 4; });
   CHECK_ERROR((void)read_statistics({a, folder.write("c",
                                                      [] {
                                                        Statistics s = part('3', {0}, 1);
