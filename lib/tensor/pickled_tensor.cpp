@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 
 namespace oscar {
 

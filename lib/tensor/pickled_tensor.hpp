@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/files.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {

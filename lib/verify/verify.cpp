@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "dump/live_source.hpp"
 #include "model/tokens.hpp"
 #include "verify/checks/checks.hpp"

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "dump/chunk_file.hpp"
 #include "dump/folder_source.hpp"

@@ -201,8 +201,11 @@ TEST_CASE("an output that exists is kept unless it may be replaced") {
   write_file(f.folder / "out/precious", "");
   CHECK_ERROR((f.dump(f.folder / "out"), 0), UsageError, "the output exists already");
   CHECK(fs::exists(f.folder / "out/precious"));
-  write_dump(*f.live(), f.folder / "out", "pt", true, f.status);
-  CHECK_FALSE(fs::exists(f.folder / "out/precious"));
+  CHECK_ERROR(write_dump(*f.live(), f.folder / "out", "pt", true, f.status), UsageError, "not a dump of oscar");
+  fs::remove(f.folder / "out/precious");
+  for (int i = 0; i < 2; ++i) write_dump(*f.live(), f.folder / "out", "pt", true, f.status);
+  write_file(f.folder / "out/layer_0/precious", "");
+  CHECK_ERROR(write_dump(*f.live(), f.folder / "out", "pt", true, f.status), UsageError, "layer_0/precious");
   CHECK(fs::exists(f.folder / "out/manifest.json"));
 }
 

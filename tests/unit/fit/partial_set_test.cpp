@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "fit/fit.hpp"
 #include "rotation/formats.hpp"

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "stats/statistics.hpp"

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/files.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/atomic_file.hpp"
 #include "sample_set.hpp"
 #include "support/support.hpp"
 #include "zoo/publish.hpp"
@@ -17,7 +18,7 @@ TEST_CASE("sets that others know by their hash are told: in a zoo, in the cache,
   test::write_set(own, test::sample_set("x", "accepted"));
   PublishOptions publishing;
   publishing.set = own, publishing.zoo = (folder / "zoo").string(), publishing.name = "test/tiny";
-  (void)publish(publishing, status);
+  (void)publish(publishing, status, test::any_set);
   CHECK(why_pinned(own).empty());
   CHECK(why_pinned(folder / "nowhere").empty());
 
@@ -30,9 +31,10 @@ TEST_CASE("sets that others know by their hash are told: in a zoo, in the cache,
 
   PullOptions pulling;
   pulling.name = "test/tiny", pulling.zoo = publishing.zoo, pulling.cache = folder / "cache";
-  CHECK(why_pinned(pull(pulling, status).path).find("in the cache") != std::string::npos);
+  CHECK(why_pinned(pull(pulling, status, open_transport, test::any_set).path).find("in the cache") !=
+        std::string::npos);
   pulling.out = folder / "out";
-  CHECK(why_pinned(pull(pulling, status).path).empty());
+  CHECK(why_pinned(pull(pulling, status, open_transport, test::any_set).path).empty());
 
   write_file(own / "signature.json", "{}");
   CHECK(why_pinned(own) == "the manifest of this set is signed");
