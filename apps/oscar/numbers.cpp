@@ -50,11 +50,22 @@ std::optional<std::int64_t> scaled(std::string_view digits, std::int64_t base, i
   return value;
 }
 
-/// Text without a unit is left to the option's type.
+/// What is wrong with a number without a unit, which the option's type would take as the next that it can hold.
+std::string too_large_or_negative(const std::string& text, bool bytes) {
+  std::int64_t value = 0;
+  const char* begin = text.data() + (text.front() == '+' ? 1 : 0);
+  const auto [end, error] = std::from_chars(begin, text.data() + text.size(), value);
+  if (error == std::errc::result_out_of_range) return "\"" + text + "\" is too large";
+  if (bytes && error == std::errc() && value < 0) return "\"" + text + "\" is below 0";
+  return "";
+}
+
+/// Text without a unit is left to the option's type, if it can hold it.
 CLI::Validator with_units(std::int64_t base, std::string_view units, const std::string& example) {
   const bool bytes = base == 1024;
   return {[=](std::string& text) {
-            if (text.empty() || !is_letter(text.back()) || is_letter(text.front())) return std::string();
+            if (text.empty() || is_letter(text.front())) return std::string();
+            if (!is_letter(text.back())) return too_large_or_negative(text, bytes);
             std::size_t digits = text.size();
             while (digits > 0 && is_letter(text[digits - 1])) --digits;
             const auto power = power_of(std::string_view(text).substr(digits), units, bytes);

@@ -61,7 +61,8 @@ std::string reason_against(const Named& output, const Named& input) {
   if (fs::exists(output.path) && holds(output.path, input.path)) {
     return "it would be written over " + where + ", which this command reads";
   }
-  if (input.option == "--zoo" || !fs::is_directory(input.path) || !holds(input.path, output.path)) return "";
+  if (!fs::is_directory(input.path) || !holds(input.path, output.path)) return "";
+  if (input.option == "--zoo" && output.path.extension() == ".html") return "";
   if (fs::is_regular_file(output.path)) return "it would replace a file of " + where + ", which this command reads";
   if (!fs::exists(input.path / "manifest.json")) return "";
   return "the manifest of " + where + " lists all its files, and this would be another one";

@@ -19,7 +19,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kMostLinks = 40;  // as many as Linux follows
+constexpr auto kReaderMayTake = 10s;  // to open the other end of a pipe
+constexpr int kMostLinks = 40;        // as many as Linux follows
 
 /// What a chain of links leads to; it may not exist yet.
 fs::path behind_links(fs::path path) {
@@ -52,13 +53,16 @@ void write_all(int descriptor, std::string_view content, const fs::path& path) {
 
 /// Of a pipe, once somebody reads it.
 int open_to_write_into(const fs::path& path) {
+  const auto last = std::chrono::steady_clock::now() + kReaderMayTake;
   for (;;) {
     const int descriptor = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (descriptor >= 0) {
       (void)::fcntl(descriptor, F_SETFL, 0);  // writing may wait
       return descriptor;
     }
-    if (errno != ENXIO) throw_io("cannot open for writing", path, errno);
+    const bool in_time = std::chrono::steady_clock::now() < last;
+    if (errno != ENXIO || !in_time)
+      throw_io(in_time ? "cannot open for writing" : "nobody reads this pipe", path, errno);
     throw_if_interrupted();
     std::this_thread::sleep_for(20ms);
   }

@@ -123,6 +123,9 @@ bool is_safe_relative_path(std::string_view path) {
 
 void require_inside(const fs::path& root, const fs::path& path) {
   std::error_code error;
+  if (fs::is_symlink(path, error) && !fs::exists(path, error)) {
+    throw DataError("a link that leads nowhere stands where something is to be written", path.string(), "remove it");
+  }
   const fs::path real_root = fs::weakly_canonical(root, error), real = fs::weakly_canonical(path, error);
   if (error) throw_io("cannot tell where this leads", path, error.value());
   const auto [end, unused] = std::mismatch(real_root.begin(), real_root.end(), real.begin(), real.end());

@@ -45,7 +45,12 @@ Json parse_json(std::string_view text, const std::string& where) {
     return Json::parse(
         text, [&](int depth, Json::parse_event_t event, Json& parsed) { return strict(depth, event, parsed); });
   } catch (const Json::exception& error) {  // syntax, UTF-8, or a number out of range
-    throw DataError(std::string("not valid JSON: ") + error.what(), where, kRemedy);
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: …": what stands behind the brackets is for
+    // people.
+    const std::string_view said = error.what();
+    const std::size_t bracket = said.find("] ");
+    throw DataError("not valid JSON: " + std::string(said.substr(bracket == said.npos ? 0 : bracket + 2)), where,
+                    kRemedy);
   }
 }
 

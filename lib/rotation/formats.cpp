@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "base/threads.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/named_tensors.hpp"
 #include "rotation/one_truth.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
@@ -144,7 +145,11 @@ void write_foreign_set(const fs::path& folder, const fs::path& key_file, const f
 RotationSet read_rotation_set(const fs::path& path, ListedFiles listed) {
   if (!fs::is_directory(path)) throw DataError("no such folder", path.string(), "name a rotation set");
   const fs::path manifest_path = path / "manifest.json";
-  if (!fs::exists(manifest_path)) return read_foreign_folder(path);
+  if (!fs::exists(manifest_path)) {
+    RotationSet set = read_foreign_folder(path);
+    if (listed == ListedFiles::kCheck) require_finite(set, path.string());
+    return set;
+  }
   const Json manifest = read_json(manifest_path);
   RotationSet set = set_from_manifest(manifest, manifest_path.string());
   if (listed == ListedFiles::kCheck) check_listed_files(path, manifest);
@@ -155,7 +160,10 @@ RotationSet read_rotation_set(const fs::path& path, ListedFiles listed) {
   } else {
     fill_from_pt(path, set);
   }
-  if (listed == ListedFiles::kCheck) require_one_truth(path, set);
+  if (listed == ListedFiles::kCheck) {
+    require_finite(set, path.string());
+    require_one_truth(path, set);
+  }
   return set;
 }
 

@@ -2,6 +2,7 @@
 #include "rotation/named_tensors.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "base/errors.hpp"
@@ -87,6 +88,22 @@ Tensor bytes_tensor(const std::string& text) {
   Tensor tensor(DType::kU8, {static_cast<std::int64_t>(text.size())});
   std::ranges::copy(std::as_bytes(std::span(text)), tensor.data.begin());
   return tensor;
+}
+
+void require_finite(const RotationSet& set, const std::string& where) {
+  const auto finite = [](const std::vector<double>& values) {
+    return std::ranges::all_of(values, [](double x) { return std::isfinite(static_cast<float>(x)); });
+  };
+  for (const LayerRotation& layer : set.layers) {
+    for (const SideTransform* side : {&layer.key, &layer.value}) {
+      if (finite(side->rotation.data) && finite(side->read_rotation.data) && finite(side->mean) &&
+          finite(side->eigenvalues) && finite(side->covariance.data) && finite(side->query_covariance.data)) {
+        continue;
+      }
+      throw DataError("layer " + std::to_string(layer.layer_id) + " has values that are NaN or infinite", where,
+                      "fit the set again, or ask its maker");
+    }
+  }
 }
 
 void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where) {

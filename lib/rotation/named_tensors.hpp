@@ -23,6 +23,9 @@ struct TensorLookup {
   std::function<Tensor(const std::string&)> read;  // throws DataError if it is missing
 };
 
+/// Throws DataError if a matrix, a mean or an eigenvalue is not finite as float32, which is how sets are written.
+void require_finite(const RotationSet& set, const std::string& where);
+
 /// Fills the matrices of the layers that `set` lists (by layer_id). Throws DataError if a rotation is missing or what
 /// belongs to it does not fit; `where` names the file.
 void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where);

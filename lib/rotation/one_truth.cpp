@@ -96,6 +96,7 @@ void compare_list(const fs::path& folder, const RotationSet& set, const Expected
   }
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     const std::string name = entry.path().lexically_relative(folder).generic_string();
+    if (entry.is_symlink()) out.push_back(name + " is a link: copy the set with what its links lead to (cp -rL)");
     if (name == "manifest.json" || name == "signature.json" || listed.contains(name)) continue;
     if (entry.is_directory() && !entry.is_symlink()) continue;
     out.push_back(name + " is there, and the manifest does not list it");

@@ -108,6 +108,20 @@ std::int64_t number_or_zero(const PtValue* dict, const char* name) {
   return number == nullptr ? 0 : *number;
 }
 
+/// What the file says of how it is to be served must at least be something that there is.
+void check_vocabulary(const PtValue& root, const std::string& where) {
+  const PtValue* transform = root.find(std::string("transform"));
+  const auto require = [&](const PtValue* dict, const char* name, std::initializer_list<std::string_view> known) {
+    const std::string text = text_or_empty(dict, name, where);
+    if (text.empty() || std::ranges::find(known, text) != known.end()) return;
+    fail(std::string("unknown ") + name + " \"" + text + "\"", where);
+  };
+  require(&root, "source_grouping", {"layer", "head"});
+  require(transform, "codec", {"minmax", "lsq", "lloyd-max"});
+  require(transform, "scale_dtype", {"float32", "float16", "bfloat16"});
+  (void)text_or_empty(transform, "recipe", where);
+}
+
 void read_provenance(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* told = root.find(std::string("calibration"));
   const auto heads = [&](const char* name) {
@@ -169,6 +183,7 @@ RotationFile read_rotation_pt(const std::filesystem::path& path) {
   if (version < 1 || version > 3) fail("unknown format version " + std::to_string(version), path.string());
   RotationFile file;
   file.version = static_cast<int>(version);
+  check_vocabulary(root, path.string());
   read_provenance(root, file, path.string());
   file.objective = known_objective(member<std::string>(root, "objective", path.string()), path.string());
   for (const auto& [key, layer] : member<PtDict>(root, "layers", path.string())) {

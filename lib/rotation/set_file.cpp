@@ -77,10 +77,9 @@ RotationSet set_from(const Contents& contents, const std::string& where) {
     throw DataError("there is no rotation set in this file", where, "\"oscar inspect\" says what it is");
   }
   fill_layers(set, contents.lookup, contents.separator, where);
-  if (!set.manifest.is_null()) {
-    require_agreement(manifest_disagreements(set), where);
-    require_agreement(contents.disagreements(set), where);
-  }
+  if (!set.manifest.is_null()) require_agreement(manifest_disagreements(set), where);
+  require_agreement(contents.disagreements(set), where);
+  require_finite(set, where);
   return set;
 }
 
@@ -94,7 +93,8 @@ std::vector<std::string> named_disagreements(const Contents& contents, const Rot
   }
   const auto usual = metadata_of(set);
   for (const auto& [name, text] : contents.texts) {
-    if (name == "manifest" || name == "sha256") continue;  // the reader has looked at the checksums
+    if (set.manifest.is_null() || name == "manifest" || name == "sha256")
+      continue;  // the reader has looked at the checksums
     const auto found = usual.find(name);
     if (found == usual.end() || found->second != text) {
       out.push_back("the text \"" + name + "\" is not what the manifest says");
@@ -117,11 +117,15 @@ RotationSet read_h5(const fs::path& path) {
     const Tensor bytes = file.read("/manifest");
     contents.manifest.assign(reinterpret_cast<const char*>(bytes.data.data()), bytes.data.size());
   }
-  require_attribute_types(file, path.string());
   for (const char* name : {"key_objective", "value_objective", "model_id"}) {
-    if (file.has_attribute("/", name)) contents.texts[name] = std::get<std::string>(file.attribute("/", name));
+    if (!file.has_attribute("/", name)) continue;
+    const Hdf5Attribute value = file.attribute("/", name);
+    if (const auto* text = std::get_if<std::string>(&value)) contents.texts[name] = *text;
   }
-  contents.disagreements = [&](const RotationSet& set) { return h5_disagreements(file, set, true); };
+  contents.disagreements = [&](const RotationSet& set) {
+    if (set.manifest.is_null()) require_bare_h5(file, set, path.string());
+    return set.manifest.is_null() ? std::vector<std::string>() : h5_disagreements(file, set, true);
+  };
   if (file.has("/layers")) {
     for (const std::string& id : file.members("/layers")) contents.tensors.push_back("layers/" + id + "/");
   }

@@ -2,6 +2,7 @@
 #include "rotation/set_h5.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -132,13 +133,44 @@ std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const Rotation
   return out;
 }
 
-void require_attribute_types(const Hdf5Reader& file, const std::string& where) {
+void require_bare_h5(const Hdf5Reader& file, const RotationSet& set, const std::string& where) {
+  const auto fail = [&](const std::string& what) { throw DataError(what, where, "write or fetch the file again"); };
+  std::vector<std::string> datasets, odd;
+  for (const auto& [name, tensor] : tensors_of(set, '/')) datasets.push_back("/" + name);
+  for (const auto& [object, members] : tree_of(datasets)) {
+    if (!members.empty()) compare_names(object, "", file.members(object), {members.begin(), members.end()}, odd);
+  }
+  if (!odd.empty()) fail(odd.front());
+  RotationSet told = set;  // with what the attributes say
+  const auto number = [&](const char* name, int& to) {
+    if (!file.has_attribute("/", name)) return;
+    const auto value = std::get<std::int64_t>(file.attribute("/", name));
+    if (value < 0 || value > std::numeric_limits<int>::max()) fail(std::string("no set has this ") + name);
+    to = static_cast<int>(value);
+  };
   const Attributes usual = root_attributes({}, "");
   for (const std::string& name : file.attribute_names("/")) {
     const auto known = usual.find(name);
     if (known == usual.end() || file.attribute("/", name).index() == known->second.index()) continue;
-    throw DataError("the attribute \"" + name + "\" is of a wrong type", where, "write or fetch the file again");
+    fail("the attribute \"" + name + "\" is of a wrong type");
   }
+  number("sink", told.windows.sink), number("recent", told.windows.recent);
+  number("key_levels", told.key_codec.levels), number("value_levels", told.value_codec.levels);
+  number("group_size", told.key_codec.group_size);
+  int tokens = 0;
+  number("calibration_tokens", tokens);
+  told.has_clip_ratios = true;
+  for (LayerRotation& layer : told.layers) {
+    for (const auto& [name, side] : {std::pair{"/key", &layer.key}, {"/value", &layer.value}}) {
+      const std::string object = "/layers/" + std::to_string(layer.layer_id) + name;
+      if (!file.has_attribute(object, "clip_ratio")) continue;
+      const Hdf5Attribute ratio = file.attribute(object, "clip_ratio");
+      const auto* value = std::get_if<double>(&ratio);
+      if (value == nullptr) fail("the attribute \"clip_ratio\" of " + object + " is of a wrong type");
+      side->clip_ratio = *value;
+    }
+  }
+  validate_json(make_manifest(told, Json::array()), "oscar.rotation_set.v1", where);
 }
 
 }  // namespace oscar

@@ -18,7 +18,8 @@ void write_set_h5(const std::filesystem::path& path, const RotationSet& set, boo
 /// What in the file does not follow from `set`: attributes, tensors, and objects that should not be there.
 [[nodiscard]] std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const RotationSet& set, bool alone);
 
-/// Throws DataError if one of the attributes that write_set_h5() writes is there with another type.
-void require_attribute_types(const Hdf5Reader& file, const std::string& where);
+/// Of a file without a manifest, whose matrices `set` has: throws DataError if it has other tensors than they, or
+/// attributes of write_set_h5() with another type, or with values that no set has.
+void require_bare_h5(const Hdf5Reader& file, const RotationSet& set, const std::string& where);
 
 }  // namespace oscar

@@ -85,10 +85,14 @@ class Archive {
       return read_pickle({static_cast<const char*>(pickle.get()), size}, make, path_);
     } catch (const c10::Error& error) {
       adapter->rethrow();
+      // libtorch's message names its own classes; what it says of the file stands behind the last colon.
       const std::string text = error.what_without_backtrace();
-      // Its first sentence; the next ones are about libtorch's insides.
-      throw DataError("cannot read the archive: " + text.substr(0, std::min(text.find('\n'), text.find(". "))), path_,
-                      kRemedy);
+      const std::string first = text.substr(0, std::min(text.find('\n'), text.find(". ")));
+      const std::size_t colon = first.rfind(": ");
+      const bool own = first.find("PytorchStreamReader") != std::string::npos;
+      throw DataError("not a PyTorch archive, or a damaged one: " +
+                          (own ? colon == std::string::npos ? "a record is missing" : first.substr(colon + 2) : first),
+                      path_, kRemedy);
     }
   }
 

@@ -94,7 +94,7 @@ Subject read_subject(const fs::path& path) {
   if (subject.ours) {
     read_folder(path, read_json(path / "manifest.json").at("objectives"), subject);
   } else {
-    subject.set = read_rotation_set(path);
+    subject.set = read_rotation_set(path, ListedFiles::kChecked);
     subject.sides = sides_of(subject.set);
   }
   return subject;

@@ -192,7 +192,16 @@ void copy_set(const Publication& publication, const fs::path& target, const std:
   folder.commit();
 }
 
+/// A zoo in the set's own folder would become a part of the set.
+void require_outside(const fs::path& set, const fs::path& zoo) {
+  const fs::path inner = fs::weakly_canonical(zoo), outer = fs::weakly_canonical(set);
+  if (std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first != outer.end()) return;
+  throw UsageError("the zoo would lie in the set that is to be published", zoo.string(),
+                   "choose another folder for it");
+}
+
 PublishResult publish_to_folder(const Publication& publication, const fs::path& zoo) {
+  require_outside(publication.options.set, zoo);
   for (const fs::path& place : {zoo / publication.folder(), zoo / kIndexName, zoo / kLockName}) {
     require_inside(zoo, place);
   }

@@ -5,12 +5,10 @@
 #include <openssl/pem.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/sha256.hpp"
 
@@ -42,14 +40,13 @@ Bytes from_base64(const std::string& text, std::size_t size) {
 int no_passphrase(char*, int, int, void*) { return -1; }
 
 Key read_key(const std::filesystem::path& path, bool need_private) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
-  if (file == nullptr) {
-    throw DataError(std::string("cannot read the key: ") + std::strerror(errno), path.string(), "check the path");
-  }
-  Key key(PEM_read_PrivateKey(file.get(), nullptr, &no_passphrase, nullptr), &EVP_PKEY_free);
+  const std::string text = read_text(path);
+  const auto in_memory = [&] {
+    return std::unique_ptr<BIO, int (*)(BIO*)>(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), &BIO_free);
+  };
+  Key key(PEM_read_bio_PrivateKey(in_memory().get(), nullptr, &no_passphrase, nullptr), &EVP_PKEY_free);
   if (key == nullptr && !need_private) {
-    std::rewind(file.get());
-    key.reset(PEM_read_PUBKEY(file.get(), nullptr, &no_passphrase, nullptr));
+    key.reset(PEM_read_bio_PUBKEY(in_memory().get(), nullptr, &no_passphrase, nullptr));
   }
   if (key == nullptr || EVP_PKEY_get_id(key.get()) != EVP_PKEY_ED25519) {
     throw DataError(std::string("no ") + (need_private ? "private " : "") + "Ed25519 key without a passphrase",

@@ -82,7 +82,7 @@ def dump_chunks():
     }
     reads = {
         "fit": ("fit", "--dump", "dump", *RECIPE),
-        "verify": ("verify", "set", "--dump", "dump", "--compare", "none", "--no-record")
+        "verify": ("verify", "set", "--dump", "dump", "--recent", "64", "--compare", "none", "--no-record")
     }
     for index, (name, plant) in enumerate(plants.items()):
         yield Fault(f"drift/dump/{name}/fit", f"a dump has changed: {name}: fit", reads["fit"], ("dump",), plant)

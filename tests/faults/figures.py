@@ -21,7 +21,7 @@ def not_accepted(folder, done):
 
 
 def not_measured(folder, done):
-    return not_accepted(folder, done) or (None if "not_measured" in done.text else "the verdict is not not_measured")
+    return not_accepted(folder, done) or (None if "verdict: not measured" in done.text else "the verdict is not not_measured")
 
 
 def of_nothing():
@@ -155,7 +155,7 @@ def limits():
                 control=False)
     yield Fault("figures/same-text",
                 "--require-held-out on the text that the set was fitted on",
-                ("verify", "set", *QUIET, "--dump", "dump", "--require-held-out"), ("set", "dump"),
+                ("verify", "set", *QUIET, "--dump", "dump", "--recent", "64", "--require-held-out"), ("set", "dump"),
                 None,
                 exits=(3,),
                 says="verdict: rejected",

@@ -77,7 +77,7 @@ def layer_keys():
         return of_pt(change)
 
     for kind, key in {
-            "command": COMMANDS["command"], "escape": CONTROLS["escape"], "negative": -1, "huge": 1 << 40, "text": "1",
+            "command": COMMANDS["command"], "escape": CONTROLS["escape"], "negative": -1, "huge": 1 << 40,
             "float": 1.5, "tuple": (1, 2)
     }.items():
         yield Fault(f"text/pt1-layer/{kind}", f"a layer's key in a .pt file is {kind}", ("convert", "pt1", "out"), ("pt1",),

@@ -113,7 +113,9 @@ class Maker:
         for _ in range(10):
             with subprocess.Popen([self.binary, *fit, "going"], cwd=self.folder, stderr=subprocess.DEVNULL) as process:
                 kept = self.folder / "going.partial"
-                while process.poll() is None and not (kept / "hidden_2.safetensors").exists():
+                # Hidden states are kept now and then only, so any will do; of the layers the first two are looked for.
+                while process.poll() is None and not (list(kept.glob("hidden_*.safetensors")) and
+                                                      (kept / "layer_1.safetensors").exists()):
                     time.sleep(0.005)
                 process.send_signal(signal.SIGINT)
             if kept.exists():

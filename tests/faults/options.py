@@ -31,7 +31,7 @@ def numbers():
 
 def values():
     cases = {
-        "fit": (FIT, ("--clip=0,0.9", "--clip=1.5,0.9", "--clip=-0.5,0.9", "--clip=nan,0.9", "--clip=0.9",
+        "fit": (FIT, ("--clip=1.5,0.9", "--clip=-0.5,0.9", "--clip=nan,0.9", "--clip=0.9",
                       "--clip=0.9,0.9,0.9", "--clip=on", "--levels=1,4", "--levels=4,4,4", "--levels=17,4", "--levels=a,b",
                       "--recipe=best", "--recipe=$(touch pwned)", "--target=vllm", "--composition=h_h", "--codec=zip",
                       "--key-objective=vtv", "--value-objective=qqt", "--granularity=token", "--clip-granularity=token",

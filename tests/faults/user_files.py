@@ -118,7 +118,7 @@ def reports_onto_inputs():
         }.items():
             yield refused(f"report/{option[2:]}-{name}",
                           f"verify {option} {target}",
-                          ("verify", "set", "--model", "model", "--tokens", "./tokens.npy", "--max-tokens", "400",
+                          ("verify", "set", "--model", "model", "--tokens", "./tokens.npy", "--max-tokens", "600",
                            "--compare", "none", "--no-record", option, target), ("set", *LIVE),
                           target=target)
     yield refused("report/inspect-set",

@@ -4,6 +4,7 @@
 
 #include "base/errors.hpp"
 #include "base/schemas.hpp"
+#include "rotation/set_file.hpp"
 #include "stats/statistics.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/npy.hpp"
@@ -116,7 +117,13 @@ Inspection inspect_hdf5(const std::filesystem::path& path) {
     if (const auto* text = std::get_if<std::string>(&schema)) found.facts["schema"] = *text;
   }
   found.facts["members"] = file.members("/");
-  if (file.has("/layers")) found.facts["layers"] = file.members("/layers");
+  if (!file.has("/layers")) return found;
+  found.facts["layers"] = file.members("/layers");
+  try {
+    (void)read_set_file(path, SetFileKind::kH5);
+  } catch (const DataError& error) {
+    found.problems.push_back(error.what() + std::string(error.where().empty() ? "" : " (" + error.where() + ")"));
+  }
   return found;
 }
 
