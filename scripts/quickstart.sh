@@ -46,6 +46,6 @@ cat "$out/table.txt"
 printf '\n'
 printf '%-10s %s\n' \
   "report" "$out/report.html (figures: $out/report.json)" \
-  "rotations" "$out/rotations (serve.env has the lines to serve them in SGLang)" \
+  "rotations" "$out/rotations (oscar serve-env prints how to serve them in SGLang)" \
   "zoo" "$out/zoo" \
   "pulled" "$pulled"

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kColumn = 28, kWidth = 110;  // characters: where descriptions begin, where lines end
 
-constexpr std::array<std::pair<const char*, const char*>, 17> kExamples{{
+constexpr std::array<std::pair<const char*, const char*>, 18> kExamples{{
     {"dump", "oscar dump --model Qwen3-8B --text calibration.txt --out dump"},
     {"fit",
      "oscar fit --model Qwen3-8B --text calibration.jsonl --out set\n"
@@ -21,6 +21,9 @@ constexpr std::array<std::pair<const char*, const char*>, 17> kExamples{{
     {"verify",
      "oscar verify set --model Qwen3-8B --text held_out.txt --compare naive,hadamard --report report.html\n"
      "oscar verify k_rotation.pt --dump dump"},
+    {"serve-env",
+     "oscar serve-env set\n"
+     "oscar serve-env set -- python -m sglang.launch_server --model-path Qwen3-8B --kv-cache-dtype int2"},
     {"serve-check", "oscar serve-check set --url http://localhost:30000 --model Qwen3-8B"},
     {"publish", "oscar publish set --zoo my-zoo --name me/my-model:v1"},
     {"pull",

@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 
 namespace oscar {
 namespace {
-
-namespace fs = std::filesystem;
 
 /// What the type of an option that names a file or folder has in it (help shows it).
 constexpr std::array<std::string_view, 5> kPathTypes{"FILE", "DIR", "SET", "KEY", ".gguf"};
@@ -49,19 +48,13 @@ void collect_names(const CLI::App& command, std::vector<Named>& read, std::vecto
   for (const CLI::App* named : command.get_subcommands()) collect_names(*named, read, written);
 }
 
-/// Whether `inner` is `outer`, or lies in it.
-bool holds(const fs::path& outer, const fs::path& inner) {
-  const fs::path root = fs::weakly_canonical(outer), path = fs::weakly_canonical(inner);
-  return std::mismatch(root.begin(), root.end(), path.begin(), path.end()).first == root.end();
-}
-
 /// Why it may not be written; empty if it may.
 std::string reason_against(const Named& output, const Named& input) {
   const std::string where = input.option + " " + input.path.string();
-  if (fs::exists(output.path) && holds(output.path, input.path)) {
+  if (fs::exists(output.path) && lies_in(output.path, input.path)) {
     return "it would be written over " + where + ", which this command reads";
   }
-  if (!fs::is_directory(input.path) || !holds(input.path, output.path)) return "";
+  if (!fs::is_directory(input.path) || !lies_in(input.path, output.path)) return "";
   if (input.option == "--zoo" && output.path.extension() == ".html") return "";
   if (fs::is_regular_file(output.path)) return "it would replace a file of " + where + ", which this command reads";
   if (!fs::exists(input.path / "manifest.json")) return "";

@@ -50,6 +50,9 @@ void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out);
 /// backslash).
 [[nodiscard]] bool is_safe_relative_path(std::string_view path);
 
+/// Whether `path` is `folder`, or lies in it, links followed as far as they lead. Neither need exist.
+[[nodiscard]] bool lies_in(const fs::path& folder, const fs::path& path);
+
 /// Throws DataError if a link on the way leads `path` out of the folder `root`, so that writing there would change what
 /// lies elsewhere. What does not exist yet leads nowhere.
 void require_inside(const fs::path& root, const fs::path& path);

@@ -26,7 +26,7 @@ PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earli
   if (fs::exists(folder_) && !fs::is_empty(folder_) && !fs::exists(record)) {
     throw DataError("this folder is not of an earlier fit", folder_.string(), "move it away, or choose another output");
   }
-  fs::remove_all(folder_);
+  remove(folder_);
   fs::create_directories(folder_);
   write_json(record, of);
 }
@@ -90,6 +90,17 @@ std::filesystem::path PartialFolder::file_of(int layer_id) const {
 
 bool PartialFolder::has(int layer_id) const { return fs::exists(file_of(layer_id)); }
 
-void PartialFolder::remove() const { fs::remove_all(folder_); }
+void PartialFolder::remove(const fs::path& folder) {
+  std::error_code ignored;
+  for (const fs::path& name : fs::exists(folder) ? list_files(folder) : std::vector<fs::path>()) {
+    std::string text = name.filename().string();
+    if (text.starts_with('.')) text.erase(0, 1);  // half a file, of a process that was killed
+    const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
+    if (text == kRecord || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);
+  }
+  fs::remove(folder, ignored);  // unless something else is in it
+}
+
+void PartialFolder::remove() const { remove(folder_); }
 
 }  // namespace oscar

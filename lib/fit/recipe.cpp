@@ -113,10 +113,6 @@ void check_options(const FitOptions& options) {
   require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
   require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
   (void)composition_from_name(options.composition);
-  if (options.recipe != "uresidual" && !options.reference_rotation.empty()) {
-    throw UsageError("only recipe uresidual starts from another set", "--reference-rotation",
-                     "add --recipe uresidual, or leave it out");
-  }
   if (options.recipe == "uresidual" && options.reference_rotation.empty()) {
     throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
                      "give a rotation set, for example one fitted with --recipe oscar");

@@ -148,8 +148,10 @@ void check_eigenvalues(const MatrixStack& stack, const std::string& name, const 
 void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manifest, const std::string& where) {
   const Place place = place_of(layer, where);
   const ModelIdentity& model = manifest.model;
-  const int kv_heads = model.num_key_value_heads;
-  const double group = kv_heads > 0 ? static_cast<double>(model.num_attention_heads) / kv_heads : 1;
+  // Query heads of a KV head, each of which counts its rows; an observer may not know, and a rank has some of them.
+  const int query_heads = model.num_attention_heads, kv_heads = model.num_key_value_heads;
+  const bool known = query_heads > 0 && kv_heads > 0 && manifest.heads.whole();
+  const double group = known ? static_cast<double>(query_heads) / kv_heads : HUGE_VAL;
   const double tokens = tokens_of(manifest, layer.first_data);
   int heads = 0;
   for (const auto& [name, moments] : layer.first.sums) {

@@ -103,15 +103,6 @@ ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool force
   return entry;
 }
 
-void tell_unlisted(const fs::path& set, const SetManifest& manifest, Status& status) {
-  for (const fs::path& file : list_files(set)) {
-    const bool listed = file == kManifestName || file == kSignatureName ||
-                        std::any_of(manifest.files.begin(), manifest.files.end(),
-                                    [&](const FileDigest& known) { return known.path == file; });
-    if (!listed) status.notice("left out, because the manifest does not list it: " + file.string());
-  }
-}
-
 std::unique_ptr<FileLock> lock_zoo(const fs::path& zoo, Status& status) {
   const fs::path path = zoo / kLockName;
   try {
@@ -192,16 +183,10 @@ void copy_set(const Publication& publication, const fs::path& target, const std:
   folder.commit();
 }
 
-/// A zoo in the set's own folder would become a part of the set.
-void require_outside(const fs::path& set, const fs::path& zoo) {
-  const fs::path inner = fs::weakly_canonical(zoo), outer = fs::weakly_canonical(set);
-  if (std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first != outer.end()) return;
-  throw UsageError("the zoo would lie in the set that is to be published", zoo.string(),
-                   "choose another folder for it");
-}
-
 PublishResult publish_to_folder(const Publication& publication, const fs::path& zoo) {
-  require_outside(publication.options.set, zoo);
+  if (lies_in(publication.options.set, zoo)) {
+    throw UsageError("the zoo would lie in the set that is published", zoo.string(), "choose another folder for it");
+  }
   for (const fs::path& place : {zoo / publication.folder(), zoo / kIndexName, zoo / kLockName}) {
     require_inside(zoo, place);
   }
@@ -218,7 +203,6 @@ PublishResult publish_to_folder(const Publication& publication, const fs::path& 
   const fs::path signed_copy = target / kSignatureName;
   const std::string signature =
       signature_of(publication.options, publication.manifest, fs::exists(signed_copy) ? read_text(signed_copy) : "");
-  tell_unlisted(publication.options.set, publication.manifest, publication.status);
   copy_set(publication, target, signature);
   const ZooEntry entry = publication.entry(signature);
   index.put(entry);

@@ -14,11 +14,22 @@
 #include "fit/statistics_fit.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
 
 bool reads_data(const FitCommand& command) { return !command.dump.empty() || !command.input.model.empty(); }
+
+/// Statistics may be replaced by statistics; somebody's weights, or letters, may not.
+void require_statistics(const std::filesystem::path& file) {
+  try {
+    if (SafetensorsFile(file).metadata().at("schema") == "oscar.statistics.v1") return;
+  } catch (const std::exception&) {  // whatever it is, we did not write it
+  }
+  throw UsageError("refusing to replace a file that does not hold statistics of oscar", "--save-stats " + file.string(),
+                   "name another file, or remove it yourself");
+}
 
 void check(const FitCommand& command) {
   const bool saves = !command.save_stats.empty(), fits = !command.out.empty();
@@ -34,6 +45,7 @@ void check(const FitCommand& command) {
     throw UsageError("there is such a file already", "--save-stats " + command.save_stats.string(),
                      "name another, or give --force to replace it");
   }
+  if (saves && std::filesystem::is_regular_file(command.save_stats)) require_statistics(command.save_stats);
   if (!reads_data(command) &&
       !(command.input.layers.empty() && command.input.texts.empty() && command.input.tokens.empty())) {
     throw UsageError("--stats alone looks at no text, tokens or choice of layers", "oscar fit",
@@ -73,7 +85,7 @@ void take_and_save(const FitCommand& command, const Statistics* first_pass, Cont
   StatisticsTaker taker(input.source(), command.fit, first_pass, *backend, *context.status);
   if (!command.resume) return save(taker.take_all(), command, start, context);
   save(take_and_keep(taker, input, command, *context.status), command, start, context);
-  std::filesystem::remove_all(statistics_folder(command));
+  PartialFolder::remove(statistics_folder(command));
 }
 
 }  // namespace

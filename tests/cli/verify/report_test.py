@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """verify --report in a real browser: every plot is drawn, nothing is fetched, the console stays silent, and the page fits a
 phone. Skipped (77) without Chromium."""
+import hashlib
 import html
 import json
 import os
@@ -13,6 +14,9 @@ import tempfile
 import unittest
 import zlib
 from pathlib import Path
+
+import h5py
+import numpy
 
 BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_TEST_DATA"])
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -90,9 +94,15 @@ class ReportTest(unittest.TestCase):
         run = lambda *words: subprocess.run([BINARY, *map(str, words)], check=True, capture_output=True, timeout=300)
         model = ("--model", DATA / "qwen3-2m", "--seq-len", 512)
         rotations = cls.folder / "<script>a & b"
-        run("fit", "--recipe", "oscar", *model, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024, "--out", rotations)
+        run("fit", "--recipe", "oscar", *model, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024, "--out", rotations,
+            "--format", "h5")
         manifest = json.loads((rotations / "manifest.json").read_text())
         manifest["model"]["id"] = EVIL
+        with h5py.File(rotations / "rotations.h5", "r+") as matrices:  # which say it, too
+            matrices.attrs["model_id"] = numpy.bytes_(EVIL)
+        for file in manifest["files"]:
+            content = (rotations / file["path"]).read_bytes()
+            file["sha256"], file["size"] = hashlib.sha256(content).hexdigest(), len(content)
         (rotations / "manifest.json").write_text(json.dumps(manifest))
         tokens = cls.folder / "<" / "script><b>.npy"
         tokens.parent.mkdir()

@@ -68,7 +68,7 @@ class PublishTest(ZooTest):
         (self.folder / "zoo/.index.lock").symlink_to(".index.lock")
         done = self.run_oscar("publish", "set", "--zoo", "zoo", "--name", NAME)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("links", done.stderr)
+        self.assertIn("a link", done.stderr)
         self.assertNotIn("another process", done.stderr)
 
     def test_many_at_once_lose_nothing(self):

@@ -17,12 +17,15 @@ TINY_SET = Path(__file__).resolve().parents[2] / "data/tiny-set"
 REMOTE_KEYS = f"{NAME}/latest/{KEYS}"
 
 
-def with_payload(archive, payload):
-    """A .pt file with one record more, which its readers do not look at."""
-    content = io.BytesIO(archive)
-    with zipfile.ZipFile(content, "a", zipfile.ZIP_STORED) as records:
-        records.writestr(zipfile.ZipInfo("archive/payload"), payload)
-    return content.getvalue()
+def padded(archive, size, random_bytes):
+    """A .pt file of this size: with one record more, which its readers do not look at."""
+    def with_payload(payload):
+        content = io.BytesIO(archive)
+        with zipfile.ZipFile(content, "a", zipfile.ZIP_STORED) as records:
+            records.writestr(zipfile.ZipInfo("archive/payload"), payload)
+        return content.getvalue()
+
+    return with_payload(random_bytes(max(0, size - len(with_payload(b"")))))
 
 
 def make_set(folder, seed, verdict="accepted", keys_size=300_000):
@@ -35,8 +38,8 @@ def make_set(folder, seed, verdict="accepted", keys_size=300_000):
     files = {path.name: path.read_bytes() for path in sorted(TINY_SET.iterdir())}
     manifest = json.loads(files.pop("manifest.json"))
     files["tables/empty"] = b""
-    files[KEYS] = with_payload(files[KEYS], random_bytes(keys_size))
-    files[VALUES] = with_payload(files[VALUES], random_bytes(200_000))
+    files[KEYS] = padded(files[KEYS], keys_size, random_bytes)
+    files[VALUES] = padded(files[VALUES], 200_000, random_bytes)
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     before = {file["path"]: file["sha256"] for file in manifest["files"]}
     for name in (KEYS, VALUES):

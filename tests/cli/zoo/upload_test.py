@@ -330,7 +330,7 @@ class UploadTest(ZooTest):
             env = self.hub_env(hub)
             self.published_at(f"hf://{REPOSITORY}", **env)
             self.assertEqual(hub.commits, 1)
-            self.assertEqual(len(hub.stored), 3)  # the two .pt files and the manifest are large
+            self.assertEqual(len(hub.stored), 4)  # the two .pt files, serve.env and the manifest are large
             self.assertEqual(self.pulled_from(f"hf://{REPOSITORY}", **env), read_folder(self.folder / "set-1"))
             self.published_at(f"hf://{REPOSITORY}", "test/other", seed=2, **env)
             self.assertEqual(len(json.loads(hub.files["index.json"])["entries"]), 2)

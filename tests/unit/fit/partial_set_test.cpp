@@ -83,4 +83,19 @@ TEST_CASE("a kept layer that changed after it was written is made again, and a n
   CHECK(notices.text.find("is made again: tensor ") != std::string::npos);
 }
 
+TEST_CASE("what a folder of kept layers does not hold itself stays when it is done") {
+  const test::TemporaryFolder folder;
+  const fs::path own = folder / "s.partial";
+  const PartialSet partial(own, with_layers("a", "b"), Earlier::kReplace);
+  partial.add(set_of_one_layer(1));
+  write_file(own / "hidden_2.safetensors", "");
+  write_file(own / ".layer_1.safetensors.part.7", "");
+  write_file(own / "mine.txt", "dear");
+  partial.remove();
+  CHECK(list_files(own) == std::vector<fs::path>{"mine.txt"});
+  fs::remove(own / "mine.txt");
+  partial.remove();
+  CHECK_FALSE(fs::exists(own));
+}
+
 }  // namespace oscar
