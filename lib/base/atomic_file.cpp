@@ -19,8 +19,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kReaderMayTake = 10s;  // to open the other end of a pipe
-constexpr int kMostLinks = 40;        // as many as Linux follows
+constexpr auto kReaderMayTake = 5s;  // to open the other end of a pipe
+constexpr int kMostLinks = 40;       // as many as Linux follows
 
 /// What a chain of links leads to; it may not exist yet.
 fs::path behind_links(fs::path path) {

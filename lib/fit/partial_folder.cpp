@@ -96,7 +96,8 @@ void PartialFolder::remove(const fs::path& folder) {
     std::string text = name.filename().string();
     if (text.starts_with('.')) text.erase(0, 1);  // half a file, of a process that was killed
     const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
-    if (text == kRecord || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);
+    if (text == kRecord || text == "rank_0" || (kept && text.find(".safetensors") != text.npos))
+      fs::remove(folder / name, ignored);
   }
   fs::remove(folder, ignored);  // unless something else is in it
 }

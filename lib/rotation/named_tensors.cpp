@@ -94,14 +94,18 @@ void require_finite(const RotationSet& set, const std::string& where) {
   const auto finite = [](const std::vector<double>& values) {
     return std::ranges::all_of(values, [](double x) { return std::isfinite(static_cast<float>(x)); });
   };
+  const auto sane = [](const std::vector<double>& values) {
+    return std::ranges::all_of(values, [](double x) { return std::abs(x) <= 1e6; });
+  };
   for (const LayerRotation& layer : set.layers) {
     for (const SideTransform* side : {&layer.key, &layer.value}) {
-      if (finite(side->rotation.data) && finite(side->read_rotation.data) && finite(side->mean) &&
-          finite(side->eigenvalues) && finite(side->covariance.data) && finite(side->query_covariance.data)) {
+      if (sane(side->rotation.data) && sane(side->read_rotation.data) && finite(side->rotation.data) &&
+          finite(side->read_rotation.data) && finite(side->mean) && finite(side->eigenvalues) &&
+          finite(side->covariance.data) && finite(side->query_covariance.data)) {
         continue;
       }
-      throw DataError("layer " + std::to_string(layer.layer_id) + " has values that are NaN or infinite", where,
-                      "fit the set again, or ask its maker");
+      throw DataError("layer " + std::to_string(layer.layer_id) + " has values that are NaN, infinite or beyond reason",
+                      where, "fit the set again, or ask its maker");
     }
   }
 }

@@ -23,7 +23,8 @@ struct TensorLookup {
   std::function<Tensor(const std::string&)> read;  // throws DataError if it is missing
 };
 
-/// Throws DataError if a matrix, a mean or an eigenvalue is not finite as float32, which is how sets are written.
+/// Throws DataError if a matrix, a mean or an eigenvalue is not finite as float32, which is how sets are written, or if
+/// a rotation has entries beyond 1e6, which none that keeps scores has.
 void require_finite(const RotationSet& set, const std::string& where);
 
 /// Fills the matrices of the layers that `set` lists (by layer_id). Throws DataError if a rotation is missing or what

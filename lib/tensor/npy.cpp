@@ -75,6 +75,10 @@ std::vector<std::int64_t> parse_shape(std::string_view text, const std::string& 
   std::vector<std::int64_t> shape;
   const std::size_t close = text.find(')');
   if (text.substr(0, 1) != "(" || close == std::string_view::npos) refuse_npy("the header has no proper shape", path);
+  const std::size_t behind = text.find_first_not_of(' ', close + 1);
+  if (behind != text.npos && text[behind] != ',' && text[behind] != '}') {
+    refuse_npy("the header has more than a shape where its shape is", path);
+  }
   for (std::string_view rest = text.substr(1, close - 1); !rest.empty();) {
     if (rest.front() == ' ' || rest.front() == ',') {
       rest.remove_prefix(1);

@@ -51,8 +51,9 @@ def faults():
     for index, ((name, what, change), folder, hashes) in enumerate(cases):
         plant = planted(change, folder, hashes)
         args = tuple(word.replace("{set}", folder) for word in VERIFY)
-        yield Fault(f"derived/{name}/verify", f"{what}: verify", args, (folder,), plant, exits=(1, 3))
-        if name in VERIFY_ONLY:
+        # Each edit meets one reader: all derive the same files again, and every run costs a quarter of a second.
+        if name in VERIFY_ONLY or index % 3 == 0:
+            yield Fault(f"derived/{name}/verify", f"{what}: verify", args, (folder,), plant, exits=(1, 3))
             continue
         stray = name in ("files-more", "files-hidden", "files-deep")
         args = tuple(word.replace("{set}", folder) for word in OTHERS[1 if stray else index % len(OTHERS)])
