@@ -86,7 +86,7 @@ def arguments():
     parser.add_argument("--list", action="store_true", help="ids and what they are, and nothing is run")
     parser.add_argument("--keep", action="store_true", help="keep the folders, and say where they lie")
     parser.add_argument("--json", type=Path, help="write every result to this file")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() + 1)
     return parser.parse_args()
 
 
