@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <regex>
 
 #include "base/clock.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "command_text.hpp"
 #include "usage_errors.hpp"
 
 namespace oscar {
@@ -31,12 +31,6 @@ std::string name_in_file(const CLI::App& app, const CLI::App& command, const std
 
 /// "--name", or that of an argument.
 std::string shown_name(const CLI::Option& option) { return option.get_name(option.get_positional(), false); }
-
-/// Passwords of addresses, and their queries, which can be signatures, are nobody's to read in a log.
-std::string without_secrets(const std::string& text) {
-  static const std::regex kUser(R"((://)[^/@\s]*@)"), kQuery(R"((://[^?\s]*\?)\S+)");
-  return std::regex_replace(std::regex_replace(text, kUser, "$1***@"), kQuery, "$1***");
-}
 
 std::string shown_value(const CLI::Option& option) {
   if (option.count() > 0) return without_secrets(CLI::detail::join(option.results(), " "));

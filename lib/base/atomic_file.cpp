@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 constexpr auto kReaderMayTake = 5s;  // to open the other end of a pipe
 constexpr int kMostLinks = 40;       // as many as Linux follows
 
-/// What a chain of links leads to; it may not exist yet.
+/// Returns the path to which a chain of links leads; nothing need be there yet.
 fs::path behind_links(fs::path path) {
   std::error_code error;
   for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
@@ -31,7 +31,7 @@ fs::path behind_links(fs::path path) {
   return path;
 }
 
-/// Nothing yet, or a file like most; else a device, a pipe or a socket.
+/// Whether nothing is there yet, or a regular file. Devices, pipes and sockets are not replaced.
 bool is_replaceable(const fs::path& target) {
   std::error_code error;
   const fs::file_status status = fs::status(target, error);
@@ -51,7 +51,7 @@ void write_all(int descriptor, std::string_view content, const fs::path& path) {
   }
 }
 
-/// Of a pipe, once somebody reads it.
+/// Opens a device or a pipe for writing. A pipe is waited for until somebody reads it, for kReaderMayTake at most.
 int open_to_write_into(const fs::path& path) {
   const auto last = std::chrono::steady_clock::now() + kReaderMayTake;
   for (;;) {

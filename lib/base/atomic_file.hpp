@@ -10,7 +10,8 @@ namespace oscar {
 
 /// Writes `content` atomically.
 void write_file(const std::filesystem::path& path, std::string_view content);
-/// For files of a folder under construction, which is synced when it is whole. Throws IoError.
+/// Writes `content` at once and without waiting for the disk: a folder under construction is synced when it is whole.
+/// Throws IoError.
 void write_unsynced(const std::filesystem::path& path, std::string_view content);
 
 /// A file under construction. commit() gives it its final name; without commit() the destructor removes every trace.
@@ -22,7 +23,7 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// Where writers that open files by name (HDF5, libtorch) must write.
+  /// Returns the path at which writers that open files by name (HDF5, libtorch) must write.
   [[nodiscard]] const std::filesystem::path& temporary_path() const noexcept { return temporary_; }
   /// Syncs and renames; or copies into a device or pipe. Throws IoError (for example: disk full).
   void commit();
@@ -36,13 +37,13 @@ class AtomicFile {
   bool committed_ = false;
 };
 
-/// For what is made beside its final place: ".<name>.<role>.<process id>" in the folder of `target`.
+/// Returns ".<name>.<role>.<process id>" in the folder of `target`, where something is made before it gets that name.
 [[nodiscard]] std::filesystem::path sibling(const std::filesystem::path& target, const char* role);
 /// Makes the folder of `target`, and those above. Throws IoError.
 void create_parent(const std::filesystem::path& target);
 /// Waits until a file, or the entries of a folder, are on disk. Throws IoError.
 void sync_path(const std::filesystem::path& path, int flags);
-/// The folder that holds `path`, for sync_path().
+/// Calls sync_path() for the folder that holds `path`.
 void sync_parent(const std::filesystem::path& path);
 
 }  // namespace oscar

@@ -13,14 +13,15 @@ namespace oscar {
 /// Throws UsageError that names what in an existing folder oscar did not write.
 using RequireOurs = std::function<void(const std::filesystem::path& folder)>;
 
-/// For a RequireOurs: throws UsageError unless every entry below `folder` is a file among `ours` (relative paths), or
-/// a folder on the way to one. what: "a rotation set".
+/// Does the work of a RequireOurs: throws UsageError unless every entry below `folder` is a file among `ours` (relative
+/// paths), or a folder on the way to one. what: "a rotation set".
 void require_only(const std::filesystem::path& folder, const std::set<std::filesystem::path>& ours,
                   const std::string& what);
 
 /// A folder under construction. commit() gives it its final name; without commit() the destructor removes every trace.
 /// The target must not exist, or must be empty, or must be oscar's own by `ours`, which is asked again before it is
-/// replaced. Of a link, only the link is replaced. A lock keeps two processes from building the same target.
+/// replaced. If the target is a link, the link is replaced, and what it leads to stays. A lock keeps two processes from
+/// building the same target.
 class AtomicFolder {
  public:
   /// ours: empty if nothing may be replaced. Throws UsageError.
@@ -29,7 +30,7 @@ class AtomicFolder {
   AtomicFolder(const AtomicFolder&) = delete;
   AtomicFolder& operator=(const AtomicFolder&) = delete;
 
-  /// Where to put the files.
+  /// Returns the folder into which the files go.
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return staging_; }
   /// Syncs every file and swaps the folder into place; a folder that was there is removed.
   void commit();

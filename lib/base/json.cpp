@@ -4,6 +4,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"

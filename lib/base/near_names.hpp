@@ -13,7 +13,7 @@ namespace oscar {
 [[nodiscard]] std::vector<std::string> near_names(const std::string& word, const std::vector<std::string>& names,
                                                   std::size_t most = 3);
 
-/// The first of them, or "".
+/// Returns the first of near_names(), or "".
 [[nodiscard]] std::string nearest_name(const std::string& word, const std::vector<std::string>& names);
 
 /// The error for an option's value that is none of `names`: says which there are, and the one that was likely meant.

@@ -8,14 +8,14 @@
 
 namespace oscar {
 
-/// `text` for a terminal: control characters other than newline and tab, marks that change the direction of writing,
-/// and line separators become \u001b and the like; bytes that are no UTF-8 become U+FFFD. A JSON document stays the
-/// same document.
+/// Returns `text` as a terminal may show it: control characters other than newline and tab, marks that change the
+/// direction of writing, and line separators become \u001b and the like; bytes that are no UTF-8 become U+FFFD. A JSON
+/// document stays the same document.
 [[nodiscard]] std::string printable(std::string_view text);
-/// The same for text that must stay on its line: newlines and tabs are escaped, too.
+/// Returns printable(text) with newlines and tabs escaped, too, for text that must stay on its line.
 [[nodiscard]] std::string printable_line(std::string_view text);
 
-/// `text` as one word of a POSIX shell, whatever it holds: 'it'\''s'.
+/// Returns `text` as one word of a POSIX shell, whatever it holds: 'it'\''s'.
 [[nodiscard]] std::string shell_quoted(std::string_view text);
 
 /// Returns `text` as it is. Throws DataError if printable_line() would change it, or if it has more than `most` bytes.
@@ -23,8 +23,8 @@ namespace oscar {
 [[nodiscard]] std::string plain_text(std::string text, const std::string& what, const std::string& where,
                                      std::size_t most = 4096);
 
-/// A count and what is counted: plural(1, "layer") is "1 layer", plural(2, "layer") "2 layers". many: for words that do
-/// not take an s ("matrices").
+/// Returns a count and what is counted: plural(1, "layer") is "1 layer", plural(2, "layer") "2 layers". many: for words
+/// that do not take an s ("matrices").
 [[nodiscard]] std::string plural(std::int64_t count, std::string_view one, std::string_view many = "");
 
 }  // namespace oscar

@@ -38,7 +38,7 @@ Descriptor open_text(const fs::path& place) {
 
 }  // namespace
 
-/// Bytes of a descriptor, or of what was fetched.
+/// The bytes of an open file, or of a text that was fetched whole from a server.
 class TextStream::Source {
  public:
   explicit Source(const fs::path& place) : place_(place), file_(is_remote(place) ? Descriptor(-1) : open_text(place)) {
@@ -51,7 +51,7 @@ class TextStream::Source {
     if (S_ISDIR(info.st_mode)) throw DataError("is a folder, not a file", place.string(), "name a file");
   }
 
-  /// 0: the end.
+  /// Reads at most `size` bytes and returns their number, which is 0 at the end.
   std::size_t read(char* to, std::size_t size) {
     if (file_.get() < 0) {
       const std::size_t count = fetched_.copy(to, size, taken_);
@@ -90,7 +90,8 @@ bool TextStream::fill(std::string& text, std::size_t size) {
   return !ended_;
 }
 
-/// What came last: `text` from `begin` on. A mark at the start is awaited whole, however small the pieces of a pipe.
+/// Checks the bytes that came last, which are those of `text` from `begin` on. The three bytes of a mark at the start
+/// of the stream are awaited whole, however small the pieces of a pipe are.
 void TextStream::check(std::string& text, std::size_t begin) {
   constexpr std::string_view kMark = "\xEF\xBB\xBF";
   while (read_ == 0 && !ended_ && text.size() - begin < kMark.size()) {

@@ -21,7 +21,7 @@ class TextStream {
   TextStream(const TextStream&) = delete;
   TextStream& operator=(const TextStream&) = delete;
 
-  /// For messages: the place, or "stdin".
+  /// Returns the name of the place for messages: its path or address, or "stdin".
   [[nodiscard]] const std::string& where() const noexcept { return where_; }
   /// Appends until `text` has `size` bytes; false: the text ends with it. A byte order mark of UTF-8 at the start is
   /// left out. Throws DataError for a zero byte and for a mark of UTF-16, Interrupted while it waits for a pipe.

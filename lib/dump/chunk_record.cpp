@@ -26,7 +26,7 @@ std::string words(const TensorLocation& place) {
   return std::string(name_of(place.dtype)) + " " + shape_text(place.shape) + " at byte " + std::to_string(place.offset);
 }
 
-/// Evenly spread, the first and the last among them.
+/// Hashes pages that are spread evenly over the payload, the first and the last among them.
 std::string hash_of_pages(std::span<const std::byte> payload) {
   Sha256 hash;
   const std::uint64_t page = std::min<std::uint64_t>(kPageBytes, payload.size()), last = payload.size() - page;
@@ -35,7 +35,7 @@ std::string hash_of_pages(std::span<const std::byte> payload) {
   return hash.hex();
 }
 
-/// What stands around the payload; archives have a checksum of it there.
+/// Hashes what stands around the payload, where archives keep a checksum of it, and the role of the file in the dump.
 std::string hash_of_frame(std::span<const std::byte> file, const TensorLocation& place, const std::string& role) {
   const std::uint64_t end = place.offset + payload_bytes(place);
   Sha256 hash;
@@ -59,7 +59,7 @@ bool holds(std::uint64_t file_bytes, const TensorLocation& place) {
   throw DataError("the file changed after the dump's manifest was written: " + what, tensor.file.string(), kRemedy);
 }
 
-/// What the file says of itself is what the manifest says.
+/// Throws DataError unless the file's own header says what the manifest says.
 void require_header(const ChunkTensor& tensor, const char* what) {
   TensorLocation found;
   try {

@@ -15,25 +15,26 @@ namespace oscar {
 
 class PlacedFile;
 
-/// What a file of this chunk is for, in words that its hashes cover: a file in the place of another is another one.
-/// what: q, k or v.
+/// Says in words what a file of this chunk is for. Its hashes cover them, so that a file in the place of another
+/// differs. what: q, k or v.
 [[nodiscard]] std::string role_of(int layer_id, const DumpChunk& chunk, const char* what);
 
-/// Of a file that was just written.
+/// Returns the record of a file that was just written: its size, and hashes of its frame, of pages, and of all bytes.
 [[nodiscard]] Json record_file(const ChunkTensor& tensor, const std::string& role);
-/// The same of a file that is small, by its whole content.
+/// Returns the record of a small file: its size, and the hash of all bytes.
 [[nodiscard]] Json record_small_file(const std::filesystem::path& file);
 
-/// On disk, in time that does not grow with the file: that its size, its header, what follows its payload, and 16 pages
-/// of that are those recorded; or, in a manifest without records, that its own header says what the manifest says.
-/// Throws DataError that names what differs.
+/// Looks at a file on disk, in time that does not grow with it. Throws DataError, which names what differs, unless its
+/// size, its header, what follows its payload, and 16 pages of the payload are those recorded. Without a record, the
+/// file's own header must say what the manifest says.
 void require_recorded(const ChunkTensor& tensor, const std::string& role, const char* what);
 void require_recorded_small_file(const std::filesystem::path& file, const Json& record);
 
-/// At a server, after the rows were read, without another request: its size, and its pages where all rows are there.
+/// Looks at a file at a server after its rows were read, without another request. Throws DataError unless its size is
+/// that recorded, and its pages are, where all rows were read.
 void require_recorded(const ChunkTensor& tensor, const PlacedFile& file, std::span<const std::byte> rows);
 
-/// Every byte of a file on disk is as recorded, where there is a record. Throws DataError.
+/// Reads a whole file on disk. Throws DataError unless every byte is as recorded; does nothing without a record.
 void require_unchanged(const ChunkTensor& tensor);
 
 }  // namespace oscar

@@ -24,7 +24,7 @@ using Clauses = std::vector<std::string>;
 /// Endings that servers, shells and interpreters act upon.
 constexpr std::array<std::string_view, 8> kActive{".pt", ".h5", ".safetensors", ".npz", ".json", ".env", ".sh", ".py"};
 
-/// What follows from a set, by file name, as the check of the file that is there.
+/// The files that a set can have, by name, each with the check that compares it with what follows from the set.
 using Expected = std::map<std::string, std::function<void(const fs::path& file, Clauses& out)>>;
 
 void compare_env(const fs::path& file, const RotationSet& set, Clauses& out) {
@@ -39,11 +39,13 @@ void compare_pt(const fs::path& file, const RotationSet& set, SideOfLayer side, 
   const PtValue* version = found.find("format_version");
   const auto* number = version == nullptr ? nullptr : version->get_if<std::int64_t>();
   const bool usual = number != nullptr && *number >= 1 && *number <= 3;
+  const auto follows_from = [&](const RotationSet& told) {
+    return usual && found == side_pt(told, side, static_cast<int>(*number), file.string());
+  };
+  if (follows_from(set)) return;
   RotationSet without_ratios = set;  // the first sets of version 3 told none here
   without_ratios.has_clip_ratios = false;
-  for (const RotationSet* each : {&set, &std::as_const(without_ratios)}) {
-    if (usual && found == side_pt(*each, side, static_cast<int>(*number), file.string())) return;
-  }
+  if (follows_from(without_ratios)) return;
   out.push_back(file.filename().string() + " is not what the manifest and the other files say");
 }
 
@@ -65,7 +67,8 @@ Expected expected_of(const RotationSet& set, bool foreign) {
   Expected expected;
   expected["serve.env"] = [&](const fs::path& file, Clauses& out) { compare_env(file, set, out); };
   expected["rotations.h5"] = [&](const fs::path& file, Clauses& out) {
-    std::ranges::copy(h5_disagreements(Hdf5Reader(file), set, false), std::back_inserter(out));
+    // The matrices of `set` came from this file, which was tried in another process then.
+    std::ranges::copy(h5_disagreements(Hdf5Reader(file, Hdf5Source::kOwn), set, false), std::back_inserter(out));
   };
   expected["rotations.safetensors"] = [&](const fs::path& file, Clauses& out) { compare_safetensors(file, set, out); };
   for (const auto& [name, table] : clip_tables(set)) {
@@ -118,7 +121,8 @@ std::vector<std::string> disagreements(const fs::path& folder, const RotationSet
     }
   };
   for (const auto& [name, check] : expected) {
-    if (fs::exists(folder / name)) compare([&] { check(folder / name, out); });
+    const fs::path file = folder / name;
+    if (fs::exists(file)) compare([&, &check = check] { check(file, out); });
   }
   if (copied) compare([&] { compare_foreign(folder, set, out); });
   return out;

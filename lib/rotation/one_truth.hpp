@@ -13,8 +13,9 @@
 
 namespace oscar {
 
-/// What in `folder` does not follow from `set`, which was read from it: one clause each, file first. Empty: the folder
-/// says one thing. Files are compared that are there; one that the manifest does not list is named, too.
+/// Returns a clause, file first, for each thing in `folder` that does not follow from `set`, which was read from it. An
+/// empty list means that the folder says one thing. Only files that are there are compared; one that the manifest does
+/// not list is named, too.
 [[nodiscard]] std::vector<std::string> disagreements(const std::filesystem::path& folder, const RotationSet& set);
 
 /// Throws DataError with the first of disagreements().
@@ -23,11 +24,11 @@ void require_one_truth(const std::filesystem::path& folder, const RotationSet& s
 /// Reads the set in `folder`, checks all hashes, and requires one truth: for who takes a stranger's set in. Throws
 /// DataError.
 void require_sound_set(const std::filesystem::path& folder);
-/// Such a look at a set.
+/// A function like require_sound_set(), for callers that let others choose how a set is looked at.
 using ExamineSet = std::function<void(const std::filesystem::path& folder)>;
 
-/// The same for what a manifest says of matrices: layers that stand once, within the model, with its numbers of heads
-/// and dimensions, and the eigenvalue summaries.
+/// Returns a clause for each thing that the manifest of `set` says of its matrices and that they do not have: layers
+/// that stand once and within the model, numbers of heads, dimensions, and summaries of eigenvalues.
 [[nodiscard]] std::vector<std::string> manifest_disagreements(const RotationSet& set);
 
 }  // namespace oscar

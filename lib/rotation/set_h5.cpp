@@ -35,7 +35,7 @@ Attributes root_attributes(const RotationSet& set, const std::string& version) {
           {"scale_dtype", std::string(name_of(set.key_codec.scale_dtype))}};
 }
 
-/// By object.
+/// The attributes that a set's file has, by the path of their object.
 std::map<std::string, Attributes> attributes_of(const RotationSet& set, const std::string& version) {
   std::map<std::string, Attributes> all{{"/", root_attributes(set, version)}};
   for (const LayerRotation& layer : set.layers) {
@@ -47,7 +47,7 @@ std::map<std::string, Attributes> attributes_of(const RotationSet& set, const st
   return all;
 }
 
-/// Members of each group; datasets have an entry without members.
+/// The names that stand in each group of a file with these datasets. A dataset has an entry without names.
 std::map<std::string, std::set<std::string>> tree_of(const std::vector<std::string>& datasets) {
   std::map<std::string, std::set<std::string>> tree{{"/", {}}};
   for (const std::string& name : datasets) {
@@ -117,7 +117,9 @@ std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const Rotation
     }
     const std::vector<std::string> found = file.attribute_names(object);
     // The first sets told less of their codec here.
-    std::erase_if(names, [&](const std::string& name) { return is_later(object, name) && !contains(found, name); });
+    std::erase_if(names, [&, &object = object](const std::string& name) {
+      return is_later(object, name) && !contains(found, name);
+    });
     compare_names(object, "the attribute", found, names, out);
     for (const std::string& name : names) {
       if (!contains(found, name)) continue;

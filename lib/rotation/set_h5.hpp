@@ -12,14 +12,14 @@
 
 namespace oscar {
 
-/// alone: with the manifest, as a dataset of bytes.
+/// Writes `set` as a file of its own. alone: the manifest goes into it, as a dataset of bytes. Throws IoError.
 void write_set_h5(const std::filesystem::path& path, const RotationSet& set, bool alone);
 
-/// What in the file does not follow from `set`: attributes, tensors, and objects that should not be there.
+/// Returns a clause for each attribute, tensor or object of the file that does not follow from `set`.
 [[nodiscard]] std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const RotationSet& set, bool alone);
 
-/// Of a file without a manifest, whose matrices `set` has: throws DataError if it has other tensors than they, or
-/// attributes of write_set_h5() with another type, or with values that no set has.
+/// Looks at a file without a manifest, whose matrices `set` has. Throws DataError if the file has tensors beside them,
+/// or attributes of write_set_h5() with another type, or with values that no set has.
 void require_bare_h5(const Hdf5Reader& file, const RotationSet& set, const std::string& where);
 
 }  // namespace oscar

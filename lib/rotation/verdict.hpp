@@ -16,12 +16,13 @@ enum class Verdict {
   kNotMeasured  // no check failed, but no figure was held to a limit
 };
 
-/// "accepted", "rejected", "not_measured": as in files.
+/// Returns "accepted", "rejected" or "not_measured", as files say it.
 [[nodiscard]] std::string name_of(Verdict verdict);
-/// What `verification` of a rotation set's manifest says; none if the set has not been verified, or if the manifest
-/// says something else than name_of() gives.
+/// Returns the verdict in `verification` of a rotation set's manifest, or of its summary in a zoo's index; none if the
+/// set has not been verified, or if the manifest says something else than name_of() gives.
 [[nodiscard]] std::optional<Verdict> recorded_verdict(const Json& manifest);
-/// The same for people, as a claim of whoever made the set: "accepted by its maker's verify", "not verified".
+/// Returns the verdict in words for people, as a claim of whoever made the set: "accepted by its maker's verify", "not
+/// verified".
 [[nodiscard]] std::string claim_of(std::optional<Verdict> recorded);
 
 }  // namespace oscar

@@ -31,6 +31,8 @@ struct PtValue {
   /// absent or if this is not a dict.
   [[nodiscard]] const PtValue* find(const std::string& key) const;
   [[nodiscard]] const PtValue* find(std::int64_t key) const;
+  /// Two values are equal if they are of the same types and hold the same values in the same order.
+  [[nodiscard]] bool operator==(const PtValue& other) const;
   template <class T>
   [[nodiscard]] const T* get_if() const {
     return std::get_if<T>(&value);
@@ -42,8 +44,7 @@ struct PtItem {
   [[nodiscard]] bool operator==(const PtItem&) const = default;
 };
 
-/// Of the same types, and of the same values in the same order.
-[[nodiscard]] inline bool operator==(const PtValue& a, const PtValue& b) { return a.value == b.value; }
+inline bool PtValue::operator==(const PtValue& other) const { return value == other.value; }
 
 /// Opens libtorch now, which takes a tenth of a second or more, instead of in the first call below. For a thread that
 /// has nothing else to do; throws what that call would throw.

@@ -19,7 +19,7 @@ namespace oscar::verify {
 /// text that is half as long again as both windows has 0.11.
 inline constexpr double kMinQuantisedShare = 0.1;
 
-/// Keys that measured queries read, each as often as it was read.
+/// The number of keys that measured queries read. A key counts as often as it was read.
 struct KeysRead {
   std::int64_t all = 0, quantised = 0;
 
@@ -27,11 +27,13 @@ struct KeysRead {
   KeysRead& operator+=(const KeysRead& other);
 };
 
-/// By the queries at positions begin, begin + stride … before `end`, each of which reads all keys up to its own.
+/// Counts the keys that are read by the queries at positions begin, begin + stride … before `end`, each of
+/// which reads all keys up to its own.
 [[nodiscard]] KeysRead keys_read(std::int64_t begin, std::int64_t end, std::int64_t stride, Windows windows);
-/// By the queries that attention metrics look at, of sequences of these lengths.
+/// Counts the keys that are read by the queries which attention metrics look at, in sequences of these lengths.
 [[nodiscard]] KeysRead keys_of_attention(std::span<const std::int64_t> lengths, std::int64_t stride, Windows windows);
-/// By the positions whose predictions are compared, and by those that predict the answers of needles.
+/// Counts the keys that are read at the positions whose predictions are compared, and at those that predict the answers
+/// of needles.
 [[nodiscard]] KeysRead keys_of_texts(const ModelData& data, Windows windows);
 [[nodiscard]] KeysRead keys_of_needles(const ModelData& data, Windows windows);
 

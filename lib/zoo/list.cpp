@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "rotation/verdict.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
 
@@ -23,7 +24,7 @@ std::optional<double> figure(const Json& value) {
   return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
 }
 
-/// Of the set itself, not of what verify compared it with.
+/// The KLD of the set itself, not of a method that verify compared it with.
 std::optional<double> kld_of(const Json& summary) {
   const Json methods = member(summary, "/verification/methods");
   for (const Json& method : methods.is_object() ? methods : Json::object()) {
@@ -34,12 +35,12 @@ std::optional<double> kld_of(const Json& summary) {
 
 ListedSet listed(ZooEntry entry) {
   const Json& summary = entry.summary;
-  const std::string verdict = text_of_member(member(summary, "/verification/verdict"));
+  const std::optional<Verdict> verdict = recorded_verdict(summary);
   return {.entry = entry,
           .model = text_of_member(member(summary, "/model")),
           .recipe = text_of_member(member(summary, "/recipe")),
           .codec = text_of_member(member(summary, "/codec")),
-          .verdict = verdict.empty() ? "not verified" : verdict,
+          .verdict = verdict ? name_of(*verdict) : "not verified",
           .key_bits = figure(member(summary, "/bits/key")),
           .value_bits = figure(member(summary, "/bits/value")),
           .kld = kld_of(summary)};

@@ -15,7 +15,8 @@ namespace oscar {
 
 struct ListOptions {
   std::optional<std::string> zoo;  // as PullOptions::zoo
-  /// With * or ?: what a whole name "ORG/MODEL:TAG" looks like, else a part of it. Case does not count. Empty: all.
+  /// A pattern with * or ? is matched with the whole name "ORG/MODEL:TAG", and other text with any part of it. Case
+  /// does not count. An empty pattern fits all.
   std::string pattern;
   /// All of them must stand somewhere in the name, the model's id, the recipe, the codec or the verdict.
   std::vector<std::string> words;

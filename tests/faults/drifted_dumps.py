@@ -86,7 +86,7 @@ def dump_chunks():
     }
     for index, (name, plant) in enumerate(plants.items()):
         yield Fault(f"drift/dump/{name}/fit", f"a dump has changed: {name}: fit", reads["fit"], ("dump",), plant)
-        if index % 4 == 0:
+        if index % 8 == 0:
             # A dump that says it is of another model speaks against the set; one that is damaged does not.
             yield Fault(f"drift/dump/{name}/verify",
                         f"a dump has changed: {name}: verify",

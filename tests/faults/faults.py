@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ SKIPPED = 77
 PROJECT = Path(os.environ.get("OSCAR_PROJECT", Path(__file__).parents[2])).resolve()
 CLASSES = ("hostile_text", "derived_files", "json_documents", "hdf5_files", "user_files", "figures", "drifted_statistics",
            "drifted_dumps", "bounded", "transport", "addresses", "options")
+OUTCOMES = ("refused", "accepted", "crashed", "hung", "misplanted")
 
 
 def collect(names):
@@ -69,12 +71,15 @@ def controls_of(faults):
     return list(chosen.values())
 
 
+def counted(results):
+    """{class: {outcome: count}}."""
+    return {name: {outcome: sum(result["outcome"] == outcome for result in found) for outcome in OUTCOMES}
+            for name, found in results.items()}
+
+
 def table(results):
-    outcomes = ("refused", "accepted", "crashed", "hung", "misplanted")
-    rows = [("class", "planted", *outcomes)]
-    for name, found in results.items():
-        count = Counter(result["outcome"] for result in found)
-        rows.append((name, len(found), *(count[outcome] for outcome in outcomes)))
+    rows = [("class", "planted", *OUTCOMES)]
+    rows += [(name, sum(counts.values()), *counts.values()) for name, counts in counted(results).items()]
     rows.append(("all", *(sum(row[column] for row in rows[1:]) for column in range(1, len(rows[0])))))
     return "\n".join(f"{row[0]:<20}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in rows)
 
@@ -85,7 +90,7 @@ def arguments():
     parser.add_argument("--class", dest="names", action="append", choices=CLASSES)
     parser.add_argument("--list", action="store_true", help="ids and what they are, and nothing is run")
     parser.add_argument("--keep", action="store_true", help="keep the folders, and say where they lie")
-    parser.add_argument("--json", type=Path, help="write every result to this file")
+    parser.add_argument("--json", type=Path, help="write how many were planted and what came of them, by class, to this file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() + 1)
     return parser.parse_args()
 
@@ -108,7 +113,9 @@ def main():
     if missing := [name for name in ("h5py", "numpy", "torch", "gguf") if importlib.util.find_spec(name) is None]:
         print(f"skipped: needs {', '.join(missing)}; run scripts/setup.sh --tests")
         return SKIPPED
-    sys.path[1:1] = [str(PROJECT / "tests/cli/zoo")]
+    sys.path[1:1] = [str(PROJECT / "tests/cli/zoo"), str(PROJECT / "tests/bench")]
+    import provenance
+    machine, began = provenance.machine(), time.monotonic()
     options = arguments()
     classes = collect(options.names or CLASSES)
     if options.only:
@@ -133,7 +140,10 @@ def main():
     if options.keep:
         print(f"kept in {scratch}")
     if options.json:
-        options.json.write_text(json.dumps({"classes": results, "unsound": unsound}, indent=1) + "\n")
+        document = {"machine": machine, "commit": provenance.commit(), "seconds": round(time.monotonic() - began, 1),
+                    "classes": counted(results), "not_refused": [each for each in found if each["outcome"] != "refused"],
+                    "unsound": unsound}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0 if found and not unsound and all(result["outcome"] == "refused" for result in found) else 1
 
 

@@ -51,7 +51,9 @@ void read_decoder(const Json& tokens, const fs::path& file, PieceSettings& setti
   for (const auto& [digits, token] : tokens.items()) {
     const std::string content = content_of(token);
     if (content.empty()) refuse(file, "added_tokens_decoder", "has an entry without content");
-    const auto is = [&](const char* name) { return token.is_object() && flag(token, name, file).value_or(false); };
+    const auto is = [&, &token = token](const char* name) {
+      return token.is_object() && flag(token, name, file).value_or(false);
+    };
     if (is("single_word")) {
       throw DataError("\"added_tokens_decoder\" with \"single_word\" (" + content + ") is not supported", file.string(),
                       "encode the text elsewhere and pass token ids with --tokens");

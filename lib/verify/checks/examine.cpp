@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "rotation/objective.hpp"
 #include "verify/checks/matrix.hpp"
 #include "verify/checks/uncompose.hpp"
 

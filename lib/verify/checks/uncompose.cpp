@@ -35,12 +35,6 @@ Matrix deal_matrix(std::size_t dim) {
 
 }  // namespace
 
-const std::vector<std::string>& composition_names() {
-  static const std::vector<std::string> names{"plain", "pbr",     "br",      "br_h128", "r_h",
-                                              "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr"};
-  return names;
-}
-
 bool is_constant(const std::string& composition) { return composition == "pbr" || composition == "h_pbr"; }
 
 std::optional<Matrix> eigenvectors_of(std::span<const double> rotation, std::size_t dim,

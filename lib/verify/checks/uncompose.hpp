@@ -13,8 +13,6 @@
 
 namespace oscar::verify {
 
-/// Names of the nine compositions.
-[[nodiscard]] const std::vector<std::string>& composition_names();
 /// True for compositions without U: the rotation is a constant.
 [[nodiscard]] bool is_constant(const std::string& composition);
 

@@ -16,7 +16,7 @@ class FaultyServer(Serving):
     def __init__(self, files, fault=lambda *_: False, password=None):
         outer = self
         self.files, self.seen, self.conditions, self.hosts = files, [], [], set()
-        self.closing = threading.Event()
+        self.closing, self.counting = threading.Event(), threading.Lock()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -26,7 +26,9 @@ class FaultyServer(Serving):
                 path, query = urllib.parse.unquote(asked_for.path).lstrip("/"), asked_for.query
                 if "list-type=2" in query:
                     return self.reply(200, outer.listing(path, urllib.parse.parse_qs(query).get("prefix", [""])[0]))
-                outer.seen.append(path)
+                with outer.counting:
+                    outer.seen.append(path)
+                    nth = outer.seen.count(path)
                 outer.hosts.add(self.headers["Host"])
                 given = self.headers.get("Authorization", "")
                 if password and given != "Basic " + base64.b64encode(password.encode()).decode():
@@ -35,9 +37,10 @@ class FaultyServer(Serving):
                 if body is None:
                     return self.reply(404)
                 asked = requested_range(self, len(body))
-                if fault(self, path, outer.seen.count(path), asked):
+                if fault(self, path, nth, asked):
                     return None
-                etag, wanted = outer.etag(path), self.headers.get("If-Match")
+                body = outer.files[path]  # the fault may have changed it; an ETag is of the bytes that go with it
+                etag, wanted = outer.etag_of(body), self.headers.get("If-Match")
                 outer.conditions.append(wanted)
                 if wanted and wanted != etag:
                     return self.reply(412)
@@ -66,7 +69,11 @@ class FaultyServer(Serving):
         return f"<ListBucketResult>{found}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
 
     def etag(self, path):
-        return f'"{hash(self.files[path])}"'
+        return self.etag_of(self.files[path])
+
+    @staticmethod
+    def etag_of(body):
+        return f'"{hash(body)}"'
 
     def __exit__(self, *_):
         self.closing.set()

@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 
+#include "rotation/objective.hpp"
 #include "spectral/spectrum.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
@@ -324,7 +325,7 @@ TEST_CASE("eigenvectors come out of compositions of every head dimension") {
     spectrum.vectors.resize(static_cast<std::size_t>(dim) * dim);
     for (std::size_t i = 0; i < spectrum.vectors.size(); ++i)
       spectrum.vectors[i] = std::sin(1.0 + static_cast<double>(i * i));
-    for (const std::string& name : verify::composition_names()) {
+    for (const std::string& name : composition_names()) {
       if (name == "br_h128" || verify::is_constant(name)) continue;
       CAPTURE(dim);
       CAPTURE(name);
@@ -357,7 +358,7 @@ TEST_CASE("the published fitter's compositions all hold the eigenvectors of its 
     const PtValue file = read_pt(expected / ("k_rotation_qqt_" + composition + ".pt"));
     return MatrixStack::from(*file.find("layers")->find(2)->find("rotation")->get_if<Tensor>(), composition).data;
   };
-  for (const std::string& composition : verify::composition_names()) {
+  for (const std::string& composition : composition_names()) {
     CAPTURE(composition);
     const std::vector<double> rotation = rotation_of(composition);
     std::vector<double> wanted = rotation_of("plain");

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <filesystem>
+
 #include "base/atomic_file.hpp"
 #include "sample_set.hpp"
 #include "support/support.hpp"
@@ -10,6 +12,7 @@
 #include "zoo/pull.hpp"
 
 namespace oscar {
+namespace fs = std::filesystem;
 
 TEST_CASE("sets that others know by their hash are told: in a zoo, in the cache, signed; and no others") {
   const test::TemporaryFolder folder;
