@@ -66,8 +66,9 @@ struct MixerSpec {
 
 enum class Activation { kSilu, kGeluTanh, kClampedSwish, kSquaredRelu, kXielu };
 enum class Router { kSoftmax, kSoftmaxOfChosen, kSigmoid };
-/// kStackedByInput: stacks of (in, out). kStackedTransposed: the same with biases, and gate and up in turns (gpt-oss).
-enum class ExpertLayout { kSeparate, kStacked, kStackedByInput, kStackedTransposed, kMxfp4 };
+/// kStackedParts: stacks of gate, up and down, (out, in) each, as GGUF has them. kStackedByInput: stacks of (in, out).
+/// kStackedTransposed: the same with biases, and gate and up in turns (gpt-oss).
+enum class ExpertLayout { kSeparate, kStackedParts, kStacked, kStackedByInput, kStackedTransposed, kMxfp4 };
 
 /// A routed mixture beside or instead of a dense MLP. count 0: none.
 struct ExpertsSpec {
@@ -80,6 +81,7 @@ struct ExpertsSpec {
   std::string gate = "mlp.gate", choice_bias;  // the bias counts for the choice only
   bool gate_bias = false;
   ExpertLayout layout = ExpertLayout::kSeparate;
+  bool bias = false;  // of kStackedParts
   std::string prefix = "mlp.experts", gate_proj = "gate_proj", up_proj = "up_proj", down_proj = "down_proj";
   std::string shared, shared_gate;  // an expert for all tokens, and the projection to its weight
   int shared_intermediate = 0;

@@ -10,12 +10,34 @@
 #include "base/sha256.hpp"
 #include "model/architectures.hpp"
 #include "model/config_file.hpp"
+#include "model/gguf/gguf_config.hpp"
 
 namespace oscar {
 namespace {
 
-/// From the path inside a Hugging Face cache (models--<org>--<name>/snapshots/<commit>), else from the folder's name.
-ModelIdentity identify(const fs::path& model, const ModelConfig& config) {
+/// The config.json of a checkpoint, or what a GGUF file says in its place, and what names the model.
+struct Described {
+  ConfigFile file;
+  ModelIdentity identity;
+};
+
+Described describe_gguf(const fs::path& path) {
+  const GgufModel model(path);
+  ModelIdentity identity;
+  identity.id = gguf_model_name(path);
+  identity.config_sha256 = model.config_sha256();
+  return {ConfigFile(gguf_config(model), model.where()), identity};
+}
+
+/// The names come from the path inside a Hugging Face cache (models--<org>--<name>/snapshots/<commit>), or from the
+/// folder's name.
+Described describe_folder(const fs::path& model) {
+  if (!is_remote(model) && !fs::is_directory(model)) {
+    throw DataError(
+        "there is no model folder", model.string(),
+        "name a folder with config.json and *.safetensors, or a .gguf file; one on the Hugging Face Hub must "
+        "be downloaded first (hf download ORG/MODEL --local-dir DIR)");
+  }
   const fs::path folder = is_remote(model) ? model : fs::weakly_canonical(model);
   ModelIdentity identity;
   const std::string cached = folder.parent_path().parent_path().filename().string();
@@ -28,6 +50,10 @@ ModelIdentity identify(const fs::path& model, const ModelConfig& config) {
     identity.id = folder.filename().string();
   }
   identity.config_sha256 = sha256_hex(place_text(model / "config.json"));
+  return {ConfigFile(model / "config.json"), identity};
+}
+
+void add_sizes(const ModelConfig& config, ModelIdentity& identity) {
   identity.num_layers = config.num_layers;
   identity.num_attention_heads = config.num_attention_heads;
   identity.num_key_value_heads = config.num_key_value_heads;
@@ -36,7 +62,6 @@ ModelIdentity identify(const fs::path& model, const ModelConfig& config) {
   if (mixer.value_dim != mixer.head_dim) identity.value_dim = mixer.value_dim;
   identity.rope_theta = mixer.rope.plain(config.head_dim) ? mixer.rope.theta : 0;
   if (config.cache_layers().size() < config.blocks.size()) identity.cache_layers = config.cache_layers();
-  return identity;
 }
 
 void check_quantization(const ConfigFile& file, ModelConfig& config) {
@@ -95,12 +120,7 @@ std::string ModelConfig::why_irreplaceable() const {
 }
 
 ModelConfig read_model_config(const fs::path& model) {
-  if (!is_remote(model) && !fs::is_directory(model)) {
-    throw DataError("there is no model folder", model.string(),
-                    "name a folder with config.json and *.safetensors; one on the Hugging Face Hub must be downloaded "
-                    "first (hf download ORG/MODEL --local-dir DIR)");
-  }
-  ConfigFile file(model / "config.json");
+  auto [file, identity] = is_gguf(model) ? describe_gguf(model) : describe_folder(model);
   ModelConfig config;
   config.model_type = file.text("model_type", "");
   check_architecture(file, config.model_type);
@@ -116,7 +136,8 @@ ModelConfig read_model_config(const fs::path& model) {
   config.num_attention_heads = mixer.num_heads;
   config.num_key_value_heads = mixer.num_kv_heads;
   config.head_dim = mixer.head_dim;
-  config.identity = identify(model, config);
+  config.identity = identity;
+  add_sizes(config, config.identity);
   return config;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A Hugging Face checkpoint's config.json as numbers and blocks. architectures.hpp lists what is supported.
+// A Hugging Face checkpoint's config.json, or what a GGUF file says in its place, as numbers and blocks.
+// architectures.hpp lists what is supported.
 #pragma once
 
 #include <filesystem>
@@ -55,8 +56,8 @@ struct ModelConfig {
   }
 };
 
-/// Reads `<model>/config.json`. Throws DataError: missing or malformed file or member, an architecture that is not
-/// supported (the message lists those that are), a setting of it that is not.
+/// Reads `<model>/config.json`, or the metadata of a GGUF file. Throws DataError: missing or malformed file or member,
+/// an architecture that is not supported (the message lists those that are), a setting of it that is not.
 [[nodiscard]] ModelConfig read_model_config(const std::filesystem::path& model);
 
 }  // namespace oscar

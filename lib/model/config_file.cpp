@@ -13,7 +13,9 @@ constexpr int kMaxDimension = 1 << 24;  // beyond any model; keeps products of t
 
 }  // namespace
 
-ConfigFile::ConfigFile(const std::filesystem::path& path) : path_(path.string()), json_(read_json(path)) {
+ConfigFile::ConfigFile(const std::filesystem::path& path) : ConfigFile(read_json(path), path.string()) {}
+
+ConfigFile::ConfigFile(Json document, std::string where) : path_(std::move(where)), json_(std::move(document)) {
   if (!json_.is_object()) refuse("is not a JSON object");
   if (!has("text_config")) return;
   Json inner = json_.at("text_config");

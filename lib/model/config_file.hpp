@@ -13,6 +13,8 @@ class ConfigFile {
  public:
   /// The file's object, or its member "text_config" if it describes the language part of a larger model.
   explicit ConfigFile(const std::filesystem::path& path);
+  /// The same of a document that does not lie in a file of its own. where: for errors.
+  ConfigFile(Json document, std::string where);
 
   /// Members that the file lacks.
   void use_defaults(const Json& members);

@@ -123,7 +123,11 @@ void settle_expert_layouts(ModelConfig& config, const WeightStore& weights) {
     ExpertsSpec& experts = config.blocks[static_cast<std::size_t>(layer)].mlp.experts;
     if (experts.count == 0) continue;
     const std::string stack = layer_weight_name(layer, experts.prefix) + ".gate_up_proj";
-    if (weights.contains(stack + "_blocks")) {
+    const std::string parts = layer_weight_name(layer, experts.prefix) + ".gate_proj";
+    if (weights.contains(parts)) {
+      experts.layout = ExpertLayout::kStackedParts;
+      experts.bias = weights.contains(parts + "_bias");
+    } else if (weights.contains(stack + "_blocks")) {
       experts.layout = ExpertLayout::kMxfp4;
     } else if (weights.contains(stack) && experts.layout == ExpertLayout::kSeparate) {
       const std::vector<std::int64_t> by_input{experts.count, experts.intermediate, config.hidden_size};
@@ -172,6 +176,14 @@ std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int
       out.linear(prefix + e.down_proj, hidden, size);
       break;
     }
+    case ExpertLayout::kStackedParts:
+      for (const char* part : {".gate_proj", ".up_proj"}) {
+        out.add(e.prefix + part, {count, size, hidden});
+        if (e.bias) out.add(e.prefix + part + "_bias", {count, size});
+      }
+      out.add(e.prefix + ".down_proj", {count, hidden, size});
+      if (e.bias) out.add(e.prefix + ".down_proj_bias", {count, hidden});
+      break;
     case ExpertLayout::kStacked:
       out.add(e.prefix + ".gate_up_proj", {count, 2 * size, hidden});
       out.add(e.prefix + ".down_proj", {count, hidden, size});

@@ -13,9 +13,9 @@ Tensor read_output_projection(const std::filesystem::path& model, const ModelCon
     throw DataError("attention outputs of layer " + std::to_string(layer) + " do not meet one matrix", model.string(),
                     "choose another --value-objective");
   }
-  const Checkpoint checkpoint(model);
+  const std::unique_ptr<const Checkpoint> checkpoint = open_checkpoint(model);
   const std::string name = layer_weight_name(layer, "self_attn.o_proj.weight");
-  Tensor weight = checkpoint.load(name);
+  Tensor weight = checkpoint->load(name);
   const std::vector<std::int64_t> per_head{config.hidden_size, config.num_attention_heads, config.head_dim};
   if (weight.shape != std::vector<std::int64_t>{per_head[0], per_head[1] * per_head[2]}) {
     throw DataError(name + " has another shape than config.json says", model.string(), "download the checkpoint again");

@@ -11,14 +11,16 @@ namespace {
 class Runner : public ModelRunner {
  public:
   Runner(const std::filesystem::path& model, const DecoderOptions& options)
-      : config_(read_model_config(model)), checkpoint_(model), decoder_(open_decoder(model, options)) {}
+      : config_(read_model_config(model)),
+        checkpoint_(open_checkpoint(model)),
+        decoder_(open_decoder(model, options)) {}
 
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] ScoreRule score_rule(int layer) const override {
     const MixerSpec& m = config_.blocks.at(static_cast<std::size_t>(layer)).mixer;
     ScoreRule rule{m.soft_cap, m.window, {}};
     if (!m.sinks) return rule;
-    const std::vector<double> sinks = checkpoint_.load(layer_weight_name(layer, "self_attn.sinks")).to_doubles();
+    const std::vector<double> sinks = checkpoint_->load(layer_weight_name(layer, "self_attn.sinks")).to_doubles();
     rule.sinks.assign(sinks.begin(), sinks.end());
     return rule;
   }
@@ -30,20 +32,20 @@ class Runner : public ModelRunner {
 
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, const PassOptions& options,
                                                  Status& status) override {
-    if (!options.prepare) checkpoint_.keep_reads();  // run(), for each of several methods
-    return std::make_unique<Pass>(*decoder_, checkpoint_, config_, sequences, options, status);
+    if (!options.prepare) checkpoint_->keep_reads();  // run(), for each of several methods
+    return std::make_unique<Pass>(*decoder_, *checkpoint_, config_, sequences, options, status);
   }
 
  private:
   [[nodiscard]] std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& model,
                                                       const DecoderOptions& options) {
-    settle_expert_layouts(config_, checkpoint_);
-    check_weights(config_, checkpoint_, model.string());
-    return make_decoder(config_, checkpoint_, options);
+    settle_expert_layouts(config_, *checkpoint_);
+    check_weights(config_, *checkpoint_, model.string());
+    return make_decoder(config_, *checkpoint_, options);
   }
 
   ModelConfig config_;
-  Checkpoint checkpoint_;
+  std::unique_ptr<const Checkpoint> checkpoint_;
   std::unique_ptr<Decoder> decoder_;
 };
 

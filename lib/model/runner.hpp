@@ -99,8 +99,8 @@ class ModelRunner {
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);
 };
 
-/// Opens a Hugging Face checkpoint folder (config.json, *.safetensors with or without an index). Throws DataError, and
-/// what make_decoder() throws (decoder.hpp).
+/// Opens a Hugging Face checkpoint folder (config.json, *.safetensors with or without an index) or a GGUF file. Throws
+/// DataError, and what make_decoder() throws (decoder.hpp).
 [[nodiscard]] std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model,
                                                       const DecoderOptions& options = {});
 

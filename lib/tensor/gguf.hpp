@@ -6,18 +6,20 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/files.hpp"
+#include "base/json.hpp"
+#include "base/places.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {
 
-/// One metadata entry; `value` are its bytes in the file.
+/// One metadata entry. Its value is shown as bytes of the file.
 struct GgufEntry {
   std::string key;
   std::uint32_t type = 0;
@@ -28,12 +30,14 @@ struct GgufTensor {
   std::string name;
   std::vector<std::uint64_t> dims;  // as stored: the innermost first
   std::uint32_t type = 0;           // ggml's number
-  std::span<const std::byte> data;  // up to the next tensor, so padding may follow
+  std::span<const std::byte>
+      data;  // up to the next tensor, so padding may follow; at a server only a name of its bytes
 };
 
 class GgufFile {
  public:
-  /// Throws DataError: missing, truncated, another version, a header that does not fit the file, names twice.
+  /// A path or an address. Throws DataError: missing, truncated, another version, a header that does not fit the file,
+  /// names twice.
   explicit GgufFile(const std::filesystem::path& path);
 
   [[nodiscard]] std::uint32_t version() const noexcept { return version_; }
@@ -45,6 +49,14 @@ class GgufFile {
   [[nodiscard]] std::optional<std::string> text(const std::string& key) const;
   /// A metadata integer of 32 bits; nullopt if absent or of another type.
   [[nodiscard]] std::optional<std::uint32_t> number(const std::string& key) const;
+  /// A metadata value of any type; null if absent. Numbers of 32 bits are told by their shortest decimal form. Throws
+  /// DataError for a list whose length is not true.
+  [[nodiscard]] Json value(const std::string& key) const;
+  [[nodiscard]] const PlacedFile& file() const noexcept { return *file_; }
+  /// Where bytes of a tensor lie in the file.
+  [[nodiscard]] std::uint64_t offset_of(std::span<const std::byte> data) const {
+    return static_cast<std::uint64_t>(data.data() - file_->bytes().data());
+  }
   /// F32, F16 or BF16, shape with the outermost dimension first. Throws DataError if absent or of another type.
   [[nodiscard]] Tensor read(const std::string& name) const;
 
@@ -52,7 +64,7 @@ class GgufFile {
   void check_tensors(std::uint64_t payload);
 
   std::string path_;
-  MappedFile file_;
+  std::unique_ptr<PlacedFile> file_;
   std::uint32_t version_ = 0;
   std::uint64_t alignment_ = 32;
   std::vector<GgufEntry> entries_;

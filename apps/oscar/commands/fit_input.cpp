@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
@@ -16,36 +15,19 @@
 namespace oscar {
 namespace {
 
-/// Of names, sizes and versions of the files of weights at a server.
-std::string fingerprint_at_server(const std::filesystem::path& model) {
-  const Checkpoint checkpoint(model);
-  Sha256 hash;
-  for (const auto& [name, file] : checkpoint.files()) {
-    const PlacedFile& place = file.file();
-    const std::string text = name + " " + std::to_string(place.bytes().size()) + " " + place.version();
-    hash.update(std::as_bytes(std::span(text)));
-  }
-  return hash.hex();
-}
-
-/// Of names, sizes and 64 pieces of each file of weights: other weights under the same config.json tell themselves.
+/// A hash of the names, the sizes and 64 pieces of each file of weights, by which other weights under the same
+/// configuration show. At a server, versions of files stand for pieces.
 std::string fingerprint_of_weights(const std::filesystem::path& model) {
-  if (is_remote(model)) return fingerprint_at_server(model);
   constexpr std::uint64_t kPieces = 64, kPieceBytes = 4096;
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(model)) {
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
+  const std::unique_ptr<const Checkpoint> checkpoint = open_checkpoint(model);
   Sha256 hash;
-  for (const auto& file : files) {
-    const std::uint64_t size = regular_file_size(file);
-    const std::string name = file.filename().string() + " " + std::to_string(size);
-    hash.update(std::as_bytes(std::span(name)));
-    const MappedFile mapped(file);
-    for (std::uint64_t i = 0; i < kPieces; ++i) {
-      const std::uint64_t begin = size / kPieces * i;
-      hash.update(mapped.bytes().subspan(begin, std::min(kPieceBytes, size - begin)));
+  for (const auto& [name, file] : checkpoint->files()) {
+    const std::span<const std::byte> bytes = file->bytes();
+    const std::string text = name + " " + std::to_string(bytes.size()) + " " + file->version();
+    hash.update(std::as_bytes(std::span(text)));
+    for (std::uint64_t i = 0; !is_remote(model) && i < kPieces; ++i) {
+      const std::uint64_t begin = bytes.size() / kPieces * i;
+      hash.update(bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin)));
     }
   }
   return hash.hex();

@@ -79,7 +79,7 @@ void want_layer_input(Fetch& fetch, const WeightRoute& route, const BlockSpec& b
 
 /// One expert as it is stored; gate and up are one matrix unless experts are stored one by one.
 struct StoredExpert {
-  StoredWeight gate, up, down, gate_bias, down_bias;
+  StoredWeight gate, up, down, gate_bias, up_bias, down_bias;
 };
 
 StoredExpert want_expert(Fetch& fetch, const WeightStore& store, const ExpertsSpec& e, const std::string& prefix,
@@ -90,12 +90,23 @@ StoredExpert want_expert(Fetch& fetch, const WeightStore& store, const ExpertsSp
             want_weight(fetch, store, own + e.up_proj + ".weight"),
             want_weight(fetch, store, own + e.down_proj + ".weight"),
             {},
+            {},
             {}};
+  }
+  if (e.layout == ExpertLayout::kStackedParts) {
+    const auto part = [&](const char* name) { return want_slice(fetch, store, prefix + name, expert); };
+    StoredExpert out{part("gate_proj"), part("up_proj"), part("down_proj"), {}, {}, {}};
+    if (!e.bias) return out;
+    out.gate_bias = part("gate_proj_bias");
+    out.up_bias = part("up_proj_bias");
+    out.down_bias = part("down_proj_bias");
+    return out;
   }
   const auto want = e.layout == ExpertLayout::kMxfp4 ? want_mxfp4 : want_slice;
   StoredExpert out{want(fetch, store, prefix + "gate_up_proj", expert),
                    {},
                    want(fetch, store, prefix + "down_proj", expert),
+                   {},
                    {},
                    {}};
   if (e.layout == ExpertLayout::kStackedTransposed || e.layout == ExpertLayout::kMxfp4) {
@@ -107,10 +118,14 @@ StoredExpert want_expert(Fetch& fetch, const WeightStore& store, const ExpertsSp
 
 void unpack_expert(const StoredExpert& stored, const ExpertsSpec& e, at::ScalarType dtype, Weights& out) {
   const at::Tensor gate = stored.gate.unpack(dtype), down = stored.down.unpack(dtype);
-  if (e.layout == ExpertLayout::kSeparate) {
+  if (e.layout == ExpertLayout::kSeparate || e.layout == ExpertLayout::kStackedParts) {
     out.put("gate.weight", gate);
     out.put("up.weight", stored.up.unpack(dtype));
     out.put("down.weight", down);
+    if (!e.bias) return;
+    out.put("gate.bias", stored.gate_bias.unpack(dtype));
+    out.put("up.bias", stored.up_bias.unpack(dtype));
+    out.put("down.bias", stored.down_bias.unpack(dtype));
     return;
   }
   if (e.layout == ExpertLayout::kStacked || e.layout == ExpertLayout::kStackedByInput) {

@@ -12,6 +12,7 @@ std::uint64_t key_of(std::int32_t left, std::int32_t right) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
 }
 
+constexpr std::int32_t kNone = -1;  // in place of an id
 constexpr std::int32_t kGone = -1;  // a symbol that was merged into its left neighbour
 
 struct Symbol {
@@ -56,11 +57,11 @@ void BytePairEncoder::find_byte_ids(const std::string& where) {
     const std::string token = model_.bytes ? std::string(1, static_cast<char>(byte))
                                            : std::string("<0x") + kDigits[high] + kDigits[low] + ">";
     const auto found = model_.vocabulary.find(token);
-    if (found == model_.vocabulary.end()) {
+    if (found == model_.vocabulary.end() && model_.byte_fallback) {
       throw DataError("the byte " + std::to_string(byte) + " is not in the vocabulary", where,
                       "fetch the tokenizer again");
     }
-    byte_ids_[static_cast<std::size_t>(byte)] = found->second;
+    byte_ids_[static_cast<std::size_t>(byte)] = found == model_.vocabulary.end() ? kNone : found->second;
   }
 }
 
@@ -83,7 +84,8 @@ std::vector<std::int32_t> BytePairEncoder::start(std::string_view word) const {
     const auto first = static_cast<unsigned char>(word[i]);
     const std::size_t length = model_.bytes || first < 0x80U ? 1 : first < 0xe0U ? 2 : first < 0xf0U ? 3 : 4;
     if (model_.bytes) {
-      ids.push_back(byte_ids_[first]);
+      const std::int32_t id = byte_ids_[first];
+      id == kNone ? start_unknown(ids) : ids.push_back(id);
     } else {
       start_character(word.substr(i, length), ids);
     }
@@ -97,9 +99,14 @@ void BytePairEncoder::start_character(std::string_view character, std::vector<st
     ids.push_back(found->second);
   } else if (model_.byte_fallback) {
     for (const char byte : character) ids.push_back(byte_ids_[static_cast<unsigned char>(byte)]);
-  } else if (model_.unknown >= 0 && !(model_.fuse_unknown && !ids.empty() && ids.back() == model_.unknown)) {
-    ids.push_back(model_.unknown);
+  } else {
+    start_unknown(ids);
   }
+}
+
+void BytePairEncoder::start_unknown(std::vector<std::int32_t>& ids) const {
+  const bool goes_on = model_.fuse_unknown && !ids.empty() && ids.back() == model_.unknown;
+  if (model_.unknown != kNone && !goes_on) ids.push_back(model_.unknown);
 }
 
 const BytePairEncoder::Merge* BytePairEncoder::find_merge(std::int32_t left, std::int32_t right) const {

@@ -18,8 +18,9 @@ struct BpeModel {
   std::unordered_map<std::string, std::int32_t> vocabulary;  // ids of byte strings
   std::vector<std::pair<std::string, std::string>> merges;   // in order of rank
   bool ignore_merges = false;                                // a word that is a token is not merged together but taken
-  /// Words start as bytes, each of which has a token. Otherwise as characters; one that is no token becomes its bytes'
-  /// tokens "<0x0A>" if `byte_fallback`, else `unknown`, or nothing if that is -1.
+  /// Words start as bytes if `bytes` is set, otherwise as characters. A character that is no token becomes the tokens
+  /// of its bytes ("<0x0A>") if `byte_fallback` is set. Any other byte or character without a token becomes `unknown`,
+  /// or nothing if that is -1, as in Hugging Face's tokenizers.
   bool bytes = true;
   bool byte_fallback = false;
   std::int32_t unknown = -1;
@@ -28,7 +29,8 @@ struct BpeModel {
 
 class BytePairEncoder {
  public:
-  /// Throws DataError naming `where` if a byte that needs a token has none, or a merge's parts or result.
+  /// Throws DataError naming `where` if byte fallback lacks a byte's token, or a merge lacks that of a part or of its
+  /// result.
   BytePairEncoder(BpeModel model, const std::string& where);
 
   /// Appends the ids of `word`.
@@ -47,10 +49,11 @@ class BytePairEncoder {
   /// Ids to start from.
   [[nodiscard]] std::vector<std::int32_t> start(std::string_view word) const;
   void start_character(std::string_view character, std::vector<std::int32_t>& ids) const;
+  void start_unknown(std::vector<std::int32_t>& ids) const;
 
   BpeModel model_;
   std::string_view mark_;
-  std::array<std::int32_t, 256> byte_ids_{};
+  std::array<std::int32_t, 256> byte_ids_{};         // -1: the byte has no token
   std::unordered_map<std::uint64_t, Merge> merges_;  // key: left id << 32 | right id
 };
 

@@ -3,6 +3,7 @@
 
 #include "base/errors.hpp"
 #include "base/places.hpp"
+#include "model/gguf/gguf_model.hpp"
 #include "model/tokenizer/text_encoder.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
 #include "model/tokenizer/unicode.hpp"
@@ -17,6 +18,7 @@ bool is_piece_model(const fs::path& file) { return file.extension() == ".model";
 }  // namespace
 
 fs::path tokenizer_of(const fs::path& model) {
+  if (is_gguf(model)) return model;
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
     if (place_exists(model / name)) return model / name;
   }

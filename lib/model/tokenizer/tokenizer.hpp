@@ -24,8 +24,8 @@ class TextEncoder;
 /// Whether a text ends where it ends, or more of it is still to come.
 enum class TextEnd { kHere, kOpen };
 
-/// The file that encodes text for a checkpoint: tokenizer.json, else tokenizer.model. Throws DataError if there is
-/// none.
+/// The file that encodes text for a model: a checkpoint's tokenizer.json, else its tokenizer.model; a GGUF file itself.
+/// Throws DataError if there is none.
 [[nodiscard]] std::filesystem::path tokenizer_of(const std::filesystem::path& model);
 /// Ids of all tokens of such a file by their bytes; pieces of SentencePiece have their marks for spaces. Throws as
 /// Tokenizer does.
@@ -33,8 +33,8 @@ enum class TextEnd { kHere, kOpen };
 
 class Tokenizer {
  public:
-  /// file: tokenizer.json, or a SentencePiece model (*.model). Throws DataError: missing or malformed file, a feature
-  /// that is not supported; BackendUnavailable: SentencePiece's library is missing.
+  /// file: tokenizer.json, a SentencePiece model (*.model), or a model in GGUF (*.gguf). Throws DataError: missing or
+  /// malformed file, a feature that is not supported; BackendUnavailable: SentencePiece's library is missing.
   explicit Tokenizer(const std::filesystem::path& file);
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;

@@ -6,6 +6,8 @@
 
 #include "base/errors.hpp"
 #include "base/json.hpp"
+#include "model/gguf/gguf_model.hpp"
+#include "model/gguf/gguf_tokenizer.hpp"
 
 namespace oscar {
 namespace {
@@ -44,7 +46,8 @@ std::optional<std::string> bytes_of_token(const std::string& token) {
 
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& path) : path_(path.string()), root_(read_json(path)) {}
+  explicit Reader(const std::filesystem::path& path)
+      : path_(path.string()), root_(is_gguf(path) ? gguf_tokenizer(path) : read_json(path)) {}
 
   TokenizerFile read() {
     if (!root_.is_object()) fail("the file", "is not a JSON object");

@@ -44,7 +44,7 @@ struct TokenizerFile {
   BpeModel model;
 };
 
-/// Throws DataError that names the file and the member.
+/// Reads tokenizer.json, or what a GGUF file says in its place. Throws DataError that names the file and the member.
 [[nodiscard]] TokenizerFile read_tokenizer_file(const std::filesystem::path& path);
 
 }  // namespace oscar

@@ -22,16 +22,27 @@ def splits(*patterns, behavior="isolated", invert=False):
     return [pre_tokenizers.Split(Regex(pattern), behavior, invert) for pattern in patterns]
 
 
-def byte_level(texts, steps, normalizer=None, **members):
+def byte_level(texts, steps, normalizer=None, last=True, **members):
     tokenizer = Tokenizer(models.BPE(**members))
     if normalizer:
         tokenizer.normalizer = normalizer
-    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, last])
+    if last:
+        steps = [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not steps)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=1200, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     tokenizer.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
     return tokenizer
+
+
+def without_control_bytes(tokenizer):
+    """Some vocabularies lack bytes that their training text did not have: texts lose them."""
+    whole = json.loads(tokenizer.to_str())
+    missing = {symbol for symbol in map(chr, range(256, 256 + 33)) if ord(symbol) - 256 not in (9, 10, 13, 32)}
+    model = whole["model"]
+    model["merges"] = [merge for merge in model["merges"] if not missing & set("".join(merge))]
+    model["vocab"] = {token: id for token, id in model["vocab"].items() if token in SPECIAL or not missing & set(token)}
+    return Tokenizer.from_str(json.dumps(whole))
 
 
 def sentencepiece(texts, normalizer, pre_tokenizer, byte_fallback=True):
@@ -52,6 +63,33 @@ def sentencepiece(texts, normalizer, pre_tokenizer, byte_fallback=True):
     return Tokenizer.from_str(json.dumps(whole))
 
 
+# llama.cpp's names of the ways to cut text into words.
+GGUF_NAMES = {"gpt2": "gpt-2", "llama3": "llama-bpe", "qwen2": "qwen2", "glm4": "glm4", "gpt-oss": "gpt-4o", "smollm": "smollm"}
+
+
+def write_gguf(path, name, tokenizer):
+    """The tokenizer as llama.cpp's converter writes it; the file has no weights."""
+    import gguf
+    model = json.loads(tokenizer.to_str())
+    added = {token["content"] for token in model["added_tokens"]}
+    by_id = {id: token for token, id in model["model"]["vocab"].items()}
+    tokens = [by_id.get(id, f"[PAD{id}]") for id in range(max(by_id) + 1)]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(GGUF_NAMES[name])
+    writer.add_token_list(tokens)
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.CONTROL if token in added else kinds.NORMAL if id in by_id else kinds.UNUSED
+                            for id, token in enumerate(tokens)])
+    writer.add_token_merges([" ".join(merge) for merge in model["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 LLAMA2 = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
 FAMILIES = {
     "gpt2": lambda texts: byte_level(texts, []),
@@ -63,6 +101,8 @@ FAMILIES = {
     "gpt-oss": lambda texts: byte_level(texts, splits(O200K), ignore_merges=True),
     "deepseek-v3": lambda texts: byte_level(texts, splits(*DEEPSEEK), normalizers.Sequence([])),
     "digits": lambda texts: byte_level(texts, [pre_tokenizers.Digits(True), *splits(QWEN2)]),
+    "smollm": lambda texts: without_control_bytes(byte_level(texts, [
+        pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)], last=False)),
     "gemma": lambda texts: sentencepiece(texts, normalizers.Replace(" ", "▁"),
                                          pre_tokenizers.Split(" ", "merged_with_previous")),
     "mistral": lambda texts: sentencepiece(texts, LLAMA2, None),

@@ -61,6 +61,26 @@ def converted(name, pieces, legacy):
     return tokenizer
 
 
+def write_pieces(path, pieces, space_before):
+    """The model as llama.cpp's converter writes it; the file has no weights."""
+    import gguf
+    kinds, ids = gguf.TokenType, range(pieces.get_piece_size())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([pieces.id_to_piece(i) for i in ids])
+    writer.add_token_scores([pieces.get_score(i) for i in ids])
+    user = {"\n\n", "<mask>"}
+    writer.add_token_types([kinds.BYTE if pieces.is_byte(i) else kinds.CONTROL if pieces.is_control(i) else
+                            kinds.UNKNOWN if pieces.is_unknown(i) else
+                            kinds.USER_DEFINED if pieces.id_to_piece(i) in user else kinds.NORMAL for i in ids])
+    writer.add_bos_token_id(pieces.bos_id())
+    writer.add_add_space_prefix(space_before)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def user_defined(name, pieces):
     return [pieces.piece_to_id(text) for text in MODELS[name].get("user_defined_symbols", "").split(",") if text]
 

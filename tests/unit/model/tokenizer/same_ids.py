@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""same_ids.py ENCODE: our ids (encode.cpp) against those of Hugging Face tokenizers, for every family of families.py, on mixed
-text and on strings made to find differences. Exit status 77 if tokenizers is not installed.
+"""same_ids.py ENCODE: our ids (encode.cpp) against those of Hugging Face tokenizers, for every family of families.py, from tokenizer.json and
+from GGUF, on mixed text and on strings made to find differences. Exit status 77 if tokenizers is not installed.
 """
 import json
 import random
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 try:
-    from families import FAMILIES, SPECIAL
+    from families import FAMILIES, GGUF_NAMES, SPECIAL, write_gguf
 except ImportError as error:
     print(f"skipped: {error}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -48,6 +48,25 @@ def mixed_text():
     return [path.read_text(encoding="utf-8") for path in files]
 
 
+def differences(encode, folder, file, name, tokenizer, texts):
+    """How many texts have other ids by our reading of a file than by the tokenizer that it was written from."""
+    done = subprocess.run([encode, f"{folder}/{file}", f"{folder}/texts.json"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"{name}, {file}: {done.stdout}{done.stderr}")
+        return 1
+    expected = [batch.ids for batch in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    answer = json.loads(done.stdout)
+    found, prefix = answer["ids"], tokenizer.encode("").ids
+    wrong = [i for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs]
+    print(f"{name}, {file}: {sum(map(len, expected))} ids of {len(texts)} texts, {len(wrong)} texts differ")
+    for i in wrong[:3]:
+        print(f"  {texts[i][:200]!r}\n  theirs {[tokenizer.id_to_token(x) for x in expected[i]][:40]}\n"
+              f"  ours   {[tokenizer.id_to_token(x) for x in found[i]][:40]}")
+    if answer["prefix"] != prefix:
+        print(f"  texts begin with {answer['prefix']}, not with {prefix}")
+    return len(wrong) + (answer["prefix"] != prefix)
+
+
 def main():
     encode = sys.argv[1]
     documents = mixed_text()
@@ -58,20 +77,10 @@ def main():
         for name, make in FAMILIES.items():
             tokenizer = make([*documents[:40], *random_texts(100, 2)])
             tokenizer.save(f"{folder}/tokenizer.json")
-            done = subprocess.run([encode, f"{folder}/tokenizer.json", f"{folder}/texts.json"], capture_output=True, text=True,
-                                  check=False)
-            if done.returncode != 0:
-                print(f"{name}: {done.stdout}{done.stderr}")
-                failures += 1
-                continue
-            expected = [batch.ids for batch in tokenizer.encode_batch(texts, add_special_tokens=False)]
-            found = json.loads(done.stdout)["ids"]
-            wrong = [i for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs]
-            print(f"{name}: {sum(map(len, expected))} ids of {len(texts)} texts, {len(wrong)} texts differ")
-            for i in wrong[:3]:
-                print(f"  {texts[i][:200]!r}\n  theirs {[tokenizer.id_to_token(x) for x in expected[i]][:40]}\n"
-                      f"  ours   {[tokenizer.id_to_token(x) for x in found[i]][:40]}")
-            failures += len(wrong)
+            failures += differences(encode, folder, "tokenizer.json", name, tokenizer, texts)
+            if name in GGUF_NAMES:
+                write_gguf(f"{folder}/model.gguf", name, tokenizer)
+                failures += differences(encode, folder, "model.gguf", name, tokenizer, texts)
     return 1 if failures else 0
 
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 try:
-    from piece_models import ADDED, MODELS, converted, processor, train, user_defined
+    from piece_models import ADDED, MODELS, converted, processor, train, user_defined, write_pieces
 except ImportError as error:
     print(f"skipped: {error}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -94,6 +94,21 @@ def token_settings(tokens):
                       "special": token.special} for id, token in tokens.items()}
 
 
+def compare_gguf(encode, folder, name, pieces, texts):
+    """The same model as llama.cpp's converter writes it."""
+    path = Path(folder, "model.gguf")
+    write_pieces(path, pieces, space_before=MODELS[name].get("add_dummy_prefix", True))
+    special = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size()) if pieces.is_control(i) or pieces.is_unknown(i)]
+    plain = [text for text in texts if text and not any(name in text for name in [*special, "<0x0A>"])]
+    Path(folder, "texts.json").write_text(json.dumps(plain), encoding="utf-8")
+    done = subprocess.run([encode, path, Path(folder, "texts.json")], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return check(False, f"{name}, GGUF: {done.stdout}{done.stderr}")
+    answer = json.loads(done.stdout)
+    wrong = check(answer["prefix"] == [pieces.bos_id()], "the prefix of a GGUF file")
+    return wrong + differences(f"{name}, GGUF", plain, answer["ids"], pieces.encode(plain))
+
+
 def check_begin(encode, folder, model, pieces):
     """What comes before texts, as files beside the model say."""
     begin = pieces.bos_id()
@@ -142,6 +157,8 @@ def main():
             failures += check_errors(encode, folder, model) + check_begin(encode, folder, model, pieces)
             more = [long] if name in ("llama2", "unigram") else []
             failures += compare_with_library(Checkpoint(encode, folder, model), name, pieces, [*texts, *more])
+            if MODELS[name]["model_type"] == "bpe" and name != "across_words":
+                failures += compare_gguf(encode, folder, name, pieces, texts)
             for legacy in (True, False):
                 tokenizer = converted(name, pieces, legacy)
                 if tokenizer is None:

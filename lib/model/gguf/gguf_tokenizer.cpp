@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+#include "model/gguf/gguf_tokenizer.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/errors.hpp"
+#include "model/gguf/gguf_merges.hpp"
+#include "model/gguf/gguf_model.hpp"
+#include "model/gguf/gguf_words.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kPassIds = "encode the text elsewhere and pass token ids with --tokens";
+
+class TokenizerReader {
+ public:
+  explicit TokenizerReader(const std::filesystem::path& path) : model_(path), where_(path.string()) {}
+
+  Json read() {
+    const Json kind = value("model");
+    if (kind.is_null()) {
+      throw DataError("the GGUF file has no tokenizer (tokenizer.ggml.model is missing)", where_,
+                      "pass token ids with --tokens, or name a file with a tokenizer");
+    }
+    if (kind != "gpt2" && kind != "llama") {
+      throw DataError("the GGUF file's kind of tokenizer, " + kind.dump() + ", is not supported", where_, kPassIds);
+    }
+    read_tokens();
+    Json out{{"added_tokens", added_tokens()}, {"normalizer", nullptr}, {"pre_tokenizer", nullptr}};
+    kind == "gpt2" ? make_byte_level(out) : make_sentencepiece(out);
+    out["post_processor"] = prefix(kind == "llama");
+    return out;
+  }
+
+ private:
+  [[nodiscard]] Json value(const std::string& name) const { return model_.metadata().value("tokenizer.ggml." + name); }
+  [[nodiscard]] bool flag(const std::string& name, bool otherwise) const {
+    const Json found = value(name);
+    return found.is_boolean() ? found.get<bool>() : otherwise;
+  }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError("the GGUF file's tokenizer is not sound: " + what, where_, "fetch the file again");
+  }
+
+  void read_tokens() {
+    const Json tokens = value("tokens"), types = value("token_type");
+    if (!tokens.is_array()) fail("tokenizer.ggml.tokens is missing");
+    for (const Json& token : tokens) {
+      if (!token.is_string()) fail("tokenizer.ggml.tokens has what is no text");
+      tokens_.push_back(token.get<std::string>());
+    }
+    types_.assign(tokens_.size(), kGgufNormal);
+    if (types.is_null()) return;
+    if (!types.is_array() || types.size() != tokens_.size()) fail("tokenizer.ggml.token_type has another length");
+    std::ranges::transform(types, types_.begin(),
+                           [](const Json& type) { return type.is_number() ? type.get<int>() : kGgufNormal; });
+  }
+
+  [[nodiscard]] Json added_tokens() const {
+    const bool phi = model_.architecture() == "phi3" && value("model") == "llama";
+    Json added = Json::array();
+    for (std::size_t id = 0; id < tokens_.size(); ++id) {
+      if ((types_[id] != kGgufControl && types_[id] != kGgufUserDefined) || tokens_[id].empty()) continue;
+      // Phi-3's marks of a chat take the white space behind them.
+      const bool takes_right = phi && tokens_[id].starts_with("<|") && tokens_[id] != "<|endoftext|>";
+      added.push_back({{"content", tokens_[id]}, {"id", id}, {"normalized", false}, {"rstrip", takes_right}});
+    }
+    return added;
+  }
+
+  [[nodiscard]] Json vocabulary() const {
+    Json vocabulary = Json::object();
+    for (std::size_t id = 0; id < tokens_.size(); ++id) vocabulary[tokens_[id]] = id;
+    return vocabulary;
+  }
+
+  void make_byte_level(Json& out) {
+    const GgufWords words = gguf_words(value("pre"), where_);
+    begin_ = words.begin;
+    if (words.composes) out["normalizer"] = {{"type", "NFC"}};
+    Json steps = Json::array();
+    for (const std::string& pattern : words.patterns) {
+      steps.push_back({{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}});
+    }
+    steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+    out["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
+    const Json merges = value("merges");
+    if (!merges.is_array()) fail("tokenizer.ggml.merges is missing");
+    out["model"] = {{"type", "BPE"}, {"vocab", vocabulary()}, {"merges", merges}, {"ignore_merges", words.whole_words}};
+  }
+
+  void make_sentencepiece(Json& out) const {
+    const Json replace{{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceMark}};
+    Json steps = Json::array();
+    if (flag("add_space_prefix", true)) steps.push_back({{"type", "Prepend"}, {"prepend", kSpaceMark}});
+    steps.push_back(replace);
+    out["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+    const Json scores = value("scores");
+    if (!scores.is_array() || scores.size() != tokens_.size()) fail("tokenizer.ggml.scores is missing or too short");
+    out["model"] = {{"type", "BPE"},
+                    {"vocab", vocabulary()},
+                    {"merges", merges_by_score(tokens_, types_, scores.get<std::vector<double>>())},
+                    {"byte_fallback", true},
+                    {"fuse_unk", true}};
+    const auto unknown = std::ranges::find(types_, kGgufUnknown);
+    if (unknown != types_.end()) {
+      out["model"]["unk_token"] = tokens_[static_cast<std::size_t>(unknown - types_.begin())];
+    }
+  }
+
+  /// The token that begins every text, if the file wants one.
+  [[nodiscard]] Json prefix(bool otherwise) const {
+    const Json id = value("bos_token_id");
+    if (!flag("add_bos_token", otherwise || begin_) || !id.is_number_integer()) return nullptr;
+    if (id < 0 || id >= tokens_.size()) fail("tokenizer.ggml.bos_token_id is no token");
+    const std::string& token = tokens_[id.get<std::size_t>()];
+    return {{"type", "TemplateProcessing"},
+            {"single", {{{"SpecialToken", {{"id", token}}}}, {{"Sequence", {{"id", "A"}}}}}},
+            {"special_tokens", {{token, {{"ids", {id}}}}}}};
+  }
+
+  GgufModel model_;
+  std::string where_;
+  std::vector<std::string> tokens_;
+  std::vector<int> types_;
+  bool begin_ = false;
+};
+
+}  // namespace
+
+Json gguf_tokenizer(const std::filesystem::path& path) { return TokenizerReader(path).read(); }
+
+}  // namespace oscar

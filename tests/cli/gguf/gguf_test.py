@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""A model in GGUF goes wherever a checkpoint's folder goes: gguf_test.py [GgufTest.test_…]."""
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
+from remote_case import DATA, MODEL, TOKENS, RemoteCase, main, read_folder
+from peers import RangeServer
+
+try:
+    import numpy
+    from sample import KIND, write_sample
+except ImportError as error:
+    print(f"skipped: {error}; run scripts/setup.sh --tests")
+    sys.exit(77)
+
+TEXT = ["--text", DATA / "text/pep-0334.txt", "--max-tokens", "600"]
+
+
+
+class GgufTest(RemoteCase):
+    def sample(self, name="sample.gguf", **more):
+        return write_sample(self.folder / name, MODEL, **more)
+
+    def refused(self, fragments, path, *options, code=1):
+        self.fail_with([*fragments, path.name], "fit", "--model", path, *(options or TOKENS), "--out", "set", code=code)
+
+    def test_a_file_in_bfloat16_is_the_checkpoint(self):
+        path = self.sample()
+        for options in (TOKENS, TEXT):  # ids, and the file's own tokenizer
+            dumped = []
+            for place, out in ((MODEL, "a"), (path, "b")):
+                self.succeed("dump", "-q", "--force", "--model", place, *options, "--out", out)
+                dumped.append({name: content for name, content in read_folder(self.folder / out).items() if name.startswith("layer_")})
+            self.assertTrue(dumped[0])
+            self.assertEqual(*dumped)
+
+    def test_fit_and_verify(self):
+        path = self.sample(kind=KIND.Q8_0)
+        files = self.fit("set", "--model", path, "--recipe", "stretch", "--value-objective", "output", "--target", "any", *TOKENS)
+        identity = json.loads(files["manifest.json"])["model"]
+        self.assertEqual((identity["id"], identity["num_layers"], identity["head_dim"]), ("sample", 4, 128))
+        verify = ["verify", "-q", "set", *TOKENS, "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]
+        done = json.loads(self.succeed(*verify, "--model", path).stdout)
+        self.assertLess(done["methods"][0]["model"]["kld"], 0.1)
+        checkpoint = self.run_oscar(*verify, "--model", MODEL)
+        self.assertIn("another model", checkpoint.stdout + checkpoint.stderr)
+
+    def test_at_an_address(self):
+        path = self.sample(kind=KIND.Q4_1)
+        here = self.fit("a", "--model", path, *TEXT)
+        server = RangeServer({"models/sample.gguf": path.read_bytes()})
+        with server as url:
+            self.assertEqual(self.fit("b", "--model", f"{url}/models/sample.gguf", *TEXT), here)
+            asked = [piece for _, piece in server.seen]
+        self.assertNotIn(None, asked)
+
+    def test_in_parts(self):
+        whole = self.fit("a", "--model", self.sample(), *TOKENS)
+        names = [f"sample-{part:05}-of-00003.gguf" for part in (1, 2, 3)]
+        parts = [self.sample(name, parts=3, part=part + 1) for part, name in enumerate(names)]
+        self.assertEqual(self.fit("b", "--model", parts[0], *TOKENS), whole)
+        server = RangeServer({f"m/{name}": part.read_bytes() for name, part in zip(names, parts)})
+        with server as url:
+            self.assertEqual(self.fit("c", "--model", f"{url}/m/{names[0]}", *TOKENS), whole)
+        self.refused(["is not the first part", names[0]], parts[1])
+        parts[2].unlink()
+        self.fail_with(["no such file", names[2]], "fit", "--model", parts[0], *TOKENS, "--out", "set")
+        renamed = parts[0].rename(self.folder / "first.gguf")
+        self.refused(["one of 3 parts", "-of-00003.gguf"], renamed)
+
+    def test_what_is_not_supported_is_named(self):
+        self.refused(['"mamba" is not supported', "qwen3moe"], self.sample(architecture="mamba"))
+        self.refused(["no tokenizer", "--tokens"], self.sample(tokenizer=False), *TEXT)
+        self.fit("a", "--model", self.sample(tokenizer=False), *TOKENS)
+        strange = {"blk.0.attn_sub_norm.weight": numpy.ones(128, dtype=numpy.float32)}
+        self.refused(["blk.0.attn_sub_norm.weight", "do not have"], self.sample(more=strange))
+        self.refused(["blk.0.ffn_down.weight", "TQ1_0", "not supported", "Q4_0"], self.sample(kind=KIND.TQ1_0))
+
+    def test_damage_is_named(self):
+        path = self.sample()
+        content = path.read_bytes()
+        for size in (3, 100, len(content) // 50, len(content) - 1000):
+            path.write_bytes(content[:size])
+            self.refused(["not a sound GGUF file"], path)
+        path.write_bytes(content.replace(b"qwen3.block_count", b"qwen3.blocc_count"))
+        self.refused(["qwen3.block_count is missing"], path)
+        path.write_bytes(content.replace(b"blk.1.attn_k.weight", b"blk.7.attn_k.weight"))
+        self.refused(["model.layers.1.self_attn.k_proj.weight"], path)
+        path.write_bytes(content.replace(b"general.architecture", b"general.architektur"+b"e"))
+        self.refused(["general.architecture is missing"], path)
+
+    def test_a_folder_with_a_file_tells_to_name_the_file(self):
+        self.copy(MODEL, "m")
+        for weights in (self.folder / "m").glob("*.safetensors*"):
+            weights.unlink()
+        self.sample("m/sample.gguf")
+        self.fail_with(["no weights", "name the .gguf file itself"], "fit", "--model", "m", *TOKENS, "--out", "set")
+
+
+if __name__ == "__main__":
+    main()
