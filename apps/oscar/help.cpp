@@ -16,6 +16,7 @@ constexpr std::array<std::pair<const char*, const char*>, 18> kExamples{{
     {"dump", "oscar dump --model Qwen3-8B --text calibration.txt --out dump"},
     {"fit",
      "oscar fit --model Qwen3-8B --text calibration.jsonl --out set\n"
+     "oscar fit --model hf://Qwen/Qwen3-8B --out set\n"
      "oscar fit --dump s3://bucket/dump --target sglang-v3 --out set\n"
      "torchrun --no-python --nproc-per-node 8 oscar fit --dump dump --recipe oscar --out set"},
     {"verify",

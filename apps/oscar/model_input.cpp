@@ -13,9 +13,10 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group("Input");
   };
-  allow_address(
-      add("--model", input.model, "Checkpoint folder, or its address (s3://BUCKET/PREFIX, http://, https://): streamed")
-          ->type_name("DIR"));
+  allow_address(add("--model", input.model,
+                    "Checkpoint folder or GGUF file, or its address (hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, "
+                    "https://, http://): streamed")
+                    ->type_name("DIR"));
   allow_address(
       add("--text", input.texts,
           "UTF-8 text, joined, - is stdin; or .jsonl or .json with documents (\"text\", or a chat: \"messages\", "

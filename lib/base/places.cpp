@@ -2,6 +2,8 @@
 #include "base/places.hpp"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -37,7 +39,8 @@ RemotePlaces& remote_places() {
 
 bool is_remote(const fs::path& place) {
   const std::string& text = place.native();
-  return text.starts_with("s3://") || text.starts_with("http://") || text.starts_with("https://");
+  constexpr std::array<std::string_view, 4> kSchemes{"s3://", "hf://", "http://", "https://"};
+  return std::ranges::any_of(kSchemes, [&](std::string_view scheme) { return text.starts_with(scheme); });
 }
 
 bool place_exists(const fs::path& file) { return is_remote(file) ? remote_places().exists(file) : fs::exists(file); }
@@ -56,6 +59,10 @@ std::optional<std::vector<std::string>> list_place(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+std::optional<Publication> publication_of(const fs::path& folder) {
+  return is_remote(folder) ? remote_places().publication(folder) : std::nullopt;
 }
 
 std::unique_ptr<PlacedFile> open_place(const fs::path& file) {

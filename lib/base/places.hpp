@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What is only read may lie on disk or at a server. A place is a path or an address (s3://BUCKET/KEY, http://…,
-// https://…), both as std::filesystem::path, so that "/" appends names. Addresses are read by lib/remote, which main
-// registers here: readers of formats see this interface only. Non-goals: writing, renaming, watching.
+// What is only read may lie on disk or at a server. A place is a path or an address (s3://BUCKET/KEY,
+// hf://ORG/REPO, http://…, https://…), both as std::filesystem::path, so that "/" appends names. Addresses are read by
+// lib/remote, which main registers here: readers of formats see this interface only. Non-goals: writing, renaming,
+// watching.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +41,12 @@ struct FilePart {
   std::span<std::byte> to;
 };
 
+/// What is known by the same name and revision wherever it lies.
+struct Publication {
+  std::string repository;  // "ORG/REPO"
+  std::string revision;    // a commit
+};
+
 /// Whoever reads addresses. Methods throw TransportError, Interrupted, and UsageError for what is no address; any
 /// thread may call them.
 class RemotePlaces {
@@ -56,6 +63,8 @@ class RemotePlaces {
   [[nodiscard]] virtual bool exists(const std::filesystem::path& file) = 0;
   /// Names of what lies in a folder, sorted; nothing where the server gives no listings.
   [[nodiscard]] virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
+  /// Of a folder that is a whole repository of a hub; nothing of others.
+  [[nodiscard]] virtual std::optional<Publication> publication(const std::filesystem::path&) { return std::nullopt; }
   /// Asks for nothing yet.
   [[nodiscard]] virtual std::unique_ptr<PlacedFile> open(const std::filesystem::path& file) = 0;
   /// PlacedFile::read() of several parts at the same time. All files are this object's.
@@ -77,6 +86,8 @@ void set_remote_places(RemotePlaces* places);
 [[nodiscard]] std::optional<std::string> optional_text(const std::filesystem::path& file);
 /// Sorted; nothing where a server gives no listings, or there is no such folder.
 [[nodiscard]] std::optional<std::vector<std::string>> list_place(const std::filesystem::path& folder);
+/// What RemotePlaces::publication() says of an address; nothing of a folder on disk.
+[[nodiscard]] std::optional<Publication> publication_of(const std::filesystem::path& folder);
 /// Throws DataError if the file is missing; at a server that shows only later.
 [[nodiscard]] std::unique_ptr<PlacedFile> open_place(const std::filesystem::path& file);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "base/text.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -83,6 +84,16 @@ std::string plural(std::int64_t count, std::string_view one, std::string_view ma
   std::string text = std::to_string(count) + " ";
   if (count == 1) return text += one;
   return many.empty() ? (text += one) += 's' : text += many;
+}
+
+bool is_plain_name(std::string_view text) {
+  constexpr std::size_t kMost = 96;
+  const auto alphanumeric = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+  };
+  const auto allowed = [&](char c) { return alphanumeric(c) || c == '.' || c == '_' || c == '-'; };
+  return !text.empty() && text.size() <= kMost && (alphanumeric(text.front()) || text.front() == '_') &&
+         std::all_of(text.begin(), text.end(), allowed) && text.find("..") == std::string_view::npos;
 }
 
 }  // namespace oscar

@@ -27,4 +27,8 @@ namespace oscar {
 /// that do not take an s ("matrices").
 [[nodiscard]] std::string plural(std::int64_t count, std::string_view one, std::string_view many = "");
 
+/// Whether `text` may be a part of a name, and of a path: letters, digits, '.', '_' and '-', at most 96 of them, the
+/// first a letter, a digit or '_', and no "..".
+[[nodiscard]] bool is_plain_name(std::string_view text);
+
 }  // namespace oscar

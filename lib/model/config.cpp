@@ -29,20 +29,23 @@ Described describe_gguf(const fs::path& path) {
   return {ConfigFile(gguf_config(model), model.where()), identity};
 }
 
-/// The names come from the path inside a Hugging Face cache (models--<org>--<name>/snapshots/<commit>), or from the
-/// folder's name.
+/// The names come from the address on the Hugging Face Hub or the path inside its cache
+/// (models--<org>--<name>/snapshots/<commit>), which give the same, or from the folder's name.
 Described describe_folder(const fs::path& model) {
   if (!is_remote(model) && !fs::is_directory(model)) {
     throw DataError(
         "there is no model folder", model.string(),
-        "name a folder with config.json and *.safetensors, or a .gguf file; one on the Hugging Face Hub must "
-        "be downloaded first (hf download ORG/MODEL --local-dir DIR)");
+        "name a folder with config.json and *.safetensors, a .gguf file, or a model on the Hugging Face Hub: "
+        "hf://ORG/MODEL");
   }
   const fs::path folder = is_remote(model) ? model : fs::weakly_canonical(model);
   ModelIdentity identity;
   const std::string cached = folder.parent_path().parent_path().filename().string();
   constexpr std::string_view kPrefix = "models--";
-  if (folder.parent_path().filename() == "snapshots" && cached.starts_with(kPrefix)) {
+  if (const std::optional<Publication> published = publication_of(folder)) {
+    identity.id = published->repository;
+    identity.revision = published->revision;
+  } else if (folder.parent_path().filename() == "snapshots" && cached.starts_with(kPrefix)) {
     identity.id = cached.substr(kPrefix.size());
     if (const std::size_t at = identity.id.find("--"); at != std::string::npos) identity.id.replace(at, 2, "/");
     identity.revision = folder.filename().string();

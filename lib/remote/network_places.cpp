@@ -15,7 +15,8 @@ namespace {
 /// Of a document that is read whole: tokenizers and indexes of large models have tens of MB.
 constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
 
-const AskedFor kAsked{"", "give s3://BUCKET/PREFIX, http://HOST/PATH or https://HOST/PATH"};
+const AskedFor kAsked{"", "give s3://BUCKET/PREFIX, hf://ORG/NAME, http://HOST/PATH or https://HOST/PATH"};
+const AskedFor kAskedHub{"", "write hf://ORG/NAME or hf://ORG/NAME@REVISION"};
 
 /// "https://me:pw@host/a/b" -> {"https://", "me:pw@", "host", "a/b"}
 struct Address {
@@ -42,6 +43,7 @@ NetworkPlaces::~NetworkPlaces() = default;
 void NetworkPlaces::talk_to(Status& status) { status_ = &status; }
 
 fs::path NetworkPlaces::settle(const std::string& place) {
+  if (is_hub_address(place)) return parse_hub_address(place, kAskedHub).place();
   Address address(place);
   while (address.path.ends_with('/')) address.path.pop_back();
   if (address.host.empty()) throw UsageError("the address names no host or bucket", place, kAsked.remedy);
@@ -61,6 +63,13 @@ fs::path NetworkPlaces::settle(const std::string& place) {
 }
 
 std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
+  if (is_hub_address(place.string())) {
+    const HubAddress address = hub_address_of_place(place.string());
+    if (!address.folder.empty() && !is_safe_relative_path(address.folder)) {  // as a name in an index could say
+      throw UsageError("the address leads out of its repository", address.repository, kAskedHub.remedy);
+    }
+    return {&find_repository(address), address.folder};
+  }
   const Address address(place.string());
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Server>& server = servers_[address.origin()];
@@ -76,6 +85,22 @@ std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
     throw UsageError("the address leads out of its folder", address.origin(), kAsked.remedy);
   }
   return {server.get(), std::move(path)};
+}
+
+HubServer& NetworkPlaces::find_repository(const HubAddress& address) {
+  HubAddress whole = address;
+  whole.folder.clear();
+  const std::lock_guard lock(mutex_);  // others that ask for a file there need the commit, too
+  std::unique_ptr<HubServer>& server = repositories_[whole.text()];
+  if (server == nullptr) server = open_repository(whole, options_, *status_);
+  return *server;
+}
+
+std::optional<Publication> NetworkPlaces::publication(const fs::path& folder) {
+  if (!is_hub_address(folder.string())) return std::nullopt;
+  const HubAddress address = hub_address_of_place(folder.string());
+  if (!address.folder.empty()) return std::nullopt;
+  return Publication{address.repository, find_repository(address).commit()};
 }
 
 std::string NetworkPlaces::existing_text(const fs::path& file) {
@@ -101,6 +126,9 @@ std::string NetworkPlaces::text(const fs::path& file) {
     return existing_text(file);
   } catch (const NotFound&) {
     server->explain_missing(server->where(path));
+  } catch (const Denied& error) {
+    server->explain_denied(error);
+    throw;
   }
 }
 
@@ -109,7 +137,8 @@ std::optional<std::string> NetworkPlaces::optional_text(const fs::path& file) {
     return existing_text(file);
   } catch (const NotFound&) {
     return std::nullopt;
-  } catch (const Denied&) {
+  } catch (const Denied& error) {
+    find(file).first->explain_denied(error);
     return std::nullopt;
   }
 }

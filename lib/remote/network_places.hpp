@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Addresses as places: s3://BUCKET/KEY and http(s)://[USER:PASSWORD@]HOST/PATH. Servers and their connections are kept
-// for the process's life.
+// Addresses as places: s3://BUCKET/KEY, hf://ORG/REPO[@REVISION] and http(s)://[USER:PASSWORD@]HOST/PATH. Servers and
+// their connections are kept for the process's life, and so is the commit that a revision was when it was first asked
+// for.
 #pragma once
 
 #include <filesystem>
@@ -12,6 +13,7 @@
 
 #include "base/places.hpp"
 #include "base/status.hpp"
+#include "remote/hub_server.hpp"
 #include "remote/server.hpp"
 
 namespace oscar {
@@ -29,21 +31,25 @@ class NetworkPlaces : public RemotePlaces {
   [[nodiscard]] std::optional<std::string> optional_text(const std::filesystem::path& file) override;
   [[nodiscard]] bool exists(const std::filesystem::path& file) override;
   [[nodiscard]] std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override;
+  [[nodiscard]] std::optional<Publication> publication(const std::filesystem::path& folder) override;
   [[nodiscard]] std::unique_ptr<PlacedFile> open(const std::filesystem::path& file) override;
   void read(std::span<const FilePart> parts) override;
 
  private:
   /// The server of an address, and the path there.
   [[nodiscard]] std::pair<Server*, std::string> find(const std::filesystem::path& place);
+  /// Of the repository of an address on the hub, asked for its commit if it is new.
+  [[nodiscard]] HubServer& find_repository(const HubAddress& address);
   [[nodiscard]] std::string existing_text(const std::filesystem::path& file);
 
   TransferOptions options_;
   Status silent_;
   Status* status_ = &silent_;
   std::mutex mutex_;
-  std::pair<std::filesystem::path, std::string> kept_;      // a text that exists() has fetched
-  std::map<std::string, std::string> credentials_;          // by "scheme://host"
-  std::map<std::string, std::unique_ptr<Server>> servers_;  // by the same, or "s3://bucket"
+  std::pair<std::filesystem::path, std::string> kept_;              // a text that exists() has fetched
+  std::map<std::string, std::string> credentials_;                  // by "scheme://host"
+  std::map<std::string, std::unique_ptr<Server>> servers_;          // by the same, or "s3://bucket"
+  std::map<std::string, std::unique_ptr<HubServer>> repositories_;  // by "hf://ORG/REPO@REVISION"
 };
 
 }  // namespace oscar

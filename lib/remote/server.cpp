@@ -80,19 +80,22 @@ void Server::read(std::span<const RangeRequest> requests) {
     with_transport([&](Transport& transport) { read_ranges(transport, requests, options_, status_); });
   } catch (const NotFound& error) {
     explain_missing(error.where());
+  } catch (const Denied& error) {
+    explain_denied(error);
+    throw;
   }
 }
 
-void Server::explain_missing(const std::string& where) {
-  if (bucket_.empty()) throw DataError("there is no such file", where, "check the address");
+DataError Server::missing(const std::string& where) {
+  if (bucket_.empty()) return DataError("there is no such file", where, "check the address");
   try {
     (void)list("-");  // of a bucket that is there: nothing, as a rule
   } catch (const NotFound&) {
-    throw DataError("there is no bucket \"" + bucket_ + "\"", location_.url,
-                    "check its name, and which store AWS_ENDPOINT_URL_S3 and AWS_REGION name");
+    return DataError("there is no bucket \"" + bucket_ + "\"", location_.url,
+                     "check its name, and which store AWS_ENDPOINT_URL_S3 and AWS_REGION name");
   } catch (const TransportError&) {  // listing may be forbidden: nothing more is known
   }
-  throw DataError("there is no such object", where, "check the bucket and the prefix");
+  return DataError("there is no such object", where, "check the bucket and the prefix");
 }
 
 std::optional<std::vector<std::string>> Server::list(const std::string& prefix) {

@@ -20,6 +20,9 @@ class Server {
  public:
   /// bucket: of an S3 store; empty: a web server. `status` must outlive the server.
   Server(StoreLocation location, std::string bucket, const TransferOptions& options, Status& status);
+  virtual ~Server() = default;
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
 
   /// A whole file of up to `most` bytes. Throws NotFound, Denied, TransportError, Interrupted.
   [[nodiscard]] std::string text(const std::string& path, std::uint64_t most);
@@ -28,11 +31,18 @@ class Server {
   /// Throws what read_ranges() throws, and DataError for a file that does not exist.
   void read(std::span<const RangeRequest> requests);
   /// Names in a "folder" of a bucket ("" or one that ends with '/'), sorted; nothing for a web server.
-  [[nodiscard]] std::optional<std::vector<std::string>> list(const std::string& prefix);
+  [[nodiscard]] virtual std::optional<std::vector<std::string>> list(const std::string& prefix);
   /// Throws DataError that says what is missing: a bucket, or what `where` names in it.
-  [[noreturn]] void explain_missing(const std::string& where);
+  [[noreturn]] void explain_missing(const std::string& where) { throw missing(where); }
+  /// Throws DataError where the server tells apart what may not be read and what is not there; returns where it does
+  /// not.
+  virtual void explain_denied(const Denied&) const {}
   /// Names a file in messages.
   [[nodiscard]] std::string where(const std::string& path) const;
+
+ protected:
+  /// What explain_missing() throws.
+  [[nodiscard]] virtual DataError missing(const std::string& where);
 
  private:
   /// f(a transport that nobody else uses meanwhile)

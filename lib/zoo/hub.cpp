@@ -11,26 +11,8 @@
 namespace oscar {
 namespace {
 
-constexpr std::string_view kScheme = "hf://";
-constexpr std::string_view kDatasets = "datasets/";
-constexpr char kPublicHub[] = "https://huggingface.co";
 /// Of a thousand files each; the Hub asks for at most ten thousand in a folder.
 constexpr int kMaxPages = 100;
-
-bool is_commit(const std::string& revision) {
-  return revision.size() == 40 && revision.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
-/// Plain http is for a hub on this machine.
-bool may_see_token(const std::string& url) {
-  return url.starts_with("https://") || url.starts_with("http://127.0.0.1:") || url.starts_with("http://localhost:") ||
-         url.starts_with("http://[::1]:");
-}
-
-std::string api_path(const HubAddress& address) {
-  const bool dataset = address.repository.starts_with(kDatasets);
-  return std::string("api/") + (dataset ? "" : "models/") + address.repository;
-}
 
 /// From `<https://…/tree/…?cursor=…>; rel="next"` what follows the '?'; empty: there is no next page. The address
 /// itself is known: a hub cannot send us elsewhere.
@@ -60,7 +42,7 @@ FileDigest file_of(const Json& entry, const std::string& prefix, const std::stri
   const Json oid = (lfs.is_object() ? lfs : entry).value("oid", Json());
   const std::string digest = oid.is_string() ? oid.get<std::string>() : "";
   (lfs.is_object() ? file.sha256 : file.git_oid) = digest;
-  const bool known = lfs.is_object() ? is_sha256(digest) : is_commit(digest);
+  const bool known = lfs.is_object() ? is_sha256(digest) : is_git_hash(digest);
   if (!known || !is_safe_relative_path(file.path) || file.path.find('/') != std::string::npos) {
     throw DataError("the hub's answer lists a file with an unusable name or hash", where, "check HF_ENDPOINT");
   }
@@ -75,43 +57,6 @@ bool holds_rotations(const std::string& name) {
 
 }  // namespace
 
-std::string HubAddress::text() const {
-  return std::string(kScheme) + repository + (folder.empty() ? "" : "/" + folder) + "@" + revision;
-}
-
-bool is_hub_address(const std::string& text) { return text.starts_with(kScheme); }
-
-HubAddress parse_hub_address(const std::string& text) {
-  HubAddress address;
-  std::string rest = text.substr(kScheme.size());
-  if (const auto at = rest.rfind('@'); at != std::string::npos) {
-    address.revision = rest.substr(at + 1);
-    rest.resize(at);
-  }
-  while (rest.ends_with('/')) rest.pop_back();
-  const bool dataset = rest.starts_with(kDatasets);
-  const std::string path = dataset ? rest.substr(kDatasets.size()) : rest;
-  const auto slash = path.find('/'), second = slash == std::string::npos ? slash : path.find('/', slash + 1);
-  const std::string repository = path.substr(0, second);
-  address.repository = (dataset ? std::string(kDatasets) : "") + repository;
-  if (second != std::string::npos) address.folder = path.substr(second + 1);
-  const bool good = is_model_name(repository) && (address.folder.empty() || is_safe_relative_path(address.folder)) &&
-                    is_safe_relative_path(address.revision);
-  if (!good) {
-    throw UsageError("\"" + text + "\" is not an address on the Hugging Face Hub", "NAME",
-                     "write hf://ORG/REPO/FOLDER or hf://ORG/REPO/FOLDER@REVISION");
-  }
-  return address;
-}
-
-StoreLocation hub_endpoint() {
-  const std::string url = environment({"HF_ENDPOINT"}, kPublicHub);
-  StoreLocation location = parse_zoo_location(url);
-  if (!location.remote) throw UsageError("not an address of a hub: " + url, "HF_ENDPOINT", "give https://…");
-  if (may_see_token(location.url)) location.bearer_token = environment({"HF_TOKEN"});
-  return location;
-}
-
 StoreLocation zoo_location(const std::string& zoo) {
   if (!is_hub_address(zoo)) return parse_zoo_location(zoo);
   const HubAddress address = parse_hub_address(zoo);
@@ -120,20 +65,10 @@ StoreLocation zoo_location(const std::string& zoo) {
   return location;
 }
 
-std::string hub_commit_path(const HubAddress& address) { return api_path(address) + "/revision/" + address.revision; }
-
-std::string commit_in(const Json& answer, const std::string& where) {
-  const Json sha = answer.is_object() ? answer.value("sha", Json()) : Json();
-  if (sha.is_string() && is_commit(sha.get<std::string>())) return sha;
-  throw DataError("the hub did not tell a commit", where, "check HF_ENDPOINT");
-}
-
-std::string hub_files(const HubAddress& address) { return address.repository + "/resolve/" + address.revision; }
-
 std::vector<FileDigest> list_hub_folder(Transport& hub, const HubAddress& address, const TransferOptions& options,
                                         Status& status) {
   std::vector<FileDigest> files;
-  const std::string path = join_path(api_path(address) + "/tree/" + address.revision, address.folder);
+  const std::string path = join_path(hub_api(address) + "/tree/" + address.revision, address.folder);
   const std::string prefix = address.folder.empty() ? "" : address.folder + "/", where = hub.where(path);
   std::string query;
   for (int pages = 0; pages == 0 || !query.empty(); ++pages) {

@@ -4,20 +4,12 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr std::size_t kMaxPart = 96;
 constexpr std::string_view kDigestMark = "@sha256:";
-
-bool is_alphanumeric(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); }
-
-bool is_part(std::string_view text) {
-  const auto allowed = [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; };
-  return !text.empty() && text.size() <= kMaxPart && (is_alphanumeric(text.front()) || text.front() == '_') &&
-         std::all_of(text.begin(), text.end(), allowed) && text.find("..") == std::string_view::npos;
-}
 
 }  // namespace
 
@@ -28,11 +20,11 @@ std::string SetName::text() const {
 bool is_model_name(std::string_view text) {
   const auto slash = text.find('/');
   // A folder called index.json would sit where the zoo keeps its index.
-  return slash != std::string_view::npos && is_part(text.substr(0, slash)) && is_part(text.substr(slash + 1)) &&
-         text.substr(0, slash) != "index.json";
+  return slash != std::string_view::npos && is_plain_name(text.substr(0, slash)) &&
+         is_plain_name(text.substr(slash + 1)) && text.substr(0, slash) != "index.json";
 }
 
-bool is_tag(std::string_view text) { return is_part(text); }
+bool is_tag(std::string_view text) { return is_plain_name(text); }
 
 bool is_sha256(std::string_view text) {
   return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;

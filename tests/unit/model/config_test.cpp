@@ -141,7 +141,7 @@ TEST_CASE("what is missing, impossible or not supported is named") {
     CHECK_ERROR(read_model_config(folder.with(changes)), DataError, reason);
   };
   CHECK_ERROR(read_model_config("/nowhere"), DataError, "there is no model folder");
-  CHECK_ERROR(read_model_config("/nowhere"), DataError, "hf download");
+  CHECK_ERROR(read_model_config("/nowhere"), DataError, "hf://ORG/MODEL");
   refused({{"vocab_size", nullptr}}, "has no member \"vocab_size\"");
   refused({{"head_dim", nullptr}, {"hidden_size", 191}}, "hidden_size is not a multiple of num_attention_heads");
   refused({{"head_dim", 127}}, "head_dim must be even");

@@ -12,8 +12,8 @@
 namespace oscar {
 
 TEST_CASE("addresses are told from paths") {
-  for (const char* place : {"s3://b", "s3://b/k", "http://h/x", "https://h"}) CHECK(is_remote(place));
-  for (const char* place : {"", "s3", "s3:/b", "/s3://b", "./http://h", "ftp://h", "hf://a/b"}) {
+  for (const char* place : {"s3://b", "s3://b/k", "http://h/x", "https://h", "hf://a/b"}) CHECK(is_remote(place));
+  for (const char* place : {"", "s3", "s3:/b", "/s3://b", "./http://h", "ftp://h", "hf:/a/b"}) {
     CHECK(!is_remote(place));
   }
   CHECK((fs::path("s3://b/k") / "config.json").string() == "s3://b/k/config.json");
@@ -24,10 +24,21 @@ TEST_CASE("an address is settled without its credentials and slashes") {
   CHECK(places.settle("s3://bucket/a/b//") == "s3://bucket/a/b");
   CHECK(places.settle("s3://bucket/") == "s3://bucket");
   CHECK(places.settle("https://me:p%40ss@host:1/a%20b/") == "https://host:1/a%20b");
-  for (const char* bad :
-       {"s3://", "http:///x", "s3://me@bucket/x", "https://h/m?v=1", "http://h/m#x", "http://%zz@h/"}) {
+  CHECK(places.settle("hf://org/name") == "hf://org/name@main");
+  CHECK(places.settle("hf://org/name/a/b/@refs/pr/1") == "hf://org/name@refs%2Fpr%2F1/a/b");
+  CHECK(places.settle("hf://datasets/org/name@v1") == "hf://datasets/org/name@v1");
+  for (const char* bad : {"hf://org", "hf://datasets/org", "hf://me@org/name", "s3://", "http:///x", "s3://me@bucket/x",
+                          "https://h/m?v=1", "http://h/m#x", "http://%zz@h/"}) {
     CHECK_THROWS_AS((void)places.settle(bad), UsageError);
   }
+}
+
+TEST_CASE("a place on the hub is read again as the address that it was made of, with what was appended") {
+  const HubAddress address = hub_address_of_place("hf://datasets/org/name@refs%2Fpr%2F1/a/config.json");
+  CHECK(address.repository == "datasets/org/name");
+  CHECK(address.revision == "refs/pr/1");
+  CHECK(address.folder == "a/config.json");
+  CHECK(hub_address_of_place(address.place()).text() == "hf://datasets/org/name/a/config.json@refs/pr/1");
 }
 
 TEST_CASE("what is on disk needs nobody who reads addresses") {
