@@ -78,7 +78,7 @@ GgufCheckpoint::Weight GgufCheckpoint::weight_of(const GgufModel::Place& place, 
                                                                                              : "attention.head_count");
   const std::int64_t count = heads.is_number_integer() ? heads.get<std::int64_t>() : 0;
   if (count <= 0 || shape[0] % (2 * count) != 0) {
-    throw DataError("tensor " + name + " does not have the rows of " + heads.dump() + " heads", model_.where(),
+    throw DataError("tensor " + name + " does not have the rows of " + gguf_text(heads) + " heads", model_.where(),
                     "fetch the file again");
   }
   weight.head_rows = shape[0] / count;

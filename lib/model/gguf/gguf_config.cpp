@@ -100,7 +100,7 @@ Json rope_scaling(const GgufModel& model, const Metadata& metadata) {
   }
   const Json type = model.value("rope.scaling.type");
   if (type.is_null() || type == "none") return nullptr;
-  if (type != "linear" && type != "yarn") metadata.refuse("rope.scaling.type", type.dump() + " is not supported");
+  if (type != "linear" && type != "yarn") metadata.refuse("rope.scaling.type", gguf_text(type) + " is not supported");
   Json scaling{{"rope_type", type}, {"factor", metadata.number("rope.scaling.factor")}};
   if (type == "linear") return scaling;
   scaling["original_max_position_embeddings"] = context;

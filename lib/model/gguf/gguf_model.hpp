@@ -51,6 +51,10 @@ class GgufModel {
   std::map<std::string, Place> tensors_;
 };
 
+/// A metadata value for messages. What is no UTF-8 in it is replaced.
+[[nodiscard]] inline std::string gguf_text(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 /// The file's name without its ending and the number of its part.
 [[nodiscard]] std::string gguf_model_name(const std::filesystem::path& path);
 

@@ -28,7 +28,7 @@ class TokenizerReader {
                       "pass token ids with --tokens, or name a file with a tokenizer");
     }
     if (kind != "gpt2" && kind != "llama") {
-      throw DataError("the GGUF file's kind of tokenizer, " + kind.dump() + ", is not supported", where_, kPassIds);
+      throw DataError("the GGUF file's kind of tokenizer, " + gguf_text(kind) + ", is not supported", where_, kPassIds);
     }
     read_tokens();
     Json out{{"added_tokens", added_tokens()}, {"normalizer", nullptr}, {"pre_tokenizer", nullptr}};
@@ -74,8 +74,8 @@ class TokenizerReader {
   }
 
   [[nodiscard]] Json vocabulary() const {
-    Json vocabulary = Json::object();
-    for (std::size_t id = 0; id < tokens_.size(); ++id) vocabulary[tokens_[id]] = id;
+    Json::object_t vocabulary;  // filled at its end, for it looks keys up one after the other
+    for (std::size_t id = 0; id < tokens_.size(); ++id) vocabulary.emplace_back(tokens_[id], id);
     return vocabulary;
   }
 
