@@ -12,9 +12,9 @@
 
 #include "base/json.hpp"
 #include "base/status.hpp"
-#include "config_file.hpp"
 #include "kernels/backend.hpp"
 #include "numbers.hpp"
+#include "option_file.hpp"
 #include "remote/network_places.hpp"
 
 namespace oscar {
@@ -39,7 +39,7 @@ struct Context {
   /// What addresses lead to; registered by main.
   NetworkPlaces network;
   /// What --config names.
-  std::shared_ptr<ConfigFile> config = std::make_shared<ConfigFile>();
+  std::shared_ptr<OptionFile> config = std::make_shared<OptionFile>();
   /// Set by main once the options are known.
   std::unique_ptr<Status> status;
   /// What the command's callback asks main to return; 0 unless verify rejects.

@@ -38,7 +38,7 @@ std::string shown_value(const CLI::Option& option) {
   return fallback.empty() ? "(none)" : fallback;
 }
 
-void tell_settings_of(CLI::App& app, const CLI::App& command, const ConfigFile& config, Status& status) {
+void tell_settings_of(CLI::App& app, const CLI::App& command, const OptionFile& config, Status& status) {
   for (const CLI::Option* option : command.get_options()) {
     if (option == command.get_help_ptr() || option->get_name() == "--version") continue;
     status.detail(shown_name(*option) + " = " + shown_value(*option) + " (" + source_of(app, command, *option, config) +
@@ -59,7 +59,7 @@ std::uint64_t bytes_of(const std::string& name) {
 }  // namespace
 
 std::string source_of(const CLI::App& app, const CLI::App& command, const CLI::Option& option,
-                      const ConfigFile& config) {
+                      const OptionFile& config) {
   if (is_given(command, option) || is_given(app, option)) return "command line";
   if (option.count() == 0) return "default";
   for (const std::string& name : option.get_lnames()) {
@@ -71,7 +71,7 @@ std::string source_of(const CLI::App& app, const CLI::App& command, const CLI::O
   return set ? variable + " in the environment" : "default";
 }
 
-void tell_settings(CLI::App& app, const ConfigFile& config, Status& status) {
+void tell_settings(CLI::App& app, const OptionFile& config, Status& status) {
   CLI::App& command = active_command(app);
   status.detail("settings of " + full_name(command) + ":");
   tell_settings_of(app, command, config, status);

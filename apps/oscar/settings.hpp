@@ -9,17 +9,17 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status.hpp"
-#include "config_file.hpp"
+#include "option_file.hpp"
 
 namespace oscar {
 
 /// "command line", "run.toml line 3", "OSCAR_THREADS in the environment", or "default". command: the one that has the
 /// option.
 [[nodiscard]] std::string source_of(const CLI::App& app, const CLI::App& command, const CLI::Option& option,
-                                    const ConfigFile& config);
+                                    const OptionFile& config);
 
 /// Each option of the command that runs, and of the program: its value and where that came from.
-void tell_settings(CLI::App& app, const ConfigFile& config, Status& status);
+void tell_settings(CLI::App& app, const OptionFile& config, Status& status);
 
 /// What the process used until now: wall and processor time, peak memory, bytes read and written, threads.
 void tell_costs(std::chrono::steady_clock::time_point started, Status& status);

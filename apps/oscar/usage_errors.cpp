@@ -79,14 +79,14 @@ std::optional<Mistake> option_in(CLI::App& app, const std::string& message) {
 }
 
 /// Where a wrong value stands: the command, or the file or variable that it comes from.
-std::string where_of(const CLI::App& app, const Mistake& mistake, const ConfigFile& config) {
+std::string where_of(const CLI::App& app, const Mistake& mistake, const OptionFile& config) {
   const std::string source = source_of(app, *mistake.command, *mistake.option, config);
   return source == "command line" || source == "default" ? full_name(*mistake.command) : source;
 }
 
 bool is_flag(const CLI::Option& option) { return option.get_type_size() == 0 || option.get_items_expected_max() == 0; }
 
-UsageError wrong_number_of_values(const CLI::App& app, const Mistake& m, const ConfigFile& config) {
+UsageError wrong_number_of_values(const CLI::App& app, const Mistake& m, const OptionFile& config) {
   const std::string where = where_of(app, m, config), help = help_of(*m.command);
   const std::size_t given = m.option->count();
   const int most = m.option->get_items_expected_max();
@@ -113,14 +113,14 @@ std::string expectation(const CLI::Option& option, const std::string& value) {
   return type.starts_with("FLOAT") ? "not a number" : "not a value that it takes";
 }
 
-UsageError unreadable_value(const CLI::App& app, const Mistake& m, const ConfigFile& config) {
+UsageError unreadable_value(const CLI::App& app, const Mistake& m, const OptionFile& config) {
   const std::string value = CLI::detail::join(m.option->results(), " ");
   return {m.name + ": \"" + value + "\" is " + expectation(*m.option, value), where_of(app, m, config),
           help_of(*m.command)};
 }
 
 /// The checks that we wrote say it themselves; those of CLI11 that say a range or a choice are put in our words.
-UsageError refused_value(const CLI::App& app, const Mistake& m, std::string reason, const ConfigFile& config) {
+UsageError refused_value(const CLI::App& app, const Mistake& m, std::string reason, const OptionFile& config) {
   const std::string where = where_of(app, m, config);
   const std::vector<std::string> choices = choices_of(*m.option);
   for (const std::string& value : m.option->results()) {
@@ -137,7 +137,7 @@ UsageError refused_value(const CLI::App& app, const Mistake& m, std::string reas
 }
 
 /// reason: what CLI11 says behind the name of the option.
-UsageError about_option(const CLI::App& app, const Mistake& m, const CLI::ParseError& error, const ConfigFile& config) {
+UsageError about_option(const CLI::App& app, const Mistake& m, const CLI::ParseError& error, const OptionFile& config) {
   const std::string message = error.what(), help = help_of(*m.command), where = full_name(*m.command);
   const std::string rest = message.size() > m.name.size() ? message.substr(m.name.size() + 1) : "";
   switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
@@ -162,7 +162,7 @@ UsageError about_option(const CLI::App& app, const Mistake& m, const CLI::ParseE
 
 /// "INI was not able to parse fit.nonsense", "fit.x: This option is not allowed in a configuration file", and flags
 /// that have several values there: the last word, or the first, is the name.
-UsageError in_config_file(CLI::App& app, const CLI::ParseError& error, const ConfigFile& config) {
+UsageError in_config_file(CLI::App& app, const CLI::ParseError& error, const OptionFile& config) {
   const std::string message = error.what(), file = app["--config"]->as<std::string>();
   const std::size_t colon = message.find(": ");
   std::string name =
@@ -223,7 +223,7 @@ std::string full_name(const CLI::App& command) {
   return (command.get_parent() == nullptr ? "" : full_name(*command.get_parent()) + " ") + command.get_name();
 }
 
-UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const ConfigFile& config) {
+UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const OptionFile& config) {
   CLI::App& command = active_command(app);
   const std::string name = full_name(command), message = error.what();
   const auto kind = static_cast<CLI::ExitCodes>(error.get_exit_code());

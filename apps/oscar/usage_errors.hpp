@@ -9,12 +9,12 @@
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
-#include "config_file.hpp"
+#include "option_file.hpp"
 
 namespace oscar {
 
 /// app: the program, in the state in which the parser left it.
-[[nodiscard]] UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const ConfigFile& config);
+[[nodiscard]] UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const OptionFile& config);
 
 /// The command that was named, as deep as it goes ("zoo tag"), or the program.
 [[nodiscard]] CLI::App& active_command(CLI::App& app);

@@ -89,7 +89,7 @@ __device__ __forceinline__ void write_rows(const PackParams& p, const RowPair<kD
 template <int kDim, bool kRotate>
 struct SharedPlaces {
   static constexpr int kRotation = kPackWarps * Tile<kDim>::kBytes;
-  static constexpr int kSlots = kRotation + (kRotate ? static_cast<int>(Rotation<kDim>::kBytes) : 0);
+  static constexpr int kSlots = kRotation + (kRotate ? static_cast<int>(SharedRotation<kDim>::kBytes) : 0);
   static constexpr int kBytes = kSlots + kPackWarps * kPackRows * static_cast<int>(sizeof(int));
 };
 
@@ -122,7 +122,8 @@ __global__ void __launch_bounds__(kPackWarps* kLanes, kDim <= 128 ? 2 : 1)
     }
   };
   if constexpr (kRotate) {
-    const Rotation<kDim> rotation(p, head, static_cast<unsigned>(__cvta_generic_to_shared(shared + Shared::kRotation)));
+    const SharedRotation<kDim> rotation(p, head,
+                                        static_cast<unsigned>(__cvta_generic_to_shared(shared + Shared::kRotation)));
     wait_for_copies<0>();
     rotation.publish();
     __syncthreads();

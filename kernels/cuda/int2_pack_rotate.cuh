@@ -46,12 +46,12 @@ __device__ __forceinline__ void wide_mma(float (*d)[4], const unsigned (&a)[4], 
 /// dense: the 16-byte pieces of a row of 128 bytes change places by the row. Column 8 j + 2 t is the first channel of
 /// the lanes' pair j.
 template <int kDim>
-class Rotation {
+class SharedRotation {
  public:
   static constexpr unsigned kBytes = 2 * kDim * kDim;
 
   /// shared: 1024-byte aligned.
-  __device__ Rotation(const PackParams& p, int head, unsigned shared) {
+  __device__ SharedRotation(const PackParams& p, int head, unsigned shared) {
     copy_rotation<kDim>(p, head, [&](unsigned row, unsigned piece) {
       return shared + piece / 8 * kPanel + row * 128 + (piece ^ row) % 8 * 16;
     });
@@ -100,11 +100,11 @@ class Rotation {
 /// One head's rotation in shared memory, as the right operand of rows R: rows of 16-byte pieces, of which piece j has
 /// the columns that are the lanes' pair j.
 template <int kDim>
-class Rotation {
+class SharedRotation {
  public:
   static constexpr unsigned kBytes = 2 * kDim * kDim;
 
-  __device__ Rotation(const PackParams& p, int head, unsigned shared) {
+  __device__ SharedRotation(const PackParams& p, int head, unsigned shared) {
     copy_rotation<kDim>(p, head, [&](unsigned row, unsigned piece) { return shared + place<kDim>(row, piece); });
 #pragma unroll
     for (unsigned j = 0; j < 8; ++j) pieces_[j] = shared + place<kDim>(threadIdx.x % kLanes, j);

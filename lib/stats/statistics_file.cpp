@@ -137,6 +137,9 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
     last = layer.layer_id;
     for (const char* const part : kParts) listed += has(prefix_of(layer.layer_id) + part) ? 1U : 0U;
     for (const auto* places : {&layer.first_data, &layer.sst_data}) {
+      if (!std::ranges::is_sorted(*places, std::ranges::less_equal{})) {
+        throw DataError("the manifest names data twice or out of order", path_, "take the statistics again");
+      }
       if (places->empty() || places->back() < manifest_.data.size()) continue;
       throw DataError("the manifest names data that it does not list", path_, "take the statistics again");
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks who includes whom, file lengths and licence lines: check_layers.py [ROOT]. Exit 1 and one line per finding.
+"""Checks who includes whom, names of classes, file lengths and licence lines: check_layers.py [ROOT]. Exit 1 and one line per finding.
 
 Folders are stages of a data flow (rules.py): a stage sees earlier stages, never later ones, and a third-party header is
 seen only by the files that wrap it. Nothing here builds or runs the code.
@@ -8,8 +8,10 @@ import re
 import sys
 from pathlib import Path
 
-from rules import (INCLUDING_SUFFIXES, MAX_LINES, MAX_TEST_LINES, MAY_INCLUDE, SOURCE_SUFFIXES, WRAPPERS)
+from rules import (HEADER_SUFFIXES, INCLUDING_SUFFIXES, MAX_LINES, MAX_TEST_LINES, MAY_INCLUDE, SOURCE_SUFFIXES, WRAPPERS)
 
+CLASS = re.compile(r"^(?:class|struct|enum class|enum struct)\s+(\w+)[^;{]*\{", re.MULTILINE)
+NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 TOP_FOLDERS = ("apps", "lib", "kernels", "scripts", "tests")
 
@@ -80,12 +82,27 @@ def check_file(root, path):
         yield from check_layer(root, path, header)
 
 
+def check_names(root, files):
+    """Two classes of one name are one class to the linker, which keeps the destructor of either."""
+    homes = {}
+    for path in files:
+        if path.suffix not in HEADER_SUFFIXES or is_test(path):
+            continue
+        text = (root / path).read_text(encoding="utf-8")
+        space = NAMESPACE.search(text)
+        for name in CLASS.findall(text):
+            home = homes.setdefault((space and space[1], name), path)
+            if home != path:
+                yield f"{path} defines {name}, as {home} does: rename one"
+
+
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[2]).resolve()
     files = list(source_files(root))
     if not files:
         sys.exit(f"{root}: no source files found; give the root of the project")
     findings = [f"{path} {finding}" for path in files for finding in check_file(root, path)]
+    findings += check_names(root, files)
     print("\n".join(findings) or f"{len(files)} files keep the rules")
     sys.exit(1 if findings else 0)
 

@@ -47,6 +47,13 @@ class CheckLayers(unittest.TestCase):
     def test_an_early_stage_may_not_see_a_later_one(self):
         self.finds("lib/base/x.hpp", SPDX + '#include "fit/fit.hpp"\n', "lib/fit, which lib/base may not see")
 
+    def test_two_classes_need_two_names(self):
+        one = {"lib/base/one.hpp": SPDX + "class ConfigFile {\n};\nclass Other;\n"}
+        code, output = check({**one, "lib/fit/two.hpp": SPDX + "class ConfigFile : public Other {\n};\n"})
+        self.assertEqual((code, output.count("\n")), (1, 1), output)
+        self.assertIn("lib/fit/two.hpp defines ConfigFile, as lib/base/one.hpp does", output)
+        self.assertEqual(check({**one, "lib/fit/two.hpp": SPDX + "class ConfigFile;\n"})[0], 0)
+
     def test_verify_may_not_see_fit(self):
         self.finds("lib/verify/x.cpp", SPDX + '  #  include "fit/fit.hpp"\n', "lib/fit, which lib/verify may not see")
 

@@ -47,4 +47,5 @@ WRAPPERS = {
 MAX_LINES = 300
 MAX_TEST_LINES = 400
 SOURCE_SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".in", ".py", ".sh", ".cmake"}
+HEADER_SUFFIXES = {".hpp", ".cuh"}
 INCLUDING_SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".in"}

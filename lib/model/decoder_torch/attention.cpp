@@ -32,7 +32,7 @@ at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {
 }
 
 /// (T, heads, d), normed and turned in fp32.
-at::Tensor project_heads(const Weights& w, const at::Tensor& x, const Rope& rope, const char* part,
+at::Tensor project_heads(const Weights& w, const at::Tensor& x, const RotaryEmbedding& rope, const char* part,
                          const std::string& norm, int heads) {
   const MixerSpec& m = w.block().mixer;
   const bool each = m.head_norm == HeadNorm::kPerHead;
@@ -54,7 +54,7 @@ at::Tensor grown(const at::Tensor& q, const MixerSpec& m) {
 
 Projected project_heads_of(const Weights& w, const at::Tensor& normed) {
   const MixerSpec& m = w.block().mixer;
-  const Rope rope(m.rope, normed.size(0), normed.device());
+  const RotaryEmbedding rope(m.rope, normed.size(0), normed.device());
   const at::ScalarType type = normed.scalar_type();
   const at::Tensor heads = project_heads(w, normed, rope, "self_attn.q_proj", m.query_norm, m.num_heads);
   const at::Tensor q = rescaled(grown(heads, m), m).to(type);
@@ -83,7 +83,7 @@ Projected project_latent(const Weights& w, const at::Tensor& normed) {
   const at::Tensor q = query_source.view({tokens, m.num_heads, m.nope_dim + m.rope.dim});
   const at::Tensor both = w.linear(normed, "self_attn.kv_a_proj_with_mqa");
   const at::Tensor latent = w.norm(both.narrow(-1, 0, m.latent_dim), "self_attn.kv_a_layernorm").unsqueeze(1);
-  const Rope rope(m.rope, tokens, normed.device());
+  const RotaryEmbedding rope(m.rope, tokens, normed.device());
   const at::ScalarType type = normed.scalar_type();
   const at::Tensor readers = latent_readers(w).narrow(1, 0, m.nope_dim);
   const at::Tensor absorbed = at::bmm(q.narrow(-1, 0, m.nope_dim).transpose(0, 1), readers).transpose(0, 1);

@@ -68,14 +68,14 @@ at::Tensor inverse_frequencies(const RopeSpec& spec, std::int64_t num_tokens) {
 
 }  // namespace
 
-Rope::Rope(const RopeSpec& spec, std::int64_t num_tokens, c10::Device device) : spec_(spec) {
+RotaryEmbedding::RotaryEmbedding(const RopeSpec& spec, std::int64_t num_tokens, c10::Device device) : spec_(spec) {
   const at::Tensor positions = at::arange(num_tokens, at::TensorOptions(at::kFloat).device(device));
   const at::Tensor angles = (positions.unsqueeze(-1) * inverse_frequencies(spec, num_tokens).to(device)).unsqueeze(1);
   cosine_ = angles.cos() * spec.attention_factor;
   sine_ = angles.sin() * spec.attention_factor;
 }
 
-at::Tensor Rope::apply(const at::Tensor& rows) const {
+at::Tensor RotaryEmbedding::apply(const at::Tensor& rows) const {
   const at::Tensor x = rows.to(at::kFloat);
   const at::Tensor turning = x.narrow(-1, 0, spec_.dim);
   const bool pairs = spec_.interleaved;

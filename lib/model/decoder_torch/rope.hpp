@@ -8,10 +8,10 @@
 
 namespace oscar {
 
-class Rope {
+class RotaryEmbedding {
  public:
   /// For sequences of `num_tokens`: some variants depend on the length.
-  Rope(const RopeSpec& spec, std::int64_t num_tokens, c10::Device device);
+  RotaryEmbedding(const RopeSpec& spec, std::int64_t num_tokens, c10::Device device);
   /// x (T, heads, d), d at least spec.dim. In fp32.
   [[nodiscard]] at::Tensor apply(const at::Tensor& x) const;
 

@@ -14,7 +14,7 @@ namespace {
 
 struct Program {
   CLI::App app{"A program", "oscar"};
-  ConfigFile config;
+  OptionFile config;
   int threads = 0;
   double share = 0;
   bool force = false;

@@ -10,7 +10,7 @@
 
 namespace oscar {
 
-class ConfigFile : public CLI::ConfigTOML {
+class OptionFile : public CLI::ConfigTOML {
  public:
   /// Reads the items as CLI11 does, and remembers their lines.
   [[nodiscard]] std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;

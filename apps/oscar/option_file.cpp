@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "config_file.hpp"
+#include "option_file.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -7,7 +7,7 @@
 
 namespace oscar {
 
-std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& input) const {
+std::vector<CLI::ConfigItem> OptionFile::from_config(std::istream& input) const {
   const std::string text{std::istreambuf_iterator<char>(input), {}};
   std::istringstream lines(text);
   std::string line, section;
@@ -29,7 +29,7 @@ std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& input) const 
   return CLI::ConfigTOML::from_config(again);
 }
 
-std::optional<int> ConfigFile::line_of(const std::string& full_name) const {
+std::optional<int> OptionFile::line_of(const std::string& full_name) const {
   const auto found = std::ranges::find(lines_, full_name, &Line::name);
   return found == lines_.end() ? std::nullopt : std::optional(found->number);
 }
