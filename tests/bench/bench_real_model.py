@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""Fits a real language model by recipe after recipe and measures each set on other text of five domains.
+
+bench_real_model.py --model FILE.gguf --texts DIR [--out FILE.json]     scripts/real_model.sh fetches both and runs this
+bench_real_model.py --render FILE.json                                  prints the tables of a run that was kept
+DIR is what real_model_texts.py wrote. A set is fitted on the calibration part of the texts and measured on the measuring
+part: KLD by domain and by position, needles, quotations. --part domains fits on one domain at a time instead, to see
+whether a calibration on one serves the others. --quick is for two CPU cores: fewer tokens, needles and recipes.
+"""
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import provenance
+from real_model_tables import render
+
+ROOT = Path(__file__).resolve().parents[2]
+ANY = ["--target", "any"]
+STRETCH = ["--recipe", "stretch", *ANY]
+FISHER = [*STRETCH, "--key-objective", "fisher"]
+RECIPES = {
+    "`oscar`, clip 0.96 / 0.92 (published)": ["--recipe", "oscar", "--clip", "0.96,0.92"],
+    "`oscar`, fitted clip": ["--recipe", "oscar"],
+    "`oscar`, fitted clip, centred": ["--recipe", "oscar", "--center", *ANY],
+    "`lsq`": ["--recipe", "lsq", *ANY],
+    "`stretch`": STRETCH,
+    "`stretch`, fisher": FISHER,
+    "`stretch`, fisher, centred, levels 5,3": [*FISHER, "--center", "--levels", "5,3"],
+    "`auto` for `sglang-v1`": ["--recipe", "auto"],
+    "`auto` for `any`": ["--recipe", "auto", *ANY],
+    "`auto` for `any`, levels 8,4": ["--recipe", "auto", *ANY, "--levels", "8,4"],
+}
+QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`stretch`, fisher, centred, levels 5,3"]
+BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
+             "int4": "Hadamard INT4"}
+CROSSED = {"`oscar`, fitted clip": RECIPES["`oscar`, fitted clip"],
+           "`stretch`, fisher, centred, levels 5,3": RECIPES["`stretch`, fisher, centred, levels 5,3"]}
+LONG = 8192
+
+
+class Bench:
+    def __init__(self, options):
+        self.options, self.texts = options, options.texts
+        about = json.loads((self.texts / "texts.json").read_text())
+        self.domains = sorted(about["domains"])
+        self.work = options.work
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.document = json.loads(options.out.read_text()) if options.out.exists() else {}
+        self.document.update(what="tests/bench/bench_real_model.py", commit=options.commit or provenance.commit(),
+                             **provenance.machine(), device=options.device, gpu=options.gpu, model=options.model.name,
+                             texts=about, windows={"sink": 64, "recent": 256}, **self.sizes())
+
+    def sizes(self):
+        quick = self.options.quick
+        return {"calibration_tokens": 8192 if quick else 32768, "sequences_per_domain": 1 if quick else 2,
+                "needles_2k": 16 if quick else 96, "needles_7k": 0 if quick else 24, "long_sequences": 0 if quick else 4}
+
+    def oscar(self, *arguments):
+        begin = time.perf_counter()
+        command = [str(word) for word in (self.options.binary, *arguments, "--quiet", "--device", self.options.device)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode not in (0, 3):  # 3: measured, and rejected
+            raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-2000:]}")
+        return time.perf_counter() - begin
+
+    def fit(self, tokens, arguments, rotations):
+        self.rotations, report = rotations, self.work / "fit.json"
+        seconds = self.oscar("fit", "--model", self.options.model, "--tokens", tokens, "--max-tokens",
+                             self.document["calibration_tokens"], *arguments, "--out", rotations, "--force",
+                             f"--json={report}")
+        search = json.loads(report.read_text())["recipe"].get("search", {})
+        return seconds, search.get("choice")
+
+    def verify(self, tokens, compare, *arguments):
+        report = self.work / "verify.json"
+        seconds = self.oscar("verify", self.rotations, "--model", self.options.model, "--tokens", tokens, "--compare",
+                             compare, "--no-record", "--no-default-limits", *arguments, f"--json={report}")
+        return seconds, {method["name"] if method["kind"] != "this" else "this": method
+                         for method in json.loads(report.read_text())["methods"]}
+
+    def probes(self, kind, length):
+        """Options for needles or quotations of a length; none if none are asked for."""
+        count = self.document.get(f"needles_{length}", 0)
+        option = kind.removesuffix("s")
+        if not count:
+            return []
+        return [f"--{option}", self.texts / f"{kind}_{length}.npy", f"--{option}-answers",
+                self.texts / f"{kind}_{length}_answers.npy", f"--max-{kind}", count]
+
+    def measure(self, compare):
+        """Figures of every method, with those of the set under "this"."""
+        reports, seconds = {}, 0
+        for domain in self.domains:
+            more = [*self.probes("needles", "2k"), *self.probes("quotes", "2k")] if domain == self.domains[0] else []
+            took, reports[domain] = self.verify(self.texts / f"{domain}_measure.npy", compare, "--max-tokens", 0,
+                                                "--sequences", self.document["sequences_per_domain"], *more)
+            seconds += took
+        if self.document["long_sequences"]:
+            took, reports["long"] = self.verify(self.long_text(), compare, "--max-tokens", 0, "--seq-len", LONG,
+                                                *self.probes("needles", "7k"), *self.probes("quotes", "7k"))
+            seconds += took
+        return seconds, {name: self.figures({part: report[name] for part, report in reports.items()}) for name in
+                         reports[self.domains[0]]}
+
+    def long_text(self):
+        """Sequences of 8,192 tokens, each of one domain: two of the measuring part's sequences joined."""
+        path = self.work / "long.npy"
+        if not path.exists():
+            rows = [numpy.load(self.texts / f"{domain}_measure.npy")[:2] for domain in self.domains]
+            joined = [numpy.concatenate([row[0], row[1][1:]]) for row in rows if len(row) == 2]
+            shortest = min(map(len, joined))
+            numpy.save(path, numpy.stack([row[:shortest] for row in joined[:self.document["long_sequences"]]]))
+        return path
+
+    def figures(self, parts):
+        models = {domain: parts[domain]["model"] for domain in self.domains}
+        positions = {domain: model["positions"] for domain, model in models.items()}
+        mean = lambda name: sum(positions[d] * models[d][name] for d in models) / sum(positions.values())
+        error = math.hypot(*(positions[d] * models[d]["kld_error"] for d in models)) / sum(positions.values())
+        first = parts[self.domains[0]]
+        out = {"bits": {name: first["bits_per_element"][name] for name in ("fp16_params", "fp32_params")},
+               "kld": mean("kld_mean"), "kld_error": error, "same_top": mean("same_top"),
+               "ppl": math.exp(sum(positions[d] * math.log(models[d]["ppl"]) for d in models) / sum(positions.values())),
+               "kld_by_domain": {d: models[d]["kld_mean"] for d in models}}
+        for name in ("output_rel_error", "softmax_kl"):
+            out[name] = sum(parts[d]["attention"][name] for d in models) / len(models)
+        for length, part in (("2k", first), ("7k", parts.get("long"))):
+            if part:
+                kept = {name: part["model"][name] for name in ("needle_hits", "needles", "needle_nll") if name in part["model"]}
+                out[f"probes_{length}"] = {**kept, **part["model"].get("quotes", {})}
+        if "long" in parts:
+            out["kld_by_position"] = [[p["begin"], p["end"], p["kld_mean"]] for p in parts["long"]["model"]["kld_by_position"]]
+        return out
+
+    def keep(self, table, row):
+        rows = [kept for kept in self.document.get(table, []) if kept["name"] != row["name"] or kept.get("on") != row.get("on")]
+        self.document[table] = [*rows, row]
+        self.options.out.write_text(json.dumps(self.document, indent=1) + "\n")
+        print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}", f"{row.get('fit_seconds', 0):.1f} s",
+              f"{row.get('verify_seconds', 0):.1f} s", file=sys.stderr, flush=True)
+
+    def recipes(self):
+        for number, (name, arguments) in enumerate(RECIPES.items()):
+            if self.options.quick and name not in QUICK:
+                continue
+            rotations = self.work / f"set-{number}"
+            fitted, choice = self.fit(self.texts / "calibrate.npy", arguments, rotations)
+            first = "baselines" not in self.document
+            seconds, methods = self.measure(",".join(BASELINES) if first else "none")
+            for baseline, title in BASELINES.items():
+                if baseline in methods:
+                    self.keep("baselines", {"name": title, **methods[baseline]})
+            self.keep("recipes", {"name": name, "arguments": " ".join(arguments), "set": rotations.name, "choice": choice, "fit_seconds": fitted,
+                                  "verify_seconds": seconds, **methods["this"]})
+
+    def domains_crossed(self):
+        for name, arguments in CROSSED.items():
+            for domain in self.domains:
+                fitted, _ = self.fit(self.texts / f"{domain}_calibrate.npy", arguments, self.work / "set-of-a-domain")
+                by_domain = {other: self.verify(self.texts / f"{other}_measure.npy", "none", "--max-tokens", 0, "--sequences",
+                                                self.document["sequences_per_domain"])[1]["this"]["model"]["kld_mean"]
+                             for other in self.domains}
+                self.keep("crossed", {"name": name, "on": domain, "fit_seconds": fitted, "kld_by_domain": by_domain,
+                                      "kld": sum(by_domain.values()) / len(by_domain)})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--texts", type=Path, help="the folder that real_model_texts.py wrote")
+    parser.add_argument("--out", type=Path, default=ROOT / "out/real_model/real_model.json")
+    parser.add_argument("--work", type=Path, default=ROOT / "out/real_model/work", help="for sets and reports")
+    parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--part", choices=("recipes", "domains", "all"), default="all")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--commit", default="", help="the commit of the binary; default: this checkout's")
+    parser.add_argument("--gpu", default="", help="the GPU's name, driver and memory")
+    parser.add_argument("--render", type=Path)
+    options = parser.parse_args()
+    if options.render:
+        return print(render(json.loads(options.render.read_text())))
+    if not options.model or not options.texts:
+        parser.error("give --model and --texts, or --render")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options)
+    if options.part in ("recipes", "all"):
+        bench.recipes()
+    if options.part == "domains" or options.part == "all" and not options.quick:
+        bench.domains_crossed()
+    print(render(bench.document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""The tables of README and tests/bench/README.md from what bench_real_model.py and real_model_generate.py kept."""
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def bits(row):
+    fp16, fp32 = row["bits"]["fp16_params"], row["bits"]["fp32_params"]
+    return f"{fp16:.3g}" if fp16 == fp32 else f"{fp16:.3g} / {fp32:.3g}"
+
+
+def hits(probes):
+    return f"{probes['needle_hits']}/{probes['needles']}" if "needles" in probes else ""
+
+
+def main_table(document):
+    rows = [*document.get("baselines", []), *document.get("recipes", [])]
+    head = ["method", "bits, fp16 / fp32 parameters", "ppl", "KLD", "same top", "needles 2K"]
+    has_long = any("probes_7k" in row for row in rows)
+    lines = []
+    for row in rows:
+        name = row["name"] + (f" ({row['choice']})" if row.get("choice") else "")
+        cells = [name, bits(row), f"{row['ppl']:.3f}", f"{row['kld']:.4f} ±{1.96 * row['kld_error']:.4f}",
+                 f"{row['same_top']:.3f}", hits(row.get("probes_2k", {}))]
+        lines.append(cells + ([hits(row.get("probes_7k", {}))] if has_long else []))
+    return table(head + (["needles 7K"] if has_long else []), lines)
+
+
+def domain_table(document):
+    rows = [*document.get("baselines", []), *document.get("recipes", [])]
+    domains = sorted(rows[0]["kld_by_domain"]) if rows else []
+    lines = [[row["name"], "all"] + [f"{row['kld_by_domain'][d]:.4f}" for d in domains] for row in rows]
+    lines += [[row["name"], row["on"]] + [f"{row['kld_by_domain'][d]:.4f}" for d in domains]
+              for row in document.get("crossed", [])]
+    return table(["method", "fitted on", *domains], lines)
+
+
+def position_table(document):
+    rows = [row for row in [*document.get("baselines", []), *document.get("recipes", [])] if row.get("kld_by_position")]
+    if not rows:
+        return ""
+    edges = [0, 512, 1024, 2048, 4096, 8192]
+    lines = []
+    for row in rows:
+        cells = [row["name"]]
+        for begin, end in zip(edges, edges[1:]):
+            inside = [(b, k) for b, e, k in row["kld_by_position"] if begin <= (b + e) / 2 < end]
+            cells.append(f"{sum(k for _, k in inside) / len(inside):.4f}" if inside else "")
+        lines.append(cells)
+    return table(["KLD at positions", *(f"{b}–{e}" for b, e in zip(edges, edges[1:]))], lines)
+
+
+def quote_table(document):
+    rows = [row for row in [*document.get("baselines", []), *document.get("recipes", [])]
+            if "quotes" in row.get("probes_2k", {})]
+    head = ["quotations", "tokens right, 2K", "to the end, 2K", "tokens right, 7K", "to the end, 7K"]
+    lines = []
+    for row in rows:
+        cells = [row["name"]]
+        for length in ("2k", "7k"):
+            probes = row.get(f"probes_{length}", {})
+            cells += [f"{probes['tokens_right']:.3f}", f"{probes['right_to_the_end']}/{probes['quotes']}"] if "quotes" in probes \
+                else ["", ""]
+        lines.append(cells)
+    return table(head, lines) if rows else ""
+
+
+def generation_table(document):
+    rows = document.get("generation", [])
+    head = ["generated, greedy", "equal tokens before the first difference", "agreement", "repetition", "unanswered"]
+    lines = [[row["name"], f"{row['first_difference']:.0f}", f"{row['agreement']:.3f}", f"{row['repetition']:.3f}",
+              f"{row['unanswered']:.3f}"] for row in rows]
+    return table(head, lines) if rows else ""
+
+
+def render(document):
+    return "\n\n".join(text for text in (main_table(document), domain_table(document), position_table(document),
+                                         quote_table(document), generation_table(document)) if text)
