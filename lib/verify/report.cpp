@@ -29,10 +29,12 @@ Json to_json(const Check& check) {
 }
 
 Json to_json(const Limit& limit) {
-  return {{"figure", limit.figure},
-          {"value", number(limit.value)},
-          {"limit", number(limit.limit)},
-          {"origin", limit.given ? "given" : "default"}};
+  Json json{{"figure", limit.figure},
+            {"value", number(limit.value)},
+            {"limit", number(limit.limit)},
+            {"origin", limit.given ? "given" : "default"}};
+  if (!limit.given) json["measured_on"] = limit.measured_on;
+  return json;
 }
 
 Json limits_of(const VerifyReport& report) {

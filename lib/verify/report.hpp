@@ -31,7 +31,8 @@ struct Check {
 struct Limit {
   std::string figure;  // "kld_mean"; "ppl_increase" is ppl_ratio - 1
   double value = 0, limit = 0;
-  bool given = false;  // by the user; else the default for the set's bits
+  bool given = false;       // by the user; else the default for the set's bits
+  std::string measured_on;  // the models that a default limit comes from; empty if the limit is given
 };
 
 /// By name of a figure.

@@ -80,7 +80,7 @@ void hold(VerifyReport& report, const Held& held, const VerifyThresholds& given,
     if (!is_given || !structure_ok(report)) return;
     throw UsageError(std::string(held.words) + " was not measured", held.option, std::string("give ") + held.needs);
   }
-  report.limits.push_back({held.figure, *held.value, *limit, is_given});
+  report.limits.push_back({held.figure, *held.value, *limit, is_given, is_given ? "" : kDefaultLimitsMeasuredOn});
   if (*held.value <= *limit) return;
   report.reasons.push_back(std::string(held.words) + " " + text_of(*held.value) + " is above " +
                            (is_given ? held.option + (" " + text_of(*limit))

@@ -12,6 +12,10 @@ namespace oscar::verify {
 /// (tests/bench/results/limits.json, tests/unit/verify/verdict_test.cpp).
 [[nodiscard]] VerifyThresholds default_thresholds(double bits_per_code);
 
+/// Says which models the default limits were measured on, in words that follow "measured on".
+inline constexpr const char* kDefaultLimitsMeasuredOn =
+    "a language model of 135M parameters and research models of 2.4M and 15M";
+
 /// Fills limits, verdict, reasons and warnings. defaults: where no threshold is given, for what was measured. A set is
 /// accepted only if a figure of its own was held to a limit. Throws UsageError for a given threshold on something that
 /// was not measured.

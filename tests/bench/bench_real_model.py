@@ -149,7 +149,7 @@ class Bench:
             if self.options.quick and name not in QUICK:
                 continue
             rotations = self.work / f"set-{number}"
-            fitted, choice = self.fit(self.texts / "calibrate.npy", arguments, rotations)
+            fitted, choice = self.fit(self.texts / f"calibrate{'_8k' if self.options.quick else ''}.npy", arguments, rotations)
             first = "baselines" not in self.document
             seconds, methods = self.measure(",".join(BASELINES) if first else "none")
             for baseline, title in BASELINES.items():

@@ -212,7 +212,9 @@ void add_verdict_options(CLI::App& command, VerifyOptions& options) {
   add_limit("--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity");
   command
       .add_flag("--default-limits,!--no-default-limits", options.default_limits,
-                "Hold what was measured to default limits where none is given [on]: " + default_limits_text())
+                fmt::format("Hold what was measured to default limits where none is given [on]: {}. They were measured "
+                            "on {}",
+                            default_limits_text(), verify::kDefaultLimitsMeasuredOn))
       ->group("Verdict");
   command
       .add_flag("--require-held-out", options.require_held_out,

@@ -76,6 +76,7 @@ TEST_CASE("a reason names the figure, the limit and where it comes from") {
   CHECK(limits[2] == Json{{"figure", "kld_mean"}, {"value", 0.02}, {"limit", 0.015}, {"origin", "given"}});
   CHECK(limits[3].at("value").get<double>() == doctest::Approx(0.02));
   CHECK(limits[3].at("origin") == "default");
+  CHECK(limits[3].at("measured_on") == verify::kDefaultLimitsMeasuredOn);
 }
 
 TEST_CASE("a given limit may be wider than the default, and no number is above every limit") {
