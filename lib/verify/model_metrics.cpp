@@ -45,7 +45,7 @@ struct Setting {
 /// One method, or exact attention.
 struct Found {
   std::vector<TextSums> texts;
-  std::vector<NeedleResult> needles;
+  std::vector<AnswerResult> needles, quotes;
 };
 
 using Logits = std::vector<std::vector<float>>;
@@ -94,16 +94,22 @@ void run_texts(Setting& setting, std::span<const TokenSequence> batch, const KvM
   });
 }
 
-void run_needles(Setting& setting, const KvMethod* method, Found& found) {
-  const ModelData& data = setting.data;
-  if (data.needles.empty()) return;
-  found.needles.resize(data.needles.size());
-  const auto asked = [&](std::size_t i) { return std::int64_t{data.answer_lengths[i]} + 1; };
-  run(setting, data.needles, method, asked, [&](std::size_t i, std::span<const float> logits) {
-    const int length = data.answer_lengths[i];
-    found.needles[i] = {answer_depth(data.needles[i], length), found_answer_tokens(data.needles[i], length, logits),
-                        length - 1};
+/// Runs the model over sequences that end with answers, of which all but the last `spare` tokens count.
+std::vector<AnswerResult> run_answers(Setting& setting, const std::vector<TokenSequence>& sequences,
+                                      const std::vector<int>& lengths, int spare, const KvMethod* method) {
+  std::vector<AnswerResult> results(sequences.size());
+  if (sequences.empty()) return results;
+  const auto last = [&](std::size_t i) { return std::int64_t{lengths[i]} + 1; };
+  run(setting, sequences, method, last, [&](std::size_t i, std::span<const float> logits) {
+    results[i] = read_answer(sequences[i], lengths[i], lengths[i] - spare, logits);
   });
+  return results;
+}
+
+void run_probes(Setting& setting, const KvMethod* method, Found& found) {
+  const ModelData& data = setting.data;
+  found.needles = run_answers(setting, data.needles, data.answer_lengths, 1, method);
+  found.quotes = run_answers(setting, data.quotes, data.quote_lengths, 0, method);
 }
 
 std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size) {
@@ -117,6 +123,22 @@ std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size)
   return end - begin;
 }
 
+/// Throws DataError unless each sequence has one answer, of `least` tokens or more and shorter than itself.
+void check_answers(const std::vector<TokenSequence>& sequences, const std::vector<int>& lengths, int least,
+                   const std::string& what, const std::string& options) {
+  if (sequences.size() != lengths.size()) {
+    throw DataError(plural(sequences.size(), what) + ", but " + plural(lengths.size(), "answer length"), options,
+                    "give one length per " + what);
+  }
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    if (lengths[i] >= least && static_cast<std::size_t>(lengths[i]) < sequences[i].size()) continue;
+    throw DataError("an answer of " + plural(lengths[i], "token") + " does not fit a " + what + " of " +
+                        std::to_string(sequences[i].size()),
+                    what + " " + std::to_string(i),
+                    "answers have " + plural(least, "token") + " or more and stand at the end of the " + what);
+  }
+}
+
 }  // namespace
 
 void check_model_data(const ModelData& data) {
@@ -125,19 +147,8 @@ void check_model_data(const ModelData& data) {
     throw DataError("a sequence of " + plural(data.texts[i].size(), "token") + " has no next token to predict",
                     "evaluation sequence " + std::to_string(i), "give sequences of two tokens or more");
   }
-  if (data.needles.size() != data.answer_lengths.size()) {
-    throw DataError(
-        plural(data.needles.size(), "needle") + ", but " + plural(data.answer_lengths.size(), "answer length"),
-        "--needle, --needle-answers", "give one length per needle");
-  }
-  for (std::size_t i = 0; i < data.needles.size(); ++i) {
-    const int length = data.answer_lengths[i];
-    if (length >= 2 && static_cast<std::size_t>(length) < data.needles[i].size()) continue;
-    throw DataError("an answer of " + plural(length, "token") + " does not fit a needle of " +
-                        std::to_string(data.needles[i].size()),
-                    "needle " + std::to_string(i),
-                    "answers have two tokens or more and stand at the end of the needle");
-  }
+  check_answers(data.needles, data.answer_lengths, 2, "needle", "--needle, --needle-answers");
+  check_answers(data.quotes, data.quote_lengths, 1, "quotation", "--quote, --quote-answers");
 }
 
 std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& data,
@@ -155,8 +166,8 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
   }
   const bool exact_wanted = quantizing.size() < methods.size();
   const auto runs = static_cast<std::int64_t>(quantizing.size());
-  const std::int64_t tokens =
-      tokens_of(data.texts) * (runs + 1) + tokens_of(data.needles) * (runs + (exact_wanted ? 1 : 0));
+  const std::int64_t tokens = tokens_of(data.texts) * (runs + 1) +
+                              (tokens_of(data.needles) + tokens_of(data.quotes)) * (runs + (exact_wanted ? 1 : 0));
   Setting setting{runner,
                   data,
                   precision,
@@ -175,12 +186,12 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
     for (std::size_t i = 0; i < quantizing.size(); ++i) run_texts(setting, batch, quantizing[i], logits, found[i]);
     begin += count;
   }
-  if (exact_wanted) run_needles(setting, nullptr, reference);
-  for (std::size_t i = 0; i < quantizing.size(); ++i) run_needles(setting, quantizing[i], found[i]);
+  if (exact_wanted) run_probes(setting, nullptr, reference);
+  for (std::size_t i = 0; i < quantizing.size(); ++i) run_probes(setting, quantizing[i], found[i]);
   std::vector<ModelMetrics> metrics;
   for (std::size_t i = 0, next = 0; i < methods.size(); ++i) {
     const Found& method = exact(i) ? reference : found[next++];
-    metrics.push_back(model_metrics(method.texts, method.needles));
+    metrics.push_back(model_metrics(method.texts, method.needles, method.quotes));
   }
   return metrics;
 }

@@ -14,13 +14,6 @@ namespace {
 constexpr double kLowestLogProbability = -16;
 constexpr std::size_t kPositionBins = 16, kDepthBins = 10;
 
-double log_sum_exp(std::span<const float> row) {
-  const double highest = *std::max_element(row.begin(), row.end());
-  double sum = 0;
-  for (const float x : row) sum += std::exp(x - highest);
-  return highest + std::log(sum);
-}
-
 std::int64_t top(std::span<const float> row) { return std::max_element(row.begin(), row.end()) - row.begin(); }
 
 double divergence(std::span<const float> exact, double exact_sum, std::span<const float> other, double other_sum) {
@@ -73,7 +66,7 @@ std::vector<PositionBin> bins_of(const std::vector<TextSums>& texts) {
   return bins;
 }
 
-void add_intervals(ModelMetrics& m, const std::vector<TextSums>& texts, const std::vector<NeedleResult>& needles) {
+void add_intervals(ModelMetrics& m, const std::vector<TextSums>& texts, const std::vector<AnswerResult>& needles) {
   std::vector<double> positions, nll_change, kld, same;
   for (const TextSums& text : texts) {
     positions.push_back(static_cast<double>(text.kld.size()));
@@ -87,7 +80,7 @@ void add_intervals(ModelMetrics& m, const std::vector<TextSums>& texts, const st
     m.intervals["ppl_ratio"] = {std::exp(interval->low), std::exp(interval->high)};
   }
   std::vector<double> hits;
-  for (const NeedleResult& needle : needles) hits.push_back(needle.hit() ? 1 : 0);
+  for (const AnswerResult& needle : needles) hits.push_back(needle.hit() ? 1 : 0);
   if (const auto interval = bootstrap(hits, std::vector<double>(hits.size(), 1))) m.intervals["retrieval"] = *interval;
 }
 
@@ -115,13 +108,14 @@ void add_texts(ModelMetrics& m, const std::vector<TextSums>& texts) {
   m.kld_by_position = bins_of(texts);
 }
 
-void add_needles(ModelMetrics& m, const std::vector<NeedleResult>& needles) {
+void add_needles(ModelMetrics& m, const std::vector<AnswerResult>& needles) {
   m.needles = static_cast<std::int64_t>(needles.size());
   if (needles.empty()) return;
   int found = 0, asked = 0;
+  double nll = 0;
   std::vector<DepthBin> bins(kDepthBins);
-  for (const NeedleResult& needle : needles) {
-    found += needle.found, asked += needle.asked;
+  for (const AnswerResult& needle : needles) {
+    found += needle.found, asked += needle.asked, nll += needle.nll;
     m.needle_hits += needle.hit() ? 1 : 0;
     if (!needle.depth) continue;
     DepthBin& bin = bins[std::min(static_cast<std::size_t>(*needle.depth * kDepthBins), kDepthBins - 1)];
@@ -129,6 +123,7 @@ void add_needles(ModelMetrics& m, const std::vector<NeedleResult>& needles) {
     ++bin.needles;
   }
   m.answer_tokens = static_cast<double>(found) / static_cast<double>(asked);
+  m.needle_nll = nll / asked;
   m.retrieval = static_cast<double>(m.needle_hits) / static_cast<double>(m.needles);
   for (std::size_t i = 0; i < kDepthBins; ++i) {
     bins[i].depth = {static_cast<double>(i) / kDepthBins, static_cast<double>(i + 1) / kDepthBins};
@@ -136,7 +131,31 @@ void add_needles(ModelMetrics& m, const std::vector<NeedleResult>& needles) {
   }
 }
 
+void add_quotes(ModelMetrics& m, const std::vector<AnswerResult>& quotes) {
+  if (quotes.empty()) return;
+  QuoteMetrics& q = m.quotes.emplace();
+  std::vector<double> found, asked;
+  for (const AnswerResult& quote : quotes) {
+    found.push_back(quote.found), asked.push_back(quote.asked);
+    q.right_to_the_end += quote.hit() ? 1 : 0;
+    q.tokens_until_wrong += quote.until_wrong;
+    q.nll += quote.nll;
+  }
+  q.quotes = std::ssize(quotes);
+  q.tokens_right = sum(found) / sum(asked);
+  q.tokens_until_wrong /= static_cast<double>(q.quotes);
+  q.nll /= sum(asked);
+  if (const auto interval = bootstrap(found, asked)) m.intervals["quoted_tokens_right"] = *interval;
+}
+
 }  // namespace
+
+double log_sum_exp(std::span<const float> row) {
+  const double highest = *std::max_element(row.begin(), row.end());
+  double sum = 0;
+  for (const float x : row) sum += std::exp(x - highest);
+  return highest + std::log(sum);
+}
 
 double quantile(std::span<const double> sorted, double fraction) {
   if (sorted.empty()) return 0;
@@ -163,11 +182,13 @@ TextSums compare_predictions(const TokenSequence& tokens, std::span<const float>
   return sums;
 }
 
-ModelMetrics model_metrics(const std::vector<TextSums>& texts, const std::vector<NeedleResult>& needles) {
+ModelMetrics model_metrics(const std::vector<TextSums>& texts, const std::vector<AnswerResult>& needles,
+                           const std::vector<AnswerResult>& quotes) {
   ModelMetrics m;
   add_texts(m, texts);
   add_needles(m, needles);
   add_intervals(m, texts, needles);
+  add_quotes(m, quotes);
   return m;
 }
 

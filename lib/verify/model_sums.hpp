@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "model/runner.hpp"
+#include "verify/needles.hpp"
 #include "verify/report.hpp"
 
 namespace oscar::verify {
@@ -28,14 +29,12 @@ struct TextSums {
 [[nodiscard]] TextSums compare_predictions(const TokenSequence& tokens, std::span<const float> logits,
                                            std::span<const float> exact);
 
-/// One needle.
-struct NeedleResult {
-  std::optional<double> depth;
-  int found = 0, asked = 0;  // tokens of the answer, the last one left out
-  [[nodiscard]] bool hit() const { return found == asked; }
-};
+/// The figures of one method. needles, quotes: empty if none were given.
+[[nodiscard]] ModelMetrics model_metrics(const std::vector<TextSums>& texts, const std::vector<AnswerResult>& needles,
+                                         const std::vector<AnswerResult>& quotes = {});
 
-[[nodiscard]] ModelMetrics model_metrics(const std::vector<TextSums>& texts, const std::vector<NeedleResult>& needles);
+/// log(sum_i exp(row_i)), in fp64.
+[[nodiscard]] double log_sum_exp(std::span<const float> row);
 
 /// The value below which `fraction` of the sorted values lie, linearly between neighbours; 0 of none.
 [[nodiscard]] double quantile(std::span<const double> sorted, double fraction);

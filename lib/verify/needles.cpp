@@ -3,17 +3,23 @@
 
 #include <algorithm>
 
+#include "verify/model_sums.hpp"
+
 namespace oscar::verify {
 
-int found_answer_tokens(const TokenSequence& needle, int answer_length, std::span<const float> logits) {
-  int found = 0;
+AnswerResult read_answer(const TokenSequence& sequence, int answer_length, int asked, std::span<const float> logits) {
+  AnswerResult result{.depth = answer_depth(sequence, answer_length), .asked = asked};
   const auto length = static_cast<std::size_t>(answer_length);
-  const std::size_t vocab = logits.size() / (length + 1), begin = needle.size() - length;
-  for (std::size_t t = begin; t + 1 < needle.size(); ++t) {
-    const auto row = logits.subspan((t - begin) * vocab, vocab);
-    found += std::max_element(row.begin(), row.end()) - row.begin() == needle[t] ? 1 : 0;
+  const std::size_t vocab = logits.size() / (length + 1), begin = sequence.size() - length;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(asked); ++i) {
+    const auto row = logits.subspan(i * vocab, vocab);
+    const auto token = static_cast<std::size_t>(sequence[begin + i]);
+    const bool right = static_cast<std::size_t>(std::max_element(row.begin(), row.end()) - row.begin()) == token;
+    if (right && result.until_wrong == static_cast<int>(i)) ++result.until_wrong;
+    result.found += right ? 1 : 0;
+    result.nll += log_sum_exp(row) - row[token];
   }
-  return found;
+  return result;
 }
 
 std::optional<double> answer_depth(const TokenSequence& needle, int answer_length) {

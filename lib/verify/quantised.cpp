@@ -40,14 +40,27 @@ KeysRead keys_of_texts(const ModelData& data, Windows windows) {
   return keys;
 }
 
-KeysRead keys_of_needles(const ModelData& data, Windows windows) {
+namespace {
+
+/// The keys that the predictions of answers read, of all but their last `spare` tokens.
+KeysRead keys_of_answers(const std::vector<TokenSequence>& sequences, const std::vector<int>& lengths, int spare,
+                         Windows windows) {
   KeysRead keys;
-  for (std::size_t i = 0; i < data.needles.size(); ++i) {
-    const auto tokens = static_cast<std::int64_t>(data.needles[i].size());
-    // Its last token, the full stop, does not count.
-    keys += keys_read(tokens - data.answer_lengths[i] - 1, tokens - 2, 1, windows);
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const auto tokens = static_cast<std::int64_t>(sequences[i].size());
+    keys += keys_read(tokens - lengths[i] - 1, tokens - 1 - spare, 1, windows);
   }
   return keys;
+}
+
+}  // namespace
+
+KeysRead keys_of_needles(const ModelData& data, Windows windows) {
+  return keys_of_answers(data.needles, data.answer_lengths, 1, windows);
+}
+
+KeysRead keys_of_quotes(const ModelData& data, Windows windows) {
+  return keys_of_answers(data.quotes, data.quote_lengths, 0, windows);
 }
 
 std::int64_t query_stride(std::int64_t tokens, std::int64_t max_queries) {

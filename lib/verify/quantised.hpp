@@ -32,10 +32,11 @@ struct KeysRead {
 [[nodiscard]] KeysRead keys_read(std::int64_t begin, std::int64_t end, std::int64_t stride, Windows windows);
 /// Counts the keys that are read by the queries which attention metrics look at, in sequences of these lengths.
 [[nodiscard]] KeysRead keys_of_attention(std::span<const std::int64_t> lengths, std::int64_t stride, Windows windows);
-/// Counts the keys that are read at the positions whose predictions are compared, and at those that predict the answers
-/// of needles.
+/// Counts the keys that are read at the positions whose predictions are compared, at those that predict the answers of
+/// needles, and at those that predict quotations.
 [[nodiscard]] KeysRead keys_of_texts(const ModelData& data, Windows windows);
 [[nodiscard]] KeysRead keys_of_needles(const ModelData& data, Windows windows);
+[[nodiscard]] KeysRead keys_of_quotes(const ModelData& data, Windows windows);
 
 /// Every stride-th query is measured, so that of so many tokens about `max_queries` are (0: all).
 [[nodiscard]] std::int64_t query_stride(std::int64_t tokens, std::int64_t max_queries);

@@ -99,6 +99,14 @@ Json to_json(const std::vector<DepthBin>& bins) {
   return json;
 }
 
+Json to_json(const QuoteMetrics& q) {
+  return {{"quotes", q.quotes},
+          {"right_to_the_end", q.right_to_the_end},
+          {"tokens_right", q.tokens_right},
+          {"tokens_until_wrong", q.tokens_until_wrong},
+          {"nll", number(q.nll)}};
+}
+
 Json to_json(const ModelMetrics& m) {
   return {{"ppl", number(m.ppl)},
           {"ppl_ratio", number(m.ppl_ratio)},
@@ -120,6 +128,8 @@ Json to_json(const ModelMetrics& m) {
           {"retrieval_by_depth", to_json(m.retrieval_by_depth)},
           {"needle_hits", m.needle_hits},
           {"needles", m.needles},
+          {"needle_nll", number(m.needle_nll)},
+          {"quotes", m.quotes ? to_json(*m.quotes) : Json(nullptr)},
           {"intervals", to_json(m.intervals)}};
 }
 

@@ -66,6 +66,14 @@ struct DepthBin {
   std::int64_t hits = 0, needles = 0;
 };
 
+/// How well the model repeats passages of its context word by word.
+struct QuoteMetrics {
+  std::int64_t quotes = 0, right_to_the_end = 0;
+  double tokens_right = 0;        // share of the quoted tokens that are the argmax
+  double tokens_until_wrong = 0;  // mean over quotations
+  double nll = 0;                 // mean over quoted tokens, nats
+};
+
 /// What the quantised cache does to the model. KL in nats against exact attention, over the vocabulary.
 struct ModelMetrics {
   double ppl = 0, ppl_ratio = 1, ppl_ratio_error = 0, same_top = 1, mean_dp = 0, rms_dp = 0;
@@ -75,8 +83,10 @@ struct ModelMetrics {
   std::int64_t positions = 0;
   Intervals intervals;
   std::optional<double> retrieval;
-  double answer_tokens = 0;  // share of the answers' tokens that are the argmax, the full stop left out
+  double answer_tokens = 0;          // share of the answers' tokens that are the argmax, the full stop left out
+  std::optional<double> needle_nll;  // mean negative log-likelihood of those tokens, nats; none: no needles
   std::int64_t needle_hits = 0, needles = 0;
+  std::optional<QuoteMetrics> quotes;  // none: no quotations were given
 };
 
 struct MethodReport {

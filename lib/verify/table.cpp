@@ -37,6 +37,13 @@ std::string retrieval_cell(const MethodReport& m) {
   return fmt::format("{}/{}", m.model->needle_hits, m.model->needles);
 }
 
+/// "0.931, 12/48": the share of tokens that are right, and the quotations that are right to the end.
+std::string quotes_cell(const MethodReport& m) {
+  if (!m.model || !m.model->quotes) return "";
+  const QuoteMetrics& q = *m.model->quotes;
+  return fmt::format("{:.3f}, {}/{}", q.tokens_right, q.right_to_the_end, q.quotes);
+}
+
 }  // namespace
 
 std::vector<std::vector<std::string>> table_of(const VerifyReport& report) {
@@ -58,7 +65,8 @@ std::vector<std::vector<std::string>> table_of(const VerifyReport& report) {
          return text.empty() ? text : text + doubt(m.model->intervals, "kld_mean", "{:.4f}");
        }},
       {"same top", model_cell(&ModelMetrics::same_top, "{:.3f}")},
-      {"retrieval", retrieval_cell}};
+      {"retrieval", retrieval_cell},
+      {"quoted", quotes_cell}};
   std::vector<std::vector<std::string>> rows(report.methods.size() + 1);
   for (const auto& [name, cell] : columns) {
     std::vector<std::string> cells;
@@ -84,6 +92,7 @@ std::string quantised_text(const Json& data) {
   add("attention", "quantised_share", "queries of attention");
   add("model", "quantised_share", "predictions of the model");
   add("model", "needles_quantised_share", "answers of needles");
+  add("model", "quotes_quantised_share", "quotations");
   return text.empty() ? text : text + "\n";
 }
 

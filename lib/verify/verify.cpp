@@ -124,14 +124,21 @@ void check_on_statistics(VerifyReport& report, const Subject& subject, const Sta
 void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
                            const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
   const verify::ModelData& data = inputs.model_data;
-  if (inputs.runner == nullptr || (data.texts.empty() && data.needles.empty()) || methods.empty()) return;
+  if (inputs.runner == nullptr || (data.texts.empty() && data.needles.empty() && data.quotes.empty()) ||
+      methods.empty())
+    return;
   const auto metrics = verify::measure_model(*inputs.runner, data, methods, options.precision, backend, status);
   for (std::size_t m = 0; m < metrics.size(); ++m) report.methods[m].model = metrics[m];
   const CalibrationData texts = describe(data.texts);
-  report.data["model"] = {
-      {"data_sha256", texts.data_sha256}, {"tokens", texts.tokens}, {"needles", data.needles.size()}};
+  report.data["model"] = {{"data_sha256", texts.data_sha256},
+                          {"tokens", texts.tokens},
+                          {"needles", data.needles.size()},
+                          {"quotes", data.quotes.size()}};
   if (!data.needles.empty()) {
     report.data["model"]["needles_quantised_share"] = verify::keys_of_needles(data, report.windows).share();
+  }
+  if (!data.quotes.empty()) {
+    report.data["model"]["quotes_quantised_share"] = verify::keys_of_quotes(data, report.windows).share();
   }
   if (data.texts.empty()) return;
   report.data["model"].update(verify::to_json(verify::keys_of_texts(data, report.windows)));
@@ -173,6 +180,9 @@ void require_quantised_texts(const verify::ModelData& data, Windows windows) {
   }
   if (!data.needles.empty()) {
     verify::require_quantised(verify::keys_of_needles(data, windows), "needles", "--needle", windows);
+  }
+  if (!data.quotes.empty()) {
+    verify::require_quantised(verify::keys_of_quotes(data, windows), "quotations", "--quote", windows);
   }
 }
 

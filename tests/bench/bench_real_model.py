@@ -35,7 +35,7 @@ RECIPES = {
     "`auto` for `any`": ["--recipe", "auto", *ANY],
     "`auto` for `any`, levels 8,4": ["--recipe", "auto", *ANY, "--levels", "8,4"],
 }
-QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`stretch`, fisher, centred, levels 5,3"]
+QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`stretch`, fisher, centred, levels 5,3", "bf16", "hadamard_clip", "int4"]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4"}
 CROSSED = {"`oscar`, fitted clip": RECIPES["`oscar`, fitted clip"],
@@ -56,9 +56,11 @@ class Bench:
                              texts=about, windows={"sink": 64, "recent": 256}, **self.sizes())
 
     def sizes(self):
-        quick = self.options.quick
-        return {"calibration_tokens": 8192 if quick else 32768, "sequences_per_domain": 1 if quick else 2,
-                "needles_2k": 16 if quick else 96, "needles_7k": 0 if quick else 24, "long_sequences": 0 if quick else 4}
+        if self.options.quick:
+            return {"calibration_tokens": 8192, "sequences_per_domain": 1, "sequence_length": 1638, "queries_per_layer": 256,
+                    "needles_2k": 16, "quotes_2k": 8, "needles_7k": 0, "quotes_7k": 0, "long_sequences": 0}
+        return {"calibration_tokens": 32768, "sequences_per_domain": 2, "sequence_length": 4096, "queries_per_layer": 2048,
+                "needles_2k": 96, "quotes_2k": 48, "needles_7k": 24, "quotes_7k": 24, "long_sequences": 4}
 
     def oscar(self, *arguments):
         begin = time.perf_counter()
@@ -78,14 +80,15 @@ class Bench:
 
     def verify(self, tokens, compare, *arguments):
         report = self.work / "verify.json"
-        seconds = self.oscar("verify", self.rotations, "--model", self.options.model, "--tokens", tokens, "--compare",
-                             compare, "--no-record", "--no-default-limits", *arguments, f"--json={report}")
+        seconds = self.oscar("verify", self.rotations, "--model", self.options.model, "--tokens", tokens, "--max-tokens", 0,
+                             "--max-queries", self.document["queries_per_layer"], "--compare", compare, "--no-record",
+                             "--no-default-limits", *arguments, f"--json={report}")
         return seconds, {method["name"] if method["kind"] != "this" else "this": method
                          for method in json.loads(report.read_text())["methods"]}
 
     def probes(self, kind, length):
         """Options for needles or quotations of a length; none if none are asked for."""
-        count = self.document.get(f"needles_{length}", 0)
+        count = self.document[f"{kind}_{length}"]
         option = kind.removesuffix("s")
         if not count:
             return []
@@ -97,15 +100,17 @@ class Bench:
         reports, seconds = {}, 0
         for domain in self.domains:
             more = [*self.probes("needles", "2k"), *self.probes("quotes", "2k")] if domain == self.domains[0] else []
-            took, reports[domain] = self.verify(self.texts / f"{domain}_measure.npy", compare, "--max-tokens", 0,
-                                                "--sequences", self.document["sequences_per_domain"], *more)
+            took, reports[domain] = self.verify(self.texts / f"{domain}_measure.npy", compare, *self.part_of_domain(), *more)
             seconds += took
         if self.document["long_sequences"]:
-            took, reports["long"] = self.verify(self.long_text(), compare, "--max-tokens", 0, "--seq-len", LONG,
+            took, reports["long"] = self.verify(self.long_text(), compare, "--seq-len", LONG,
                                                 *self.probes("needles", "7k"), *self.probes("quotes", "7k"))
             seconds += took
         return seconds, {name: self.figures({part: report[name] for part, report in reports.items()}) for name in
                          reports[self.domains[0]]}
+
+    def part_of_domain(self):
+        return ["--sequences", self.document["sequences_per_domain"], "--seq-len", self.document["sequence_length"]]
 
     def long_text(self):
         """Sequences of 8,192 tokens, each of one domain: two of the measuring part's sequences joined."""
@@ -132,7 +137,7 @@ class Bench:
         for length, part in (("2k", first), ("7k", parts.get("long"))):
             if part:
                 kept = {name: part["model"][name] for name in ("needle_hits", "needles", "needle_nll") if name in part["model"]}
-                out[f"probes_{length}"] = {**kept, **part["model"].get("quotes", {})}
+                out[f"probes_{length}"] = {**kept, **(part["model"]["quotes"] or {})}
         if "long" in parts:
             out["kld_by_position"] = [[p["begin"], p["end"], p["kld_mean"]] for p in parts["long"]["model"]["kld_by_position"]]
         return out
@@ -151,7 +156,8 @@ class Bench:
             rotations = self.work / f"set-{number}"
             fitted, choice = self.fit(self.texts / f"calibrate{'_8k' if self.options.quick else ''}.npy", arguments, rotations)
             first = "baselines" not in self.document
-            seconds, methods = self.measure(",".join(BASELINES) if first else "none")
+            baselines = [name for name in BASELINES if not self.options.quick or name in QUICK]
+            seconds, methods = self.measure(",".join(baselines) if first else "none")
             for baseline, title in BASELINES.items():
                 if baseline in methods:
                     self.keep("baselines", {"name": title, **methods[baseline]})
@@ -162,9 +168,9 @@ class Bench:
         for name, arguments in CROSSED.items():
             for domain in self.domains:
                 fitted, _ = self.fit(self.texts / f"{domain}_calibrate.npy", arguments, self.work / "set-of-a-domain")
-                by_domain = {other: self.verify(self.texts / f"{other}_measure.npy", "none", "--max-tokens", 0, "--sequences",
-                                                self.document["sequences_per_domain"])[1]["this"]["model"]["kld_mean"]
-                             for other in self.domains}
+                measured = {other: self.verify(self.texts / f"{other}_measure.npy", "none", *self.part_of_domain())[1]
+                            for other in self.domains}
+                by_domain = {other: methods["this"]["model"]["kld_mean"] for other, methods in measured.items()}
                 self.keep("crossed", {"name": name, "on": domain, "fit_seconds": fitted, "kld_by_domain": by_domain,
                                       "kld": sum(by_domain.values()) / len(by_domain)})
 

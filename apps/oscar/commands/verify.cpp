@@ -8,6 +8,7 @@
 #include <ctime>
 #include <memory>
 
+#include "answer_files.hpp"
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -19,7 +20,6 @@
 #include "model/output_projection.hpp"
 #include "model_input.hpp"
 #include "outputs.hpp"
-#include "tensor/npy.hpp"
 #include "verify/html/html_report.hpp"
 #include "verify/methods.hpp"
 #include "verify/record.hpp"
@@ -32,38 +32,32 @@ namespace {
 
 struct VerifyCommand {
   std::vector<std::filesystem::path> stats;
-  std::filesystem::path rotations, dump, needle, needle_answers, calibration, report;
+  std::filesystem::path rotations, dump, calibration, report;
+  AnswerFiles needles{"--needle"}, quotes{"--quote"};
   ModelInput input;
   std::string precision = "serving", windows = "common";
   VerifyOptions options;
-  std::int64_t max_needles = 0;
   bool record = true;
 };
 
 bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.input.texts.empty(); }
 
 void check_usage(const VerifyCommand& c) {
-  if ((has_text(c) || !c.needle.empty() || !c.calibration.empty()) && c.input.model.empty()) {
-    throw UsageError("--text, --tokens, --needle and --calibration need a model to run", "--model",
+  const bool has_probes = c.needles.given() || c.quotes.given();
+  if ((has_text(c) || has_probes || !c.calibration.empty()) && c.input.model.empty()) {
+    throw UsageError("--text, --tokens, --needle, --quote and --calibration need a model to run", "--model",
                      "give the folder of the checkpoint");
   }
-  if (c.needle.empty() != c.needle_answers.empty()) {
-    throw UsageError("--needle and --needle-answers belong together", "--needle", "give both");
-  }
+  check_usage(c.needles);
+  check_usage(c.quotes);
   if (!c.report.empty()) require_html_report();
 }
 
 verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Status& status) {
   verify::ModelData data;
   if (has_text(c)) data.texts = read_sequences(c.input, config, status);
-  if (c.needle.empty()) return data;
-  data.needles = read_tokens(c.needle, {config.max_position_embeddings, 0, c.max_needles});
-  for (const std::int64_t length : read_npy(c.needle_answers).to_int64()) {
-    // --max-needles keeps the first needles, so it keeps their answers.
-    if (c.max_needles > 0 && data.answer_lengths.size() >= data.needles.size()) break;
-    data.answer_lengths.push_back(
-        static_cast<int>(std::clamp<std::int64_t>(length, 0, config.max_position_embeddings)));
-  }
+  read_answers(c.needles, config, data.needles, data.answer_lengths);
+  read_answers(c.quotes, config, data.quotes, data.quote_lengths);
   return data;
 }
 
@@ -173,14 +167,12 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
                   "Token ids (.npy), else text, on which the method optr is fitted, with --model")
       ->type_name("FILE")
       ->group("Input");
-  command.add_option("--needle", c.needle, "Token ids of needles, one a row (.npy)")->type_name("FILE")->group("Input");
-  command.add_option("--needle-answers", c.needle_answers, "Number of tokens of each needle's answer (.npy)")
-      ->type_name("FILE")
-      ->group("Input");
-  command.add_option("--max-needles", c.max_needles, "Needles to use at most; 0 = all")
-      ->check(kNonNegative)
-      ->capture_default_str()
-      ->group("Input");
+  add_answer_options(command, c.needles, "Token ids of needles, one a row (.npy)",
+                     "Number of tokens of each needle's answer (.npy)", "needles");
+  add_answer_options(command, c.quotes,
+                     "Token ids of texts that end with a passage of themselves once more, one a row (.npy): does the "
+                     "model repeat it word by word?",
+                     "Number of tokens at each row's end that the model is to repeat (.npy)", "quotations");
 }
 
 std::string method_names() {

@@ -21,6 +21,7 @@ const words = {
   layers: "layers", tokens: "tokens", needles: "needles", sequences: "sequences", held_out: "held out",
   sequences_fitted_on: "sequences that the set was fitted on", keys_read: "keys read", keys_quantised: "of these quantised",
   quantised_share: "share that was quantised", needles_quantised_share: "share that was quantised for needles",
+  quotes: "quotations", quotes_quantised_share: "share that was quantised for quotations",
   file_hashes: "files are what the manifest lists", finite: "all numbers are finite", layer_coverage: "every layer is there",
   sides_agree: "keys and values have the same layers", objective_side: "objectives are of their side", shape: "shapes are the model's",
   group_size: "groups divide a row", clip_ratio: "clip ratios", model_identity: "fitted on this model",
@@ -213,8 +214,11 @@ function clips() {
 }
 
 function tables() {
+  for (const m of report.methods) {
+    if (m.model?.quotes) m.quotes = {...m.model.quotes, intervals: {tokens_right: m.model.intervals.quoted_tokens_right}};
+  }
   const figures = [["attention", "output_rel_error", "output error"], ["attention", "softmax_kl", "softmax KL"], ["attention", "needle_mass_kept", "needles kept"],
-    ["model", "ppl", "ppl"], ["model", "kld_mean", "KLD"], ["model", "kld_p99", "KLD 99 %"], ["model", "same_top", "same top"], ["model", "retrieval", "retrieval"]]
+    ["model", "ppl", "ppl"], ["model", "kld_mean", "KLD"], ["model", "kld_p99", "KLD 99 %"], ["model", "same_top", "same top"], ["model", "retrieval", "retrieval"], ["quotes", "tokens_right", "quoted tokens right"]]
     .filter(([part]) => measured(part).length > 0);
   const cell = (m, part, figure) => {
     const interval = m[part]?.intervals?.[figure];
@@ -230,6 +234,8 @@ function tables() {
   fillTable(by("descriptions"), ["method", ""], report.methods.map((m) => ({cells: [m.name, m.description]})));
   fillTable(by("limits"), ["figure", "of this set", "limit", "origin"], report.limits.map((l) =>
     ({cells: [inWords(l.figure), text(l.value), text(l.limit), inWords(l.origin)]})));
+  const origin = report.limits.find((l) => l.measured_on)?.measured_on;
+  by("measured_on").textContent = origin ? `Default limits were measured on ${origin}.` : "";
   by("limits").closest("section").hidden = report.limits.length === 0;
   const counts = {};
   for (const check of report.structure.checks) {

@@ -144,10 +144,18 @@ TEST_CASE("a needle counts if every token of its answer but the last is the most
   const std::vector<KvMethod> methods{make_baseline("bf16", {{0, kVocab}}, {}, 0)};
   // Row 1 of {0, 0, 1, …} prefers 1; row 2 prefers 3: the first two needles hit whatever their last token, the third
   // misses.
-  const auto metrics = verify::measure_model(runner, small_data(), methods, Precision::kServing, *backend, status);
+  const verify::ModelData data = small_data();
+  const auto metrics = verify::measure_model(runner, data, methods, Precision::kServing, *backend, status);
   CHECK(metrics[0].needle_hits == 2);
   CHECK(metrics[0].needles == 3);
   CHECK(*metrics[0].retrieval == doctest::Approx(2.0 / 3));
+  // Read as quotations, the same answers count to their last token.
+  CHECK_FALSE(metrics[0].quotes.has_value());
+  verify::ModelData quoted{.quotes = data.needles, .quote_lengths = data.answer_lengths};
+  const auto of_quotes = verify::measure_model(runner, quoted, methods, Precision::kServing, *backend, status);
+  REQUIRE(of_quotes[0].quotes.has_value());
+  CHECK(of_quotes[0].quotes->quotes == 3);
+  CHECK(of_quotes[0].needles == 0);
   CHECK(metrics[0].retrieval_by_depth.empty());  // the answers stand nowhere in the prompts
 }
 
@@ -186,6 +194,11 @@ TEST_CASE("sequences and answers that cannot be measured are refused") {
   data = small_data();
   data.answer_lengths[1] = 5;
   CHECK_ERROR(verify::check_model_data(data), DataError, "needle 1");
+  data = small_data();
+  data.quotes = {{1, 2, 1}};
+  CHECK_ERROR(verify::check_model_data(data), DataError, "1 quotation, but 0 answer lengths");
+  data.quote_lengths = {3};
+  CHECK_ERROR(verify::check_model_data(data), DataError, "quotation 0");
 }
 
 }  // namespace oscar

@@ -11,7 +11,7 @@
 namespace oscar {
 namespace {
 
-using verify::NeedleResult;
+using verify::AnswerResult;
 using verify::TextSums;
 
 doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-6); }
@@ -83,11 +83,14 @@ TEST_CASE("needles are counted by the depth at which their answer stands") {
   CHECK(*verify::answer_depth({7, 1, 2, 8, 8, 8, 1, 2, 3}, 3) == near(1.0 / 6));
   CHECK(*verify::answer_depth({1, 2, 8, 1, 2, 8, 1, 2, 3}, 3) == near(0.5));  // the last place before the end
   CHECK_FALSE(verify::answer_depth({1, 8, 2, 8, 8, 8, 1, 2, 3}, 3).has_value());
-  const std::vector<NeedleResult> needles{{0.05, 2, 2}, {0.55, 1, 2}, {0.51, 2, 2}, {std::nullopt, 2, 2}};
+  const std::vector<AnswerResult> needles{
+      {0.05, 2, 2, 2, 1}, {0.55, 1, 2, 1, 2.5}, {0.51, 2, 2, 2, 0}, {std::nullopt, 2, 2, 2, 0.5}};
   const ModelMetrics m = verify::model_metrics({}, needles);
   CHECK(m.needle_hits == 3);
   CHECK(*m.retrieval == 0.75);
   CHECK(m.answer_tokens == near(7.0 / 8));
+  CHECK(*m.needle_nll == near(4.0 / 8));
+  CHECK_FALSE(m.quotes.has_value());
   REQUIRE(m.retrieval_by_depth.size() == 2);
   CHECK(m.retrieval_by_depth[0].hits == 1);
   CHECK(m.retrieval_by_depth[1].depth.low == near(0.5));
@@ -95,6 +98,40 @@ TEST_CASE("needles are counted by the depth at which their answer stands") {
   CHECK(m.retrieval_by_depth[1].needles == 2);
   CHECK(m.intervals.at("retrieval").high == 1);
   CHECK(m.intervals.at("retrieval").low < 0.75);
+}
+
+TEST_CASE("an answer is read token by token, to the first that is wrong and beyond") {
+  // Four words; rows prefer word 1, 2, 0 and 3 by log 3 over each of the others, which leaves them half of the mass.
+  std::vector<float> logits;
+  for (const std::size_t word : {1U, 2U, 0U, 3U}) {
+    std::vector<float> row(4, 0.0F);
+    row[word] = std::log(3.0F);
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  const TokenSequence sequence{9, 9, 1, 3, 0};
+  const AnswerResult all = verify::read_answer(sequence, 3, 3, logits);
+  CHECK(all.found == 2);
+  CHECK(all.asked == 3);
+  CHECK(all.until_wrong == 1);
+  CHECK(all.nll == near(std::log(2.0) + std::log(6.0) + std::log(2.0)));
+  CHECK_FALSE(all.hit());
+  const AnswerResult without_last = verify::read_answer(sequence, 3, 1, logits);
+  CHECK(without_last.hit());
+  CHECK(without_last.nll == near(std::log(2.0)));
+}
+
+TEST_CASE("quotations count every token") {
+  const std::vector<AnswerResult> quotes{{0.5, 4, 4, 4, 1}, {0.25, 2, 4, 1, 5}};
+  const ModelMetrics m = verify::model_metrics({}, {}, quotes);
+  REQUIRE(m.quotes.has_value());
+  CHECK(m.quotes->quotes == 2);
+  CHECK(m.quotes->right_to_the_end == 1);
+  CHECK(m.quotes->tokens_right == near(0.75));
+  CHECK(m.quotes->tokens_until_wrong == near(2.5));
+  CHECK(m.quotes->nll == near(6.0 / 8));
+  CHECK(m.intervals.at("quoted_tokens_right").low == near(0.5));
+  CHECK(m.intervals.at("quoted_tokens_right").high == near(1));
+  CHECK_FALSE(m.needle_nll.has_value());
 }
 
 TEST_CASE("quantiles lie between neighbours") {

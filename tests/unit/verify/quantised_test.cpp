@@ -36,6 +36,8 @@ TEST_CASE("keys outside the windows are counted by hand") {
   CHECK(verify::keys_of_texts(data, {0, 1}).quantised == 0 + 1 + 2);
   CHECK(verify::keys_of_needles(data, {0, 1}).all == 3);
   CHECK(verify::keys_of_needles(data, {0, 1}).quantised == 2);
+  const verify::ModelData quoted{.quotes = data.needles, .quote_lengths = data.answer_lengths};  // here both count
+  CHECK(verify::keys_of_quotes(quoted, {0, 1}).all == 3 + 4);
   CHECK(KeysRead{}.share() == 0);
   CHECK(verify::keys_read(0, 100, 1, {0, 0}).share() == 1);
   CHECK(verify::query_stride(5000, 2048) == 3);
