@@ -8,6 +8,7 @@ MAY_INCLUDE = {
     "lib/tensor": ["lib/base"],
     "kernels": ["lib/base", "lib/tensor"],
     "kernels/cpu": ["lib/base", "lib/tensor", "kernels"],
+    "kernels/reference": ["lib/base", "lib/tensor", "kernels"],
     "kernels/cuda": ["lib/base", "lib/tensor", "kernels"],
     "kernels/absent": ["lib/base", "lib/tensor", "kernels"],
     "lib/model": ["lib/base", "lib/tensor", "kernels"],

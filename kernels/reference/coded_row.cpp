@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/reference/coded_row.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/check.hpp"
+
+namespace oscar::reference {
+namespace {
+
+/// Returns 2^(n / 16), rounded once: the power of two is exact, the root is a constant.
+double sixteenths(int n) {
+  constexpr std::array<double, 16> kRoots{1.0,
+                                          1.0442737824274138,
+                                          1.0905077326652577,
+                                          1.1387886347566916,
+                                          1.189207115002721,
+                                          1.241857812073484,
+                                          1.2968395546510096,
+                                          1.3542555469368927,
+                                          1.4142135623730951,
+                                          1.4768261459394993,
+                                          1.5422108254079407,
+                                          1.6104903319492543,
+                                          1.681792830507429,
+                                          1.7562521603732995,
+                                          1.8340080864093424,
+                                          1.9152065613971474};
+  const int octave = n >= 0 ? n / 16 : -((15 - n) / 16);
+  return std::ldexp(kRoots[static_cast<std::size_t>(n - 16 * octave)], octave);
+}
+
+/// The scale from which on byte b is nearer than byte b - 1: their geometric mean, 2^((b - 128 - 1/2) / 16).
+float least_scale(int byte) {
+  constexpr double kHalfStep = 0.9785720620877001;  // 2^(-1/32)
+  return static_cast<float>(sixteenths(byte - 128) * kHalfStep);
+}
+
+int bits_of(int levels) { return std::countr_zero(static_cast<unsigned>(levels)); }
+
+/// The sum of term(i) over the channels below `count`, in the order that the header defines.
+template <class Term>
+float ordered_sum(std::size_t count, const Term& term) {
+  std::array<float, 32> sums{};
+  for (std::size_t i = 0; i < count; ++i) sums[i % 32] += term(i);
+  for (std::size_t half = 16; half > 0; half /= 2) {
+    for (std::size_t l = 0; l < half; ++l) sums[l] += sums[l + half];
+  }
+  return sums[0];
+}
+
+/// Channels [0, wide) are wide, [wide, stored) narrow.
+struct Classes {
+  explicit Classes(const CodedFormat& format) {
+    for (const int levels : format.levels) wide += levels >= kWideLevels ? 1U : 0U, stored += levels > 1 ? 1U : 0U;
+  }
+  std::size_t wide = 0, stored = 0;
+};
+
+/// The scale byte of the channels [begin, end); 0 if there are none.
+std::uint8_t class_scale(const CodedFormat& format, std::span<const float> row, std::size_t begin, std::size_t end) {
+  if (begin == end) return 0;
+  const float sum = ordered_sum(row.size(), [&](std::size_t i) {
+    if (i < begin || i >= end) return 0.0F;
+    const float ratio = row[i] * (1.0F / format.sigma[i]);
+    return ratio * ratio;
+  });
+  return coded_scale_byte(std::sqrt(sum / static_cast<float>(end - begin)));
+}
+
+int code_of(float value, int levels, float step, float scale) {
+  const float place = value * (1.0F / step) * (1.0F / scale) + static_cast<float>(levels / 2);
+  if (!(place >= 0)) return 0;
+  return place >= static_cast<float>(levels) ? levels - 1 : static_cast<int>(place);
+}
+
+float value_of(int code, int levels, float step, float scale) {
+  return (static_cast<float>(code) - 0.5F * static_cast<float>(levels - 1)) * step * scale;
+}
+
+/// Calls visit(bits of the piece, bits of the code below it, first byte of the piece) for each piece of a code of
+/// `bits`.
+template <class Visit>
+void for_each_piece(int bits, const Visit& visit) {
+  std::size_t byte = 0;
+  for (int piece = 8, left = bits; left > 0; piece /= 2) {
+    if (piece > left) continue;
+    left -= piece;
+    visit(static_cast<std::size_t>(piece), left, byte);
+    byte += static_cast<std::size_t>(piece);
+  }
+}
+
+void pack_block(std::span<const int> codes, int bits, std::span<std::uint8_t> bytes) {
+  std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
+  for_each_piece(bits, [&](std::size_t piece, int below, std::size_t first) {
+    for (std::size_t i = 0; i < kCodedBlock; ++i) {
+      const int part = (codes[i] >> below) & ((1 << piece) - 1);
+      std::uint8_t& byte = bytes[first + i % piece];
+      byte = static_cast<std::uint8_t>(byte | part << (piece * (i / piece)));
+    }
+  });
+}
+
+void unpack_block(std::span<const std::uint8_t> bytes, int bits, std::span<int> codes) {
+  std::fill(codes.begin(), codes.end(), 0);
+  for_each_piece(bits, [&](std::size_t piece, int below, std::size_t first) {
+    for (std::size_t i = 0; i < kCodedBlock; ++i) {
+      const int part = (bytes[first + i % piece] >> (piece * (i / piece))) & ((1 << piece) - 1);
+      codes[i] |= part << below;
+    }
+  });
+}
+
+/// Returns the gain that makes <y, gain y^> = <y, y>, held to 1/2 … 2; 1 for rows of zeros, and beyond float32.
+float gain_of(std::span<const float> row, std::span<const float> decoded, std::size_t stored) {
+  const float energy = ordered_sum(row.size(), [&](std::size_t i) { return i < stored ? row[i] * row[i] : 0.0F; });
+  const float shared = ordered_sum(row.size(), [&](std::size_t i) { return i < stored ? row[i] * decoded[i] : 0.0F; });
+  if (!(energy > 0)) return 1;
+  const float gain = energy / shared;
+  if (std::isnan(gain)) return 1;  // both sums are beyond float32
+  return shared > 0 ? std::clamp(gain, 0.5F, 2.0F) : 2.0F;
+}
+
+}  // namespace
+
+void require_valid(const CodedFormat& format) {
+  const std::size_t dim = format.levels.size();
+  OSCAR_CHECK(dim > 0 && dim % kCodedBlock == 0);
+  OSCAR_CHECK(format.step.size() == dim && format.sigma.size() == dim);
+  for (std::size_t i = 0; i < dim; ++i) {
+    const int levels = format.levels[i];
+    OSCAR_CHECK(levels >= 1 && levels <= 256 && std::has_single_bit(static_cast<unsigned>(levels)));
+    OSCAR_CHECK(i % kCodedBlock == 0 ? i == 0 || levels <= format.levels[i - 1] : levels == format.levels[i - 1]);
+    OSCAR_CHECK(levels == 1 || (std::isnormal(format.step[i]) && format.step[i] > 0));
+    OSCAR_CHECK(levels == 1 || (std::isnormal(format.sigma[i]) && format.sigma[i] > 0));
+  }
+}
+
+std::size_t coded_row_bytes(const CodedFormat& format) {
+  std::size_t bytes = 2;
+  for (std::size_t i = 0; i < format.levels.size(); i += kCodedBlock) {
+    bytes += static_cast<std::size_t>(bits_of(format.levels[i]));
+  }
+  return bytes;
+}
+
+float coded_scale(int byte) { return static_cast<float>(sixteenths(byte - 128)); }
+
+std::uint8_t coded_scale_byte(float scale) {
+  int low = 0, high = 255;  // the last byte whose least scale is not above
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (scale >= least_scale(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return static_cast<std::uint8_t>(low);
+}
+
+void encode_coded_row(const CodedFormat& format, std::span<const float> row, std::span<std::uint8_t> bytes) {
+  OSCAR_CHECK(row.size() == format.levels.size() && bytes.size() == coded_row_bytes(format));
+  const Classes classes(format);
+  const std::array<std::uint8_t, 2> first{class_scale(format, row, 0, classes.wide),
+                                          class_scale(format, row, classes.wide, classes.stored)};
+  std::vector<int> codes(row.size());
+  std::vector<float> decoded(row.size());
+  for (std::size_t i = 0; i < classes.stored; ++i) {
+    const float scale = coded_scale(first[i < classes.wide ? 0 : 1]);
+    codes[i] = code_of(row[i], format.levels[i], format.step[i], scale);
+    decoded[i] = value_of(codes[i], format.levels[i], format.step[i], scale);
+  }
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < classes.stored; i += kCodedBlock) {
+    const auto width = static_cast<std::size_t>(bits_of(format.levels[i]));
+    pack_block(std::span(codes).subspan(i, kCodedBlock), static_cast<int>(width), bytes.subspan(at, width));
+    at += width;
+  }
+  const float gain = gain_of(row, decoded, classes.stored);
+  bytes[at] = classes.wide > 0 ? coded_scale_byte(coded_scale(first[0]) * gain) : std::uint8_t{0};
+  bytes[at + 1] = classes.stored > classes.wide ? coded_scale_byte(coded_scale(first[1]) * gain) : std::uint8_t{0};
+}
+
+void decode_coded_row(const CodedFormat& format, std::span<const std::uint8_t> bytes, std::span<float> row) {
+  OSCAR_CHECK(row.size() == format.levels.size() && bytes.size() == coded_row_bytes(format));
+  const Classes classes(format);
+  const std::array<float, 2> scales{coded_scale(bytes[bytes.size() - 2]), coded_scale(bytes[bytes.size() - 1])};
+  std::fill(row.begin(), row.end(), 0.0F);
+  std::size_t at = 0;
+  std::array<int, kCodedBlock> codes{};
+  for (std::size_t i = 0; i < classes.stored; i += kCodedBlock) {
+    const auto width = static_cast<std::size_t>(bits_of(format.levels[i]));
+    unpack_block(bytes.subspan(at, width), static_cast<int>(width), codes);
+    at += width;
+    for (std::size_t j = i; j < i + kCodedBlock; ++j) {
+      row[j] = value_of(codes[j - i], format.levels[j], format.step[j], scales[j < classes.wide ? 0 : 1]);
+    }
+  }
+}
+
+}  // namespace oscar::reference

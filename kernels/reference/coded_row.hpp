@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// A packed row of the coded cache: the row of one token and KV head in a basis whose channels have levels of their own.
+// The set gives the format of each layer, KV head and side; every row of it has the same layout and size. All
+// arithmetic is float32 with one rounding per operation, so that every backend makes the same bytes.
+//
+//   classes   channels with 16 levels or more are wide, those with 2 to 8 narrow; a channel with one level is not
+//   stored scale     s(b) = 2^((b - 128) / 16) of a byte b. The byte of a class is the one whose scale is nearest, in
+//   ratio, to
+//             the root mean square of y_i / sigma_i over the class
+//   code      c_i = floor(y_i / (step_i s) + L_i / 2), held to 0 … L_i - 1
+//   decoded   y^_i = s (c_i - (L_i - 1) / 2) step_i
+//   gain      a = <y, y> / <y, y^> over the stored channels, held to 1/2 … 2, multiplies both scales, which are rounded
+//             to bytes again; codes stay. It is 2 if <y, y^> is not positive, and 1 for rows of zeros or of infinite
+//             sums
+//   sums      32 partial sums, of the channels i, i + 32, …, added in halves: sum l takes in sum l + 16, then l + 8, …
+//
+// Bytes: blocks of 8 neighbouring channels share a number of levels 2^w, widest blocks first, and take w bytes each;
+// then the scale byte of the wide class, then that of the narrow one. A class without channels has scale byte 0. The w
+// bits of a code are cut into pieces of 8, 4, 2 or 1 bits, the largest first: 7 = 4 + 2 + 1, with the high bits in the
+// first piece. A piece of p bits takes p bytes of the block: channel i of the block has its bits in byte i mod p, from
+// bit p (i div p) on. So one mask and one shift take a code from each byte at once.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace oscar::reference {
+
+/// The number of neighbouring channels that share a number of levels.
+inline constexpr std::size_t kCodedBlock = 8;
+/// The least number of levels of a wide channel.
+inline constexpr int kWideLevels = 16;
+
+/// What rows of one layer, KV head and side have in common. All three vectors have the head's dimension, a multiple
+/// of 8.
+struct CodedFormat {
+  std::vector<int> levels;   // powers of two from 1 to 256, descending, equal inside blocks of 8
+  std::vector<float> step;   // distance of two levels at scale 1, positive where levels > 1
+  std::vector<float> sigma;  // root mean square of the channel, positive where levels > 1
+};
+
+/// Throws std::logic_error that says what is wrong with a format.
+void require_valid(const CodedFormat& format);
+
+/// Bytes of a packed row: the sum of log2(levels) over the blocks, and two for the scales.
+[[nodiscard]] std::size_t coded_row_bytes(const CodedFormat& format);
+
+/// s(b). byte: 0 to 255.
+[[nodiscard]] float coded_scale(int byte);
+/// The byte whose scale is nearest to `scale` in ratio; 0 for whatever is less than s(0), not a number included.
+[[nodiscard]] std::uint8_t coded_scale_byte(float scale);
+
+/// Packs row (d) into bytes (coded_row_bytes).
+void encode_coded_row(const CodedFormat& format, std::span<const float> row, std::span<std::uint8_t> bytes);
+
+/// Unpacks bytes (coded_row_bytes) into row (d); channels that are not stored become 0.
+void decode_coded_row(const CodedFormat& format, std::span<const std::uint8_t> bytes, std::span<float> row);
+
+}  // namespace oscar::reference
