@@ -5,7 +5,7 @@ bench_real_model.py --model FILE.gguf --texts DIR [--out FILE.json]     scripts/
 bench_real_model.py --render FILE.json                                  prints the tables of a run that was kept
 DIR is what real_model_texts.py wrote. A set is fitted on the calibration part of the texts and measured on the measuring
 part: KLD by domain and by position, needles, quotations. --part domains fits on one domain at a time instead, to see
-whether a calibration on one serves the others. --quick is for two CPU cores: fewer tokens, needles and recipes.
+whether a calibration on one serves the others. A call goes on where an earlier one ended. --quick is for two CPU cores: fewer tokens, needles and recipes.
 """
 import argparse
 import json
@@ -35,7 +35,7 @@ RECIPES = {
     "`auto` for `any`": ["--recipe", "auto", *ANY],
     "`auto` for `any`, levels 8,4": ["--recipe", "auto", *ANY, "--levels", "8,4"],
 }
-QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`stretch`, fisher, centred, levels 5,3", "bf16", "hadamard_clip", "int4"]
+QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred, levels 5,3", "bf16", "hadamard_clip", "int4"]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4"}
 CROSSED = {"`oscar`, fitted clip": RECIPES["`oscar`, fitted clip"],
@@ -144,14 +144,19 @@ class Bench:
 
     def keep(self, table, row):
         rows = [kept for kept in self.document.get(table, []) if kept["name"] != row["name"] or kept.get("on") != row.get("on")]
-        self.document[table] = [*rows, row]
+        self.document[table] = [*rows, {**row, "commit": self.document["commit"]}]
         self.options.out.write_text(json.dumps(self.document, indent=1) + "\n")
         print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}", f"{row.get('fit_seconds', 0):.1f} s",
               f"{row.get('verify_seconds', 0):.1f} s", file=sys.stderr, flush=True)
 
+    def has(self, table, name, on=None):
+        """Whether an earlier call measured this row already with the same program."""
+        rows = self.document.get(table, [])
+        return any(row["name"] == name and row.get("on") == on and row["commit"] == self.document["commit"] for row in rows)
+
     def recipes(self):
         for number, (name, arguments) in enumerate(RECIPES.items()):
-            if self.options.quick and name not in QUICK:
+            if self.options.quick and name not in QUICK or self.has("recipes", name):
                 continue
             rotations = self.work / f"set-{number}"
             fitted, choice = self.fit(self.texts / f"calibrate{'_8k' if self.options.quick else ''}.npy", arguments, rotations)
@@ -167,6 +172,8 @@ class Bench:
     def domains_crossed(self):
         for name, arguments in CROSSED.items():
             for domain in self.domains:
+                if self.has("crossed", name, domain):
+                    continue
                 fitted, _ = self.fit(self.texts / f"{domain}_calibrate.npy", arguments, self.work / "set-of-a-domain")
                 measured = {other: self.verify(self.texts / f"{other}_measure.npy", "none", *self.part_of_domain())[1]
                             for other in self.domains}

@@ -16,6 +16,7 @@ MAY_INCLUDE = {
     "lib/stats": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump"],
     "lib/spectral": ["lib/base", "lib/tensor", "kernels"],
     "lib/transform": ["lib/base", "lib/tensor", "kernels", "lib/spectral"],
+    "lib/method": ["lib/base", "lib/tensor", "kernels", "lib/spectral", "lib/transform"],
     "lib/codec": ["lib/base", "lib/tensor", "kernels"],
     "lib/rotation": ["lib/base", "lib/tensor", "kernels", "lib/model"],
     "lib/fit": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/spectral",

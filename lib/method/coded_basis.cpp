@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+#include "method/coded_basis.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "spectral/spectrum.hpp"
+#include "transform/matrix.hpp"
+
+namespace oscar {
+namespace {
+
+std::size_t square(int dim) { return static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim); }
+
+double mean_diagonal(std::span<const double> matrix, int dim) { return trace(matrix, dim) / dim; }
+
+/// Throws NumericalError unless the mean of the diagonal is positive and finite.
+double positive_mean(std::span<const double> matrix, int dim, const std::string& what, int head) {
+  const double mean = mean_diagonal(matrix, dim);
+  if (mean > 0 && std::isfinite(mean)) return mean;
+  throw NumericalError("the " + what + " have no energy, or one that is not finite", "KV head " + std::to_string(head),
+                       "give more text, or leave the layer out");
+}
+
+/// Metrics of mean diagonal `scale` with a floor, and covariances; both (heads, d, d), the metrics over their scale.
+struct Problem {
+  MatrixStack metric, covariance;
+  std::vector<double> scale;
+};
+
+void add_floor(std::span<double> metric, int dim) {
+  const double floor = kMetricFloor * mean_diagonal(metric, dim);
+  for (int i = 0; i < dim; ++i) metric[static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)] += floor;
+}
+
+CodedBasis solve(const Problem& problem, Backend& backend) {
+  const int dim = problem.metric.dim, heads = problem.metric.count;
+  const std::size_t size = square(dim);
+  const std::vector<Spectrum> metrics = decompose(problem.metric, backend);
+  MatrixStack whitened(heads, dim);
+  std::vector<Matrix> roots;
+  for (int h = 0; h < heads; ++h) {
+    const auto at = static_cast<std::size_t>(h);
+    roots.push_back(power_of(metrics[at], 0.5));
+    const Matrix left = multiply(roots.back(), problem.covariance[h], dim);
+    const Matrix both = multiply(left, roots.back(), dim);
+    std::copy(both.begin(), both.end(), whitened[h].begin());
+  }
+  const std::vector<Spectrum> spectra = decompose(whitened, backend);
+  CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}};
+  for (int h = 0; h < heads; ++h) {
+    const auto at = static_cast<std::size_t>(h);
+    const double root_scale = std::sqrt(problem.scale[at]);
+    const Matrix inverse = power_of(metrics[at], -0.5);
+    Matrix vectors(size);  // columns by descending eigenvalue
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::size_t row = i / static_cast<std::size_t>(dim), column = i % static_cast<std::size_t>(dim);
+      vectors[i] = spectra[at].vectors[(row + 1) * static_cast<std::size_t>(dim) - 1 - column];
+    }
+    const Matrix write = multiply(roots[at], vectors, dim), read = multiply(inverse, vectors, dim);
+    for (std::size_t i = 0; i < size; ++i) {
+      basis.transform.rotation[h][i] = root_scale * write[i];
+      basis.transform.read_rotation[h][i] = read[i] / root_scale;
+    }
+    for (int c = dim - 1; c >= 0; --c) {
+      basis.lambda.push_back(problem.scale[at] * std::max(spectra[at].values[static_cast<std::size_t>(c)], 0.0));
+    }
+  }
+  return basis;
+}
+
+/// Calls visit(first, length) for each piece of a run of `length` channels from `first` on: powers of two, largest
+/// first.
+template <class Visit>
+void for_each_power_of_two(std::size_t first, std::size_t length, const Visit& visit) {
+  while (length > 0) {
+    const std::size_t piece = std::bit_floor(length);
+    visit(first, piece);
+    first += piece, length -= piece;
+  }
+}
+
+/// Columns [first, first + n) of a matrix become their products with Sylvester's Hadamard matrix over sqrt(n).
+void turn_columns(std::span<double> matrix, std::size_t dim, std::size_t first, std::size_t n) {
+  for (std::size_t row = 0; row < dim; ++row) {
+    const std::span<double> x = matrix.subspan(row * dim + first, n);
+    for (std::size_t half = 1; half < n; half *= 2) {
+      for (std::size_t i = 0; i < n; ++i) {
+        if ((i & half) != 0) continue;
+        const double a = x[i], b = x[i + half];
+        x[i] = a + b, x[i + half] = a - b;
+      }
+    }
+    for (std::size_t i = 0; i < n; ++i) x[i] /= std::sqrt(static_cast<double>(n));
+  }
+}
+
+}  // namespace
+
+CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const MatrixStack& queries, double plain_part,
+                           Backend& backend) {
+  const int dim = queries.dim, heads = queries.count;
+  OSCAR_CHECK(fisher.query.dim == dim && fisher.query.count == heads && tokens > 0);
+  Problem problem{MatrixStack(heads, dim), MatrixStack(heads, dim), {}};
+  std::vector<double> means;
+  for (int h = 0; h < heads; ++h) {
+    const double read = positive_mean(fisher.query[h], dim, "queries that read the history", h);
+    const double plain = positive_mean(queries[h], dim, "queries", h),
+                 weight = fisher.weight[static_cast<std::size_t>(h)];
+    const double* const sum = fisher.key_sum.data() + static_cast<std::ptrdiff_t>(h) * dim;
+    for (int i = 0; i < dim; ++i) means.push_back(sum[i] / weight);
+    const double* const mean = means.data() + static_cast<std::ptrdiff_t>(h) * dim;
+    for (std::size_t i = 0; i < square(dim); ++i) {
+      const std::size_t row = i / static_cast<std::size_t>(dim), column = i % static_cast<std::size_t>(dim);
+      problem.metric[h][i] = fisher.query[h][i] / read + plain_part * queries[h][i] / plain;
+      problem.covariance[h][i] = fisher.key[h][i] / weight - mean[row] * mean[column];
+    }
+    add_floor(problem.metric[h], dim);
+    problem.scale.push_back(read / tokens);
+    (void)positive_mean(problem.covariance[h], dim, "keys of the history", h);
+  }
+  CodedBasis basis = solve(problem, backend);
+  basis.transform.mean = std::move(means);
+  return basis;
+}
+
+CodedBasis coded_value_basis(const MatrixStack& metric, const MatrixStack& weighted, const MatrixStack& plain,
+                             Backend& backend) {
+  const int dim = metric.dim, heads = metric.count;
+  OSCAR_CHECK(weighted.dim == dim && plain.dim == dim && weighted.count == heads && plain.count == heads);
+  Problem problem{MatrixStack(heads, dim), MatrixStack(heads, dim), {}};
+  for (int h = 0; h < heads; ++h) {
+    const double scale = positive_mean(metric[h], dim, "rows of the output projection", h);
+    const double ratio =
+        positive_mean(plain[h], dim, "values", h) / positive_mean(weighted[h], dim, "values of the history", h);
+    for (std::size_t i = 0; i < square(dim); ++i) {
+      problem.metric[h][i] = metric[h][i] / scale;
+      problem.covariance[h][i] = weighted[h][i] * ratio;
+    }
+    add_floor(problem.metric[h], dim);
+    problem.scale.push_back(scale);
+  }
+  return solve(problem, backend);
+}
+
+void reorder(CodedBasis& basis, std::span<const int> order) {
+  const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
+  OSCAR_CHECK(order.size() == basis.lambda.size());
+  const CodedBasis from = basis;
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const std::size_t h = place / dim, to = place % dim, column = static_cast<std::size_t>(order[place]);
+    basis.lambda[place] = from.lambda[h * dim + column];
+    for (std::size_t row = 0; row < dim; ++row) {
+      const auto head = static_cast<int>(h);
+      basis.transform.rotation[head][row * dim + to] = from.transform.rotation[head][row * dim + column];
+      basis.transform.read_rotation[head][row * dim + to] = from.transform.read_rotation[head][row * dim + column];
+    }
+  }
+}
+
+void mix_equal_levels(CodedBasis& basis, std::span<const int> levels) {
+  const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
+  OSCAR_CHECK(levels.size() == basis.lambda.size());
+  for (std::size_t begin = 0; begin < levels.size();) {
+    std::size_t end = begin + 1;
+    while (end < levels.size() && end % dim != 0 && levels[end] == levels[begin]) ++end;
+    if (levels[begin] > 1) {
+      const auto head = static_cast<int>(begin / dim);
+      for_each_power_of_two(begin % dim, end - begin, [&](std::size_t first, std::size_t n) {
+        turn_columns(basis.transform.rotation[head], dim, first, n);
+        turn_columns(basis.transform.read_rotation[head], dim, first, n);
+      });
+    }
+    begin = end;
+  }
+}
+
+}  // namespace oscar

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+// How many levels each channel of a coded cache gets. A channel of variance lambda with L levels costs log2 L bits and
+// leaves an expected squared error of weight lambda D(L), where D(L) is the error of the best quantiser with L levels
+// of a unit Gaussian. Bits are spent one step after another where they take away most error (Shoham and Gersho, 1988),
+// over all channels that share a budget. Blocks of 8 neighbouring channels get the same number of levels.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace oscar {
+
+/// D(2^w) for w = 0 … 8 bits.
+inline constexpr std::array<double, 9> kGaussianError{1,       .3634,   .1175,   .03454,  .009497,
+                                                      .002499, .000644, .000164, .0000413};
+inline constexpr int kLevelBlock = 8;
+
+/// Who shares one budget: all of the model, the keys and values of a layer, or one KV head's keys or values.
+enum class CodedScope { kModel, kLayer, kHead };
+/// Returns the scope of "model", "layer" or "head". Throws UsageError that lists the names.
+[[nodiscard]] CodedScope coded_scope_from_name(const std::string& name);
+
+/// The variances of one layer's keys, or values, in the basis that they are coded in.
+struct CodedSpectrum {
+  int layer = 0;
+  std::string side;            // "key" or "value", for errors
+  int num_heads = 1, dim = 0;  // dim: a multiple of 8
+  std::vector<double> lambda;  // (num_heads, dim), descending in each head
+  double weight = 1;           // what an error of 1 costs the model
+};
+
+/// The levels of one CodedSpectrum, widest channels first.
+struct CodedLevels {
+  std::vector<int> levels;  // (num_heads, dim): 1, 2, 4, … 256, descending in each head
+  std::vector<int> order;   // (num_heads, dim): channel i of the code is channel order[i] of the spectrum
+};
+
+/// The bits of each block (0 … 8 a channel), of which all together take at most `budget` bits a channel. energy: the
+/// sum of weight lambda over the block. A step that no longer fits is skipped.
+[[nodiscard]] std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget);
+
+/// Plans all spectra. bits: of one stored value, the two scale bytes of a row included, so that bits - 16 / dim are
+/// spent on codes. Throws DataError that names the layer, side and head that are left with nothing, and UsageError if
+/// the scales alone take all bits or no channel could take so many.
+[[nodiscard]] std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, double bits,
+                                                   CodedScope scope);
+
+/// The expected squared error of a head's code, without its weight: the sum of lambda_i D(L_i). Both in the same order.
+[[nodiscard]] double expected_error(std::span<const double> lambda, std::span<const int> levels);
+
+}  // namespace oscar

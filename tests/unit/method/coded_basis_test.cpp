@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+// Bases of the coded cache and their grids: by hand where moments are diagonal, and by what coded rows really lose.
+#include "method/coded_basis.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/reference/coded_row.hpp"
+#include "method/coded_grid.hpp"
+#include "method/coded_levels.hpp"
+#include "support/backend.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+using Vector = std::vector<double>;
+
+MatrixStack diagonal(const Vector& values) {
+  MatrixStack out(1, static_cast<int>(values.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) out[0][i * (values.size() + 1)] = values[i];
+  return out;
+}
+
+/// x^T x of random rows of `dim` channels with falling deviations.
+MatrixStack random_moment(int heads, int dim, unsigned seed) {
+  MatrixStack out(heads, dim);
+  std::mt19937 engine(seed);
+  std::normal_distribution<double> normal;
+  const auto d = static_cast<std::size_t>(dim);
+  for (int h = 0; h < heads; ++h) {
+    for (int n = 0; n < 6 * dim; ++n) {
+      Vector x(d);
+      for (std::size_t i = 0; i < d; ++i)
+        x[i] = normal(engine) * std::exp2(-static_cast<double>(i % 8)) + (i > 0 ? 0.3 * x[i - 1] : 0);
+      for (std::size_t i = 0; i < d * d; ++i) out[h][i] += x[i / d] * x[i % d] / (6 * dim);
+    }
+  }
+  return out;
+}
+
+/// Sums of one token that counts once, with keys of this mean and covariance.
+FisherSums fisher_of(const MatrixStack& query, const MatrixStack& covariance, const Vector& mean) {
+  FisherSums sums(query.count, query.dim);
+  const auto d = static_cast<std::size_t>(query.dim);
+  sums.query = query;
+  for (int h = 0; h < query.count; ++h) {
+    sums.weight[static_cast<std::size_t>(h)] = 2;
+    for (std::size_t i = 0; i < d; ++i) sums.key_sum[static_cast<std::size_t>(h) * d + i] = 2 * mean[i];
+    for (std::size_t i = 0; i < d * d; ++i) sums.key[h][i] = 2 * (covariance[h][i] + mean[i / d] * mean[i % d]);
+  }
+  return sums;
+}
+
+/// The largest entry of W R^T - I.
+double distance_from_inverse(const Transform& t) {
+  const auto d = static_cast<std::size_t>(t.rotation.dim);
+  double largest = 0;
+  for (int h = 0; h < t.rotation.count; ++h) {
+    for (std::size_t i = 0; i < d * d; ++i) {
+      double sum = i / d == i % d ? -1 : 0;
+      for (std::size_t k = 0; k < d; ++k) sum += t.rotation[h][i / d * d + k] * t.read_rotation[h][i % d * d + k];
+      largest = std::max(largest, std::abs(sum));
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("of diagonal moments the basis is the axes, by what an error costs there") {
+  const auto backend = test::make_test_backend();
+  const Vector query{1, 4, 9}, key{9, 1, 4}, mean{5, -1, 2};
+  const FisherSums sums = fisher_of(diagonal(query), diagonal(key), mean);
+  const CodedBasis basis = coded_key_basis(sums, 1, diagonal({1, 1, 1}), 0, *backend);
+  const double floor = kMetricFloor * 14 / 3;
+  const Vector expected{4 * (9 + floor), 9 * (1 + floor), 1 * (4 + floor)};  // of channels 2, 0, 1
+  const int axes[] = {2, 0, 1};
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(basis.lambda[i] == doctest::Approx(expected[i]).epsilon(1e-9));
+    const auto axis = static_cast<std::size_t>(axes[i]);
+    CHECK(std::abs(basis.transform.rotation[0][axis * 3 + i]) == doctest::Approx(std::sqrt(query[axis] + floor)));
+    CHECK(basis.transform.mean[i] == doctest::Approx(mean[i]));
+  }
+  CHECK(distance_from_inverse(basis.transform) < 1e-12);
+}
+
+TEST_CASE("channels are uncorrelated, of the variances that are told, and errors add up") {
+  const auto backend = test::make_test_backend();
+  const int heads = 2, dim = 16;
+  const MatrixStack query = random_moment(heads, dim, 1), plain = random_moment(heads, dim, 2),
+                    key = random_moment(heads, dim, 3);
+  const CodedBasis basis =
+      coded_key_basis(fisher_of(query, key, Vector(dim, 0.5)), 1, plain, kPlainQueryPart, *backend);
+  const auto d = static_cast<std::size_t>(dim);
+  for (int h = 0; h < heads; ++h) {
+    const auto w = basis.transform.rotation[h], r = basis.transform.read_rotation[h];
+    double scale = 0, plain_scale = 0, trace_a = 0;
+    for (std::size_t i = 0; i < d; ++i)
+      scale += query[h][i * (d + 1)] / dim, plain_scale += plain[h][i * (d + 1)] / dim;
+    Vector metric(d * d);
+    for (std::size_t i = 0; i < d * d; ++i)
+      metric[i] = query[h][i] + kPlainQueryPart * scale / plain_scale * plain[h][i];
+    for (std::size_t i = 0; i < d; ++i) trace_a += metric[i * (d + 1)];
+    for (std::size_t i = 0; i < d; ++i) metric[i * (d + 1)] += kMetricFloor * trace_a / dim;
+    for (std::size_t a = 0; a < d; ++a) {
+      for (std::size_t b = 0; b < d; ++b) {
+        double covariance = 0, read_metric = 0;
+        for (std::size_t i = 0; i < d * d; ++i) {
+          covariance += w[i / d * d + a] * key[h][i] * w[i % d * d + b];
+          read_metric += r[i / d * d + a] * metric[i] * r[i % d * d + b];
+        }
+        const double lambda = a == b ? basis.lambda[static_cast<std::size_t>(h) * d + a] : 0;
+        CHECK(std::abs(covariance - lambda) < 1e-9 * basis.lambda[static_cast<std::size_t>(h) * d]);
+        CHECK(std::abs(read_metric - (a == b ? 1 : 0)) < 1e-9);
+      }
+    }
+  }
+  CHECK(distance_from_inverse(basis.transform) < 1e-9);
+}
+
+TEST_CASE("values are weighed by the output projection, and scaled to their plain energy") {
+  const auto backend = test::make_test_backend();
+  const CodedBasis basis = coded_value_basis(diagonal({1, 1}), diagonal({2, 6}), diagonal({1, 1}), *backend);
+  CHECK(basis.lambda[0] == doctest::Approx(1.5 * (1 + kMetricFloor)));  // 6 m(plain) / m(weighted) = 6 / 4
+  CHECK(basis.lambda[1] == doctest::Approx(0.5 * (1 + kMetricFloor)));
+  CHECK(basis.transform.mean.empty());
+}
+
+TEST_CASE("moments that say nothing are refused by name") {
+  const auto backend = test::make_test_backend();
+  const MatrixStack some = diagonal({1, 2}), none = diagonal({0, 0});
+  CHECK_ERROR((void)coded_key_basis(fisher_of(none, some, {0, 0}), 1, some, 0.3, *backend), NumericalError,
+              "KV head 0");
+  CHECK_ERROR((void)coded_key_basis(fisher_of(some, none, {1, 1}), 1, some, 0.3, *backend), NumericalError,
+              "keys of the history");
+  CHECK_ERROR((void)coded_value_basis(some, some, diagonal({NAN, 1}), *backend), NumericalError, "values");
+}
+
+TEST_CASE("channels follow their levels and mix among equals, and the sides stay inverse") {
+  const auto backend = test::make_test_backend();
+  const int dim = 32;
+  CodedBasis basis = coded_key_basis(fisher_of(random_moment(1, dim, 4), random_moment(1, dim, 5), Vector(dim, 0)), 1,
+                                     random_moment(1, dim, 6), kPlainQueryPart, *backend);
+  const CodedBasis before = basis;
+  std::vector<int> order(32), levels(32, 4);
+  for (int i = 0; i < 32; ++i) order[static_cast<std::size_t>(i)] = (i + 8) % 32;
+  std::fill(levels.begin() + 24, levels.end(), 1);
+  reorder(basis, order);
+  CHECK(basis.lambda[0] == before.lambda[8]);
+  CHECK(basis.transform.rotation[0][5 * 32 + 31] == before.transform.rotation[0][5 * 32 + 7]);
+  const CodedBasis ordered = basis;
+  mix_equal_levels(basis, levels);
+  CHECK(distance_from_inverse(basis.transform) < 1e-9);
+  for (std::size_t row = 0; row < 32;
+       ++row) {  // a run of 24: a Hadamard matrix of 16, one of 8; then channels of no bits
+    double first = 0, second = 0;
+    for (std::size_t c = 0; c < 16; ++c) first += ordered.transform.rotation[0][row * 32 + c] / 4;
+    for (std::size_t c = 16; c < 24; ++c) second += ordered.transform.rotation[0][row * 32 + c] / std::sqrt(8.0);
+    CHECK(basis.transform.rotation[0][row * 32] == doctest::Approx(first));
+    CHECK(basis.transform.rotation[0][row * 32 + 16] == doctest::Approx(second));
+    CHECK(basis.transform.rotation[0][row * 32 + 30] == ordered.transform.rotation[0][row * 32 + 30]);
+  }
+}
+
+TEST_CASE("coded Gaussian rows lose what was expected") {
+  const std::size_t dim = 64, n = 4000;
+  std::vector<double> lambda(dim);
+  for (std::size_t i = 0; i < dim; ++i) lambda[i] = std::exp2(-static_cast<double>(i) / 6);
+  const CodedSpectrum spectrum{.side = "key", .dim = 64, .lambda = lambda};
+  const CodedLevels plan = plan_levels(std::vector{spectrum}, 2.25, CodedScope::kHead).front();
+  std::mt19937 engine(9);
+  std::normal_distribution<double> normal;
+  std::vector<float> rows(n * dim);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = static_cast<float>(normal(engine) * std::sqrt(lambda[static_cast<std::size_t>(plan.order[i % dim])]));
+  }
+  const CodedGrid grid = fit_grid(rows, plan.levels);
+  const reference::CodedFormat format{plan.levels, grid.step, grid.sigma};
+  reference::require_valid(format);
+  CHECK(reference::coded_row_bytes(format) == 64 * 2 / 8 + 2);  // 2.25 bits a value
+  double error = 0;
+  std::vector<std::uint8_t> bytes(reference::coded_row_bytes(format));
+  std::vector<float> back(dim);
+  for (std::size_t r = 0; r < n; ++r) {
+    const std::span<const float> row(rows.data() + r * dim, dim);
+    reference::encode_coded_row(format, row, bytes);
+    reference::decode_coded_row(format, bytes, back);
+    for (std::size_t i = 0; i < dim; ++i)
+      error += std::pow(double{row[i]} - double{back[i]}, 2) / static_cast<double>(n);
+  }
+  std::vector<double> ordered;
+  for (const int channel : plan.order) ordered.push_back(lambda[static_cast<std::size_t>(channel)]);
+  const double expected = expected_error(ordered, plan.levels);
+  // Uniform grids lose some against the best quantisers, as does the gain that keeps <y, y^> = <y, y>.
+  CHECK(error > 0.9 * expected);
+  CHECK(error < 1.35 * expected);
+}
+
+TEST_CASE("a channel without a value is named") {
+  const std::vector<float> rows{1, 0, -1, 0};
+  CHECK_ERROR((void)fit_grid(rows, std::vector<int>{4, 4}), NumericalError, "channel 1");
+  const CodedGrid grid = fit_grid(rows, std::vector<int>{4, 1});
+  CHECK(grid.sigma == std::vector<float>{1, 0});
+  CHECK(grid.step[1] == 0);
+}
+
+}  // namespace oscar
