@@ -43,6 +43,7 @@ int checked_group_size(const RowCodec& codec, int head_dim) {
 void check_heads(const HistoryCodec& codec, int kv_heads) {
   const std::size_t ratios = codec.head_clip_ratios.size();
   OSCAR_CHECK(ratios == 0 || ratios == static_cast<std::size_t>(kv_heads));
+  OSCAR_CHECK(codec.coded == nullptr || codec.coded->size() == static_cast<std::size_t>(kv_heads));
 }
 
 namespace {

@@ -18,7 +18,7 @@ namespace oscar {
 void check_codec(const RowCodec& codec);
 /// The same if the group size does not fit head_dim; returns the size of a group.
 [[nodiscard]] int checked_group_size(const RowCodec& codec, int head_dim);
-/// Throws std::logic_error unless heads have no clip ratios of their own, or each has one.
+/// Throws std::logic_error unless heads have no clip ratios, and no coded formats, of their own, or each has one.
 void check_heads(const HistoryCodec& codec, int kv_heads);
 /// The best uniform grid for N(0, 1), where "lsq" starts: the distance of its levels, and its middle in steps.
 struct LsqStart {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -92,10 +93,21 @@ struct RowCodec {
   friend bool operator==(const RowCodec&, const RowCodec&) = default;
 };
 
-/// How the history of keys, or of values, is read: a row codec, whose clip ratio may differ between KV heads.
+/// What packed rows of the coded cache have in common, of one layer, KV head and side; kernels/reference/coded_row.hpp
+/// defines the rows. All three vectors have the head's dimension, a multiple of 8.
+struct CodedFormat {
+  std::vector<int> levels;   // powers of two from 1 to 256, descending, equal inside blocks of 8
+  std::vector<float> step;   // distance of two levels at scale 1, positive where levels > 1
+  std::vector<float> sigma;  // root mean square of the channel, positive where levels > 1
+};
+
+/// How the history of keys, or of values, is read: a row codec, whose clip ratio may differ between KV heads, or rows
+/// of the coded cache.
 struct HistoryCodec : RowCodec {
-  /// Of the KV heads, in place of clip_ratio; empty: one ratio for all.
+  /// The clip ratios of the KV heads, in place of clip_ratio; empty: one ratio for all.
   std::vector<double> head_clip_ratios;
+  /// The formats of the KV heads, which the row codec has no part in; null: rows are those of the row codec.
+  std::shared_ptr<const std::vector<CodedFormat>> coded;
 
   HistoryCodec() = default;
   /// Not explicit: every row codec is one.

@@ -22,7 +22,7 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
 void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric);
 void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision, std::span<float> rows);
-/// Where heads have clip ratios of their own, rows are (tokens, heads, head_dim).
+/// Where heads have clip ratios or coded formats of their own, rows are (tokens, heads, head_dim).
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* codes);
 void attend(const MixedAttention& mixed, std::span<float> out);

@@ -11,6 +11,7 @@
 #include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/reference/coded_row.hpp"
 
 namespace oscar::cpu {
 namespace {
@@ -160,8 +161,38 @@ void encode_row(std::span<const float> row, const RowCodec& codec, int group_siz
   }
 }
 
+namespace {
+
+/// Packs rows (tokens, heads, head_dim) as the coded cache stores them, and decodes the bytes.
+void pass_through_coded_rows(std::span<const float> rows, int head_dim, const std::vector<CodedFormat>& formats,
+                             Precision precision, std::span<float> decoded) {
+  const auto dim = static_cast<std::size_t>(head_dim);
+  const std::size_t num_rows = rows.size() / dim;
+  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
+  for (const CodedFormat& format : formats) reference::require_valid(format);
+  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
+    std::vector<std::uint8_t> bytes;
+    const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
+    for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
+      const CodedFormat& format = formats[row % formats.size()];
+      const std::span<float> out = decoded.subspan(row * dim, dim);
+      bytes.resize(reference::coded_row_bytes(format));
+      reference::encode_coded_row(format, rows.subspan(row * dim, dim), bytes);
+      reference::decode_coded_row(format, bytes, out);
+      if (precision == Precision::kExact) continue;
+      for (float& value : out) value = round_to_bf16(value);
+    }
+  });
+}
+
+}  // namespace
+
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* out) {
+  if (codec.coded != nullptr) {
+    OSCAR_CHECK(out == nullptr);
+    return pass_through_coded_rows(rows, head_dim, *codec.coded, precision, decoded);
+  }
   const int group_size = checked_group_size(codec, head_dim);
   const auto dim = static_cast<std::size_t>(head_dim);
   const std::size_t groups = dim / static_cast<std::size_t>(group_size);

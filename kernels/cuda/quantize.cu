@@ -233,7 +233,12 @@ QuantizeRow kernel_for(int dim) {
 void quantize_rows(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
                    Precision precision, const CodecOutput& out, int first_head) {
   std::vector<Plan> all;
-  for (const HistoryCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
+  for (const HistoryCodec& codec : codecs) {
+    if (codec.coded != nullptr) {
+      throw UsageError("the GPU does not read rows of the coded cache yet", "--device", "use --device cpu");
+    }
+    all.push_back(plan_of(codec, rows.dim));
+  }
   const bool in_double = std::any_of(all.begin(), all.end(), [](const Plan& p) { return p.grid != Grid::kMinMax; });
   const QuantizeRow kernel = in_double ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
   OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));

@@ -25,7 +25,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
+
+#include "kernels/types.hpp"
 
 namespace oscar::reference {
 
@@ -33,14 +34,6 @@ namespace oscar::reference {
 inline constexpr std::size_t kCodedBlock = 8;
 /// The least number of levels of a wide channel.
 inline constexpr int kWideLevels = 16;
-
-/// What rows of one layer, KV head and side have in common. All three vectors have the head's dimension, a multiple
-/// of 8.
-struct CodedFormat {
-  std::vector<int> levels;   // powers of two from 1 to 256, descending, equal inside blocks of 8
-  std::vector<float> step;   // distance of two levels at scale 1, positive where levels > 1
-  std::vector<float> sigma;  // root mean square of the channel, positive where levels > 1
-};
 
 /// Throws std::logic_error that says what is wrong with a format.
 void require_valid(const CodedFormat& format);

@@ -2,9 +2,11 @@
 """Measures between which sets the default limits of `oscar verify` lie: for each number of levels one that works, and
 those that nobody should serve. The document is what tests/unit/verify/verdict_test.cpp holds the limits to.
 
-bench_limits.py [MODEL GOLDEN] [--binary build/oscar] [--device cpu] [--commit C] [--sequences N] [--out FILE.json]
+bench_limits.py [MODEL GOLDEN [--language-model]] [--binary build/oscar] [--device cpu] [--commit C] [--sequences N] [--out FILE.json]
 MODEL: a checkpoint folder, by default the sample's. GOLDEN: tokens_calib.npy, tokens_eval.npy. Rows of other models stay in
-FILE. A set works if the model predicts with it about as it did; `works` is a judgement, the figures are not.
+FILE. A set works if the model predicts with it about as it did; `works` is a judgement, the figures are not. With
+--language-model other sets are measured, those that bench_real_model.py judges by retrieval: a set works if the model finds
+at least half of the needles that it finds without.
 """
 import argparse
 import json
@@ -19,6 +21,10 @@ DATA = ROOT / "tests/data"
 LEVELS = ["4,4", "5,3", "8,4", "8,8", "16,16"]
 SETS = [("oscar", True, ["--recipe", "oscar"]),
         ("no rotation, not clipped", False, ["--recipe", "oscar", "--composition", "pbr", "--clip", "off"])]
+STRETCH = ["--recipe", "stretch", "--key-objective", "fisher", "--center"]
+OF_LANGUAGE_MODEL = [("4,4", "oscar, published clip ratios", False, ["--recipe", "oscar", "--clip", "0.96,0.92"]),
+                     ("4,4", "oscar", False, ["--recipe", "oscar"]),
+                     ("5,3", "stretch, fisher, centred", True, STRETCH)]
 HADAMARD = ("Hadamard, not clipped", False, ["--recipe", "hadamard", "--clip", "off"])
 
 
@@ -40,6 +46,13 @@ def measure(options, levels, arguments, folder):
             "figures": {limit["figure"]: float(f"{limit['value']:.4g}") for limit in document["limits"]}}
 
 
+def sets(options):
+    """(levels, name, whether it works, options of oscar fit) of all sets to measure."""
+    if options.language_model:
+        return OF_LANGUAGE_MODEL
+    return [(levels, *each) for levels in LEVELS for each in [*SETS, *([HADAMARD] if levels == "4,4" else [])]]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=DATA / "qwen3-2m")
@@ -47,6 +60,7 @@ def main():
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--commit", default="", help="of the binary; default: this checkout's")
+    parser.add_argument("--language-model", action="store_true")
     parser.add_argument("--sequences", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/limits.json")
     options = parser.parse_args()
@@ -55,11 +69,10 @@ def main():
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     rows = [row for row in rows if row["model"] != model["model"]]
     with tempfile.TemporaryDirectory(prefix="oscar-limits-") as folder:
-        for levels in LEVELS:
-            for name, works, arguments in [*SETS, *([HADAMARD] if levels == "4,4" else [])]:
-                rows.append({**model, "set": name, "levels": levels, "works": works, "fit": " ".join(arguments),
-                             **measure(options, levels, arguments, Path(folder))})
-                print(json.dumps(rows[-1]), flush=True)
+        for levels, name, works, arguments in sets(options):
+            rows.append({**model, "set": name, "levels": levels, "works": works, "fit": " ".join(arguments),
+                         **measure(options, levels, arguments, Path(folder))})
+            print(json.dumps(rows[-1]), flush=True)
     options.out.write_text(json.dumps({"what": "sets of each number of levels, for the default limits of oscar verify",
                                        "rows": rows}, indent=1) + "\n")
 

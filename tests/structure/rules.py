@@ -7,7 +7,7 @@ MAY_INCLUDE = {
     "lib/remote": ["lib/base"],
     "lib/tensor": ["lib/base"],
     "kernels": ["lib/base", "lib/tensor"],
-    "kernels/cpu": ["lib/base", "lib/tensor", "kernels"],
+    "kernels/cpu": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
     "kernels/reference": ["lib/base", "lib/tensor", "kernels"],
     "kernels/cuda": ["lib/base", "lib/tensor", "kernels"],
     "kernels/absent": ["lib/base", "lib/tensor", "kernels"],

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 
 #include "kernels/cpu/ops.hpp"
+#include "kernels/reference/coded_attention.hpp"
 #include "support/support.hpp"
 #include "unit/kernels/gaussian.hpp"
 
@@ -103,6 +105,65 @@ TEST_CASE("row errors of a transform that stretches are those of the native rows
     CHECK(errors[h].key_noise == doctest::Approx(noise[h]).epsilon(1e-5));
     CHECK(errors[h].value_noise == 0);
   }
+}
+
+TEST_CASE("a history of coded rows is read as the reference reads its bytes") {
+  constexpr int kDim = 16, kKvHeads = 2, kHeads = 4, kTokens = 30;
+  const Windows windows{2, 5};
+  const std::vector<float> q = gaussian(kTokens * kHeads * kDim, 1), k = gaussian(kTokens * kKvHeads * kDim, 2),
+                           v = gaussian(k.size(), 3);
+  const auto formats = [](std::vector<std::vector<int>> blocks) {
+    auto out = std::make_shared<std::vector<CodedFormat>>();
+    for (const std::vector<int>& head : blocks) {
+      CodedFormat& format = out->emplace_back();
+      for (const int levels : head) {
+        format.levels.insert(format.levels.end(), 8, levels);
+        format.step.insert(format.step.end(), 8, 3.0F / static_cast<float>(levels));
+        format.sigma.insert(format.sigma.end(), 8, 1.0F);
+      }
+    }
+    return out;
+  };
+  HistoryCodecs codecs{HistoryCodec{}, HistoryCodec{}};
+  codecs.key->coded = formats({{32, 4}, {8, 1}}), codecs.value->coded = formats({{4, 4}, {64, 2}});
+  SequenceInput input;
+  input.qkv = {heads_view(q, kTokens, kHeads, kDim), heads_view(k, kTokens, kKvHeads, kDim),
+               heads_view(v, kTokens, kKvHeads, kDim)};
+  input.precision = Precision::kExact;
+  std::vector<float> out(q.size());
+  cpu::hold(input)->attend(codecs, windows, out);
+  // The last query by the reference, for each of its heads.
+  for (std::size_t head = 0; head < kHeads; ++head) {
+    const std::size_t kv_head = head / 2;
+    struct Packed {
+      std::vector<float> sink, recent;
+      std::vector<std::uint8_t> bytes;
+    };
+    const auto pack = [&](const std::vector<float>& rows, const CodedFormat& format) {
+      Packed packed;
+      for (std::size_t t = 0; t < kTokens; ++t) {
+        const std::span<const float> row(rows.data() + (t * kKvHeads + kv_head) * kDim, kDim);
+        std::vector<std::uint8_t> bytes(reference::coded_row_bytes(format));
+        reference::encode_coded_row(format, row, bytes);
+        const bool is_sink = t < 2, is_recent = t + 5 >= kTokens;
+        if (is_sink) packed.sink.insert(packed.sink.end(), row.begin(), row.end());
+        if (is_recent) packed.recent.insert(packed.recent.end(), row.begin(), row.end());
+        if (!is_sink && !is_recent) packed.bytes.insert(packed.bytes.end(), bytes.begin(), bytes.end());
+      }
+      return packed;
+    };
+    const CodedFormat &key = (*codecs.key->coded)[kv_head], &value = (*codecs.value->coded)[kv_head];
+    const Packed keys = pack(k, key), values = pack(v, value);
+    const std::size_t place = ((kTokens - 1) * kHeads + head) * kDim;
+    const std::vector<double> query(q.begin() + static_cast<std::ptrdiff_t>(place),
+                                    q.begin() + static_cast<std::ptrdiff_t>(place + kDim));
+    const std::vector<double> expected =
+        reference::coded_attention(query, 0.25, {keys.sink, {&key, keys.bytes}, keys.recent},
+                                   {values.sink, {&value, values.bytes}, values.recent});
+    for (std::size_t c = 0; c < kDim; ++c) CHECK(double{out[place + c]} == doctest::Approx(expected[c]).epsilon(1e-4));
+  }
+  codecs.key->coded = formats({{4, 4}});
+  CHECK_THROWS_AS(cpu::hold(input)->attend(codecs, windows, out), std::logic_error);
 }
 
 TEST_CASE("KV heads may have clip ratios of their own") {

@@ -178,7 +178,7 @@ TEST_CASE("coded Gaussian rows lose what was expected") {
     rows[i] = static_cast<float>(normal(engine) * std::sqrt(lambda[static_cast<std::size_t>(plan.order[i % dim])]));
   }
   const CodedGrid grid = fit_grid(rows, plan.levels);
-  const reference::CodedFormat format{plan.levels, grid.step, grid.sigma};
+  const CodedFormat format{plan.levels, grid.step, grid.sigma};
   reference::require_valid(format);
   CHECK(reference::coded_row_bytes(format) == 64 * 2 / 8 + 2);  // 2.25 bits a value
   double error = 0;
