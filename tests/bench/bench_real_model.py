@@ -2,7 +2,7 @@
 """Fits a real language model by recipe after recipe and measures each set on other text of five domains.
 
 bench_real_model.py --model FILE.gguf --texts DIR [--out FILE.json]     scripts/real_model.sh fetches both and runs this
-bench_real_model.py --render FILE.json                                  prints the tables of a run that was kept
+bench_real_model.py --render FILE.json [--table main]                   prints the tables of a run that was kept
 DIR is what real_model_texts.py wrote. A set is fitted on the calibration part of the texts and measured on the measuring
 part: KLD by domain and by position, needles, quotations. --part domains fits on one domain at a time instead, to see
 whether a calibration on one serves the others. A call goes on where an earlier one ended. --quick is for two CPU cores: fewer tokens, needles and recipes.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy
 import provenance
-from real_model_tables import render
+from real_model_tables import TABLES, render
 
 ROOT = Path(__file__).resolve().parents[2]
 ANY = ["--target", "any"]
@@ -144,7 +144,8 @@ class Bench:
 
     def keep(self, table, row):
         rows = [kept for kept in self.document.get(table, []) if kept["name"] != row["name"] or kept.get("on") != row.get("on")]
-        self.document[table] = [*rows, {**row, "commit": self.document["commit"]}]
+        places = {name: place for place, name in enumerate([*BASELINES.values(), *RECIPES])}
+        self.document[table] = sorted([*rows, {**row, "commit": self.document["commit"]}], key=lambda each: places[each["name"]])
         self.options.out.write_text(json.dumps(self.document, indent=1) + "\n")
         print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}", f"{row.get('fit_seconds', 0):.1f} s",
               f"{row.get('verify_seconds', 0):.1f} s", file=sys.stderr, flush=True)
@@ -195,9 +196,10 @@ def main():
     parser.add_argument("--commit", default="", help="the commit of the binary; default: this checkout's")
     parser.add_argument("--gpu", default="", help="the GPU's name, driver and memory")
     parser.add_argument("--render", type=Path)
+    parser.add_argument("--table", choices=TABLES, help="with --render: one of the tables")
     options = parser.parse_args()
     if options.render:
-        return print(render(json.loads(options.render.read_text())))
+        return print(render(json.loads(options.render.read_text()), options.table))
     if not options.model or not options.texts:
         parser.error("give --model and --texts, or --render")
     options.out.parent.mkdir(parents=True, exist_ok=True)

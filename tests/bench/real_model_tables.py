@@ -76,6 +76,11 @@ def generation_table(document):
     return table(head, lines) if rows else ""
 
 
-def render(document):
-    return "\n\n".join(text for text in (main_table(document), domain_table(document), position_table(document),
-                                         quote_table(document), generation_table(document)) if text)
+TABLES = {"main": main_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
+          "generation": generation_table}
+
+
+def render(document, name=None):
+    """One table, or all that have rows."""
+    tables = [make(document) for each, make in TABLES.items() if name in (None, each)]
+    return "\n\n".join(table for table in tables if table)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tables of the quickstart and of recipes are what the kept runs say. check_tables.py; exit status 1 and the table if not."""
+"""The tables of pages are what the kept runs say. check_tables.py; exit status 1 and the table if not."""
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
 
-for script, kept, page in (("quickstart_table.py", "quickstart.json", "README.md"),
-                           ("bench_recipes.py", "recipes.json", "tests/bench/README.md")):
-    render = [sys.executable, "-B", ROOT / "tests/bench" / script, "--render", RESULTS / kept]
+TABLES = [("quickstart_table.py", "quickstart.json", "README.md"), ("bench_recipes.py", "recipes.json", "tests/bench/README.md"),
+          ("bench_real_model.py", "real_model.json", "README.md", "--table", "main"),
+          *(("bench_real_model.py", "real_model.json", "tests/bench/README.md", "--table", name) for name in ("domains", "quotations")),
+          ("bench_spectra.py", "spectra.json", "apps/oscar/README.md")]
+for script, kept, page, *options in TABLES:
+    render = [sys.executable, "-B", ROOT / "tests/bench" / script, "--render", RESULTS / kept, *options]
     table = subprocess.run(render, check=True, capture_output=True, text=True).stdout
     if not table or table not in (ROOT / page).read_text():
         sys.exit(f"{page} lacks this table of {kept}:\n{table}")
