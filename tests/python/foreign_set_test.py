@@ -203,6 +203,14 @@ class ForeignSetTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, expected):
                 oscar_kv.Int2Cache(changed, given)
 
+    def test_a_model_without_a_config_file_is_known_by_its_layers(self):
+        config = transformers.AutoConfig.from_pretrained(MODEL)
+        config._name_or_path = str(self.folder)  # as of a model that transformers read from a GGUF file
+        oscar_kv.Int2Cache(oscar_kv.read_set(self.folder), config)
+        config.num_hidden_layers = 3
+        with self.assertRaisesRegex(ValueError, "a model of 4 layers, and this one has 3"):
+            oscar_kv.Int2Cache(oscar_kv.read_set(self.folder), config)
+
     def test_a_cache_without_a_config_refuses_layers_that_it_lacks(self):
         import torch
 

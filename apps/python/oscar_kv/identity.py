@@ -55,7 +55,9 @@ def describe_model(config: Any, shape: tuple[int, int, int, int]) -> dict[str, A
                  "rope_theta": _plain_rope_theta(text)}
     if folder is not None:
         described["id"], described["revision"] = _name_and_revision(folder)
-        described["config_sha256"] = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+        config_file = folder / "config.json"  # a model that transformers read from a GGUF file has none
+        if config_file.is_file():
+            described["config_sha256"] = hashlib.sha256(config_file.read_bytes()).hexdigest()
     if value_dim != key_dim:
         described["value_dim"] = value_dim
     if len(layers) < text.num_hidden_layers:
