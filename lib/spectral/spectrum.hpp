@@ -17,15 +17,16 @@ struct Spectrum {
   std::vector<double> vectors;  // (dim, dim), row-major, eigenvectors in columns
 };
 
-/// One spectrum per matrix; the symmetric part is decomposed. Tiny negative eigenvalues of a rank-deficient covariance
+/// Returns one spectrum per matrix, of its symmetric part. Tiny negative eigenvalues of a rank-deficient covariance
 /// are kept as the solver gives them. Throws NumericalError if an entry is not finite or the solver fails.
 [[nodiscard]] std::vector<Spectrum> decompose(const MatrixStack& covariance, Backend& backend);
 
-/// The same for many stacks, whose eigenproblems of equal size are solved in one call.
+/// Returns the spectra of every matrix of many stacks, in order; eigenproblems of equal size are solved in one call.
+/// Throws NumericalError if an entry is not finite or the solver fails.
 [[nodiscard]] std::vector<std::vector<Spectrum>> decompose(const std::vector<const MatrixStack*>& covariances,
                                                            Backend& backend);
 
-/// Mean over the matrices of a stack: the layer's covariance from its heads'.
+/// Returns the mean over the matrices of a stack: the layer's covariance from its heads'.
 [[nodiscard]] MatrixStack mean_over_heads(const MatrixStack& covariance);
 
 }  // namespace oscar
