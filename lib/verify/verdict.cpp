@@ -122,7 +122,7 @@ void warn_of_unknowns(VerifyReport& report) {
 }  // namespace
 
 VerifyThresholds default_thresholds(double bits_per_code) {
-  if (bits_per_code < 2.25) return {0.08, 0.08, 0.1, 0.08};
+  if (bits_per_code < 2.25) return {0.08, 0.08, 0.045, 0.035};
   if (bits_per_code < 3.75) return {0.01, 0.018, 0.012, 0.012};
   return {0.0015, 0.004, 0.0025, 0.003};
 }

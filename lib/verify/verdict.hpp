@@ -8,7 +8,7 @@
 namespace oscar::verify {
 
 /// What a set of so many bits a code (mean of keys and values, or those of the keys if they are less; half bits count
-/// as 3) may do at most: between what sets that work and what naive ones of the same bits did to two small models
+/// as 3) may do at most: between what sets that work, and what others of the same bits, did to the models named below
 /// (tests/bench/results/limits.json, tests/unit/verify/verdict_test.cpp).
 [[nodiscard]] VerifyThresholds default_thresholds(double bits_per_code);
 
