@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""README's first table, from the report of scripts/quickstart.sh.
+"""The table of tests/bench/README.md that scripts/quickstart.sh ends with, from its report.
 
 quickstart_table.py --keep out/quickstart/report.json [--out tests/bench/results/quickstart.json]
 quickstart_table.py --render tests/bench/results/quickstart.json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""scripts/quickstart.sh, but for what it installs and builds, ends with README's table."""
+"""scripts/quickstart.sh, but for what it installs and builds, ends with the table of tests/bench/README.md."""
 import json
 import os
 import shutil
