@@ -22,12 +22,14 @@ constexpr std::uint64_t kFrontBytes = 1U << 20U;  // loaded at least, of a file 
 std::uint64_t bytes_of(const GgufTensor& tensor, const GgufCursor& cursor) {
   std::uint64_t count = 1;
   for (const std::uint64_t dim : tensor.dims) {
+    if (dim == 0) cursor.fail("tensor " + tensor.name + " has a dimension of 0");
     if (__builtin_mul_overflow(count, dim, &count)) cursor.fail("tensor " + tensor.name + " is impossibly large");
   }
   const GgmlType* type = find_ggml_type(tensor.type);
   if (type == nullptr) return 0;
   std::uint64_t bytes = 0;
-  if (count % type->values != 0 || __builtin_mul_overflow(count / type->values, type->bytes, &bytes)) {
+  const std::uint64_t row = tensor.dims.empty() ? 1 : tensor.dims.front();
+  if (row % type->values != 0 || __builtin_mul_overflow(count / type->values, type->bytes, &bytes)) {
     cursor.fail("the shape of tensor " + tensor.name + " does not fit its type");
   }
   return bytes;
@@ -90,8 +92,10 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path.string()), fi
   if (version_ < 2 || version_ > 3) cursor.fail("version " + std::to_string(version_) + " is not 2 or 3");
   const auto num_tensors = cursor.read<std::uint64_t>();
   const auto num_entries = cursor.read<std::uint64_t>();
+  std::set<std::string> keys;
   for (std::uint64_t i = 0; i < num_entries; ++i) {
     GgufEntry entry{cursor.read_string(), cursor.read<std::uint32_t>(), {}};
+    if (!keys.insert(entry.key).second) cursor.fail("metadata " + entry.key + " is there twice");
     entry.value = cursor.take_value(entry.type);
     entries_.push_back(std::move(entry));
   }
@@ -105,7 +109,9 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path.string()), fi
     offsets_.push_back(cursor.read<std::uint64_t>());
     tensors_.push_back(std::move(tensor));
   }
-  if (const auto asked = number("general.alignment")) alignment_ = *asked;
+  const auto asked = number("general.alignment");
+  if (asked) alignment_ = *asked;
+  if (!asked && keys.contains("general.alignment")) cursor.fail("general.alignment is of another type than u32");
   if (alignment_ == 0 || alignment_ > kMaxAlignment) cursor.fail("alignment " + std::to_string(alignment_));
   check_tensors(gguf_aligned(cursor.position(), alignment_));
 }
@@ -114,11 +120,13 @@ void GgufFile::check_tensors(std::uint64_t payload) {
   const GgufCursor cursor(file_->bytes(), path_);
   const std::uint64_t size = file_->bytes().size();
   std::set<std::string> seen;
+  std::set<std::uint64_t> taken;
   std::set<std::uint64_t> starts(offsets_.begin(), offsets_.end());
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     GgufTensor& tensor = tensors_[i];
     const std::uint64_t begin = offsets_[i];
     if (!seen.insert(tensor.name).second) cursor.fail("tensor " + tensor.name + " is there twice");
+    if (!taken.insert(begin).second) cursor.fail("tensor " + tensor.name + " overlaps with another");
     if (payload > size || begin > size - payload) cursor.fail("tensor " + tensor.name + " lies beyond the end");
     const auto next = starts.upper_bound(begin);
     const std::uint64_t room = (next == starts.end() ? size - payload : std::min(*next, size - payload)) - begin;

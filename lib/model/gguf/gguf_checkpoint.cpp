@@ -44,7 +44,10 @@ GgufCheckpoint::GgufCheckpoint(const std::filesystem::path& path) : model_(path)
   for (const auto& [name, place] : model_.tensors()) {
     const std::optional<GgufWeightName> known = gguf_weight_name(model_, name);
     if (known) {
-      weights_.emplace(known->name, weight_of(place, name, known->turned, known->plus_one, known->one_row));
+      Weight weight = weight_of(place, name, known->turned, known->plus_one, known->one_row);
+      if (weights_.emplace(known->name, std::move(weight)).second) continue;
+      throw DataError("the GGUF file has two tensors for " + known->name + ", one of which is " + name, model_.where(),
+                      "fetch the file again");
     } else if (!is_no_weight(name)) {
       throw DataError("the GGUF file has a tensor " + name + ", which models of the architecture \"" +
                           model_.architecture() + "\" do not have",
@@ -77,7 +80,7 @@ GgufCheckpoint::Weight GgufCheckpoint::weight_of(const GgufModel::Place& place, 
   const Json heads = model_.value(keys && !model_.value("attention.head_count_kv").is_null() ? "attention.head_count_kv"
                                                                                              : "attention.head_count");
   const std::int64_t count = heads.is_number_integer() ? heads.get<std::int64_t>() : 0;
-  if (count <= 0 || shape[0] % (2 * count) != 0) {
+  if (count <= 0 || count > shape[0] || shape[0] % (2 * count) != 0) {
     throw DataError("tensor " + name + " does not have the rows of " + gguf_text(heads) + " heads", model_.where(),
                     "fetch the file again");
   }

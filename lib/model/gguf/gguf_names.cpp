@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <array>
 #include <map>
-#include <regex>
+#include <string_view>
 
 #include "model/gguf/gguf_config.hpp"
 
@@ -75,6 +77,30 @@ std::string with_kind(const std::string& part, const std::string& name, const st
   return kind == "weight" ? name : name + "_bias";
 }
 
+/// The parts of "blk.LAYER.PART.KIND".
+struct LayerTensor {
+  std::string layer, part, kind;
+};
+
+/// None unless the name has four parts, of which the second is a number and the last "weight" or "bias". Names come
+/// from the file and may be of any length.
+std::optional<LayerTensor> split_name(std::string_view name) {
+  constexpr std::size_t kMostDigits = 6;
+  std::array<std::string_view, 4> parts;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::size_t dot = name.find('.');
+    if ((dot == std::string_view::npos) != (i + 1 == parts.size())) return std::nullopt;
+    parts[i] = name.substr(0, dot);
+    name.remove_prefix(i + 1 == parts.size() ? name.size() : dot + 1);
+  }
+  const auto& [block, layer, part, kind] = parts;
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  const bool is_number = !layer.empty() && layer.size() <= kMostDigits && std::ranges::all_of(layer, is_digit);
+  const bool is_layer = is_number && (layer.size() == 1 || layer.front() != '0');
+  if (block != "blk" || !is_layer || (kind != "weight" && kind != "bias")) return std::nullopt;
+  return LayerTensor{std::string(layer), std::string(part), std::string(kind)};
+}
+
 }  // namespace
 
 std::optional<GgufWeightName> gguf_weight_name(const GgufModel& model, const std::string& tensor) {
@@ -83,13 +109,12 @@ std::optional<GgufWeightName> gguf_weight_name(const GgufModel& model, const std
   if (const auto found = kOutside.find(tensor); found != kOutside.end()) {
     return GgufWeightName{.name = found->second, .plus_one = plus_one};
   }
-  static const std::regex kLayer(R"(blk\.(\d+)\.(\w+)\.(weight|bias))");
-  std::smatch match;
-  if (!std::regex_match(tensor, match, kLayer)) return std::nullopt;
-  const std::string part = match[2].str();
+  const std::optional<LayerTensor> split = split_name(tensor);
+  if (!split) return std::nullopt;
+  const std::string& part = split->part;
   const std::optional<std::string> name = name_of_part(architecture, part);
   if (!name) return std::nullopt;
-  return GgufWeightName{.name = "model.layers." + match[1].str() + "." + with_kind(part, *name, match[3].str()),
+  return GgufWeightName{.name = "model.layers." + split->layer + "." + with_kind(part, *name, split->kind),
                         .turned = architecture == "llama" && (part == "attn_q" || part == "attn_k"),
                         .plus_one = plus_one,
                         .one_row = part == "ffn_gate_inp_shexp"};

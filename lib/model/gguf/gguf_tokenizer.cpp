@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -41,7 +43,8 @@ class TokenizerReader {
   [[nodiscard]] Json value(const std::string& name) const { return model_.metadata().value("tokenizer.ggml." + name); }
   [[nodiscard]] bool flag(const std::string& name, bool otherwise) const {
     const Json found = value(name);
-    return found.is_boolean() ? found.get<bool>() : otherwise;
+    if (!found.is_null() && !found.is_boolean()) fail("tokenizer.ggml." + name + " is neither true nor false");
+    return found.is_null() ? otherwise : found.get<bool>();
   }
   [[noreturn]] void fail(const std::string& what) const {
     throw DataError("the GGUF file's tokenizer is not sound: " + what, where_, "fetch the file again");
@@ -57,8 +60,11 @@ class TokenizerReader {
     types_.assign(tokens_.size(), kGgufNormal);
     if (types.is_null()) return;
     if (!types.is_array() || types.size() != tokens_.size()) fail("tokenizer.ggml.token_type has another length");
-    std::ranges::transform(types, types_.begin(),
-                           [](const Json& type) { return type.is_number() ? type.get<int>() : kGgufNormal; });
+    std::ranges::transform(types, types_.begin(), [&](const Json& type) {
+      if (!type.is_number_integer() || type < 0 || type > INT32_MAX)
+        fail("tokenizer.ggml.token_type has what is no type");
+      return type.get<int>();
+    });
   }
 
   [[nodiscard]] Json added_tokens() const {
@@ -91,6 +97,9 @@ class TokenizerReader {
     out["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
     const Json merges = value("merges");
     if (!merges.is_array()) fail("tokenizer.ggml.merges is missing");
+    if (!std::ranges::all_of(merges, [](const Json& merge) { return merge.is_string(); })) {
+      fail("tokenizer.ggml.merges has what is no text");
+    }
     out["model"] = {{"type", "BPE"}, {"vocab", vocabulary()}, {"merges", merges}, {"ignore_merges", words.whole_words}};
   }
 
@@ -102,6 +111,8 @@ class TokenizerReader {
     out["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
     const Json scores = value("scores");
     if (!scores.is_array() || scores.size() != tokens_.size()) fail("tokenizer.ggml.scores is missing or too short");
+    const auto is_score = [](const Json& score) { return score.is_number() && std::isfinite(score.get<double>()); };
+    if (!std::ranges::all_of(scores, is_score)) fail("tokenizer.ggml.scores has what is no number");
     out["model"] = {{"type", "BPE"},
                     {"vocab", vocabulary()},
                     {"merges", merges_by_score(tokens_, types_, scores.get<std::vector<double>>())},

@@ -10,6 +10,7 @@ from peers import RangeServer
 
 try:
     import numpy
+    from gguf import GGUFValueType
     from sample import KIND, write_sample
 except ImportError as error:
     print(f"skipped: {error}; run scripts/setup.sh --tests")
@@ -90,6 +91,17 @@ class GgufTest(RemoteCase):
         self.refused(["model.layers.1.self_attn.k_proj.weight"], path)
         path.write_bytes(content.replace(b"general.architecture", b"general.architektur"+b"e"))
         self.refused(["general.architecture is missing"], path)
+
+    def test_strange_names_and_tokenizers_are_named(self):
+        name = "blk.0." + "a" * 300_000 + ".weight"  # which no search may recurse over
+        self.refused(["which models of the architecture", "do not have"], self.sample(more={name: numpy.ones(128, dtype=numpy.float32)}))
+        twice = {"blk.00.attn_norm.weight": numpy.ones(128, dtype=numpy.float32)}
+        self.refused(["blk.00.attn_norm.weight"], self.sample(more=twice))
+        array, key = GGUFValueType.ARRAY, "tokenizer.ggml."
+        for metadata, told in (((key + "merges", [1, 2], array), "merges has what is no text"),
+                               ((key + "token_type", [0.5] * 4096, array), "token_type has"),
+                               ((key + "add_bos_token", "yes", GGUFValueType.STRING), "add_bos_token is neither true nor false")):
+            self.refused([told], self.sample(metadata=[metadata]), *TEXT)
 
     def test_a_folder_with_a_file_tells_to_name_the_file(self):
         self.copy(MODEL, "m")

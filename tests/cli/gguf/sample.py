@@ -46,8 +46,9 @@ def add_tokenizer(writer, tokenizer):
     writer.add_token_merges(merges)
 
 
-def write_sample(path, model, kind=KIND.BF16, architecture="qwen3", tokenizer=True, more=(), parts=1, part=1):
-    """model: the checkpoint's folder. more: further tensors by name. The file, or one part of it."""
+def write_sample(path, model, kind=KIND.BF16, architecture="qwen3", tokenizer=True, more=(), metadata=(), parts=1, part=1):
+    """model: the checkpoint's folder. more: further tensors by name; metadata: (key, value, gguf.GGUFValueType) in the place of
+    what the tokenizer has. The file, or one part of it."""
     config, weights = json.loads((model / "config.json").read_text()), {}
     for file in sorted(model.glob("*.safetensors")):
         weights |= load_file(file)
@@ -55,6 +56,9 @@ def write_sample(path, model, kind=KIND.BF16, architecture="qwen3", tokenizer=Tr
     add_model(writer, config)
     if tokenizer:
         add_tokenizer(writer, json.loads((model / "tokenizer.json").read_text(encoding="utf-8")))
+    for key, value, kind_of_value in metadata:
+        writer.kv_data[0].pop(key, None)
+        writer.add_key_value(key, value, kind_of_value)
     if parts > 1:
         writer.add_uint16("split.no", part - 1)
         writer.add_uint16("split.count", parts)

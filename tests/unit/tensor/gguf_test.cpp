@@ -97,7 +97,31 @@ TEST_CASE("forged counts, sizes and names are refused at once") {
   refused(Builder().header(1, 0).vector("a", 8, 0).pad(), "truncated or overlaps");
   refused(Builder().header(1, 0).vector("a", 1, kHuge).pad(), "beyond the end");
   refused(Builder().header(1, 0).vector("a", 33, 0, 8).pad(), "does not fit its type");
-  refused(Builder().header(2, 0).vector("a", 1, 0).vector("a", 1, 0).pad().add(1.0F), "twice");
+  // 16 rows of two values are one block's number of values, but rows are no whole blocks.
+  refused(Builder()
+              .header(1, 0)
+              .text("a")
+              .add(std::uint32_t{2})
+              .add(std::uint64_t{2})
+              .add(std::uint64_t{16})
+              .add(std::uint32_t{8})
+              .add(std::uint64_t{0})
+              .pad(),
+          "does not fit its type");
+  refused(Builder().header(1, 0).vector("a", 0, 0).pad(), "has a dimension of 0");
+  refused(Builder()
+              .header(0, 2)
+              .text("k")
+              .add(std::uint32_t{4})
+              .add(std::uint32_t{1})
+              .text("k")
+              .add(std::uint32_t{4})
+              .add(std::uint32_t{2}),
+          "metadata k is there twice");
+  refused(Builder().header(0, 1).text("general.alignment").add(std::uint32_t{10}).add(std::uint64_t{32}),
+          "another type");
+  refused(Builder().header(2, 0).vector("a", 1, 0).vector("b", 1, 0).pad().add(1.0F), "b overlaps with another");
+  refused(Builder().header(2, 0).vector("a", 1, 0).vector("a", 1, 32).pad().add(1.0F), "twice");
   refused(Builder().header(2, 0).vector("a", 2, 0).vector("b", 1, 4).pad().add(1.0F).add(2.0F), "overlaps");
   refused(Builder().header(0, 1).text("general.alignment").add(std::uint32_t{4}).add(std::uint32_t{0}), "alignment 0");
 }
