@@ -31,7 +31,7 @@ struct LayerState {
   Tensor counts;          // int64 (2): tokens, sequences
   Tensor k_rows, v_rows;  // (sample + 1, num_kv_heads, dim), as observed; the last row is scratch
   Tensor owners;          // int64 (sample + 1): which token, counted from 0, lies in a row; -1: none
-  /// Of add_rows_on_gpu: the last is in use; graphs that were captured may refer to the others.
+  /// Scratch memory of add_rows_on_gpu. The last is in use; graphs that were captured may refer to the others.
   std::vector<Tensor> workspaces;
 
   [[nodiscard]] int64_t num_kv_heads() const { return ktk.size(0); }
@@ -60,8 +60,8 @@ struct Rows {
 
 /// Adds the rows, by ATen alone: any device, exact in fp64.
 void add_rows(LayerState& layer, const Rows& rows, int64_t seed);
-/// The same by kernels (kernels/observe_rows.hpp); false: they do not take these rows. Throws c10::Error if a CUDA
-/// graph is being captured and so many tokens were never observed.
+/// Adds the rows by the kernels of kernels/observe_rows.hpp. Returns false if those do not take such rows. Throws
+/// c10::Error if a CUDA graph is being captured and so many tokens were never observed.
 [[nodiscard]] bool add_rows_on_gpu(LayerState& layer, const Rows& rows, int64_t seed);
 /// A CUDA graph is being captured, so nothing can be allocated that outlives it.
 [[nodiscard]] bool is_capturing(const Tensor& k);

@@ -40,7 +40,7 @@ class MappedFile {
 
 /// Reads `out.size()` bytes at `offset`. Throws DataError if the file ends before.
 void read_at(const fs::path& path, std::uint64_t offset, std::span<std::byte> out);
-/// The same for an open file.
+/// Reads `out.size()` bytes at `offset` of an open file. Throws DataError if the file ends before.
 void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out);
 
 /// Regular files under `folder`, as sorted relative paths.

@@ -52,7 +52,7 @@ struct Publication {
 class RemotePlaces {
  public:
   virtual ~RemotePlaces() = default;
-  /// The same place in its shortest form; credentials in it are kept for later requests and taken out, so that no
+  /// Returns a place in its shortest form; credentials in it are kept for later requests and taken out, so that no
   /// message and no file can show them.
   [[nodiscard]] virtual std::filesystem::path settle(const std::string& place) = 0;
   /// Throws DataError for a file that does not exist.
@@ -63,7 +63,7 @@ class RemotePlaces {
   [[nodiscard]] virtual bool exists(const std::filesystem::path& file) = 0;
   /// Names of what lies in a folder, sorted; nothing where the server gives no listings.
   [[nodiscard]] virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
-  /// Of a folder that is a whole repository of a hub; nothing of others.
+  /// Returns the name and commit of a folder that is a whole repository of a hub; nothing for others.
   [[nodiscard]] virtual std::optional<Publication> publication(const std::filesystem::path&) { return std::nullopt; }
   /// Asks for nothing yet.
   [[nodiscard]] virtual std::unique_ptr<PlacedFile> open(const std::filesystem::path& file) = 0;

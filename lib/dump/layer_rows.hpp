@@ -20,7 +20,8 @@ struct SequenceSlot {
 [[nodiscard]] std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& sequences,
                                                        std::int64_t chunk_tokens);
 
-/// Of q (tokens, num_heads, head_dim), k (tokens, num_kv_heads, head_dim) and v (tokens, num_kv_heads, value_dim).
+/// The type and shapes of q (tokens, num_heads, head_dim), k (tokens, num_kv_heads, head_dim) and v (tokens,
+/// num_kv_heads, value_dim).
 struct RowShape {
   DType dtype;
   int num_heads, num_kv_heads, head_dim, value_dim;

@@ -38,7 +38,7 @@ class ChunkRows {
   /// Reads all three files at the same time. Throws what RemotePlaces::read() throws.
   ChunkRows(const DumpChunk& chunk, const Files& files);
   [[nodiscard]] const QkvView& view() const noexcept { return view_; }
-  /// The same without data.
+  /// Returns views of the chunk's shapes that have no data.
   [[nodiscard]] static QkvView shapes_of(const DumpChunk& chunk);
 
  private:
@@ -57,7 +57,7 @@ class RemoteChunks {
   RemoteChunks& operator=(const RemoteChunks&) = delete;
 
   void expect(std::vector<int> layer_ids);
-  /// Of this layer only chunks [first, last) are read ahead.
+  /// Says that only chunks [first, last) of this layer are to be read ahead.
   void expect_part(int layer_id, std::size_t first, std::size_t last);
   /// Nothing is read ahead, or planned, from now on; what is on its way ends at once.
   void stop();

@@ -29,7 +29,7 @@ class LayerStream {
   virtual ~LayerStream() = default;
   /// Fills `chunk` and returns true, or returns false at the end. Throws DataError.
   virtual bool next(QkvChunk& chunk) = 0;
-  /// The same for a chunk that is only counted: its views may have no data. At a server no rows are read.
+  /// Goes on by a chunk as next() does, without its rows: the views may have no data. At a server no rows are read.
   virtual bool skip(QkvChunk& chunk) { return next(chunk); }
   /// Back to the first chunk.
   virtual void rewind() = 0;
@@ -45,7 +45,7 @@ class QkvSource {
   [[nodiscard]] virtual const std::vector<int>& layer_ids() const = 0;
   /// Which layers will be opened next, and in which order: a source at a server reads ahead.
   virtual void expect(std::span<const int> layer_ids) { (void)layer_ids; }
-  /// Of this layer only chunks [first, last) will be read, others skipped at most: no others are read ahead.
+  /// Says that only chunks [first, last) of this layer will be read, so that no others are read ahead.
   virtual void expect_part(int layer_id, std::size_t first, std::size_t last) {
     (void)layer_id, (void)first, (void)last;
   }

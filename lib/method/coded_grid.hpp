@@ -8,7 +8,7 @@
 
 namespace oscar {
 
-/// Of one KV head's keys, or values.
+/// The grids of one KV head's keys, or values.
 struct CodedGrid {
   std::vector<float> sigma;  // (d): root mean square of the channel over all rows; 0 where it has one level
   std::vector<float> step;   // (d): distance of two levels at scale 1; 0 where it has one level

@@ -13,10 +13,10 @@ class ConfigFile {
  public:
   /// The file's object, or its member "text_config" if it describes the language part of a larger model.
   explicit ConfigFile(const std::filesystem::path& path);
-  /// The same of a document that does not lie in a file of its own. where: for errors.
+  /// Takes a document that does not lie in a file of its own. where: names it in errors.
   ConfigFile(Json document, std::string where);
 
-  /// Members that the file lacks.
+  /// Adds the members that the file lacks.
   void use_defaults(const Json& members);
 
   [[nodiscard]] const Json& json() const { return json_; }
@@ -24,7 +24,7 @@ class ConfigFile {
   /// A positive whole number. Throws DataError if there is none.
   [[nodiscard]] int dimension(const char* name) const;
   [[nodiscard]] int dimension(const char* name, int otherwise) const { return has(name) ? dimension(name) : otherwise; }
-  /// The same, or 0.
+  /// A whole number that may be 0. Throws DataError if it is neither that nor missing.
   [[nodiscard]] int dimension_or_zero(const char* name, int otherwise) const {
     return has(name) && json_.at(name) == 0 ? 0 : dimension(name, otherwise);
   }

@@ -28,7 +28,7 @@ class WeightStore {
   /// Copies bytes that at() showed by reading their file: no page faults, and nothing stays in this process's memory.
   /// The bytes may be at a server (safetensors.hpp): nothing else may touch them.
   virtual void read(std::span<const std::byte> bytes, std::byte* to) const = 0;
-  /// The same for bytes [begin, begin + count) of rows of a matrix, one row after the other as they are named.
+  /// Copies bytes [begin, begin + count) of the named rows of a matrix, one row after the other, as read() does.
   virtual void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
                          std::size_t count, std::byte* to) const = 0;
   /// How many read() calls at the same time are worth while; 0: as many as there are processors for.
@@ -145,7 +145,7 @@ class Decoder {
 
   /// hidden += mlp(hidden), of a layer without experts.
   virtual void add_mlp(const LoadedWeights& layer, Rows& hidden) const = 0;
-  /// Of a layer with experts: chooses them for sequences that are taken together, and starts their sum with what shared
+  /// Chooses the experts of a layer for sequences that are taken together, and starts their sum with what shared
   /// experts give.
   [[nodiscard]] virtual std::unique_ptr<Rows> route(const LoadedWeights& layer,
                                                     std::span<const Rows* const> hidden) const = 0;

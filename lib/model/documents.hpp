@@ -12,8 +12,8 @@ namespace oscar {
 
 /// Whether documents of this file stand for themselves, rather than for a piece of one long text.
 [[nodiscard]] bool has_documents(const std::filesystem::path& path);
-/// Of a file that has_documents(): calls document(text, where) in order until it returns false. Throws DataError naming
-/// file and line, or place in the list, and what TextStream throws.
+/// Calls document(text, where) for each document of a file that has_documents(), in order, until it returns false.
+/// Throws DataError that names the file and the line, or the place in the list, and what TextStream throws.
 void read_documents(const std::filesystem::path& path,
                     const std::function<bool(const std::string& text, const std::string& where)>& document);
 

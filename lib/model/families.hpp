@@ -25,7 +25,7 @@ inline constexpr const char* kLinearAttention = "linear_attention";
 /// One block for all layers, with a window in those that slide. Other types are refused.
 void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block,
                  const std::vector<std::string>& layer_types);
-/// The same without a window.
+/// One block for all layers, none of which has a window.
 void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block);
 
 // families_dense.cpp

@@ -30,14 +30,14 @@ struct ModelIdentity {
 
 /// What the moments were taken over.
 struct CalibrationData {
-  /// Of the token ids (int32, little-endian, each sequence preceded by its length) for our dumps; of names, sizes and
-  /// directory records of the files for foreign ones.
+  /// For our dumps the hash of the token ids (int32, little-endian, each sequence preceded by its length), for foreign
+  /// ones that of the files' names, sizes and directory records.
   std::string data_sha256;
   std::int64_t tokens = 0;
   std::int64_t sequences = 0;
-  /// Of each sequence: the first kBlockDigits hex digits of the SHA-256 of every block of kBlockTokens token ids
-  /// (int32, little-endian), joined; a last block that is shorter is left out, unless it is the only one. Empty: not
-  /// known.
+  /// For each sequence the first kBlockDigits hex digits of the SHA-256 of every block of kBlockTokens token ids
+  /// (int32, little-endian), joined. A last block that is shorter is left out, unless it is the only one. Empty if they
+  /// are not known.
   std::vector<std::string> blocks;
 
   static constexpr std::size_t kBlockTokens = 128, kBlockDigits = 16;

@@ -19,7 +19,8 @@ struct RopeDefaults {
 [[nodiscard]] RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
                                  const RopeDefaults& defaults = {});
 
-/// Of sliding layers that turn by an angle of their own (Gemma 3): nested, or "rope_local_base_freq" in older files.
+/// Reads the angle of sliding layers that have one of their own (Gemma 3): nested, or "rope_local_base_freq" in older
+/// files.
 [[nodiscard]] RopeSpec read_local_rope(const ConfigFile& file, int head_dim);
 
 /// 0.1 * weight * ln(factor) + 1: by how much YaRN sharpens attention for a longer context.

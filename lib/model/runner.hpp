@@ -30,7 +30,7 @@ using AttentionHook = std::function<bool(int layer, std::size_t sequence, const 
 /// Says where q, k and v of a sequence go, in the type that they are wanted in; called concurrently for different
 /// sequences.
 using CaptureHook = std::function<QkvBuffers(std::size_t sequence)>;
-/// Of how many tokens of a sequence, counted from its end, logits are wanted; empty: of all.
+/// Says for how many tokens of a sequence, counted from its end, logits are wanted. An empty function asks for all.
 using LastLogits = std::function<std::int64_t(std::size_t sequence)>;
 /// Logits (n, vocab_size) of the last n tokens of one sequence; called concurrently for different sequences.
 using LogitsHook = std::function<void(std::size_t sequence, std::span<const float> logits)>;
@@ -62,8 +62,8 @@ class ModelPass {
   [[nodiscard]] virtual int layer() const = 0;
   /// Takes all sequences through one layer. observe_only: ends once `attention` has seen all; nothing can follow.
   virtual void step(const AttentionHook& attention, bool observe_only) = 0;
-  /// The same with exact attention, while q, k and v are kept. Throws DataError for a value that is not finite in the
-  /// type of its copy.
+  /// Takes all sequences through one layer with exact attention, and keeps q, k and v. Throws DataError for a value
+  /// that is not finite in the type of its copy.
   virtual void capture(const CaptureHook& target, bool observe_only) = 0;
   /// Writes all that one layer hands to the next: of every sequence hidden states, tokens times hidden_size values in
   /// the type that the model computes in, and keys and values that several layers read. Throws IoError.

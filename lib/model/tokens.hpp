@@ -17,7 +17,7 @@ struct TokenLimits {
   std::int64_t max_sequences = 0;   // 0 = no limit
 };
 
-/// Of one block; see CalibrationData::blocks.
+/// Returns the digits that stand for one block in CalibrationData::blocks.
 [[nodiscard]] std::string block_hash(std::span<const std::int32_t> ids);
 
 enum class Pipes { kRefuse, kRead };

@@ -13,8 +13,8 @@ struct ListingPage {
   std::string next;               // token of the page after this one; empty: there is none
 };
 
-/// Of what begins with `prefix` and has no '/' behind it, or is a "folder". token: ListingPage::next of the page
-/// before. In the order, and the encoding, that signatures are computed over.
+/// Returns the query for all that begins with `prefix` and has no '/' behind it, or is a "folder". token:
+/// ListingPage::next of the page before. In the order, and the encoding, that signatures are computed over.
 [[nodiscard]] std::string listing_query(const std::string& prefix, const std::string& token);
 /// Throws DataError for a text that is no such listing.
 [[nodiscard]] ListingPage parse_listing(std::string_view xml, const std::string& where);

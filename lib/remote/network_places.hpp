@@ -38,7 +38,7 @@ class NetworkPlaces : public RemotePlaces {
  private:
   /// The server of an address, and the path there.
   [[nodiscard]] std::pair<Server*, std::string> find(const std::filesystem::path& place);
-  /// Of the repository of an address on the hub, asked for its commit if it is new.
+  /// Returns the repository of an address on the hub, which is asked for its commit when it is new.
   [[nodiscard]] HubServer& find_repository(const HubAddress& address);
   [[nodiscard]] std::string existing_text(const std::filesystem::path& file);
 

@@ -33,7 +33,7 @@ class RemoteObject {
   /// Takes in the answer to a request for `length` bytes from `offset` on. where: names the file. Throws Changed if it
   /// is of another file than answers before, TransportError if the server does not send what was asked for.
   void learn(const PieceAnswer& answer, std::uint64_t offset, std::uint64_t length, const std::string& where);
-  /// The same for a request for all of it.
+  /// Takes in the answer to a request for the whole file, as the function above does.
   void learn(const PieceAnswer& answer, const std::string& where);
 
  private:
@@ -47,7 +47,7 @@ struct RangeRequest {
   RemoteObject* object = nullptr;
   std::uint64_t offset = 0;
   std::span<std::byte> to;
-  /// Of a file that may be shorter: gets the number of bytes that came. Null: DataError if fewer come.
+  /// Gets the number of bytes that came, where the file may be shorter. Null: fewer bytes are a DataError.
   std::uint64_t* count = nullptr;
 };
 

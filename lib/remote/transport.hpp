@@ -42,7 +42,7 @@ struct Changed : TransportError {
   }
 };
 
-/// Of a document that is held in memory: an index, a manifest, an answer.
+/// The largest document that is held in memory: an index, a manifest, an answer.
 inline constexpr std::uint64_t kMaxDocumentBytes = std::uint64_t{8} << 20;
 
 struct TransferOptions {
@@ -95,8 +95,8 @@ class Transport {
   /// Streams the resource at `path` into `sink`, whose exceptions pass through. A resource known to exceed max_bytes is
   /// refused. Throws TransportError, TransientError, NotFound, Interrupted.
   virtual void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) = 0;
-  /// The same for a page of a listing: query is what follows '?', as it is sent. Returns the Link header of the answer;
-  /// transports other than HTTP have neither.
+  /// Streams a page of a listing as get() does. query is what follows '?', as it is sent. Returns the Link header of
+  /// the answer; transports other than HTTP have neither.
   virtual std::string get_page(const std::string& path, const std::string& query, std::uint64_t max_bytes,
                                const ByteSink& sink);
   /// Names what may be asked for soon, so that connections are open by then and redirects known. Costs a small request

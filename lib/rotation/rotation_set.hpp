@@ -56,8 +56,8 @@ struct RotationSet {
   Json recipe = Json::object();
   /// "verify" summary of the manifest; null until verified.
   Json verification;
-  /// Of a set made from a foreign file: {"format", "files": [{"path", "sha256", "size"}], "unknown": [names of what the
-  /// file does not tell]}; null for a set that was fitted here.
+  /// Where a set from a foreign file comes from: {"format", "files": [{"path", "sha256", "size"}], "unknown": [names of
+  /// what the file does not tell]}; null for a set that was fitted here.
   Json origin;
   /// The whole manifest this was read from; null for a bare foreign file and for a set not yet written.
   Json manifest;

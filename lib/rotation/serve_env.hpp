@@ -17,7 +17,7 @@ namespace oscar {
 using ServedFiles = std::map<std::string, std::string>;
 /// As the manifest lists them; without those that it does not.
 [[nodiscard]] ServedFiles served_files(const RotationSet& set);
-/// Of the files in `folder`.
+/// Hashes the files in `folder` that a server loads.
 [[nodiscard]] ServedFiles hash_served_files(const std::filesystem::path& folder, const RotationSet& set);
 
 /// serve.env: SGLANG_* lines for bash, to be read with `source`; paths are relative to the file's own folder. With
@@ -28,8 +28,8 @@ using ServedFiles = std::map<std::string, std::string>;
 /// What goes on the server's command line, besides: groups of options, a line each.
 [[nodiscard]] std::vector<std::string> server_arguments(const RotationSet& set);
 
-/// The same environment as names and values, with absolute paths into `folder`. Throws DataError, with the reason, for
-/// a set that the server cannot use.
+/// Returns the environment of serve_env() as names and values, with absolute paths into `folder`. Throws DataError,
+/// with the reason, for a set that the server cannot use.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> serve_variables(const RotationSet& set,
                                                                                const std::filesystem::path& folder);
 

@@ -17,7 +17,7 @@ void write_set_file(const std::filesystem::path& path, SetFileKind kind, const R
 /// Fills the matrices of the layers that `set` lists from a rotations.h5. Throws DataError.
 void fill_from_h5(const std::filesystem::path& path, RotationSet& set);
 
-/// The same from a rotations.safetensors.
+/// Fills the matrices of the layers that `set` lists from a rotations.safetensors. Throws DataError.
 void fill_from_safetensors(const std::filesystem::path& path, RotationSet& set);
 
 /// What in a rotations.safetensors beside a manifest does not follow from `set`.

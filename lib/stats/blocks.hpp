@@ -44,10 +44,11 @@ struct BlockRange {
   friend bool operator==(const BlockRange&, const BlockRange&) = default;
 };
 
-/// Those of the stream's, which must outlive the result, as a stream. Others are passed over: of a dump none is read.
+/// Returns the blocks of a range as a stream of their own. `layer` must outlive it. Other blocks are passed over; of a
+/// dump none of them is read.
 [[nodiscard]] std::unique_ptr<LayerStream> blocks_of(LayerStream& layer, BlockRange range, const WorkShape& shape);
 
-/// Of each block of the stream, the number of the chunk behind its last one. Reads no rows of a dump.
+/// Returns for each block of the stream the number of the chunk behind its last one. Reads no rows of a dump.
 [[nodiscard]] std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape);
 
 }  // namespace oscar

@@ -39,7 +39,7 @@ struct Statistics {
   ModelIdentity model;
   std::vector<CalibrationData> data;
   Windows windows;  // of fisher
-  /// Of the query moments that sst was weighted by; empty: there is none.
+  /// The hash of the query moments that sst was weighted by; empty if there is no sst.
   std::string query_moments_sha256;
   std::vector<LayerStatistics> layers;  // ascending
   HeadRange heads;

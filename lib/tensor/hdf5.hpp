@@ -59,7 +59,7 @@ class Hdf5Reader {
   [[nodiscard]] Tensor read(const std::string& dataset) const;
   /// Where a dataset lies in the file. Throws DataError as read() does, and if it is chunked, compressed or external.
   [[nodiscard]] TensorLocation locate(const std::string& dataset) const;
-  /// Of a group or dataset, in no order. Throws DataError if it is missing.
+  /// Returns the names of the attributes of a group or dataset, in no order. Throws DataError if it is missing.
   [[nodiscard]] std::vector<std::string> attribute_names(const std::string& object) const;
   [[nodiscard]] bool has_attribute(const std::string& object, const std::string& name) const;
   /// Throws DataError if it is missing, or not finite.

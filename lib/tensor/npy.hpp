@@ -13,7 +13,7 @@ namespace oscar {
 
 /// Throws DataError: missing, truncated, big-endian, Fortran order, unknown type.
 [[nodiscard]] Tensor read_npy(const std::filesystem::path& path);
-/// The same of a file's bytes; `where` names them in errors.
+/// Reads a file's bytes as read_npy() does. where: names them in errors.
 [[nodiscard]] Tensor parse_npy(std::span<const std::byte> file, const std::string& where);
 /// Writes atomically (version 1.0).
 void write_npy(const std::filesystem::path& path, const Tensor& tensor);

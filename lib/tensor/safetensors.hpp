@@ -37,7 +37,7 @@ class SafetensorsFile {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Throws DataError that names the file and the tensor.
   [[nodiscard]] const TensorRef& at(const std::string& name) const;
-  /// The same in memory, read from wherever the file is. Throws DataError if its checksum is another.
+  /// Reads a tensor into memory, from wherever the file is. Throws DataError if its checksum is another.
   [[nodiscard]] Tensor load(const std::string& name) const;
   /// Whether the file has checksums (Checksums::kYes).
   [[nodiscard]] bool has_checksums() const noexcept { return !checksums_.empty(); }

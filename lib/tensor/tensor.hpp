@@ -33,7 +33,7 @@ struct Tensor {
   [[nodiscard]] static Tensor from(std::vector<std::int64_t> shape, std::span<const std::int32_t> values);
 
   [[nodiscard]] std::int64_t size() const { return num_elements(shape); }
-  /// Of the same type, shape and bits.
+  /// Whether type, shape and bits are the same.
   [[nodiscard]] bool operator==(const Tensor&) const = default;
   /// The elements as T, whose size and kind must be those of dtype (float: kF32, double: kF64, int32_t: kI32, …).
   template <class T>

@@ -17,7 +17,7 @@ namespace oscar {
 struct StretchOptions {
   /// 1: the geometric mean; 0: a rotation.
   double power = 1;
-  /// Of the mean eigenvalue, added to both covariances.
+  /// The part of the mean eigenvalue that is added to both covariances.
   double lambda = 1e-2;
   /// Singular values of T are kept within this ratio.
   double max_condition = 1000;

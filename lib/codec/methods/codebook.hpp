@@ -18,7 +18,7 @@ struct Codebook {
     while (i < bounds.size() && bounds[i] <= x) ++i;
     return levels[i];
   }
-  /// The same of all values, in place.
+  /// Replaces each value by its nearest level.
   void take_nearest(std::span<float> values) const;
 };
 

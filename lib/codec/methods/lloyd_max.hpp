@@ -6,7 +6,7 @@
 
 namespace oscar::methods {
 
-/// Of its type Q2_0.
+/// Returns the codebook of llama.cpp's type Q2_0.
 [[nodiscard]] Codebook q2_0_codebook();
 
 }  // namespace oscar::methods

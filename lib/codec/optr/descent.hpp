@@ -14,7 +14,7 @@
 
 namespace oscar::optr {
 
-/// Of one sequence, with a rotation (dim, dim). Called concurrently.
+/// Returns the loss of one sequence under a rotation (dim, dim). Called concurrently.
 using LossOf = std::function<Loss(std::size_t sequence, std::span<const float> rotation)>;
 
 /// start: R0 (dim, dim); sequences: two or more. The rotation, and the losses that decided.

@@ -12,7 +12,7 @@
 
 namespace oscar {
 
-/// Of one layer, from text that the method is not judged on.
+/// What the method is fitted on: one layer's rows of text that it is not judged on.
 struct OptrData {
   std::vector<QkvView> sequences;
   /// W_O^T W_O / hidden_size of each query head, (Hq, d_v, d_v).
@@ -23,7 +23,7 @@ struct OptrOptions {
   Windows windows;
   int steps = 80;
   double rate = 0.02;
-  /// Of each query head: the last ones of a sequence.
+  /// How many of a sequence's last queries each query head is judged by.
   std::int64_t queries = 64;
   /// A step looks at so many sequences, in turn: all of them would take time in proportion.
   std::size_t sequences_per_step = 4;

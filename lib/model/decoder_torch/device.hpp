@@ -24,7 +24,7 @@ class Device {
 
   [[nodiscard]] c10::Device place() const { return place_; }
   [[nodiscard]] bool is_gpu() const { return !place_.is_cpu(); }
-  /// Of weights and activations.
+  /// The type of weights and activations.
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   /// "cuda:0, bfloat16"
   [[nodiscard]] std::string description() const;

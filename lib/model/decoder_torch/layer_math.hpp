@@ -41,7 +41,7 @@ struct Chosen {
   at::Tensor experts, weights;
 };
 [[nodiscard]] Chosen choose_experts(const Weights& layer, const at::Tensor& x, const at::Tensor& normed);
-/// The same, expert by expert.
+/// The choices of `Chosen`, sorted by expert.
 struct ExpertSlots {
   at::Tensor tokens, weights;        // (T * top_k): int64; fp32
   std::vector<std::int64_t> begins;  // of each expert's slots; one more than there are experts

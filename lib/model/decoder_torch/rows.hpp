@@ -31,7 +31,7 @@ struct HiddenRows : Rows {
   return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
 }
 
-/// Of hidden states, float32 or bfloat16.
+/// Returns a copy in host memory of hidden states, which are float32 or bfloat16.
 [[nodiscard]] inline Tensor host_copy(const at::Tensor& hidden) {
   const at::Tensor x = hidden.cpu().contiguous();
   Tensor copy(x.scalar_type() == at::kFloat ? DType::kF32 : DType::kBF16, {x.size(0), x.size(1)});
@@ -52,7 +52,7 @@ struct QkvRows : Rows {
   std::optional<c10::Event> copied;  // of a GPU
 };
 
-/// Of sequences that experts see together, T tokens in all.
+/// Rows of the sequences that experts see together, T tokens in all.
 struct RoutedRows : Rows {
   at::Tensor normed;  // (T, hidden_size), what routed experts read
   at::Tensor sum;     // the same shape in fp32

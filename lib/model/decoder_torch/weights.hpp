@@ -28,7 +28,7 @@ class Weights : public LoadedWeights {
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
   /// Norm over the last dimension as the model has it, in fp32; x itself if `part` is empty.
   [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;
-  /// The same in the type of x.
+  /// Norm over the last dimension as the model has it, in the type of x.
   [[nodiscard]] at::Tensor norm(const at::Tensor& x, const std::string& part) const;
 
  private:

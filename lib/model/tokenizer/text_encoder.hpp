@@ -26,10 +26,11 @@ class TextEncoder {
   [[nodiscard]] virtual const std::vector<std::int32_t>& prefix() const = 0;
 };
 
-/// Of a tokenizer.json, by code of ours. Throws DataError: missing or malformed file, a feature that is not supported.
+/// Reads a tokenizer.json, by code of ours. Throws DataError for a missing or malformed file, and for a feature that is
+/// not supported.
 [[nodiscard]] std::unique_ptr<const TextEncoder> make_json_encoder(const std::filesystem::path& tokenizer_json);
 
-/// Of a tokenizer.model of SentencePiece (unigram or BPE), by its library, and the tokenizer_config.json beside it.
+/// Reads a tokenizer.model of SentencePiece (unigram or BPE), by its library, and the tokenizer_config.json beside it.
 /// Throws DataError for damaged files, BackendUnavailable if this build or machine lacks the library.
 [[nodiscard]] std::unique_ptr<const TextEncoder> make_piece_encoder(const std::filesystem::path& tokenizer_model);
 /// The names of its pieces and of the tokens that were added to them, and their ids.

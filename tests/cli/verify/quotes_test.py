@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_TEST_DATA"])
+BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
 GOLDEN = DATA / "golden/qwen3-2m"
 try:
     import numpy
