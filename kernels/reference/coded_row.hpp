@@ -3,16 +3,20 @@
 // The set gives the format of each layer, KV head and side; every row of it has the same layout and size. All
 // arithmetic is float32 with one rounding per operation, so that every backend makes the same bytes.
 //
-//   classes   channels with 16 levels or more are wide, those with 2 to 8 narrow; a channel with one level is not
-//   stored scale     s(b) = 2^((b - 128) / 16) of a byte b. The byte of a class is the one whose scale is nearest, in
-//   ratio, to
-//             the root mean square of y_i / sigma_i over the class
-//   code      c_i = floor(y_i / (step_i s) + L_i / 2), held to 0 … L_i - 1
-//   decoded   y^_i = s (c_i - (L_i - 1) / 2) step_i
-//   gain      a = <y, y> / <y, y^> over the stored channels, held to 1/2 … 2, multiplies both scales, which are rounded
-//             to bytes again; codes stay. It is 2 if <y, y^> is not positive, and 1 for rows of zeros or of infinite
-//             sums
-//   sums      32 partial sums, of the channels i, i + 32, …, added in halves: sum l takes in sum l + 16, then l + 8, …
+// Classes: channels with 16 levels or more are wide, those with 2 to 8 are narrow. A channel with one level is not
+// stored.
+//
+// Scale: s(b) = 2^((b - 128) / 16) of a byte b. The byte of a class is the one whose scale is nearest, in ratio, to the
+// root mean square of y_i / sigma_i over the class.
+//
+// Code: c_i = floor(y_i / (step_i s) + L_i / 2), held to 0 … L_i - 1. It stands for y^_i = s (c_i - (L_i - 1) / 2)
+// step_i.
+//
+// Gain: a = <y, y> / <y, y^> over the stored channels, held to 1/2 … 2, multiplies both scales, which are rounded to
+// bytes again; codes stay. It is 2 if <y, y^> is not positive, and 1 for rows of zeros or of infinite sums.
+//
+// Sums have 32 partial sums, of the channels i, i + 32, …, which are added in halves: sum l takes in sum l + 16, then
+// l + 8, and so on.
 //
 // Bytes: blocks of 8 neighbouring channels share a number of levels 2^w, widest blocks first, and take w bytes each;
 // then the scale byte of the wide class, then that of the narrow one. A class without channels has scale byte 0. The w

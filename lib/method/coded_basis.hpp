@@ -24,20 +24,20 @@ struct CodedBasis {
   std::vector<double> lambda;  // (heads, d): variances of the channels, descending
 };
 
-/// Keys. With m(X) the mean of X's diagonal, A = m(C_F) (C_F / m(C_F) + plain_part C_Q / m(C_Q)) + kMetricFloor m(A) I.
-///   fisher      C_F and the keys weighted alike: query / tokens = C_F, key / weight and key_sum / weight = moments of
-///   keys tokens      queries that C_F was summed over, those of the g query heads counted as one queries     C_Q
-///   (heads, d, d)
+/// Returns the basis of keys. With m(X) the mean of X's diagonal,
+/// A = m(C_F) (C_F / m(C_F) + plain_part C_Q / m(C_Q)) + kMetricFloor m(A) I.
+///
+/// fisher holds C_F = query / tokens and the moments of the keys that are read: key / weight and key_sum / weight.
+/// tokens counts the queries behind C_F, the g query heads of a KV head as one. queries is C_Q, (heads, d, d).
 /// Throws NumericalError if a head was never read, if an entry is not finite or if keys do not vary.
 [[nodiscard]] CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const MatrixStack& queries,
                                          double plain_part, Backend& backend);
 
-/// Values. A = metric + kMetricFloor m(metric) I; B = weighted m(plain) / m(weighted).
-///   metric      what an error of a value does behind W_O, the mean of W_O^T W_O over the query heads; the identity if
-///   no
-///               model is at hand (heads, d, d)
-///   weighted    sum_j (sum_q p_qj^2) v_j^T v_j; plain: the mean of v_j^T v_j (heads, d, d)
-/// Throws NumericalError if an entry is not finite or values are all zero.
+/// Returns the basis of values, with A = metric + kMetricFloor m(metric) I and B = weighted m(plain) / m(weighted).
+///
+/// metric is what an error of a value does behind W_O: the mean of W_O^T W_O over the query heads, or the identity if
+/// no model is at hand. weighted is sum_j (sum_q p_qj^2) v_j^T v_j, and plain the mean of v_j^T v_j. All are (heads, d,
+/// d). Throws NumericalError if an entry is not finite or values are all zero.
 [[nodiscard]] CodedBasis coded_value_basis(const MatrixStack& metric, const MatrixStack& weighted,
                                            const MatrixStack& plain, Backend& backend);
 
