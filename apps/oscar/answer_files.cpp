@@ -31,7 +31,7 @@ void read_answers(const AnswerFiles& files, const ModelConfig& config, std::vect
                   std::vector<int>& lengths) {
   if (!files.given()) return;
   const std::int64_t longest = config.max_position_embeddings;
-  rows = read_tokens(files.rows, {longest, 0, files.most});
+  rows = read_tokens(files.rows, {config.max_position_embeddings, 0, files.most});
   for (const std::int64_t length : read_npy(files.answers).to_int64()) {
     // Whoever takes only the first rows takes only their answers.
     if (files.most > 0 && lengths.size() >= rows.size()) break;

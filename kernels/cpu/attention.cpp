@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "base/check.hpp"
+#include "base/exp.hpp"
 #include "base/threads.hpp"
-#include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"
 

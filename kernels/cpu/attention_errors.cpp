@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/exp.hpp"
 #include "base/threads.hpp"
-#include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"
 

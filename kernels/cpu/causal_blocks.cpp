@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/exp.hpp"
+#include "base/exp.hpp"
 #include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {

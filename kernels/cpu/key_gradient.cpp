@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "base/check.hpp"
+#include "base/exp.hpp"
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/products.hpp"
 

@@ -156,8 +156,11 @@ class Decoder {
   /// hidden += the sum; the same sequences.
   virtual void add_experts_sum(const LoadedWeights& layer, const Rows& routed, std::span<Rows* const> hidden) const = 0;
 
-  /// logits (n, vocab_size) of the final norm and head, of the last n tokens.
-  virtual void logits(const Rows& hidden, std::span<float> logits) const = 0;
+  /// Loads the final norm and the output head, or returns those that somebody still holds.
+  [[nodiscard]] virtual std::shared_ptr<const LoadedWeights> load_head() const = 0;
+  /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence that has passed all layers.
+  virtual void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
+                      std::span<float> logits) const = 0;
 };
 
 /// Opens the plug-in. Throws BackendUnavailable if it, libtorch or the device is not there, UsageError for a device or

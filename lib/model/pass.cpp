@@ -10,10 +10,14 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "model/final_states.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
+
+/// Sequences whose attention is a hook's, on a GPU: their copies to the host and back wait for each other.
+constexpr int kHookedAtOnce = 8;
 
 void check_sequences(std::span<const TokenSequence> sequences, const ModelConfig& config) {
   for (std::size_t s = 0; s < sequences.size(); ++s) {
@@ -73,17 +77,18 @@ Pass::~Pass() {
 }
 
 void Pass::step(const AttentionHook& attention, bool observe_only) {
+  const int at_once = decoder_.concurrent_sequences();
   run_layer(
       [&](std::size_t s, const LoadedWeights& weights) {
         attention ? attend_with_hook(s, weights, attention, observe_only) : attend(s, weights, {}, observe_only);
       },
-      observe_only);
+      observe_only, attention && at_once > 0 ? std::max(at_once, kHookedAtOnce) : at_once);
 }
 
 void Pass::capture(const CaptureHook& target, bool observe_only) {
   OSCAR_CHECK(block().has_cache());
   run_layer([&](std::size_t s, const LoadedWeights& weights) { attend(s, weights, target, observe_only); },
-            observe_only);
+            observe_only, decoder_.concurrent_sequences());
 }
 
 void Pass::save(const std::filesystem::path& path) const {
@@ -114,30 +119,24 @@ void Pass::restore(const std::filesystem::path& path) {
   experts_.reset();
 }
 
-void Pass::logits(const LogitsHook& hook, const LastLogits& last) {
+std::unique_ptr<FinalStates> Pass::final_states() {
   OSCAR_CHECK(layer_ == config_.num_layers && !ended_);
-  std::atomic<std::int64_t> done{0};
-  in_parallel(sequences_.size(), [&](std::size_t s) {
-    const std::size_t tokens = last ? static_cast<std::size_t>(last(s)) : sequences_[s].size();
-    std::vector<float> logits(tokens * static_cast<std::size_t>(config_.vocab_size));
-    decoder_.logits(*hidden_[s], logits);
-    hook(s, logits);
-    status_.progress("logits, sequence", ++done, static_cast<std::int64_t>(sequences_.size()));
-  });
+  ended_ = true;
+  return std::make_unique<DecodedStates>(decoder_, std::move(hidden_));
 }
 
 void Pass::finish() {
   if (relay_) relay_->finish();
 }
 
-void Pass::in_parallel(std::size_t count, const std::function<void(std::size_t)>& task) const {
+void Pass::in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const {
   parallel_for(
       count,
       [&](std::size_t i) {
         throw_if_interrupted();
         task(i);
       },
-      decoder_.concurrent_sequences());
+      at_once);
 }
 
 void Pass::choose_units() {
@@ -199,7 +198,7 @@ void Pass::mix_sequence(std::size_t s, const Mixer& mix, const LoadedWeights& we
   block().attends() ? mix(s, weights) : decoder_.add_recurrent(weights, *hidden_[s]);
 }
 
-void Pass::run_layer(const Mixer& mix, bool observe_only) {
+void Pass::run_layer(const Mixer& mix, bool observe_only, int at_once) {
   OSCAR_CHECK(layer_ < layers_ && share_.runs(layer_));
   throw_if_interrupted();
   wait_until_ready();
@@ -219,7 +218,7 @@ void Pass::run_layer(const Mixer& mix, bool observe_only) {
     experts_by_unit(mix, *weights);
   } else {
     std::atomic<std::int64_t> passed{0};
-    in_parallel(sequences_.size(), [&](std::size_t s) {
+    const auto take = [&](std::size_t s) {
       mix_sequence(s, mix, *weights);
       if (!observe_only && !experts) {
         decoder_.add_mlp(*weights, *hidden_[s]);
@@ -227,7 +226,8 @@ void Pass::run_layer(const Mixer& mix, bool observe_only) {
       }
       passed += static_cast<std::int64_t>(sequences_[s].size());
       tell_progress(experts ? passed / 2 : passed.load());
-    });
+    };
+    in_parallel(sequences_.size(), take, at_once);
     if (experts) experts_by_group(*weights);
   }
   decoder_.finish();  // or the weights would go while a GPU computes with them

@@ -35,7 +35,7 @@ class Pass : public ModelPass {
   void restore(const std::filesystem::path& path) override;
   void wait_until_ready() override;
   void finish() override;
-  void logits(const LogitsHook& hook, const LastLogits& last) override;
+  [[nodiscard]] std::unique_ptr<FinalStates> final_states() override;
 
  private:
   using Mixer = std::function<void(std::size_t sequence, const LoadedWeights& weights)>;
@@ -46,13 +46,16 @@ class Pass : public ModelPass {
 
   void choose_units();
   void prepare();
-  void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task) const;
+  void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const;
+  void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task) const {
+    in_parallel(count, task, decoder_.concurrent_sequences());
+  }
   void tell_progress(std::int64_t tokens);
   [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
   void start_loading(int layer);
   void take_over(std::size_t s);
   void hand_on(std::size_t s);
-  void run_layer(const Mixer& mix, bool observe_only);
+  void run_layer(const Mixer& mix, bool observe_only, int at_once);
   void mix_sequence(std::size_t s, const Mixer& mix, const LoadedWeights& weights);
   void attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only);
   void attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention, bool observe_only);

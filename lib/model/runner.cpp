@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/runner.hpp"
 
+#include "base/threads.hpp"
 #include "model/checkpoint.hpp"
 #include "model/layout.hpp"
 #include "model/pass.hpp"
@@ -51,13 +52,30 @@ class Runner : public ModelRunner {
 
 }  // namespace
 
+void for_each_logits(const FinalStates& states, std::span<const TokenSequence> sequences, int vocab_size,
+                     const LogitsHook& hook, const LastLogits& last) {
+  parallel_for(
+      sequences.size(),
+      [&](std::size_t s) {
+        throw_if_interrupted();
+        const auto tokens = static_cast<std::int64_t>(sequences[s].size()), wanted = last ? last(s) : tokens;
+        std::vector<float> logits(static_cast<std::size_t>(wanted * vocab_size));
+        states.logits(s, tokens - wanted, logits);
+        hook(s, logits);
+      },
+      states.concurrent_calls());
+}
+
 void ModelRunner::run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status) {
   const std::unique_ptr<ModelPass> pass = begin(sequences, {.layers = config().num_layers}, status);
   for (int layer = 0; layer < config().num_layers; ++layer) {
-    pass->step(hooks.attention, !hooks.logits && layer + 1 == config().num_layers);
+    pass->step(hooks.attention, !hooks.logits && !hooks.final_states && layer + 1 == config().num_layers);
     if (hooks.layer_done) hooks.layer_done(layer);
   }
-  if (hooks.logits) pass->logits(hooks.logits, hooks.last_logits);
+  if (!hooks.logits && !hooks.final_states) return;
+  std::unique_ptr<FinalStates> states = pass->final_states();
+  if (hooks.logits) for_each_logits(*states, sequences, config().vocab_size, hooks.logits, hooks.last_logits);
+  if (hooks.final_states) hooks.final_states(std::move(states));
 }
 
 std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model, const DecoderOptions& options) {

@@ -35,14 +35,27 @@ using LastLogits = std::function<std::int64_t(std::size_t sequence)>;
 /// Logits (n, vocab_size) of the last n tokens of one sequence; called concurrently for different sequences.
 using LogitsHook = std::function<void(std::size_t sequence, std::span<const float> logits)>;
 
+/// What sequences are behind a model's last layer, and the head that makes logits of it. It outlives its pass, but not
+/// its runner.
+class FinalStates {
+ public:
+  virtual ~FinalStates() = default;
+  /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence. May be called concurrently.
+  virtual void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const = 0;
+  /// Says how many calls at a time are worth while; 0: one a thread.
+  [[nodiscard]] virtual int concurrent_calls() const = 0;
+};
+
 /// All hooks are optional.
 struct RunHooks {
   AttentionHook attention;
   /// All sequences have passed `layer`.
   std::function<void(int layer)> layer_done;
-  /// Without it logits are not computed, and the last layer stops after attention was seen.
+  /// Without this or the next, the last layer stops after attention was seen.
   LogitsHook logits;
   LastLogits last_logits;
+  /// Takes what is behind the last layer.
+  std::function<void(std::unique_ptr<FinalStates>)> final_states;
 };
 
 struct PassOptions {
@@ -75,8 +88,8 @@ class ModelPass {
   virtual void wait_until_ready() = 0;
   /// After the last step of a process that shares the model with others: waits until the next has what it handed on.
   virtual void finish() = 0;
-  /// After the last layer, of a process that ran all.
-  virtual void logits(const LogitsHook& hook, const LastLogits& last = {}) = 0;
+  /// Hands over what is behind the last layer, in a process that ran all; nothing can follow. Loads the head.
+  [[nodiscard]] virtual std::unique_ptr<FinalStates> final_states() = 0;
 };
 
 class ModelRunner {
@@ -95,9 +108,13 @@ class ModelRunner {
   /// `sequences` and `status`, which may be a ModelStatus (progress.hpp), must outlive the pass.
   [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences,
                                                          const PassOptions& options, Status& status) = 0;
-  /// All layers at once.
+  /// Takes all sequences through all layers.
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);
 };
+
+/// Calls `hook` with the logits of each sequence, which has `sequences[i].size()` tokens.
+void for_each_logits(const FinalStates& states, std::span<const TokenSequence> sequences, int vocab_size,
+                     const LogitsHook& hook, const LastLogits& last = {});
 
 /// Opens a Hugging Face checkpoint folder (config.json, *.safetensors with or without an index) or a GGUF file. Throws
 /// DataError, and what make_decoder() throws (decoder.hpp).

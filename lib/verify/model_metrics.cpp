@@ -8,16 +8,16 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "verify/compare_states.hpp"
 #include "verify/method_attention.hpp"
-#include "verify/model_sums.hpp"
 #include "verify/needles.hpp"
 
 namespace oscar::verify {
 namespace {
 
-/// Logits of exact attention are kept for a batch of texts at a time, within this many bytes (one text a thread at
+/// Final states of all methods are kept for a batch of texts at a time, within this many bytes (one text a thread at
 /// least).
-constexpr std::size_t kReferenceBytes = 512U << 20;
+constexpr std::size_t kStateBytes = 512U << 20;
 
 std::int64_t tokens_of(std::span<const TokenSequence> sequences) {
   std::int64_t tokens = 0;
@@ -28,7 +28,6 @@ std::int64_t tokens_of(std::span<const TokenSequence> sequences) {
 /// What stands still while methods come and go.
 struct Setting {
   ModelRunner& runner;
-  const ModelData& data;
   Precision precision;
   Backend& backend;
   Status& status;
@@ -42,14 +41,6 @@ struct Setting {
   }
 };
 
-/// One method, or exact attention.
-struct Found {
-  std::vector<TextSums> texts;
-  std::vector<AnswerResult> needles, quotes;
-};
-
-using Logits = std::vector<std::vector<float>>;
-
 /// Attention of a method for the queries from `first` on; zero for those before.
 void attend_from(const Setting& setting, const KvMethod& method, int layer, const QkvView& qkv, std::int64_t first,
                  std::span<float> out) {
@@ -60,19 +51,15 @@ void attend_from(const Setting& setting, const KvMethod& method, int layer, cons
          out.subspan(before));
 }
 
-/// Runs the model with the attention of a method; null: exact attention. In the last layer only the queries whose
-/// logits are wanted need attention.
-void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMethod* method, const LastLogits& last,
-         LogitsHook logits) {
-  RunHooks hooks;
-  hooks.logits = std::move(logits);
-  hooks.last_logits = last;
+/// Runs the model with the attention of a method; null: exact attention. `hooks` say what to do with what it predicts;
+/// in the last layer only the queries whose logits are wanted need attention.
+void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMethod* method, RunHooks hooks) {
   hooks.layer_done = [&setting, tokens = tokens_of(sequences)](int) { setting.add_work(tokens); };
   if (method != nullptr) {
     const ModelConfig& config = setting.runner.config();
     const int last_layer = config.num_layers - 1;
-    hooks.attention = [=, &setting, &config, &last](int layer, std::size_t i, const QkvView& qkv,
-                                                    std::span<float> out) {
+    hooks.attention = [=, &setting, &config, last = hooks.last_logits](int layer, std::size_t i, const QkvView& qkv,
+                                                                       std::span<float> out) {
       const int cache = config.cache_of(layer);  // as the method stores it, whoever reads it
       if (!setting.rules.contains(cache)) return false;
       attend_from(setting, *method, cache, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
@@ -83,41 +70,59 @@ void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMet
   setting.runner.run(sequences, hooks, quiet);
 }
 
-/// A batch of texts; exact attention (method null) fills `reference`, a method is compared with it.
-void run_texts(Setting& setting, std::span<const TokenSequence> batch, const KvMethod* method, Logits& reference,
-               Found& found) {
-  const std::size_t first = found.texts.size();
-  found.texts.resize(first + batch.size());
-  run(setting, batch, method, {}, [&](std::size_t sequence, std::span<const float> logits) {
-    if (method == nullptr) reference[sequence].assign(logits.begin(), logits.end());
-    found.texts[first + sequence] = compare_predictions(batch[sequence], logits, reference[sequence]);
-  });
+std::unique_ptr<FinalStates> final_states(Setting& setting, std::span<const TokenSequence> texts,
+                                          const KvMethod* method) {
+  std::unique_ptr<FinalStates> states;
+  run(setting, texts, method, {.final_states = [&](std::unique_ptr<FinalStates> all) { states = std::move(all); }});
+  return states;
 }
 
-/// Runs the model over sequences that end with answers, of which all but the last `spare` tokens count.
-std::vector<AnswerResult> run_answers(Setting& setting, const std::vector<TokenSequence>& sequences,
-                                      const std::vector<int>& lengths, int spare, const KvMethod* method) {
-  std::vector<AnswerResult> results(sequences.size());
-  if (sequences.empty()) return results;
-  const auto last = [&](std::size_t i) { return std::int64_t{lengths[i]} + 1; };
-  run(setting, sequences, method, last, [&](std::size_t i, std::span<const float> logits) {
-    results[i] = read_answer(sequences[i], lengths[i], lengths[i] - spare, logits);
-  });
+/// The figures of a batch of texts, [method][text]. methods: null is exact attention.
+std::vector<std::vector<TextFigures>> run_texts(Setting& setting, std::span<const TokenSequence> batch,
+                                                std::span<const KvMethod* const> methods) {
+  const std::unique_ptr<FinalStates> exact = final_states(setting, batch, nullptr);
+  std::vector<std::unique_ptr<FinalStates>> owned;
+  std::vector<const FinalStates*> states;
+  for (const KvMethod* method : methods) {
+    if (method != nullptr) owned.push_back(final_states(setting, batch, method));
+    states.push_back(method != nullptr ? owned.back().get() : exact.get());
+  }
+  return compare_states(setting.runner, batch, *exact, states);
+}
+
+/// Needles and then quotations: sequences that end with answers. Of a needle's the last token (the full stop) does not
+/// count.
+struct Answers {
+  std::vector<TokenSequence> sequences;
+  std::vector<int> lengths, asked;
+
+  explicit Answers(const ModelData& data) : sequences(data.needles), lengths(data.answer_lengths) {
+    sequences.insert(sequences.end(), data.quotes.begin(), data.quotes.end());
+    for (const int length : lengths) asked.push_back(length - 1);
+    lengths.insert(lengths.end(), data.quote_lengths.begin(), data.quote_lengths.end());
+    asked.insert(asked.end(), data.quote_lengths.begin(), data.quote_lengths.end());
+  }
+};
+
+std::vector<AnswerResult> run_answers(Setting& setting, const Answers& answers, const KvMethod* method) {
+  std::vector<AnswerResult> results(answers.sequences.size());
+  if (results.empty()) return results;
+  RunHooks hooks;
+  hooks.last_logits = [&](std::size_t i) { return std::int64_t{answers.lengths[i]} + 1; };
+  hooks.logits = [&](std::size_t i, std::span<const float> logits) {
+    results[i] = read_answer(answers.sequences[i], answers.lengths[i], answers.asked[i], logits);
+  };
+  run(setting, answers.sequences, method, std::move(hooks));
   return results;
 }
 
-void run_probes(Setting& setting, const KvMethod* method, Found& found) {
-  const ModelData& data = setting.data;
-  found.needles = run_answers(setting, data.needles, data.answer_lengths, 1, method);
-  found.quotes = run_answers(setting, data.quotes, data.quote_lengths, 0, method);
-}
-
-std::size_t batch_size(const ModelData& data, std::size_t begin, int vocab_size) {
+/// How many texts from `begin` on are run together.
+std::size_t batch_size(const std::vector<TokenSequence>& texts, std::size_t begin, std::size_t bytes_a_token) {
   std::size_t bytes = 0;
   std::size_t end = begin;
-  while (end < data.texts.size()) {
-    bytes += data.texts[end].size() * static_cast<std::size_t>(vocab_size) * sizeof(float);
-    if (end - begin >= static_cast<std::size_t>(num_threads()) && bytes > kReferenceBytes) break;
+  while (end < texts.size()) {
+    bytes += texts[end].size() * bytes_a_token;
+    if (end - begin >= static_cast<std::size_t>(num_threads()) && bytes > kStateBytes) break;
     ++end;
   }
   return end - begin;
@@ -159,40 +164,38 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
     throw UsageError("metrics of the model do not know " + reason + " yet", "--model",
                      "leave out --model: attention metrics need a dump only");
   }
-  const auto exact = [&](std::size_t i) { return methods[i].kind == MethodKind::kExact; };
-  std::vector<const KvMethod*> quantizing;
-  for (std::size_t i = 0; i < methods.size(); ++i) {
-    if (!exact(i)) quantizing.push_back(&methods[i]);
+  std::vector<const KvMethod*> runs;  // each once; all methods that quantise nothing are one run
+  std::vector<std::size_t> run_of;
+  for (const KvMethod& method : methods) {
+    const KvMethod* run = method.kind == MethodKind::kExact ? nullptr : &method;
+    run_of.push_back(static_cast<std::size_t>(std::find(runs.begin(), runs.end(), run) - runs.begin()));
+    if (run_of.back() == runs.size()) runs.push_back(run);
   }
-  const bool exact_wanted = quantizing.size() < methods.size();
-  const auto runs = static_cast<std::int64_t>(quantizing.size());
-  const std::int64_t tokens = tokens_of(data.texts) * (runs + 1) +
-                              (tokens_of(data.needles) + tokens_of(data.quotes)) * (runs + (exact_wanted ? 1 : 0));
-  Setting setting{runner,
-                  data,
-                  precision,
-                  backend,
-                  status,
-                  rules_of(runner),
-                  std::max<std::int64_t>(1, tokens * runner.config().num_layers)};
+  const Answers answers(data);
+  const auto passes = std::ssize(runs);
+  const bool exact_wanted = std::count(runs.begin(), runs.end(), nullptr) > 0;
+  const std::int64_t tokens =
+      tokens_of(data.texts) * (passes + (exact_wanted ? 0 : 1)) + tokens_of(answers.sequences) * passes;
+  Setting setting{runner, precision,        backend,
+                  status, rules_of(runner), std::max<std::int64_t>(1, tokens * runner.config().num_layers)};
   setting.add_work(0);
-  Found reference;
-  std::vector<Found> found(quantizing.size());
+  std::vector<std::vector<TextFigures>> texts(runs.size());
+  const std::size_t bytes_a_token =
+      static_cast<std::size_t>(runner.config().hidden_size) * sizeof(float) * (runs.size() + 1);
   for (std::size_t begin = 0; begin < data.texts.size();) {
-    const std::size_t count = batch_size(data, begin, runner.config().vocab_size);
-    const auto batch = std::span(data.texts).subspan(begin, count);
-    Logits logits(count);
-    run_texts(setting, batch, nullptr, logits, reference);
-    for (std::size_t i = 0; i < quantizing.size(); ++i) run_texts(setting, batch, quantizing[i], logits, found[i]);
+    const std::size_t count = batch_size(data.texts, begin, bytes_a_token);
+    const auto figures = run_texts(setting, std::span(data.texts).subspan(begin, count), runs);
+    for (std::size_t r = 0; r < runs.size(); ++r) texts[r].insert(texts[r].end(), figures[r].begin(), figures[r].end());
     begin += count;
   }
-  if (exact_wanted) run_probes(setting, nullptr, reference);
-  for (std::size_t i = 0; i < quantizing.size(); ++i) run_probes(setting, quantizing[i], found[i]);
-  std::vector<ModelMetrics> metrics;
-  for (std::size_t i = 0, next = 0; i < methods.size(); ++i) {
-    const Found& method = exact(i) ? reference : found[next++];
-    metrics.push_back(model_metrics(method.texts, method.needles, method.quotes));
+  std::vector<ModelMetrics> of_runs;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const std::vector<AnswerResult> found = run_answers(setting, answers, runs[r]);
+    const auto quotes = found.begin() + std::ssize(data.needles);
+    of_runs.push_back(model_metrics(texts[r], {found.begin(), quotes}, {quotes, found.end()}));
   }
+  std::vector<ModelMetrics> metrics;
+  for (const std::size_t run : run_of) metrics.push_back(of_runs[run]);
   return metrics;
 }
 

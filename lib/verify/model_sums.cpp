@@ -10,20 +10,7 @@
 namespace oscar::verify {
 namespace {
 
-/// llama.cpp keeps logarithms of exact probabilities above this only.
-constexpr double kLowestLogProbability = -16;
 constexpr std::size_t kPositionBins = 16, kDepthBins = 10;
-
-std::int64_t top(std::span<const float> row) { return std::max_element(row.begin(), row.end()) - row.begin(); }
-
-double divergence(std::span<const float> exact, double exact_sum, std::span<const float> other, double other_sum) {
-  double kl = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double log_p = exact[i] - exact_sum;
-    if (log_p > kLowestLogProbability) kl += std::exp(log_p) * (log_p - (other[i] - other_sum));
-  }
-  return kl;
-}
 
 double sum(std::span<const double> values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
@@ -40,23 +27,36 @@ struct Mean {
   }
 };
 
-std::vector<double> joined(const std::vector<TextSums>& texts, std::vector<double> TextSums::*member) {
+/// One figure of all positions of all texts.
+std::vector<double> joined(const std::vector<TextFigures>& texts, double PositionFigures::*figure) {
   std::vector<double> all;
-  for (const TextSums& text : texts) all.insert(all.end(), (text.*member).begin(), (text.*member).end());
+  for (const TextFigures& text : texts) {
+    for (const PositionFigures& position : text) all.push_back(position.*figure);
+  }
   return all;
 }
 
-std::vector<PositionBin> bins_of(const std::vector<TextSums>& texts) {
+double sum(const TextFigures& text, double PositionFigures::*figure) {
+  double sum = 0;
+  for (const PositionFigures& position : text) sum += position.*figure;
+  return sum;
+}
+
+std::int64_t same_top(const TextFigures& text) {
+  return std::count_if(text.begin(), text.end(), [](const PositionFigures& position) { return position.same_top; });
+}
+
+std::vector<PositionBin> bins_of(const std::vector<TextFigures>& texts) {
   std::size_t longest = 0;
-  for (const TextSums& text : texts) longest = std::max(longest, text.kld.size());
+  for (const TextFigures& text : texts) longest = std::max(longest, text.size());
   const std::size_t width = (longest + kPositionBins - 1) / kPositionBins;
   std::vector<PositionBin> bins;
   for (std::size_t begin = 0; begin < longest; begin += width) {
     const std::size_t end = std::min(begin + width, longest);
     PositionBin bin{static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end), 0, 0};
-    for (const TextSums& text : texts) {
-      for (std::size_t t = begin; t < std::min(end, text.kld.size()); ++t) {
-        bin.kld_mean += text.kld[t];
+    for (const TextFigures& text : texts) {
+      for (std::size_t t = begin; t < std::min(end, text.size()); ++t) {
+        bin.kld_mean += text[t].kld;
         ++bin.positions;
       }
     }
@@ -66,13 +66,13 @@ std::vector<PositionBin> bins_of(const std::vector<TextSums>& texts) {
   return bins;
 }
 
-void add_intervals(ModelMetrics& m, const std::vector<TextSums>& texts, const std::vector<AnswerResult>& needles) {
+void add_intervals(ModelMetrics& m, const std::vector<TextFigures>& texts, const std::vector<AnswerResult>& needles) {
   std::vector<double> positions, nll_change, kld, same;
-  for (const TextSums& text : texts) {
-    positions.push_back(static_cast<double>(text.kld.size()));
-    nll_change.push_back(sum(text.nll_change));
-    kld.push_back(sum(text.kld));
-    same.push_back(static_cast<double>(text.same_top));
+  for (const TextFigures& text : texts) {
+    positions.push_back(static_cast<double>(text.size()));
+    nll_change.push_back(sum(text, &PositionFigures::nll_change));
+    kld.push_back(sum(text, &PositionFigures::kld));
+    same.push_back(static_cast<double>(same_top(text)));
   }
   if (const auto interval = bootstrap(kld, positions)) m.intervals["kld_mean"] = *interval;
   if (const auto interval = bootstrap(same, positions)) m.intervals["same_top"] = *interval;
@@ -84,13 +84,13 @@ void add_intervals(ModelMetrics& m, const std::vector<TextSums>& texts, const st
   if (const auto interval = bootstrap(hits, std::vector<double>(hits.size(), 1))) m.intervals["retrieval"] = *interval;
 }
 
-void add_texts(ModelMetrics& m, const std::vector<TextSums>& texts) {
-  std::vector<double> kld = joined(texts, &TextSums::kld);
-  const std::vector<double> dp = joined(texts, &TextSums::dp);
+void add_texts(ModelMetrics& m, const std::vector<TextFigures>& texts) {
+  std::vector<double> kld = joined(texts, &PositionFigures::kld);
+  const std::vector<double> dp = joined(texts, &PositionFigures::dp);
   m.positions = static_cast<std::int64_t>(kld.size());
   if (kld.empty()) return;
-  m.ppl = std::exp(Mean(joined(texts, &TextSums::nll)).value);
-  const Mean change(joined(texts, &TextSums::nll_change));
+  m.ppl = std::exp(Mean(joined(texts, &PositionFigures::nll)).value);
+  const Mean change(joined(texts, &PositionFigures::nll_change));
   m.ppl_ratio = std::exp(change.value);
   m.ppl_ratio_error = m.ppl_ratio * change.error;
   const Mean divergence(kld);
@@ -103,7 +103,7 @@ void add_texts(ModelMetrics& m, const std::vector<TextSums>& texts) {
   m.mean_dp = Mean(dp).value;
   m.rms_dp = std::sqrt(std::inner_product(dp.begin(), dp.end(), dp.begin(), 0.0) / static_cast<double>(dp.size()));
   std::int64_t same = 0;
-  for (const TextSums& text : texts) same += text.same_top;
+  for (const TextFigures& text : texts) same += same_top(text);
   m.same_top = static_cast<double>(same) / static_cast<double>(m.positions);
   m.kld_by_position = bins_of(texts);
 }
@@ -150,13 +150,6 @@ void add_quotes(ModelMetrics& m, const std::vector<AnswerResult>& quotes) {
 
 }  // namespace
 
-double log_sum_exp(std::span<const float> row) {
-  const double highest = *std::max_element(row.begin(), row.end());
-  double sum = 0;
-  for (const float x : row) sum += std::exp(x - highest);
-  return highest + std::log(sum);
-}
-
 double quantile(std::span<const double> sorted, double fraction) {
   if (sorted.empty()) return 0;
   const double place = fraction * static_cast<double>(sorted.size() - 1);
@@ -165,24 +158,7 @@ double quantile(std::span<const double> sorted, double fraction) {
   return (1 - rest) * sorted[below] + rest * sorted[std::min(below + 1, sorted.size() - 1)];
 }
 
-TextSums compare_predictions(const TokenSequence& tokens, std::span<const float> logits, std::span<const float> exact) {
-  const std::size_t vocab = logits.size() / tokens.size();
-  TextSums sums;
-  for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
-    const auto next = static_cast<std::size_t>(tokens[t + 1]);
-    const auto row = logits.subspan(t * vocab, vocab), exact_row = exact.subspan(t * vocab, vocab);
-    const double row_sum = log_sum_exp(row), exact_sum = log_sum_exp(exact_row);
-    const double log_p = row[next] - row_sum, exact_log_p = exact_row[next] - exact_sum;
-    sums.nll.push_back(-log_p);
-    sums.nll_change.push_back(exact_log_p - log_p);
-    sums.dp.push_back(std::exp(log_p) - std::exp(exact_log_p));
-    sums.kld.push_back(divergence(exact_row, exact_sum, row, row_sum));
-    sums.same_top += top(row) == top(exact_row) ? 1 : 0;
-  }
-  return sums;
-}
-
-ModelMetrics model_metrics(const std::vector<TextSums>& texts, const std::vector<AnswerResult>& needles,
+ModelMetrics model_metrics(const std::vector<TextFigures>& texts, const std::vector<AnswerResult>& needles,
                            const std::vector<AnswerResult>& quotes) {
   ModelMetrics m;
   add_texts(m, texts);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "verify/model_sums.hpp"
+#include "verify/token_distribution.hpp"
 
 namespace oscar::verify {
 
@@ -11,13 +11,14 @@ AnswerResult read_answer(const TokenSequence& sequence, int answer_length, int a
   AnswerResult result{.depth = answer_depth(sequence, answer_length), .asked = asked};
   const auto length = static_cast<std::size_t>(answer_length);
   const std::size_t vocab = logits.size() / (length + 1), begin = sequence.size() - length;
+  TokenDistribution prediction;
   for (std::size_t i = 0; i < static_cast<std::size_t>(asked); ++i) {
-    const auto row = logits.subspan(i * vocab, vocab);
+    prediction.read(logits.subspan(i * vocab, vocab));
     const auto token = static_cast<std::size_t>(sequence[begin + i]);
-    const bool right = static_cast<std::size_t>(std::max_element(row.begin(), row.end()) - row.begin()) == token;
+    const bool right = prediction.top() == token;
     if (right && result.until_wrong == static_cast<int>(i)) ++result.until_wrong;
     result.found += right ? 1 : 0;
-    result.nll += log_sum_exp(row) - row[token];
+    result.nll -= prediction.log_probability(token);
   }
   return result;
 }

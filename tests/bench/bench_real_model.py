@@ -60,7 +60,7 @@ class Bench:
             return {"calibration_tokens": 8192, "sequences_per_domain": 1, "sequence_length": 1638, "queries_per_layer": 256,
                     "needles_2k": 16, "quotes_2k": 8, "needles_7k": 0, "quotes_7k": 0, "long_sequences": 0}
         return {"calibration_tokens": 32768, "sequences_per_domain": 2, "sequence_length": 4096, "queries_per_layer": 2048,
-                "needles_2k": 96, "quotes_2k": 48, "needles_7k": 24, "quotes_7k": 24, "long_sequences": 4}
+                "needles_2k": 96, "quotes_2k": 48, "needles_7k": 24, "quotes_7k": 12, "long_sequences": 4}
 
     def oscar(self, *arguments):
         begin = time.perf_counter()
@@ -83,6 +83,7 @@ class Bench:
         seconds = self.oscar("verify", self.rotations, "--model", self.options.model, "--tokens", tokens, "--max-tokens", 0,
                              "--max-queries", self.document["queries_per_layer"], "--compare", compare, "--no-record",
                              "--no-default-limits", *arguments, f"--json={report}")
+        print(f"  {Path(tokens).stem}, {compare}: {seconds:.1f} s", file=sys.stderr, flush=True)
         return seconds, {method["name"] if method["kind"] != "this" else "this": method
                          for method in json.loads(report.read_text())["methods"]}
 

@@ -15,7 +15,6 @@
 #include "model/decoder_torch/hidden_state.hpp"
 #include "model/decoder_torch/link.hpp"
 #include "model/decoder_torch/qkv_copy.hpp"
-#include "model/layout.hpp"
 
 namespace oscar {
 namespace {
@@ -36,9 +35,7 @@ class TorchDecoder : public Decoder {
         store_(weights),
         device_(options.device, options.dtype),
         notice_(options.notice),
-        hidden_on_host_(options.hidden_on_host) {
-    call([&] { load_final_norm(route_, final_norm_); });
-  }
+        hidden_on_host_(options.hidden_on_host) {}
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
@@ -214,15 +211,19 @@ class TorchDecoder : public Decoder {
     });
   }
 
-  void logits(const Rows& hidden, std::span<float> logits) const override {
-    call([&] { write_logits(route_, final_norm_, here(hidden), logits); });
+  [[nodiscard]] std::shared_ptr<const LoadedWeights> load_head() const override {
+    return call([&] { return head_.take(route_); });
+  }
+
+  void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
+              std::span<float> logits) const override {
+    call([&] { write_logits(ours(head), here(hidden), first, logits); });
   }
 
  private:
   [[nodiscard]] std::vector<std::int64_t> state_shape(std::size_t tokens) const {
     return {static_cast<std::int64_t>(tokens), state_width(config_)};
   }
-
   [[nodiscard]] const ExpertsSpec& experts_of(int layer) const {
     return config_.blocks[static_cast<std::size_t>(layer)].mlp.experts;
   }
@@ -285,7 +286,7 @@ class TorchDecoder : public Decoder {
   std::function<void(const std::string&)> notice_;
   RowBatches by_rows_{device_, notice_};
   WeightRoute route_{config_, store_, device_};
-  Weights final_norm_{config_, config_.blocks.front()};
+  mutable SharedHead head_;
   bool hidden_on_host_;
   std::size_t hidden_bytes_ = 0;  // on a GPU
 };

@@ -13,29 +13,33 @@
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kHeadBlock = 8192;  // rows that are in memory at a time
+constexpr std::int64_t kHeadBlock = 8192;  // rows of the head whose products are in memory at a time
 
 }  // namespace
 
-void load_final_norm(const WeightRoute& route, Weights& weights) {
-  weights.put("norm.weight", load_tensor(route, kFinalNormName));
-  if (route.config.norm_bias) weights.put("norm.bias", load_tensor(route, kFinalNormBiasName));
+std::shared_ptr<const Weights> SharedHead::take(const WeightRoute& route) {
+  const std::lock_guard lock(mutex_);
+  if (auto kept = weights_.lock()) return kept;
+  auto weights = std::make_shared<Weights>(route.config, route.config.blocks.front());
+  weights->put("norm.weight", load_tensor(route, kFinalNormName));
+  if (route.config.norm_bias) weights->put("norm.bias", load_tensor(route, kFinalNormBiasName));
+  weights->put("head", load_tensor(route, head_weight_name(route.config)));
+  weights_ = weights;
+  return weights;
 }
 
-void write_logits(const WeightRoute& route, const Weights& final_norm, const at::Tensor& hidden,
-                  std::span<float> logits) {
-  const std::string head = head_weight_name(route.config);
-  const std::int64_t vocab = route.store.at(head).shape[0];
-  const std::int64_t wanted = static_cast<std::int64_t>(logits.size()) / vocab;
-  OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && wanted <= hidden.size(0));
-  const at::Tensor normed = final_norm.norm(hidden.narrow(0, hidden.size(0) - wanted, wanted), "norm");
-  const at::Tensor out = at::from_blob(logits.data(), {normed.size(0), vocab}, at::kFloat);
+void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {
+  const at::Tensor& matrix = head.at("head");
+  const std::int64_t vocab = matrix.size(0), wanted = static_cast<std::int64_t>(logits.size()) / vocab;
+  OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && first + wanted <= hidden.size(0));
+  const at::Tensor normed = head.norm(hidden.narrow(0, first, wanted), "norm");
+  const at::Tensor out = at::from_blob(logits.data(), {wanted, vocab}, at::kFloat);
   for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
-    const std::int64_t end = std::min(vocab, begin + kHeadBlock);
-    out.narrow(1, begin, end - begin).copy_(at::linear(normed, load_rows(route, head, begin, end)));
+    const std::int64_t rows = std::min(vocab - begin, kHeadBlock);
+    out.narrow(1, begin, rows).copy_(at::linear(normed, matrix.narrow(0, begin, rows)));
   }
-  if (route.config.logit_scale != 1) out.mul_(route.config.logit_scale);
-  const double cap = route.config.logit_soft_cap;
+  if (head.config().logit_scale != 1) out.mul_(head.config().logit_scale);
+  const double cap = head.config().logit_soft_cap;
   if (cap > 0) out.div_(cap).tanh_().mul_(cap);
 }
 

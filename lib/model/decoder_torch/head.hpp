@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: MIT
-// The output head, read in blocks of rows: it may be the largest matrix of a model.
+// The final norm and the output head of a model, whose matrix may be its largest.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <mutex>
 #include <span>
 
 #include "model/decoder_torch/weights.hpp"
 
 namespace oscar {
 
-/// As "norm".
-void load_final_norm(const WeightRoute& route, Weights& weights);
-/// logits (n, rows of the head), soft-capped as the model says, of the last n rows of hidden (T, hidden_size).
-void write_logits(const WeightRoute& route, const Weights& final_norm, const at::Tensor& hidden,
-                  std::span<float> logits);
+/// The final norm as "norm" and the head's matrix (vocab_size, hidden_size) as "head", in memory while somebody holds
+/// them. May be taken concurrently.
+class SharedHead {
+ public:
+  [[nodiscard]] std::shared_ptr<const Weights> take(const WeightRoute& route);
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<const Weights> weights_;
+};
+
+/// Writes logits (n, vocab_size), scaled and soft-capped as the model says, of rows [first, first + n) of hidden
+/// (T, hidden_size).
+void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits);
 
 }  // namespace oscar

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <optional>
 
+#include "base/exp.hpp"
 #include "base/threads.hpp"
-#include "kernels/cpu/exp.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
 #include "unit/kernels/gaussian.hpp"
@@ -194,14 +194,14 @@ TEST_CASE("exp of what softmax feeds it is accurate to the last bits") {
   for (int i = 0; i <= 7000; ++i) x.push_back(-0.1 * i), y.push_back(-0.0124F * static_cast<float>(i));
   std::vector<double> exp_x = x;
   std::vector<float> exp_y = y;
-  cpu::exp_in_place(std::span<double>(exp_x));
-  cpu::exp_in_place(std::span<float>(exp_y));
+  exp_in_place(std::span<double>(exp_x));
+  exp_in_place(std::span<float>(exp_y));
   for (std::size_t i = 0; i < x.size(); ++i) {
     REQUIRE(std::abs(exp_x[i] / std::exp(x[i]) - 1) < 1e-15);
     REQUIRE(std::abs(exp_y[i] / std::exp(double{y[i]}) - 1) < 3e-7);
   }
   std::vector<double> ends{0.0, -709.0, -1e300, -INFINITY};
-  cpu::exp_in_place(std::span<double>(ends));
+  exp_in_place(std::span<double>(ends));
   CHECK(ends == std::vector<double>{1.0, 0.0, 0.0, 0.0});
 }
 

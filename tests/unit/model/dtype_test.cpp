@@ -47,10 +47,11 @@ TEST_CASE("a pass goes on behind any layer with the bits of one that never ended
       std::map<std::size_t, std::vector<float>> all;
       while (pass.layer() < runner->config().num_layers) pass.step({}, false);
       std::mutex mutex;
-      pass.logits([&](std::size_t s, std::span<const float> logits) {
-        const std::lock_guard lock(mutex);
-        all[s].assign(logits.begin(), logits.end());
-      });
+      for_each_logits(*pass.final_states(), sequences, runner->config().vocab_size,
+                      [&](std::size_t s, std::span<const float> logits) {
+                        const std::lock_guard lock(mutex);
+                        all[s].assign(logits.begin(), logits.end());
+                      });
       return all;
     };
     const PassOptions all_layers{.layers = runner->config().num_layers};

@@ -154,7 +154,8 @@ class RingDecoder : public Decoder {
   std::vector<int> chosen_experts(const Rows&) const override { return {}; }
   void add_expert(const LoadedWeights&, int, const LoadedWeights&, Rows&) const override {}
   void add_experts_sum(const LoadedWeights&, const Rows&, std::span<Rows* const>) const override {}
-  void logits(const Rows&, std::span<float>) const override {}
+  std::shared_ptr<const LoadedWeights> load_head() const override { return {}; }
+  void logits(const LoadedWeights&, const Rows&, std::int64_t, std::span<float>) const override {}
 
  private:
   Ring& ring_;

@@ -27,6 +27,18 @@ std::vector<float> rows_of(const TokenSequence& tokens) {
   return rows;
 }
 
+class FourWordsStates : public FinalStates {
+ public:
+  explicit FourWordsStates(std::vector<std::vector<float>> logits) : logits_(std::move(logits)) {}
+  void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const override {
+    std::copy_n(logits_[sequence].begin() + first * kVocab, out.size(), out.begin());
+  }
+  [[nodiscard]] int concurrent_calls() const override { return 0; }
+
+ private:
+  std::vector<std::vector<float>> logits_;
+};
+
 /// One layer; its logits are what attention puts out, and exact attention puts out the values.
 class FourWordsPass : public ModelPass {
  public:
@@ -46,11 +58,8 @@ class FourWordsPass : public ModelPass {
   void capture(const CaptureHook&, bool) override { OSCAR_CHECK(false); }
   void wait_until_ready() override {}
   void finish() override {}
-  void logits(const LogitsHook& hook, const LastLogits& last) override {
-    for (std::size_t s = 0; s < outs_.size(); ++s) {
-      const std::size_t size = last ? static_cast<std::size_t>(last(s)) * kVocab : outs_[s].size();
-      hook(s, std::span<const float>(outs_[s]).last(size));
-    }
+  [[nodiscard]] std::unique_ptr<FinalStates> final_states() override {
+    return std::make_unique<FourWordsStates>(std::move(outs_));
   }
 
  private:
@@ -66,7 +75,9 @@ class FourWords : public ModelRunner {
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] ScoreRule score_rule(int) const override { return {}; }
   [[nodiscard]] std::string description() const override { return "four words"; }
-  [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t) const override { return nullptr; }
+  [[nodiscard]] std::shared_ptr<std::byte> host_memory(std::size_t bytes) const override {
+    return {new std::byte[bytes], std::default_delete<std::byte[]>()};
+  }
   [[nodiscard]] bool keeps_host_memory() const override { return false; }
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, const PassOptions&,
                                                  Status&) override {

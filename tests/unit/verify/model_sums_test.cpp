@@ -6,13 +6,14 @@
 
 #include <cmath>
 
+#include "unit/verify/text_figures.hpp"
 #include "verify/needles.hpp"
 
 namespace oscar {
 namespace {
 
 using verify::AnswerResult;
-using verify::TextSums;
+using verify::TextFigures;
 
 doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-6); }
 
@@ -23,12 +24,12 @@ std::vector<float> logits_of(const std::vector<double>& probabilities) {
 }
 
 /// Two positions that have a next token: a KL of ln 2 / 4 and one of 7 ln 2 / 8.
-TextSums small_text() {
+TextFigures small_text() {
   const std::vector<float> exact =
       logits_of({0.5, 0.25, 0.125, 0.125, 0.5, 0.25, 0.125, 0.125, 0.25, 0.25, 0.25, 0.25});
   const std::vector<float> method =
       logits_of({0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.25, 0.5, 0.25, 0.25, 0.25, 0.25});
-  return verify::compare_predictions({0, 1, 2}, method, exact);
+  return test::text_figures({0, 1, 2}, method, exact);
 }
 
 }  // namespace
@@ -57,15 +58,15 @@ TEST_CASE("figures of two positions equal those by hand") {
 
 TEST_CASE("words that exact attention finds all but impossible do not count, as in llama.cpp") {
   const std::vector<float> exact{0, -15, -20, -20, 0, 0, 0, 0}, method{0, -15, -1000, -20, 0, 0, 0, 0};
-  CHECK(verify::compare_predictions({0, 0}, method, exact).kld[0] == doctest::Approx(0).epsilon(1e-8));
+  CHECK(test::text_figures({0, 0}, method, exact)[0].kld == doctest::Approx(0).epsilon(1e-8));
   const std::vector<float> likelier{0, -1000, -20, -20, 0, 0, 0, 0};
-  CHECK(verify::compare_predictions({0, 0}, likelier, exact).kld[0] == doctest::Approx(985 * std::exp(-15.0)));
+  CHECK(test::text_figures({0, 0}, likelier, exact)[0].kld == doctest::Approx(985 * std::exp(-15.0)));
 }
 
 TEST_CASE("KL is binned by position, over texts of different lengths") {
-  TextSums shorter = small_text();
-  for (auto* values : {&shorter.nll, &shorter.nll_change, &shorter.kld, &shorter.dp}) values->resize(1);
-  shorter.kld[0] = 1;
+  TextFigures shorter = small_text();
+  shorter.resize(1);
+  shorter[0].kld = 1;
   const ModelMetrics m = verify::model_metrics({small_text(), shorter}, {});
   REQUIRE(m.kld_by_position.size() == 2);
   CHECK(m.kld_by_position[0].positions == 2);

@@ -5,6 +5,7 @@
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
+#include "unit/verify/text_figures.hpp"
 #include "verify/method_attention.hpp"
 #include "verify/model_metrics.hpp"
 #include "verify/model_sums.hpp"
@@ -103,7 +104,7 @@ TEST_CASE("layers that read the cache of another read it as a method stores it")
   };
   const std::vector<float> exact = run({});
   const auto kld_of = [&](const std::map<int, int>& caches) {
-    return verify::model_metrics({verify::compare_predictions(sequences[0], run(caches), exact)}, {}).kld_mean;
+    return verify::model_metrics({test::text_figures(sequences[0], run(caches), exact)}, {}).kld_mean;
   };
   Status silent;
   const auto seen = verify::measure_model(*runner, {sequences, {}, {}}, {naive}, Precision::kExact, *backend, silent);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "kernels/cpu/exp.hpp"
+#include "base/exp.hpp"
 
 #include <bit>
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 #include "base/vector_clones.hpp"
 
-namespace oscar::cpu {
+namespace oscar {
 namespace {
 
 // Adding 1.5 * 2^52 (2^23) leaves the nearest integer in the low mantissa bits; ln 2 is split so that n * high is
@@ -74,4 +74,4 @@ OSCAR_VECTOR_CLONES void exp_floats(float* values, std::size_t count) {
 void exp_in_place(std::span<double> values) { exp_doubles(values.data(), values.size()); }
 void exp_in_place(std::span<float> values) { exp_floats(values.data(), values.size()); }
 
-}  // namespace oscar::cpu
+}  // namespace oscar
