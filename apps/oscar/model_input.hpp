@@ -27,9 +27,12 @@ struct ModelInput {
 /// Adds --model, --model-dtype, --text, --tokens, --layers, --max-tokens, --seq-len, --sequences.
 void add_model_input_options(CLI::App& command, ModelInput& input);
 
-/// Opens --model where --device says: auto takes a GPU if there is one that libtorch can use, and says so if it falls
-/// back.
+/// Opens --model where --device says, to compute in --model-dtype: auto takes a GPU if there is one that libtorch can
+/// use, and says so if it falls back.
 [[nodiscard]] std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context);
+/// The same in float32, for commands that compare a model's predictions: rounding to bfloat16 moves them more than a
+/// good cache does.
+[[nodiscard]] std::unique_ptr<ModelRunner> open_exact_model(const ModelInput& input, const Context& context);
 
 /// The sequences to run, cut to the model's context at most; of the built-in mix of texts if neither --text nor
 /// --tokens was given. Throws UsageError if both were, and what the readers throw.

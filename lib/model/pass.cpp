@@ -250,13 +250,19 @@ void Pass::attend_with_hook(std::size_t s, const LoadedWeights& weights, const A
                             bool observe_only) {
   const MixerSpec& m = block().mixer;
   const auto tokens = static_cast<std::int64_t>(sequences_[s].size());
-  const auto buffer = [&](int heads, int dim) {
-    return std::vector<float>(static_cast<std::size_t>(tokens * heads * dim));
+  const std::int64_t q_size = tokens * m.num_heads * m.head_dim, k_size = tokens * m.num_kv_heads * m.head_dim;
+  const std::int64_t v_size = tokens * m.num_kv_heads * m.value_dim, out_size = tokens * m.num_heads * m.value_dim;
+  const auto size = static_cast<std::size_t>(q_size + k_size + v_size + out_size);
+  const std::shared_ptr<std::byte> memory = decoder_.host_memory(size * sizeof(float));
+  std::span<float> rest(reinterpret_cast<float*>(memory.get()), size);
+  const auto next = [&](std::int64_t count) {
+    const std::span<float> part = rest.first(static_cast<std::size_t>(count));
+    rest = rest.subspan(part.size());
+    return part;
   };
-  std::vector<float> q = buffer(m.num_heads, m.head_dim), k = buffer(m.num_kv_heads, m.head_dim);
-  std::vector<float> v = buffer(m.num_kv_heads, m.value_dim), out = buffer(m.num_heads, m.value_dim);
+  const std::span<float> q = next(q_size), k = next(k_size), v = next(v_size), out = next(out_size);
   const std::unique_ptr<Rows> own = decoder_.project(weights, *hidden_[s]);
-  const auto bytes = [](std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); };
+  const auto bytes = [](std::span<float> values) { return reinterpret_cast<std::byte*>(values.data()); };
   decoder_.copy_qkv(*own, {DType::kF32, bytes(q), bytes(k), bytes(v)});
   (void)decoder_.finish_copy(*own);
   const QkvView qkv{heads_view(q, tokens, m.num_heads, m.head_dim), heads_view(k, tokens, m.num_kv_heads, m.head_dim),

@@ -132,6 +132,7 @@ void measure_model_metrics(VerifyReport& report, const Subject& subject, const s
   const CalibrationData texts = describe(data.texts);
   report.data["model"] = {{"data_sha256", texts.data_sha256},
                           {"tokens", texts.tokens},
+                          {"computed_on", inputs.runner->description()},
                           {"needles", data.needles.size()},
                           {"quotes", data.quotes.size()}};
   if (!data.needles.empty()) {
@@ -287,13 +288,12 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   if (options.require_held_out && !report.data.contains("attention") && !report.data.contains("model")) {
     report.reasons.push_back("nothing was measured on held-out text: give --model or --dump (--require-held-out)");
   }
-  const HistoryCodec &key = subject.set.key_codec, &value = subject.set.value_codec;
-  report.bits_per_code = (std::log2(key.levels) + std::log2(value.levels)) / 2;
+  const double key_bits = std::log2(subject.set.key_codec.levels);
+  report.bits_per_code = (key_bits + std::log2(subject.set.value_codec.levels)) / 2;
+  // Finer values do not make up for coarse keys.
+  const double bits = std::min(report.bits_per_code, key_bits);
   verify::judge(report, options.thresholds,
-                options.default_limits
-                    // Finer values do not make up for coarse keys.
-                    ? verify::default_thresholds(std::min(report.bits_per_code, std::log2(key.levels)))
-                    : VerifyThresholds{});
+                options.default_limits ? verify::default_thresholds(bits) : VerifyThresholds{});
   return report;
 }
 

@@ -83,7 +83,7 @@ void run(ServeCheckCommand& c, Context& context) {
   std::unique_ptr<ModelRunner> runner;
   ServeReference reference;
   if (c.reference.empty()) {
-    runner = open_model(c.input.model);
+    runner = open_exact_model(c.input, context);
     reference.runner = runner.get();
   } else {
     reference.ask = asker(server_of(c.reference, "--reference"), c.timeout_seconds, *context.status);

@@ -127,7 +127,7 @@ void run(VerifyCommand& c, Context& context) {
         open_dump(c.dump, {c.input.limits.max_tokens, c.input.limits.max_sequences, inputs.layers}, *context.status);
   }
   if (!c.input.model.empty()) {
-    runner = open_model(c.input.model);
+    runner = open_exact_model(c.input, context);
     inputs.model_data = read_model_data(c, runner->config(), *context.status);
     inputs.calibration = read_calibration(c, runner->config(), *context.status);
   }
