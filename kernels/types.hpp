@@ -140,6 +140,9 @@ struct FisherSums {
   MatrixStack key;              // (Hkv, d, d): sum_j (sum_i f_ij) k_j^T k_j
   std::vector<double> key_sum;  // (Hkv, d): sum_j (sum_i f_ij) k_j
   std::vector<double> weight;   // (Hkv): sum_ij f_ij
+  /// (Hkv, d_v, d_v): sum_j (sum_i p_ij^2) v_j^T v_j, what an error of a value is multiplied by; without matrices it is
+  /// not taken. GPUs do not take it yet.
+  MatrixStack value;
 
   FisherSums() = default;
   FisherSums(int num_kv_heads, int head_dim)

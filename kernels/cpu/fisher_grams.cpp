@@ -16,8 +16,9 @@ namespace {
 
 /// What one block of queries adds.
 struct BlockSums {
-  std::vector<double> query_upper;  // (d, d)
-  std::vector<double> key_weights;  // of the keys up to its last query
+  std::vector<double> query_upper;    // (d, d)
+  std::vector<double> key_weights;    // sum of p (1 - p), of the keys up to its last query
+  std::vector<double> value_weights;  // sum of p^2, of the same
 };
 
 void scale_rows(std::vector<double>& rows, std::span<const double> weights, int dim) {
@@ -29,6 +30,7 @@ BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows)
   std::vector<double> q = query_rows(qkv.q, block);
   const std::vector<double> p = causal_probabilities(block, q, key_rows(qkv.k, block, head), d);
   BlockSums sums{std::vector<double>(static_cast<std::size_t>(d) * d),
+                 std::vector<double>(static_cast<std::size_t>(block.keys())),
                  std::vector<double>(static_cast<std::size_t>(block.keys()))};
   std::vector<double> query_weights(static_cast<std::size_t>(block.queries));
   for (std::int64_t i = 0; i < block.queries; ++i) {
@@ -38,6 +40,7 @@ BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows)
       const double weight = probability * (1 - probability);
       query_weights[static_cast<std::size_t>(i)] += weight;
       sums.key_weights[static_cast<std::size_t>(j)] += weight;
+      sums.value_weights[static_cast<std::size_t>(j)] += probability * probability;
     }
   }
   scale_rows(q, query_weights, d);
@@ -45,18 +48,32 @@ BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows)
   return sums;
 }
 
+std::vector<double> rows_of(const HeadsView& x, SequenceRange sequence, int head) {
+  std::vector<double> rows(static_cast<std::size_t>(sequence.size()) * static_cast<std::size_t>(x.head_dim));
+  x.head_rows(sequence.begin, sequence.size(), head, rows.data());
+  return rows;
+}
+
+/// gram (d, d) += sum of weight_j x_j^T x_j.
+void add_weighted_gram(std::vector<double> rows, std::span<const double> weights, int dim, std::span<double> gram) {
+  scale_rows(rows, weights, dim);
+  std::vector<double> upper(static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
+  add_gram_upper(rows.data(), static_cast<std::int64_t>(weights.size()), dim, upper.data());
+  add_symmetric(upper, gram, dim);
+}
+
 /// The keys of one sequence and KV head, once their weights are complete.
 void add_keys(const HeadsView& k, SequenceRange sequence, int head, std::span<const double> weights, FisherSums& sums) {
   const auto d = static_cast<std::size_t>(k.head_dim);
-  std::vector<double> rows(static_cast<std::size_t>(sequence.size()) * d);
-  k.head_rows(sequence.begin, sequence.size(), head, rows.data());
+  std::vector<double> rows = rows_of(k, sequence, head);
   const auto total = std::span(sums.key_sum).subspan(static_cast<std::size_t>(head) * d, d);
   for (std::size_t i = 0; i < rows.size(); ++i) total[i % d] += weights[i / d] * rows[i];
   for (const double weight : weights) sums.weight[static_cast<std::size_t>(head)] += weight;
-  scale_rows(rows, weights, k.head_dim);
-  std::vector<double> upper(d * d);
-  add_gram_upper(rows.data(), sequence.size(), k.head_dim, upper.data());
-  add_symmetric(upper, sums.key[head], k.head_dim);
+  add_weighted_gram(std::move(rows), weights, k.head_dim, sums.key[head]);
+}
+
+void add_to(std::span<double> total, std::span<const double> part) {
+  for (std::size_t i = 0; i < part.size(); ++i) total[i] += part[i];
 }
 
 }  // namespace
@@ -66,22 +83,29 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
   const int heads = qkv.k.num_heads, g = qkv.q.num_heads / heads, d = qkv.k.head_dim;
   OSCAR_CHECK(sums.query.dim == d && sums.query.count == heads &&
               sums.weight.size() == static_cast<std::size_t>(heads));
+  const bool values = sums.value.count > 0;
+  OSCAR_CHECK(!values || (sums.value.count == heads && sums.value.dim == qkv.v.head_dim));
   for (const SequenceRange& sequence : sequences) {
     const std::vector<CausalBlock> blocks = causal_blocks({&sequence, 1}, qkv.q.num_heads);
     std::vector<std::vector<double>> key_weights(static_cast<std::size_t>(heads),
                                                  std::vector<double>(static_cast<std::size_t>(sequence.size())));
+    std::vector<std::vector<double>> value_weights = key_weights;
     for (std::size_t first = 0; first < blocks.size(); first += kBlocksPerWave) {
       std::vector<BlockSums> found(std::min(kBlocksPerWave, blocks.size() - first));
       parallel_for(found.size(), [&](std::size_t i) { found[i] = sums_of(qkv, blocks[first + i], windows); });
       for (std::size_t i = 0; i < found.size(); ++i) {
         const int head = blocks[first + i].query_head / g;
         add_symmetric(found[i].query_upper, sums.query[head], d);
-        std::vector<double>& weights = key_weights[static_cast<std::size_t>(head)];
-        for (std::size_t j = 0; j < found[i].key_weights.size(); ++j) weights[j] += found[i].key_weights[j];
+        add_to(key_weights[static_cast<std::size_t>(head)], found[i].key_weights);
+        add_to(value_weights[static_cast<std::size_t>(head)], found[i].value_weights);
       }
     }
-    parallel_for(static_cast<std::size_t>(heads),
-                 [&](std::size_t head) { add_keys(qkv.k, sequence, static_cast<int>(head), key_weights[head], sums); });
+    parallel_for(static_cast<std::size_t>(heads), [&](std::size_t i) {
+      const auto head = static_cast<int>(i);
+      add_keys(qkv.k, sequence, head, key_weights[i], sums);
+      if (!values) return;
+      add_weighted_gram(rows_of(qkv.v, sequence, head), value_weights[i], qkv.v.head_dim, sums.value[head]);
+    });
   }
 }
 

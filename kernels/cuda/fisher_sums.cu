@@ -4,6 +4,7 @@
 // that no root is rounded. All in fp64.
 #include <cmath>
 
+#include "base/errors.hpp"
 #include "kernels/cuda/blas.hpp"
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/chunks.hpp"
@@ -202,6 +203,9 @@ class Sums {
 
 void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
                             Windows windows, FisherSums& sums) {
+  if (sums.value.count > 0) {
+    throw UsageError("the GPU does not take what attention reads of values yet", "--device", "use --device cpu");
+  }
   OSCAR_CHECK(sums.query.dim == qkv.k.head_dim && sums.query.count == qkv.k.num_heads);
   OSCAR_CHECK(qkv.q.num_heads % qkv.k.num_heads == 0 && qkv.q.head_dim == qkv.k.head_dim);
   std::int64_t longest = 1;

@@ -6,6 +6,7 @@
 #include "base/errors.hpp"
 #include "codec/packing.hpp"
 #include "kernels/backend.hpp"
+#include "kernels/reference/coded_row.hpp"
 
 namespace oscar {
 namespace {
@@ -26,7 +27,15 @@ double parameter_bits(const KvSide& side, int head_dim, double param_bits) {
   return 2 * param_bits / group;
 }
 
+/// Of the coded cache: parameters are counted in its rows.
+double coded_bits(const std::vector<CodedFormat>& formats, int dim) {
+  double bits = 0;
+  for (const CodedFormat& format : formats) bits += 8 * static_cast<double>(reference::coded_row_bytes(format));
+  return bits / (dim * static_cast<double>(formats.size()));
+}
+
 double side_bits(const KvSide& side, int dim, double param_bits) {
+  if (side.quantized && side.codec.coded != nullptr) return coded_bits(*side.codec.coded, dim);
   return side.quantized ? bits_per_code(side.codec.levels, dim) + parameter_bits(side, dim, param_bits) : kWindowBits;
 }
 
@@ -42,7 +51,8 @@ double pair_bits(const KvLayer& layer, double key, double value) {
 double row_bits(const KvLayer& layer, double param_bits) {
   const KvSide &key = layer.key, &value = layer.value;
   const int keys = layer.head_dim, values = value_dim_of(layer);
-  if (key.quantized && value.quantized && keys == values) {
+  const bool coded = key.codec.coded != nullptr || value.codec.coded != nullptr;
+  if (key.quantized && value.quantized && keys == values && !coded) {
     return bits_per_pair(key.codec.levels, value.codec.levels, keys) + parameter_bits(key, keys, param_bits) +
            parameter_bits(value, values, param_bits);
   }

@@ -26,16 +26,15 @@ const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>
                   "give a reference that covers every layer, or choose --layers");
 }
 
-/// Rows of W_O are (Hq, d), as those of queries.
+}  // namespace
+
 MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend) {
-  const HeadsView rows = heads_view(projection, "o_proj");
+  const HeadsView rows = heads_view(projection, "o_proj");  // (Hq, d) as those of queries
   MatrixStack metric(kv_heads, rows.head_dim);
   backend.accumulate_grams(std::vector<HeadsView>{rows}, metric);
   for (double& value : metric.data) value *= static_cast<double>(kv_heads) / rows.num_heads;
   return metric;
 }
-
-}  // namespace
 
 std::set<std::string> needed_sums(const std::vector<Recipe>& recipes) {
   std::set<std::string> names;

@@ -25,6 +25,10 @@ struct ReferenceRotation {
 /// W_O of a layer, (hidden_size, Hq, d); empty: no model is at hand.
 using OutputProjection = std::function<Tensor(int layer)>;
 
+/// Returns what an error of a value costs in the residual stream, (kv_heads, d, d): the mean over the query heads of
+/// each KV head of W_O^T W_O. projection: W_O, (hidden_size, Hq, d).
+[[nodiscard]] MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend);
+
 /// What must be read from a layer's data before any eigenproblem is solved, per KV head.
 struct LayerMoments {
   int layer_id = 0, key_dim = 0, value_dim = 0;

@@ -44,6 +44,10 @@ struct FitOptions {
   int group_size = 0;
   /// Subtract the mean key of each head from every key.
   bool center = false;
+  /// Recipe coded: bits of one stored value, everything counted (0: 2.25), and who shares one budget: model, layer or
+  /// head.
+  double bits = 0;
+  std::string scope = "model";
   /// Recipe stretch: see transform/stretch.hpp.
   double stretch_power = 1, stretch_lambda = 1e-2;
   /// Turn the basis of keys by descent on the softmax KL, see fit/refine.hpp. Recipe auto tries it by itself.

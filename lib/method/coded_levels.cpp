@@ -88,6 +88,18 @@ void write_levels(std::span<const int> widths, int dim, CodedLevels& out) {
 
 }  // namespace
 
+std::string name_of(CodedScope scope) {
+  switch (scope) {
+    case CodedScope::kModel:
+      return "model";
+    case CodedScope::kLayer:
+      return "layer";
+    case CodedScope::kHead:
+      break;
+  }
+  return "head";
+}
+
 CodedScope coded_scope_from_name(const std::string& name) {
   if (name == "model") return CodedScope::kModel;
   if (name == "layer") return CodedScope::kLayer;

@@ -20,6 +20,8 @@ inline constexpr int kLevelBlock = 8;
 
 /// Who shares one budget: all of the model, the keys and values of a layer, or one KV head's keys or values.
 enum class CodedScope { kModel, kLayer, kHead };
+/// "model", "layer" or "head".
+[[nodiscard]] std::string name_of(CodedScope scope);
 /// Returns the scope of "model", "layer" or "head". Throws UsageError that lists the names.
 [[nodiscard]] CodedScope coded_scope_from_name(const std::string& name);
 

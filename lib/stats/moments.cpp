@@ -184,8 +184,12 @@ MomentSums output_moments(LayerStream& layer, Backend& backend) {
   });
 }
 
-FisherSums fisher_sums(LayerStream& layer, Windows windows, Backend& backend) {
-  const auto zero = [](const QkvChunk& chunk) { return FisherSums(chunk.view.k.num_heads, chunk.view.k.head_dim); };
+FisherSums fisher_sums(LayerStream& layer, Windows windows, Backend& backend, ValueReads values) {
+  const auto zero = [&](const QkvChunk& chunk) {
+    FisherSums sums(chunk.view.k.num_heads, chunk.view.k.head_dim);
+    if (values == ValueReads::kTaken) sums.value = MatrixStack(chunk.view.v.num_heads, chunk.view.v.head_dim);
+    return sums;
+  };
   return sum_blocks(layer, backend, zero, [&](const Chunks& chunks, FisherSums& sums) {
     for (const QkvChunk& chunk : chunks) backend.accumulate_fisher_sums(chunk.view, chunk.sequences, windows, sums);
   });
@@ -196,6 +200,7 @@ void merge(FisherSums& sums, const FisherSums& other) {
   add_to(sums.key.data, other.key.data);
   add_to(sums.key_sum, other.key_sum);
   add_to(sums.weight, other.weight);
+  add_to(sums.value.data, other.value.data);
 }
 
 FisherMoments mean(const FisherSums& sums, Windows windows) {

@@ -41,8 +41,11 @@ enum class Side { kKey, kValue };
                                                       Backend& backend);
 /// The paper's V^T S^T S V: second moment of exact attention outputs, softmax causal inside each sequence.
 [[nodiscard]] MomentSums output_moments(LayerStream& layer, Backend& backend);
+/// Whether FisherSums::value is taken, too.
+enum class ValueReads { kNotTaken, kTaken };
 /// FisherSums of the whole stream; of part of the data, they add up.
-[[nodiscard]] FisherSums fisher_sums(LayerStream& layer, Windows windows, Backend& backend);
+[[nodiscard]] FisherSums fisher_sums(LayerStream& layer, Windows windows, Backend& backend,
+                                     ValueReads values = ValueReads::kNotTaken);
 void merge(FisherSums& sums, const FisherSums& other);
 /// What softmax feels of errors in the scores of a layer, per KV head: the sums over their weight.
 struct FisherMoments {

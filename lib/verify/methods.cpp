@@ -96,6 +96,27 @@ std::vector<std::string> method_names() {
   return names;
 }
 
+std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison, const ModelIdentity& model) {
+  std::vector<LayerShape> shapes;
+  for (const auto& [id, layer] : set.layers)
+    shapes.push_back({id, layer.head_dim, layer.num_kv_heads, layer.value_dim});
+  const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
+  std::vector<KvMethod> methods;
+  for (const std::string& name : names_of(comparison)) {
+    if (name == "bisect") continue;  // is about clip ratios, which only rotations have
+    const bool more = name == "int3" || name == "int4";
+    const std::string base = more ? "hadamard" : name;
+    KvMethod method = make_baseline(base, shapes, comparison.own_windows ? own_windows(base) : set.windows, 0, rope);
+    if (more) {
+      method = with_more_bits(std::move(method), name == "int3" ? 3 : 4);
+      method.description = "Hadamard rotations, INT" + name.substr(3);
+    }
+    methods.push_back(std::move(method));
+  }
+  methods.push_back(std::move(set));
+  return methods;
+}
+
 std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
                                   const ModelIdentity& model) {
   std::vector<LayerShape> shapes;

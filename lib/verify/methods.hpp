@@ -31,6 +31,11 @@ struct Comparison {
 /// The set itself. Clip ratios that it does not know are the published constants.
 [[nodiscard]] KvMethod method_of_set(RotationSet set, Windows windows);
 
+/// Baselines, then a set of another kind than rotations. model: what is known of it. "int3" and "int4" are Hadamard
+/// rotations then. Throws UsageError for an unknown name.
+[[nodiscard]] std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison,
+                                                   const ModelIdentity& model);
+
 /// Baselines, then the set under test with these windows. `model`: what is known of it. Throws UsageError for an
 /// unknown name.
 [[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,

@@ -7,22 +7,22 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "dump/live_source.hpp"
+#include "coded/coded_manifest.hpp"
 #include "model/tokens.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/data_covariance.hpp"
 #include "verify/expectation.hpp"
 #include "verify/held_out.hpp"
-#include "verify/measure.hpp"
+#include "verify/measure_set.hpp"
 #include "verify/methods.hpp"
 #include "verify/quantised.hpp"
 #include "verify/verdict.hpp"
+#include "verify/verify_coded.hpp"
 
 namespace oscar {
 namespace {
 
 using verify::Expectation;
-using verify::Measurements;
 
 /// Checks without which nothing can be measured: the set does not fit the data, or arithmetic makes no sense.
 bool measurable(const VerifyReport& report) {
@@ -61,56 +61,6 @@ void check_structure(const Subject& subject, const Expectation& expected, std::v
   verify::check_decomposition(subject, checks);
 }
 
-bool same_tokens(const Subject& subject, const CalibrationData& data) {
-  const CalibrationData& fitted = subject.set.calibration;
-  return !data.data_sha256.empty() && data.data_sha256 == fitted.data_sha256;
-}
-
-void add_attention(VerifyReport& report, const Measurements& found) {
-  for (std::size_t m = 0; m < found.methods.size(); ++m) {
-    const verify::MethodMeasurements& method = found.methods[m];
-    verify::AttentionSums pooled;
-    for (std::size_t i = 0; i < method.layers.size(); ++i) {
-      report.methods[m].layers.push_back({found.layers[i], method.layers[i].metrics(), method.heads[i]});
-      pooled.add(method.layers[i]);
-    }
-    if (found.layers.empty()) continue;
-    report.methods[m].attention = pooled.metrics();
-    report.methods[m].attention_intervals = verify::intervals_of(method.sequences);
-  }
-}
-
-/// Attention metrics and moments, from the dump if there is one, else from the model on its texts.
-void measure_layers(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
-                    const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
-  const bool live = inputs.source == nullptr && inputs.runner != nullptr && !inputs.model_data.texts.empty();
-  if (inputs.source == nullptr && !live) return;
-  std::unique_ptr<QkvSource> live_source;
-  if (live) live_source = open_live(*inputs.runner, inputs.model_data.texts, {.layers = inputs.layers}, status);
-  QkvSource& source = live ? *live_source : *inputs.source;
-  const CalibrationData data = source.calibration();
-  const bool same = same_tokens(subject, data);
-  const verify::MeasurePlan plan{&subject,          &methods, inputs.layers, options.max_queries,
-                                 options.precision, same,     report.windows};
-  const Measurements found = verify::measure_source(source, plan, backend, status);
-  verify::check_decomposition_on_data(subject, found.covariances, report.checks);
-  add_attention(report, found);
-  if (const std::size_t all = subject.sides.front().layers.size(); !methods.empty() && found.layers.size() < all) {
-    report.warnings.push_back("attention is measured in " + std::to_string(found.layers.size()) + " of " +
-                              plural(all, "layer"));
-  }
-  report.data["attention"] = {{"source", live ? "model" : "dump"},
-                              {"data_sha256", data.data_sha256},
-                              {"tokens_per_layer", found.tokens},
-                              {"queries_per_layer", found.queries},
-                              {"layers", found.layers.size()}};
-  if (!methods.empty()) report.data["attention"].update(verify::to_json(found.keys));
-  const CalibrationData& fitted = subject.set.calibration;
-  const auto seen =
-      live ? verify::sequences_fitted_on(fitted, inputs.model_data.texts) : verify::sequences_fitted_on(fitted, data);
-  verify::judge_held_out(report, "attention", seen, data.sequences, options.require_held_out);
-}
-
 void check_on_statistics(VerifyReport& report, const Subject& subject, const Statistics& statistics) {
   const auto covariances = verify::covariances_of(subject, statistics, report.checks);
   verify::check_decomposition_on_data(subject, covariances, report.checks);
@@ -119,32 +69,6 @@ void check_on_statistics(VerifyReport& report, const Subject& subject, const Sta
                                {"tokens", data.tokens},
                                {"sequences", data.sequences},
                                {"layers", statistics.layers.size()}};
-}
-
-void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
-                           const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
-  const verify::ModelData& data = inputs.model_data;
-  if (inputs.runner == nullptr || (data.texts.empty() && data.needles.empty() && data.quotes.empty()) ||
-      methods.empty())
-    return;
-  const auto metrics = verify::measure_model(*inputs.runner, data, methods, options.precision, backend, status);
-  for (std::size_t m = 0; m < metrics.size(); ++m) report.methods[m].model = metrics[m];
-  const CalibrationData texts = describe(data.texts);
-  report.data["model"] = {{"data_sha256", texts.data_sha256},
-                          {"tokens", texts.tokens},
-                          {"computed_on", inputs.runner->description()},
-                          {"needles", data.needles.size()},
-                          {"quotes", data.quotes.size()}};
-  if (!data.needles.empty()) {
-    report.data["model"]["needles_quantised_share"] = verify::keys_of_needles(data, report.windows).share();
-  }
-  if (!data.quotes.empty()) {
-    report.data["model"]["quotes_quantised_share"] = verify::keys_of_quotes(data, report.windows).share();
-  }
-  if (data.texts.empty()) return;
-  report.data["model"].update(verify::to_json(verify::keys_of_texts(data, report.windows)));
-  verify::judge_held_out(report, "model", verify::sequences_fitted_on(subject.set.calibration, data.texts),
-                         texts.sequences, options.require_held_out);
 }
 
 /// Methods that are measured another way than their authors run them.
@@ -157,34 +81,6 @@ void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& met
   if (names.empty()) return;
   report.warnings.push_back("nothing tells the model's rope_theta: " + names +
                             " quantise keys before RoPE, but are measured after it (--model tells)");
-}
-
-/// What sinks and soft caps of the model change: nothing that a dump holds tells of them.
-void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& methods, const ModelRunner& runner) {
-  const std::vector<int> layers = runner.config().cache_layers();
-  const auto rule_differs = [&](int layer) { return !runner.score_rule(layer).ignores_shifts(); };
-  if (std::none_of(layers.begin(), layers.end(), rule_differs)) return;
-  report.warnings.push_back("attention metrics leave out the model's sinks and soft caps; its own figures know them");
-  const auto& own = methods.back().layers;
-  const auto centred = [](const auto& layer) {
-    return layer.second.key.transform != nullptr && !layer.second.key.transform->mean.empty();
-  };
-  if (std::none_of(own.begin(), own.end(), centred)) return;
-  report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");
-}
-
-/// Of the texts and needles that a model reads; a dump's sequences are counted as they come.
-void require_quantised_texts(const verify::ModelData& data, Windows windows) {
-  verify::check_model_data(data);
-  if (!data.texts.empty()) {
-    verify::require_quantised(verify::keys_of_texts(data, windows), "the model", "--text, --tokens", windows);
-  }
-  if (!data.needles.empty()) {
-    verify::require_quantised(verify::keys_of_needles(data, windows), "needles", "--needle", windows);
-  }
-  if (!data.quotes.empty()) {
-    verify::require_quantised(verify::keys_of_quotes(data, windows), "quotations", "--quote", windows);
-  }
 }
 
 /// Empty if it can be.
@@ -253,6 +149,7 @@ std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, 
 
 VerifyReport verify_rotations(const std::filesystem::path& rotations, const VerifyInputs& inputs,
                               const VerifyOptions& options, Backend& backend, Status& status) {
+  if (is_coded_set(rotations)) return verify::verify_coded(rotations, inputs, options, backend, status);
   VerifyReport report;
   report.precision = options.precision;
   // Where the files hold not what was fitted, or contradict each other, there is nothing further to find out.
@@ -276,14 +173,12 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   check_structure(subject, expected, report.checks);
   report.other_model = verify::is_of_other_model(subject, expected, report.checks);
   if (measurable(report)) {
-    if (subject.sides.size() == 2) require_quantised_texts(inputs.model_data, report.windows);
+    if (subject.sides.size() == 2) verify::require_quantised_texts(inputs.model_data, report.windows);
     const std::vector<KvMethod> methods =
         add_methods(report, subject, expected.model, comparison_of(report, subject, inputs, options, backend, status),
                     options.context);
-    if (inputs.runner != nullptr && !methods.empty()) warn_of_score_rules(report, methods, *inputs.runner);
     if (inputs.statistics) check_on_statistics(report, subject, *inputs.statistics);
-    measure_layers(report, subject, methods, inputs, options, backend, status);
-    measure_model_metrics(report, subject, methods, inputs, options, backend, status);
+    verify::measure_set(report, subject, methods, inputs, options, backend, status);
   }
   if (options.require_held_out && !report.data.contains("attention") && !report.data.contains("model")) {
     report.reasons.push_back("nothing was measured on held-out text: give --model or --dump (--require-held-out)");

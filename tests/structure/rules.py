@@ -17,17 +17,18 @@ MAY_INCLUDE = {
     "lib/spectral": ["lib/base", "lib/tensor", "kernels"],
     "lib/transform": ["lib/base", "lib/tensor", "kernels", "lib/spectral"],
     "lib/method": ["lib/base", "lib/tensor", "kernels", "lib/spectral", "lib/transform"],
-    "lib/codec": ["lib/base", "lib/tensor", "kernels"],
+    "lib/codec": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
     "lib/rotation": ["lib/base", "lib/tensor", "kernels", "lib/model"],
+    "lib/coded": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "lib/model", "lib/codec", "lib/rotation"],
     "lib/fit": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/spectral",
-                "lib/transform", "lib/codec", "lib/rotation"],
+                "lib/transform", "lib/method", "lib/codec", "lib/rotation", "lib/coded"],
     # The checker shares no code with what it checks: not fit, spectral or transform.
     "lib/verify": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/codec",
-                   "lib/rotation"],
+                   "lib/rotation", "lib/coded"],
     "lib/cluster": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "lib/model", "lib/rotation"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
-    "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/fit",
+    "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/coded", "lib/fit",
                    "lib/cluster", "lib/verify", "lib/zoo"],
 }
 

@@ -195,6 +195,7 @@ void run_as(Ranks* ranks, FitCommand& command, Context& context) {
 
 /// Several processes meet before anything can fail, so that all are told what does.
 void run(FitCommand& command, Context& context) {
+  if (command.fit.recipe == "coded") return fit_coded_set(command, context);
   const std::optional<Place> place = find_place();
   if (!place) return run_as(nullptr, command, context);
   run_on_ranks(*place, command, context, [&](Ranks& ranks) { run_as(&ranks, command, context); });

@@ -40,6 +40,10 @@ class FitInput {
   FitInput(const FitCommand& command, const Context& context, const ModelShare& share = {});
 
   [[nodiscard]] QkvSource& source() { return *source_; }
+  /// Null for a dump.
+  [[nodiscard]] ModelRunner* runner() { return runner_.get(); }
+  /// What the model reads; empty for a dump.
+  [[nodiscard]] const std::vector<TokenSequence>& sequences() const { return sequences_; }
   /// Empty without a model.
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
   [[nodiscard]] OutputProjection output_projection() const;
@@ -78,6 +82,9 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 
 /// Where layers are kept until the set is written.
 [[nodiscard]] std::filesystem::path partial_folder(const FitCommand& command);
+
+/// Recipe coded. Throws UsageError for options that it does not know.
+void fit_coded_set(FitCommand& command, Context& context);
 
 /// The fit as one of several processes that have met.
 void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context);

@@ -26,7 +26,10 @@ void add_recipe_options(CLI::App& app, FitOptions& fit) {
       recipe, "--recipe", fit.recipe,
       "auto tries what the target can serve; oscar is the paper's, and taken where its options are given or there is "
       "too little data to hold some out")
-      ->type_name("auto|oscar|lsq|stretch|ktk_vtv|hadamard|uresidual");
+      ->type_name("auto|oscar|lsq|stretch|coded|ktk_vtv|hadamard|uresidual");
+  option(recipe, "--bits", fit.bits, "Recipe coded: bits of one stored value, everything counted, 1.25 to 4; 0 = 2.25")
+      ->type_name("B");
+  option(recipe, "--scope", fit.scope, "Recipe coded: who shares one budget of bits")->type_name("model|layer|head");
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option(recipe, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
@@ -94,6 +97,13 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
   FitOptions& fit = command.fit;
   (void)target_from_name(fit.target);  // told before anything is opened
   const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if (fit.recipe == "coded") {
+    if (!given("--target")) fit.target = "oscar";
+    if (fit.bits == 0) fit.bits = 2.25;
+  } else if (given("--bits") || given("--scope")) {
+    throw UsageError("only recipe coded spends bits", given("--bits") ? "--bits" : "--scope",
+                     "add --recipe coded, or leave it out");
+  }
   if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
   if (given("--recipe")) return;
   for (const char* name : {"--stretch-power", "--stretch-lambda", "--reference-rotation"}) {

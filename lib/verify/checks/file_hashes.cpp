@@ -2,6 +2,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
+#include "coded/coded_manifest.hpp"
 #include "verify/checks/checks.hpp"
 
 namespace oscar::verify {
@@ -28,7 +29,7 @@ void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& ch
     return;
   }
   const Json manifest = read_json(manifest_path);
-  validate_json(manifest, "oscar.rotation_set.v1", manifest_path.string());
+  validate_json(manifest, is_coded_set(path) ? kCodedSchema : "oscar.rotation_set.v1", manifest_path.string());
   const Json& files = manifest.at("files");
   std::vector<std::string> found(files.size());
   parallel_for(found.size(), [&](std::size_t i) { found[i] = defect_of(path, files[i]); });

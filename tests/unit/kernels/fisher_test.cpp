@@ -23,6 +23,7 @@ struct Rows {
   }
   [[nodiscard]] const float* query(std::int64_t t, int head) const { return &q[(t * kHeads + head) * kDim]; }
   [[nodiscard]] const float* key(std::int64_t t, int head) const { return &k[(t * kKvHeads + head) * kDim]; }
+  [[nodiscard]] const float* value(std::int64_t t, int head) const { return &v[(t * kKvHeads + head) * kDim]; }
 };
 
 void add_outer(double weight, const float* x, std::span<double> gram) {
@@ -31,8 +32,9 @@ void add_outer(double weight, const float* x, std::span<double> gram) {
   }
 }
 
-/// f_ij for one query, by the definition; empty where nothing is history.
-std::vector<double> weights_of(const Rows& rows, SequenceRange sequence, std::int64_t i, int head, Windows windows) {
+/// p_ij for one query, by the definition; 0 outside the history.
+std::vector<double> probabilities_of(const Rows& rows, SequenceRange sequence, std::int64_t i, int head,
+                                     Windows windows) {
   std::vector<double> p;
   double sum = 0;
   for (std::int64_t j = sequence.begin; j <= i; ++j) {
@@ -44,24 +46,28 @@ std::vector<double> weights_of(const Rows& rows, SequenceRange sequence, std::in
   for (std::int64_t j = sequence.begin; j <= i; ++j) {
     double& value = p[static_cast<std::size_t>(j - sequence.begin)];
     const bool window = j - sequence.begin < windows.sink || j > i - windows.recent;
-    value = window ? 0 : value / sum * (1 - value / sum);
+    value = window ? 0 : value / sum;
   }
   return p;
 }
 
 FisherSums textbook(const Rows& rows, std::span<const SequenceRange> sequences, Windows windows) {
   FisherSums sums(kKvHeads, kDim);
+  sums.value = MatrixStack(kKvHeads, kDim);
   for (const SequenceRange& sequence : sequences) {
     for (std::int64_t i = sequence.begin; i < sequence.end; ++i) {
       for (int head = 0; head < kHeads; ++head) {
-        const std::vector<double> f = weights_of(rows, sequence, i, head, windows);
+        const std::vector<double> p = probabilities_of(rows, sequence, i, head, windows);
         const int kv = head / 2;
-        for (std::size_t j = 0; j < f.size(); ++j) {
-          const float* const key = rows.key(sequence.begin + static_cast<std::int64_t>(j), kv);
-          add_outer(f[j], rows.query(i, head), sums.query[kv]);
-          add_outer(f[j], key, sums.key[kv]);
-          for (int c = 0; c < kDim; ++c) sums.key_sum[static_cast<std::size_t>(kv * kDim + c)] += f[j] * key[c];
-          sums.weight[static_cast<std::size_t>(kv)] += f[j];
+        for (std::size_t j = 0; j < p.size(); ++j) {
+          const double f = p[j] * (1 - p[j]);
+          const std::int64_t token = sequence.begin + static_cast<std::int64_t>(j);
+          const float* const key = rows.key(token, kv);
+          add_outer(f, rows.query(i, head), sums.query[kv]);
+          add_outer(f, key, sums.key[kv]);
+          for (int c = 0; c < kDim; ++c) sums.key_sum[static_cast<std::size_t>(kv * kDim + c)] += f * key[c];
+          sums.weight[static_cast<std::size_t>(kv)] += f;
+          add_outer(p[j] * p[j], rows.value(token, kv), sums.value[kv]);
         }
       }
     }
@@ -82,12 +88,14 @@ TEST_CASE("fisher sums equal the definition, with windows inside each sequence")
   const std::vector<SequenceRange> sequences{{0, 30}, {30, 330}, {330, 340}};
   for (const Windows windows : {Windows{4, 9}, Windows{0, 1}, Windows{0, 0}}) {
     FisherSums sums(kKvHeads, kDim);
+    sums.value = MatrixStack(kKvHeads, kDim);
     cpu::accumulate_fisher_sums(rows.view(), sequences, windows, sums);
     const FisherSums expected = textbook(rows, sequences, windows);
     check_near(sums.query.data, expected.query.data);
     check_near(sums.key.data, expected.key.data);
     check_near(sums.key_sum, expected.key_sum);
     check_near(sums.weight, expected.weight);
+    check_near(sums.value.data, expected.value.data);
   }
 }
 

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// oscar fit --recipe coded
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/atomic_folder.hpp"
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "coded/coded_set_file.hpp"
+#include "commands/fit_command.hpp"
+#include "commands/on_ranks.hpp"
+#include "fit/coded_fit.hpp"
+#include "rotation/manifest.hpp"
+#include "verify/coded_damage.hpp"
+#include "verify/quantised.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr double kLeastBits = 1.25, kMostBits = 4;
+/// Of the text on which it is measured what errors cost.
+constexpr std::size_t kDamageTexts = 2, kDamageTokens = 2048;
+
+void check_usage(const FitCommand& command) {
+  const FitOptions& fit = command.fit;
+  const auto refuse = [](bool given, const char* option, const char* why) {
+    if (given) throw UsageError(std::string("recipe coded ") + why, option, "leave it out, or fit another recipe");
+  };
+  refuse(fit.target != "oscar" && fit.target != "any", "--target",
+         "makes a cache of its own, which only oscar and any read");
+  refuse(!command.stats.empty(), "--stats", "reads data, not sums, until now");
+  refuse(!command.save_stats.empty(), "--save-stats", "keeps no sums until now");
+  refuse(command.resume, "--resume", "starts from the beginning until now");
+  refuse(!command.dump.empty(), "--dump", "asks a model what errors cost, until now: give --model");
+  refuse(find_place().has_value(), "several ranks", "is fitted by one process until now");
+  if (fit.bits < kLeastBits || fit.bits > kMostBits) {
+    throw UsageError(fmt::format("{} bits a value are outside {} to {}", fit.bits, kLeastBits, kMostBits), "--bits",
+                     "give the bits of one stored value, everything counted");
+  }
+  if (command.out.empty()) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
+}
+
+/// The first of the longest sequences, cut short. Throws DataError if the windows hold nearly all of them.
+std::vector<TokenSequence> damage_texts(std::vector<TokenSequence> sequences, Windows windows) {
+  for (TokenSequence& text : sequences) text.resize(std::min(text.size(), kDamageTokens));
+  std::ranges::stable_sort(sequences, std::greater<>(), &TokenSequence::size);
+  sequences.resize(std::min(sequences.size(), kDamageTexts));
+  const verify::ModelData data{.texts = sequences};
+  verify::require_quantised(verify::keys_of_texts(data, windows), "what errors cost", "--text, --tokens", windows);
+  return sequences;
+}
+
+Json to_json(const CodedSet& set, const std::filesystem::path& out, double seconds) {
+  Json layers = Json::array();
+  for (const CodedLayer& layer : set.layers) {
+    layers.push_back({{"layer_id", layer.layer_id},
+                      {"key_bits", bits_of(layer.key)},
+                      {"value_bits", bits_of(layer.value)},
+                      {"key_damage", layer.key.damage},
+                      {"value_damage", layer.value.damage}});
+  }
+  return {{"rotation_set", out.string()},
+          {"recipe", set.recipe},
+          {"bits", bits_of(set)},
+          {"tokens", set.calibration.tokens},
+          {"sequences", set.calibration.sequences},
+          {"layers", std::move(layers)},
+          {"seconds", {{"fit", seconds}}}};
+}
+
+}  // namespace
+
+void fit_coded_set(FitCommand& command, Context& context) {
+  check_usage(command);
+  Status& status = *context.status;
+  const CodedOptions options{
+      .bits = command.fit.bits, .scope = coded_scope_from_name(command.fit.scope), .windows = command.fit.windows};
+  { const AtomicFolder writable(command.out, replaceable_set(command.force)); }  // fails now rather than after the work
+  FitInput input(command, context);
+  const std::unique_ptr<Backend> backend = start_backend(context);
+  input.wait_until_ready();
+  const auto started = std::chrono::steady_clock::now();
+  const std::vector<TokenSequence> texts = damage_texts(input.sequences(), command.fit.windows);
+  std::filesystem::path states = command.out;
+  states += ".states";
+  const auto measure = [&](const CodedSet& set) {
+    return verify::measure_damage(*input.runner(), texts, set, states, *backend, status);
+  };
+  CodedSet set = fit_coded(input.source(), options, input.output_projection(), measure, *backend, status);
+  set.recipe = {{"name", "coded"},
+                {"target", command.fit.target},
+                {"plain_part", options.plain_part},
+                {"sample_rows", options.sample_rows},
+                {"damage_texts", describe(texts).tokens}};
+  const double seconds = seconds_since(started);
+  write_coded_set(command.out, set, command.force);
+  status.notice(fmt::format("fitted {} on {} in {:.2f} s: {:.3f} bits a value, {}",
+                            plural(static_cast<std::int64_t>(set.layers.size()), "layer"),
+                            plural(set.calibration.tokens, "token"), seconds, bits_of(set), backend->description()));
+  status.notice("wrote " + command.out.string());
+  emit_json(context, to_json(set, command.out, seconds));
+}
+
+}  // namespace oscar

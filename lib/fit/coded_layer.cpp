@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+#include "fit/coded_layer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "base/threads.hpp"
+#include "method/coded_grid.hpp"
+#include "stats/moments.hpp"
+
+namespace oscar {
+namespace {
+
+/// Adds rows of the tokens that `takes` says to the sample, head by head.
+template <class Takes>
+void sample_rows(const HeadsView& x, const Takes& takes, std::vector<std::vector<float>>& rows) {
+  rows.resize(static_cast<std::size_t>(x.num_heads));
+  for (std::int64_t t = 0; t < x.num_tokens; ++t) {
+    if (!takes(t)) continue;
+    for (int head = 0; head < x.num_heads; ++head) {
+      std::vector<float>& own = rows[static_cast<std::size_t>(head)];
+      own.resize(own.size() + static_cast<std::size_t>(x.head_dim));
+      x.row(t, head, std::span(own).last(static_cast<std::size_t>(x.head_dim)));
+    }
+  }
+}
+
+/// Every n-th token, so that about `wanted` are taken.
+void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, CodedLayerData& data) {
+  const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
+  stream.rewind();
+  QkvChunk chunk;
+  for (std::int64_t first = 0; stream.next(chunk); first += chunk.view.k.num_tokens) {
+    const auto takes = [&](std::int64_t t) { return (first + t) % stride == stride / 2; };
+    sample_rows(chunk.view.k, takes, data.key.rows);
+    sample_rows(chunk.view.v, takes, data.value.rows);
+  }
+}
+
+void require_blocks(const MatrixStack& moments, const char* side, int layer_id) {
+  if (moments.dim % kLevelBlock == 0) return;
+  throw DataError(fmt::format("heads of {}s have {} channels, and the coded cache takes multiples of {}", side,
+                              moments.dim, kLevelBlock),
+                  fmt::format("layer {}", layer_id), "fit another recipe, or leave the layer out with --layers");
+}
+
+MatrixStack identity(int count, int dim) {
+  MatrixStack stack(count, dim);
+  for (int h = 0; h < count; ++h) {
+    for (int i = 0; i < dim; ++i) stack[h][static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)] = 1;
+  }
+  return stack;
+}
+
+void round_to_float(std::vector<double>& values) {
+  for (double& value : values) value = static_cast<double>(static_cast<float>(value));
+}
+
+/// y = (x - mean) W of one head, in fp64. rows: (n, d).
+std::vector<float> coded_rows(const Transform& transform, int head, std::span<const float> rows) {
+  const auto dim = static_cast<std::size_t>(transform.rotation.dim);
+  const std::span<const double> write = transform.rotation[head];
+  std::vector<float> out(rows.size());
+  std::vector<double> x(dim), y(dim);
+  for (std::size_t first = 0; first < rows.size(); first += dim) {
+    for (std::size_t i = 0; i < dim; ++i) {
+      x[i] = rows[first + i] - (transform.mean.empty() ? 0 : transform.mean[static_cast<std::size_t>(head) * dim + i]);
+    }
+    std::fill(y.begin(), y.end(), 0.0);
+    for (std::size_t i = 0; i < dim; ++i) {
+      for (std::size_t j = 0; j < dim; ++j) y[j] += x[i] * write[i * dim + j];
+    }
+    for (std::size_t j = 0; j < dim; ++j) out[first + j] = static_cast<float>(y[j]);
+  }
+  return out;
+}
+
+}  // namespace
+
+CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options,
+                                const OutputProjection& projection, Backend& backend) {
+  CodedLayerData data{layer_id, {}, {}};
+  const FisherSums fisher = fisher_sums(stream, options.windows, backend, ValueReads::kTaken);
+  require_blocks(fisher.key, "key", layer_id);
+  require_blocks(fisher.value, "value", layer_id);
+  (void)mean(fisher, options.windows);  // says so if there is no history
+  const MomentSums queries = query_moments(stream, backend), values = plain_moments(stream, Side::kValue, backend);
+  const int heads = fisher.value.count;
+  const MatrixStack metric =
+      projection ? output_metric(projection(layer_id), heads, backend) : identity(heads, fisher.value.dim);
+  data.key.basis = coded_key_basis(fisher, queries.total.front(), queries.mean(), options.plain_part, backend);
+  data.value.basis = coded_value_basis(metric, fisher.value, values.mean(), backend);
+  take_rows(stream, static_cast<std::int64_t>(values.total.front()), options.sample_rows, data);
+  return data;
+}
+
+CodedSpectrum spectrum_of(const CodedSample& sample, int layer_id, const std::string& side) {
+  const MatrixStack& write = sample.basis.transform.rotation;
+  return {layer_id, side, write.count, write.dim, sample.basis.lambda, 1};
+}
+
+CodedSide coded_side(const CodedSample& sample, const CodedLevels& levels) {
+  CodedBasis basis = sample.basis;
+  reorder(basis, levels.order);
+  mix_equal_levels(basis, levels.levels);
+  for (std::vector<double>* values :
+       {&basis.transform.rotation.data, &basis.transform.read_rotation.data, &basis.transform.mean, &basis.lambda}) {
+    round_to_float(*values);
+  }
+  CodedSide side{std::move(basis.transform), {}, std::move(basis.lambda)};
+  const auto dim = static_cast<std::size_t>(side.transform.rotation.dim);
+  side.formats.resize(sample.rows.size());
+  parallel_for(sample.rows.size(), [&](std::size_t head) {
+    const auto own = std::span(levels.levels).subspan(head * dim, dim);
+    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), sample.rows[head]), own);
+    side.formats[head] = {{own.begin(), own.end()}, grid.step, grid.sigma};
+  });
+  return side;
+}
+
+}  // namespace oscar

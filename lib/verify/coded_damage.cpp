@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+#include "verify/coded_damage.hpp"
+
+#include "verify/compare_states.hpp"
+#include "verify/method_attention.hpp"
+
+namespace oscar::verify {
+namespace {
+
+/// A folder that goes with everything in it.
+class StatesFolder {
+ public:
+  explicit StatesFolder(const std::filesystem::path& path) : path_(path) { std::filesystem::create_directories(path_); }
+  ~StatesFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  StatesFolder(const StatesFolder&) = delete;
+  StatesFolder& operator=(const StatesFolder&) = delete;
+
+  [[nodiscard]] std::filesystem::path before(int layer) const {
+    return path_ / (std::to_string(layer) + ".safetensors");
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+class DamageMeter {
+ public:
+  DamageMeter(ModelRunner& runner, std::span<const TokenSequence> texts, const std::filesystem::path& states,
+              Backend& backend)
+      : runner_(runner), texts_(texts), states_(states), backend_(backend), rules_(rules_of(runner)) {}
+
+  /// Runs the model exactly, and keeps what each layer of the set reads.
+  void run_exactly(const CodedSet& set) {
+    const std::unique_ptr<ModelPass> pass = begin();
+    auto wanted = set.layers.begin();
+    while (pass->layer() < num_layers()) {
+      while (wanted != set.layers.end() && wanted->layer_id < pass->layer()) ++wanted;
+      const bool keeps = wanted != set.layers.end() && wanted->layer_id == pass->layer() && pass->layer() > 0;
+      if (keeps) pass->save(states_.before(pass->layer()));
+      pass->step({}, false);
+    }
+    exact_ = pass->final_states();
+  }
+
+  /// method: has one layer.
+  [[nodiscard]] double damage_of(const KvMethod& method) {
+    const int coded = method.layers.begin()->first;
+    const std::unique_ptr<ModelPass> pass = begin();
+    if (coded > 0) pass->restore(states_.before(coded));
+    const AttentionHook attention = [&](int, std::size_t, const QkvView& qkv, std::span<float> out) {
+      attend(method, coded, qkv, {0, qkv.q.num_tokens}, rules_.at(coded), Precision::kServing, backend_, out);
+      return true;
+    };
+    while (pass->layer() < num_layers()) {
+      throw_if_interrupted();
+      const bool reads = runner_.config().cache_of(pass->layer()) == coded;
+      pass->step(reads ? attention : AttentionHook(), false);
+    }
+    const std::unique_ptr<FinalStates> states = pass->final_states();
+    const std::vector<const FinalStates*> runs{states.get()};
+    const auto figures = compare_states(runner_, texts_, *exact_, runs);
+    double kld = 0, positions = 0;
+    for (const TextFigures& text : figures.front()) {
+      for (const PositionFigures& position : text) kld += position.kld;
+      positions += static_cast<double>(text.size());
+    }
+    return kld / positions;
+  }
+
+ private:
+  [[nodiscard]] int num_layers() const { return runner_.config().num_layers; }
+  [[nodiscard]] std::unique_ptr<ModelPass> begin() { return runner_.begin(texts_, {.layers = num_layers()}, quiet_); }
+
+  ModelRunner& runner_;
+  std::span<const TokenSequence> texts_;
+  StatesFolder states_;
+  Backend& backend_;
+  std::map<int, ScoreRule> rules_;
+  Status quiet_;
+  std::unique_ptr<FinalStates> exact_;
+};
+
+}  // namespace
+
+std::vector<CodedDamage> measure_damage(ModelRunner& runner, std::span<const TokenSequence> texts, const CodedSet& set,
+                                        const std::filesystem::path& states, Backend& backend, Status& status) {
+  const KvMethod all = method_of_coded_set(set, set.windows);
+  DamageMeter meter(runner, texts, states, backend);
+  const auto total = static_cast<std::int64_t>(all.layers.size());
+  status.progress("what errors cost, layer", 0, total);
+  meter.run_exactly(set);
+  std::vector<CodedDamage> damage;
+  for (const auto& [id, layer] : all.layers) {
+    const auto alone = [&](KvSide KvLayer::*exact_side) {
+      KvMethod method = all;
+      method.layers = {{id, layer}};
+      (method.layers.at(id).*exact_side).quantized = false;
+      return meter.damage_of(method);
+    };
+    damage.push_back({alone(&KvLayer::value), alone(&KvLayer::key)});
+    status.progress("what errors cost, layer", std::ssize(damage), total);
+  }
+  return damage;
+}
+
+}  // namespace oscar::verify
