@@ -99,6 +99,7 @@ struct CodedFormat {
   std::vector<int> levels;   // powers of two from 1 to 256, descending, equal inside blocks of 8
   std::vector<float> step;   // distance of two levels at scale 1, positive where levels > 1
   std::vector<float> sigma;  // root mean square of the channel, positive where levels > 1
+  friend bool operator==(const CodedFormat&, const CodedFormat&) = default;
 };
 
 /// How the history of keys, or of values, is read: a row codec, whose clip ratio may differ between KV heads, or rows

@@ -36,6 +36,15 @@ std::vector<CodedSpectrum> spectra_of(const std::vector<CodedLayerData>& layers)
   return spectra;
 }
 
+/// The same bits for the keys, and for the values, of every head.
+std::vector<CodedLevels> trial_plan(const std::vector<CodedSpectrum>& spectra) {
+  std::vector<CodedLevels> plan;
+  for (const CodedSpectrum& spectrum : spectra) {
+    plan.push_back(plan_levels({&spectrum, 1}, kTrialBits + 16.0 / spectrum.dim, CodedScope::kHead).front());
+  }
+  return plan;
+}
+
 std::vector<CodedLayer> coded_layers(const std::vector<CodedLayerData>& layers, const std::vector<CodedLevels>& plan) {
   std::vector<CodedLayer> coded;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -67,8 +76,7 @@ CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const OutputP
   std::vector<CodedSpectrum> spectra = spectra_of(layers);
   std::vector<CodedDamage> damage;
   if (measure) {
-    const double scale_bits = 16.0 / spectra.front().dim;
-    set.layers = coded_layers(layers, plan_levels(spectra, kTrialBits + scale_bits, CodedScope::kHead));
+    set.layers = coded_layers(layers, trial_plan(spectra));
     damage = measure(set);
     for (std::size_t i = 0; i < layers.size(); ++i) {
       spectra[2 * i].weight = weight_of(damage[i].key, set.layers[i].key);

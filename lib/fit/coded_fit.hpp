@@ -14,7 +14,7 @@
 
 namespace oscar {
 
-/// Measures a set, layer by layer in its order. An empty function if no model is at hand.
+/// Measures a set, layer by layer in its order. An empty function plans as if all errors cost the same.
 using MeasureDamage = std::function<std::vector<CodedDamage>(const CodedSet&)>;
 
 /// Throws UsageError for bits that cannot be spent, DataError for data that is too short or heads that do not fit, and

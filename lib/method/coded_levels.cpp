@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <queue>
 #include <tuple>
@@ -42,21 +43,21 @@ struct Shared {
   double bits = 0;  // a channel, summed over blocks
 };
 
+/// Those of one layer and head come together whatever stands between them.
 std::vector<Shared> groups_of(std::span<const CodedSpectrum> spectra, double bits, CodedScope scope) {
-  std::vector<Shared> groups;
-  const CodedSpectrum* last = nullptr;
+  std::map<std::pair<int, int>, Shared> groups;  // by layer and head, or 0 where all share
   for (std::size_t s = 0; s < spectra.size(); ++s) {
     const CodedSpectrum& spectrum = spectra[s];
     for (int head = 0; head < spectrum.num_heads; ++head) {
-      const bool together = last != nullptr && (scope == CodedScope::kModel ||
-                                                (scope == CodedScope::kLayer && last->layer == spectrum.layer));
-      if (!together) groups.emplace_back();
-      groups.back().heads.push_back({s, head});
-      groups.back().bits += (bits - 16.0 / spectrum.dim) * spectrum.dim / kLevelBlock;
-      last = &spectrum;
+      const int layer = scope == CodedScope::kModel ? 0 : spectrum.layer;
+      Shared& group = groups[{layer, scope == CodedScope::kHead ? head : 0}];
+      group.heads.push_back({s, head});
+      group.bits += (bits - 16.0 / spectrum.dim) * spectrum.dim / kLevelBlock;
     }
   }
-  return groups;
+  std::vector<Shared> all;
+  for (auto& [place, group] : groups) all.push_back(std::move(group));
+  return all;
 }
 
 void check(const CodedSpectrum& spectrum, double bits) {

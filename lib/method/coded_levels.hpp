@@ -18,7 +18,7 @@ inline constexpr std::array<double, 9> kGaussianError{1,       .3634,   .1175,  
                                                       .002499, .000644, .000164, .0000413};
 inline constexpr int kLevelBlock = 8;
 
-/// Who shares one budget: all of the model, the keys and values of a layer, or one KV head's keys or values.
+/// Who shares one budget: all of the model, the keys and values of a layer, or those of one KV head.
 enum class CodedScope { kModel, kLayer, kHead };
 /// "model", "layer" or "head".
 [[nodiscard]] std::string name_of(CodedScope scope);

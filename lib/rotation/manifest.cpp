@@ -115,6 +115,10 @@ Json make_manifest(const RotationSet& set, Json files) {
 }
 
 RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
+  if (manifest.is_object() && manifest.contains("schema") && manifest["schema"] == "oscar.rotation_set.v2") {
+    throw DataError("this is a set of the coded cache, which has no rotations", where,
+                    "use it with oscar verify, and with commands that say that they know coded sets");
+  }
   validate_json(manifest, "oscar.rotation_set.v1", where);
   RotationSet set;
   set.model = model_identity_from_json(manifest["model"]);

@@ -2,6 +2,7 @@
 #include "verify/coded_damage.hpp"
 
 #include "verify/compare_states.hpp"
+#include "verify/measure.hpp"
 #include "verify/method_attention.hpp"
 
 namespace oscar::verify {
@@ -45,8 +46,28 @@ class DamageMeter {
     exact_ = pass->final_states();
   }
 
-  /// method: has one layer.
-  [[nodiscard]] double damage_of(const KvMethod& method) {
+  /// The damage of each method, which has one layer.
+  [[nodiscard]] std::vector<double> damage_of(std::span<const KvMethod> methods) {
+    std::vector<std::unique_ptr<FinalStates>> owned;
+    std::vector<const FinalStates*> runs;
+    for (const KvMethod& method : methods) {
+      owned.push_back(run(method));
+      runs.push_back(owned.back().get());
+    }
+    std::vector<double> damage;
+    for (const std::vector<TextFigures>& texts : compare_states(runner_, texts_, *exact_, runs, Positions::kQuarter)) {
+      double kld = 0, positions = 0;
+      for (const TextFigures& text : texts) {
+        for (const PositionFigures& position : text) kld += position.kld;
+        positions += static_cast<double>(text.size());
+      }
+      damage.push_back(kld / positions);
+    }
+    return damage;
+  }
+
+ private:
+  [[nodiscard]] std::unique_ptr<FinalStates> run(const KvMethod& method) {
     const int coded = method.layers.begin()->first;
     const std::unique_ptr<ModelPass> pass = begin();
     if (coded > 0) pass->restore(states_.before(coded));
@@ -59,18 +80,8 @@ class DamageMeter {
       const bool reads = runner_.config().cache_of(pass->layer()) == coded;
       pass->step(reads ? attention : AttentionHook(), false);
     }
-    const std::unique_ptr<FinalStates> states = pass->final_states();
-    const std::vector<const FinalStates*> runs{states.get()};
-    const auto figures = compare_states(runner_, texts_, *exact_, runs);
-    double kld = 0, positions = 0;
-    for (const TextFigures& text : figures.front()) {
-      for (const PositionFigures& position : text) kld += position.kld;
-      positions += static_cast<double>(text.size());
-    }
-    return kld / positions;
+    return pass->final_states();
   }
-
- private:
   [[nodiscard]] int num_layers() const { return runner_.config().num_layers; }
   [[nodiscard]] std::unique_ptr<ModelPass> begin() { return runner_.begin(texts_, {.layers = num_layers()}, quiet_); }
 
@@ -94,14 +105,27 @@ std::vector<CodedDamage> measure_damage(ModelRunner& runner, std::span<const Tok
   meter.run_exactly(set);
   std::vector<CodedDamage> damage;
   for (const auto& [id, layer] : all.layers) {
-    const auto alone = [&](KvSide KvLayer::*exact_side) {
-      KvMethod method = all;
-      method.layers = {{id, layer}};
-      (method.layers.at(id).*exact_side).quantized = false;
-      return meter.damage_of(method);
-    };
-    damage.push_back({alone(&KvLayer::value), alone(&KvLayer::key)});
+    std::vector<KvMethod> alone(2, all);
+    for (KvMethod& method : alone) method.layers = {{id, layer}};
+    alone[0].layers.at(id).value.quantized = alone[1].layers.at(id).key.quantized = false;
+    const std::vector<double> found = meter.damage_of(alone);
+    damage.push_back({found[0], found[1]});
     status.progress("what errors cost, layer", std::ssize(damage), total);
+  }
+  return damage;
+}
+
+std::vector<CodedDamage> measure_attention_damage(QkvSource& source, const CodedSet& set, Backend& backend,
+                                                  Status& status) {
+  constexpr std::int64_t kQueries = 512;  // of each layer
+  const Subject nothing;
+  const std::vector<KvMethod> methods{method_of_coded_set(set, set.windows)};
+  const Measurements found = measure_source(
+      source, {&nothing, &methods, {}, kQueries, Precision::kServing, false, set.windows}, backend, status);
+  std::vector<CodedDamage> damage;
+  for (const AttentionSums& layer : found.methods.front().layers) {
+    const AttentionMetrics metrics = layer.metrics();
+    damage.push_back({metrics.output_rel_error_k_only, metrics.output_rel_error_v_only});
   }
   return damage;
 }

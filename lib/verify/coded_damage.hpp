@@ -9,6 +9,7 @@
 
 #include "base/status.hpp"
 #include "coded/coded_set.hpp"
+#include "dump/source.hpp"
 #include "kernels/backend.hpp"
 #include "model/runner.hpp"
 
@@ -20,5 +21,10 @@ namespace oscar::verify {
 [[nodiscard]] std::vector<CodedDamage> measure_damage(ModelRunner& runner, std::span<const TokenSequence> texts,
                                                       const CodedSet& set, const std::filesystem::path& states,
                                                       Backend& backend, Status& status);
+
+/// Returns the relative squared error of each layer's attention outputs in its place, where no model is at hand: how
+/// much of it the model feels is not known then.
+[[nodiscard]] std::vector<CodedDamage> measure_attention_damage(QkvSource& source, const CodedSet& set,
+                                                                Backend& backend, Status& status);
 
 }  // namespace oscar::verify

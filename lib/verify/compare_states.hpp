@@ -11,11 +11,15 @@
 
 namespace oscar::verify {
 
-/// Returns the figures of each run in `runs` beside those of exact attention, [run][text]. Texts have two tokens or
-/// more.
+/// Which positions are compared: all, or 64 neighbours of every 256, the last ones among them.
+enum class Positions { kAll, kQuarter };
+
+/// Returns the figures of each run in `runs` beside those of exact attention, [run][text], of the positions that are
+/// compared, in order. Texts have two tokens or more.
 [[nodiscard]] std::vector<std::vector<TextFigures>> compare_states(const ModelRunner& runner,
                                                                    std::span<const TokenSequence> texts,
                                                                    const FinalStates& exact,
-                                                                   std::span<const FinalStates* const> runs);
+                                                                   std::span<const FinalStates* const> runs,
+                                                                   Positions positions = Positions::kAll);
 
 }  // namespace oscar::verify

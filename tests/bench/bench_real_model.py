@@ -31,11 +31,12 @@ RECIPES = {
     "`stretch`": STRETCH,
     "`stretch`, fisher": FISHER,
     "`stretch`, fisher, centred, levels 5,3": [*FISHER, "--center", "--levels", "5,3"],
+    **{f"`coded`, {bits} bits": ["--recipe", "coded", "--bits", bits] for bits in ("2.25", "1.75", "1.5")},
     "`auto` for `sglang-v1`": ["--recipe", "auto"],
     "`auto` for `any`": ["--recipe", "auto", *ANY],
     "`auto` for `any`, levels 8,4": ["--recipe", "auto", *ANY, "--levels", "8,4"],
 }
-QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred, levels 5,3", "bf16", "hadamard_clip", "int4"]
+QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred, levels 5,3", "`coded`, 2.25 bits", "`coded`, 1.5 bits", "bf16", "hadamard_clip", "int4"]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4"}
 CROSSED = {"`oscar`, fitted clip": RECIPES["`oscar`, fitted clip"],
@@ -156,9 +157,15 @@ class Bench:
         rows = self.document.get(table, [])
         return any(row["name"] == name and row.get("on") == on and row["commit"] == self.document["commit"] for row in rows)
 
+    def is_asked_for(self, name):
+        if "`coded`" in name and self.options.device == "cuda":
+            print(f"{name} is left out: GPUs do not read the coded cache yet", file=sys.stderr)
+            return False
+        return not self.options.only or name in self.options.only
+
     def recipes(self):
         for number, (name, arguments) in enumerate(RECIPES.items()):
-            if self.options.quick and name not in QUICK or self.has("recipes", name):
+            if self.options.quick and name not in QUICK or self.has("recipes", name) or not self.is_asked_for(name):
                 continue
             rotations = self.work / f"set-{number}"
             fitted, choice = self.fit(self.texts / f"calibrate{'_8k' if self.options.quick else ''}.npy", arguments, rotations)
@@ -194,6 +201,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--part", choices=("recipes", "domains", "all"), default="all")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="*", help="names of recipes; others keep the rows that they have")
     parser.add_argument("--commit", default="", help="the commit of the binary; default: this checkout's")
     parser.add_argument("--gpu", default="", help="the GPU's name, driver and memory")
     parser.add_argument("--render", type=Path)

@@ -33,7 +33,6 @@ void check_usage(const FitCommand& command) {
   refuse(!command.stats.empty(), "--stats", "reads data, not sums, until now");
   refuse(!command.save_stats.empty(), "--save-stats", "keeps no sums until now");
   refuse(command.resume, "--resume", "starts from the beginning until now");
-  refuse(!command.dump.empty(), "--dump", "asks a model what errors cost, until now: give --model");
   refuse(find_place().has_value(), "several ranks", "is fitted by one process until now");
   if (fit.bits < kLeastBits || fit.bits > kMostBits) {
     throw UsageError(fmt::format("{} bits a value are outside {} to {}", fit.bits, kLeastBits, kMostBits), "--bits",
@@ -82,18 +81,23 @@ void fit_coded_set(FitCommand& command, Context& context) {
   const std::unique_ptr<Backend> backend = start_backend(context);
   input.wait_until_ready();
   const auto started = std::chrono::steady_clock::now();
-  const std::vector<TokenSequence> texts = damage_texts(input.sequences(), command.fit.windows);
+  const bool live = input.runner() != nullptr;
+  if (!live) status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
+  std::vector<TokenSequence> texts;
+  if (live) texts = damage_texts(input.sequences(), command.fit.windows);
   std::filesystem::path states = command.out;
   states += ".states";
   const auto measure = [&](const CodedSet& set) {
-    return verify::measure_damage(*input.runner(), texts, set, states, *backend, status);
+    return live ? verify::measure_damage(*input.runner(), texts, set, states, *backend, status)
+                : verify::measure_attention_damage(input.source(), set, *backend, status);
   };
   CodedSet set = fit_coded(input.source(), options, input.output_projection(), measure, *backend, status);
   set.recipe = {{"name", "coded"},
                 {"target", command.fit.target},
                 {"plain_part", options.plain_part},
                 {"sample_rows", options.sample_rows},
-                {"damage_texts", describe(texts).tokens}};
+                {"damage", live ? "model KL" : "attention output error"},
+                {"damage_tokens", describe(texts).tokens}};
   const double seconds = seconds_since(started);
   write_coded_set(command.out, set, command.force);
   status.notice(fmt::format("fitted {} on {} in {:.2f} s: {:.3f} bits a value, {}",

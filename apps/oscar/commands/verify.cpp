@@ -76,7 +76,7 @@ verify::OptrCalibration read_calibration(const VerifyCommand& c, const ModelConf
 
 /// Structure checks alone do not replace figures that were measured before, unless they failed.
 bool worth_recording(const VerifyCommand& c, const VerifyReport& report) {
-  if (!c.record || report.rotation_set.value("format", "") != "oscar.rotation_set.v1") return false;
+  if (!c.record || !report.rotation_set.value("format", "").starts_with("oscar.rotation_set.")) return false;
   return report.verdict != Verdict::kNotMeasured || !report.rotation_set.value("verified_before", false);
 }
 

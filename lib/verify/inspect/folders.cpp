@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <set>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "coded/coded_manifest.hpp"
+#include "coded/coded_set_file.hpp"
 #include "dump/chunk_record.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/folder_source.hpp"
@@ -168,6 +173,38 @@ Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
   return found;
 }
 
+/// "###### 3.19": a mark for each quarter of a bit.
+std::string bar(double bits) {
+  return std::string(static_cast<std::size_t>(std::lround(4 * bits)), '#') + fmt::format(" {:.2f}", bits);
+}
+
+Inspection inspect_coded_set(const fs::path& folder, const Json& manifest) {
+  validate_json(manifest, kCodedSchema, (folder / "manifest.json").string());
+  Inspection found{"set of the coded cache", {}, {}};
+  Json plan = Json::object();
+  for (const Json& layer : manifest["layers"]) {
+    plan[fmt::format("layer {}", layer["layer_id"].get<int>())] =
+        fmt::format("keys {:<26} values {}", bar(layer["key"]["bits"]), bar(layer["value"]["bits"]));
+  }
+  const auto verdict = recorded_verdict(manifest);
+  found.facts = {{"model", manifest["model"]["id"]},
+                 {"calibration_tokens", manifest["calibration"]["tokens"]},
+                 {"recipe", "coded"},
+                 {"target", manifest["recipe"]["target"]},
+                 {"bits", manifest["codec"]["bits_taken"]},
+                 {"scope", manifest["codec"]["scope"]},
+                 {"windows", manifest["windows"]},
+                 {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
+                 {"verdict", verdict ? name_of(*verdict) : "not verified"}};
+  found.facts.update(plan);
+  try {
+    (void)read_coded_set(folder);
+  } catch (const DataError& error) {
+    found.problems.emplace_back(error.what());
+  }
+  return found;
+}
+
 Inspection inspect_latent_rotations(const fs::path& folder) {
   const RotationSet set = read_any_set(folder);
   Inspection found{"rotation files of an MLA model (.pt)", {}, {}};
@@ -211,6 +248,7 @@ Inspection inspect_folder(const fs::path& folder) {
     const Json manifest = read_json(folder / "manifest.json");
     const Json schema = manifest.is_object() ? manifest.value("schema", Json()) : Json();
     if (schema == "oscar.dump.v1") return inspect_dump(folder);
+    if (schema == kCodedSchema) return inspect_coded_set(folder, manifest);
     validate_json(manifest, "oscar.rotation_set.v1", (folder / "manifest.json").string());
     return inspect_rotation_set(folder, manifest);
   }

@@ -97,6 +97,14 @@ TEST_CASE("a plan counts its scales and meets its budget") {
   CHECK(bits_of(model[1]) > bits_of(model[0]) + 1);
   const auto layer = plan_levels(both, 2.125, CodedScope::kLayer);
   CHECK(bits_of(layer[0]) == 2);
+  // Keys and values of one layer share, whatever stands between them: a head's, or the layer's.
+  const std::vector<CodedSpectrum> apart{spectrum(0, blocks), spectrum(1, blocks), spectrum(0, blocks, 100)};
+  for (const CodedScope scope : {CodedScope::kHead, CodedScope::kLayer}) {
+    const auto shared = plan_levels(apart, 2.125, scope);
+    CHECK(bits_of(shared[0]) + bits_of(shared[2]) == 4);
+    CHECK(bits_of(shared[2]) > bits_of(shared[0]) + 1);
+    CHECK(bits_of(shared[1]) == 2);
+  }
   for (const CodedLevels& plan : {model[0], model[1], each[0]}) {
     CHECK(std::ranges::is_sorted(plan.levels, std::greater<>()));
     std::vector<int> order = plan.order;

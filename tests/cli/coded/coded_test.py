@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""The coded cache from fit to verdict, on the sample model and its text: coded_test.py. Each figure is held to one of a
+method of more bits in the same report, with room for the last bits of another processor."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
+GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
+
+
+def oscar(*arguments, status=0):
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+class CodedTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp())
+        cls.set = cls.folder / "set"
+        cls.fit(cls.set, "--bits", "2.125")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    @classmethod
+    def fit(cls, out, *options, status=0):
+        return oscar("fit", "--recipe", "coded", "--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy",
+                     "--max-tokens", "12288", "--out", out, *options, status=status)
+
+    def methods(self, rotations, *options, status=0):
+        report = self.folder / "report.json"
+        oscar("verify", rotations, "--model", MODEL, "--tokens", GOLDEN / "tokens_eval.npy", "--sequences", "8",
+              "--compare", "hadamard_clip,int3,int4", f"--json={report}", *options, status=status)
+        document = json.loads(report.read_text())
+        return document, {method["name"]: method for method in document["methods"]}
+
+    def test_half_the_bits_of_int4_are_about_as_close(self):
+        document, methods = self.methods(self.set)
+        self.assertEqual(document["verdict"], "accepted")
+        coded, int4 = methods["coded"], methods["int4"]
+        self.assertEqual(coded["bits_per_element"]["fp32_params"], 2.125)
+        self.assertEqual(int4["bits_per_element"]["fp16_params"], 4.25)
+        kld = {name: method["model"]["kld_mean"] for name, method in methods.items()}
+        self.assertLess(kld["coded"], 1.25 * kld["int4"], kld)
+        self.assertLess(kld["coded"], 0.1 * kld["hadamard_clip"], kld)
+        # The verdict is kept in the manifest.
+        self.assertIn("accepted", oscar("inspect", self.set))
+
+    def test_fewer_bits_are_about_as_close_as_int3(self):
+        rotations = self.folder / "set15"
+        self.fit(rotations, "--bits", "1.625")
+        _, methods = self.methods(rotations, "--no-record")
+        kld = {name: method["model"]["kld_mean"] for name, method in methods.items()}
+        self.assertLess(kld["coded"], kld["int3"], kld)
+
+    def test_scopes_meet_their_budgets(self):
+        for scope in ("layer", "head"):
+            rotations = self.folder / f"set-{scope}"
+            self.fit(rotations, "--bits", "2.125", "--scope", scope)
+            layers = json.loads((rotations / "manifest.json").read_text())["layers"]
+            for layer in layers:
+                self.assertEqual((layer["key"]["bits"] + layer["value"]["bits"]) / 2, 2.125, scope)
+            if scope == "head":
+                for layer in layers:
+                    pairs = zip(layer["key"]["row_bytes"], layer["value"]["row_bytes"])
+                    self.assertEqual({key + value for key, value in pairs}, {2 * 34})
+
+    def test_a_dump_plans_by_errors_of_attention(self):
+        dump, rotations = self.folder / "dump", self.folder / "set-of-dump"
+        oscar("dump", "--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy", "--out", dump)
+        said = oscar("fit", "--recipe", "coded", "--bits", "2.125", "--dump", dump, "--out", rotations)
+        self.assertIn("a dump does not tell what errors cost the model", said)
+        _, methods = self.methods(rotations, "--no-record")
+        kld = {name: method["model"]["kld_mean"] for name, method in methods.items()}
+        self.assertLess(kld["coded"], kld["int3"], kld)
+
+    def test_the_same_bytes_whatever_the_threads(self):
+        other = self.folder / "set-one-thread"
+        self.fit(other, "--bits", "2.125", "--threads", "1")
+        tensors = "coded.safetensors"
+        self.assertEqual((other / tensors).read_bytes(), (self.set / tensors).read_bytes())
+
+    def test_mistakes_are_named(self):
+        out = self.folder / "never"
+        for options, words in (
+                (["--bits", "0.5"], "0.5 bits a value are outside 1.25 to 4"),
+                (["--bits", "9"], "9 bits a value are outside"),
+                (["--scope", "rack"], "model, layer or head"),
+                (["--target", "sglang-v1"], "a cache of its own"),
+                (["--resume"], "--resume"),
+                (["--save-stats", self.folder / "stats"], "--save-stats")):
+            self.assertIn(words, self.fit(out, *options, status=2))
+            self.assertFalse(out.exists())
+        self.assertIn("only recipe coded spends bits",
+                      oscar("fit", "--recipe", "oscar", "--bits", "2", "--model", MODEL, "--out", out, status=2))
+        self.assertIn("what errors cost", self.fit(out, "--seq-len", "340", status=1))
+
+    def test_other_commands_refuse_it_by_name(self):
+        for command in (["serve-env", self.set], ["convert", self.set, self.folder / "x.h5"]):
+            self.assertIn("a set of the coded cache", oscar(*command, status=1))
+
+    def test_a_changed_set_is_rejected(self):
+        changed = self.folder / "changed"
+        shutil.copytree(self.set, changed)
+        tensors = changed / "coded.safetensors"
+        raw = bytearray(tensors.read_bytes())
+        raw[-5] ^= 1
+        tensors.write_bytes(raw)
+        self.assertIn("coded.safetensors was changed after it was written", oscar("verify", changed, "--no-record", status=3))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+#include "fit/coded_fit.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "support/backend.hpp"
+#include "support/memory_source.hpp"
+#include "support/support.hpp"
+#include "unit/kernels/gaussian.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr int kCodedTokens = 400, kCodedQueryHeads = 4, kCodedHeads = 2, kCodedDim = 16;
+
+/// Channels fall off by a factor each, keys stand off zero.
+Tensor coded_rows_of(int heads, unsigned seed, double fall, float offset, int dim = kCodedDim) {
+  std::vector<float> values = test::gaussian(static_cast<std::size_t>(kCodedTokens * heads * dim), seed);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto channel = static_cast<double>(i % static_cast<std::size_t>(dim));
+    values[i] = values[i] * static_cast<float>(std::pow(fall, channel)) + offset;
+  }
+  return Tensor::from({kCodedTokens, heads, dim}, std::span<const float>(values));
+}
+
+test::MemorySource coded_source(const std::vector<int>& layers, int dim = kCodedDim) {
+  std::map<int, std::vector<test::MemoryChunk>> chunks;
+  for (const int id : layers) {
+    const auto seed = static_cast<unsigned>(10 * id + 1);
+    chunks[id].push_back({coded_rows_of(kCodedQueryHeads, seed, 0.9, 0, dim),
+                          coded_rows_of(kCodedHeads, seed + 1, 0.7, 2, dim),
+                          coded_rows_of(kCodedHeads, seed + 2, 0.8, 0, dim),
+                          {{0, kCodedTokens}}});
+  }
+  return test::MemorySource(std::move(chunks));
+}
+
+CodedSet fit_coded_set(const CodedOptions& options, const MeasureDamage& measure,
+                       const std::vector<int>& layers = {0, 3}) {
+  test::MemorySource source = coded_source(layers);
+  const auto backend = test::make_test_backend();
+  Status status;
+  return fit_coded(source, options, {}, measure, *backend, status);
+}
+
+const CodedOptions kCodedOptions{.bits = 3, .windows = {4, 16}, .sample_rows = 200};
+
+}  // namespace
+
+TEST_CASE("a fit meets its budget, and what it writes can be read back") {
+  const CodedSet set = fit_coded_set(kCodedOptions, {});
+  REQUIRE(set.layers.size() == 2);
+  CHECK(set.layers[1].layer_id == 3);
+  CHECK(bits_of(set) <= 3);
+  CHECK(bits_of(set) > 2.9);
+  for (const CodedLayer& layer : set.layers) {
+    for (const CodedSide* side : {&layer.key, &layer.value}) {
+      CHECK(side->formats.size() == kCodedHeads);
+      for (int head = 0; head < kCodedHeads; ++head) {
+        const std::span<const double> write = side->transform.rotation[head],
+                                      read = side->transform.read_rotation[head];
+        for (std::size_t i = 0; i < kCodedDim; ++i) {
+          double own = 0;
+          for (std::size_t c = 0; c < kCodedDim; ++c) own += write[i * kCodedDim + c] * read[i * kCodedDim + c];
+          CHECK(own == doctest::Approx(1).epsilon(1e-4));
+        }
+      }
+    }
+    // Keys have the mean of what is read, here about that of all.
+    CHECK(layer.key.transform.mean[kCodedDim - 1] == doctest::Approx(2).epsilon(0.01));
+    CHECK(layer.value.transform.mean.empty());
+  }
+}
+
+TEST_CASE("bits go where errors cost the model") {
+  std::vector<double> trial_bits;
+  const auto measure = [&](const CodedSet& trial) {
+    for (const CodedLayer& layer : trial.layers) {
+      for (const CodedSide* side : {&layer.key, &layer.value}) trial_bits.push_back(bits_of(*side));
+    }
+    return std::vector<CodedDamage>{{0.001, 0.001}, {0.1, 0.001}};
+  };
+  const CodedSet set = fit_coded_set(kCodedOptions, measure);
+  // Damage is measured with two bits of code for every side, and a byte for each of two scales.
+  for (const double bits : trial_bits) CHECK(bits == 3);
+  CHECK(bits_of(set.layers[1].key) > bits_of(set.layers[1].value) + 0.9);
+  CHECK(bits_of(set.layers[1].key) > bits_of(set.layers[0].key) + 0.9);
+  CHECK(set.layers[1].key.damage == 0.1);
+  CHECK(bits_of(set) <= 3);
+  // Layers that share a budget of their own do not give theirs away.
+  CodedOptions own = kCodedOptions;
+  own.scope = CodedScope::kLayer;
+  const CodedSet by_layer = fit_coded_set(own, measure);
+  for (const CodedLayer& layer : by_layer.layers) CHECK((bits_of(layer.key) + bits_of(layer.value)) / 2 == 3);
+}
+
+TEST_CASE("data that cannot be coded is refused") {
+  CodedOptions options = kCodedOptions;
+  options.windows = {64, 512};
+  CHECK_ERROR((void)fit_coded_set(options, {}), DataError, "");
+  test::MemorySource odd = coded_source({0}, 12);
+  const auto backend = test::make_test_backend();
+  Status status;
+  CHECK_ERROR((void)fit_coded(odd, kCodedOptions, {}, {}, *backend, status), DataError,
+              "heads of keys have 12 channels, and the coded cache takes multiples of 8");
+  options = kCodedOptions;
+  options.bits = 0.5;
+  CHECK_ERROR((void)fit_coded_set(options, {}), UsageError, "the scales of a row take 1");
+}
+
+}  // namespace oscar
