@@ -12,6 +12,7 @@
 #include "coded/coded_manifest.hpp"
 #include "kernels/reference/coded_row.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/one_truth.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
@@ -150,6 +151,11 @@ CodedSet read_coded_set(const std::filesystem::path& folder) {
     read("value", layer.value, false);
   }
   return set;
+}
+
+void require_sound_set_of_any_kind(const std::filesystem::path& folder) {
+  if (!is_coded_set(folder)) return require_sound_set(folder);
+  (void)read_coded_set(folder);
 }
 
 }  // namespace oscar

@@ -20,4 +20,8 @@ void write_coded_set(const std::filesystem::path& folder, const CodedSet& set, b
 /// another shape or not finite, or formats that cannot be packed.
 [[nodiscard]] CodedSet read_coded_set(const std::filesystem::path& folder);
 
+/// Throws DataError unless the folder holds a set of either kind, of rotations or of the coded cache, whose files are
+/// whole and say one thing.
+void require_sound_set_of_any_kind(const std::filesystem::path& folder);
+
 }  // namespace oscar

@@ -17,6 +17,7 @@
 #include "base/file_lock.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "coded/coded_manifest.hpp"
 #include "remote/transport.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/verdict.hpp"
@@ -24,6 +25,7 @@
 #include "zoo/hub.hpp"
 #include "zoo/location.hpp"
 #include "zoo/set_manifest.hpp"
+#include "zoo/set_summary.hpp"
 #include "zoo/signatures.hpp"
 #include "zoo/store.hpp"
 
@@ -50,7 +52,9 @@ SetManifest read_publishable(const PublishOptions& options) {
                     "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");
   }
   SetManifest manifest = read_set_manifest(options.set);
-  validate_json(manifest.document, "oscar.rotation_set.v1", (options.set / kManifestName).string());
+  const bool coded = manifest.document.at("schema") == kCodedSchema;
+  validate_json(manifest.document, coded ? kCodedSchema : "oscar.rotation_set.v1",
+                (options.set / kManifestName).string());
   return manifest;
 }
 
@@ -66,29 +70,6 @@ void require_accepted(std::optional<Verdict> verdict, const PublishOptions& opti
   status.warning(std::string(what) + "; published because of --force, and the index says so");
 }
 
-/// The figures of `verification` without its per-layer lists.
-Json without_lists(const Json& value) {
-  if (!value.is_object()) return value;
-  Json kept = Json::object();
-  for (const auto& [key, member] : value.items()) {
-    if (!member.is_array()) kept[key] = without_lists(member);
-  }
-  return kept;
-}
-
-Json summarise(const Json& manifest) {
-  const auto bits = [&](std::size_t side) {
-    const double levels = manifest.at("codec").at("levels").at(side);
-    return std::round(std::log2(levels) * 100) / 100;
-  };
-  return {{"model", manifest.at("model").at("id")},
-          {"recipe", manifest.at("recipe").at("name")},
-          {"codec", manifest.at("codec").at("name")},
-          {"bits", {{"key", bits(0)}, {"value", bits(1)}}},
-          {"num_layers", manifest.at("layers").size()},
-          {"verification", without_lists(manifest.value("verification", Json()))}};
-}
-
 ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool forced) {
   ZooEntry entry;
   entry.model = name.model;
@@ -97,7 +78,7 @@ ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool force
   entry.manifest_sha256 = manifest.sha256;
   entry.manifest_size = manifest.text.size();
   entry.total_size = manifest.total_size;
-  entry.summary = summarise(manifest.document);
+  entry.summary = summary_of_set(manifest.document);
   entry.created = utc_now();
   entry.forced = forced;
   return entry;

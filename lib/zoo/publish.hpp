@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/status.hpp"
+#include "coded/coded_set_file.hpp"
 #include "remote/transport.hpp"
 #include "rotation/one_truth.hpp"
 #include "zoo/index.hpp"
@@ -35,6 +36,6 @@ struct PublishResult {
 
 /// examine: looks at the set before anything is written; throws DataError for one that contradicts itself.
 [[nodiscard]] PublishResult publish(const PublishOptions& options, Status& status,
-                                    const ExamineSet& examine = require_sound_set);
+                                    const ExamineSet& examine = require_sound_set_of_any_kind);
 
 }  // namespace oscar

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/status.hpp"
+#include "coded/coded_set_file.hpp"
 #include "remote/transport.hpp"
 #include "rotation/one_truth.hpp"
 #include "zoo/trust.hpp"
@@ -45,6 +46,6 @@ struct PullResult {
 /// examine: looks at the folder of a set that was fetched, before it is given to anybody; throws DataError for one that
 /// contradicts itself.
 [[nodiscard]] PullResult pull(const PullOptions& options, Status& status, const TransportFactory& open = open_transport,
-                              const ExamineSet& examine = require_sound_set);
+                              const ExamineSet& examine = require_sound_set_of_any_kind);
 
 }  // namespace oscar

@@ -26,7 +26,7 @@ MAY_INCLUDE = {
     "lib/verify": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/codec",
                    "lib/rotation", "lib/coded"],
     "lib/cluster": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
-    "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "lib/model", "lib/rotation"],
+    "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", "lib/model", "lib/codec", "lib/rotation", "lib/coded"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
     "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/coded", "lib/fit",
                    "lib/cluster", "lib/verify", "lib/zoo"],

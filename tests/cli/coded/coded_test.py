@@ -107,6 +107,16 @@ class CodedTest(unittest.TestCase):
         for command in (["serve-env", self.set], ["convert", self.set, self.folder / "x.h5"]):
             self.assertIn("a set of the coded cache", oscar(*command, status=1))
 
+    def test_it_is_shared_through_a_zoo(self):
+        zoo, pulled = self.folder / "zoo", self.folder / "pulled"
+        self.methods(self.set)
+        oscar("publish", self.set, "--zoo", zoo, "--name", "me/coded")
+        listed = oscar("zoo", "list", "--zoo", zoo)
+        self.assertIn("me/coded", listed)
+        oscar("pull", "me/coded", "--zoo", zoo, "--out", pulled)
+        for name in ("manifest.json", "coded.safetensors"):
+            self.assertEqual((pulled / name).read_bytes(), (self.set / name).read_bytes())
+
     def test_a_changed_set_is_rejected(self):
         changed = self.folder / "changed"
         shutil.copytree(self.set, changed)
