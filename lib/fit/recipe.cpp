@@ -109,7 +109,11 @@ Recipe::Kind kind_of(const std::string& recipe) {
 }
 
 void check_options(const FitOptions& options) {
-  require_one_of(options.recipe, "--recipe", {"auto", "oscar", "lsq", "stretch", "ktk_vtv", "hadamard", "uresidual"});
+  require_one_of(options.recipe, "--recipe",
+                 {"auto", "oscar", "lsq", "stretch", "coded", "ktk_vtv", "hadamard", "uresidual"});
+  if (options.recipe == "coded") {
+    throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");
+  }
   require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
   require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
   (void)composition_from_name(options.composition);

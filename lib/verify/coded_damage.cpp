@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "verify/coded_damage.hpp"
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/errors.hpp"
 #include "verify/compare_states.hpp"
 #include "verify/measure.hpp"
 #include "verify/method_attention.hpp"
@@ -8,10 +13,17 @@
 namespace oscar::verify {
 namespace {
 
-/// A folder that goes with everything in it.
+/// A new folder beside others, whose name begins as it is told; it goes with everything in it.
 class StatesFolder {
  public:
-  explicit StatesFolder(const std::filesystem::path& path) : path_(path) { std::filesystem::create_directories(path_); }
+  explicit StatesFolder(const std::filesystem::path& beginning) {
+    std::string name = beginning.string() + "-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw IoError(std::string("cannot make a folder for hidden states: ") + std::strerror(errno), name,
+                    "free space, or write where you may");
+    }
+    path_ = name;
+  }
   ~StatesFolder() {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);

@@ -16,8 +16,8 @@
 namespace oscar::verify {
 
 /// Returns the mean KL of the model's predictions over `texts`, of two tokens or more, for each layer of `set` in its
-/// order. Layers before the coded one are run once: their hidden states are kept in the folder `states`, which is made
-/// and removed.
+/// order. Layers before the coded one are run once: their hidden states are kept in a new folder whose name begins with
+/// `states`, which goes at the end. Throws IoError.
 [[nodiscard]] std::vector<CodedDamage> measure_damage(ModelRunner& runner, std::span<const TokenSequence> texts,
                                                       const CodedSet& set, const std::filesystem::path& states,
                                                       Backend& backend, Status& status);

@@ -86,6 +86,19 @@ void add_output_options(CLI::App& app, FitCommand& command) {
   seconds("--rank-timeout", command.rank_timeout, "Seconds without a sign of life after which a rank counts as gone");
 }
 
+/// Options of rotations say nothing about the coded cache.
+void settle_coded(const CLI::App& app, FitOptions& fit) {
+  for (const char* name :
+       {"--clip", "--levels", "--refine", "--center", "--key-objective", "--value-objective", "--composition",
+        "--granularity", "--clip-granularity", "--stretch-power", "--stretch-lambda", "--reference-rotation", "--seed",
+        "--codec", "--scale-dtype", "--group-size", "--format"}) {
+    if (app.count(name) == 0) continue;
+    throw UsageError("recipe coded does not have this option", name, "leave it out, or fit another recipe");
+  }
+  if (app.count("--target") == 0) fit.target = "oscar";
+  if (fit.bits == 0) fit.bits = 2.25;
+}
+
 }  // namespace
 
 void add_fit_options(CLI::App& app, FitCommand& command) {
@@ -95,12 +108,10 @@ void add_fit_options(CLI::App& app, FitCommand& command) {
 
 void settle_recipe(const CLI::App& app, FitCommand& command) {
   FitOptions& fit = command.fit;
-  (void)target_from_name(fit.target);  // told before anything is opened
   const auto given = [&](const char* name) { return app.count(name) > 0; };
-  if (fit.recipe == "coded") {
-    if (!given("--target")) fit.target = "oscar";
-    if (fit.bits == 0) fit.bits = 2.25;
-  } else if (given("--bits") || given("--scope")) {
+  if (fit.recipe == "coded") return settle_coded(app, fit);
+  (void)target_from_name(fit.target);  // told before anything is opened
+  if (given("--bits") || given("--scope")) {
     throw UsageError("only recipe coded spends bits", given("--bits") ? "--bits" : "--scope",
                      "add --recipe coded, or leave it out");
   }

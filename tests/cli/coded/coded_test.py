@@ -24,7 +24,7 @@ class CodedTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = Path(tempfile.mkdtemp())
         cls.set = cls.folder / "set"
-        cls.fit(cls.set, "--bits", "2.125")
+        cls.fit(cls.set, "--bits", "2.125", "--target", "oscar")
 
     @classmethod
     def tearDownClass(cls):
@@ -96,6 +96,7 @@ class CodedTest(unittest.TestCase):
                 (["--scope", "rack"], "model, layer or head"),
                 (["--target", "sglang-v1"], "a cache of its own"),
                 (["--resume"], "--resume"),
+                (["--clip", "off"], "recipe coded does not have this option"),
                 (["--save-stats", self.folder / "stats"], "--save-stats")):
             self.assertIn(words, self.fit(out, *options, status=2))
             self.assertFalse(out.exists())

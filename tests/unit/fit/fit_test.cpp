@@ -119,7 +119,7 @@ TEST_CASE("options that do not exist or do not fit are usage errors before any w
     return [options] { return fit_layers({}, options); };
   };
   CHECK_ERROR(with([](FitOptions& o) { o.recipe = "magic"; })(), UsageError,
-              "oscar, lsq, stretch, ktk_vtv, hadamard, uresidual");
+              "oscar, lsq, stretch, coded, ktk_vtv, hadamard, uresidual");
   CHECK_ERROR(with([](FitOptions& o) { o.key_objective = "sst"; })(), UsageError, "qqt, ktk, fisher");
   CHECK_ERROR(with([](FitOptions& o) { o.value_objective = "qqt"; })(), UsageError, "sst, oto, vtv");
   CHECK_ERROR(with([](FitOptions& o) { o.composition = "hr"; })(), UsageError, "r_h_pbr");
