@@ -142,7 +142,7 @@ struct FisherSums {
   std::vector<double> key_sum;  // (Hkv, d): sum_j (sum_i f_ij) k_j
   std::vector<double> weight;   // (Hkv): sum_ij f_ij
   /// (Hkv, d_v, d_v): sum_j (sum_i p_ij^2) v_j^T v_j, what an error of a value is multiplied by; without matrices it is
-  /// not taken. GPUs do not take it yet.
+  /// not taken.
   MatrixStack value;
 
   FisherSums() = default;

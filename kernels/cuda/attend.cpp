@@ -9,37 +9,55 @@ namespace oscar::cuda {
 namespace {
 
 /// The history of one side.
-class CodedRows {
+class HistorySide {
  public:
-  CodedRows(const Context& context, const HeldRows& rows, const std::optional<HistoryCodec>& codec,
-            Precision precision) {
+  HistorySide(const Context& context, const HeldRows& rows, const std::optional<HistoryCodec>& codec,
+              Precision precision) {
     side_.stored = rows.stored(rows.everything());
     if (!codec) return;
     if (rows.has_history()) {
       side_.decoded = rows.history(rows.everything());
       return;
     }
-    const std::int64_t count = side_.stored.count();
-    const int dim = rows.dim();
-    side_.group_size = checked_group_size(*codec, dim);
-    side_.packed = is_packed(codec->levels, dim);
     side_.round_decoded = precision == Precision::kServing;
-    codes_ = DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(count * dim));
-    params_ = DeviceBuffer<GroupParams>(context, static_cast<std::size_t>(count * (dim / side_.group_size)));
-    quantize_rows(context, side_.stored, {&*codec, 1}, precision, {.codes = codes_.data(), .params = params_.data()});
-    if (side_.packed) {
-      DeviceBuffer<std::uint8_t> bytes(context, codes_.size() / 4);
-      pack_codes(context, codes_.data(), count, dim, bytes.data());
-      codes_ = std::move(bytes);
+    if (codec->coded != nullptr) {
+      pack(context, *codec);
+    } else {
+      quantise(context, *codec, precision);
     }
     side_.codes = codes_.data();
-    side_.params = params_.data();
   }
 
   [[nodiscard]] const CacheSide& side() const { return side_; }
 
  private:
+  void pack(const Context& context, const HistoryCodec& codec) {
+    const RowsView& rows = side_.stored;
+    formats_ = CodedFormats(context, formats_of(codec, 0, rows.heads), rows.dim);
+    side_.coded = formats_.view();
+    codes_ =
+        DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(rows.rows_per_head * formats_.bytes_per_token()));
+    encode_coded_rows(context, rows, formats_, codes_.data());
+  }
+
+  void quantise(const Context& context, const HistoryCodec& codec, Precision precision) {
+    const std::int64_t count = side_.stored.count();
+    const int dim = side_.stored.dim;
+    side_.group_size = checked_group_size(codec, dim);
+    side_.packed = is_packed(codec.levels, dim);
+    codes_ = DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(count * dim));
+    params_ = DeviceBuffer<GroupParams>(context, static_cast<std::size_t>(count * (dim / side_.group_size)));
+    quantize_rows(context, side_.stored, {&codec, 1}, precision, {.codes = codes_.data(), .params = params_.data()});
+    if (side_.packed) {
+      DeviceBuffer<std::uint8_t> bytes(context, codes_.size() / 4);
+      pack_codes(context, codes_.data(), count, dim, bytes.data());
+      codes_ = std::move(bytes);
+    }
+    side_.params = params_.data();
+  }
+
   CacheSide side_;
+  CodedFormats formats_;
   DeviceBuffer<std::uint8_t> codes_;
   DeviceBuffer<GroupParams> params_;
 };
@@ -69,8 +87,8 @@ void attend(const Context& context, const HeldData& held, const HistoryCodecs& c
   OSCAR_CHECK(out.size() == held.q.size(held.q.everything()) / static_cast<std::size_t>(held.q.dim()) *
                                 static_cast<std::size_t>(held.v.dim()));
   if (out.empty()) return;
-  const CodedRows key(context, held.k, codecs.key, held.precision);
-  const CodedRows value(context, held.v, codecs.value, held.precision);
+  const HistorySide key(context, held.k, codecs.key, held.precision);
+  const HistorySide value(context, held.v, codecs.value, held.precision);
   DeviceBuffer<float> rotated(context, out.size());
   const DeviceBuffer<float> sinks(context, std::span(held.scores.sinks));
   mixed_attention(context,

@@ -58,7 +58,7 @@ class CudaBackend : public Backend {
               std::span<float> rows) override {
     lanes_.run([&](const Context& context) { cuda::rotate(context, x, rotated_from_native, precision, rows); });
   }
-  void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+  void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                 std::span<float> decoded, QuantizedRows* codes) override {
     lanes_.run(
         [&](const Context& context) { cuda::quantize(context, rows, head_dim, codec, precision, decoded, codes); });

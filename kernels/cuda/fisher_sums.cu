@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Moments weighted by what softmax feels, f = p (1 - p) over the history. All scores of a few queries of every head
-// are held at once, tile by tile of keys, so that their softmax is one pass; weights multiply one side of a product, so
-// that no root is rounded. All in fp64.
+// Moments weighted by what softmax feels, f = p (1 - p) over the history, and those of values by p^2. All scores of a
+// few queries of every head are held at once, tile by tile of keys, so that their softmax is one pass; weights multiply
+// one side of a product, so that no root is rounded. All in fp64.
 #include <cmath>
 
 #include "base/errors.hpp"
@@ -43,7 +43,7 @@ struct Scores {
   [[nodiscard]] __device__ std::int64_t history_end(std::int64_t row) const { return seen(row) - windows.recent; }
 };
 
-/// One warp a row: scores become f, zero outside the history; row_weights (rows) = sum of f.
+/// One warp a row: scores become p, zero outside the history; row_weights (rows) = sum of f.
 __global__ void score_weights(Scores scores, double* row_weights) {
   const std::int64_t row = task_index() / kWarp;
   if (row >= scores.rows()) return;
@@ -59,24 +59,27 @@ __global__ void score_weights(Scores scores, double* row_weights) {
   for (std::int64_t j = lane; j < scores.keys; j += kWarp) {
     const bool history = j >= scores.windows.sink && j < scores.history_end(row);
     const double p = history ? exp(scores.at(row, j) - top) / sum : 0.0;
-    const double f = p * (1 - p);
-    scores.at(row, j) = f;
-    weight += f;
+    scores.at(row, j) = p;
+    weight += p * (1 - p);
   }
   weight = warp_sum(weight);
   if (lane == 0) row_weights[row] = weight;
 }
 
-/// One thread a (head, key): key_weights (heads, stride) += sum of f over the rows of the head.
-__global__ void add_key_weights(Scores scores, double* key_weights, std::int64_t stride) {
+/// One thread a (head, key): over the rows of the head, key_weights (heads, stride) += sum of f, and value_weights, if
+/// not null, += sum of p^2.
+__global__ void add_key_weights(Scores scores, double* key_weights, double* value_weights, std::int64_t stride) {
   const std::int64_t i = task_index();
   if (i >= scores.heads * scores.keys) return;
   const std::int64_t head = i / scores.keys, key = i % scores.keys;
-  double sum = 0;
+  double felt = 0, squares = 0;
   for (std::int64_t row = 0; row < scores.rows_per_head; ++row) {
-    sum += scores.at(head * scores.rows_per_head + row, key);
+    const double p = scores.at(head * scores.rows_per_head + row, key);
+    felt += p * (1 - p);
+    squares += p * p;
   }
-  key_weights[head * stride + key] += sum;
+  key_weights[head * stride + key] += felt;
+  if (value_weights != nullptr) value_weights[head * stride + key] += squares;
 }
 
 /// weighted = weights * rows, both (heads, count, dim); the weights of a head are `stride` apart from the next head's.
@@ -101,12 +104,14 @@ __global__ void add_rows(const double* rows, std::int64_t heads, std::int64_t co
 /// What a block of queries, and the keys of a sequence, need.
 class Sums {
  public:
-  Sums(const Context& context, const QkvView& qkv, std::int64_t longest, Windows windows)
+  Sums(const Context& context, const QkvView& qkv, std::int64_t longest, Windows windows, bool with_values)
       : context_(context),
         windows_(windows),
+        with_values_(with_values),
         heads_(qkv.k.num_heads),
         g_(qkv.q.num_heads / heads_),
         dim_(qkv.k.head_dim),
+        value_dim_(qkv.v.head_dim),
         queries_(
             std::clamp<std::int64_t>(kScores / (longest * heads_ * g_), 1, std::max<std::int64_t>(kGramRows / g_, 1))),
         longest_(longest),
@@ -117,16 +122,23 @@ class Sums {
         scores_(context, values(queries_ * g_, longest)),
         row_weights_(context, values(queries_ * g_, 1)),
         key_weights_(context, values(longest, 1)),
+        v_(context, with_values ? values(kTileKeys, value_dim_) : 0),
+        weighted_v_(context, v_.size()),
+        value_weights_(context, with_values ? values(longest, 1) : 0),
         key_sums_(context, values(1, dim_)),
         query_grams_(context, heads_, dim_),
         key_grams_(context, heads_, dim_),
+        value_grams_(context, with_values ? heads_ : 0, value_dim_),
         weight_(static_cast<std::size_t>(heads_)) {
     key_sums_.fill_with_zeros(context);
   }
 
   [[nodiscard]] std::int64_t queries_per_block() const { return queries_; }
 
-  void begin_sequence() { key_weights_.fill_with_zeros(context_); }
+  void begin_sequence() {
+    key_weights_.fill_with_zeros(context_);
+    value_weights_.fill_with_zeros(context_);
+  }
 
   /// q: at most queries_per_block() queries, the first at position `first`; k: the keys that the last of them sees. In
   /// GPU memory.
@@ -147,31 +159,38 @@ class Sums {
     }
     score_weights<<<grid(scores.rows() * kWarp), kThreads, 0, context_.stream()>>>(scores, row_weights_.data());
     OSCAR_CUDA_LAUNCHED("score_weights");
-    add_key_weights<<<grid(heads_ * scores.keys), kThreads, 0, context_.stream()>>>(scores, key_weights_.data(),
-                                                                                    longest_);
+    add_key_weights<<<grid(heads_ * scores.keys), kThreads, 0, context_.stream()>>>(
+        scores, key_weights_.data(), with_values_ ? value_weights_.data() : nullptr, longest_);
     OSCAR_CUDA_LAUNCHED("add_key_weights");
-    weigh(q_, row_weights_.data(), scores.rows_per_head, scores.rows_per_head, scores.rows_per_head, weighted_q_);
+    weigh(q_, row_weights_.data(), scores.rows_per_head, scores.rows_per_head, scores.rows_per_head, dim_, weighted_q_);
     query_grams_.add(1, scores.rows_per_head, weighted_q_.data(), q_.data());
   }
 
-  /// All keys of the sequence, once its queries are done.
-  void end_sequence(const HeadsView& k) {
+  /// All keys and values of the sequence, once its queries are done. v is not read where values are not taken.
+  void end_sequence(const HeadsView& k, const HeadsView& v) {
     const std::vector<double> weights = key_weights_.to_host(context_);
     for (std::size_t i = 0; i < weights.size(); ++i) weight_[i / static_cast<std::size_t>(longest_)] += weights[i];
     for (std::int64_t key = 0; key < k.num_tokens; key += kTileKeys) {
       const HeadsView tile = k.tokens(key, std::min(key + kTileKeys, k.num_tokens));
       convert_rows(context_, tile, heads_, kTileKeys, k_.data());
-      weigh(k_, key_weights_.data() + key, longest_, kTileKeys, tile.num_tokens, weighted_k_);
+      weigh(k_, key_weights_.data() + key, longest_, kTileKeys, tile.num_tokens, dim_, weighted_k_);
       add_rows<<<grid(std::int64_t{heads_} * dim_), kThreads, 0, context_.stream()>>>(
           weighted_k_.data(), heads_, kTileKeys, dim_, key_sums_.data());
       OSCAR_CUDA_LAUNCHED("add_rows");
       key_grams_.add(kTileKeys / kGramRows, kGramRows, weighted_k_.data(), k_.data());
+    }
+    for (std::int64_t key = 0; with_values_ && key < v.num_tokens; key += kTileKeys) {
+      const HeadsView tile = v.tokens(key, std::min(key + kTileKeys, v.num_tokens));
+      convert_rows(context_, tile, heads_, kTileKeys, v_.data());
+      weigh(v_, value_weights_.data() + key, longest_, kTileKeys, tile.num_tokens, value_dim_, weighted_v_);
+      value_grams_.add(kTileKeys / kGramRows, kGramRows, weighted_v_.data(), v_.data());
     }
   }
 
   void add_to(FisherSums& sums) const {
     query_grams_.add_to(sums.query);
     key_grams_.add_to(sums.key);
+    if (with_values_) value_grams_.add_to(sums.value);
     const std::vector<double> key_sums = key_sums_.to_host(context_);
     for (std::size_t i = 0; i < key_sums.size(); ++i) sums.key_sum[i] += key_sums[i];
     for (std::size_t h = 0; h < weight_.size(); ++h) sums.weight[h] += weight_[h];
@@ -184,18 +203,20 @@ class Sums {
   [[nodiscard]] static unsigned grid(std::int64_t tasks) { return blocks_for(static_cast<std::size_t>(tasks)); }
 
   void weigh(const DeviceBuffer<double>& rows, const double* weights, std::int64_t stride, std::int64_t count,
-             std::int64_t valid, DeviceBuffer<double>& weighted) {
-    weigh_rows<<<grid(heads_ * count * dim_), kThreads, 0, context_.stream()>>>(rows.data(), weights, stride, heads_,
-                                                                                count, valid, dim_, weighted.data());
+             std::int64_t valid, int dim, DeviceBuffer<double>& weighted) {
+    weigh_rows<<<grid(heads_ * count * dim), kThreads, 0, context_.stream()>>>(rows.data(), weights, stride, heads_,
+                                                                               count, valid, dim, weighted.data());
     OSCAR_CUDA_LAUNCHED("weigh_rows");
   }
 
   const Context& context_;
   Windows windows_;
-  int heads_, g_, dim_;
+  bool with_values_;
+  int heads_, g_, dim_, value_dim_;
   std::int64_t queries_, longest_;
-  DeviceBuffer<double> q_, weighted_q_, k_, weighted_k_, scores_, row_weights_, key_weights_, key_sums_;
-  GramSums<double> query_grams_, key_grams_;
+  DeviceBuffer<double> q_, weighted_q_, k_, weighted_k_, scores_, row_weights_, key_weights_, v_, weighted_v_,
+      value_weights_, key_sums_;
+  GramSums<double> query_grams_, key_grams_, value_grams_;
   std::vector<double> weight_;
 };
 
@@ -203,14 +224,13 @@ class Sums {
 
 void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
                             Windows windows, FisherSums& sums) {
-  if (sums.value.count > 0) {
-    throw UsageError("the GPU does not take what attention reads of values yet", "--device", "use --device cpu");
-  }
   OSCAR_CHECK(sums.query.dim == qkv.k.head_dim && sums.query.count == qkv.k.num_heads);
   OSCAR_CHECK(qkv.q.num_heads % qkv.k.num_heads == 0 && qkv.q.head_dim == qkv.k.head_dim);
+  const bool with_values = sums.value.count > 0;
+  OSCAR_CHECK(!with_values || (sums.value.count == qkv.v.num_heads && sums.value.dim == qkv.v.head_dim));
   std::int64_t longest = 1;
   for (const SequenceRange& sequence : sequences) longest = std::max(longest, sequence.size());
-  Sums found(context, qkv, longest, windows);
+  Sums found(context, qkv, longest, windows, with_values);
   for (const SequenceRange& sequence : sequences) {
     if (sequence.size() == 0) continue;
     const QkvView rows = qkv.tokens(sequence);
@@ -223,7 +243,9 @@ void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::spa
     for_each_chunk<1>(context, pieces, [&](std::size_t i, const auto& chunk) {
       found.add_queries(chunk[0], blocks[i].begin, k.tokens(0, blocks[i].end));
     });
-    found.end_sequence(k);
+    Chunk<1> values(context, {qkv.v}, with_values ? sequence.size() : 0);
+    if (with_values) values.fetch({rows.v});
+    found.end_sequence(k, with_values ? values.arrived()[0] : HeadsView());
   }
   found.add_to(sums);
 }

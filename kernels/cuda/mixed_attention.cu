@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/errors.hpp"
+#include "kernels/cuda/coded_decode.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/mixed_attention.hpp"
 #include "kernels/cuda/warp.cuh"
@@ -48,6 +49,16 @@ __device__ void decode_row(const CacheSide& side, std::int64_t row, int lane, fl
   }
 }
 
+/// Row `row` of a head with `keys` rows, from the coded cache.
+__device__ void decode_coded_row(const CacheSide& side, int head, std::int64_t row, std::int64_t keys, int lane,
+                                 float* out) {
+  const std::uint8_t* const bytes = side.codes + side.coded.offset(head, row, keys);
+  for (int i = lane; i < side.stored.dim; i += kWarp) {
+    const float value = decoded_channel(side.coded, head, bytes, i);
+    out[i] = side.round_decoded ? nearest_bf16(value) : value;
+  }
+}
+
 /// Rows [first, first + kTile) of one KV head, decoded or as stored, each `width` floats wide: zeros behind a row's
 /// channels and behind the last key.
 __device__ void load_tile(const CacheSide& side, int head, std::int64_t first, std::int64_t keys, bool decoded,
@@ -58,7 +69,9 @@ __device__ void load_tile(const CacheSide& side, int head, std::int64_t first, s
     float* const out = tile + t * stride;
     const bool exists = first + t < keys;
     const std::int64_t row = head * keys + first + t;
-    if (exists && decoded && side.codes != nullptr) {
+    if (exists && decoded && side.coded.heads != nullptr) {
+      decode_coded_row(side, head, first + t, keys, lane, out);
+    } else if (exists && decoded && side.codes != nullptr) {
       decode_row(side, row, lane, out);
     } else if (exists && decoded && side.decoded.values != nullptr) {
       for (int i = lane; i < dim; i += kWarp) out[i] = side.decoded.value(row * dim + i);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/cache_format.hpp"
+#include "kernels/cuda/coded_rows.hpp"
 #include "kernels/cuda/context.hpp"
 #include "kernels/cuda/rows_view.hpp"
 
@@ -18,6 +19,8 @@ struct CacheSide {
   const GroupParams* params = nullptr;
   bool packed = false;
   int group_size = 0;
+  /// Where it has heads, codes are packed rows of these formats, and there are no params.
+  CodedView coded;
   /// The history, already decoded, in place of codes. values null: none.
   RowsView decoded;
   /// Servers compute with bfloat16: decoded values are rounded to it.

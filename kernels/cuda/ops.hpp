@@ -24,7 +24,7 @@ void accumulate_residual_grams(const Context& context, HeadsView x, const Matrix
 [[nodiscard]] std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric);
 void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
             std::span<float> rows);
-void quantize(const Context& context, std::span<const float> rows, int head_dim, const RowCodec& codec,
+void quantize(const Context& context, std::span<const float> rows, int head_dim, const HistoryCodec& codec,
               Precision precision, std::span<float> decoded, QuantizedRows* codes);
 [[nodiscard]] DecodeTimings time_decode(const Context& context, std::span<const DecodeCase> cases, Windows windows);
 

@@ -8,11 +8,11 @@
 
 #include "base/errors.hpp"
 #include "kernels/arguments.hpp"
+#include "kernels/cuda/coded_rows.hpp"
 #include "kernels/cuda/device_buffer.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/least_squares.cuh"
 #include "kernels/cuda/lloyd_max.cuh"
-#include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"
 #include "kernels/cuda/warp_row.cuh"
 
@@ -228,17 +228,31 @@ QuantizeRow kernel_for(int dim) {
                    "use --device cpu");
 }
 
+/// Rows of the coded cache have kernels of their own, which take one codec.
+void one_after_the_other(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
+                         Precision precision, CodecOutput out, int first_head) {
+  const std::int64_t values = rows.count() * rows.dim;
+  for (const HistoryCodec& codec : codecs) {
+    if (codec.coded != nullptr) {
+      pass_through_coded_rows(context, rows, codec, precision, out, first_head);
+    } else {
+      quantize_rows(context, rows, {&codec, 1}, precision, out, first_head);
+    }
+    if (out.decoded != nullptr) out.decoded += values;
+    if (out.decoded_f64 != nullptr) out.decoded_f64 += values;
+    if (out.codes != nullptr) out.codes += values;
+  }
+}
+
 }  // namespace
 
 void quantize_rows(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
                    Precision precision, const CodecOutput& out, int first_head) {
-  std::vector<Plan> all;
-  for (const HistoryCodec& codec : codecs) {
-    if (codec.coded != nullptr) {
-      throw UsageError("the GPU does not read rows of the coded cache yet", "--device", "use --device cpu");
-    }
-    all.push_back(plan_of(codec, rows.dim));
+  if (std::any_of(codecs.begin(), codecs.end(), [](const HistoryCodec& codec) { return codec.coded != nullptr; })) {
+    return one_after_the_other(context, rows, codecs, precision, out, first_head);
   }
+  std::vector<Plan> all;
+  for (const HistoryCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
   const bool in_double = std::any_of(all.begin(), all.end(), [](const Plan& p) { return p.grid != Grid::kMinMax; });
   const QuantizeRow kernel = in_double ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
   OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));
@@ -256,37 +270,6 @@ void pack_codes(const Context& context, const std::uint8_t* codes, std::int64_t 
   if (count == 0) return;
   pack_byte<<<blocks_for(static_cast<std::size_t>(count)), kThreads, 0, context.stream()>>>(codes, count, dim, bytes);
   OSCAR_CUDA_LAUNCHED("pack_byte");
-}
-
-void quantize(const Context& context, std::span<const float> rows, int head_dim, const RowCodec& codec,
-              Precision precision, std::span<float> decoded, QuantizedRows* out) {
-  constexpr std::size_t kChunkRows = std::size_t{1} << 16;
-  const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t groups = dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
-  const std::size_t num_rows = rows.size() / dim;
-  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
-  const HistoryCodec one(codec);
-  const bool wants_codes = out != nullptr;
-  if (wants_codes)
-    *out = {std::vector<std::uint8_t>(rows.size()), std::vector<float>(num_rows * groups),
-            std::vector<float>(num_rows * groups)};
-  for (std::size_t first = 0; first < num_rows; first += kChunkRows) {
-    const std::size_t count = std::min(kChunkRows, num_rows - first);
-    const DeviceBuffer<float> device_rows(context, rows.subspan(first * dim, count * dim));
-    DeviceBuffer<float> device_decoded(context, count * dim);
-    DeviceBuffer<std::uint8_t> codes(context, wants_codes ? count * dim : 0);
-    DeviceBuffer<GroupParams> params(context, wants_codes ? count * groups : 0);
-    quantize_rows(context, dense_rows(device_rows.data(), static_cast<std::int64_t>(count), head_dim), {&one, 1},
-                  precision, {.decoded = device_decoded.data(), .codes = codes.data(), .params = params.data()});
-    device_decoded.download(context, decoded.subspan(first * dim, count * dim));
-    if (!wants_codes) continue;
-    codes.download(context, std::span(out->codes).subspan(first * dim, count * dim));
-    const std::vector<GroupParams> host = params.to_host(context);
-    for (std::size_t i = 0; i < host.size(); ++i) {
-      out->scale[first * groups + i] = host[i].scale;
-      out->zero[first * groups + i] = host[i].zero;
-    }
-  }
 }
 
 }  // namespace oscar::cuda

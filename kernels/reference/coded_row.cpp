@@ -33,12 +33,6 @@ double sixteenths(int n) {
   return std::ldexp(kRoots[static_cast<std::size_t>(n - 16 * octave)], octave);
 }
 
-/// The scale from which on byte b is nearer than byte b - 1: their geometric mean, 2^((b - 128 - 1/2) / 16).
-float least_scale(int byte) {
-  constexpr double kHalfStep = 0.9785720620877001;  // 2^(-1/32)
-  return static_cast<float>(sixteenths(byte - 128) * kHalfStep);
-}
-
 int bits_of(int levels) { return std::countr_zero(static_cast<unsigned>(levels)); }
 
 /// The sum of term(i) over the channels below `count`, in the order that the header defines.
@@ -150,11 +144,16 @@ std::size_t coded_row_bytes(const CodedFormat& format) {
 
 float coded_scale(int byte) { return static_cast<float>(sixteenths(byte - 128)); }
 
+float least_coded_scale(int byte) {
+  constexpr double kHalfStep = 0.9785720620877001;  // 2^(-1/32)
+  return static_cast<float>(sixteenths(byte - 128) * kHalfStep);
+}
+
 std::uint8_t coded_scale_byte(float scale) {
   int low = 0, high = 255;  // the last byte whose least scale is not above
   while (low < high) {
     const int middle = (low + high + 1) / 2;
-    if (scale >= least_scale(middle)) {
+    if (scale >= least_coded_scale(middle)) {
       low = middle;
     } else {
       high = middle - 1;

@@ -47,6 +47,8 @@ void require_valid(const CodedFormat& format);
 
 /// s(b). byte: 0 to 255.
 [[nodiscard]] float coded_scale(int byte);
+/// The scale from which on `byte` is nearer than byte - 1: the geometric mean of theirs, 2^((byte - 128 - 1/2) / 16).
+[[nodiscard]] float least_coded_scale(int byte);
 /// The byte whose scale is nearest to `scale` in ratio; 0 for whatever is less than s(0), not a number included.
 [[nodiscard]] std::uint8_t coded_scale_byte(float scale);
 

@@ -9,7 +9,7 @@ MAY_INCLUDE = {
     "kernels": ["lib/base", "lib/tensor"],
     "kernels/cpu": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
     "kernels/reference": ["lib/base", "lib/tensor", "kernels"],
-    "kernels/cuda": ["lib/base", "lib/tensor", "kernels"],
+    "kernels/cuda": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
     "kernels/absent": ["lib/base", "lib/tensor", "kernels"],
     "lib/model": ["lib/base", "lib/tensor", "kernels"],
     "lib/dump": ["lib/base", "lib/tensor", "kernels", "lib/model"],

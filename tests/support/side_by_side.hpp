@@ -43,7 +43,7 @@ class SideBySide : public Backend {
               std::span<float> rows) override {
     backend_->rotate(x, rotated_from_native, precision, rows);
   }
-  void quantize(std::span<const float> rows, int head_dim, const RowCodec& codec, Precision precision,
+  void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                 std::span<float> decoded, QuantizedRows* codes) override {
     backend_->quantize(rows, head_dim, codec, precision, decoded, codes);
   }

@@ -15,7 +15,7 @@ namespace {
 SideMethod clipped_rows(double clip_ratio) {
   return {[=](const History& history) {
             OSCAR_CHECK(history.context.backend != nullptr);
-            history.context.backend->quantize(history.rows, history.dim, {.clip_ratio = clip_ratio},
+            history.context.backend->quantize(history.rows, history.dim, RowCodec{.clip_ratio = clip_ratio},
                                               history.context.precision, history.rows, nullptr);
           },
           bits_by_token(2, 2)};

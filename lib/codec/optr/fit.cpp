@@ -131,7 +131,7 @@ HeadFit fit_head(const std::vector<Reads>& reads, const Setting& setting, const 
 
 optr::Codec int2(int dim, double clip_ratio, Backend& backend) {
   return [=, &backend](std::span<float> rows) {
-    backend.quantize(rows, dim, {.clip_ratio = clip_ratio}, Precision::kExact, rows, nullptr);
+    backend.quantize(rows, dim, RowCodec{.clip_ratio = clip_ratio}, Precision::kExact, rows, nullptr);
   };
 }
 

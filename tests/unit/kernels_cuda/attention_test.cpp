@@ -104,7 +104,14 @@ std::vector<double> head_ratios(int kv_heads) {
   return ratios;
 }
 
-/// Both sides, one side, none; whole rows and groups, with and without clipping, 4 levels and more.
+HistoryCodec coded(int kv_heads, int dim) {
+  HistoryCodec codec;
+  codec.coded = coded_formats(kv_heads, dim);
+  return codec;
+}
+
+/// Both sides, one side, none; packed rows of the coded cache; whole rows and groups, with and without clipping, 4
+/// levels and more.
 std::vector<HistoryCodecs> codecs_for(const Sequence& s) {
   const int key_dim = s.shape.head_dim, value_dim = s.value.rotation.dim;
   std::vector<HistoryCodecs> all{
@@ -115,6 +122,10 @@ std::vector<HistoryCodecs> codecs_for(const Sequence& s) {
       {RowCodec{.clip_ratio = 0.96, .grid = Grid::kLloydMax}, RowCodec{.scale_dtype = DType::kF16}},
       {HistoryCodec{{}, head_ratios(s.kv_heads)}, HistoryCodec{{.group_size = 8}, head_ratios(s.kv_heads)}},
       {}};
+  if (key_dim % 8 == 0 && value_dim % 8 == 0) {
+    all.push_back({coded(s.kv_heads, key_dim), coded(s.kv_heads, value_dim)});
+    all.push_back({coded(s.kv_heads, key_dim), RowCodec{}});
+  }
   for (const int group : {16, 32, 64}) {
     if (key_dim % group != 0 || value_dim % group != 0) continue;
     all.push_back({RowCodec{.group_size = group}, RowCodec{.levels = 5, .group_size = group, .clip_ratio = 0.9}});

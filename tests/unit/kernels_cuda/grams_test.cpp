@@ -78,6 +78,7 @@ void check_output_grams(const Kind& kind, const Shape& shape) {
 FisherSums fisher_sums(Backend& backend, const QkvView& qkv, std::span<const SequenceRange> sequences,
                        Windows windows) {
   FisherSums sums(qkv.k.num_heads, qkv.k.head_dim);
+  sums.value = MatrixStack(qkv.v.num_heads, qkv.v.head_dim);
   backend.accumulate_fisher_sums(qkv, sequences, windows, sums);
   return sums;
 }
@@ -96,6 +97,7 @@ void check_fisher_sums(Backend& gpu, const Shape& shape) {
     };
     check("fisher, queries", got.query.data, expected.query.data);
     check("fisher, keys", got.key.data, expected.key.data);
+    check("fisher, values", got.value.data, expected.value.data);
     check("fisher, sum of keys", got.key_sum, expected.key_sum);
     check("fisher, weight", got.weight, expected.weight);
   }

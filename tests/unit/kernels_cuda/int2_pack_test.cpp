@@ -86,7 +86,7 @@ std::pair<std::vector<std::byte>, std::vector<std::byte>> expected(const PackSha
                                                                    const Packed& like) {
   QuantizedRows quantized;
   std::vector<float> decoded(rows.size());
-  make_cpu_backend()->quantize(rows, s.dim, {.levels = 4, .group_size = s.group, .clip_ratio = s.clip},
+  make_cpu_backend()->quantize(rows, s.dim, RowCodec{.levels = 4, .group_size = s.group, .clip_ratio = s.clip},
                                Precision::kServing, decoded, &quantized);
   RowPool codes = like.codes, params = like.params;
   std::fill(codes.host.begin(), codes.host.end(), std::byte{0xEE});

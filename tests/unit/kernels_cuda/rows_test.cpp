@@ -70,6 +70,24 @@ void check_codec(Backend& cpu, Backend& gpu, const Shape& shape, const RowCodec&
   check_error("quantize, values that differ", shape, bits, 0);
 }
 
+/// Through packed bytes and back.
+void check_coded_rows(Backend& cpu, Backend& gpu, const Shape& shape) {
+  const std::vector<float> rows =
+      codec_rows(static_cast<std::size_t>(shape.tokens), static_cast<std::size_t>(shape.head_dim));
+  for (const CodedFormat& format : *coded_formats(6, shape.head_dim)) {
+    HistoryCodec codec;
+    codec.coded = std::make_shared<const std::vector<CodedFormat>>(1, format);
+    for (const Precision precision : {Precision::kExact, Precision::kServing}) {
+      std::vector<float> expected(rows.size());
+      Guarded<float> got(rows.size());
+      cpu.quantize(rows, shape.head_dim, codec, precision, expected, nullptr);
+      gpu.quantize(rows, shape.head_dim, codec, precision, got.get(), nullptr);
+      CHECK(got.intact());
+      check_error("coded rows, values that differ", shape, differing<float>(got.get(), expected), 0);
+    }
+  }
+}
+
 void check_rotation(Backend& cpu, Backend& gpu, const Shape& shape) {
   const Tensor x = activations(shape, 6, 22);
   for (const int count : {1, 2, 6}) {
@@ -104,6 +122,15 @@ TEST_CASE("rotate_matches_cpu") {
   std::vector<Shape> all = shapes();
   all.push_back({DType::kF32, 256, 5001});
   for (const Shape& shape : all) check_rotation(*cpu, *gpu, shape);
+}
+
+TEST_CASE("small: rows of the coded cache match the CPU's to the bit") {
+  const std::unique_ptr<Backend> gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  for (const int head_dim : {8, 64, 72, 80, 112, 128, 192, 256, 576}) {
+    check_coded_rows(*cpu, *gpu, {DType::kF32, head_dim, 67});
+  }
 }
 
 TEST_CASE("small: quantize_matches_cpu") {
@@ -201,7 +228,7 @@ TEST_CASE("the codec on the GPU refuses what the CPU refuses, and rows that are 
   const std::unique_ptr<Backend> gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   std::vector<float> rows(128), decoded(128);
-  CHECK_ERROR(gpu->quantize(rows, 128, {.group_size = 48}, Precision::kExact, decoded, nullptr), UsageError,
+  CHECK_ERROR(gpu->quantize(rows, 128, RowCodec{.group_size = 48}, Precision::kExact, decoded, nullptr), UsageError,
               "does not divide head_dim 128");
   rows.resize(1025), decoded.resize(1025);
   CHECK_ERROR(gpu->quantize(rows, 1025, {}, Precision::kExact, decoded, nullptr), UsageError, "longer than");

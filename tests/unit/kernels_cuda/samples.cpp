@@ -79,6 +79,20 @@ MatrixStack symmetric_matrices(int count, int dim, unsigned seed) {
   return stack;
 }
 
+std::shared_ptr<const std::vector<CodedFormat>> coded_formats(int kv_heads, int dim) {
+  std::vector<CodedFormat> formats;
+  for (int head = 0; head < kv_heads; ++head) {
+    CodedFormat& format = formats.emplace_back();
+    for (int i = 0; i < dim; ++i) {
+      const int bits = std::max(0, 8 - head % 5 - i / 8 * 9 / (dim / 8));
+      format.levels.push_back(1 << bits);
+      format.sigma.push_back(1.0F + 0.125F * static_cast<float>(i % 5));
+      format.step.push_back(bits == 0 ? 0.0F : 5.0F / static_cast<float>(1 << bits) * format.sigma.back());
+    }
+  }
+  return std::make_shared<const std::vector<CodedFormat>>(std::move(formats));
+}
+
 void check_error(const std::string& what, const Shape& shape, double error, double tolerance) {
   std::printf("measured: %s | %s | %d | %lld | %.3g | %.3g\n", what.c_str(), std::string(name_of(shape.dtype)).c_str(),
               shape.head_dim, static_cast<long long>(shape.tokens), error, tolerance);

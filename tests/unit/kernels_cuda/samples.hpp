@@ -45,6 +45,10 @@ struct Shape {
 [[nodiscard]] MatrixStack gaussian_matrices(int count, int dim, unsigned seed);
 [[nodiscard]] MatrixStack symmetric_matrices(int count, int dim, unsigned seed);
 
+/// Formats of the coded cache, one a KV head: both classes, every width somewhere, channels that are not stored. dim is
+/// a multiple of 8.
+[[nodiscard]] std::shared_ptr<const std::vector<CodedFormat>> coded_formats(int kv_heads, int dim);
+
 /// Prints the measurement and fails unless error <= tolerance.
 void check_error(const std::string& what, const Shape& shape, double error, double tolerance);
 
