@@ -72,7 +72,8 @@ class Backend {
                       std::span<float> rows) = 0;
 
   /// decoded = decode(encode(rows)); rows and decoded: (n, head_dim), which may be the same memory. kServing rounds
-  /// decoded rows to bfloat16. codes: filled if not null. codec: of one head; rows of the coded cache have no codes.
+  /// decoded rows to bfloat16. codes: filled if not null. codec: of one head;
+  /// codes of the coded cache are its packed rows, (n, bytes of a row), without scale and zero.
   virtual void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                         std::span<float> decoded, QuantizedRows* codes) = 0;
 

@@ -165,11 +165,13 @@ namespace {
 
 /// Packs rows (tokens, heads, head_dim) as the coded cache stores them, and decodes the bytes.
 void pass_through_coded_rows(std::span<const float> rows, int head_dim, const std::vector<CodedFormat>& formats,
-                             Precision precision, std::span<float> decoded) {
+                             Precision precision, std::span<float> decoded, std::vector<std::uint8_t>* packed) {
   const auto dim = static_cast<std::size_t>(head_dim);
   const std::size_t num_rows = rows.size() / dim;
   OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
   for (const CodedFormat& format : formats) reference::require_valid(format);
+  OSCAR_CHECK(packed == nullptr || formats.size() == 1);
+  if (packed != nullptr) packed->resize(num_rows * reference::coded_row_bytes(formats.front()));
   parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
     std::vector<std::uint8_t> bytes;
     const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
@@ -179,6 +181,8 @@ void pass_through_coded_rows(std::span<const float> rows, int head_dim, const st
       bytes.resize(reference::coded_row_bytes(format));
       reference::encode_coded_row(format, rows.subspan(row * dim, dim), bytes);
       reference::decode_coded_row(format, bytes, out);
+      if (packed != nullptr)
+        std::ranges::copy(bytes, packed->begin() + static_cast<std::ptrdiff_t>(row * bytes.size()));
       if (precision == Precision::kExact) continue;
       for (float& value : out) value = round_to_bf16(value);
     }
@@ -190,8 +194,9 @@ void pass_through_coded_rows(std::span<const float> rows, int head_dim, const st
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* out) {
   if (codec.coded != nullptr) {
-    OSCAR_CHECK(out == nullptr);
-    return pass_through_coded_rows(rows, head_dim, *codec.coded, precision, decoded);
+    if (out != nullptr) *out = {};
+    return pass_through_coded_rows(rows, head_dim, *codec.coded, precision, decoded,
+                                   out != nullptr ? &out->codes : nullptr);
   }
   const int group_size = checked_group_size(codec, head_dim);
   const auto dim = static_cast<std::size_t>(head_dim);

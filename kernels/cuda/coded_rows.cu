@@ -194,13 +194,14 @@ void encode_coded_rows(const Context& context, const RowsView& rows, const Coded
 
 void pass_through_coded_rows(const Context& context, const RowsView& rows, const HistoryCodec& codec,
                              Precision precision, const CodecOutput& out, int first_head) {
-  OSCAR_CHECK(out.codes == nullptr && out.params == nullptr);
   const CodedFormats formats(context, formats_of(codec, first_head, rows.heads), rows.dim);
-  DeviceBuffer<std::uint8_t> bytes(context, static_cast<std::size_t>(rows.rows_per_head * formats.bytes_per_token()));
-  encode_coded_rows(context, rows, formats, bytes.data());
+  DeviceBuffer<std::uint8_t> own(
+      context, out.codes != nullptr ? 0 : static_cast<std::size_t>(rows.rows_per_head * formats.bytes_per_token()));
+  std::uint8_t* const bytes = out.codes != nullptr ? out.codes : own.data();
+  encode_coded_rows(context, rows, formats, bytes);
   if (rows.count() == 0) return;
   decode_rows<<<blocks_for(static_cast<std::size_t>(rows.count() * rows.dim)), kThreads, 0, context.stream()>>>(
-      bytes.data(), formats.view(), rows.count(), rows.rows_per_head, precision == Precision::kServing, out);
+      bytes, formats.view(), rows.count(), rows.rows_per_head, precision == Precision::kServing, out);
   OSCAR_CUDA_LAUNCHED("decode_rows");
 }
 

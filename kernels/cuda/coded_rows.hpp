@@ -68,8 +68,8 @@ class CodedFormats {
 /// Throws UsageError for rows of more than 1024 values.
 void encode_coded_rows(const Context& context, const RowsView& rows, const CodedFormats& formats, std::uint8_t* bytes);
 
-/// Packs rows as the coded cache stores them, and decodes the bytes into dense arrays. The view's heads are those from
-/// first_head on.
+/// Packs rows as the coded cache stores them, into out.codes unless null, and decodes the bytes into dense arrays. The
+/// view's heads are those from first_head on.
 void pass_through_coded_rows(const Context& context, const RowsView& rows, const HistoryCodec& codec,
                              Precision precision, const CodecOutput& out, int first_head);
 

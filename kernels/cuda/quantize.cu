@@ -240,7 +240,7 @@ void one_after_the_other(const Context& context, const RowsView& rows, std::span
     }
     if (out.decoded != nullptr) out.decoded += values;
     if (out.decoded_f64 != nullptr) out.decoded_f64 += values;
-    if (out.codes != nullptr) out.codes += values;
+    OSCAR_CHECK(out.codes == nullptr || codecs.size() == 1);
   }
 }
 

@@ -28,11 +28,15 @@ struct CodedLayer {
   CodedSide key, value;
 };
 
-/// What errors of one layer's keys, and of its values, cost: the mean KL of the model's predictions where only that
-/// side of that layer is coded.
+/// What errors of one layer's keys, and of its values, cost: how much of the mean KL of the model's predictions is
+/// theirs.
 struct CodedDamage {
   double key = 0, value = 0;
 };
+
+/// What a side of a layer is measured beside: all else exact, so that its damage is the KL where it alone is coded; or
+/// all else coded, so that its damage is what the KL loses where it alone is exact.
+enum class CodedBeside { kExact, kCoded };
 
 struct CodedSet {
   ModelIdentity model;

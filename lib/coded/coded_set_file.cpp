@@ -37,12 +37,16 @@ Tensor float_tensor(std::vector<std::int64_t> shape, const std::vector<double>& 
   return Tensor::from(std::move(shape), std::span<const float>(floats));
 }
 
-void add_side(const std::string& prefix, const CodedSide& side, NamedTensors& tensors) {
+void add_side(const std::string& prefix, const CodedSide& side, bool has_mean, NamedTensors& tensors) {
   const std::int64_t heads = side.transform.rotation.count, dim = side.transform.rotation.dim;
   const auto add = [&](const char* name, Tensor tensor) { tensors.emplace_back(prefix + name, std::move(tensor)); };
   add("write", float_tensor({heads, dim, dim}, side.transform.rotation.data));
   add("read", float_tensor({heads, dim, dim}, side.transform.read_rotation.data));
-  if (!side.transform.mean.empty()) add("mean", float_tensor({heads, dim}, side.transform.mean));
+  if (has_mean) {
+    std::vector<double> mean = side.transform.mean;
+    mean.resize(static_cast<std::size_t>(heads * dim));  // zeros, where keys are not centred
+    add("mean", float_tensor({heads, dim}, mean));
+  }
   const std::vector<int> levels = joined(side, &CodedFormat::levels);
   const std::vector<float> step = joined(side, &CodedFormat::step), sigma = joined(side, &CodedFormat::sigma);
   add("levels", Tensor::from({heads, dim}, std::span<const std::int32_t>(levels)));
@@ -65,6 +69,7 @@ class SideReader {
     side.transform.rotation = matrices("write");
     side.transform.read_rotation = matrices("read");
     if (has_mean) side.transform.mean = floats("mean", {heads_, dim_});
+    if (std::ranges::all_of(side.transform.mean, [](double x) { return x == 0; })) side.transform.mean.clear();
     side.lambda = floats("lambda", {heads_, dim_});
     const std::vector<double> levels = values("levels", {heads_, dim_}, DType::kI32);
     const std::vector<double> step = floats("step", {heads_, dim_}), sigma = floats("sigma", {heads_, dim_});
@@ -124,8 +129,8 @@ void write_coded_set(const std::filesystem::path& folder, const CodedSet& set, b
   AtomicFolder out(folder, replaceable_set(replace));
   NamedTensors tensors;
   for (const CodedLayer& layer : set.layers) {
-    add_side(prefix_of(layer.layer_id, "key"), layer.key, tensors);
-    add_side(prefix_of(layer.layer_id, "value"), layer.value, tensors);
+    add_side(prefix_of(layer.layer_id, "key"), layer.key, true, tensors);
+    add_side(prefix_of(layer.layer_id, "value"), layer.value, false, tensors);
   }
   write_safetensors(out.path() / kTensors, tensors, {{"schema", kCodedSchema}});
   const Json manifest = coded_manifest(set, list_with_hashes(out.path(), list_files(out.path())));

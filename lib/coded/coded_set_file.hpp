@@ -2,7 +2,7 @@
 // A coded set in a folder: manifest.json, and coded.safetensors with, for layer N and side key or value,
 //   layers.N.SIDE.write   (Hkv, d, d) float32: y = (x - mean) write
 //   layers.N.SIDE.read    (Hkv, d, d) float32: q read, or o = o' read^T
-//   layers.N.key.mean     (Hkv, d) float32
+//   layers.N.key.mean     (Hkv, d) float32; zeros: keys are not centred
 //   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32: see kernels/reference/coded_row.hpp
 //   layers.N.SIDE.lambda  (Hkv, d) float32: variances, for reports
 #pragma once

@@ -2,7 +2,10 @@
 #include "fit/coded_fit.hpp"
 
 #include <algorithm>
+#include <cmath>
 
+#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/threads.hpp"
 
 namespace oscar {
@@ -65,6 +68,20 @@ double weight_of(double damage, const CodedSide& side) {
   return std::max(damage, kLeastDamage) / error;
 }
 
+void require_finite(const std::vector<CodedDamage>& damage, const CodedSet& set) {
+  OSCAR_CHECK(damage.size() == set.layers.size());
+  for (std::size_t i = 0; i < damage.size(); ++i) {
+    if (std::isfinite(damage[i].key) && std::isfinite(damage[i].value)) continue;
+    throw NumericalError("what errors cost the model is not a finite number",
+                         "layer " + std::to_string(set.layers[i].layer_id), "look at the model's weights and the text");
+  }
+}
+
+/// Weights of all rounds count the same: a small damage beside others is mostly noise.
+void add_weight(double weight, int round, CodedSpectrum& spectrum) {
+  spectrum.weight = (spectrum.weight * round + weight) / (round + 1);
+}
+
 }  // namespace
 
 CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const OutputProjection& projection,
@@ -75,17 +92,20 @@ CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const OutputP
   set.model = source.model(), set.calibration = source.calibration();
   std::vector<CodedSpectrum> spectra = spectra_of(layers);
   std::vector<CodedDamage> damage;
-  if (measure) {
-    set.layers = coded_layers(layers, trial_plan(spectra));
-    damage = measure(set);
+  set.layers = coded_layers(layers, measure ? trial_plan(spectra) : plan_levels(spectra, options.bits, options.scope));
+  OSCAR_CHECK(!measure || options.rounds >= 1);
+  for (int round = 0; measure && round < options.rounds; ++round) {
+    damage = measure(set, round == 0 ? CodedBeside::kExact : CodedBeside::kCoded);
+    require_finite(damage, set);
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      spectra[2 * i].weight = weight_of(damage[i].key, set.layers[i].key);
-      spectra[2 * i + 1].weight = weight_of(damage[i].value, set.layers[i].value);
+      add_weight(weight_of(damage[i].key, set.layers[i].key), round, spectra[2 * i]);
+      add_weight(weight_of(damage[i].value, set.layers[i].value), round, spectra[2 * i + 1]);
     }
+    set.layers = coded_layers(layers, plan_levels(spectra, options.bits, options.scope));
   }
-  set.layers = coded_layers(layers, plan_levels(spectra, options.bits, options.scope));
   for (std::size_t i = 0; i < damage.size(); ++i) {
-    set.layers[i].key.damage = damage[i].key, set.layers[i].value.damage = damage[i].value;
+    set.layers[i].key.damage = std::max(damage[i].key, kLeastDamage);
+    set.layers[i].value.damage = std::max(damage[i].value, kLeastDamage);
   }
   return set;
 }

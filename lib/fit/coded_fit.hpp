@@ -15,7 +15,7 @@
 namespace oscar {
 
 /// Measures a set, layer by layer in its order. An empty function plans as if all errors cost the same.
-using MeasureDamage = std::function<std::vector<CodedDamage>(const CodedSet&)>;
+using MeasureDamage = std::function<std::vector<CodedDamage>(const CodedSet&, CodedBeside)>;
 
 /// Throws UsageError for bits that cannot be spent, DataError for data that is too short or heads that do not fit, and
 /// NumericalError for rows that do not vary.

@@ -90,7 +90,8 @@ CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOp
   const int heads = fisher.value.count;
   const MatrixStack metric =
       projection ? output_metric(projection(layer_id), heads, backend) : identity(heads, fisher.value.dim);
-  data.key.basis = coded_key_basis(fisher, queries.total.front(), queries.mean(), options.plain_part, backend);
+  data.key.basis = coded_key_basis(fisher, queries.total.front(), queries.mean(), options.plain_part,
+                                   !options.uncentred.contains(layer_id), backend);
   data.value.basis = coded_value_basis(metric, fisher.value, values.mean(), backend);
   take_rows(stream, static_cast<std::int64_t>(values.total.front()), options.sample_rows, data);
   return data;

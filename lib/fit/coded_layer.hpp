@@ -2,6 +2,7 @@
 // What a fit of the coded cache takes from one layer's data, and what becomes of it once levels are planned.
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include "coded/coded_set.hpp"
@@ -31,6 +32,12 @@ struct CodedOptions {
   double plain_part = 0.3;  // coded_key_basis()
   Windows windows;
   std::int64_t sample_rows = 4096;  // of each layer, from which grids are fitted
+  /// How often damage is measured and levels are planned by it: first at the same bits for all with the rest exact,
+  /// then at the plan with the rest coded.
+  int rounds = 1;
+  /// Layers whose keys keep their mean, because a shift of all scores changes what their softmax gives (sinks, soft
+  /// caps).
+  std::set<int> uncentred;
 };
 
 /// Reads a layer twice: for its moments, and for `options.sample_rows` rows that are spread evenly over its tokens.

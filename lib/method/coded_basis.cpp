@@ -18,6 +18,9 @@ std::size_t square(int dim) { return static_cast<std::size_t>(dim) * static_cast
 
 double mean_diagonal(std::span<const double> matrix, int dim) { return trace(matrix, dim) / dim; }
 
+/// Keys whose variance is less, as a part of their energy, are constant but for rounding.
+constexpr double kLeastVariance = 1e-10;
+
 /// Throws NumericalError unless the mean of the diagonal is positive and finite.
 double positive_mean(std::span<const double> matrix, int dim, const std::string& what, int head) {
   const double mean = mean_diagonal(matrix, dim);
@@ -51,6 +54,12 @@ CodedBasis solve(const Problem& problem, Backend& backend) {
     std::copy(both.begin(), both.end(), whitened[h].begin());
   }
   const std::vector<Spectrum> spectra = decompose(whitened, backend);
+  for (int h = 0; h < heads; ++h) {
+    if (std::ranges::all_of(spectra[static_cast<std::size_t>(h)].values, [](double x) { return std::isfinite(x); }))
+      continue;
+    throw NumericalError("a covariance has entries that are not finite", "KV head " + std::to_string(h),
+                         "look at the data of the layer, or leave it out");
+  }
   CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}};
   for (int h = 0; h < heads; ++h) {
     const auto at = static_cast<std::size_t>(h);
@@ -102,7 +111,7 @@ void turn_columns(std::span<double> matrix, std::size_t dim, std::size_t first, 
 }  // namespace
 
 CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const MatrixStack& queries, double plain_part,
-                           Backend& backend) {
+                           bool centred, Backend& backend) {
   const int dim = queries.dim, heads = queries.count;
   OSCAR_CHECK(fisher.query.dim == dim && fisher.query.count == heads && tokens > 0);
   Problem problem{MatrixStack(heads, dim), MatrixStack(heads, dim), {}};
@@ -112,7 +121,7 @@ CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const Matrix
     const double plain = positive_mean(queries[h], dim, "queries", h),
                  weight = fisher.weight[static_cast<std::size_t>(h)];
     const double* const sum = fisher.key_sum.data() + static_cast<std::ptrdiff_t>(h) * dim;
-    for (int i = 0; i < dim; ++i) means.push_back(sum[i] / weight);
+    for (int i = 0; i < dim; ++i) means.push_back(centred ? sum[i] / weight : 0);
     const double* const mean = means.data() + static_cast<std::ptrdiff_t>(h) * dim;
     for (std::size_t i = 0; i < square(dim); ++i) {
       const std::size_t row = i / static_cast<std::size_t>(dim), column = i % static_cast<std::size_t>(dim);
@@ -121,10 +130,13 @@ CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const Matrix
     }
     add_floor(problem.metric[h], dim);
     problem.scale.push_back(read / tokens);
-    (void)positive_mean(problem.covariance[h], dim, "keys of the history", h);
+    const double energy = positive_mean(fisher.key[h], dim, "keys of the history", h) / weight;
+    if (mean_diagonal(problem.covariance[h], dim) > kLeastVariance * energy) continue;
+    throw NumericalError("the keys of the history do not vary", "KV head " + std::to_string(h),
+                         "give more text, or leave the layer out");
   }
   CodedBasis basis = solve(problem, backend);
-  basis.transform.mean = std::move(means);
+  if (centred) basis.transform.mean = std::move(means);
   return basis;
 }
 

@@ -28,10 +28,12 @@ struct CodedBasis {
 /// A = m(C_F) (C_F / m(C_F) + plain_part C_Q / m(C_Q)) + kMetricFloor m(A) I.
 ///
 /// fisher holds C_F = query / tokens and the moments of the keys that are read: key / weight and key_sum / weight.
-/// tokens counts the queries behind C_F, those of each of the g query heads. queries is C_Q, (heads, d, d).
-/// Throws NumericalError if a head was never read, if an entry is not finite or if keys do not vary.
+/// tokens counts the queries behind C_F, those of each of the g query heads. queries is C_Q, (heads, d, d). centred:
+/// the mean of the keys that are read is subtracted from every key; else there is none, and the second moment stands in
+/// the place of the covariance. Throws NumericalError if a head was never read, if an entry is not finite or if keys do
+/// not vary.
 [[nodiscard]] CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const MatrixStack& queries,
-                                         double plain_part, Backend& backend);
+                                         double plain_part, bool centred, Backend& backend);
 
 /// Returns the basis of values, with A = metric + kMetricFloor m(metric) I and B = weighted m(plain) / m(weighted).
 ///

@@ -108,13 +108,16 @@ CodedScope coded_scope_from_name(const std::string& name) {
   throw UsageError("there is no scope \"" + name + "\"", "--scope", "give model, layer or head");
 }
 
-std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget) {
-  std::vector<int> widths(energy.size(), 0);
+std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget, std::span<const int> least) {
+  std::vector<int> widths(least.begin(), least.end());
+  widths.resize(energy.size());
+  budget -= std::accumulate(widths.begin(), widths.end(), 0);
+  OSCAR_CHECK(budget >= 0);
   using Step = std::tuple<double, std::size_t, int>;  // less error a bit, negative; block; to so many bits
   std::priority_queue<Step, std::vector<Step>, std::greater<>> steps;
   const auto offer = [&](std::size_t block) {
     const int from = widths[block], to = next_bits(from);
-    if (to == 0) return;
+    if (to == 0 || !(energy[block] > 0)) return;
     const double less = kGaussianError[static_cast<std::size_t>(from)] - kGaussianError[static_cast<std::size_t>(to)];
     steps.emplace(-energy[block] * less / (to - from), block, to);
   };
@@ -135,25 +138,30 @@ std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, dou
   std::vector<CodedLevels> plans(spectra.size());
   for (const Shared& group : groups_of(spectra, bits, scope)) {
     std::vector<double> energy;
+    std::vector<int> least;
+    const auto budget = static_cast<std::int64_t>(std::floor(group.bits + 1e-9));
     for (const HeadBlocks& head : group.heads) {
       const CodedSpectrum& spectrum = spectra[head.spectrum];
       const double* const lambda = spectrum.lambda.data() + static_cast<std::ptrdiff_t>(head.head) * spectrum.dim;
       for (int block = 0; block < spectrum.dim; block += kLevelBlock) {
         energy.push_back(spectrum.weight * std::accumulate(lambda + block, lambda + block + kLevelBlock, 0.0));
       }
+      least.resize(energy.size());
+      const auto own = energy.end() - spectrum.dim / kLevelBlock;
+      least[static_cast<std::size_t>(std::max_element(own, energy.end()) - energy.begin())] = 1;
+      if (std::accumulate(least.begin(), least.end(), 0) > budget) {
+        throw DataError(
+            fmt::format("{} bits a value leave nothing for the {}s of KV head {}", bits, spectrum.side, head.head),
+            fmt::format("layer {}", spectrum.layer), "give more --bits");
+      }
     }
-    const std::vector<int> widths = spend_bits(energy, static_cast<std::int64_t>(std::floor(group.bits + 1e-9)));
+    const std::vector<int> widths = spend_bits(energy, budget, least);
     std::size_t first = 0;
     for (const HeadBlocks& head : group.heads) {
       const CodedSpectrum& spectrum = spectra[head.spectrum];
       const auto blocks = static_cast<std::size_t>(spectrum.dim / kLevelBlock);
       const auto own = std::span(widths).subspan(first, blocks);
       first += blocks;
-      if (std::ranges::all_of(own, [](int width) { return width == 0; })) {
-        throw DataError(
-            fmt::format("{} bits a value leave nothing for the {}s of KV head {}", bits, spectrum.side, head.head),
-            fmt::format("layer {}", spectrum.layer), "give more --bits, or a smaller --scope");
-      }
       write_levels(own, spectrum.dim, plans[head.spectrum]);
     }
   }

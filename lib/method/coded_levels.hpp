@@ -41,12 +41,15 @@ struct CodedLevels {
 };
 
 /// The bits of each block (0 … 8 a channel), of which all together take at most `budget` bits a channel. energy: the
-/// sum of weight lambda over the block. A step that no longer fits is skipped.
-[[nodiscard]] std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget);
+/// sum of weight lambda over the block. A step that no longer fits is skipped, and a block without energy gets nothing.
+/// least: bits that a block has whatever its energy; empty: none. Throws std::logic_error if those exceed the budget.
+[[nodiscard]] std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget,
+                                          std::span<const int> least = {});
 
 /// Plans all spectra. bits: of one stored value, the two scale bytes of a row included, so that bits - 16 / dim are
-/// spent on codes. Throws DataError that names the layer, side and head that are left with nothing, and UsageError if
-/// the scales alone take all bits or no channel could take so many.
+/// spent on codes. The strongest block of every head gets one bit at least. Throws DataError that names the first
+/// layer, side and head whose budget is less than that, and UsageError if the scales alone take all bits or no channel
+/// could take so many.
 [[nodiscard]] std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, double bits,
                                                    CodedScope scope);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "verify/coded_damage.hpp"
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -45,54 +46,51 @@ class DamageMeter {
               Backend& backend)
       : runner_(runner), texts_(texts), states_(states), backend_(backend), rules_(rules_of(runner)) {}
 
-  /// Runs the model exactly, and keeps what each layer of the set reads.
-  void run_exactly(const CodedSet& set) {
+  /// Runs the model through the method's caches, exactly where it has none, and keeps what each layer of the set reads.
+  [[nodiscard]] std::unique_ptr<FinalStates> run_and_keep(const KvMethod& method, const CodedSet& set) {
     const std::unique_ptr<ModelPass> pass = begin();
     auto wanted = set.layers.begin();
     while (pass->layer() < num_layers()) {
       while (wanted != set.layers.end() && wanted->layer_id < pass->layer()) ++wanted;
       const bool keeps = wanted != set.layers.end() && wanted->layer_id == pass->layer() && pass->layer() > 0;
       if (keeps) pass->save(states_.before(pass->layer()));
-      pass->step({}, false);
+      step(*pass, method);
     }
-    exact_ = pass->final_states();
+    return pass->final_states();
   }
 
-  /// The damage of each method, which has one layer.
-  [[nodiscard]] std::vector<double> damage_of(std::span<const KvMethod> methods) {
-    std::vector<std::unique_ptr<FinalStates>> owned;
-    std::vector<const FinalStates*> runs;
-    for (const KvMethod& method : methods) {
-      owned.push_back(run(method));
-      runs.push_back(owned.back().get());
-    }
-    std::vector<double> damage;
-    for (const std::vector<TextFigures>& texts : compare_states(runner_, texts_, *exact_, runs, Positions::kQuarter)) {
+  /// Runs the method from layer `first` on, from what was kept of it.
+  [[nodiscard]] std::unique_ptr<FinalStates> run_from(int first, const KvMethod& method) {
+    const std::unique_ptr<ModelPass> pass = begin();
+    if (first > 0) pass->restore(states_.before(first));
+    while (pass->layer() < num_layers()) step(*pass, method);
+    return pass->final_states();
+  }
+
+  /// The mean KL of each run beside exact ones.
+  [[nodiscard]] std::vector<double> mean_kl(const FinalStates& exact, std::span<const FinalStates* const> runs) const {
+    std::vector<double> means;
+    for (const std::vector<TextFigures>& texts : compare_states(runner_, texts_, exact, runs, Positions::kQuarter)) {
       double kld = 0, positions = 0;
       for (const TextFigures& text : texts) {
         for (const PositionFigures& position : text) kld += position.kld;
         positions += static_cast<double>(text.size());
       }
-      damage.push_back(kld / positions);
+      means.push_back(kld / positions);
     }
-    return damage;
+    return means;
   }
 
  private:
-  [[nodiscard]] std::unique_ptr<FinalStates> run(const KvMethod& method) {
-    const int coded = method.layers.begin()->first;
-    const std::unique_ptr<ModelPass> pass = begin();
-    if (coded > 0) pass->restore(states_.before(coded));
+  void step(ModelPass& pass, const KvMethod& method) {
+    throw_if_interrupted();
+    const int cache = runner_.config().cache_of(pass.layer());
+    if (!method.layers.contains(cache)) return pass.step({}, false);
     const AttentionHook attention = [&](int, std::size_t, const QkvView& qkv, std::span<float> out) {
-      attend(method, coded, qkv, {0, qkv.q.num_tokens}, rules_.at(coded), Precision::kServing, backend_, out);
+      attend(method, cache, qkv, {0, qkv.q.num_tokens}, rules_.at(cache), Precision::kServing, backend_, out);
       return true;
     };
-    while (pass->layer() < num_layers()) {
-      throw_if_interrupted();
-      const bool reads = runner_.config().cache_of(pass->layer()) == coded;
-      pass->step(reads ? attention : AttentionHook(), false);
-    }
-    return pass->final_states();
+    pass.step(attention, false);
   }
   [[nodiscard]] int num_layers() const { return runner_.config().num_layers; }
   [[nodiscard]] std::unique_ptr<ModelPass> begin() { return runner_.begin(texts_, {.layers = num_layers()}, quiet_); }
@@ -103,26 +101,45 @@ class DamageMeter {
   Backend& backend_;
   std::map<int, ScoreRule> rules_;
   Status quiet_;
-  std::unique_ptr<FinalStates> exact_;
 };
+
+/// The methods in which the keys, and the values, of a layer are what `beside` does not say of all others.
+std::array<KvMethod, 2> methods_of(const KvMethod& all, int layer, CodedBeside beside) {
+  std::array<KvMethod, 2> methods{all, all};
+  if (beside == CodedBeside::kCoded) {
+    methods[0].layers.at(layer).key.quantized = methods[1].layers.at(layer).value.quantized = false;
+    return methods;
+  }
+  for (KvMethod& method : methods) method.layers = {{layer, all.layers.at(layer)}};
+  methods[0].layers.at(layer).value.quantized = methods[1].layers.at(layer).key.quantized = false;
+  return methods;
+}
 
 }  // namespace
 
 std::vector<CodedDamage> measure_damage(ModelRunner& runner, std::span<const TokenSequence> texts, const CodedSet& set,
-                                        const std::filesystem::path& states, Backend& backend, Status& status) {
-  const KvMethod all = method_of_coded_set(set, set.windows);
+                                        CodedBeside beside, const std::filesystem::path& states, Backend& backend,
+                                        Status& status) {
+  const KvMethod all = method_of_coded_set(set, set.windows), none{"exact", MethodKind::kThis, set.windows, {}};
+  const bool coded = beside == CodedBeside::kCoded;
   DamageMeter meter(runner, texts, states, backend);
   const auto total = static_cast<std::int64_t>(all.layers.size());
-  status.progress("what errors cost, layer", 0, total);
-  meter.run_exactly(set);
+  const char* const what = coded ? "what errors cost beside others, layer" : "what errors cost alone, layer";
+  status.progress(what, 0, total);
+  const std::unique_ptr<FinalStates> exact = meter.run_and_keep(none, set);
+  double whole = 0;
+  if (coded) {
+    const std::unique_ptr<FinalStates> run = meter.run_and_keep(all, set);
+    whole = meter.mean_kl(*exact, std::array<const FinalStates*, 1>{run.get()}).front();
+  }
   std::vector<CodedDamage> damage;
-  for (const auto& [id, layer] : all.layers) {
-    std::vector<KvMethod> alone(2, all);
-    for (KvMethod& method : alone) method.layers = {{id, layer}};
-    alone[0].layers.at(id).value.quantized = alone[1].layers.at(id).key.quantized = false;
-    const std::vector<double> found = meter.damage_of(alone);
-    damage.push_back({found[0], found[1]});
-    status.progress("what errors cost, layer", std::ssize(damage), total);
+  for (const CodedLayer& layer : set.layers) {
+    const std::array<KvMethod, 2> methods = methods_of(all, layer.layer_id, beside);
+    const std::unique_ptr<FinalStates> key = meter.run_from(layer.layer_id, methods[0]),
+                                       value = meter.run_from(layer.layer_id, methods[1]);
+    const std::vector<double> found = meter.mean_kl(*exact, std::array<const FinalStates*, 2>{key.get(), value.get()});
+    damage.push_back(coded ? CodedDamage{whole - found[0], whole - found[1]} : CodedDamage{found[0], found[1]});
+    status.progress(what, std::ssize(damage), total);
   }
   return damage;
 }

@@ -15,12 +15,13 @@
 
 namespace oscar::verify {
 
-/// Returns the mean KL of the model's predictions over `texts`, of two tokens or more, for each layer of `set` in its
-/// order. Layers before the coded one are run once: their hidden states are kept in a new folder whose name begins with
-/// `states`, which goes at the end. Throws IoError.
+/// Returns what each layer of `set` costs in its order: means over `texts`, of two tokens or more. It may be negative,
+/// by noise, beside coded layers. Layers before the one that is measured are run once: their hidden states are kept in
+/// a new folder whose name begins with `states`, which goes at the end. Throws IoError.
 [[nodiscard]] std::vector<CodedDamage> measure_damage(ModelRunner& runner, std::span<const TokenSequence> texts,
-                                                      const CodedSet& set, const std::filesystem::path& states,
-                                                      Backend& backend, Status& status);
+                                                      const CodedSet& set, CodedBeside beside,
+                                                      const std::filesystem::path& states, Backend& backend,
+                                                      Status& status);
 
 /// Returns the relative squared error of each layer's attention outputs in its place, where no model is at hand: how
 /// much of it the model feels is not known then.

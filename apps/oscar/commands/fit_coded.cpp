@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/atomic_folder.hpp"
 #include "base/clock.hpp"
@@ -14,14 +15,19 @@
 #include "fit/coded_fit.hpp"
 #include "rotation/manifest.hpp"
 #include "verify/coded_damage.hpp"
+#include "verify/method_attention.hpp"
 #include "verify/quantised.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr double kLeastBits = 1.25, kMostBits = 4;
-/// Of the text on which it is measured what errors cost.
-constexpr std::size_t kDamageTexts = 2, kDamageTokens = 2048;
+/// How often, and on what, it is measured what errors cost. A round runs the model from every layer on, twice.
+struct DamagePlan {
+  int rounds;
+  std::size_t texts, tokens;  // at most so many tokens of each text
+};
+constexpr DamagePlan kDamageOnGpu{3, 4, 2048}, kDamageOnCpu{1, 4, 1024};
 
 void check_usage(const FitCommand& command) {
   const FitOptions& fit = command.fit;
@@ -41,14 +47,29 @@ void check_usage(const FitCommand& command) {
   if (command.out.empty()) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
 }
 
-/// The first of the longest sequences, cut short. Throws DataError if the windows hold nearly all of them.
-std::vector<TokenSequence> damage_texts(std::vector<TokenSequence> sequences, Windows windows) {
-  for (TokenSequence& text : sequences) text.resize(std::min(text.size(), kDamageTokens));
+/// Some of the longest sequences, from all over the data and cut short, since neighbours are often of one kind. Throws
+/// DataError if the windows hold nearly all of them.
+std::vector<TokenSequence> damage_texts(std::vector<TokenSequence> sequences, const DamagePlan& plan, Windows windows) {
+  for (TokenSequence& text : sequences) text.resize(std::min(text.size(), plan.tokens));
   std::ranges::stable_sort(sequences, std::greater<>(), &TokenSequence::size);
-  sequences.resize(std::min(sequences.size(), kDamageTexts));
-  const verify::ModelData data{.texts = sequences};
+  const auto longest = static_cast<std::size_t>(std::ranges::count_if(
+      sequences, [&](const TokenSequence& text) { return text.size() == sequences.front().size(); }));
+  std::vector<TokenSequence> texts;
+  for (std::size_t i = 0, count = std::min(plan.texts, longest); i < count; ++i) {
+    texts.push_back(std::move(sequences[(2 * i + 1) * longest / (2 * count)]));
+  }
+  const verify::ModelData data{.texts = texts};
   verify::require_quantised(verify::keys_of_texts(data, windows), "what errors cost", "--text, --tokens", windows);
-  return sequences;
+  return texts;
+}
+
+/// Layers whose softmax has sinks, or whose scores are capped.
+std::set<int> layers_that_feel_shifts(const ModelRunner& runner) {
+  std::set<int> layers;
+  for (const auto& [layer, rule] : verify::rules_of(runner)) {
+    if (!rule.ignores_shifts()) layers.insert(layer);
+  }
+  return layers;
 }
 
 Json to_json(const CodedSet& set, const std::filesystem::path& out, double seconds) {
@@ -74,7 +95,7 @@ Json to_json(const CodedSet& set, const std::filesystem::path& out, double secon
 void fit_coded_set(FitCommand& command, Context& context) {
   check_usage(command);
   Status& status = *context.status;
-  const CodedOptions options{
+  CodedOptions options{
       .bits = command.fit.bits, .scope = coded_scope_from_name(command.fit.scope), .windows = command.fit.windows};
   { const AtomicFolder writable(command.out, replaceable_set(command.force)); }  // fails now rather than after the work
   FitInput input(command, context);
@@ -84,11 +105,17 @@ void fit_coded_set(FitCommand& command, Context& context) {
   const bool live = input.runner() != nullptr;
   if (!live) status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
   std::vector<TokenSequence> texts;
-  if (live) texts = damage_texts(input.sequences(), command.fit.windows);
+  DamagePlan plan = backend->description().starts_with("cpu") ? kDamageOnCpu : kDamageOnGpu;
+  if (command.fit.rounds > 0) plan.rounds = command.fit.rounds;
+  options.rounds = live ? plan.rounds : 1;
+  if (live) {
+    texts = damage_texts(input.sequences(), plan, command.fit.windows);
+    options.uncentred = layers_that_feel_shifts(*input.runner());
+  }
   std::filesystem::path states = command.out;
   states += ".states";
-  const auto measure = [&](const CodedSet& set) {
-    return live ? verify::measure_damage(*input.runner(), texts, set, states, *backend, status)
+  const auto measure = [&](const CodedSet& set, CodedBeside beside) {
+    return live ? verify::measure_damage(*input.runner(), texts, set, beside, states, *backend, status)
                 : verify::measure_attention_damage(input.source(), set, *backend, status);
   };
   CodedSet set = fit_coded(input.source(), options, input.output_projection(), measure, *backend, status);
@@ -96,6 +123,7 @@ void fit_coded_set(FitCommand& command, Context& context) {
                 {"target", command.fit.target},
                 {"plain_part", options.plain_part},
                 {"sample_rows", options.sample_rows},
+                {"rounds", options.rounds},
                 {"damage", live ? "model KL" : "attention output error"},
                 {"damage_tokens", describe(texts).tokens}};
   const double seconds = seconds_since(started);

@@ -30,6 +30,11 @@ void add_recipe_options(CLI::App& app, FitOptions& fit) {
   option(recipe, "--bits", fit.bits, "Recipe coded: bits of one stored value, everything counted, 1.25 to 4; 0 = 2.25")
       ->type_name("B");
   option(recipe, "--scope", fit.scope, "Recipe coded: who shares one budget of bits")->type_name("model|layer|head");
+  option(recipe, "--rounds", fit.rounds,
+         "Recipe coded: how often it is measured what errors cost the model, and bits are planned again; 0 = 3 on a "
+         "GPU, 1 on a CPU")
+      ->check(CLI::Range(0, 16))
+      ->type_name("N");
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option(recipe, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
@@ -111,9 +116,8 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
   const auto given = [&](const char* name) { return app.count(name) > 0; };
   if (fit.recipe == "coded") return settle_coded(app, fit);
   (void)target_from_name(fit.target);  // told before anything is opened
-  if (given("--bits") || given("--scope")) {
-    throw UsageError("only recipe coded spends bits", given("--bits") ? "--bits" : "--scope",
-                     "add --recipe coded, or leave it out");
+  for (const char* name : {"--bits", "--scope", "--rounds"}) {
+    if (given(name)) throw UsageError("only recipe coded spends bits", name, "add --recipe coded, or leave it out");
   }
   if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
   if (given("--recipe")) return;

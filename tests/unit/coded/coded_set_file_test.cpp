@@ -93,6 +93,14 @@ TEST_CASE("a coded set is read as it was written") {
   }
 }
 
+TEST_CASE("keys that are not centred have no mean after reading either") {
+  const test::TemporaryFolder folder;
+  CodedSet set = small_set();
+  set.layers[0].key.transform.mean.clear();
+  write_coded_set(folder / "set", set, false);
+  CHECK(read_coded_set(folder / "set").layers[0].key.transform.mean.empty());
+}
+
 TEST_CASE("bits count codes and scales of all heads") {
   // Head 0 stores 8 channels of 2 bits, head 1 these and 8 of 1 bit; each row has two bytes of scales.
   const CodedSet set = small_set();

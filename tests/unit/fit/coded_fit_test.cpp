@@ -76,7 +76,7 @@ TEST_CASE("a fit meets its budget, and what it writes can be read back") {
 
 TEST_CASE("bits go where errors cost the model") {
   std::vector<double> trial_bits;
-  const auto measure = [&](const CodedSet& trial) {
+  const auto measure = [&](const CodedSet& trial, CodedBeside) {
     for (const CodedLayer& layer : trial.layers) {
       for (const CodedSide* side : {&layer.key, &layer.value}) trial_bits.push_back(bits_of(*side));
     }
@@ -94,6 +94,40 @@ TEST_CASE("bits go where errors cost the model") {
   own.scope = CodedScope::kLayer;
   const CodedSet by_layer = fit_coded_set(own, measure);
   for (const CodedLayer& layer : by_layer.layers) CHECK((bits_of(layer.key) + bits_of(layer.value)) / 2 == 3);
+}
+
+TEST_CASE("later rounds measure the plan beside coded layers, and weights of all rounds count the same") {
+  std::vector<CodedBeside> asked;
+  std::vector<double> key_bits;
+  const auto measure = [&](const CodedSet& trial, CodedBeside beside) {
+    asked.push_back(beside);
+    key_bits.push_back(bits_of(trial.layers[1].key));
+    // Alone, keys of layer 3 cost most; beside others, noise says that they help.
+    const double cost = beside == CodedBeside::kExact ? 0.1 : -0.001;
+    return std::vector<CodedDamage>{{0.001, 0.001}, {cost, 0.001}};
+  };
+  CodedOptions options = kCodedOptions;
+  options.rounds = 3;
+  const CodedSet set = fit_coded_set(options, measure);
+  CHECK(asked == std::vector{CodedBeside::kExact, CodedBeside::kCoded, CodedBeside::kCoded});
+  CHECK(key_bits[0] == 3);
+  CHECK(key_bits[1] > 3.5);
+  CHECK(bits_of(set.layers[1].key) > 3);
+  CHECK(set.layers[1].key.damage > 0);
+  CHECK(bits_of(set) <= 3);
+}
+
+TEST_CASE("damage that is no number is refused by its layer") {
+  const auto measure = [](const CodedSet&, CodedBeside) { return std::vector<CodedDamage>{{0.1, 0.1}, {0.1, NAN}}; };
+  CHECK_ERROR((void)fit_coded_set(kCodedOptions, measure), NumericalError, "layer 3");
+}
+
+TEST_CASE("keys of layers that feel shifts are not centred") {
+  CodedOptions options = kCodedOptions;
+  options.uncentred = {3};
+  const CodedSet set = fit_coded_set(options, {});
+  CHECK(!set.layers[0].key.transform.mean.empty());
+  CHECK(set.layers[1].key.transform.mean.empty());
 }
 
 TEST_CASE("data that cannot be coded is refused") {

@@ -318,6 +318,7 @@ TEST_CASE("compare_matches_cpu where candidates, heads and queries need several 
     candidates.push_back({RowCodec{.clip_ratio = 1 - 0.03 * i}, RowCodec{.clip_ratio = i < 6 ? 0.96 : 0.9}});
   }
   candidates.push_back({HistoryCodec{{}, {0.96, 0.8}}, HistoryCodec{{}, {0.9, 1}}});
+  candidates.push_back({coded(2, 128), coded(2, 128)});
   const SequenceInput input = s.input(Precision::kServing);
   check_compare(s, on.gpu->hold(input)->compare(candidates, {64, 256}),
                 on.cpu->hold(input)->compare(candidates, {64, 256}));

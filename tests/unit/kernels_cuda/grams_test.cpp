@@ -75,16 +75,18 @@ void check_output_grams(const Kind& kind, const Shape& shape) {
           [&](Backend& backend, MatrixStack& grams) { backend.accumulate_output_grams(qkv, sequences, grams); });
 }
 
+/// Added twice; values are taken where windows hold recent keys alone.
 FisherSums fisher_sums(Backend& backend, const QkvView& qkv, std::span<const SequenceRange> sequences,
                        Windows windows) {
   FisherSums sums(qkv.k.num_heads, qkv.k.head_dim);
-  sums.value = MatrixStack(qkv.v.num_heads, qkv.v.head_dim);
-  backend.accumulate_fisher_sums(qkv, sequences, windows, sums);
+  if (windows.sink == 0) sums.value = MatrixStack(qkv.v.num_heads, qkv.v.head_dim);
+  for (int i = 0; i < 2; ++i) backend.accumulate_fisher_sums(qkv, sequences, windows, sums);
   return sums;
 }
 
 void check_fisher_sums(Backend& gpu, const Shape& shape) {
-  const Tensor q = activations(shape, kHeads, 5), k = activations(shape, 2, 6), v = activations(shape, 2, 7);
+  const Shape values{shape.dtype, shape.head_dim + 6, shape.tokens};
+  const Tensor q = activations(shape, kHeads, 5), k = activations(shape, 2, 6), v = activations(values, 2, 7);
   const QkvView qkv{heads_view(q, "q"), heads_view(k, "k"), heads_view(v, "v")};
   const std::int64_t cut = shape.tokens / 7;
   const std::vector<SequenceRange> sequences{{0, cut}, {cut, cut}, {cut, shape.tokens}};

@@ -74,16 +74,24 @@ void check_codec(Backend& cpu, Backend& gpu, const Shape& shape, const RowCodec&
 void check_coded_rows(Backend& cpu, Backend& gpu, const Shape& shape) {
   const std::vector<float> rows =
       codec_rows(static_cast<std::size_t>(shape.tokens), static_cast<std::size_t>(shape.head_dim));
-  for (const CodedFormat& format : *coded_formats(6, shape.head_dim)) {
+  std::vector<CodedFormat> formats = *coded_formats(6, shape.head_dim);
+  formats.push_back(formats.front());
+  for (int& levels : formats.back().levels) levels = std::min(levels, 8);  // no wide class
+  formats.push_back(formats.front());
+  std::ranges::fill(formats.back().levels, 1);  // nothing is stored
+  for (const CodedFormat& format : formats) {
     HistoryCodec codec;
     codec.coded = std::make_shared<const std::vector<CodedFormat>>(1, format);
     for (const Precision precision : {Precision::kExact, Precision::kServing}) {
       std::vector<float> expected(rows.size());
       Guarded<float> got(rows.size());
-      cpu.quantize(rows, shape.head_dim, codec, precision, expected, nullptr);
-      gpu.quantize(rows, shape.head_dim, codec, precision, got.get(), nullptr);
+      QuantizedRows expected_bytes, bytes;
+      cpu.quantize(rows, shape.head_dim, codec, precision, expected, &expected_bytes);
+      gpu.quantize(rows, shape.head_dim, codec, precision, got.get(), &bytes);
       CHECK(got.intact());
+      CHECK(!bytes.codes.empty());
       check_error("coded rows, values that differ", shape, differing<float>(got.get(), expected), 0);
+      check_error("coded rows, bytes that differ", shape, differing(bytes.codes, expected_bytes.codes), 0);
     }
   }
 }

@@ -74,7 +74,7 @@ TEST_CASE("of diagonal moments the basis is the axes, by what an error costs the
   const auto backend = test::make_test_backend();
   const Vector query{1, 4, 9}, key{9, 1, 4}, mean{5, -1, 2};
   const FisherSums sums = fisher_of(diagonal(query), diagonal(key), mean);
-  const CodedBasis basis = coded_key_basis(sums, 1, diagonal({1, 1, 1}), 0, *backend);
+  const CodedBasis basis = coded_key_basis(sums, 1, diagonal({1, 1, 1}), 0, true, *backend);
   const double floor = kMetricFloor * 14 / 3;
   const Vector expected{4 * (9 + floor), 9 * (1 + floor), 1 * (4 + floor)};  // of channels 2, 0, 1
   const int axes[] = {2, 0, 1};
@@ -87,13 +87,24 @@ TEST_CASE("of diagonal moments the basis is the axes, by what an error costs the
   CHECK(distance_from_inverse(basis.transform) < 1e-12);
 }
 
+TEST_CASE("keys that are not centred have no mean, and their second moment in place of the covariance") {
+  const auto backend = test::make_test_backend();
+  const Vector mean{5, -1, 2};
+  const FisherSums sums = fisher_of(diagonal({1, 1, 1}), diagonal({9, 1, 4}), mean);
+  const CodedBasis basis = coded_key_basis(sums, 1, diagonal({1, 1, 1}), 0, false, *backend);
+  CHECK(basis.transform.mean.empty());
+  double trace = 0;
+  for (const double lambda : basis.lambda) trace += lambda;
+  CHECK(trace == doctest::Approx((1 + kMetricFloor) * (9 + 1 + 4 + 25 + 1 + 4)));
+}
+
 TEST_CASE("channels are uncorrelated, of the variances that are told, and errors add up") {
   const auto backend = test::make_test_backend();
   const int heads = 2, dim = 16;
   const MatrixStack query = random_moment(heads, dim, 1), plain = random_moment(heads, dim, 2),
                     key = random_moment(heads, dim, 3);
   const CodedBasis basis =
-      coded_key_basis(fisher_of(query, key, Vector(dim, 0.5)), 1, plain, kPlainQueryPart, *backend);
+      coded_key_basis(fisher_of(query, key, Vector(dim, 0.5)), 1, plain, kPlainQueryPart, true, *backend);
   const auto d = static_cast<std::size_t>(dim);
   for (int h = 0; h < heads; ++h) {
     const auto w = basis.transform.rotation[h], r = basis.transform.read_rotation[h];
@@ -132,10 +143,13 @@ TEST_CASE("values are weighed by the output projection, and scaled to their plai
 TEST_CASE("moments that say nothing are refused by name") {
   const auto backend = test::make_test_backend();
   const MatrixStack some = diagonal({1, 2}), none = diagonal({0, 0});
-  CHECK_ERROR((void)coded_key_basis(fisher_of(none, some, {0, 0}), 1, some, 0.3, *backend), NumericalError,
+  CHECK_ERROR((void)coded_key_basis(fisher_of(none, some, {0, 0}), 1, some, 0.3, true, *backend), NumericalError,
               "KV head 0");
-  CHECK_ERROR((void)coded_key_basis(fisher_of(some, none, {1, 1}), 1, some, 0.3, *backend), NumericalError,
+  CHECK_ERROR((void)coded_key_basis(fisher_of(some, none, {1, 1}), 1, some, 0.3, true, *backend), NumericalError,
               "keys of the history");
+  // Constant keys vary by the rounding of their mean alone.
+  const FisherSums constant = fisher_of(some, diagonal({1e-8, 1e-8}), {100, 100});
+  CHECK_ERROR((void)coded_key_basis(constant, 1, some, 0.3, true, *backend), NumericalError, "do not vary");
   CHECK_ERROR((void)coded_value_basis(some, some, diagonal({NAN, 1}), *backend), NumericalError, "values");
 }
 
@@ -143,7 +157,7 @@ TEST_CASE("channels follow their levels and mix among equals, and the sides stay
   const auto backend = test::make_test_backend();
   const int dim = 32;
   CodedBasis basis = coded_key_basis(fisher_of(random_moment(1, dim, 4), random_moment(1, dim, 5), Vector(dim, 0)), 1,
-                                     random_moment(1, dim, 6), kPlainQueryPart, *backend);
+                                     random_moment(1, dim, 6), kPlainQueryPart, true, *backend);
   const CodedBasis before = basis;
   std::vector<int> order(32), levels(32, 4);
   for (int i = 0; i < 32; ++i) order[static_cast<std::size_t>(i)] = (i + 8) % 32;

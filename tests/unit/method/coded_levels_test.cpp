@@ -126,10 +126,21 @@ TEST_CASE("the expected error is that of Gaussian channels") {
         doctest::Approx(2 + 0.1175 + 4 * 0.3634));
 }
 
+TEST_CASE("a head that hardly matters keeps one bit of its strongest block, and blocks without energy get none") {
+  const std::vector<CodedSpectrum> uneven{spectrum(0, {1, 1}), spectrum(3, {1e-12, 2e-12})};
+  const auto plans = plan_levels(uneven, 2, CodedScope::kModel);  // four bits in all
+  CHECK(block_levels(plans[0]) == std::vector<int>{4, 2});
+  CHECK(block_levels(plans[1]) == std::vector<int>{2, 1});
+  CHECK(plans[1].order[0] == 8);
+  CHECK(spend_bits(std::vector<double>{1, 0}, 12) == std::vector<int>{8, 0});
+  CHECK(spend_bits(std::vector<double>{1, 0}, 3, std::vector<int>{0, 1}) == std::vector<int>{2, 1});
+}
+
 TEST_CASE("budgets that leave nothing are refused by name") {
   const std::vector<CodedSpectrum> uneven{spectrum(0, {1, 1}), spectrum(3, {1e-12, 1e-12})};
-  CHECK_ERROR((void)plan_levels(uneven, 1.5, CodedScope::kModel), DataError, "nothing for the keys of KV head 0");
-  CHECK_ERROR((void)plan_levels(uneven, 1.5, CodedScope::kModel), DataError, "layer 3");
+  // 0.25 bits a channel are half a bit for each block: one bit in all.
+  CHECK_ERROR((void)plan_levels(uneven, 1.25, CodedScope::kModel), DataError, "nothing for the keys of KV head 0");
+  CHECK_ERROR((void)plan_levels(uneven, 1.25, CodedScope::kModel), DataError, "layer 3");
   CHECK_ERROR((void)plan_levels(uneven, 1, CodedScope::kHead), UsageError, "the scales of a row take 1");
   CHECK_ERROR((void)plan_levels(uneven, 9.5, CodedScope::kHead), UsageError, "--bits");
   CHECK_ERROR((void)coded_scope_from_name("rack"), UsageError, "model, layer or head");

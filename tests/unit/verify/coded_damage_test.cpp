@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "dump/live_source.hpp"
@@ -32,7 +33,8 @@ TEST_CASE("damage is the KL of whole runs in which one side of one layer is code
   Status silent;
   const auto source = open_live(*runner, texts, {}, silent);
   const CodedSet set = fit_coded(*source, {.bits = 2.125}, {}, {}, *backend, silent);
-  const auto damage = verify::measure_damage(*runner, texts, set, folder / "states", *backend, silent);
+  const auto damage =
+      verify::measure_damage(*runner, texts, set, CodedBeside::kExact, folder / "states", *backend, silent);
   REQUIRE(damage.size() == set.layers.size());
   CHECK(std::filesystem::is_empty(folder.path()));
   // A quarter of the positions stands for all of them.
@@ -48,6 +50,30 @@ TEST_CASE("damage is the KL of whole runs in which one side of one layer is code
     CHECK(damage[i].key == doctest::Approx(whole[0].kld_mean).epsilon(0.5));
     CHECK(damage[i].key > 1e-6);
   }
+}
+
+TEST_CASE("damage beside coded layers is what the KL of the whole set loses where one side is exact") {
+  const test::TemporaryFolder folder;
+  const std::unique_ptr<ModelRunner> runner = open_model(test::data("qwen3-2m"));
+  const std::vector<TokenSequence> texts = some_texts();
+  const auto backend = test::make_test_backend();
+  Status silent;
+  const auto source = open_live(*runner, texts, {}, silent);
+  const CodedSet set = fit_coded(*source, {.bits = 1.5}, {}, {}, *backend, silent);
+  const auto damage =
+      verify::measure_damage(*runner, texts, set, CodedBeside::kCoded, folder / "states", *backend, silent);
+  REQUIRE(damage.size() == set.layers.size());
+  const KvMethod all = method_of_coded_set(set, set.windows);
+  KvMethod without = all;
+  const int last = set.layers.back().layer_id;
+  without.layers.at(last).value.quantized = false;
+  const auto kl = [&](const KvMethod& method) {
+    return verify::measure_model(*runner, {.texts = texts}, {method}, Precision::kServing, *backend, silent)[0]
+        .kld_mean;
+  };
+  // A quarter of the positions stands for all of them.
+  CHECK(damage.back().value == doctest::Approx(kl(all) - kl(without)).epsilon(0.5));
+  CHECK(std::abs(damage.back().value) > 1e-6);
 }
 
 TEST_CASE("a quarter of the positions are those of whole blocks, to the last") {
