@@ -20,7 +20,7 @@ struct CodedSide {
   Transform transform;
   std::vector<CodedFormat> formats;  // of the KV heads
   std::vector<double> lambda;        // (Hkv, d): variances in the order of channels, before equal levels are mixed
-  double damage = 0;                 // what its error cost when levels were planned; 0: not measured
+  double damage = 0;                 // what its errors are expected to cost: of a model, nats of KL a token
 };
 
 struct CodedLayer {
@@ -28,15 +28,10 @@ struct CodedLayer {
   CodedSide key, value;
 };
 
-/// What errors of one layer's keys, and of its values, cost: how much of the mean KL of the model's predictions is
-/// theirs.
+/// What errors of one layer's keys, and of its values, cost.
 struct CodedDamage {
   double key = 0, value = 0;
 };
-
-/// What a side of a layer is measured beside: all else exact, so that its damage is the KL where it alone is coded; or
-/// all else coded, so that its damage is what the KL loses where it alone is exact.
-enum class CodedBeside { kExact, kCoded };
 
 struct CodedSet {
   ModelIdentity model;

@@ -28,7 +28,8 @@ class Source : public LiveSource {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
     choose_layers(options.layers);
     layers_ = layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1;
-    pass_ = runner.begin(sequences_, {.layers = layers_, .share = options.share, .prepare = true}, status);
+    const PassOptions pass{layers_, options.share, /*prepare=*/true, options.first_positions};
+    pass_ = runner.begin(sequences_, pass, status);
     if (runner.keeps_host_memory() && !layer_ids_.empty()) {
       finding_memory_ = std::async(std::launch::async, [this] { find_memory(); });
     }

@@ -25,6 +25,8 @@ struct LiveOptions {
   std::vector<int> layers;
   /// Sequences share a chunk until it has this many tokens; a longer sequence has a chunk of its own.
   std::int64_t chunk_tokens = 8192;
+  /// Of the first token of each sequence (PassOptions); empty: 0.
+  std::vector<std::int64_t> first_positions;
   /// Where several processes run the model together: layers open in the one that runs them.
   ModelShare share = {};
 };

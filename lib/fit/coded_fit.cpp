@@ -13,17 +13,19 @@ namespace {
 
 /// Bits of codes with which damage is measured, the same for every head.
 constexpr double kTrialBits = 2;
-/// Damage below this is noise of the model's arithmetic.
+/// Errors below this are noise of arithmetic.
 constexpr double kLeastDamage = 1e-5;
 
 std::vector<CodedLayerData> take_layers(QkvSource& source, const CodedOptions& options,
-                                        const OutputProjection& projection, Backend& backend, Status& status) {
+                                        const std::map<int, ErrorCost>& costs, Backend& backend, Status& status) {
   std::vector<CodedLayerData> layers;
   const auto total = static_cast<std::int64_t>(source.layer_ids().size());
   status.progress("layers taken", 0, total);
   for (const int id : source.layer_ids()) {
     throw_if_interrupted();
-    layers.push_back(take_coded_layer(id, *source.open(id), options, projection, backend));
+    const auto cost = costs.find(id);
+    const ErrorCost* const own = cost == costs.end() ? nullptr : &cost->second;
+    layers.push_back(take_coded_layer(id, *source.open(id), options, own, backend));
     status.progress("layers taken", std::ssize(layers), total);
   }
   return layers;
@@ -58,54 +60,47 @@ std::vector<CodedLayer> coded_layers(const std::vector<CodedLayerData>& layers, 
   return coded;
 }
 
-/// What one unit of expected error costs the model.
-double weight_of(double damage, const CodedSide& side) {
+/// The error that a side is expected to make, in its basis.
+double error_of(const CodedSide& side) {
   double error = 0;
   const std::size_t dim = side.lambda.size() / side.formats.size();
   for (std::size_t head = 0; head < side.formats.size(); ++head) {
     error += expected_error(std::span(side.lambda).subspan(head * dim, dim), side.formats[head].levels);
   }
-  return std::max(damage, kLeastDamage) / error;
+  return error;
 }
 
-void require_finite(const std::vector<CodedDamage>& damage, const CodedSet& set) {
-  OSCAR_CHECK(damage.size() == set.layers.size());
+/// Weighs the errors of layers and sides by what those of `trial` cost.
+void weigh(const std::vector<CodedDamage>& damage, const CodedSet& trial, std::vector<CodedSpectrum>& spectra) {
+  OSCAR_CHECK(damage.size() == trial.layers.size());
   for (std::size_t i = 0; i < damage.size(); ++i) {
-    if (std::isfinite(damage[i].key) && std::isfinite(damage[i].value)) continue;
-    throw NumericalError("what errors cost the model is not a finite number",
-                         "layer " + std::to_string(set.layers[i].layer_id), "look at the model's weights and the text");
+    if (!std::isfinite(damage[i].key) || !std::isfinite(damage[i].value)) {
+      throw NumericalError("what errors cost is not a finite number",
+                           "layer " + std::to_string(trial.layers[i].layer_id), "look at the data of the layer");
+    }
+    const CodedLayer& layer = trial.layers[i];
+    spectra[2 * i].weight = std::max(damage[i].key, kLeastDamage) / error_of(layer.key);
+    spectra[2 * i + 1].weight = std::max(damage[i].value, kLeastDamage) / error_of(layer.value);
   }
-}
-
-/// Weights of all rounds count the same: a small damage beside others is mostly noise.
-void add_weight(double weight, int round, CodedSpectrum& spectrum) {
-  spectrum.weight = (spectrum.weight * round + weight) / (round + 1);
 }
 
 }  // namespace
 
-CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const OutputProjection& projection,
+CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
                    const MeasureDamage& measure, Backend& backend, Status& status) {
   CodedSet set;
   set.windows = options.windows, set.bits = options.bits, set.scope = name_of(options.scope);
-  const std::vector<CodedLayerData> layers = take_layers(source, options, projection, backend, status);
+  const std::vector<CodedLayerData> layers = take_layers(source, options, costs, backend, status);
   set.model = source.model(), set.calibration = source.calibration();
   std::vector<CodedSpectrum> spectra = spectra_of(layers);
-  std::vector<CodedDamage> damage;
-  set.layers = coded_layers(layers, measure ? trial_plan(spectra) : plan_levels(spectra, options.bits, options.scope));
-  OSCAR_CHECK(!measure || options.rounds >= 1);
-  for (int round = 0; measure && round < options.rounds; ++round) {
-    damage = measure(set, round == 0 ? CodedBeside::kExact : CodedBeside::kCoded);
-    require_finite(damage, set);
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      add_weight(weight_of(damage[i].key, set.layers[i].key), round, spectra[2 * i]);
-      add_weight(weight_of(damage[i].value, set.layers[i].value), round, spectra[2 * i + 1]);
-    }
-    set.layers = coded_layers(layers, plan_levels(spectra, options.bits, options.scope));
+  if (costs.empty() && measure) {
+    set.layers = coded_layers(layers, trial_plan(spectra));
+    weigh(measure(set), set, spectra);
   }
-  for (std::size_t i = 0; i < damage.size(); ++i) {
-    set.layers[i].key.damage = std::max(damage[i].key, kLeastDamage);
-    set.layers[i].value.damage = std::max(damage[i].value, kLeastDamage);
+  set.layers = coded_layers(layers, plan_levels(spectra, options.bits, options.scope));
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    set.layers[i].key.damage = spectra[2 * i].weight * error_of(set.layers[i].key);
+    set.layers[i].value.damage = spectra[2 * i + 1].weight * error_of(set.layers[i].value);
   }
   return set;
 }

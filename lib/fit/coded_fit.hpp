@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The fit of the coded cache: take the moments of every layer, find the basis in which attention's errors add up, ask
-// what errors of each side cost the model, and spend bits where they take away most of that.
+// The fit of the coded cache: ask what errors of keys and values cost, take the moments of every layer, find the basis
+// in which these costs add up, and spend bits where they take away most of them.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "base/status.hpp"
@@ -14,12 +15,14 @@
 
 namespace oscar {
 
-/// Measures a set, layer by layer in its order. An empty function plans as if all errors cost the same.
-using MeasureDamage = std::function<std::vector<CodedDamage>(const CodedSet&, CodedBeside)>;
+/// Tells what errors of a set that has the same bits everywhere cost, layer by layer in its order: where no model is at
+/// hand that knows. An empty function plans as if all errors cost the same.
+using MeasureDamage = std::function<std::vector<CodedDamage>(const CodedSet&)>;
 
-/// Throws UsageError for bits that cannot be spent, DataError for data that is too short or heads that do not fit, and
-/// NumericalError for rows that do not vary.
-[[nodiscard]] CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const OutputProjection& projection,
+/// costs: of every layer; empty: `measure` weighs layers and sides against each other instead. Throws UsageError for
+/// bits that cannot be spent, DataError for data that is too short or heads that do not fit, and NumericalError for
+/// rows that do not vary or costs that are no numbers.
+[[nodiscard]] CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
                                  const MeasureDamage& measure, Backend& backend, Status& status);
 
 }  // namespace oscar

@@ -54,6 +54,10 @@ MatrixStack identity(int count, int dim) {
   return stack;
 }
 
+void scale(MatrixStack& matrices, double factor) {
+  for (double& entry : matrices.data) entry *= factor;
+}
+
 void round_to_float(std::vector<double>& values) {
   for (double& value : values) value = static_cast<double>(static_cast<float>(value));
 }
@@ -79,20 +83,21 @@ std::vector<float> coded_rows(const Transform& transform, int head, std::span<co
 
 }  // namespace
 
-CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options,
-                                const OutputProjection& projection, Backend& backend) {
+CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options, const ErrorCost* cost,
+                                Backend& backend) {
   CodedLayerData data{layer_id, {}, {}};
   const FisherSums fisher = fisher_sums(stream, options.windows, backend, ValueReads::kTaken);
   require_blocks(fisher.key, "key", layer_id);
   require_blocks(fisher.value, "value", layer_id);
   (void)mean(fisher, options.windows);  // says so if there is no history
   const MomentSums queries = query_moments(stream, backend), values = plain_moments(stream, Side::kValue, backend);
-  const int heads = fisher.value.count;
-  const MatrixStack metric =
-      projection ? output_metric(projection(layer_id), heads, backend) : identity(heads, fisher.value.dim);
-  data.key.basis = coded_key_basis(fisher, queries.total.front(), queries.mean(), options.plain_part,
-                                   !options.uncentred.contains(layer_id), backend);
-  data.value.basis = coded_value_basis(metric, fisher.value, values.mean(), backend);
+  MatrixStack key_cost = cost != nullptr ? cost->key : fisher.query;
+  if (cost == nullptr) scale(key_cost, 1 / queries.total.front());
+  const MatrixStack value_cost = cost != nullptr ? cost->value : identity(fisher.value.count, fisher.value.dim);
+  const double plain_part = cost != nullptr ? kPlainCostPart : kPlainQueryPart;
+  data.key.basis =
+      coded_key_basis(key_cost, queries.mean(), plain_part, fisher, !options.uncentred.contains(layer_id), backend);
+  data.value.basis = coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend);
   take_rows(stream, static_cast<std::int64_t>(values.total.front()), options.sample_rows, data);
   return data;
 }

@@ -7,7 +7,7 @@
 
 #include "coded/coded_set.hpp"
 #include "dump/source.hpp"
-#include "fit/layer_moments.hpp"
+#include "fit/error_cost.hpp"
 #include "kernels/backend.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_levels.hpp"
@@ -29,22 +29,18 @@ struct CodedLayerData {
 struct CodedOptions {
   double bits = 2.25;
   CodedScope scope = CodedScope::kModel;
-  double plain_part = 0.3;  // coded_key_basis()
   Windows windows;
   std::int64_t sample_rows = 4096;  // of each layer, from which grids are fitted
-  /// How often damage is measured and levels are planned by it: first at the same bits for all with the rest exact,
-  /// then at the plan with the rest coded.
-  int rounds = 1;
   /// Layers whose keys keep their mean, because a shift of all scores changes what their softmax gives (sinks, soft
   /// caps).
   std::set<int> uncentred;
 };
 
 /// Reads a layer twice: for its moments, and for `options.sample_rows` rows that are spread evenly over its tokens.
-/// projection: W_O, for the metric of values; empty: the identity. Throws DataError if no sequence is longer than the
-/// windows or head sizes are no multiples of 8.
+/// cost: of its rows; null: of a key, what the softmax feels, and of a value its squared error. Throws DataError if no
+/// sequence is longer than the windows or head sizes are no multiples of 8.
 [[nodiscard]] CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options,
-                                              const OutputProjection& projection, Backend& backend);
+                                              const ErrorCost* cost, Backend& backend);
 
 /// The spectrum that levels of one side are planned by, with weight 1.
 [[nodiscard]] CodedSpectrum spectrum_of(const CodedSample& sample, int layer_id, const std::string& side);

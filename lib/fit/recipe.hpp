@@ -48,9 +48,6 @@ struct FitOptions {
   /// head.
   double bits = 0;
   std::string scope = "model";
-  /// Recipe coded: how often what errors cost the model is measured, and levels are planned by it. 0: 3 on a GPU,
-  /// else 1.
-  int rounds = 0;
   /// Recipe stretch: see transform/stretch.hpp.
   double stretch_power = 1, stretch_lambda = 1e-2;
   /// Turn the basis of keys by descent on the softmax KL, see fit/refine.hpp. Recipe auto tries it by itself.

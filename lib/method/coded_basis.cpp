@@ -35,8 +35,8 @@ struct Problem {
   std::vector<double> scale;
 };
 
-void add_floor(std::span<double> metric, int dim) {
-  const double floor = kMetricFloor * mean_diagonal(metric, dim);
+void add_identity(double part, std::span<double> metric, int dim) {
+  const double floor = part * mean_diagonal(metric, dim);
   for (int i = 0; i < dim; ++i) metric[static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)] += floor;
 }
 
@@ -110,14 +110,14 @@ void turn_columns(std::span<double> matrix, std::size_t dim, std::size_t first, 
 
 }  // namespace
 
-CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const MatrixStack& queries, double plain_part,
-                           bool centred, Backend& backend) {
+CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
+                           const FisherSums& fisher, bool centred, Backend& backend) {
   const int dim = queries.dim, heads = queries.count;
-  OSCAR_CHECK(fisher.query.dim == dim && fisher.query.count == heads && tokens > 0);
+  OSCAR_CHECK(cost.dim == dim && cost.count == heads && fisher.key.dim == dim && fisher.key.count == heads);
   Problem problem{MatrixStack(heads, dim), MatrixStack(heads, dim), {}};
   std::vector<double> means;
   for (int h = 0; h < heads; ++h) {
-    const double read = positive_mean(fisher.query[h], dim, "queries that read the history", h);
+    const double read = positive_mean(cost[h], dim, "costs of keys in the history", h);
     const double plain = positive_mean(queries[h], dim, "queries", h),
                  weight = fisher.weight[static_cast<std::size_t>(h)];
     const double* const sum = fisher.key_sum.data() + static_cast<std::ptrdiff_t>(h) * dim;
@@ -125,11 +125,11 @@ CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const Matrix
     const double* const mean = means.data() + static_cast<std::ptrdiff_t>(h) * dim;
     for (std::size_t i = 0; i < square(dim); ++i) {
       const std::size_t row = i / static_cast<std::size_t>(dim), column = i % static_cast<std::size_t>(dim);
-      problem.metric[h][i] = fisher.query[h][i] / read + plain_part * queries[h][i] / plain;
+      problem.metric[h][i] = cost[h][i] / read + plain_part * queries[h][i] / plain;
       problem.covariance[h][i] = fisher.key[h][i] / weight - mean[row] * mean[column];
     }
-    add_floor(problem.metric[h], dim);
-    problem.scale.push_back(read / tokens);
+    add_identity(kMetricFloor, problem.metric[h], dim);
+    problem.scale.push_back(read);
     const double energy = positive_mean(fisher.key[h], dim, "keys of the history", h) / weight;
     if (mean_diagonal(problem.covariance[h], dim) > kLeastVariance * energy) continue;
     throw NumericalError("the keys of the history do not vary", "KV head " + std::to_string(h),
@@ -140,20 +140,20 @@ CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const Matrix
   return basis;
 }
 
-CodedBasis coded_value_basis(const MatrixStack& metric, const MatrixStack& weighted, const MatrixStack& plain,
-                             Backend& backend) {
-  const int dim = metric.dim, heads = metric.count;
+CodedBasis coded_value_basis(const MatrixStack& cost, double plain_part, const MatrixStack& weighted,
+                             const MatrixStack& plain, Backend& backend) {
+  const int dim = cost.dim, heads = cost.count;
   OSCAR_CHECK(weighted.dim == dim && plain.dim == dim && weighted.count == heads && plain.count == heads);
   Problem problem{MatrixStack(heads, dim), MatrixStack(heads, dim), {}};
   for (int h = 0; h < heads; ++h) {
-    const double scale = positive_mean(metric[h], dim, "rows of the output projection", h);
+    const double scale = positive_mean(cost[h], dim, "costs of values in the history", h);
     const double ratio =
         positive_mean(plain[h], dim, "values", h) / positive_mean(weighted[h], dim, "values of the history", h);
     for (std::size_t i = 0; i < square(dim); ++i) {
-      problem.metric[h][i] = metric[h][i] / scale;
+      problem.metric[h][i] = cost[h][i] / scale;
       problem.covariance[h][i] = weighted[h][i] * ratio;
     }
-    add_floor(problem.metric[h], dim);
+    add_identity(plain_part + kMetricFloor, problem.metric[h], dim);
     problem.scale.push_back(scale);
   }
   return solve(problem, backend);

@@ -14,8 +14,9 @@
 
 namespace oscar {
 
-/// How much of the plain second moment of queries stands beside the one weighted by what the softmax feels.
-inline constexpr double kPlainQueryPart = 0.3;
+/// How much of what any text may ask for stands beside what errors cost on the calibration's: next to what the softmax
+/// feels, and next to what a model's predictions feel.
+inline constexpr double kPlainQueryPart = 0.3, kPlainCostPart = 0.1;
 /// Added to a metric, as a part of its mean eigenvalue.
 inline constexpr double kMetricFloor = 1e-4;
 
@@ -25,22 +26,23 @@ struct CodedBasis {
 };
 
 /// Returns the basis of keys. With m(X) the mean of X's diagonal,
-/// A = m(C_F) (C_F / m(C_F) + plain_part C_Q / m(C_Q)) + kMetricFloor m(A) I.
+/// A = m(C) (C / m(C) + plain_part C_Q / m(C_Q)) + kMetricFloor m(A) I.
 ///
-/// fisher holds C_F = query / tokens and the moments of the keys that are read: key / weight and key_sum / weight.
-/// tokens counts the queries behind C_F, those of each of the g query heads. queries is C_Q, (heads, d, d). centred:
-/// the mean of the keys that are read is subtracted from every key; else there is none, and the second moment stands in
-/// the place of the covariance. Throws NumericalError if a head was never read, if an entry is not finite or if keys do
-/// not vary.
-[[nodiscard]] CodedBasis coded_key_basis(const FisherSums& fisher, double tokens, const MatrixStack& queries,
-                                         double plain_part, bool centred, Backend& backend);
+/// cost is C: e C e^T is what an error e of a key costs, up to a factor. queries is C_Q, their second moment. Both are
+/// (heads, d, d). fisher has the moments of the keys that are read: key / weight and key_sum / weight. centred: the
+/// mean of these is subtracted from every key; else there is none, and the second moment stands in the place of the
+/// covariance. Throws NumericalError if errors of a head cost nothing, if an entry is not finite or if keys do not
+/// vary.
+[[nodiscard]] CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
+                                         const FisherSums& fisher, bool centred, Backend& backend);
 
-/// Returns the basis of values, with A = metric + kMetricFloor m(metric) I and B = weighted m(plain) / m(weighted).
+/// Returns the basis of values, with A = cost + (plain_part + kMetricFloor) m(cost) I and B = weighted m(plain) /
+/// m(weighted).
 ///
-/// metric is what an error of a value does behind W_O: the mean of W_O^T W_O over the query heads, or the identity if
-/// no model is at hand. weighted is sum_j (sum_q p_qj^2) v_j^T v_j, and plain the mean of v_j^T v_j. All are (heads, d,
-/// d). Throws NumericalError if an entry is not finite or values are all zero.
-[[nodiscard]] CodedBasis coded_value_basis(const MatrixStack& metric, const MatrixStack& weighted,
+/// cost: e cost e^T is what an error e of a value costs, up to a factor. weighted is sum_j (sum_q p_qj^2) v_j^T v_j,
+/// and plain the mean of v_j^T v_j. All are (heads, d, d). Throws NumericalError if an entry is not finite or values
+/// are all zero.
+[[nodiscard]] CodedBasis coded_value_basis(const MatrixStack& cost, double plain_part, const MatrixStack& weighted,
                                            const MatrixStack& plain, Backend& backend);
 
 /// Puts channel order[i] of each head in place i. order: (heads, d).

@@ -24,7 +24,7 @@ int next_bits(int bits) {
   int best = 0;
   double gain = 0;
   for (int to = bits + 1; to <= kMostBits; ++to) {
-    const auto at = [](int w) { return kGaussianError[static_cast<std::size_t>(w)]; };
+    const auto at = [](int w) { return kCodedError[static_cast<std::size_t>(w)]; };
     const double each = (at(bits) - at(to)) / (to - bits);
     if (each > gain) gain = each, best = to;
   }
@@ -118,7 +118,7 @@ std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget,
   const auto offer = [&](std::size_t block) {
     const int from = widths[block], to = next_bits(from);
     if (to == 0 || !(energy[block] > 0)) return;
-    const double less = kGaussianError[static_cast<std::size_t>(from)] - kGaussianError[static_cast<std::size_t>(to)];
+    const double less = kCodedError[static_cast<std::size_t>(from)] - kCodedError[static_cast<std::size_t>(to)];
     steps.emplace(-energy[block] * less / (to - from), block, to);
   };
   for (std::size_t block = 0; block < energy.size(); ++block) offer(block);
@@ -172,7 +172,7 @@ double expected_error(std::span<const double> lambda, std::span<const int> level
   OSCAR_CHECK(lambda.size() == levels.size());
   double error = 0;
   for (std::size_t i = 0; i < lambda.size(); ++i) {
-    error += lambda[i] * kGaussianError[static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(levels[i])))];
+    error += lambda[i] * kCodedError[static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(levels[i])))];
   }
   return error;
 }

@@ -84,9 +84,16 @@ struct QkvBuffers {
   std::byte *q = nullptr, *k = nullptr, *v = nullptr;
 };
 
+/// Host memory for gradients by the rows of one sequence's cache: by k (T, Hkv, d), and by v (T, Hkv, d_v).
+struct HistoryBuffers {
+  std::span<float> key, value;
+};
+
 class Decoder {
  public:
   virtual ~Decoder() = default;
+  /// All experts of a layer, in order; none of a layer without.
+  using Experts = std::span<const std::unique_ptr<LoadedWeights>>;
 
   /// "cpu, float32"
   [[nodiscard]] virtual std::string description() const = 0;
@@ -102,8 +109,9 @@ class Decoder {
   /// Waits for what was started. Weights may go after that.
   virtual void finish() const = 0;
 
-  /// Hidden states: token embeddings.
-  [[nodiscard]] virtual std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const = 0;
+  /// Hidden states: token embeddings. first_position: of the first token.
+  [[nodiscard]] virtual std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens,
+                                                    std::int64_t first_position) const = 0;
   /// All that goes on to the next layer, on the host, in the type that this decoder computes in: (T, hidden_size), and
   /// behind that keys and values which several layers read.
   [[nodiscard]] virtual Tensor copy_hidden(const Rows& hidden) const = 0;
@@ -128,7 +136,7 @@ class Decoder {
   /// Whether there is room for all experts of this layer and of another like it.
   [[nodiscard]] virtual bool holds_experts_of(int layer) const = 0;
 
-  /// Post-RoPE q, k and v of a layer that attends; positions start at 0. Scores are q . k / sqrt(d): where a model
+  /// Post-RoPE q, k and v of a layer that attends. Scores are q . k / sqrt(d): where a model
   /// scales otherwise, q has the rest. Keys and values that several layers read are kept in, or come from, `hidden`.
   [[nodiscard]] virtual std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const = 0;
   /// Starts copies of q, k and v.
@@ -161,6 +169,18 @@ class Decoder {
   /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence that has passed all layers.
   virtual void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
                       std::span<float> logits) const = 0;
+
+  /// Hidden states behind a whole layer of those before it, which stay.
+  [[nodiscard]] virtual std::unique_ptr<Rows> behind(const LoadedWeights& layer, Experts experts,
+                                                     const Rows& before) const = 0;
+  /// The gradient, by the hidden states of a sequence that has passed all layers, of the sum of log-likelihoods of
+  /// tokens that are drawn from what the model predicts at each position. draws: for each token a number in [0, 1).
+  [[nodiscard]] virtual std::unique_ptr<Rows> likelihood_gradient(const LoadedWeights& head, const Rows& hidden,
+                                                                  std::span<const float> draws) const = 0;
+  /// Turns a gradient by hidden states behind a layer into that by those before it. If the layer attends, writes the
+  /// gradients by the keys and values that it reads, as far as queries find them in the history (Windows).
+  virtual void pull_back(const LoadedWeights& layer, Experts experts, const Rows& before, Rows& gradient,
+                         Windows windows, const HistoryBuffers& out) const = 0;
 };
 
 /// Opens the plug-in. Throws BackendUnavailable if it, libtorch or the device is not there, UsageError for a device or

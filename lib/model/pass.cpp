@@ -19,11 +19,16 @@ namespace {
 /// Sequences whose attention is a hook's, on a GPU: their copies to the host and back wait for each other.
 constexpr int kHookedAtOnce = 8;
 
-void check_sequences(std::span<const TokenSequence> sequences, const ModelConfig& config) {
+}  // namespace
+
+void check_sequences(std::span<const TokenSequence> sequences, std::span<const std::int64_t> first_positions,
+                     const ModelConfig& config) {
+  OSCAR_CHECK(first_positions.empty() || first_positions.size() == sequences.size());
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     const std::string where = "sequence " + std::to_string(s);
     if (sequences[s].empty()) throw DataError("the sequence is empty", where, "leave it out");
-    if (sequences[s].size() > static_cast<std::size_t>(config.max_position_embeddings)) {
+    const std::int64_t first = first_positions.empty() ? 0 : first_positions[s];
+    if (first + std::ssize(sequences[s]) > config.max_position_embeddings) {
       throw DataError("the sequence has " + plural(static_cast<std::int64_t>(sequences[s].size()), "token") +
                           ", the model's context is " + std::to_string(config.max_position_embeddings),
                       where, "cut it with --seq-len");
@@ -38,8 +43,6 @@ void check_sequences(std::span<const TokenSequence> sequences, const ModelConfig
   }
 }
 
-}  // namespace
-
 Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& config,
            std::span<const TokenSequence> sequences, const PassOptions& options, Status& status)
     : decoder_(decoder),
@@ -48,11 +51,12 @@ Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& co
       sequences_(sequences),
       layers_(options.layers),
       share_(options.share),
+      first_positions_(options.first_positions),
       status_(status),
       watcher_(dynamic_cast<ModelStatus*>(&status)),
       hidden_(sequences.size()),
       layer_(options.share.rank) {
-  check_sequences(sequences, config);
+  check_sequences(sequences, options.first_positions, config);
   checkpoint_.stop_reads(false);
   for (const TokenSequence& sequence : sequences) tokens_ += static_cast<std::int64_t>(sequence.size());
   choose_units();
@@ -167,7 +171,7 @@ void Pass::prepare() {
   if (!decoder_.is_gpu() || (block().attends() && !block().has_cache())) return;  // there is nothing to attend to yet
   const Unit& unit = units_.front();
   for (std::size_t s = unit.begin; s < unit.end; ++s) {
-    hidden_[s] = decoder_.embed(sequences_[s]);
+    hidden_[s] = decoder_.embed(sequences_[s], first_position(s));
     block().attends() ? attend(s, *weights, {}, false) : decoder_.add_recurrent(*weights, *hidden_[s]);
     if (block().mlp.experts.count == 0) decoder_.add_mlp(*weights, *hidden_[s]);
   }
@@ -204,7 +208,8 @@ void Pass::run_layer(const Mixer& mix, bool observe_only, int at_once) {
   wait_until_ready();
   if (!next_.valid()) start_loading(layer_);
   if (layer_ == 0) {
-    parallel_for(sequences_.size(), [&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s]); });
+    parallel_for(sequences_.size(),
+                 [&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s], first_position(s)); });
   }
   tell_progress(0);
   const std::shared_ptr<const LoadedWeights> weights = next_.get();

@@ -17,6 +17,10 @@
 
 namespace oscar {
 
+/// Throws DataError for sequences that the model cannot take (ModelRunner::begin).
+void check_sequences(std::span<const TokenSequence> sequences, std::span<const std::int64_t> first_positions,
+                     const ModelConfig& config);
+
 /// The hidden state of every sequence, between layers. On the CPU, sequences are the units of parallel work: each is
 /// computed by one thread in the same way, whatever the number of threads. On a GPU, experts see some sequences
 /// together, the same ones whoever runs the layer. All references must outlive it.
@@ -44,6 +48,9 @@ class Pass : public ModelPass {
     std::size_t begin, end;
   };
 
+  [[nodiscard]] std::int64_t first_position(std::size_t s) const {
+    return first_positions_.empty() ? 0 : first_positions_[s];
+  }
   void choose_units();
   void prepare();
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const;
@@ -80,6 +87,7 @@ class Pass : public ModelPass {
   std::int64_t tokens_ = 0;
   int layers_;  // to run, by all processes
   ModelShare share_;
+  std::vector<std::int64_t> first_positions_;
   Status& status_;
   ModelStatus* watcher_;  // the same, if it wants to know more
   std::vector<Unit> units_;

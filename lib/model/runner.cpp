@@ -3,6 +3,7 @@
 
 #include "base/threads.hpp"
 #include "model/checkpoint.hpp"
+#include "model/history_gradients.hpp"
 #include "model/layout.hpp"
 #include "model/pass.hpp"
 
@@ -35,6 +36,12 @@ class Runner : public ModelRunner {
                                                  Status& status) override {
     if (!options.prepare) checkpoint_->keep_reads();  // run(), for each of several methods
     return std::make_unique<Pass>(*decoder_, *checkpoint_, config_, sequences, options, status);
+  }
+
+  void history_gradients(const HistoryQuestion& question, const HistoryHook& hook, Status& status) override {
+    check_sequences(question.sequences, question.first_positions, config_);
+    checkpoint_->keep_reads();
+    take_gradients(*decoder_, config_, question, hook, status);
   }
 
  private:

@@ -65,7 +65,21 @@ struct PassOptions {
   ModelShare share = {};
   /// At once load what the first step needs, and on a GPU try it out.
   bool prepare = false;
+  /// Of the first token of each sequence; empty: 0. Where each token is, but not how far from others, changes keys.
+  std::vector<std::int64_t> first_positions = {};
 };
+
+/// What is asked about the history of caches: keys and values that stand neither among the first `sink` tokens nor
+/// among the last `recent` that a query sees.
+struct HistoryQuestion {
+  std::span<const TokenSequence> sequences;
+  std::vector<std::int64_t> first_positions = {};  // as PassOptions
+  Windows windows;
+};
+/// Sees, of one sequence in one layer that attends, the gradients by keys (T, Hkv, d) and by values (T, Hkv, d_v) of
+/// the cache that it reads. Called concurrently for different sequences, for layers from the last to the first.
+using HistoryHook =
+    std::function<void(int layer, std::size_t sequence, std::span<const float> key, std::span<const float> value)>;
 
 /// A run in the caller's hands: one step a layer. It refers to its runner, which must outlive it; one pass at a time.
 class ModelPass {
@@ -108,6 +122,12 @@ class ModelRunner {
   /// `sequences` and `status`, which may be a ModelStatus (progress.hpp), must outlive the pass.
   [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences,
                                                          const PassOptions& options, Status& status) = 0;
+  /// Shows the gradients of what the model predicts by the keys and values that it finds in the history. What is
+  /// predicted is the sum of the log-likelihoods of tokens drawn from the model's own predictions, one at each
+  /// position, always the same ones. The mean over draws of (gradient . e)^2 is then twice the KL divergence which
+  /// small errors e cause (Fisher information). Keeps hidden states of all sequences at all layers. Throws as begin()
+  /// does.
+  virtual void history_gradients(const HistoryQuestion& question, const HistoryHook& hook, Status& status) = 0;
   /// Takes all sequences through all layers.
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);
 };

@@ -2,7 +2,9 @@
 #include "model/tokens.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
@@ -193,6 +195,16 @@ std::string block_hashes(std::span<const std::int32_t> ids) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> spread_over(std::int64_t context, const std::vector<TokenSequence>& sequences) {
+  std::vector<std::int64_t> first;
+  for (const TokenSequence& sequence : sequences) {
+    const double place = std::fmod(static_cast<double>(first.size()) * std::numbers::phi, 1);
+    first.push_back(
+        std::max<std::int64_t>(0, std::llround(place * static_cast<double>(context - std::ssize(sequence)))));
+  }
+  return first;
+}
 
 CalibrationData describe(const std::vector<TokenSequence>& sequences) {
   Sha256 hash;

@@ -34,6 +34,9 @@ enum class Pipes { kRefuse, kRead };
 [[nodiscard]] std::vector<TokenSequence> read_texts(const std::filesystem::path& model,
                                                     const std::vector<std::filesystem::path>& texts,
                                                     const TokenLimits& limits);
+/// Returns where each sequence begins if they are spread evenly over `context` positions, neighbours far from each
+/// other (multiples of the golden ratio): then keys are seen as they stand at all positions. 0 for longer sequences.
+[[nodiscard]] std::vector<std::int64_t> spread_over(std::int64_t context, const std::vector<TokenSequence>& sequences);
 /// tokens, sequences and the hash defined in identity.hpp.
 [[nodiscard]] CalibrationData describe(const std::vector<TokenSequence>& sequences);
 

@@ -12,33 +12,20 @@ namespace {
 /// Logits of one run that a thread holds at a time.
 constexpr std::size_t kBlockBytes = 32U << 20;
 
-/// Neighbours among whose positions one part in kParts is compared where not all are.
-constexpr std::size_t kNeighbours = 64, kParts = 4;
-
-std::size_t largest_block(std::size_t vocab) { return std::max<std::size_t>(kBlockBytes / (vocab * sizeof(float)), 1); }
-
-/// Neighbouring positions of one text. place: of the first among those that are compared.
+/// Neighbouring positions of one text.
 struct Block {
-  std::size_t text, first, count, place;
+  std::size_t text, first, count;
 };
 
-/// Blocks of one text, in order: the last position is always in one.
-std::vector<Block> blocks_of(std::size_t text, std::size_t positions, std::size_t vocab, Positions wanted) {
-  const bool all = wanted == Positions::kAll;
-  const std::size_t largest = all ? largest_block(vocab) : std::min(largest_block(vocab), kNeighbours);
-  const std::size_t skipped = all ? 0 : (kParts - 1) * kNeighbours;
+std::vector<Block> blocks_of(std::span<const TokenSequence> texts, std::size_t vocab) {
+  const std::size_t largest = std::max<std::size_t>(kBlockBytes / (vocab * sizeof(float)), 1);
   std::vector<Block> blocks;
-  for (std::size_t end = positions; end > 0; end -= std::min(end, skipped)) {
-    // Of large vocabularies the neighbours are several blocks.
-    for (std::size_t left = all ? end : std::min(end, kNeighbours); left > 0;) {
-      const std::size_t count = std::min(left, largest);
-      blocks.push_back({text, end - count, count, 0});
-      end -= count, left -= count;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::size_t positions = texts[i].size() - 1;
+    for (std::size_t first = 0; first < positions; first += largest) {
+      blocks.push_back({i, first, std::min(largest, positions - first)});
     }
   }
-  std::ranges::reverse(blocks);
-  std::size_t place = 0;
-  for (Block& block : blocks) block.place = place, place += block.count;
   return blocks;
 }
 
@@ -46,7 +33,9 @@ std::vector<Block> blocks_of(std::size_t text, std::size_t positions, std::size_
 class BlockLogits {
  public:
   BlockLogits(const ModelRunner& runner, std::size_t vocab)
-      : vocab_(vocab), memory_(runner.host_memory(largest_block(vocab) * vocab * sizeof(float))) {}
+      : vocab_(vocab),
+        memory_(runner.host_memory(std::max(kBlockBytes / (vocab * sizeof(float)), std::size_t{1}) * vocab *
+                                   sizeof(float))) {}
 
   void read(const FinalStates& states, const Block& block) {
     states.logits(block.text, static_cast<std::int64_t>(block.first), {data(), block.count * vocab_});
@@ -69,7 +58,8 @@ void compare_block(const Block& block, const TokenSequence& text, const BlockLog
     for (std::size_t i = part * block.count / parts; i < (part + 1) * block.count / parts; ++i) {
       p.read(exact.row(i));
       q.read(other.row(i));
-      figures[block.place + i] = compare(p, q, static_cast<std::size_t>(text[block.first + i + 1]));
+      const std::size_t position = block.first + i;
+      figures[position] = compare(p, q, static_cast<std::size_t>(text[position + 1]));
     }
   });
 }
@@ -77,15 +67,13 @@ void compare_block(const Block& block, const TokenSequence& text, const BlockLog
 }  // namespace
 
 std::vector<std::vector<TextFigures>> compare_states(const ModelRunner& runner, std::span<const TokenSequence> texts,
-                                                     const FinalStates& exact, std::span<const FinalStates* const> runs,
-                                                     Positions positions) {
+                                                     const FinalStates& exact,
+                                                     std::span<const FinalStates* const> runs) {
   const auto vocab = static_cast<std::size_t>(runner.config().vocab_size);
-  std::vector<Block> blocks;
+  const std::vector<Block> blocks = blocks_of(texts, vocab);
   std::vector<std::vector<TextFigures>> figures(runs.size(), std::vector<TextFigures>(texts.size()));
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::vector<Block> own = blocks_of(i, texts[i].size() - 1, vocab, positions);
-    for (std::vector<TextFigures>& run : figures) run[i].resize(own.back().place + own.back().count);
-    blocks.insert(blocks.end(), own.begin(), own.end());
+  for (std::vector<TextFigures>& run : figures) {
+    for (std::size_t i = 0; i < texts.size(); ++i) run[i].resize(texts[i].size() - 1);
   }
   const int calls = exact.concurrent_calls() > 0 ? exact.concurrent_calls() : num_threads();
   std::atomic<std::size_t> next = 0;

@@ -11,15 +11,11 @@
 
 namespace oscar::verify {
 
-/// Which positions are compared: all, or 64 neighbours of every 256, the last ones among them.
-enum class Positions { kAll, kQuarter };
-
-/// Returns the figures of each run in `runs` beside those of exact attention, [run][text], of the positions that are
-/// compared, in order. Texts have two tokens or more.
+/// Returns the figures of each run in `runs` beside those of exact attention, [run][text]. Texts have two tokens or
+/// more.
 [[nodiscard]] std::vector<std::vector<TextFigures>> compare_states(const ModelRunner& runner,
                                                                    std::span<const TokenSequence> texts,
                                                                    const FinalStates& exact,
-                                                                   std::span<const FinalStates* const> runs,
-                                                                   Positions positions = Positions::kAll);
+                                                                   std::span<const FinalStates* const> runs);
 
 }  // namespace oscar::verify

@@ -40,7 +40,8 @@ QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`osca
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4"}
 CROSSED = {"`oscar`, fitted clip": RECIPES["`oscar`, fitted clip"],
-           "`stretch`, fisher, centred, levels 5,3": RECIPES["`stretch`, fisher, centred, levels 5,3"]}
+           "`stretch`, fisher, centred, levels 5,3": RECIPES["`stretch`, fisher, centred, levels 5,3"],
+           "`coded`, 2.25 bits": RECIPES["`coded`, 2.25 bits"]}
 LONG = 8192
 
 

@@ -22,12 +22,11 @@ namespace oscar {
 namespace {
 
 constexpr double kLeastBits = 1.25, kMostBits = 4;
-/// How often, and on what, it is measured what errors cost. A round runs the model from every layer on, twice.
-struct DamagePlan {
-  int rounds;
-  std::size_t texts, tokens;  // at most so many tokens of each text
+/// On how much text it is asked what errors cost: a model goes there and back, at most so many tokens of each text.
+struct CostPlan {
+  std::size_t texts, tokens;
 };
-constexpr DamagePlan kDamageOnGpu{3, 4, 2048}, kDamageOnCpu{1, 4, 1024};
+constexpr CostPlan kCostOnGpu{16, 2048}, kCostOnCpu{8, 2048};
 
 void check_usage(const FitCommand& command) {
   const FitOptions& fit = command.fit;
@@ -49,7 +48,7 @@ void check_usage(const FitCommand& command) {
 
 /// Some of the longest sequences, from all over the data and cut short, since neighbours are often of one kind. Throws
 /// DataError if the windows hold nearly all of them.
-std::vector<TokenSequence> damage_texts(std::vector<TokenSequence> sequences, const DamagePlan& plan, Windows windows) {
+std::vector<TokenSequence> cost_texts(std::vector<TokenSequence> sequences, const CostPlan& plan, Windows windows) {
   for (TokenSequence& text : sequences) text.resize(std::min(text.size(), plan.tokens));
   std::ranges::stable_sort(sequences, std::greater<>(), &TokenSequence::size);
   const auto longest = static_cast<std::size_t>(std::ranges::count_if(
@@ -105,27 +104,26 @@ void fit_coded_set(FitCommand& command, Context& context) {
   const bool live = input.runner() != nullptr;
   if (!live) status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
   std::vector<TokenSequence> texts;
-  DamagePlan plan = backend->description().starts_with("cpu") ? kDamageOnCpu : kDamageOnGpu;
-  if (command.fit.rounds > 0) plan.rounds = command.fit.rounds;
-  options.rounds = live ? plan.rounds : 1;
+  std::map<int, ErrorCost> costs;
   if (live) {
-    texts = damage_texts(input.sequences(), plan, command.fit.windows);
-    options.uncentred = layers_that_feel_shifts(*input.runner());
+    ModelRunner& runner = *input.runner();
+    const bool gpu = !backend->description().starts_with("cpu");
+    texts = cost_texts(input.sequences(), gpu ? kCostOnGpu : kCostOnCpu, command.fit.windows);
+    options.uncentred = layers_that_feel_shifts(runner);
+    const HistoryQuestion question{texts, spread_over(input.context(), texts), command.fit.windows};
+    costs = error_costs(runner, question, input.source().layer_ids(), *backend, status);
   }
-  std::filesystem::path states = command.out;
-  states += ".states";
-  const auto measure = [&](const CodedSet& set, CodedBeside beside) {
-    return live ? verify::measure_damage(*input.runner(), texts, set, beside, states, *backend, status)
-                : verify::measure_attention_damage(input.source(), set, *backend, status);
+  const auto measure = [&](const CodedSet& set) {
+    return verify::measure_attention_damage(input.source(), set, *backend, status);
   };
-  CodedSet set = fit_coded(input.source(), options, input.output_projection(), measure, *backend, status);
+  CodedSet set = fit_coded(input.source(), options, costs, measure, *backend, status);
   set.recipe = {{"name", "coded"},
                 {"target", command.fit.target},
-                {"plain_part", options.plain_part},
+                {"plain_part", live ? kPlainCostPart : kPlainQueryPart},
                 {"sample_rows", options.sample_rows},
-                {"rounds", options.rounds},
                 {"damage", live ? "model KL" : "attention output error"},
                 {"damage_tokens", describe(texts).tokens}};
+  if (live) set.recipe["context"] = input.context();
   const double seconds = seconds_since(started);
   write_coded_set(command.out, set, command.force);
   status.notice(fmt::format("fitted {} on {} in {:.2f} s: {:.3f} bits a value, {}",

@@ -24,6 +24,7 @@ struct FitCommand {
   FitOptions fit;
   bool force = false, resume = false;
   bool recipe_by_default = false;
+  int context = 0;  // of recipe coded: the longest text that will be served; 0: the model's context
   int rank_timeout = 15, join_timeout = 120;  // seconds
 };
 
@@ -44,6 +45,8 @@ class FitInput {
   [[nodiscard]] ModelRunner* runner() { return runner_.get(); }
   /// What the model reads; empty for a dump.
   [[nodiscard]] const std::vector<TokenSequence>& sequences() const { return sequences_; }
+  /// Over how many positions the sequences of recipe coded are spread; of others 0, since their texts begin at 0.
+  [[nodiscard]] int context() const { return context_; }
   /// Empty without a model.
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
   [[nodiscard]] OutputProjection output_projection() const;
@@ -57,6 +60,7 @@ class FitInput {
  private:
   std::filesystem::path model_;
   std::vector<TokenSequence> sequences_;
+  int context_ = 0;
   bool judges_ = false;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<QkvSource> source_;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/errors.hpp"
@@ -10,6 +12,7 @@
 #include "fit/recipe_search.hpp"
 #include "model/checkpoint.hpp"
 #include "model/output_projection.hpp"
+#include "model/tokens.hpp"
 #include "model_judge.hpp"
 
 namespace oscar {
@@ -31,6 +34,14 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
     }
   }
   return hash.hex();
+}
+
+/// The longest text that will be served.
+int context_of(const FitCommand& command, const ModelConfig& config) {
+  const int most = config.max_position_embeddings;
+  if (command.context <= most) return command.context > 0 ? command.context : most;
+  throw UsageError(fmt::format("the model reads {} tokens at most", most), fmt::format("--context {}", command.context),
+                   "give that, or less");
 }
 
 }  // namespace
@@ -57,7 +68,12 @@ FitInput::FitInput(const FitCommand& command, const Context& context, const Mode
   model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
   sequences_ = read_sequences(command.input, runner_->config(), status);
-  auto live = open_live(*runner_, sequences_, {.layers = layers, .share = share}, status);
+  LiveOptions live_options{.layers = layers, .share = share};
+  if (command.fit.recipe == "coded") {
+    context_ = context_of(command, runner_->config());
+    live_options.first_positions = spread_over(context_, sequences_);
+  }
+  auto live = open_live(*runner_, sequences_, live_options, status);
   live_ = live.get();
   source_ = std::move(live);
   // A model judges whole sets only.

@@ -16,7 +16,8 @@ std::string target_names() {
 }
 
 /// In the order and groups that --help shows.
-void add_recipe_options(CLI::App& app, FitOptions& fit) {
+void add_recipe_options(CLI::App& app, FitCommand& command) {
+  FitOptions& fit = command.fit;
   const auto option = [&](const char* group, const char* name, auto& value, const char* help) {
     return app.add_option(name, value, help)->capture_default_str()->group(group);
   };
@@ -30,11 +31,11 @@ void add_recipe_options(CLI::App& app, FitOptions& fit) {
   option(recipe, "--bits", fit.bits, "Recipe coded: bits of one stored value, everything counted, 1.25 to 4; 0 = 2.25")
       ->type_name("B");
   option(recipe, "--scope", fit.scope, "Recipe coded: who shares one budget of bits")->type_name("model|layer|head");
-  option(recipe, "--rounds", fit.rounds,
-         "Recipe coded: how often it is measured what errors cost the model, and bits are planned again; 0 = 3 on a "
-         "GPU, 1 on a CPU")
-      ->check(CLI::Range(0, 16))
-      ->type_name("N");
+  option(recipe, "--context", command.context,
+         "Recipe coded, with --model: the longest text that will be served, over whose positions the calibration is "
+         "spread; 0 = the model's context")
+      ->check(kNonNegative)
+      ->type_name("TOKENS");
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option(recipe, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
@@ -107,7 +108,7 @@ void settle_coded(const CLI::App& app, FitOptions& fit) {
 }  // namespace
 
 void add_fit_options(CLI::App& app, FitCommand& command) {
-  add_recipe_options(app, command.fit);
+  add_recipe_options(app, command);
   add_output_options(app, command);
 }
 
@@ -116,7 +117,7 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
   const auto given = [&](const char* name) { return app.count(name) > 0; };
   if (fit.recipe == "coded") return settle_coded(app, fit);
   (void)target_from_name(fit.target);  // told before anything is opened
-  for (const char* name : {"--bits", "--scope", "--rounds"}) {
+  for (const char* name : {"--bits", "--scope", "--context"}) {
     if (given(name)) throw UsageError("only recipe coded spends bits", name, "add --recipe coded, or leave it out");
   }
   if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto

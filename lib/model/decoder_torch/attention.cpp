@@ -9,21 +9,16 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/tanh.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "model/decoder_torch/layer_math.hpp"
 #include "model/decoder_torch/rope.hpp"
+#include "model/decoder_torch/score_blocks.hpp"
 
 namespace oscar {
 namespace {
-
-constexpr std::int64_t kQueryBlock = 256;                // queries whose scores are in memory at a time, at least
-constexpr std::int64_t kScores = std::int64_t{1} << 26;  // scores in memory at a time on a GPU
 
 /// Queries such that scores are q . k / sqrt(d), as everything after the model takes them.
 at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {
@@ -45,19 +40,19 @@ at::Tensor project_heads(const Weights& w, const at::Tensor& x, const RotaryEmbe
 }
 
 /// Queries as later positions ask louder, where they do.
-at::Tensor grown(const at::Tensor& q, const MixerSpec& m) {
+at::Tensor grown(const at::Tensor& q, const MixerSpec& m, std::int64_t first) {
   if (m.query_growth == 0) return q;
-  const at::Tensor positions = at::arange(q.size(0), q.options());
+  const at::Tensor positions = at::arange(first, first + q.size(0), q.options());
   const at::Tensor contexts = at::floor(positions / m.rope.original_context);
   return q * (at::log1p(contexts) * m.query_growth + 1).view({-1, 1, 1});
 }
 
-Projected project_heads_of(const Weights& w, const at::Tensor& normed) {
+Projected project_heads_of(const Weights& w, const at::Tensor& normed, std::int64_t first) {
   const MixerSpec& m = w.block().mixer;
-  const RotaryEmbedding rope(m.rope, normed.size(0), normed.device());
+  const RotaryEmbedding rope(m.rope, first, first + normed.size(0), normed.device());
   const at::ScalarType type = normed.scalar_type();
   const at::Tensor heads = project_heads(w, normed, rope, "self_attn.q_proj", m.query_norm, m.num_heads);
-  const at::Tensor q = rescaled(grown(heads, m), m).to(type);
+  const at::Tensor q = rescaled(grown(heads, m, first), m).to(type);
   if (!m.own_kv) return {q, {}, {}};
   const at::Tensor k = project_heads(w, normed, rope, "self_attn.k_proj", m.key_norm, m.num_kv_heads);
   const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
@@ -73,7 +68,7 @@ at::Tensor latent_readers(const Weights& w) {
 }
 
 /// The cache holds (latent, rotated key); queries are taken to the latent's side, so that heads share one key.
-Projected project_latent(const Weights& w, const at::Tensor& normed) {
+Projected project_latent(const Weights& w, const at::Tensor& normed, std::int64_t first) {
   const MixerSpec& m = w.block().mixer;
   const std::int64_t tokens = normed.size(0);
   const at::Tensor query_source =
@@ -83,7 +78,7 @@ Projected project_latent(const Weights& w, const at::Tensor& normed) {
   const at::Tensor q = query_source.view({tokens, m.num_heads, m.nope_dim + m.rope.dim});
   const at::Tensor both = w.linear(normed, "self_attn.kv_a_proj_with_mqa");
   const at::Tensor latent = w.norm(both.narrow(-1, 0, m.latent_dim), "self_attn.kv_a_layernorm").unsqueeze(1);
-  const RotaryEmbedding rope(m.rope, tokens, normed.device());
+  const RotaryEmbedding rope(m.rope, first, first + tokens, normed.device());
   const at::ScalarType type = normed.scalar_type();
   const at::Tensor readers = latent_readers(w).narrow(1, 0, m.nope_dim);
   const at::Tensor absorbed = at::bmm(q.narrow(-1, 0, m.nope_dim).transpose(0, 1), readers).transpose(0, 1);
@@ -95,26 +90,12 @@ Projected project_latent(const Weights& w, const at::Tensor& normed) {
 /// Heads h, T, d of q with theirs of k and v, in fp32, for what the library's kernels lack: windows, soft caps, sinks
 /// (h, 1, 1), values of another size.
 at::Tensor attend_by_blocks(const MixerSpec& m, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const std::optional<at::Tensor>& sinks) {
-  const std::int64_t heads = q.size(0), tokens = q.size(1);
-  const std::int64_t block = q.is_cpu() ? kQueryBlock : std::max(kQueryBlock, kScores / (heads * tokens));
-  const double scale = 1 / std::sqrt(static_cast<double>(m.head_dim));
-  const at::Tensor out = at::empty({heads, tokens, v.size(2)}, q.options());
-  for (std::int64_t begin = 0; begin < tokens; begin += block) {
-    const std::int64_t end = std::min(tokens, begin + block);
-    const std::int64_t first = m.window > 0 ? std::max<std::int64_t>(0, begin - m.window + 1) : 0;
-    const auto seen = [&](const at::Tensor& rows) { return rows.narrow(1, first, end - first).to(at::kFloat); };
-    const at::Tensor queries = q.narrow(1, begin, end - begin).to(at::kFloat);
-    at::Tensor scores = at::matmul(queries, seen(k).transpose(1, 2)) * scale;
-    if (m.soft_cap > 0) scores = at::tanh(scores / m.soft_cap) * m.soft_cap;
-    const auto positions = [&](std::int64_t from) { return at::arange(from, end, q.options().dtype(at::kLong)); };
-    const at::Tensor behind = positions(begin).unsqueeze(1) - positions(first).unsqueeze(0);
-    at::Tensor hidden = behind < 0;
-    if (m.window > 0) hidden = hidden.logical_or(behind >= m.window);
-    scores = scores.masked_fill(hidden, -std::numeric_limits<float>::infinity());
-    if (sinks) scores = at::cat({scores, sinks->expand({heads, end - begin, 1})}, -1);
-    const at::Tensor shares = at::softmax(scores, -1).narrow(-1, 0, end - first);
-    out.narrow(1, begin, end - begin).copy_(at::matmul(shares, seen(v)));
+                            const at::Tensor& sinks) {
+  const std::int64_t tokens = q.size(1), at_once = queries_at_once(q);
+  const at::Tensor out = at::empty({q.size(0), tokens, v.size(2)}, q.options());
+  for (std::int64_t begin = 0; begin < tokens; begin += at_once) {
+    const ScoreBlock block = score_block(m, q, k, begin, std::min(tokens, begin + at_once));
+    out.narrow(1, begin, block.end - begin).copy_(at::matmul(block.shares(sinks), block.of_keys(v)));
   }
   return out;
 }
@@ -129,10 +110,15 @@ at::Tensor attend_plainly(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 }  // namespace
 
-Projected project_attention(const Weights& layer, const at::Tensor& x) {
+Projected project_attention(const Weights& layer, const at::Tensor& x, std::int64_t first_position) {
   const at::Tensor normed = layer.norm(x, layer.block().mixer_norm);
   const bool latent = layer.block().mixer.kind == MixerKind::kLatentAttention;
-  return latent ? project_latent(layer, normed) : project_heads_of(layer, normed);
+  return latent ? project_latent(layer, normed, first_position) : project_heads_of(layer, normed, first_position);
+}
+
+at::Tensor sinks_of(const Weights& layer, std::int64_t first, std::int64_t heads) {
+  if (!layer.block().mixer.sinks) return {};
+  return layer.at("self_attn.sinks").narrow(0, first, heads).view({-1, 1, 1});
 }
 
 at::Tensor exact_attention(const Weights& layer, const Projected& qkv) {
@@ -150,8 +136,7 @@ at::Tensor exact_attention(const Weights& layer, const Projected& qkv) {
       return shared || together == 1 || group == 1 ? own : own.repeat_interleave(group, 0);
     };
     const at::Tensor k = of_group(qkv.k), v = of_group(qkv.v);
-    const auto sinks =
-        m.sinks ? std::optional(layer.at("self_attn.sinks").narrow(0, h, together).view({-1, 1, 1})) : std::nullopt;
+    const at::Tensor sinks = sinks_of(layer, h, together);
     result.narrow(1, h, together)
         .copy_((plain ? attend_plainly(q, k, v) : attend_by_blocks(m, q, k, v, sinks)).transpose(0, 1));
   }

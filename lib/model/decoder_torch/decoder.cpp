@@ -2,31 +2,26 @@
 // The plug-in behind decoder.hpp, in the order of operations of the reference implementation.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "model/decoder_torch/embedding.hpp"
 #include "model/decoder_torch/experts.hpp"
 #include "model/decoder_torch/head.hpp"
+#include "model/decoder_torch/hidden_home.hpp"
 #include "model/decoder_torch/hidden_state.hpp"
 #include "model/decoder_torch/link.hpp"
+#include "model/decoder_torch/pull_back.hpp"
 #include "model/decoder_torch/qkv_copy.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr double kHiddenShare = 0.5;             // of a GPU's free memory, above which hidden states live on the host
-constexpr std::int64_t kExpertBytes = 64 << 20;  // of experts that are loaded together
+constexpr std::int64_t kExpertBytes = 64 << 20;      // of experts that are loaded together
 constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
-
-const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
-const HiddenRows& state_of(const Rows& rows) { return static_cast<const HiddenRows&>(rows); }
-HiddenRows& state_of(Rows& rows) { return static_cast<HiddenRows&>(rows); }
 
 class TorchDecoder : public Decoder {
  public:
@@ -34,8 +29,8 @@ class TorchDecoder : public Decoder {
       : config_(std::move(config)),
         store_(weights),
         device_(options.device, options.dtype),
-        notice_(options.notice),
-        hidden_on_host_(options.hidden_on_host) {}
+        by_rows_(device_, options.notice),
+        home_(device_, options.hidden_on_host, options.notice) {}
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
@@ -51,20 +46,18 @@ class TorchDecoder : public Decoder {
 
   void make_room(std::int64_t num_tokens) override {
     const std::int64_t width = state_width(config_) + (config_.blocks.front().input_dim > 0 ? config_.hidden_size : 0);
-    const double wanted = static_cast<double>(num_tokens * width) * c10::elementSize(device_.dtype());
-    if (!device_.is_gpu() || hidden_on_host_) return;
-    hidden_on_host_ = wanted > kHiddenShare * static_cast<double>(device_.free_bytes());
-    hidden_bytes_ = hidden_on_host_ ? 0 : static_cast<std::size_t>(wanted);
-    if (hidden_on_host_) notice_("hidden states live in the host's memory: the GPU has too little");
+    home_.make_room(static_cast<double>(num_tokens * width) * c10::elementSize(device_.dtype()));
   }
 
   void finish() const override {
     if (device_.is_gpu()) device_.current_stream().synchronize();
   }
 
-  [[nodiscard]] std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens) const override {
+  [[nodiscard]] std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens,
+                                            std::int64_t first_position) const override {
     return call([&] {
       auto hidden = std::make_unique<HiddenRows>();
+      hidden->first_position = first_position;
       const at::Tensor x = embedded(route_, tokens);
       keep(*hidden, x);
       remember(*hidden, tokens, x);
@@ -89,7 +82,7 @@ class TorchDecoder : public Decoder {
     return call([&] {
       auto hidden = std::make_unique<HiddenRows>();
       const at::Tensor state = from_host_copy(copy);
-      unpack_state(config_, hidden_on_host_ ? state : state.to(device_.place()), *hidden);
+      unpack_state(config_, home_.on_host() ? state : state.to(device_.place()), *hidden);
       if (config_.blocks.front().input_dim > 0) remember(*hidden, tokens, embedded(route_, tokens));
       return hidden;
     });
@@ -97,7 +90,7 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] std::string link_place() const override {
     const bool more = config_.blocks.front().input_dim > 0 || !config_.shared_layers().empty();  // than hidden states
-    return hidden_on_host_ || more ? "" : oscar::link_place(device_);
+    return home_.on_host() || more ? "" : oscar::link_place(device_);
   }
   [[nodiscard]] std::string new_link_name() const override { return oscar::new_link_name(); }
   [[nodiscard]] std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const override {
@@ -120,19 +113,19 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] bool holds_experts_of(int layer) const override {
     const auto all = static_cast<std::size_t>(expert_bytes(layer) * experts_of(layer).count);
-    return device_.is_gpu() && device_.free_bytes() > 3 * all + hidden_bytes_;
+    return device_.is_gpu() && device_.free_bytes() > 3 * all + home_.bytes();
   }
 
   [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const override {
     return call([&] {
       auto rows = std::make_unique<QkvRows>();
-      if (ours(layer).block().parallel) state_of(hidden).before = resting(here(hidden));
-      auto& [q, k, v] = rows->qkv = project_attention(ours(layer), here(hidden));
+      if (ours(layer).block().parallel) state_of(hidden).before = home_.resting(here(hidden));
+      auto& [q, k, v] = rows->qkv = project_attention(ours(layer), here(hidden), state_of(hidden).first_position);
       const MixerSpec& m = ours(layer).block().mixer;
       if (m.kv_layer < 0) return rows;
       Projected& kept = state_of(hidden).kept[m.kv_layer];
       if (m.own_kv) {
-        kept = {{}, resting(k), resting(v)};
+        kept = {{}, home_.resting(k), home_.resting(v)};
       } else {
         k = kept.k.to(device_.place()), v = kept.v.to(device_.place());
       }
@@ -160,7 +153,11 @@ class TorchDecoder : public Decoder {
     call([&] {
       const MixerSpec& m = ours(layer).block().mixer;
       const at::Tensor x = here(hidden);
-      keep(hidden, x + attention_output(ours(layer), take(attention, {x.size(0), m.num_heads, m.value_dim}), x));
+      keep(
+          hidden,
+          x + attention_output(
+                  ours(layer),
+                  floats_from(attention, {x.size(0), m.num_heads, m.value_dim}).to(x.device()).to(x.scalar_type()), x));
     });
   }
 
@@ -220,6 +217,34 @@ class TorchDecoder : public Decoder {
     call([&] { write_logits(ours(head), here(hidden), first, logits); });
   }
 
+  [[nodiscard]] std::unique_ptr<Rows> behind(const LoadedWeights& layer, Experts experts,
+                                             const Rows& before) const override {
+    return call([&] {
+      std::unique_ptr<HiddenRows> next = behind_layer(route_, ours(layer), experts, by_rows_, state_of(before));
+      home_.put_aside(*next);
+      return next;
+    });
+  }
+
+  [[nodiscard]] std::unique_ptr<Rows> likelihood_gradient(const LoadedWeights& head, const Rows& hidden,
+                                                          std::span<const float> draws) const override {
+    return call([&] {
+      auto gradient = std::make_unique<HiddenRows>();
+      gradient->x = oscar::likelihood_gradient(ours(head), here(hidden), draws);
+      return gradient;
+    });
+  }
+
+  void pull_back(const LoadedWeights& layer, Experts experts, const Rows& before, Rows& gradient, Windows windows,
+                 const HistoryBuffers& out) const override {
+    call([&] {
+      const HistoryGradients found =
+          oscar::pull_back(route_, ours(layer), experts, by_rows_, state_of(before), state_of(gradient), windows);
+      write_floats(found.key, out.key);
+      write_floats(found.value, out.value);
+    });
+  }
+
  private:
   [[nodiscard]] std::vector<std::int64_t> state_shape(std::size_t tokens) const {
     return {static_cast<std::int64_t>(tokens), state_width(config_)};
@@ -250,45 +275,19 @@ class TorchDecoder : public Decoder {
   void remember(HiddenRows& hidden, std::span<const std::int32_t> tokens, const at::Tensor& embedding) const {
     if (config_.blocks.front().input_dim == 0) return;
     hidden.tokens.assign(tokens.begin(), tokens.end());
-    hidden.embedding = resting(embedding);
+    hidden.embedding = home_.resting(embedding);
   }
 
-  /// Where hidden states live between layers; never the memory of `x` there, which keep() writes to.
-  [[nodiscard]] at::Tensor resting(const at::Tensor& x) const { return hidden_on_host_ ? x.cpu().clone() : x; }
-
-  [[nodiscard]] at::Tensor here(const Rows& hidden) const {
-    return static_cast<const HiddenRows&>(hidden).x.to(device_.place());
-  }
-
-  void keep(Rows& hidden, const at::Tensor& x) const {
-    at::Tensor& own = static_cast<HiddenRows&>(hidden).x;
-    if (!hidden_on_host_) {
-      own = x;
-    } else if (own.defined()) {
-      own.copy_(x);
-    } else {
-      own = x.cpu();
-    }
-  }
-
-  /// The caller's floats, in libtorch's own memory, whose alignment never changes: the matrix library picks its code by
-  /// alignment, and results must not depend on where a caller's buffer happens to lie.
-  [[nodiscard]] at::Tensor take(std::span<const float> values, at::IntArrayRef shape) const {
-    at::Tensor tensor = at::empty(shape, at::kFloat);
-    OSCAR_CHECK(static_cast<std::size_t>(tensor.numel()) == values.size());
-    std::memcpy(tensor.data_ptr(), values.data(), values.size_bytes());
-    return tensor.to(device_.place()).to(device_.dtype());
-  }
+  [[nodiscard]] at::Tensor here(const Rows& hidden) const { return home_.here(hidden); }
+  void keep(Rows& hidden, const at::Tensor& x) const { home_.keep(hidden, x); }
 
   ModelConfig config_;
   const WeightStore& store_;
   Device device_;
-  std::function<void(const std::string&)> notice_;
-  RowBatches by_rows_{device_, notice_};
+  RowBatches by_rows_;
+  HiddenHome home_;
   WeightRoute route_{config_, store_, device_};
   mutable SharedHead head_;
-  bool hidden_on_host_;
-  std::size_t hidden_bytes_ = 0;  // on a GPU
 };
 
 }  // namespace

@@ -6,9 +6,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 
@@ -72,7 +72,7 @@ class CallGuard {
   }
 
  private:
-  c10::InferenceMode inference_;
+  at::NoGradGuard no_grad_;  // not InferenceMode: what is loaded under it could take no gradient back
   c10::OptionalDeviceGuard device_;
 };
 

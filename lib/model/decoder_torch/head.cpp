@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/decoder_torch/head.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
@@ -26,6 +27,13 @@ std::shared_ptr<const Weights> SharedHead::take(const WeightRoute& route) {
   weights->put("head", load_tensor(route, head_weight_name(route.config)));
   weights_ = weights;
   return weights;
+}
+
+at::Tensor logits_of(const Weights& head, const at::Tensor& hidden) {
+  at::Tensor logits = at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat);
+  if (head.config().logit_scale != 1) logits = logits * head.config().logit_scale;
+  const double cap = head.config().logit_soft_cap;
+  return cap > 0 ? at::tanh(logits / cap) * cap : logits;
 }
 
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {

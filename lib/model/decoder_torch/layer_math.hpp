@@ -16,8 +16,10 @@ struct Projected {
   at::Tensor q, k, v;
 };
 
-/// Without k and v if the layer reads those of another.
-[[nodiscard]] Projected project_attention(const Weights& layer, const at::Tensor& x);
+/// Without k and v if the layer reads those of another. first_position: of the first row of x.
+[[nodiscard]] Projected project_attention(const Weights& layer, const at::Tensor& x, std::int64_t first_position);
+/// The scores (heads, 1, 1) of query heads [first, first + heads) that have no value; undefined if there are none.
+[[nodiscard]] at::Tensor sinks_of(const Weights& layer, std::int64_t first, std::int64_t heads);
 /// (T, Hq, d_v)
 [[nodiscard]] at::Tensor exact_attention(const Weights& layer, const Projected& qkv);
 /// What attention outputs (T, Hq, d_v) add to x.

@@ -47,7 +47,7 @@ void scale_yarn(const RopeSpec& spec, std::span<float> frequencies) {
 }
 
 /// theta^(-2i/d) and what the variant makes of it, (dim / 2). Powers in fp32, as models are trained.
-at::Tensor inverse_frequencies(const RopeSpec& spec, std::int64_t num_tokens) {
+at::Tensor inverse_frequencies(const RopeSpec& spec, std::int64_t end) {
   const at::Tensor exponents = at::arange(0, spec.dim, 2, at::kFloat) / spec.dim;
   const at::Tensor inverse = at::pow(at::Scalar(spec.theta), exponents).reciprocal();
   const std::span<float> values(inverse.data_ptr<float>(), static_cast<std::size_t>(inverse.numel()));
@@ -55,7 +55,7 @@ at::Tensor inverse_frequencies(const RopeSpec& spec, std::int64_t num_tokens) {
   if (spec.type == "yarn") scale_yarn(spec, values);
   if (spec.type == "longrope") {
     const std::vector<double>& factors =
-        static_cast<double>(num_tokens) > spec.original_context ? spec.long_factors : spec.short_factors;
+        static_cast<double>(end) > spec.original_context ? spec.long_factors : spec.short_factors;
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(values[i] / factors[i]);
   }
   if (spec.type == "proportional") {
@@ -68,9 +68,10 @@ at::Tensor inverse_frequencies(const RopeSpec& spec, std::int64_t num_tokens) {
 
 }  // namespace
 
-RotaryEmbedding::RotaryEmbedding(const RopeSpec& spec, std::int64_t num_tokens, c10::Device device) : spec_(spec) {
-  const at::Tensor positions = at::arange(num_tokens, at::TensorOptions(at::kFloat).device(device));
-  const at::Tensor angles = (positions.unsqueeze(-1) * inverse_frequencies(spec, num_tokens).to(device)).unsqueeze(1);
+RotaryEmbedding::RotaryEmbedding(const RopeSpec& spec, std::int64_t first, std::int64_t end, c10::Device device)
+    : spec_(spec) {
+  const at::Tensor positions = at::arange(first, end, at::TensorOptions(at::kFloat).device(device));
+  const at::Tensor angles = (positions.unsqueeze(-1) * inverse_frequencies(spec, end).to(device)).unsqueeze(1);
   cosine_ = angles.cos() * spec.attention_factor;
   sine_ = angles.sin() * spec.attention_factor;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rotary embeddings of positions 0 … T-1.
+// Rotary embeddings of consecutive positions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@ namespace oscar {
 
 class RotaryEmbedding {
  public:
-  /// For sequences of `num_tokens`: some variants depend on the length.
-  RotaryEmbedding(const RopeSpec& spec, std::int64_t num_tokens, c10::Device device);
+  /// Of positions [first, end): some variants depend on `end`, as if the text had begun at 0.
+  RotaryEmbedding(const RopeSpec& spec, std::int64_t first, std::int64_t end, c10::Device device);
   /// x (T, heads, d), d at least spec.dim. In fp32.
   [[nodiscard]] at::Tensor apply(const at::Tensor& x) const;
 

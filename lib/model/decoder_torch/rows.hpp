@@ -18,13 +18,17 @@ namespace oscar {
 
 /// On the device, or on the host while nobody computes with it.
 struct HiddenRows : Rows {
-  at::Tensor x;                   // (T, hidden_size)
+  at::Tensor x;  // (T, hidden_size)
+  std::int64_t first_position = 0;
   at::Tensor before;              // x before the mixer, where the MLP of the same layer reads that
   std::map<int, Projected> kept;  // by layer: k and v of those whose keys and values later layers read
   // What inputs of layers are made of, where there are some: the tokens, and what x was before the first layer.
   std::vector<std::int32_t> tokens;
   at::Tensor embedding;
 };
+
+[[nodiscard]] inline const HiddenRows& state_of(const Rows& rows) { return static_cast<const HiddenRows&>(rows); }
+[[nodiscard]] inline HiddenRows& state_of(Rows& rows) { return static_cast<HiddenRows&>(rows); }
 
 [[nodiscard]] inline at::ScalarType scalar_type(DType dtype) {
   OSCAR_CHECK(is_activation_dtype(dtype));
@@ -43,6 +47,22 @@ struct HiddenRows : Rows {
   const at::Tensor x = at::empty(copy.shape, scalar_type(copy.dtype));
   std::memcpy(x.data_ptr(), copy.data.data(), copy.data.size());
   return x;
+}
+
+/// The caller's floats, in libtorch's own memory, whose alignment never changes: the matrix library picks its code by
+/// alignment, and results must not depend on where a caller's buffer happens to lie.
+[[nodiscard]] inline at::Tensor floats_from(std::span<const float> values, at::IntArrayRef shape) {
+  at::Tensor tensor = at::empty(shape, at::kFloat);
+  OSCAR_CHECK(static_cast<std::size_t>(tensor.numel()) == values.size());
+  std::memcpy(tensor.data_ptr(), values.data(), values.size_bytes());
+  return tensor;
+}
+
+/// Writes a tensor of floats; nothing if it is undefined.
+inline void write_floats(const at::Tensor& x, std::span<float> out) {
+  if (!x.defined()) return;
+  OSCAR_CHECK(static_cast<std::size_t>(x.numel()) == out.size());
+  std::memcpy(out.data(), x.cpu().contiguous().data_ptr(), out.size_bytes());
 }
 
 struct QkvRows : Rows {

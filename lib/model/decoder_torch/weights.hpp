@@ -37,6 +37,9 @@ class Weights : public LoadedWeights {
   std::map<std::string, at::Tensor> tensors_;
 };
 
+/// Weights as this decoder loads them.
+[[nodiscard]] inline const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
+
 /// x / sqrt(mean(x^2) + eps) over the last dimension, in fp32.
 [[nodiscard]] at::Tensor normalize(const at::Tensor& x, double eps);
 

@@ -5,7 +5,7 @@ import json
 import random
 from pathlib import Path
 
-ERROR = [1, .3634, .1175, .03454, .009497, .002499, .000644, .000164, .0000413]
+ERROR = [3, .3634, .1175, .03454, .009497, .002499, .000644, .000164, .0000413]
 
 
 def plan(energy, budget):

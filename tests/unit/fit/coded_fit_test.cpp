@@ -76,7 +76,7 @@ TEST_CASE("a fit meets its budget, and what it writes can be read back") {
 
 TEST_CASE("bits go where errors cost the model") {
   std::vector<double> trial_bits;
-  const auto measure = [&](const CodedSet& trial, CodedBeside) {
+  const auto measure = [&](const CodedSet& trial) {
     for (const CodedLayer& layer : trial.layers) {
       for (const CodedSide* side : {&layer.key, &layer.value}) trial_bits.push_back(bits_of(*side));
     }
@@ -87,7 +87,9 @@ TEST_CASE("bits go where errors cost the model") {
   for (const double bits : trial_bits) CHECK(bits == 3);
   CHECK(bits_of(set.layers[1].key) > bits_of(set.layers[1].value) + 0.9);
   CHECK(bits_of(set.layers[1].key) > bits_of(set.layers[0].key) + 0.9);
-  CHECK(set.layers[1].key.damage == 0.1);
+  // What two bits cost a tenth of with two bits costs less with more.
+  CHECK(set.layers[1].key.damage < 0.05);
+  CHECK(set.layers[1].key.damage > 0.001);
   CHECK(bits_of(set) <= 3);
   // Layers that share a budget of their own do not give theirs away.
   CodedOptions own = kCodedOptions;
@@ -96,29 +98,8 @@ TEST_CASE("bits go where errors cost the model") {
   for (const CodedLayer& layer : by_layer.layers) CHECK((bits_of(layer.key) + bits_of(layer.value)) / 2 == 3);
 }
 
-TEST_CASE("later rounds measure the plan beside coded layers, and weights of all rounds count the same") {
-  std::vector<CodedBeside> asked;
-  std::vector<double> key_bits;
-  const auto measure = [&](const CodedSet& trial, CodedBeside beside) {
-    asked.push_back(beside);
-    key_bits.push_back(bits_of(trial.layers[1].key));
-    // Alone, keys of layer 3 cost most; beside others, noise says that they help.
-    const double cost = beside == CodedBeside::kExact ? 0.1 : -0.001;
-    return std::vector<CodedDamage>{{0.001, 0.001}, {cost, 0.001}};
-  };
-  CodedOptions options = kCodedOptions;
-  options.rounds = 3;
-  const CodedSet set = fit_coded_set(options, measure);
-  CHECK(asked == std::vector{CodedBeside::kExact, CodedBeside::kCoded, CodedBeside::kCoded});
-  CHECK(key_bits[0] == 3);
-  CHECK(key_bits[1] > 3.5);
-  CHECK(bits_of(set.layers[1].key) > 3);
-  CHECK(set.layers[1].key.damage > 0);
-  CHECK(bits_of(set) <= 3);
-}
-
 TEST_CASE("damage that is no number is refused by its layer") {
-  const auto measure = [](const CodedSet&, CodedBeside) { return std::vector<CodedDamage>{{0.1, 0.1}, {0.1, NAN}}; };
+  const auto measure = [](const CodedSet&) { return std::vector<CodedDamage>{{0.1, 0.1}, {0.1, NAN}}; };
   CHECK_ERROR((void)fit_coded_set(kCodedOptions, measure), NumericalError, "layer 3");
 }
 

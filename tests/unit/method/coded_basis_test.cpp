@@ -42,11 +42,10 @@ MatrixStack random_moment(int heads, int dim, unsigned seed) {
 }
 
 /// Sums of one token that counts once, with keys of this mean and covariance.
-FisherSums fisher_of(const MatrixStack& query, const MatrixStack& covariance, const Vector& mean) {
-  FisherSums sums(query.count, query.dim);
-  const auto d = static_cast<std::size_t>(query.dim);
-  sums.query = query;
-  for (int h = 0; h < query.count; ++h) {
+FisherSums read_keys(const MatrixStack& covariance, const Vector& mean) {
+  FisherSums sums(covariance.count, covariance.dim);
+  const auto d = static_cast<std::size_t>(covariance.dim);
+  for (int h = 0; h < covariance.count; ++h) {
     sums.weight[static_cast<std::size_t>(h)] = 2;
     for (std::size_t i = 0; i < d; ++i) sums.key_sum[static_cast<std::size_t>(h) * d + i] = 2 * mean[i];
     for (std::size_t i = 0; i < d * d; ++i) sums.key[h][i] = 2 * (covariance[h][i] + mean[i / d] * mean[i % d]);
@@ -73,8 +72,8 @@ double distance_from_inverse(const Transform& t) {
 TEST_CASE("of diagonal moments the basis is the axes, by what an error costs there") {
   const auto backend = test::make_test_backend();
   const Vector query{1, 4, 9}, key{9, 1, 4}, mean{5, -1, 2};
-  const FisherSums sums = fisher_of(diagonal(query), diagonal(key), mean);
-  const CodedBasis basis = coded_key_basis(sums, 1, diagonal({1, 1, 1}), 0, true, *backend);
+  const CodedBasis basis =
+      coded_key_basis(diagonal(query), diagonal({1, 1, 1}), 0, read_keys(diagonal(key), mean), true, *backend);
   const double floor = kMetricFloor * 14 / 3;
   const Vector expected{4 * (9 + floor), 9 * (1 + floor), 1 * (4 + floor)};  // of channels 2, 0, 1
   const int axes[] = {2, 0, 1};
@@ -90,8 +89,8 @@ TEST_CASE("of diagonal moments the basis is the axes, by what an error costs the
 TEST_CASE("keys that are not centred have no mean, and their second moment in place of the covariance") {
   const auto backend = test::make_test_backend();
   const Vector mean{5, -1, 2};
-  const FisherSums sums = fisher_of(diagonal({1, 1, 1}), diagonal({9, 1, 4}), mean);
-  const CodedBasis basis = coded_key_basis(sums, 1, diagonal({1, 1, 1}), 0, false, *backend);
+  const MatrixStack one = diagonal({1, 1, 1});
+  const CodedBasis basis = coded_key_basis(one, one, 0, read_keys(diagonal({9, 1, 4}), mean), false, *backend);
   CHECK(basis.transform.mean.empty());
   double trace = 0;
   for (const double lambda : basis.lambda) trace += lambda;
@@ -104,7 +103,7 @@ TEST_CASE("channels are uncorrelated, of the variances that are told, and errors
   const MatrixStack query = random_moment(heads, dim, 1), plain = random_moment(heads, dim, 2),
                     key = random_moment(heads, dim, 3);
   const CodedBasis basis =
-      coded_key_basis(fisher_of(query, key, Vector(dim, 0.5)), 1, plain, kPlainQueryPart, true, *backend);
+      coded_key_basis(query, plain, kPlainQueryPart, read_keys(key, Vector(dim, 0.5)), true, *backend);
   const auto d = static_cast<std::size_t>(dim);
   for (int h = 0; h < heads; ++h) {
     const auto w = basis.transform.rotation[h], r = basis.transform.read_rotation[h];
@@ -132,32 +131,32 @@ TEST_CASE("channels are uncorrelated, of the variances that are told, and errors
   CHECK(distance_from_inverse(basis.transform) < 1e-9);
 }
 
-TEST_CASE("values are weighed by the output projection, and scaled to their plain energy") {
+TEST_CASE("values are weighed by what their errors cost, and scaled to their plain energy") {
   const auto backend = test::make_test_backend();
-  const CodedBasis basis = coded_value_basis(diagonal({1, 1}), diagonal({2, 6}), diagonal({1, 1}), *backend);
-  CHECK(basis.lambda[0] == doctest::Approx(1.5 * (1 + kMetricFloor)));  // 6 m(plain) / m(weighted) = 6 / 4
-  CHECK(basis.lambda[1] == doctest::Approx(0.5 * (1 + kMetricFloor)));
+  const CodedBasis basis = coded_value_basis(diagonal({1, 3}), 0.5, diagonal({2, 6}), diagonal({1, 1}), *backend);
+  CHECK(basis.lambda[0] == doctest::Approx(1.5 * (3 + 1 + 2 * kMetricFloor)));  // 6 m(plain) / m(weighted) = 6 / 4
+  CHECK(basis.lambda[1] == doctest::Approx(0.5 * (1 + 1 + 2 * kMetricFloor)));
   CHECK(basis.transform.mean.empty());
 }
 
 TEST_CASE("moments that say nothing are refused by name") {
   const auto backend = test::make_test_backend();
   const MatrixStack some = diagonal({1, 2}), none = diagonal({0, 0});
-  CHECK_ERROR((void)coded_key_basis(fisher_of(none, some, {0, 0}), 1, some, 0.3, true, *backend), NumericalError,
+  CHECK_ERROR((void)coded_key_basis(none, some, 0.3, read_keys(some, {0, 0}), true, *backend), NumericalError,
               "KV head 0");
-  CHECK_ERROR((void)coded_key_basis(fisher_of(some, none, {1, 1}), 1, some, 0.3, true, *backend), NumericalError,
+  CHECK_ERROR((void)coded_key_basis(some, some, 0.3, read_keys(none, {1, 1}), true, *backend), NumericalError,
               "keys of the history");
   // Constant keys vary by the rounding of their mean alone.
-  const FisherSums constant = fisher_of(some, diagonal({1e-8, 1e-8}), {100, 100});
-  CHECK_ERROR((void)coded_key_basis(constant, 1, some, 0.3, true, *backend), NumericalError, "do not vary");
-  CHECK_ERROR((void)coded_value_basis(some, some, diagonal({NAN, 1}), *backend), NumericalError, "values");
+  const FisherSums constant = read_keys(diagonal({1e-8, 1e-8}), {100, 100});
+  CHECK_ERROR((void)coded_key_basis(some, some, 0.3, constant, true, *backend), NumericalError, "do not vary");
+  CHECK_ERROR((void)coded_value_basis(some, 0, some, diagonal({NAN, 1}), *backend), NumericalError, "values");
 }
 
 TEST_CASE("channels follow their levels and mix among equals, and the sides stay inverse") {
   const auto backend = test::make_test_backend();
   const int dim = 32;
-  CodedBasis basis = coded_key_basis(fisher_of(random_moment(1, dim, 4), random_moment(1, dim, 5), Vector(dim, 0)), 1,
-                                     random_moment(1, dim, 6), kPlainQueryPart, true, *backend);
+  CodedBasis basis = coded_key_basis(random_moment(1, dim, 4), random_moment(1, dim, 6), kPlainQueryPart,
+                                     read_keys(random_moment(1, dim, 5), Vector(dim, 0)), true, *backend);
   const CodedBasis before = basis;
   std::vector<int> order(32), levels(32, 4);
   for (int i = 0; i < 32; ++i) order[static_cast<std::size_t>(i)] = (i + 8) % 32;

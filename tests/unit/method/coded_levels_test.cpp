@@ -17,8 +17,7 @@ namespace {
 
 double error_of(std::span<const double> energy, std::span<const int> widths) {
   double error = 0;
-  for (std::size_t i = 0; i < energy.size(); ++i)
-    error += energy[i] * kGaussianError[static_cast<std::size_t>(widths[i])];
+  for (std::size_t i = 0; i < energy.size(); ++i) error += energy[i] * kCodedError[static_cast<std::size_t>(widths[i])];
   return error;
 }
 
@@ -70,7 +69,7 @@ TEST_CASE("no plan of the same bits is much better") {
   }
 }
 
-TEST_CASE("plans are those of the prototype's search") {
+TEST_CASE("plans are those of a search in Python") {
   const Json cases = read_json(test::data("codec/coded_levels.json"));
   REQUIRE(cases.size() >= 6);
   for (const Json& each : cases) {
@@ -123,7 +122,7 @@ TEST_CASE("widths may come out of order, and channels follow them") {
 
 TEST_CASE("the expected error is that of Gaussian channels") {
   CHECK(expected_error(std::vector<double>{2, 1, 4}, std::vector<int>{1, 4, 2}) ==
-        doctest::Approx(2 + 0.1175 + 4 * 0.3634));
+        doctest::Approx(2 * kDroppedError + 0.1175 + 4 * 0.3634));
 }
 
 TEST_CASE("a head that hardly matters keeps one bit of its strongest block, and blocks without energy get none") {

@@ -34,6 +34,33 @@ TEST_CASE("models in float32 on a GPU equal those on the CPU") {
   }
 }
 
+TEST_CASE("gradients by the history of caches on a GPU equal those on the CPU") {
+  if (!has_gpu()) return;
+  // All gradients of a model, layer after layer.
+  const auto gradients_of = [](const fs::path& model, const DecoderOptions& options) {
+    const std::vector<TokenSequence> sequences{test::some_tokens(400)};
+    std::vector<float> all;
+    Status silent;
+    open_model(model, options)
+        ->history_gradients(
+            {sequences, {3}, {4, 64}},
+            [&](int, std::size_t, std::span<const float> key, std::span<const float> value) {
+              all.insert(all.end(), key.begin(), key.end());
+              all.insert(all.end(), value.begin(), value.end());
+            },
+            silent);
+    return all;
+  };
+  for (const std::string& name : test::random_model_names()) {
+    const test::TemporaryFolder folder;
+    test::write_random_model(name, folder.path());
+    const double error = test::distance(gradients_of(folder.path(), {.device = "cuda", .dtype = "float32"}),
+                                        gradients_of(folder.path(), {}));
+    CHECK_MESSAGE(error < 1e-3, name);
+    MESSAGE(name << ": " << error);
+  }
+}
+
 TEST_CASE("models in bfloat16 on a GPU stay close to those in float32 on the CPU") {
   if (!has_gpu()) return;
   const TokenSequence tokens = test::some_tokens(400);

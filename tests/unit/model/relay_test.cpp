@@ -137,7 +137,7 @@ class RingDecoder : public Decoder {
   std::shared_ptr<std::byte> host_memory(std::size_t) const override { return {}; }
   void make_room(std::int64_t) override {}
   void finish() const override {}
-  std::unique_ptr<Rows> embed(std::span<const std::int32_t>) const override { return {}; }
+  std::unique_ptr<Rows> embed(std::span<const std::int32_t>, std::int64_t) const override { return {}; }
   Tensor copy_hidden(const Rows&) const override { return {}; }
   std::unique_ptr<LoadedWeights> load_layer(int) const override { return {}; }
   std::vector<std::unique_ptr<LoadedWeights>> load_experts(int, std::span<const int>) const override { return {}; }
@@ -156,6 +156,11 @@ class RingDecoder : public Decoder {
   void add_experts_sum(const LoadedWeights&, const Rows&, std::span<Rows* const>) const override {}
   std::shared_ptr<const LoadedWeights> load_head() const override { return {}; }
   void logits(const LoadedWeights&, const Rows&, std::int64_t, std::span<float>) const override {}
+  std::unique_ptr<Rows> behind(const LoadedWeights&, Experts, const Rows&) const override { return {}; }
+  std::unique_ptr<Rows> likelihood_gradient(const LoadedWeights&, const Rows&, std::span<const float>) const override {
+    return {};
+  }
+  void pull_back(const LoadedWeights&, Experts, const Rows&, Rows&, Windows, const HistoryBuffers&) const override {}
 
  private:
   Ring& ring_;

@@ -83,6 +83,9 @@ class FourWords : public ModelRunner {
                                                  Status&) override {
     return std::make_unique<FourWordsPass>(sequences);
   }
+  void history_gradients(const HistoryQuestion&, const HistoryHook&, Status&) override {
+    throw BackendUnavailable("four words have no gradients", "", "");
+  }
 
  private:
   ModelConfig config_;
