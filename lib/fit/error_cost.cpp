@@ -21,7 +21,8 @@ void add_to(MatrixStack& sum, const MatrixStack& part, double factor) {
 
 std::map<int, ErrorCost> error_costs(ModelRunner& runner, const HistoryQuestion& question, std::span<const int> layers,
                                      Backend& backend, Status& status) {
-  std::map<int, std::vector<std::vector<ErrorCost>>> parts;  // of each cache: by sequence, of the layers that read it
+  std::map<int, std::vector<std::vector<ErrorCost>>>
+      parts;  // of each cache: by sequence, of the layers that read it and of the draws
   for (const int layer : layers) parts[layer].resize(question.sequences.size());
   const auto take = [&](int layer, std::size_t s, std::span<const float> key, std::span<const float> value) {
     const auto cache = parts.find(runner.config().cache_of(layer));
@@ -34,12 +35,13 @@ std::map<int, ErrorCost> error_costs(ModelRunner& runner, const HistoryQuestion&
   runner.history_gradients(question, take, status);
   std::size_t tokens = 0;
   for (const TokenSequence& sequence : question.sequences) tokens += sequence.size();
+  const double factor = 0.5 / static_cast<double>(tokens) / question.draws;
   std::map<int, ErrorCost> costs;
   for (const auto& [layer, sequences] : parts) {
     for (const std::vector<ErrorCost>& readers : sequences) {
       for (const ErrorCost& part : readers) {
-        add_to(costs[layer].key, part.key, 0.5 / static_cast<double>(tokens));
-        add_to(costs[layer].value, part.value, 0.5 / static_cast<double>(tokens));
+        add_to(costs[layer].key, part.key, factor);
+        add_to(costs[layer].value, part.value, factor);
       }
     }
   }

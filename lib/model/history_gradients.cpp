@@ -35,21 +35,17 @@ class GradientRun {
     }
   }
 
-  void go_back(const HistoryHook& hook) {
+  void go_back(std::size_t draw, const HistoryHook& hook) const {
     const std::shared_ptr<const LoadedWeights> head = decoder_.load_head();
     std::vector<std::unique_ptr<Rows>> gradients(count());
     for_each_sequence([&](std::size_t s) {
-      const std::vector<float> draws = draws_for(s, question_.sequences[s].size());
-      gradients[s] = decoder_.likelihood_gradient(*head, *states_[s].back(), draws);
-      states_[s].pop_back();
+      const std::vector<float> numbers = draws_for(draw * count() + s, question_.sequences[s].size());
+      gradients[s] = decoder_.likelihood_gradient(*head, *states_[s].back(), numbers);
     });
     decoder_.finish();
     for (int layer = config_.num_layers - 1; layer >= config_.cache_layers().front(); --layer) {
       const WholeLayer whole = loaded(layer);
-      for_each_sequence([&](std::size_t s) {
-        take_back(layer, whole, s, *gradients[s], hook);
-        states_[s].pop_back();
-      });
+      for_each_sequence([&](std::size_t s) { take_back(layer, whole, s, *gradients[s], hook); });
       finish_layer();
     }
   }
@@ -83,29 +79,31 @@ class GradientRun {
         attends(layer) ? question_.sequences[s].size() * static_cast<std::size_t>(mixer.num_kv_heads) : 0;
     std::vector<float> key(heads * static_cast<std::size_t>(mixer.head_dim)),
         value(heads * static_cast<std::size_t>(mixer.value_dim));
-    decoder_.pull_back(*whole.weights, whole.experts, *states_[s].back(), gradient, question_.windows, {key, value});
+    const Rows& before = *states_[s][static_cast<std::size_t>(layer)];
+    decoder_.pull_back(*whole.weights, whole.experts, before, gradient, question_.windows, {key, value});
     if (attends(layer)) hook(layer, s, key, value);
   }
 
   [[nodiscard]] bool attends(int layer) const { return config_.blocks[static_cast<std::size_t>(layer)].attends(); }
 
-  void finish_layer() {
+  void finish_layer() const {
     decoder_.finish();  // or the weights would go while a GPU computes with them
-    status_.progress("layers there and back", ++done_, 2L * config_.num_layers - config_.cache_layers().front());
+    const std::int64_t back = config_.num_layers - config_.cache_layers().front();
+    status_.progress("layers there and back", ++done_, config_.num_layers + question_.draws * back);
   }
 
   const Decoder& decoder_;
   const ModelConfig& config_;
   const HistoryQuestion& question_;
   Status& status_;
-  std::vector<std::vector<std::unique_ptr<Rows>>> states_;  // of each sequence: before each layer that is to go back
-  std::int64_t done_ = 0;
+  std::vector<std::vector<std::unique_ptr<Rows>>> states_;  // of each sequence: before each layer, and behind the last
+  mutable std::int64_t done_ = 0;
 };
 
 }  // namespace
 
-std::vector<float> draws_for(std::size_t sequence, std::size_t tokens) {
-  std::mt19937_64 random(sequence);
+std::vector<float> draws_for(std::size_t sample, std::size_t tokens) {
+  std::mt19937_64 random(sample);
   std::vector<float> draws(tokens);
   for (float& draw : draws) draw = static_cast<float>(random() >> 40U) * 0x1p-24F;
   return draws;
@@ -115,7 +113,7 @@ void take_gradients(const Decoder& decoder, const ModelConfig& config, const His
                     const HistoryHook& hook, Status& status) {
   GradientRun run(decoder, config, question, status);
   run.go_forward();
-  run.go_back(hook);
+  for (int draw = 0; draw < question.draws; ++draw) run.go_back(static_cast<std::size_t>(draw), hook);
 }
 
 }  // namespace oscar

@@ -11,8 +11,9 @@
 
 namespace oscar {
 
-/// By which a token is drawn at each position of sequence number `sequence`: numbers in [0, 1), the same everywhere.
-[[nodiscard]] std::vector<float> draws_for(std::size_t sequence, std::size_t tokens);
+/// By which a token is drawn at each position: numbers in [0, 1), the same on every machine. sample: the number of the
+/// sequence; in a later draw, behind those of the draws before.
+[[nodiscard]] std::vector<float> draws_for(std::size_t sample, std::size_t tokens);
 
 /// As ModelRunner::history_gradients, of sequences that were checked.
 void take_gradients(const Decoder& decoder, const ModelConfig& config, const HistoryQuestion& question,

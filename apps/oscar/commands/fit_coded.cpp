@@ -22,11 +22,13 @@ namespace oscar {
 namespace {
 
 constexpr double kLeastBits = 1.25, kMostBits = 4;
-/// On how much text it is asked what errors cost: a model goes there and back, at most so many tokens of each text.
+/// On how much text it is asked what errors cost: at most so many tokens of each text.
 struct CostPlan {
   std::size_t texts, tokens;
 };
 constexpr CostPlan kCostOnGpu{16, 2048}, kCostOnCpu{8, 2048};
+/// Of fewer texts tokens are drawn more often, so that there are so many samples: with fewer, plans depend on chance.
+constexpr std::size_t kCostSamples = 16;
 
 void check_usage(const FitCommand& command) {
   const FitOptions& fit = command.fit;
@@ -110,7 +112,8 @@ void fit_coded_set(FitCommand& command, Context& context) {
     const bool gpu = !backend->description().starts_with("cpu");
     texts = cost_texts(input.sequences(), gpu ? kCostOnGpu : kCostOnCpu, command.fit.windows);
     options.uncentred = layers_that_feel_shifts(runner);
-    const HistoryQuestion question{texts, spread_over(input.context(), texts), command.fit.windows};
+    const auto draws = static_cast<int>((kCostSamples + texts.size() - 1) / texts.size());
+    const HistoryQuestion question{texts, spread_over(input.context(), texts), command.fit.windows, draws};
     costs = error_costs(runner, question, input.source().layer_ids(), *backend, status);
   }
   const auto measure = [&](const CodedSet& set) {

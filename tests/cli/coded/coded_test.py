@@ -96,7 +96,7 @@ class CodedTest(unittest.TestCase):
                 (["--scope", "rack"], "model, layer or head"),
                 (["--target", "sglang-v1"], "a cache of its own"),
                 (["--resume"], "--resume"),
-                (["--rounds", "-1"], "--rounds"),
+                (["--context", "-1"], "--context"),
                 (["--clip", "off"], "recipe coded does not have this option"),
                 (["--save-stats", self.folder / "stats"], "--save-stats")):
             self.assertIn(words, self.fit(out, *options, status=2))
