@@ -29,6 +29,17 @@ def main_table(document):
     return table(head + (["needles 7K"] if has_long else []), lines)
 
 
+IN_SHORT = ("bf16", "Hadamard, clip 0.96 / 0.92", "Hadamard INT3", "Hadamard INT4", "`oscar`, clip 0.96 / 0.92 (published)",
+            "`oscar`, fitted clip, centred", "`auto` for `any`", "`coded`, 2.25 bits", "`coded`, 1.75 bits", "`coded`, 1.5 bits")
+
+
+def short_table(document):
+    rows = {row["name"]: row for row in [*document.get("baselines", []), *document.get("recipes", [])]}
+    lines = [[name, bits(rows[name]), f"{rows[name]['ppl']:.3f}", f"{rows[name]['kld']:.4f}", hits(rows[name]["probes_2k"]),
+              hits(rows[name]["probes_7k"])] for name in IN_SHORT if name in rows]
+    return table(["method", "bits, fp16 / fp32 parameters", "ppl", "KLD", "needles 2K", "needles 7K"], lines)
+
+
 def domain_table(document):
     rows = [*document.get("baselines", []), *document.get("recipes", [])]
     domains = sorted(rows[0]["kld_by_domain"]) if rows else []
@@ -76,7 +87,7 @@ def generation_table(document):
     return table(head, lines) if rows else ""
 
 
-TABLES = {"main": main_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
+TABLES = {"main": main_table, "short": short_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
           "generation": generation_table}
 
 
