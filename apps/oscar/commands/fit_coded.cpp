@@ -37,6 +37,8 @@ void check_usage(const FitCommand& command) {
   };
   refuse(fit.target != "oscar" && fit.target != "any", "--target",
          "makes a cache of its own, which only oscar and any read");
+  refuse(!command.dump.empty() && command.context > 0, "--context",
+         "takes a dump's keys from the positions where they are");
   refuse(!command.stats.empty(), "--stats", "reads data, not sums, until now");
   refuse(!command.save_stats.empty(), "--save-stats", "keeps no sums until now");
   refuse(command.resume, "--resume", "starts from the beginning until now");

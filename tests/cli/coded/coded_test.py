@@ -96,11 +96,13 @@ class CodedTest(unittest.TestCase):
                 (["--scope", "rack"], "model, layer or head"),
                 (["--target", "sglang-v1"], "a cache of its own"),
                 (["--resume"], "--resume"),
-                (["--context", "-1"], "--context"),
+                (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most"),
                 (["--clip", "off"], "recipe coded does not have this option"),
                 (["--save-stats", self.folder / "stats"], "--save-stats")):
             self.assertIn(words, self.fit(out, *options, status=2))
             self.assertFalse(out.exists())
+        self.assertIn("from the positions where they are",
+                      oscar("fit", "--recipe", "coded", "--dump", DATA, "--context", "99", "--out", out, status=2))
         self.assertIn("only recipe coded spends bits",
                       oscar("fit", "--recipe", "oscar", "--bits", "2", "--model", MODEL, "--out", out, status=2))
         self.assertIn("what errors cost", self.fit(out, "--seq-len", "340", status=1))
