@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <ctime>
 #include <memory>
 #include <random>
@@ -13,6 +15,7 @@
 
 #include "base/atomic_file.hpp"
 #include "base/atomic_folder.hpp"
+#include "base/descriptor.hpp"
 #include "base/errors.hpp"
 #include "base/file_lock.hpp"
 #include "base/files.hpp"
@@ -191,6 +194,30 @@ PublishResult publish_to_folder(const Publication& publication, const fs::path& 
   return {publication.name.text(), target, entry, true};
 }
 
+/// A text as a file that no other process knows of, since several may publish the same text at once. The destructor
+/// removes the file.
+class TemporaryFile {
+ public:
+  /// Throws IoError.
+  explicit TemporaryFile(const std::string& text) : path_((fs::temp_directory_path() / "oscar-XXXXXX").string()) {
+    const Descriptor file(::mkstemp(path_.data()));
+    if (file.get() < 0) throw_io("cannot create", path_, errno);
+    try {
+      write_unsynced(path_, text);
+    } catch (...) {
+      ::unlink(path_.c_str());
+      throw;
+    }
+  }
+  ~TemporaryFile() { ::unlink(path_.c_str()); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
 void upload_set(const Publication& publication, const std::string& signature, ZooStore& store) {
   const fs::path& set = publication.options.set;
   std::int64_t done = 0;
@@ -205,10 +232,8 @@ void upload_set(const Publication& publication, const std::string& signature, Zo
     publication.status.progress("bytes sent:", done, static_cast<std::int64_t>(publication.manifest.total_size));
   }
   const auto put_text = [&](const char* name, const std::string& text) {
-    const fs::path local = fs::temp_directory_path() / ("oscar-" + sha256_hex(text));
-    write_file(local, text);
-    store.put(join_path(publication.folder(), name), local, {name, sha256_hex(text), text.size(), {}});
-    fs::remove(local);
+    const TemporaryFile local(text);
+    store.put(join_path(publication.folder(), name), local.path(), {name, sha256_hex(text), text.size(), {}});
   };
   if (!signature.empty()) put_text(kSignatureName, signature);
   put_text(kManifestName, publication.manifest.text);

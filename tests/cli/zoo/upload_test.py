@@ -361,6 +361,23 @@ class UploadTest(ZooTest):
         self.assertEqual({headers.get("Authorization", headers.get("authorization")) for headers in hub.storage_headers}, {None})
         self.assertEqual({headers["X-Test"] for headers in hub.storage_headers}, {"1"})
 
+    def test_two_publishers_of_one_set_at_once(self):
+        files, manifest = {}, f"{NAME}/latest/manifest.json"
+        with PutServer(files) as elsewhere, WritableHub(REPOSITORY, {}, token="hf_secret") as hub:
+            wanted, sizes = hub.lfs_object, []
+
+            def publish_elsewhere_first(object):
+                sizes.append(object["size"])
+                done = self.run_oscar("publish", self.folder / "set-1", "--zoo", f"{elsewhere}/{len(sizes)}", "--name", NAME)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                return wanted(object)
+
+            hub.lfs_object = publish_elsewhere_first
+            self.published_at(f"hf://{REPOSITORY}", **self.hub_env(hub))
+        self.assertEqual(hub.files[manifest], (self.folder / "set-1/manifest.json").read_bytes())
+        self.assertIn(len(hub.files[manifest]), sizes)  # the manifest went that way, too
+        self.assertEqual([files[f"{count + 1}/{manifest}"] for count in range(len(sizes))], [hub.files[manifest]] * len(sizes))
+
     def test_a_commit_in_between_is_not_overwritten(self):
         with WritableHub(REPOSITORY, {}, token="hf_secret") as hub:
             self.published_at(f"hf://{REPOSITORY}", "test/first", **self.hub_env(hub))
