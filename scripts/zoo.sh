@@ -14,10 +14,11 @@ declare -A recipes=(
   [latest]="--recipe oscar"
   [lsq]="--recipe lsq --target any"
   [stretch]="--recipe stretch --key-objective fisher --target sglang-v3"
+  [coded]="--recipe coded --bits 2.25"
   [stretch-5x3]="--recipe stretch --key-objective fisher --levels 5,3 --target any"
 )
 tags=("$@")
-[ ${#tags[@]} -gt 0 ] || tags=(latest lsq stretch stretch-5x3)
+[ ${#tags[@]} -gt 0 ] || tags=(latest lsq stretch stretch-5x3 coded)
 
 mkdir -p "$work"
 for tag in "${tags[@]}"; do

@@ -105,6 +105,9 @@ class CacheTest(unittest.TestCase):
     def test_kld_of_lloyd_max(self):
         self.assert_kld_of_verify(self.fitted(recipe="oscar", codec="lloyd-max"))
 
+    def test_kld_of_the_coded_cache(self):
+        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/coded")
+
     def test_kld_with_any_attention_a_token_at_a_time(self):
         self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", 320, 4, calls=1)
 

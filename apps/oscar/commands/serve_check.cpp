@@ -7,6 +7,8 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "coded/coded_manifest.hpp"
+#include "coded/coded_set_file.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "model_input.hpp"
@@ -54,6 +56,18 @@ verify::AskServer asker(const StoreLocation& server, double timeout_seconds, Sta
   };
 }
 
+/// The cache that a server of this set has. Throws UsageError, DataError.
+KvMethod method_of_folder(const std::filesystem::path& rotations) {
+  if (is_coded_set(rotations)) {
+    const CodedSet set = read_coded_set(rotations);
+    return method_of_coded_set(set, set.windows);
+  }
+  const Subject subject = read_subject(rotations);
+  if (!subject.ours)
+    throw UsageError("this is no rotation set with a manifest", rotations.string(), "oscar convert it");
+  return verify::method_of_set(set_of(subject), subject.set.windows);
+}
+
 std::string summary(const ServeCheckReport& r) {
   const verify::ServedDifferences& found = r.differences;
   std::string text =
@@ -76,9 +90,7 @@ void run(ServeCheckCommand& c, Context& context) {
     throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
   }
   const StoreLocation server = server_of(c.url, "--url");
-  const Subject subject = read_subject(c.rotations);
-  if (!subject.ours)
-    throw UsageError("this is no rotation set with a manifest", c.rotations.string(), "oscar convert it");
+  const KvMethod set = method_of_folder(c.rotations);
   const auto backend = make_backend(context.common.device, *context.status);
   std::unique_ptr<ModelRunner> runner;
   ServeReference reference;
@@ -90,7 +102,6 @@ void run(ServeCheckCommand& c, Context& context) {
   }
   const verify::TokenNames names(c.input.model);
   const std::vector<TokenSequence> texts = read_sequences(c.input, read_model_config(c.input.model), *context.status);
-  const KvMethod set = verify::method_of_set(set_of(subject), subject.set.windows);
   const ServeCheckReport report = check_server(asker(server, c.timeout_seconds, *context.status), names, reference,
                                                texts, set, c.options, *backend, *context.status);
   Json document = to_json(report, c.options);

@@ -28,6 +28,8 @@ def why_not(manifest: dict[str, Any], keys: Tensor, values: Tensor, num_q_heads:
     """Why the kernels cannot hold these rows (batch, heads, tokens, d) of a set; None: they can. on_cpu: int2_cpu.py will
     do."""
     codec, dim = manifest["codec"], keys.shape[3]
+    if codec["name"] == "coded":
+        return "rows of a coded cache, which the kernels do not read yet"
     device = keys.device.type
     wrong = [text for is_wrong, text in (
         (device != "cuda" and not (on_cpu and device == "cpu"), f"rows are on {device}, the kernels on CUDA"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a rotation set does to the keys, or to the values, of one layer of a served cache:
+"""What a set does to the keys, or to the values, of one layer of a served cache:
 
     stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .coded_rows import CodedCodec
 from .rotation_set import Side
 from .row_codec import RowCodec
 
@@ -25,7 +26,19 @@ def of_heads(side: Side, first: int, count: int) -> Side:
         return x if x is None or x.shape[0] == 1 else x[first:first + count]
 
     return replace(side, rotation=own(side.rotation), read_rotation=own(side.read_rotation), mean=own(side.mean),
-                   head_clip_ratios=own(side.head_clip_ratios))
+                   head_clip_ratios=own(side.head_clip_ratios), levels=own(side.levels), step=own(side.step),
+                   sigma=own(side.sigma))
+
+
+def _codec(manifest: dict[str, Any], name: str, side: Side) -> RowCodec | CodedCodec:
+    if side.levels is not None:
+        return CodedCodec(side.levels, side.step, side.sigma)
+    clip = side.head_clip_ratios if side.head_clip_ratios is not None else side.clip_ratio
+    if clip is None:
+        clip = _PUBLISHED_CLIP[name]
+        warnings.warn(f"the rotation set does not say its clip ratios for {name}s; {clip} is used, as in the published scripts",
+                      stacklevel=3)
+    return RowCodec.of_set(manifest, name, clip)
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
@@ -38,12 +51,7 @@ class Int2Side:
 
     def __init__(self, manifest: dict[str, Any], name: str, layer_id: int, side: Side):
         self.name, self.layer_id = name, layer_id
-        clip = side.head_clip_ratios if side.head_clip_ratios is not None else side.clip_ratio
-        if clip is None:
-            clip = _PUBLISHED_CLIP[name]
-            warnings.warn(f"the rotation set does not say its clip ratios for {name}s; {clip} is used, as in the published scripts",
-                          stacklevel=2)
-        self.codec = RowCodec.of_set(manifest, name, clip)
+        self.codec = _codec(manifest, name, side)
         # Rounded as servers round, then in float32: products of bfloat16 matrices with float32 sums.
         self.rotation = side.rotation.bfloat16().float()
         self.read_rotation = side.read_rotation.bfloat16().float()
@@ -57,6 +65,10 @@ class Int2Side:
                              f"{count} matrices of {known} x {known}; is this a set for another model?")
         if self.mean is not None and self.mean.shape[0] not in (1, heads):
             raise ValueError(f"layer {self.layer_id}: means of {self.mean.shape[0]} heads for {heads}")
+        if isinstance(self.codec, CodedCodec):
+            if len(self.codec.heads) != heads:
+                raise ValueError(f"layer {self.layer_id}: {self.name} formats of {len(self.codec.heads)} heads for {heads}")
+            self.codec.to(device)
         ratios = self.codec.clip_ratio
         if isinstance(ratios, Tensor) and len(ratios) != heads:
             raise ValueError(f"layer {self.layer_id}: {self.name} clip ratios of {len(ratios)} heads for {heads}")

@@ -22,6 +22,15 @@ def setting(variable: str) -> str | None:
     return value
 
 
+def set_path() -> str | None:
+    """The set that a server is to serve: OSCAR_KV_SET, or OSCAR_INT2_SET, its older name. Raises ValueError if it is empty, or if
+    both are set."""
+    paths = [path for path in map(setting, ("OSCAR_KV_SET", "OSCAR_INT2_SET")) if path is not None]
+    if len(paths) > 1:
+        raise ValueError("OSCAR_KV_SET and OSCAR_INT2_SET, its older name, are both set; unset OSCAR_INT2_SET")
+    return paths[0] if paths else None
+
+
 def _find(variable: str, installed: str, built: str) -> Path | None:
     given = setting(variable)
     if given is not None:

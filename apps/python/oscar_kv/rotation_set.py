@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rotation sets (oscar.rotation_set.v1) as arrays.
+"""Rotation sets (oscar.rotation_set.v1), and sets of the coded cache (oscar.rotation_set.v2), as arrays.
 
 Row vectors. Keys: k' = (k - mean) rotation, q' = q read_rotation. Values: v' = v rotation, o = o' read_rotation^T.
 Non-goals: checking that a set is any good (`verify`), other people's formats (`oscar convert`).
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .set_check import check_layer, check_manifest
+from .set_check import CODED_SCHEMA, check_coded_manifest, check_coded_side, check_layer, check_manifest
 from .set_files import MATRICES, arrays_of, read_file, read_listed, read_manifest
 
 
@@ -26,6 +26,9 @@ class Side:
     clip_ratio: float | None  # of RowCodec; 0 = no clipping, None = not known
     head_clip_ratios: Any | None  # (KV heads), where they differ
     eigenvalues: Any | None  # (d) or (KV heads, d), ascending; None: not known
+    levels: Any | None = None  # of a coded cache, int32 (KV heads, d); None: the manifest's codec
+    step: Any | None = None  # float32 of that shape: distance of two levels, and root mean square of the channel
+    sigma: Any | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class RotationSet:
-    """manifest: of schemas/oscar.rotation_set.v1.schema.json. layers: by layer id, ascending, possibly sparse."""
+    """manifest: of schemas/oscar.rotation_set.v1.schema.json, or v2. layers: by layer id, ascending, possibly sparse."""
 
     manifest: dict[str, Any]
     layers: dict[int, Layer]
@@ -86,6 +89,20 @@ def _set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -
     return RotationSet(manifest, layers)
 
 
+def _coded_side(arrays: dict[str, np.ndarray], prefix: str, described: dict[str, Any], where: Path) -> Side:
+    found = {name: arrays.get(prefix + name) for name in ("write", "read", "mean", "levels", "step", "sigma")}
+    check_coded_side(found, described, f"{where}, {prefix}")
+    return Side(found["write"], found["read"], found["mean"], 0.0, None, None, found["levels"], found["step"], found["sigma"])
+
+
+def _coded_set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -> RotationSet:
+    layers = {}
+    for each in sorted(manifest["layers"], key=lambda layer: layer["layer_id"]):
+        i = each["layer_id"]
+        layers[i] = Layer(i, *(_coded_side(arrays, f"layers.{i}.{name}.", each[name], where) for name in ("key", "value")))
+    return RotationSet(manifest, layers)
+
+
 def read_set(path: str | os.PathLike[str]) -> RotationSet:
     """Reads a set's folder, or one `.safetensors` or `.h5` file that `oscar convert` made of it.
 
@@ -101,6 +118,10 @@ def read_set(path: str | os.PathLike[str]) -> RotationSet:
     if not (path / "manifest.json").is_file():
         raise ValueError(f"{path}: no manifest.json, so this is not a rotation set; `oscar inspect` says what it is")
     manifest = read_manifest(path)
+    if manifest.get("schema") == CODED_SCHEMA:
+        check_coded_manifest(manifest, str(path / "manifest.json"))
+        name, data = read_listed(path, manifest, ("coded.safetensors",))
+        return _coded_set(arrays_of(data, path / name)[0], manifest, path / name)
     check_manifest(manifest, str(path / "manifest.json"))
     name, data = read_listed(path, manifest, MATRICES)
     return _set(arrays_of(data, path / name)[0], manifest, path / name)

@@ -181,6 +181,22 @@ class RowCodec:
         scale, zero = params.float().unbind(-1)
         return ((codes - zero[..., None]) * scale[..., None]).flatten(-2)
 
+    def part_bytes(self, heads: int, dim: int) -> list[int]:
+        """The parts of a token in a cache of bytes: the codes of its heads behind each other, and their params."""
+        groups = dim // (self.group_size or dim)
+        return [heads * Layout.of(self.levels, dim).row_bytes(dim), heads * groups * 2 * self.param_type.itemsize]
+
+    def encode_parts(self, rows: Tensor) -> list[Tensor]:
+        """rows (heads, tokens, d) -> uint8 (tokens, bytes) of each part."""
+        packed, params = self.encode(rows[None])
+        return [x[0].transpose(0, 1).contiguous().flatten(1).view(torch.uint8) for x in (packed, params)]
+
+    def decode_parts(self, parts: list[Tensor], heads: int, dim: int) -> Tensor:
+        """The inverse: float32 (heads, tokens, d)."""
+        codes = parts[0].unflatten(-1, (heads, -1)).transpose(0, 1)
+        params = parts[1].clone().view(self.param_type).unflatten(-1, (heads, -1, 2)).transpose(0, 1)
+        return self.decode(codes, params, dim)
+
     def encode_into(self, rows: Tensor, slots: Tensor, codes: Tensor, params: Tensor) -> None:
         """rows (tokens, heads, d) into pools (pages, page size, heads, ...), at slots (tokens) that count places in all
         pages; negative ones are not written."""

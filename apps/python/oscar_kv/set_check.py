@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_SCHEMA = "oscar.rotation_set.v1"
+_SCHEMA, CODED_SCHEMA = "oscar.rotation_set.v1", "oscar.rotation_set.v2"
 _CODECS, _SCALES, _MOST_LEVELS = ("minmax", "lsq", "lloyd-max"), ("float32", "float16", "bfloat16"), 256
 _MOST = 2**31 - 1
 
@@ -59,13 +59,68 @@ def check_manifest(manifest: dict[str, Any], where: str) -> None:
         (isinstance(codec, dict) and codec.get("scale_dtype", "float32") not in _SCALES, "the codec's scale_dtype is not known"),
         (not all(_is_count(_member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(layers, list) or not layers, "no layers"))
-    ids = [_member(layer, "layer_id") for layer in layers]
-    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"),
-               (len(set(map(str, ids))) < len(ids), "a layer_id comes twice"))
+    _check_layer_ids(layers, where)
     for layer in layers:
         for side in ("key", "value"):
             _refuse_if(f"{where}, layer {layer['layer_id']}, {side}",
                        (not _has_ratios(layer.get(side)), "no clip ratios, or not between 0 and 1"))
+
+
+def _check_layer_ids(layers: list[Any], where: str) -> None:
+    ids = [_member(layer, "layer_id") for layer in layers]
+    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"),
+               (len(set(map(str, ids))) < len(ids), "a layer_id comes twice"))
+
+
+def check_coded_manifest(manifest: dict[str, Any], where: str) -> None:
+    """The same of a coded cache, as in schemas/oscar.rotation_set.v2.schema.json."""
+    windows, layers = manifest.get("windows"), manifest.get("layers")
+    _refuse_if(
+        where,
+        (not isinstance(manifest.get("model"), dict), "no model"),
+        (_member(manifest, "codec", "name") != "coded", "the codec is not coded"),
+        (not all(_is_count(_member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
+        (not isinstance(layers, list) or not layers, "no layers"))
+    _check_layer_ids(layers or [], where)
+    for layer in layers or []:
+        for side in ("key", "value"):
+            sizes = _member(layer, side, "row_bytes")
+            _refuse_if(f"{where}, layer {layer['layer_id']}, {side}",
+                       (not isinstance(sizes, list) or not all(map(_is_count, sizes)), "bytes of rows are no counts"))
+
+
+def format_bytes(levels: np.ndarray, step: np.ndarray, sigma: np.ndarray) -> int:
+    """Bytes of a packed row of one KV head of a coded cache, whose format these are, (d) each. Raises ValueError unless levels are
+    powers of two from 256 down to 1, equal in blocks of 8, and steps and sigmas of stored channels are positive."""
+    blocks, stored = levels.reshape(-1, 8) if len(levels) % 8 == 0 else levels[:0, None], levels > 1
+    if not len(blocks) or (blocks != blocks[:, :1]).any() or (np.diff(levels) > 0).any() or not set(levels.tolist()) <= {
+            2**bits for bits in range(9)}:
+        raise ValueError("levels are no powers of two from 256 down to 1, equal in blocks of 8 channels")
+    if not all(np.isfinite(x).all() and (x[stored] > 0).all() for x in (step, sigma)):
+        raise ValueError("steps or sigmas of stored channels are not positive")
+    return sum(int(count).bit_length() - 1 for count in blocks[:, 0].tolist()) + 2
+
+
+def check_coded_side(arrays: dict[str, Any], described: dict[str, Any], where: str) -> None:
+    """Matrices and formats of one side of a coded cache against what the manifest says of it: "write", "read" (heads, d, d), "mean"
+    (heads, d) or None, "levels", "step" and "sigma" (heads, d)."""
+    write, levels = arrays["write"], arrays["levels"]
+    _refuse_if(where, (write is None or write.ndim != 3 or write.shape[1] != write.shape[2] or 0 in write.shape,
+                       "no square matrices of heads"))
+    formats = [arrays[name] for name in ("levels", "step", "sigma")]
+    numbers = [arrays[name] for name in ("write", "read", "mean", "step", "sigma") if arrays[name] is not None]
+    _refuse_if(
+        where,
+        (arrays["read"] is None or arrays["read"].shape != write.shape, "reading and writing matrices have different shapes"),
+        (any(x is None or x.shape != write.shape[:2] for x in formats), "formats of another shape than the matrices"),
+        (levels is not None and levels.dtype.kind != "i", "levels are no whole numbers"),
+        (arrays["mean"] is not None and arrays["mean"].shape != write.shape[:2], "means of another shape"),
+        (not all(x.dtype == np.float32 and np.isfinite(x).all() for x in numbers), "numbers that are not finite float32"))
+    try:
+        sizes = [format_bytes(*of_head) for of_head in zip(*formats)]
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; fetch or fit the set again") from error
+    _refuse_if(where, (sizes != described["row_bytes"], f"rows take {sizes} bytes, and the manifest says {described['row_bytes']}"))
 
 
 def check_layer(layer: Any, described: dict[str, Any], group_size: int, where: str) -> None:

@@ -5,7 +5,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
-from .places import setting
+from .places import set_path
 from .server import Place, ServerTap, check_settings, is_wanted, starting
 
 _TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"
@@ -14,8 +14,8 @@ _TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forwar
 def register() -> None:
     """What SGLang calls in every process. Raises SystemExit with one line if prompts cannot be observed as told."""
     with starting():
-        if setting("OSCAR_INT2_SET") is not None:
-            raise ValueError("OSCAR_INT2_SET is for vLLM, and SGLang would serve without the set; unset it, and use oscar "
+        if set_path() is not None:
+            raise ValueError("OSCAR_KV_SET is for vLLM, and SGLang would serve without the set; unset it, and use oscar "
                              "serve-env")
         if not is_wanted():
             return

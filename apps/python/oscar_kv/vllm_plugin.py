@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
 """A plugin of vLLM (entry point vllm.general_plugins): with OSCAR_OBSERVE set, attention backends are registered again as
-subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_INT2_SET=SET, the
+subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_KV_SET=SET, the
 backend CUSTOM serves a set (vllm_backend.py). Where either cannot be done, the start ends (vllm_start.py)."""
 import logging
 import re
 from functools import cache
 from typing import Any
 
+from .places import set_path
 from .server import Place, ServerTap, check_settings, is_wanted, starting
-from .vllm_start import SERVING, served_set, watch
+from .vllm_start import SERVING, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -17,9 +18,9 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 def register() -> None:
     """What vLLM calls in every process. Raises SystemExit with one line if it cannot be done as told."""
     with starting():
-        serves, observes = served_set() is not None, is_wanted()
+        serves, observes = set_path() is not None, is_wanted()
         if serves and observes:
-            raise ValueError("OSCAR_INT2_SET and OSCAR_OBSERVE are both set; observe a server in bfloat16, and unset one of them")
+            raise ValueError("OSCAR_KV_SET and OSCAR_OBSERVE are both set; observe a server in bfloat16, and unset one of them")
         if observes:
             check_settings()
         if serves or observes:

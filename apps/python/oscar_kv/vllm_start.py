@@ -8,36 +8,32 @@ and get_attn_backend_cls, by which each layer gets its backend.
 from typing import Any
 
 from . import identity
-from .places import load_library, setting
+from .places import set_path
 from .rotation_set import read_set
 from .server import starting
 from .set_check import check_for_model
 
-SERVING = f"{__package__}.vllm_backend.Int2Backend"
-KNOWN = "0.17 to 0.26"
-
-
-def served_set() -> str | None:
-    """The path in OSCAR_INT2_SET. Raises ValueError if it is empty."""
-    return setting("OSCAR_INT2_SET")
+SERVING = f"{__package__}.vllm_backend.PackedBackend"
+KNOWN = "0.32"
+_BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
 
 def _refuse(why: str) -> None:
-    raise ValueError(f"OSCAR_INT2_SET={served_set()} cannot be served: {why}")
+    raise ValueError(f"the set {set_path()} cannot be served: {why}")
 
 
 def _check_options(config: Any) -> None:
     cache, model, attention = config.cache_config, config.model_config, config.attention_config
-    backend = getattr(attention.backend, "name", "vLLM's own choice")
+    backend, parallel = getattr(attention.backend, "name", None), config.parallel_config
     for is_wrong, text in (
-            (backend != "CUSTOM", f"the attention backend is {backend}; give --attention-backend CUSTOM"),
+            (backend not in (None, "CUSTOM"), f"the attention backend is {backend}; leave --attention-backend out"),
             (getattr(attention, "backend_per_kind", None), "kinds of layers have other backends; leave backend_per_kind out"),
             (cache.cache_dtype not in ("auto", "bfloat16"), f"the cache is {cache.cache_dtype}; give --kv-cache-dtype auto"),
             (str(model.dtype) != "torch.bfloat16", f"the model is {model.dtype}; give --dtype bfloat16"),
-            (cache.enable_prefix_caching, "prefix caching is on; give --no-enable-prefix-caching"),
-            (config.scheduler_config.enable_chunked_prefill, "chunked prefill is on; give --no-enable-chunked-prefill"),
             (config.speculative_config is not None, "speculative decoding is on; leave it out"),
-            (config.parallel_config.tensor_parallel_size > model.get_total_num_kv_heads(),
+            (config.kv_transfer_config is not None, "caches are sent to other servers; leave --kv-transfer-config out"),
+            (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
+            (parallel.tensor_parallel_size > model.get_total_num_kv_heads(),
              "there are more tensor-parallel ranks than KV heads; use fewer ranks")):
         if is_wrong:
             _refuse(text)
@@ -47,8 +43,8 @@ def _check_interface() -> None:
     import vllm
     from vllm.v1.attention.backend import AttentionBackend
 
-    if not hasattr(AttentionBackend, "get_kv_cache_shape"):
-        _refuse(f"vLLM {getattr(vllm, '__version__', '')} lays out caches by itself, which the backend cannot read; use {KNOWN}")
+    if not hasattr(AttentionBackend, "customize_spec"):
+        _refuse(f"vLLM {getattr(vllm, '__version__', '')} does not let a backend say how large its cache is; use vLLM {KNOWN}")
 
 
 def _check_set(model: Any) -> None:
@@ -56,30 +52,27 @@ def _check_set(model: Any) -> None:
     described = identity.describe_model(model.hf_config, (heads, heads, dim, dim))
     layers = identity.cache_layers(model.hf_config.get_text_config(decoder=True))
     try:
-        load_library()
-        check_for_model(read_set(served_set() or ""), described, layers, model.max_model_len)
+        check_for_model(read_set(set_path() or ""), described, layers, model.max_model_len)
     except (ImportError, OSError, ValueError) as error:
         _refuse(str(error))
 
 
-def _check_serving(platform: Any, config: Any) -> None:
+def _check_serving(config: Any) -> None:
     """Raises ValueError that says why this configuration cannot serve the set."""
-    from vllm.v1.attention.selector import AttentionSelectorConfig
-
-    model = config.model_config
     _check_options(config)
-    platform.get_attn_backend_cls(config.attention_config.backend, AttentionSelectorConfig(
-        head_size=model.get_head_size(), dtype=model.dtype, kv_cache_dtype=config.cache_config.cache_dtype, block_size=None))
     _check_interface()
-    _check_set(model)
+    _check_set(config.model_config)
+
+
+def _is_ours(selector: Any) -> bool:
+    """Whether a layer's attention reads the whole text: a set is for those."""
+    if selector.use_mla or selector.use_sparse:
+        _refuse("the model's attention is latent or sparse; use a model with another one, or unset OSCAR_KV_SET")
+    return selector.attn_type == "decoder" and not selector.has_sliding_window
 
 
 def _check_choice(path: str, observed: dict[str, str]) -> None:
-    if served_set() is not None:
-        if path != SERVING:
-            _refuse(f"this platform does not take its attention backend and would serve without the set, by {path}; serve on "
-                    f"CUDA with vLLM {KNOWN}, or unset OSCAR_INT2_SET")
-    elif path not in observed.values():
+    if path not in observed.values():
         raise ValueError(f"OSCAR_OBSERVE cannot observe the attention backend {path}; give --attention-backend with one of "
                          f"{', '.join(observed)}, or use oscar fit --model")
 
@@ -93,15 +86,20 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
     choose, configure = owner.get_attn_backend_cls, owner.check_and_update_config
 
     def get_attn_backend_cls(cls: type, *args: Any, **kwargs: Any) -> str:
+        if set_path() is not None and _is_ours(kwargs.get("attn_selector_config", args[1] if len(args) > 1 else None)):
+            return SERVING
         path = choose(*args, **kwargs)
-        _check_choice(path, observed)
+        if set_path() is None:
+            _check_choice(path, observed)
         return path
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:
         configure(vllm_config)
-        if served_set() is not None and vllm_config.model_config is not None:
+        if set_path() is not None and vllm_config.model_config is not None:
+            if cls.device_type == "cpu" and not vllm_config.cache_config.user_specified_block_size:
+                vllm_config.cache_config.block_size = _BLOCK_ON_CPUS
             with starting():
-                _check_serving(cls, vllm_config)
+                _check_serving(vllm_config)
 
     owner.get_attn_backend_cls = classmethod(get_attn_backend_cls)
     owner.check_and_update_config = classmethod(check_and_update_config)

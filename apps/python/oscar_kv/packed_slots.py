@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""A token of one layer in a paged cache of bytes: the packed keys of all KV heads and their packed values, with nothing between
+them but what aligns slots. A block is (heads = 1, tokens, bytes) in vLLM's terms. Needs torch only. Non-goals: windows.
+"""
+from torch import Tensor
+
+from .coded_rows import CodedCodec
+from .int2_side import Int2Side
+
+_ALIGNED = 16  # bytes of a slot of INT2 rows, which kernels load so many at a time
+
+
+class PackedSlots:
+    """key, value: of one layer, placed; heads: KV heads of this process."""
+
+    def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int):
+        self.sides, self.heads, self.dim = (key, value), heads, dim
+        parts = [side.codec.part_bytes(heads, dim) for side in self.sides]
+        # Codes of keys, codes of values, params of keys, params of values: each part is aligned as its numbers are.
+        self._sizes = [size for both in zip(*parts) for size in both]
+        self.bytes = sum(self._sizes)
+        if not isinstance(key.codec, CodedCodec):
+            self.bytes = -(-self.bytes // _ALIGNED) * _ALIGNED
+
+    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """cache: uint8 (blocks, 1, tokens, bytes); slots: int64 (tokens), places in all blocks; keys, values: (tokens, heads, d) as
+        stored, packed into the slots."""
+        parts = [side.codec.encode_parts(rows.transpose(0, 1)) for side, rows in zip(self.sides, (keys, values))]
+        first = 0
+        for data in (part for both in zip(*parts) for part in both):
+            cache[slots // cache.shape[2], 0, slots % cache.shape[2], first:first + data.shape[1]] = data
+            first += data.shape[1]
+
+    def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse: keys and values of the slots as stored, float32 (heads, tokens, d)."""
+        rows = cache[slots // cache.shape[2], 0, slots % cache.shape[2]]
+        parts = rows[:, :sum(self._sizes)].split(self._sizes, -1)
+        key, value = (side.codec.decode_parts(list(parts[number::2]), self.heads, self.dim)
+                      for number, side in enumerate(self.sides))
+        return key, value

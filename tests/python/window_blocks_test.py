@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Which tokens have copies in windows, against a server that remembers every token: window_blocks_test.py [WindowsTest.test_…]"""
+import random
+import sys
+import unittest
+
+try:
+    import torch
+    from oscar_kv.window_blocks import WindowBlocks
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
+    sys.exit(77)
+
+PACKED = 1000000  # added to a token's number where a copy was restored from packed rows
+
+
+class Server:
+    """Blocks, requests that share prefixes, and copies, of which each token is a number of its own."""
+
+    def __init__(self, seed, block=8, sink=4, recent=13, requests=4, tokens=24, blocks=60):
+        self.random, self.block, self.sink, self.recent = random.Random(seed), block, sink, recent
+        self.requests, self.budget = requests, tokens
+        self.windows = WindowBlocks(blocks, block, sink, recent, requests, tokens, torch.device("cpu"))
+        self.cache = torch.full((blocks * block,), -1)
+        self.copies = torch.full((self.windows.entries * block,), -1)
+        self.free, self.next_number = list(range(blocks)), 0
+        self.running, self.ended = [], []  # [table, tokens so far]
+        self.restored = 0
+
+    def start(self):
+        table, seen = [], 0
+        if self.ended and self.random.random() < 0.6:  # a prefix of whole blocks that the cache still has
+            former = self.random.choice(self.ended)
+            shared = self.random.randint(0, former[1] // self.block)
+            if all(block in self.free for block in former[0][:shared]):
+                table, seen = former[0][:shared], shared * self.block
+                for block in table:
+                    self.free.remove(block)
+        self.running.append([table, seen])
+
+    def step(self):
+        if len(self.running) < self.requests and self.random.random() < 0.5:
+            self.start()
+        if self.running and self.random.random() < 0.15:  # ends, or is preempted
+            ended = self.running.pop(self.random.randrange(len(self.running)))
+            self.free += ended[0]
+            self.ended.append(ended)
+        budget, batch = self.budget, []
+        for request in self.random.sample(self.running, len(self.running)):
+            count = min(self.random.choice([1, 1, 1, 5, 17]), budget)
+            need = -(-(request[1] + count) // self.block) - len(request[0])
+            if not count or need > len(self.free):
+                continue
+            for _ in range(need):
+                request[0].append(self.free.pop(self.random.randrange(len(self.free))))
+                self.ended = [each for each in self.ended if request[0][-1] not in each[0]]
+            batch.append((request, count))
+            budget -= count
+        return batch
+
+    def run(self, test, batch):
+        if not batch:
+            return
+        width = max(len(request[0]) for request, _ in batch) + 1
+        table = torch.tensor([request[0] + [0] * (width - len(request[0])) for request, _ in batch], dtype=torch.int32)
+        before = torch.tensor([request[1] for request, _ in batch])
+        after = before + torch.tensor([count for _, count in batch])
+        _, _, written = self.windows.places(table, before, after - before)
+        step = self.windows.begin(table, before, after, written)
+        numbers = torch.arange(self.next_number, self.next_number + len(written))
+        self.next_number += len(written)
+        self.cache[written] = numbers
+        has_copy = step.kept >= 0
+        self.copies[step.kept[has_copy]] = numbers[has_copy]
+        self.copies[step.restored[1]] = self.cache[step.restored[0]] + PACKED
+        self.restored += len(step.restored[0])
+        for request, token, slot in self.windows.windows(table, before):
+            copies = self.windows.copies(slot)
+            test.assertTrue((copies >= 0).all())
+            test.assertTrue((self.copies[copies] % PACKED == self.cache[slot]).all())
+        self.check_parts(test, table, before)
+        for request, count in batch:
+            request[1] += count
+
+    def check_parts(self, test, table, before):
+        """Windows and history are all tokens before a step, each once."""
+        parts = [*self.windows.windows(table, before), self.windows.history(table, before)]
+        lists = [(request.tolist(), token.tolist()) for request, token, _ in parts]
+        for i, seen in enumerate(before.tolist()):
+            sink, recent, history = ([t for r, t in zip(request, token) if r == i]
+                                     for request, token in lists)
+            test.assertEqual(sink, list(range(min(self.sink, seen))))
+            test.assertEqual(recent, list(range(max(min(self.sink, seen), seen + 1 - max(self.recent, 1)), seen)))
+            test.assertEqual(history, list(range(len(sink), seen - len(recent))))
+
+
+class WindowsTest(unittest.TestCase):
+    def test_every_token_of_a_window_is_there_whatever_the_server_does(self):
+        restored = 0
+        for seed, changes in enumerate(({}, {"sink": 0}, {"recent": 1}, {"recent": 8}, {"block": 16}, {"block": 4, "sink": 9},
+                                        {"blocks": 24})):
+            server = Server(seed, **changes)
+            for _ in range(80):
+                server.run(self, server.step())
+            restored += server.restored
+        self.assertGreater(restored, 25)  # prefixes whose copies had made room came back
+
+    def test_a_prefix_that_is_shared_keeps_its_exact_copies(self):
+        server = Server(0)
+        server.running.append([server.free[:4], 0])
+        server.run(self, [(server.running[0], 24)])
+        server.running.append([server.running[0][0][:3] + [server.free[9]], 24])
+        server.run(self, [(server.running[1], 3)])
+        self.assertEqual(server.restored, 0)
+
+    def test_more_windows_than_were_set_aside_are_an_error(self):
+        windows = WindowBlocks(100, 8, 4, 13, 1, 8, torch.device("cpu"))
+        table, zero = torch.arange(90, dtype=torch.int32).reshape(10, 9), torch.zeros(10, dtype=torch.long)
+        written = windows.places(table, zero, zero + 40)[2]
+        with self.assertRaisesRegex(RuntimeError, "windows need more than the 6 blocks of 8 tokens"):
+            windows.begin(table, zero, zero + 40, written)
+
+
+if __name__ == "__main__":
+    unittest.main()
