@@ -71,13 +71,15 @@ class _Run:
         return torch.cat(out, -1).flatten(-2).to(torch.uint8)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """The inverse: int64 (..., 8 blocks)."""
-        data = packed[..., self.offset:self.offset + self.bits * self.blocks].long().unflatten(-1, (-1, self.bits))
-        codes, below, at = torch.zeros(*data.shape[:-1], _BLOCK, dtype=torch.long, device=packed.device), self.bits, 0
+        """The inverse: uint8 (..., 8 blocks)."""
+        data = packed[..., self.offset:self.offset + self.bits * self.blocks].unflatten(-1, (-1, self.bits))
+        codes, below, at = torch.zeros(*data.shape[:-1], _BLOCK, dtype=torch.uint8, device=packed.device), self.bits, 0
         for piece in _pieces(self.bits):
             below -= piece
-            shifts = torch.arange(0, 8, piece, device=packed.device)[:, None]
-            parts = (data[..., None, at:at + piece] >> shifts) & (2**piece - 1)
+            parts = data[..., None, at:at + piece]
+            if piece < 8:
+                shifts = torch.arange(0, 8, piece, dtype=torch.uint8, device=packed.device)[:, None]
+                parts = (parts >> shifts) & (2**piece - 1)
             codes |= parts.flatten(-2) << below
             at += piece
         return codes.flatten(-2)
@@ -143,7 +145,7 @@ class CodedRows:
         """The inverse: float32 (..., d); channels that are not stored are 0."""
         scales = _scales(packed.device)
         scale = self._of_classes(scales[packed[..., -2].long()], scales[packed[..., -1].long()])
-        codes = torch.cat([run.unpack(packed) for run in self._runs] or [packed[..., :0].long()], -1)
+        codes = torch.cat([run.unpack(packed) for run in self._runs] or [packed[..., :0]], -1)
         return torch.nn.functional.pad(self._values(codes, scale), (0, self.dim - self.stored))
 
 
