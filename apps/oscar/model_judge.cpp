@@ -37,22 +37,31 @@ verify::ModelData judged_data(const std::vector<TokenSequence>& sequences, const
 
 }  // namespace
 
-ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences, const FitOptions& options,
-                            Backend& backend) {
-  return [&runner, &backend, options, data = judged_data(sequences, options)](std::span<const RotationSet> sets) {
-    std::vector<KvMethod> methods;
-    for (const RotationSet& set : sets) methods.push_back(verify::method_of_set(set, options.windows));
+MethodJudge make_method_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
+                              const FitOptions& options, Backend& backend) {
+  return [&runner, &backend, data = judged_data(sequences, options)](std::span<const KvMethod> methods) {
     Status quiet;
     std::vector<ModelScore> scores;
     double asked = 0;
     for (const int length : data.answer_lengths) asked += length - 1;
+    const std::vector<KvMethod> caches(methods.begin(), methods.end());
     for (const ModelMetrics& metrics :
-         verify::measure_model(runner, data, methods, Precision::kServing, backend, quiet)) {
+         verify::measure_model(runner, data, caches, Precision::kServing, backend, quiet)) {
       // As if tokens were independent, and with one more found and one more missed, or a perfect score had no error.
       const double share = (metrics.answer_tokens * asked + 1) / (asked + 2);
       scores.push_back({metrics.kld_mean, metrics.answer_tokens, std::sqrt(share * (1 - share) / (asked + 2))});
     }
     return scores;
+  };
+}
+
+ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences, const FitOptions& options,
+                            Backend& backend) {
+  return [judge = make_method_judge(runner, sequences, options, backend),
+          windows = options.windows](std::span<const RotationSet> sets) {
+    std::vector<KvMethod> methods;
+    for (const RotationSet& set : sets) methods.push_back(verify::method_of_set(set, windows));
+    return judge(methods);
   };
 }
 

@@ -25,7 +25,7 @@ FP32_METHODS = {"naive": ("naive", "naive asymmetric, fp32 simulation"),
 HADAMARD = ["--recipe", "hadamard", "--clip", "off"]
 PUBLISHED = ["--recipe", "oscar", "--clip", "0.96,0.92"]
 LSQ = ["--recipe", "lsq", "--target", "any"]
-AUTO = ["--recipe", "auto", "--target", "any"]
+AUTO = ["--recipe", "auto", "--no-coded", "--target", "any"]
 # Name here, options of fit, whether needles are looked for, name in method_metrics.json.
 PLAIN = [
     ("oscar, clip 0.96/0.92", PUBLISHED, True, "oscar, clip .96/.92"),

@@ -33,7 +33,7 @@ RECIPES = {
     "`stretch`, fisher, centred, levels 5,3": [*FISHER, "--center", "--levels", "5,3"],
     **{f"`coded`, {bits} bits": ["--recipe", "coded", "--bits", bits] for bits in ("2.25", "1.75", "1.5")},
     "`auto` for `sglang-v1`": ["--recipe", "auto"],
-    "`auto` for `any`": ["--recipe", "auto", *ANY],
+    "`auto` for `any`": ["--recipe", "auto", "--no-coded", *ANY],
     "`auto` for `any`, levels 8,4": ["--recipe", "auto", *ANY, "--levels", "8,4"],
 }
 QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred, levels 5,3", "`coded`, 2.25 bits", "`coded`, 1.5 bits", "bf16", "hadamard_clip", "int4"]

@@ -27,8 +27,8 @@ RECIPES = [
     ("the same, refined", [*STRETCH, "--key-objective", "fisher", "--levels", "5,3", "--refine"]),
     ("`stretch`, fisher, levels 5,3, `--value-objective output`",
      [*STRETCH, "--key-objective", "fisher", "--levels", "5,3", "--value-objective", "output"]),
-    ("**`auto` for `any`**", ["--recipe", "auto", "--target", "any"]),
-    ("`auto` for `any`, levels 8,4", ["--recipe", "auto", "--target", "any", "--levels", "8,4"]),
+    ("**`auto` for `any`**", ["--recipe", "auto", "--no-coded", "--target", "any"]),
+    ("`auto` for `any`, levels 8,4", ["--recipe", "auto", "--no-coded", "--target", "any", "--levels", "8,4"]),
 ]
 
 

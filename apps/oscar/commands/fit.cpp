@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/atomic_folder.hpp"
 #include "base/clock.hpp"
@@ -123,8 +124,9 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   }
   command.fit.recipe = "oscar";
   hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
-  input.reset();
-  input = std::make_unique<FitInput>(command, context);  // a live model cannot go back
+  std::vector<TokenSequence> sequences = input->sequences();
+  input.reset();  // a live model cannot go back
+  input = std::make_unique<FitInput>(command, context, ModelShare{}, std::move(sequences));
   keep_layers(command, *input, PartialSet::Earlier::kReplace, partial, status);
   hooks.partial = partial ? &*partial : nullptr;
   return fit_once();
@@ -151,13 +153,13 @@ void require_layerwise(FitCommand& command, Status& status) {
   status.notice("recipe oscar instead of auto, which decides by all layers together: several ranks");
 }
 
-/// By one process.
-void fit_alone(FitCommand& command, Context& context) {
+/// By one process. sequences: the text, if it was read already.
+void fit_alone(FitCommand& command, std::vector<TokenSequence> sequences, Context& context) {
   const RotationFormats formats = parse_rotation_formats(command.formats);
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return start_backend(context); });
-  auto input = std::make_unique<FitInput>(command, context);
+  auto input = std::make_unique<FitInput>(command, context, ModelShare{}, std::move(sequences));
   if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
   settle_resumed_recipe(command, *input, *context.status);
@@ -190,7 +192,12 @@ void run_as(Ranks* ranks, FitCommand& command, Context& context) {
   if (ranks == nullptr || ranks->rank() == 0) {
     const AtomicFolder writable(command.out, replaceable_set(command.force));  // fails now rather than after the work
   }
-  ranks != nullptr ? fit_on_ranks(*ranks, command, context) : fit_alone(command, context);
+  if (!command.coded_left_out.empty()) {
+    context.status->notice("recipe auto leaves the coded cache out: " + command.coded_left_out);
+  }
+  std::vector<TokenSequence> sequences;
+  if (command.with_coded && fit_coded_if_best(command, sequences, context)) return;
+  ranks != nullptr ? fit_on_ranks(*ranks, command, context) : fit_alone(command, std::move(sequences), context);
 }
 
 /// Several processes meet before anything can fail, so that all are told what does.

@@ -21,7 +21,6 @@
 namespace oscar {
 namespace {
 
-constexpr double kLeastBits = 1.25, kMostBits = 4;
 /// On how much text it is asked what errors cost: at most so many tokens of each text.
 struct CostPlan {
   std::size_t texts, tokens;
@@ -43,11 +42,6 @@ void check_usage(const FitCommand& command) {
   refuse(!command.save_stats.empty(), "--save-stats", "keeps no sums until now");
   refuse(command.resume, "--resume", "starts from the beginning until now");
   refuse(find_place().has_value(), "several ranks", "is fitted by one process until now");
-  if (fit.bits < kLeastBits || fit.bits > kMostBits) {
-    throw UsageError(fmt::format("{} bits a value are outside {} to {}", fit.bits, kLeastBits, kMostBits), "--bits",
-                     "give the bits of one stored value, everything counted");
-  }
-  if (command.out.empty()) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
 }
 
 /// Some of the longest sequences, from all over the data and cut short, since neighbours are often of one kind. Throws
@@ -95,33 +89,26 @@ Json to_json(const CodedSet& set, const std::filesystem::path& out, double secon
 
 }  // namespace
 
-void fit_coded_set(FitCommand& command, Context& context) {
-  check_usage(command);
-  Status& status = *context.status;
+CodedSet coded_set_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status) {
   CodedOptions options{
       .bits = command.fit.bits, .scope = coded_scope_from_name(command.fit.scope), .windows = command.fit.windows};
-  { const AtomicFolder writable(command.out, replaceable_set(command.force)); }  // fails now rather than after the work
-  FitInput input(command, context);
-  const std::unique_ptr<Backend> backend = start_backend(context);
-  input.wait_until_ready();
-  const auto started = std::chrono::steady_clock::now();
   const bool live = input.runner() != nullptr;
   if (!live) status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
   std::vector<TokenSequence> texts;
   std::map<int, ErrorCost> costs;
   if (live) {
     ModelRunner& runner = *input.runner();
-    const bool gpu = !backend->description().starts_with("cpu");
+    const bool gpu = !backend.description().starts_with("cpu");
     texts = cost_texts(input.sequences(), gpu ? kCostOnGpu : kCostOnCpu, command.fit.windows);
     options.uncentred = layers_that_feel_shifts(runner);
     const auto draws = static_cast<int>((kCostSamples + texts.size() - 1) / texts.size());
     const HistoryQuestion question{texts, spread_over(input.context(), texts), command.fit.windows, draws};
-    costs = error_costs(runner, question, input.source().layer_ids(), *backend, status);
+    costs = error_costs(runner, question, input.source().layer_ids(), backend, status);
   }
   const auto measure = [&](const CodedSet& set) {
-    return verify::measure_attention_damage(input.source(), set, *backend, status);
+    return verify::measure_attention_damage(input.source(), set, backend, status);
   };
-  CodedSet set = fit_coded(input.source(), options, costs, measure, *backend, status);
+  CodedSet set = fit_coded(input.source(), options, costs, measure, backend, status);
   set.recipe = {{"name", "coded"},
                 {"target", command.fit.target},
                 {"plain_part", live ? kPlainCostPart : kPlainQueryPart},
@@ -129,13 +116,30 @@ void fit_coded_set(FitCommand& command, Context& context) {
                 {"damage", live ? "model KL" : "attention output error"},
                 {"damage_tokens", describe(texts).tokens}};
   if (live) set.recipe["context"] = input.context();
-  const double seconds = seconds_since(started);
+  return set;
+}
+
+void write_coded_fit(const FitCommand& command, const CodedSet& set, double seconds, const Backend& backend,
+                     Context& context) {
   write_coded_set(command.out, set, command.force);
-  status.notice(fmt::format("fitted {} on {} in {:.2f} s: {:.3f} bits a value, {}",
-                            plural(static_cast<std::int64_t>(set.layers.size()), "layer"),
-                            plural(set.calibration.tokens, "token"), seconds, bits_of(set), backend->description()));
-  status.notice("wrote " + command.out.string());
+  context.status->notice(fmt::format("fitted {} on {} in {:.2f} s: {:.3f} bits a value, {}",
+                                     plural(static_cast<std::int64_t>(set.layers.size()), "layer"),
+                                     plural(set.calibration.tokens, "token"), seconds, bits_of(set),
+                                     backend.description()));
+  context.status->notice("wrote " + command.out.string());
   emit_json(context, to_json(set, command.out, seconds));
+}
+
+void fit_coded_set(FitCommand& command, Context& context) {
+  check_usage(command);
+  if (command.out.empty()) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
+  { const AtomicFolder writable(command.out, replaceable_set(command.force)); }  // fails now rather than after the work
+  FitInput input(command, context);
+  const std::unique_ptr<Backend> backend = start_backend(context);
+  input.wait_until_ready();
+  const auto started = std::chrono::steady_clock::now();
+  const CodedSet set = coded_set_of(command, input, *backend, *context.status);
+  write_coded_fit(command, set, seconds_since(started), *backend, context);
 }
 
 }  // namespace oscar

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cluster/ranks.hpp"
+#include "coded/coded_set.hpp"
 #include "context.hpp"
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
@@ -24,6 +25,9 @@ struct FitCommand {
   FitOptions fit;
   bool force = false, resume = false;
   bool recipe_by_default = false;
+  /// Of recipe auto: --no-coded; whether the coded cache competes, and if not, which option it does not have.
+  bool no_coded = false, with_coded = false;
+  std::string coded_left_out;
   int context = 0;  // of recipe coded: the longest text that will be served; 0: the model's context
   int rank_timeout = 15, join_timeout = 120;  // seconds
 };
@@ -37,8 +41,10 @@ struct Times {
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
 class FitInput {
  public:
-  /// share: of a model's layers; nothing for a dump.
-  FitInput(const FitCommand& command, const Context& context, const ModelShare& share = {});
+  /// share: of a model's layers; nothing for a dump. sequences: what the model reads, if an earlier input has read it,
+  /// since a pipe can be read once; empty: to be read.
+  FitInput(const FitCommand& command, const Context& context, const ModelShare& share = {},
+           std::vector<TokenSequence> sequences = {});
 
   [[nodiscard]] QkvSource& source() { return *source_; }
   /// Null for a dump.
@@ -49,6 +55,8 @@ class FitInput {
   [[nodiscard]] int context() const { return context_; }
   /// Empty without a model.
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
+  /// Why the model cannot judge whole caches, or that there is none; empty: it can.
+  [[nodiscard]] std::string why_not_judged() const;
   [[nodiscard]] OutputProjection output_projection() const;
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
   void keep_states(const std::filesystem::path& folder, const PartialSet& partial);
@@ -89,6 +97,19 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 
 /// Recipe coded. Throws UsageError for options that it does not know.
 void fit_coded_set(FitCommand& command, Context& context);
+
+/// The set of recipe coded, which nobody has written yet. Throws UsageError for options that it does not know.
+[[nodiscard]] CodedSet coded_set_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status);
+
+/// Writes it, and tells people and --json. seconds: of the fit.
+void write_coded_fit(const FitCommand& command, const CodedSet& set, double seconds, const Backend& backend,
+                     Context& context);
+
+/// Recipe auto where the target can read the coded cache, too: the model judges that against a rotation set. Returns
+/// false, and has written nothing, where the search among rotation sets is to decide, and says why; `sequences` then
+/// has the text that the model reads, which may have come from a pipe.
+[[nodiscard]] bool fit_coded_if_best(const FitCommand& command, std::vector<TokenSequence>& sequences,
+                                     Context& context);
 
 /// The fit as one of several processes that have met.
 void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "base/places.hpp"
@@ -46,7 +47,9 @@ int context_of(const FitCommand& command, const ModelConfig& config) {
 
 }  // namespace
 
-FitInput::FitInput(const FitCommand& command, const Context& context, const ModelShare& share) {
+FitInput::FitInput(const FitCommand& command, const Context& context, const ModelShare& share,
+                   std::vector<TokenSequence> sequences)
+    : sequences_(std::move(sequences)) {
   Status& status = *context.status;
   const std::vector<int> layers = parse_layers(command.input.layers);
   const TokenLimits& limits = command.input.limits;
@@ -67,7 +70,7 @@ FitInput::FitInput(const FitCommand& command, const Context& context, const Mode
   }
   model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
-  sequences_ = read_sequences(command.input, runner_->config(), status);
+  if (sequences_.empty()) sequences_ = read_sequences(command.input, runner_->config(), status);
   LiveOptions live_options{.layers = layers, .share = share};
   if (command.fit.recipe == "coded") {
     context_ = context_of(command, runner_->config());
@@ -82,6 +85,10 @@ FitInput::FitInput(const FitCommand& command, const Context& context, const Mode
 
 ModelJudge FitInput::judge(const FitOptions& options, Backend& backend) {
   return judges_ ? make_model_judge(*runner_, sequences_, options, backend) : ModelJudge();
+}
+
+std::string FitInput::why_not_judged() const {
+  return runner_ == nullptr ? "a dump tells nothing of predictions" : runner_->config().why_irreplaceable();
 }
 
 void FitInput::wait_until_ready() {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The options of "oscar fit" that are its own.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
+#include "commands/on_ranks.hpp"
 #include "outputs.hpp"
 
 namespace oscar {
@@ -28,8 +31,14 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       "auto tries what the target can serve; oscar is the paper's, and taken where its options are given or there is "
       "too little data to hold some out")
       ->type_name("auto|oscar|lsq|stretch|coded|ktk_vtv|hadamard|uresidual");
-  option(recipe, "--bits", fit.bits, "Recipe coded: bits of one stored value, everything counted, 1.25 to 4; 0 = 2.25")
+  option(recipe, "--bits", fit.bits,
+         "Recipe coded, which auto for any takes if this is given: bits of one stored value, everything counted, 1.25 "
+         "to 4; "
+         "0 = 2.25")
       ->type_name("B");
+  app.add_flag("--no-coded", command.no_coded,
+               "Recipe auto leaves the coded cache out, which it fits where --target is any or oscar")
+      ->group(recipe);
   option(recipe, "--scope", fit.scope, "Recipe coded: who shares one budget of bits")->type_name("model|layer|head");
   option(recipe, "--context", command.context,
          "Recipe coded, with --model: the longest text that will be served, over whose positions the calibration is "
@@ -92,17 +101,52 @@ void add_output_options(CLI::App& app, FitCommand& command) {
   seconds("--rank-timeout", command.rank_timeout, "Seconds without a sign of life after which a rank counts as gone");
 }
 
-/// Options of rotations say nothing about the coded cache.
-void settle_coded(const CLI::App& app, FitOptions& fit) {
+/// The first of the options that are given and say nothing about the coded cache; null: none.
+const char* rotation_option(const CLI::App& app) {
   for (const char* name :
        {"--clip", "--levels", "--refine", "--center", "--key-objective", "--value-objective", "--composition",
         "--granularity", "--clip-granularity", "--stretch-power", "--stretch-lambda", "--reference-rotation", "--seed",
         "--codec", "--scale-dtype", "--group-size", "--format"}) {
-    if (app.count(name) == 0) continue;
+    if (app.count(name) > 0) return name;
+  }
+  return nullptr;
+}
+
+void settle_bits(FitOptions& fit) {
+  constexpr double kLeast = 1.25, kMost = 4;
+  if (fit.bits == 0) fit.bits = 2.25;
+  if (fit.bits >= kLeast && fit.bits <= kMost) return;
+  throw UsageError(fmt::format("{} bits a value are outside {} to {}", fit.bits, kLeast, kMost), "--bits",
+                   "give the bits of one stored value, everything counted");
+}
+
+void settle_coded(const CLI::App& app, FitOptions& fit) {
+  if (const char* const name = rotation_option(app)) {
     throw UsageError("recipe coded does not have this option", name, "leave it out, or fit another recipe");
   }
   if (app.count("--target") == 0) fit.target = "oscar";
-  if (fit.bits == 0) fit.bits = 2.25;
+  settle_bits(fit);
+}
+
+/// Recipe auto: whether the coded cache competes. It does where our own readers serve the set, unless an option asks
+/// for something that it does not have.
+void settle_kinds(const CLI::App& app, FitCommand& command) {
+  FitOptions& fit = command.fit;
+  if (fit.recipe != "auto" || (fit.target != "oscar" && fit.target != "any")) return;
+  if (fit.target == "oscar") fit.target = "any";
+  if (command.no_coded) return;
+  const char* other = rotation_option(app);
+  for (const char* name : {"--stats", "--save-stats", "--resume", "--layers"}) {
+    if (app.count(name) > 0) other = name;
+  }
+  if (find_place()) other = "several ranks";
+  command.with_coded = other == nullptr;
+  if (!command.with_coded) {
+    command.coded_left_out = std::string(other) + (find_place() ? " are not for it" : " is not for it");
+    return;
+  }
+  if (app.count("--bits") > 0) fit.recipe = "coded";  // other caches have no choice of bits
+  settle_bits(fit);
 }
 
 }  // namespace
@@ -115,10 +159,17 @@ void add_fit_options(CLI::App& app, FitCommand& command) {
 void settle_recipe(const CLI::App& app, FitCommand& command) {
   FitOptions& fit = command.fit;
   const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if (command.no_coded && fit.recipe != "auto") {
+    throw UsageError("only recipe auto chooses among kinds of caches", "--no-coded", "leave it out");
+  }
   if (fit.recipe == "coded") return settle_coded(app, fit);
+  settle_kinds(app, command);
+  if (fit.recipe == "coded") return;
   (void)target_from_name(fit.target);  // told before anything is opened
   for (const char* name : {"--bits", "--scope", "--context"}) {
-    if (given(name)) throw UsageError("only recipe coded spends bits", name, "add --recipe coded, or leave it out");
+    if (given(name) && !command.with_coded) {
+      throw UsageError("only recipe coded spends bits", name, "add --recipe coded, or leave it out");
+    }
   }
   if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
   if (given("--recipe")) return;
@@ -128,7 +179,7 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
   }
   const bool own =
       given("--key-objective") || given("--value-objective") || given("--composition") || fit.center || fit.refine;
-  if (own) fit.recipe = "oscar";
+  if (own) fit.recipe = "oscar";  // none of these goes with the coded cache
   command.recipe_by_default = !own;
 }
 

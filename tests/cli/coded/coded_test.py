@@ -9,12 +9,14 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import numpy
+
 BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
 GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
 
 
-def oscar(*arguments, status=0):
-    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True)
+def oscar(*arguments, status=0, stdin=None):
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, input=stdin)
     assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -53,6 +55,31 @@ class CodedTest(unittest.TestCase):
         self.assertLess(kld["coded"], 0.1 * kld["hadamard_clip"], kld)
         # The verdict is kept in the manifest.
         self.assertIn("accepted", oscar("inspect", self.set))
+
+    def test_auto_takes_it_where_our_own_readers_serve_the_set(self):
+        rotations, plain = self.folder / "auto", ["--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", "4096"]
+        said = oscar("fit", *plain, "--target", "any", "--out", rotations)
+        manifest = json.loads((rotations / "manifest.json").read_text())
+        search = manifest["recipe"]["search"]
+        coded, rival = (candidate["model_kl"] for candidate in search["candidates"])
+        self.assertIn("chose coded: " + search["reason"], said)
+        self.assertEqual((manifest["schema"], manifest["codec"]["bits"]), ("oscar.rotation_set.v2", 2.25))
+        self.assertLess(coded, 0.3 * rival)
+        text = "".join(json.dumps(row) + "\n" for row in numpy.load(GOLDEN / "tokens_calib.npy")[:3, :700].tolist())
+        for options, expected in ((["--no-coded", "--recipe", "auto"], ""), (["--levels", "5,3"], "leaves the coded cache out: --levels"),
+                                  (["--layers", "0"], "leaves the coded cache out: --layers")):
+            said = oscar("fit", "--model", MODEL, "--tokens", "-", "--target", "oscar", *options, "--out", rotations, "--force",
+                         stdin=text)
+            self.assertIn(expected, said)
+            self.assertEqual(json.loads((rotations / "manifest.json").read_text())["schema"], "oscar.rotation_set.v1")
+        said = oscar("fit", "--model", MODEL, "--tokens", "-", "--target", "any", "--out", rotations, "--force",
+                     stdin=text.splitlines()[0] + "\n")  # one sequence: nothing to hold out, and a pipe that is read once
+        self.assertIn("leaves the coded cache out: ", said)
+        self.assertIn("recipe oscar instead of auto", said)
+        for options, expected in ((["--recipe", "coded", "--no-coded"], "only recipe auto chooses among kinds of caches"),
+                                  (["--target", "any", "--bits", "9"], "9 bits a value are outside 1.25 to 4"),
+                                  (["--target", "any", "--no-coded", "--bits", "2"], "only recipe coded spends bits")):
+            self.assertIn(expected, oscar("fit", *plain, *options, "--out", rotations, "--force", status=2))
 
     def test_fewer_bits_are_about_as_close_as_int3(self):
         rotations = self.folder / "set15"
