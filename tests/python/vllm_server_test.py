@@ -126,6 +126,7 @@ class ServerTest(unittest.TestCase):
         self.served("--max-num-batched-tokens", "512", OSCAR_KV_SET=str(SETS / "coded"))
         self.assertIn("is served in 4 layers at 2.250 bits a value", self.said())
         self.assertGreater(self.cache_tokens(), 7.1 * GIB / BF16_BYTES)
+        self.assertEqual(self.metric("oscar_kv_layers"), 4)
         ids = np.load(TOKENS).reshape(-1).tolist()
         prompts = [ids[:700], ids[:900], ids[5000:5040], ids[9000:10200], ids[:700] + ids[5000:5100], ids[20000:21000]]
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:

@@ -14,7 +14,7 @@ from unittest import mock
 try:
     import torch
     import transformers
-    from oscar_kv import vllm_plugin
+    from oscar_kv import vllm_plugin, vllm_start
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -49,6 +49,21 @@ class StartTest(unittest.TestCase):
         self.platform, names = Platform, enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "x", "CPU_ATTN": CPU, "CUSTOM": None})
         self.names = names
         self.module("vllm", __version__="0.99")
+        self.counted, owner = [], self
+
+        class Gauge:
+            def __init__(self, name, text, labels):
+                self.name = name
+
+            def labels(self, path, digest):
+                owner.counted.append((self.name, path, digest))
+                return self
+
+            def set(self, value):
+                owner.counted.append(value)
+
+        self.module("prometheus_client", Gauge=Gauge)
+        vllm_start._count.cache_clear()
         self.module("vllm.platforms", current_platform=Platform())
         self.module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
         self.module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
@@ -93,6 +108,7 @@ class StartTest(unittest.TestCase):
             self.platform.device_type = device
             with mock.patch.dict(os.environ, {variable: str(SET)}):
                 self.assertEqual(self.configure(), "served")
+                self.assertEqual(self.counted[0][:2] + (len(self.counted[0][2]), self.counted[1]), ("oscar_kv_layers", str(SET), 12, 4))
                 self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
                 self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
                 self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)

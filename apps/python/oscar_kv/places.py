@@ -4,6 +4,7 @@
 Each is taken from an environment variable (OSCAR_BINARY, OSCAR_TORCH_LIBRARY), else from beside the package (a wheel
 brings both), else from a build folder of the source tree that the package lies in; the program last from PATH.
 """
+import hashlib
 import os
 import shutil
 from functools import cache
@@ -29,6 +30,12 @@ def set_path() -> str | None:
     if len(paths) > 1:
         raise ValueError("OSCAR_KV_SET and OSCAR_INT2_SET, its older name, are both set; unset OSCAR_INT2_SET")
     return paths[0] if paths else None
+
+
+def manifest_hash(path: str) -> str:
+    """The first digits of the sha256 of a set's manifest.json, or of the one file that a set was converted to."""
+    place = Path(path)
+    return hashlib.sha256((place / "manifest.json" if place.is_dir() else place).read_bytes()).hexdigest()[:12]
 
 
 def _find(variable: str, installed: str, built: str) -> Path | None:

@@ -9,12 +9,10 @@ work. A prompt's tokens see each other as they are, those of earlier chunks as t
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, kv_cache_interface.py). Arithmetic is torch's, on any device: packed
 rows are decoded a request at a time. Non-goals, refused: soft caps, sinks, ALiBi, layers that share caches, more ranks than KV heads.
 """
-import hashlib
 import logging
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 
 from .int2_side import Int2Side, of_heads
 from .packed_slots import PackedSlots
-from .places import set_path
+from .places import manifest_hash, set_path
 from .rotation_set import RotationSet, Side, read_set
 from .window_blocks import WindowBlocks
 
@@ -157,9 +155,8 @@ def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
     slots = [layer.impl.packed for layer in layers.values() if isinstance(getattr(layer, "impl", None), PackedImpl)]
     bits = sum(8 * each.bytes for each in slots) / sum(2 * each.heads * each.dim for each in slots)
     copies = sum(4 * each.heads * each.dim for each in slots) * windows.entries * windows.block_size
-    path = Path(set_path() or "")
-    named = hashlib.sha256(((path / "manifest.json") if path.is_dir() else path).read_bytes()).hexdigest()[:12]
-    _say(f"oscar_kv: the set {path} ({named}) is served in {len(slots)} layers at {bits:.3f} bits a value; windows of "
+    path = set_path() or ""
+    _say(f"oscar_kv: the set {path} ({manifest_hash(path)}) is served in {len(slots)} layers at {bits:.3f} bits a value; windows of "
          f"{windows.sink} + {windows.recent} tokens in bfloat16 take {copies / 2**20:.1f} MiB beside the cache, in "
          f"{windows.entries} blocks of {windows.block_size} tokens")
 

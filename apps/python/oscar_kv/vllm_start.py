@@ -5,10 +5,11 @@ A platform that does not take a backend serves with another one and says so at I
 are therefore watched in every process: check_and_update_config, where a configuration that cannot serve the set ends the start,
 and get_attn_backend_cls, by which each layer gets its backend.
 """
+from functools import cache
 from typing import Any
 
 from . import identity
-from .places import set_path
+from .places import manifest_hash, set_path
 from .rotation_set import read_set
 from .server import starting
 from .set_check import check_for_model
@@ -52,9 +53,20 @@ def _check_set(model: Any) -> None:
     described = identity.describe_model(model.hf_config, (heads, heads, dim, dim))
     layers = identity.cache_layers(model.hf_config.get_text_config(decoder=True))
     try:
-        check_for_model(read_set(set_path() or ""), described, layers, model.max_model_len)
+        rotations = read_set(set_path() or "")
+        check_for_model(rotations, described, layers, model.max_model_len)
+        _count(set_path() or "", len(rotations.layers))
     except (ImportError, OSError, ValueError) as error:
         _refuse(str(error))
+
+
+@cache
+def _count(path: str, layers: int) -> None:
+    """Beside vLLM's own metrics."""
+    from prometheus_client import Gauge
+
+    served = Gauge("oscar_kv_layers", "Layers whose cache is that of a set", ["set", "manifest_sha256"])
+    served.labels(path, manifest_hash(path)).set(layers)
 
 
 def _check_serving(config: Any) -> None:
