@@ -258,6 +258,16 @@ class BackendTest(unittest.TestCase):
         server.tables["e"] = server.tables["a"][:3]
         self.run_steps(server, {"e": Expected(rotations, rows, lost=range(48))}, [{"e": 1}] * 12, {"e": 48})
 
+    def test_a_step_of_padding_alone(self):
+        self.serve(set_of())
+        server = Server()
+        common = types.SimpleNamespace(
+            query_start_loc_cpu=torch.tensor([0, 0, 0]), num_actual_tokens=3, seq_lens=torch.zeros(2, dtype=torch.int32),
+            block_table_tensor=torch.zeros(2, 4, dtype=torch.int32, device=DEVICE), slot_mapping=torch.full((3,), -1, device=DEVICE))
+        q, k, v = rows_of(3, 0)
+        server.layer.impl.forward(server.layer, q, k, v, server.cache, server.builder.build(0, common), torch.empty_like(q))
+        self.assertEqual(int(server.cache.sum()), 0)
+
     def test_the_cache_takes_what_rows_take(self):
         self.serve(coded_set())
         spec = layers()[NAME].get_kv_cache_spec(None)

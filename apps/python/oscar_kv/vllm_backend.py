@@ -118,9 +118,9 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         common, windows = common_attn_metadata, self.windows
         starts, lengths = common.query_start_loc_cpu.tolist(), common.seq_lens.tolist()
         rows = [(i, begin, end, lengths[i] - (end - begin)) for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin]
-        table = common.block_table_tensor[[row[0] for row in rows]]
-        before = torch.tensor([row[3] for row in rows], device=table.device)
-        after = torch.tensor([lengths[row[0]] for row in rows], device=table.device)
+        table = common.block_table_tensor[torch.tensor([row[0] for row in rows], dtype=torch.long)]
+        before, after = (torch.tensor(counts, dtype=torch.long, device=table.device)
+                         for counts in ([row[3] for row in rows], [lengths[row[0]] for row in rows]))
         written = common.slot_mapping[:common.num_actual_tokens].long()
         step = windows.begin(table, before, after, written)
         tokens, copied = (torch.nonzero(slots >= 0)[:, 0] for slots in (written, step.kept))
