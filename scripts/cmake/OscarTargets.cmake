@@ -31,6 +31,9 @@ target_compile_options(oscar_warnings INTERFACE
 if(OSCAR_SANITIZE)
   add_compile_options(-fsanitize=${OSCAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${OSCAR_SANITIZE})
+  # Every program has these options, however it is started; plug-ins need none.
+  add_library(oscar_sanitizer_options OBJECT ${CMAKE_CURRENT_LIST_DIR}/sanitizer_options.cpp)
+  link_libraries($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:$<TARGET_OBJECTS:oscar_sanitizer_options>>)
 endif()
 
 # oscar_add_library(<folder> SOURCES … [PUBLIC …] [PRIVATE …]): target oscar_<folder>.
