@@ -258,6 +258,19 @@ class BackendTest(unittest.TestCase):
         server.tables["e"] = server.tables["a"][:3]
         self.run_steps(server, {"e": Expected(rotations, rows, lost=range(48))}, [{"e": 1}] * 12, {"e": 48})
 
+    def test_drafts_that_are_rejected_leave_nothing_behind(self):
+        """Steps of five tokens, of which the first two stay."""
+        rotations = coded_set()
+        self.serve(rotations)
+        server, rows = Server(), rows_of(110, 10)
+        expected = Expected(rotations, rows)
+        self.run_steps(server, {"a": expected}, [{"a": 50}])
+        for seen in range(50, 100, 2):
+            drafts = [torch.cat([x[seen:seen + 2], y[:3]]) for x, y in zip(rows, rows_of(3, seen))]
+            found = server.step({"a": drafts}, {"a": seen})["a"][:2].double()
+            want = expected.step(seen, 2)
+            self.assertLess(float((found - want).norm() / want.norm()), 0.01, seen)
+
     def test_a_step_of_padding_alone(self):
         self.serve(set_of())
         server = Server()

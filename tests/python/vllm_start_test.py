@@ -129,13 +129,13 @@ class StartTest(unittest.TestCase):
                 ("the attention backend is FLASH_ATTN; leave", {"backend": self.names.FLASH_ATTN}),
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
                 ("--kv-cache-dtype auto", {"cache": "fp8"}), ("--dtype bfloat16", {"dtype": torch.float16}),
-                ("speculative decoding is on", {"speculative": 1}), ("use fewer ranks", {"ranks": 2}),
+                ("speculative decoding needs layers of its own", {"speculative": types.SimpleNamespace(method="eagle")}), ("use fewer ranks", {"ranks": 2}),
                 ("leave --kv-transfer-config out", {"transfer": 1}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
                 ("keep 320 tokens as they are, and a sequence has no more than 300", {"longest": 300}),
                 ("the set is for another model", {"path": self.other_model()})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
-        self.assertEqual(self.configure(backend=None), "served")
+        self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram")), "served")
 
     def other_model(self):
         folder = tempfile.TemporaryDirectory(prefix="oscar-start-")
