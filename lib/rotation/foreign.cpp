@@ -10,6 +10,8 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/serve_env.hpp"
+#include "rotation/side_pt.hpp"
 #include "tensor/gguf.hpp"
 #include "tensor/pt.hpp"
 #include "tensor/safetensors.hpp"
@@ -233,16 +235,7 @@ void write_rotation_mla(const fs::path& folder, const RotationSet& set) {
       throw DataError("keys and values, or heads, have transforms of their own; an MLA cache has one row for all",
                       "layer " + std::to_string(layer.layer_id), "convert to another format");
     }
-    PtDict entry{{{std::string("rotation")}, {latent.rotation.to_f32(true)}}};
-    if (latent.read_rotation.count > 0) {
-      entry.push_back({{std::string("q_rotation")}, {latent.read_rotation.to_f32(true)}});
-    }
-    if (!latent.mean.empty()) {
-      const std::vector<float> mean(latent.mean.begin(), latent.mean.end());
-      entry.push_back(
-          {{std::string("mean")}, {Tensor::from({static_cast<std::int64_t>(mean.size())}, std::span(mean))}});
-    }
-    write_pt(folder / ("layer_" + std::to_string(layer.layer_id) + ".pt"), {std::move(entry)});
+    write_pt(folder / latent_pt_name(layer.layer_id), latent_pt(layer));
   }
 }
 

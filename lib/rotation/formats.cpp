@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "rotation/formats.hpp"
 
+#include <algorithm>
+
 #include "base/atomic_file.hpp"
 #include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"
+#include "rotation/foreign.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/named_tensors.hpp"
 #include "rotation/one_truth.hpp"
@@ -49,7 +52,22 @@ RotationSet read_foreign_folder(const fs::path& folder) {
   return read_foreign_files(only_match(folder, "k_rotation"), only_match(folder, "v_rotation"));
 }
 
+/// Of the layers that the set has; those of the .pt files must be the same.
+void take_matrices(const RotationSet& from, const fs::path& folder, RotationSet& set) {
+  const auto fits = [](const LayerRotation& a, const LayerRotation& b) { return a.layer_id == b.layer_id; };
+  if (!std::ranges::equal(from.layers, set.layers, fits)) {
+    throw DataError("the .pt files have other layers than the manifest", folder.string(), "convert the set again");
+  }
+  for (std::size_t i = 0; i < set.layers.size(); ++i) {
+    static_cast<Transform&>(set.layers[i].key) = from.layers[i].key;
+    static_cast<Transform&>(set.layers[i].value) = from.layers[i].value;
+  }
+}
+
 void fill_from_pt(const fs::path& folder, RotationSet& set) {
+  if (is_latent(set) && !fs::exists(folder / key_pt_name(set))) {
+    return take_matrices(read_rotation_mla(folder), folder, set);
+  }
   const RotationFile keys = read_rotation_pt(folder / key_pt_name(set));
   const RotationFile values = read_rotation_pt(folder / value_pt_name(set));
   for (std::size_t i = 0; i < set.layers.size(); ++i) {
@@ -64,6 +82,16 @@ void fill_from_pt(const fs::path& folder, RotationSet& set) {
     };
     copy(keys, layer.key);
     copy(values, layer.value);
+  }
+}
+
+/// Where OSCAR's SGLang does not find the files that it was given, it writes its own under their names.
+void require_no_calibration(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(".oscar_") || !name.ends_with(".json")) continue;
+    throw DataError("a server calibrated itself and wrote its own rotations into this folder", entry.path().string(),
+                    "remove the folder, pull or fit the set again, and start the server with \"oscar serve-env\"");
   }
 }
 
@@ -118,7 +146,8 @@ void write_rotation_set(const fs::path& folder, const RotationSet& set, const Ro
   std::vector<std::function<void()>> writers;
   if (formats.pt) {
     writers.emplace_back([&] {
-      write_rotation_pt_files(out.path(), set, 0);
+      is_latent(set) ? write_rotation_mla(out.path(), set) : write_rotation_pt_files(out.path(), set, 0);
+      if (!is_latent(set) && has_key_means(set)) write_pt(out.path() / kKeyMeansName, key_means_pt(set));
       write_file(out.path() / "serve.env", serve_env(set, hash_served_files(out.path(), set)));
     });
   }
@@ -138,6 +167,7 @@ void write_foreign_set(const fs::path& folder, const fs::path& key_file, const f
   AtomicFolder out(folder, replaceable_set(replace));
   write_file(out.path() / key_pt_name(set), read_text(key_file));
   write_file(out.path() / value_pt_name(set), read_text(value_file));
+  if (has_key_means(set)) write_pt(out.path() / kKeyMeansName, key_means_pt(set));
   write_file(out.path() / "serve.env", serve_env(set, hash_served_files(out.path(), set)));
   finish_set(out, set, folder);
 }
@@ -152,6 +182,7 @@ RotationSet read_rotation_set(const fs::path& path, ListedFiles listed) {
   }
   const Json manifest = read_json(manifest_path);
   RotationSet set = set_from_manifest(manifest, manifest_path.string());
+  require_no_calibration(path);
   if (listed == ListedFiles::kCheck) check_listed_files(path, manifest);
   if (fs::exists(path / "rotations.h5")) {
     fill_from_h5(path / "rotations.h5", set);

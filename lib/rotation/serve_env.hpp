@@ -13,7 +13,8 @@
 
 namespace oscar {
 
-/// SHA-256 of the files that a server loads, by name: the .pt files of both sides.
+/// SHA-256 of the files that a server loads, by name: the .pt files of both sides, with mean keys also those; of latent
+/// rows one file per layer.
 using ServedFiles = std::map<std::string, std::string>;
 /// As the manifest lists them; without those that it does not.
 [[nodiscard]] ServedFiles served_files(const RotationSet& set);
@@ -28,16 +29,28 @@ using ServedFiles = std::map<std::string, std::string>;
 /// What goes on the server's command line, besides: groups of options, a line each.
 [[nodiscard]] std::vector<std::string> server_arguments(const RotationSet& set);
 
-/// Returns the environment of serve_env() as names and values, with absolute paths into `folder`. Throws DataError,
-/// with the reason, for a set that the server cannot use.
-[[nodiscard]] std::vector<std::pair<std::string, std::string>> serve_variables(const RotationSet& set,
-                                                                               const std::filesystem::path& folder);
+struct ServerSettings {
+  std::vector<std::pair<std::string, std::string>> environment;  // that of serve_env(), with absolute paths
+  std::vector<std::string> arguments;                            // server_arguments()
+  std::vector<std::string> notes;  // which tree the variables were read from, and what others do not know
+};
+/// For a set that lies in `folder`. Throws DataError, with the reason, for a set that the server cannot use.
+[[nodiscard]] ServerSettings server_settings(const RotationSet& set, const std::filesystem::path& folder);
 
 /// By file name; none if the clip ratios are not known. k_clip_per_layer.json, v_clip_per_layer.json: one ratio per
 /// layer id from 0 (layers without KV cache get the scalar); k_clip_per_head.json, v_clip_per_head.json:
 /// {"<layer>,<head>": ratio}.
 [[nodiscard]] std::map<std::string, Json> clip_tables(const RotationSet& set);
 
+/// A set of latent rows, which MLA models cache in the place of keys and values: made of a folder with a file per
+/// layer.
+[[nodiscard]] bool is_latent(const RotationSet& set);
+[[nodiscard]] bool has_key_means(const RotationSet& set);
+
+/// The mean keys of a set, for trees that read them from a file of their own.
+inline constexpr char kKeyMeansName[] = "k_mean.pt";
+/// "layer_<id>.pt".
+[[nodiscard]] std::string latent_pt_name(int layer_id);
 /// "k_rotation_<objective>.pt" and "v_rotation_<objective>.pt".
 [[nodiscard]] std::string key_pt_name(const RotationSet& set);
 [[nodiscard]] std::string value_pt_name(const RotationSet& set);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "rotation/side_pt.hpp"
 
+#include <algorithm>
+
 #include "rotation/manifest.hpp"
 #include "rotation/rotation_pt.hpp"
 
@@ -45,6 +47,35 @@ PtValue side_pt(const RotationSet& set, SideOfLayer side, int version, const std
   }
   return rotation_pt(key ? set.key_objective : set.value_objective, layers, version,
                      {key ? "q_rotation" : "o_rotation", set.model.num_key_value_heads, transform, calibration}, where);
+}
+
+PtValue key_means_pt(const RotationSet& set) {
+  PtDict layers;
+  for (const LayerRotation& layer : set.layers) {
+    std::vector<float> mean(layer.key.mean.begin(), layer.key.mean.end());
+    const std::int64_t dim = layer.key.rotation.dim;
+    if (mean.empty()) mean.resize(static_cast<std::size_t>(dim));
+    const std::vector<float> first = mean;
+    const auto heads =
+        std::max<std::int64_t>(static_cast<std::int64_t>(mean.size()) / dim, set.model.num_key_value_heads);
+    while (static_cast<std::int64_t>(mean.size()) < heads * dim) mean.insert(mean.end(), first.begin(), first.end());
+    layers.push_back({{std::int64_t{layer.layer_id}},
+                      {PtDict{{{std::string("mu")}, {Tensor::from({heads, dim}, std::span<const float>(mean))}}}}});
+  }
+  return {PtDict{{{std::string("layers")}, {std::move(layers)}}}};
+}
+
+PtValue latent_pt(const LayerRotation& layer) {
+  const SideTransform& latent = layer.key;
+  if (latent.read_rotation.count == 0 && latent.mean.empty()) return {latent.rotation.to_f32(true)};
+  PtDict entry{{{std::string("rotation")}, {latent.rotation.to_f32(true)}}};
+  if (latent.read_rotation.count > 0)
+    entry.push_back({{std::string("q_rotation")}, {latent.read_rotation.to_f32(true)}});
+  if (!latent.mean.empty()) {
+    const std::vector<float> mean(latent.mean.begin(), latent.mean.end());
+    entry.push_back({{std::string("mean")}, {Tensor::from({static_cast<std::int64_t>(mean.size())}, std::span(mean))}});
+  }
+  return {std::move(entry)};
 }
 
 }  // namespace oscar

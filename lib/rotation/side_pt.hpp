@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One side of a set as the value that its .pt file holds.
+// Parts of a set as the values that .pt files hold: one side, the mean keys, the latent rows of a layer.
 #pragma once
 
 #include <filesystem>
@@ -15,5 +15,11 @@ using SideOfLayer = SideTransform LayerRotation::*;
 
 /// version: 0 = the lowest that holds the side, else 1, 2 or 3. Throws DataError, with `where`, if that cannot hold it.
 [[nodiscard]] PtValue side_pt(const RotationSet& set, SideOfLayer side, int version, const std::string& where);
+
+/// {"layers": {id: {"mu": float32 [heads, d]}}}, zeros where a layer has no mean.
+[[nodiscard]] PtValue key_means_pt(const RotationSet& set);
+
+/// The bare matrix, which every tree reads; a dict of rotation, q_rotation and mean where the layer has more than it.
+[[nodiscard]] PtValue latent_pt(const LayerRotation& layer);
 
 }  // namespace oscar

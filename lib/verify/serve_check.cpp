@@ -170,17 +170,25 @@ std::vector<KvMethod> with_other_codecs(const KvMethod& set) {
   return others;
 }
 
-void predict_by_model(ModelRunner& runner, const std::vector<Dialogue>& dialogues, const KvMethod& set,
+void predict_by_model(ModelRunner& runner, const std::vector<Dialogue>& dialogues, const ServedSet& set,
                       Backend& backend, ServeCheckReport& report) {
   const Predictions exact = run_model(runner, dialogues, nullptr, backend);
-  const Predictions predicted = run_model(runner, dialogues, &set, backend);
+  const Predictions predicted = run_model(runner, dialogues, &set.method, backend);
   report.differences = compare(dialogues, exact, &predicted);
   report.has_prediction = true;
   if (report.differences.agreement >= kBeyondDoubt) return;
-  for (const KvMethod& other : with_other_codecs(set)) {
+  const auto try_instead = [&](const KvMethod& other) {
     const Predictions instead = run_model(runner, dialogues, &other, backend);
-    report.other_codecs.push_back({other.name, compare(dialogues, exact, &instead).agreement});
-  }
+    return OtherMethod{other.name, compare(dialogues, exact, &instead).agreement};
+  };
+  for (const KvMethod& other : with_other_codecs(set.method)) report.other_codecs.push_back(try_instead(other));
+  for (const KvMethod& other : set.others) report.other_sets.push_back(try_instead(other));
+}
+
+/// The one that agrees clearly more with the server than the set does; null: none.
+const OtherMethod* better_than_the_set(const std::vector<OtherMethod>& others, double agreement) {
+  const auto best = std::ranges::max_element(others, {}, &OtherMethod::agreement);
+  return best != others.end() && best->agreement > agreement + kClearlyMore ? &*best : nullptr;
 }
 
 void judge_by_model(const ServeCheckOptions& options, ServeCheckReport& report) {
@@ -195,10 +203,15 @@ void judge_by_model(const ServeCheckOptions& options, ServeCheckReport& report) 
     report.reasons.push_back(fmt::format("what changes is not what the set changes: agreement {:.2f}, below {:.2f}",
                                          found.agreement, options.min_agreement));
   }
-  const auto best = std::ranges::max_element(report.other_codecs, {}, &OtherCodec::agreement);
-  if (best != report.other_codecs.end() && best->agreement > found.agreement + kClearlyMore) {
+  if (const OtherMethod* codec = better_than_the_set(report.other_codecs, found.agreement)) {
     report.reasons.push_back(fmt::format("the codec looks like {}: agreement {:.2f}, with the set's own {:.2f}",
-                                         best->name, best->agreement, found.agreement));
+                                         codec->name, codec->agreement, found.agreement));
+  }
+  if (const OtherMethod* other = better_than_the_set(report.other_sets, found.agreement)) {
+    report.reasons.push_back(fmt::format(
+        "the server uses {}: agreement {:.2f}, with this set {:.2f}; it calibrated itself, since it did not "
+        "find this set's files",
+        other->name, other->agreement, found.agreement));
   }
 }
 
@@ -215,8 +228,9 @@ void judge_by_reference(const ServeCheckOptions& options, ServeCheckReport& repo
 
 ServeCheckReport check_server(const verify::AskServer& ask, const verify::TokenNames& names,
                               const ServeReference& reference, const std::vector<TokenSequence>& texts,
-                              const KvMethod& set, const ServeCheckOptions& options, Backend& backend, Status& status) {
-  std::vector<Dialogue> dialogues = make_dialogues(texts, set.windows, options);
+                              const ServedSet& set, const ServeCheckOptions& options, Backend& backend,
+                              Status& status) {
+  std::vector<Dialogue> dialogues = make_dialogues(texts, set.method.windows, options);
   ServeCheckReport report;
   report.served_model = verify::served_model(ask, options.served_model);
   ask_all(ask, names, report.served_model, options.generated_tokens, dialogues, status);
@@ -228,6 +242,7 @@ ServeCheckReport check_server(const verify::AskServer& ask, const verify::TokenN
     report.differences = compare(dialogues, ask_reference(reference.ask, names, dialogues), nullptr);
     judge_by_reference(options, report);
   }
+  std::ranges::copy(verify::why_other_settings(ask, set.files), std::back_inserter(report.reasons));
   if (report.differences.positions == 0) {
     throw DataError("the server's tokens have no place in the model's vocabulary, or it generated none",
                     report.served_model, "check that --model is the checkpoint that the server runs");
@@ -261,10 +276,13 @@ Json to_json(const ServeCheckReport& report, const ServeCheckOptions& options) {
   document["agreement"] = found.agreement;
   document["predicted_same_top"] = found.predicted_same_top;
   document["limits"] = {{"ratio", {options.min_ratio, options.max_ratio}}, {"agreement", options.min_agreement}};
-  document["other_codecs"] = Json::array();
-  for (const OtherCodec& other : report.other_codecs) {
-    document["other_codecs"].push_back({{"name", other.name}, {"agreement", other.agreement}});
-  }
+  const auto list = [](const std::vector<OtherMethod>& others) {
+    Json array = Json::array();
+    for (const OtherMethod& other : others) array.push_back({{"name", other.name}, {"agreement", other.agreement}});
+    return array;
+  };
+  document["other_codecs"] = list(report.other_codecs);
+  document["other_sets"] = list(report.other_sets);
   return document;
 }
 

@@ -5,7 +5,8 @@
 // tokens
 //   over the packed cache. A server that does not quantise has a measured KL near 0 and no agreement with the set, one
 //   with another rotation changes other things by other amounts (serve_compare.hpp). Where agreement leaves a doubt,
-//   the same rotation with other codecs is tried: a server that agrees more with one of those uses it.
+//   the same rotation with other codecs is tried, and rotations that servers on this machine made themselves: a server
+//   that agrees more with one of those uses it.
 // - or a reference, a server in bfloat16: nothing says then what the set would do, only that the cache is quantised,
 // and
 //   not badly.
@@ -21,8 +22,16 @@
 #include "model/runner.hpp"
 #include "verify/serve_compare.hpp"
 #include "verify/served_answers.hpp"
+#include "verify/served_settings.hpp"
 
 namespace oscar {
+
+/// The set that a server should use, and what it might use instead.
+struct ServedSet {
+  KvMethod method;               // windows and layers count; the name stands in no figure
+  ServedFiles files;             // that it would have loaded; empty: not known
+  std::vector<KvMethod> others;  // named as reasons name them
+};
 
 struct ServeCheckOptions {
   std::string served_model;  // empty: the server's first
@@ -34,8 +43,8 @@ struct ServeCheckOptions {
   double min_kl = 0.001, max_kl = 0.5;
 };
 
-/// The set's rotations with another codec.
-struct OtherCodec {
+/// The set's rotations with another codec, or other rotations.
+struct OtherMethod {
   std::string name;
   double agreement = 0;
 };
@@ -44,8 +53,8 @@ struct ServeCheckReport {
   std::string served_model;
   int prompts = 0, needles = 0, needles_found = 0;
   verify::ServedDifferences differences;
-  bool has_prediction = false;           // by the model; else by a reference
-  std::vector<OtherCodec> other_codecs;  // that were tried
+  bool has_prediction = false;                        // by the model; else by a reference
+  std::vector<OtherMethod> other_codecs, other_sets;  // that were tried
   bool accepted = false;
   std::vector<std::string> reasons;
 };
@@ -56,12 +65,11 @@ struct ServeReference {
   verify::AskServer ask;
 };
 
-/// texts: what prompts and needles are cut from. set: windows and layers of the set; its name stands in no figure.
-/// Throws UsageError if texts are too short or the set leaves nothing packed, DataError for answers that cannot be
-/// compared, and what `ask` throws.
+/// texts: what prompts and needles are cut from. /// Throws UsageError if texts are too short or the set leaves nothing
+/// packed, DataError for answers that cannot be compared, and what `ask` throws.
 [[nodiscard]] ServeCheckReport check_server(const verify::AskServer& ask, const verify::TokenNames& names,
                                             const ServeReference& reference, const std::vector<TokenSequence>& texts,
-                                            const KvMethod& set, const ServeCheckOptions& options, Backend& backend,
+                                            const ServedSet& set, const ServeCheckOptions& options, Backend& backend,
                                             Status& status);
 
 /// oscar.serve_check.v1.

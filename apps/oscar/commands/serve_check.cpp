@@ -14,6 +14,7 @@
 #include "model_input.hpp"
 #include "numbers.hpp"
 #include "remote/curl_call.hpp"
+#include "rotation/one_truth.hpp"
 #include "verify/methods.hpp"
 #include "verify/subject.hpp"
 
@@ -56,16 +57,29 @@ verify::AskServer asker(const StoreLocation& server, double timeout_seconds, Sta
   };
 }
 
-/// The cache that a server of this set has. Throws UsageError, DataError.
-KvMethod method_of_folder(const std::filesystem::path& rotations) {
+/// The cache that a server of this set has, and those that it would have made itself. Throws UsageError, DataError.
+ServedSet served_set(const std::filesystem::path& rotations) {
   if (is_coded_set(rotations)) {
     const CodedSet set = read_coded_set(rotations);
-    return method_of_coded_set(set, set.windows);
+    return {method_of_coded_set(set, set.windows), {}, {}};
   }
   const Subject subject = read_subject(rotations);
   if (!subject.ours)
     throw UsageError("this is no rotation set with a manifest", rotations.string(), "oscar convert it");
-  return verify::method_of_set(set_of(subject), subject.set.windows);
+  require_sound_set(rotations);  // a server that calibrates itself writes into the set that it was given
+  const RotationSet set = set_of(subject);
+  ServedSet served{verify::method_of_set(set, set.windows), served_files(set), {}};
+  for (verify::OwnCalibration& own : verify::own_calibrations(set)) {
+    own.set.key_codec = set.key_codec, own.set.value_codec = set.value_codec;
+    own.set.has_clip_ratios = set.has_clip_ratios;  // that server has this set's environment
+    for (LayerRotation& layer : own.set.layers) {
+      layer.key.clip_ratio = set.key_clip_scalar, layer.value.clip_ratio = set.value_clip_scalar;
+    }
+    KvMethod method = verify::method_of_set(std::move(own.set), set.windows);
+    method.name = "what a server made itself in " + own.folder.string();
+    served.others.push_back(std::move(method));
+  }
+  return served;
 }
 
 std::string summary(const ServeCheckReport& r) {
@@ -90,7 +104,7 @@ void run(ServeCheckCommand& c, Context& context) {
     throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
   }
   const StoreLocation server = server_of(c.url, "--url");
-  const KvMethod set = method_of_folder(c.rotations);
+  const ServedSet set = served_set(c.rotations);
   const auto backend = make_backend(context.common.device, *context.status);
   std::unique_ptr<ModelRunner> runner;
   ServeReference reference;

@@ -39,17 +39,19 @@ void run(const ServeEnvCommand& command, const Context& context) {
     throw UsageError("only a set with a manifest says how it is served", command.rotations.string(),
                      "make one of bare files: oscar convert IN OUT --to set");
   }
-  const auto variables = serve_variables(set, command.rotations);
-  Json document{{"path", command.rotations.string()}, {"environment", Json::object()}};
-  std::string text;
-  for (const auto& [name, value] : variables) {
+  const ServerSettings settings = server_settings(set, command.rotations);
+  Json document{{"path", command.rotations.string()},
+                {"environment", Json::object()},
+                {"arguments", settings.arguments},
+                {"notes", settings.notes}};
+  std::string text, arguments;
+  for (const auto& [name, value] : settings.environment) {
     document["environment"][name] = value;
     text += "export " + name + "=" + shell_quoted(value) + "\n";
     if (!command.server.empty()) ::setenv(name.c_str(), value.c_str(), 1);
   }
-  document["arguments"] = server_arguments(set);
-  std::string arguments;
-  for (const std::string& each : server_arguments(set)) arguments += " " + each;
+  for (const std::string& each : settings.arguments) arguments += " " + each;
+  for (const std::string& note : settings.notes) context.status->notice(note);
   context.status->notice("the server's command line needs:" + arguments);
   if (!command.server.empty()) start(command.server);
   if (!context.common.json_to_stdout) print(text);

@@ -169,6 +169,56 @@ TEST_CASE("serve.env tells a server everything, or why it cannot serve the set")
   CHECK(serve_env(stretched, {}).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
 }
 
+TEST_CASE("serve.env says which tree it was written for, and what older ones do not know") {
+  CHECK(serve_env(sample(), {}).find("main at 00b29b8") != std::string::npos);
+  CHECK(serve_env(sample(), {}).find("SGLANG_OSCAR_ABSORB_V_ROTATION=1") != std::string::npos);
+  RotationSet set = sample(2);
+  set.recipe["target"] = "sglang-v3";
+  CHECK(serve_env(set, {}).find("format version 2: layer 3 has one rotation per head") != std::string::npos);
+  CHECK(serve_env(set, {}).find("SGLANG_OSCAR_ABSORB_V_ROTATION=0") != std::string::npos);
+  CHECK(serve_env(set, {}).find("K_MEAN") == std::string::npos);
+  set.layers.front().key.mean = {1, 2, 3, 4};
+  const test::TemporaryFolder folder;
+  write_rotation_set(folder / "set", set, {}, false);
+  const RotationSet read = read_rotation_set(folder / "set");
+  const std::string env = read_text(folder / "set/serve.env");
+  CHECK(env.find("SGLANG_OSCAR_K_MEAN_PATH=\"$oscar_set/k_mean.pt\"\nSGLANG_OSCAR_K_MEAN_IN_POOL=1\n") !=
+        std::string::npos);
+  CHECK(env.find("do not know SGLANG_OSCAR_K_MEAN_PATH") != std::string::npos);
+  CHECK(env.find("  k_mean.pt\n") != std::string::npos);
+  const PtValue means = read_pt(folder / "set/k_mean.pt");
+  const auto mean_of = [&](int layer) {
+    return *means.find("layers")->find(std::int64_t{layer})->find("mu")->get_if<Tensor>();
+  };
+  CHECK(mean_of(3).shape == std::vector<std::int64_t>{2, 2});
+  CHECK(mean_of(3).to_doubles() == std::vector<double>{1, 2, 3, 4});
+  CHECK(mean_of(7).to_doubles() == std::vector<double>{0, 0, 0, 0});
+}
+
+TEST_CASE("latent rows of an MLA model are served from a file per layer") {
+  const test::TemporaryFolder folder;
+  RotationSet set = sample();
+  set.origin = {{"format", "mla"}, {"files", Json::array()}, {"unknown", Json::array()}};
+  for (LayerRotation& layer : set.layers) {
+    layer.value.rotation = layer.key.rotation;
+    layer.key.eigenvalues.clear(), layer.value.eigenvalues.clear();  // files of others do not tell them
+  }
+  write_rotation_set(folder / "set", set, {.h5 = false}, false);
+  const RotationSet read = read_rotation_set(folder / "set");
+  CHECK(read.layers[1].key.rotation.data == set.layers[1].key.rotation.data);
+  CHECK(read_pt(folder / "set/layer_7.pt").get_if<Tensor>() != nullptr);
+  const std::string env = read_text(folder / "set/serve.env");
+  for (const char* line : {"SGLANG_OSCAR_MLA_KV_ROTATION_PATH=\"$oscar_set\"\n", "SGLANG_OSCAR_MLA_KV_GROUP_SIZE=2\n",
+                           "SGLANG_OSCAR_MLA_KV_PACKED=1\n", "--kv-cache-dtype bfloat16\n", "  layer_7.pt\n",
+                           "do not know SGLANG_OSCAR_MLA_KV_ROTATION_PATH"}) {
+    CHECK_MESSAGE(env.find(line) != std::string::npos, line);
+  }
+  CHECK(env.find("SGLANG_OSCAR_K_ROTATION_PATH") == std::string::npos);
+  CHECK(env.find("older trees stop") == std::string::npos);
+  set.layers[0].key.read_rotation = set.layers[0].key.rotation;
+  CHECK(serve_env(set, {{"layer_3.pt", ""}}).find("older trees stop at start") != std::string::npos);
+}
+
 TEST_CASE("read sides, mean keys and the codec of both sides survive every format") {
   const test::TemporaryFolder folder;
   RotationSet set = sample(2);

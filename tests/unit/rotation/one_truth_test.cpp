@@ -83,6 +83,32 @@ constexpr char kKeys[] = "k_rotation_qqt_r_h_pbr.pt", kValues[] = "v_rotation_ss
 
 }  // namespace
 
+TEST_CASE("comments of serve.env may be of another version, its lines may not") {
+  const test::TemporaryFolder folder;
+  write_rotation_set(folder / "set", honest(), {}, false);
+  const std::string env = read_text(folder / "set/serve.env");
+  for (const auto& [text, fits] :
+       {std::pair{"# of another version\n" + env, true}, {env + "x=1\n", false}, {"", false}}) {
+    write_file(folder / "set/serve.env", text);
+    hash_again(folder / "set");
+    CHECK(disagreements(folder / "set", read_rotation_set(folder / "set", ListedFiles::kChecked)).empty() == fits);
+  }
+}
+
+TEST_CASE("means that are not those of the rotation files are found") {
+  const test::TemporaryFolder folder;
+  RotationSet set = honest();
+  set.layers[0].key.mean = {1, 2};
+  set.recipe["target"] = "sglang-v3";
+  write_rotation_set(folder / "set", set, {}, false);
+  require_sound_set(folder / "set");
+  set.layers[0].key.mean = {1, 3};
+  write_pt(folder / "set/k_mean.pt", key_means_pt(set));
+  write_file(folder / "set/serve.env", serve_env(set, hash_served_files(folder / "set", set)));
+  hash_again(folder / "set");
+  CHECK_ERROR(require_sound_set(folder / "set"), DataError, "k_mean.pt has other means");
+}
+
 TEST_CASE("an honest set says one thing, with any files, and also as the first version wrote it") {
   for (const RotationFormats formats : {RotationFormats{}, {.pt = false}, {.h5 = false}, {.safetensors = true}}) {
     const test::TemporaryFolder folder;
