@@ -188,9 +188,12 @@ SetFormat recognise_set(const fs::path& path) {
   return recognise_file(path);
 }
 
-RotationSet read_any_set(const fs::path& path) {
+RotationSet read_any_set(const fs::path& path, const std::string& pair) {
   const SetFormat format = recognise_set(path);
-  RotationSet set = read_as(format, path);
+  if (!pair.empty() && format != SetFormat::kPt) {
+    throw UsageError("only folders of bare .pt files have pairs to choose from", "--pair", "leave it out");
+  }
+  RotationSet set = pair.empty() ? read_as(format, path) : read_foreign_folder(path, pair);
   if (set.origin.is_null() && set.manifest.is_null()) {
     std::vector<fs::path> files{path};
     if (fs::is_directory(path)) {
@@ -225,7 +228,7 @@ ConvertResult convert_set(const fs::path& in, const fs::path& out, const Convert
   result.to = format_for(out, options);
   check_usage(result.to, options);
   result.from = recognise_set(in);
-  const RotationSet set = read_any_set(in);
+  const RotationSet set = read_any_set(in, options.pair);
   result.layers = set.layers.size();
   result.lost = losses(set, result.to);
   if (result.to == SetFormat::kPt && options.pt_version == 3) std::erase(result.lost, "clip ratios");

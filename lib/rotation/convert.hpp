@@ -32,8 +32,9 @@ enum class SetFormat {
 
 /// By content. Throws DataError: nothing there, or nothing that holds rotations.
 [[nodiscard]] SetFormat recognise_set(const std::filesystem::path& path);
-/// Reads whatever recognise_set knows; origin is filled if it is not ours. Throws DataError.
-[[nodiscard]] RotationSet read_any_set(const std::filesystem::path& path);
+/// Reads whatever recognise_set knows; pair: which one of a folder of bare .pt files, empty: its only one. origin is
+/// filled if it is not ours. Throws DataError.
+[[nodiscard]] RotationSet read_any_set(const std::filesystem::path& path, const std::string& pair = "");
 
 /// What `format` has no place for, of what `set` has; empty: nothing is lost.
 [[nodiscard]] std::vector<std::string> losses(const RotationSet& set, SetFormat format);
@@ -43,6 +44,8 @@ struct ConvertOptions {
   std::optional<SetFormat> to;
   /// For GGUF: the model to copy.
   std::filesystem::path model;
+  /// Of a folder of bare .pt files with several pairs: which.
+  std::string pair;
   /// For kPt: 1, 2 or 3; 0: the lowest that holds the set.
   int pt_version = 0;
   /// For kSet.

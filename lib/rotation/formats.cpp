@@ -12,24 +12,13 @@
 #include "rotation/manifest.hpp"
 #include "rotation/named_tensors.hpp"
 #include "rotation/one_truth.hpp"
+#include "rotation/pairs.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
 #include "rotation/side_pt.hpp"
 
 namespace oscar {
 namespace {
-
-/// The only file in `folder` with this beginning and ".pt".
-fs::path only_match(const fs::path& folder, const std::string& prefix) {
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(prefix) && name.ends_with(".pt")) found.push_back(entry.path());
-  }
-  if (found.size() == 1) return found.front();
-  throw DataError(found.empty() ? "no manifest.json and no " + prefix + "*.pt" : "several " + prefix + "*.pt",
-                  folder.string(), "name a rotation set, or a folder with one k_rotation and one v_rotation file");
-}
 
 RotationSet combine(const RotationFile& keys, const RotationFile& values, const std::string& where) {
   RotationSet set;
@@ -48,8 +37,10 @@ RotationSet combine(const RotationFile& keys, const RotationFile& values, const 
   return set;
 }
 
-RotationSet read_foreign_folder(const fs::path& folder) {
-  return read_foreign_files(only_match(folder, "k_rotation"), only_match(folder, "v_rotation"));
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  return names;
 }
 
 /// Of the layers that the set has; those of the .pt files must be the same.
@@ -110,6 +101,11 @@ RotationSet read_foreign_files(const fs::path& key_file, const fs::path& value_f
   RotationSet set = combine(keys, values, key_file.parent_path().string());
   set.origin = describe_origin(set, "pt v" + std::to_string(keys.version), {key_file, value_file});
   return set;
+}
+
+RotationSet read_foreign_folder(const fs::path& folder, const std::string& pair) {
+  const RotationPair chosen = choose_pair(names_in(folder), pair, folder.string());
+  return read_foreign_files(folder / chosen.key_file, folder / chosen.value_file);
 }
 
 RotationFormats parse_rotation_formats(const std::string& text) {
@@ -176,7 +172,7 @@ RotationSet read_rotation_set(const fs::path& path, ListedFiles listed) {
   if (!fs::is_directory(path)) throw DataError("no such folder", path.string(), "name a rotation set");
   const fs::path manifest_path = path / "manifest.json";
   if (!fs::exists(manifest_path)) {
-    RotationSet set = read_foreign_folder(path);
+    RotationSet set = read_foreign_folder(path, "");
     if (listed == ListedFiles::kCheck) require_finite(set, path.string());
     return set;
   }

@@ -13,6 +13,11 @@ namespace {
 constexpr std::array<std::string_view, 8> kObjectives{"qqt", "ktk", "fisher", "sst", "oto", "vtv", "output", "mixed"};
 constexpr std::array<std::string_view, 3> kWithoutComposition{"hadamard", "uresidual", "unknown"};
 
+/// Names of upstream's later fitters, of whose matrices we know no formula.
+constexpr std::array<std::string_view, 12> kOfOthers{
+    "perhead",        "oscar2_perhead",  "oscar2_center",    "oscar2_whiten",       "oscar2_nova",   "oscar2_flat",
+    "oscar2_stretch", "oscar2_v_pre_wo", "oscar2_v_post_wo", "oscar2_v_post_wo_hr", "oscar2_optr_k", "oscar2_optr_v"};
+
 }  // namespace
 
 const std::vector<std::string>& composition_names() {
@@ -33,6 +38,7 @@ bool is_objective(std::string_view name) {
 }
 
 std::string known_objective(std::string name, const std::string& where) {
+  if (std::ranges::find(kOfOthers, name) != kOfOthers.end()) return "unknown";
   if (is_objective(name)) return name;
   throw DataError("unknown objective \"" + printable_line(std::string_view(name).substr(0, 60)) + "\"", where,
                   "use a file of a known fitter: objectives are like qqt_r_h_pbr, sst_r_h_pbr or hadamard");

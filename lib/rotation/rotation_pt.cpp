@@ -54,7 +54,8 @@ SideTransform side_from(const PtValue& layer, const std::string& where) {
       fail("k_mean does not fit the rotation", where);
     }
   }
-  if (const PtValue* eigenvalues = layer.find(std::string("eigenvalues"))) {
+  const PtValue* eigenvalues = layer.find(std::string("eigenvalues"));
+  if (eigenvalues != nullptr && eigenvalues->get_if<std::monostate>() == nullptr) {
     const auto* tensor = eigenvalues->get_if<Tensor>();
     if (tensor == nullptr) fail("eigenvalues are not a tensor", where);
     side.eigenvalues = tensor->to_doubles();

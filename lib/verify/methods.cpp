@@ -2,6 +2,9 @@
 #include "verify/methods.hpp"
 
 #include <algorithm>
+#include <set>
+
+#include "base/errors.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -139,6 +142,41 @@ std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comp
   for (const std::string& name : names_of(comparison)) methods.push_back(named(name));
   methods.push_back(set);
   return methods;
+}
+
+std::vector<int> keep_in_bf16(std::vector<KvMethod>& methods, const std::vector<int>& layers) {
+  if (layers.empty() || methods.empty()) return {};
+  std::vector<int> ids;
+  for (const auto& [id, layer] : methods.back().layers) ids.push_back(id);
+  const auto count = static_cast<int>(ids.size());
+  std::set<int> kept;
+  for (const int layer : layers) {
+    const bool known = layer < 0 ? layer >= -count : std::ranges::find(ids, layer) != ids.end();
+    if (!known) {
+      throw UsageError("the set has no layer " + std::to_string(layer), "--bf16-layers",
+                       "name layers from " + std::to_string(ids.front()) + " to " + std::to_string(ids.back()) +
+                           " that it has, or count from its last layer with -1 to " + std::to_string(-count));
+    }
+    kept.insert(layer < 0 ? ids[static_cast<std::size_t>(count + layer)] : layer);
+  }
+  if (kept.size() == ids.size()) {
+    throw UsageError("every layer of the set would stay in bfloat16", "--bf16-layers",
+                     "leave a layer that is quantised");
+  }
+  for (KvMethod& method : methods) {
+    for (const int id : kept) {
+      const auto found = method.layers.find(id);
+      if (found != method.layers.end()) found->second.key.quantized = found->second.value.quantized = false;
+    }
+  }
+  return {kept.begin(), kept.end()};
+}
+
+void warn_of_bf16_layers(VerifyReport& report) {
+  if (report.bf16_layers.empty()) return;
+  std::string ids;
+  for (const int id : report.bf16_layers) ids += (ids.empty() ? "" : ", ") + std::to_string(id);
+  report.warnings.push_back("every method keeps layers in bfloat16, as asked: " + ids);
 }
 
 }  // namespace oscar::verify

@@ -41,4 +41,10 @@ struct Comparison {
 [[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
                                                 const ModelIdentity& model);
 
+/// Every method keeps these layers in bfloat16. layers: ids, or negative ones that count from the last layer, which is
+/// -1. Returns the ids, ascending. Throws UsageError for a layer that is not there, or if none is left.
+std::vector<int> keep_in_bf16(std::vector<KvMethod>& methods, const std::vector<int>& layers);
+/// Says so among the warnings of a report where layers are kept.
+void warn_of_bf16_layers(VerifyReport& report);
+
 }  // namespace oscar::verify

@@ -127,17 +127,25 @@ verify::Comparison comparison_of(VerifyReport& report, const Subject& subject, c
 
 /// Both sides are there: methods can be compared.
 std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, ModelIdentity model,
-                                  const verify::Comparison& comparison, std::int64_t context) {
+                                  const verify::Comparison& comparison, const VerifyOptions& options) {
   if (subject.sides.size() < 2) return {};
   const ModelIdentity& fitted = subject.set.model;
   if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
   std::vector<KvMethod> methods = verify::methods_for(subject, comparison, report.windows, model);
+  report.bf16_layers = verify::keep_in_bf16(methods, options.bf16_layers);
   for (const KvMethod& method : methods) {
-    report.methods.push_back(
-        {method.name, method.kind, method.description, method.windows, bits_per_element(method, context), {}, {}, {}});
+    report.methods.push_back({method.name,
+                              method.kind,
+                              method.description,
+                              method.windows,
+                              bits_per_element(method, options.context),
+                              {},
+                              {},
+                              {}});
   }
   warn_of_missing_rope(report, methods);
+  verify::warn_of_bf16_layers(report);
   if (!subject.set.has_clip_ratios) {
     report.warnings.push_back(
         "the set does not say its clip ratios: measured with the published 0.96 for keys, 0.92 for values");
@@ -174,9 +182,8 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   report.other_model = verify::is_of_other_model(subject, expected, report.checks);
   if (measurable(report)) {
     if (subject.sides.size() == 2) verify::require_quantised_texts(inputs.model_data, report.windows);
-    const std::vector<KvMethod> methods =
-        add_methods(report, subject, expected.model, comparison_of(report, subject, inputs, options, backend, status),
-                    options.context);
+    const std::vector<KvMethod> methods = add_methods(
+        report, subject, expected.model, comparison_of(report, subject, inputs, options, backend, status), options);
     if (inputs.statistics) check_on_statistics(report, subject, *inputs.statistics);
     verify::measure_set(report, subject, methods, inputs, options, backend, status);
   }

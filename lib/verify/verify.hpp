@@ -35,6 +35,8 @@ struct VerifyOptions {
   std::vector<std::string> compare{"all"};
   /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
+  /// Layers that every method keeps in bfloat16; negative ones count from the last layer, -1 being it.
+  std::vector<int> bf16_layers;
   /// Other methods get the windows that their authors use.
   bool own_windows = false;
   Precision precision = Precision::kServing;

@@ -6,6 +6,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "rotation/convert.hpp"
+#include "rotation/pairs.hpp"
 #include "zoo/name.hpp"
 
 namespace oscar {
@@ -89,12 +90,19 @@ std::vector<FileDigest> list_hub_folder(Transport& hub, const HubAddress& addres
   return files;
 }
 
-std::vector<FileDigest> rotation_files(std::vector<FileDigest> files, const HubAddress& address) {
+std::vector<FileDigest> rotation_files(std::vector<FileDigest> files, const std::string& pair,
+                                       const HubAddress& address) {
   std::erase_if(files, [](const FileDigest& file) { return !holds_rotations(file.path); });
   if (files.empty()) {
     throw DataError("there are no rotation files in this folder", address.text(),
                     "name the folder that holds k_rotation*.pt and v_rotation*.pt");
   }
+  std::vector<std::string> names;
+  for (const FileDigest& file : files) names.push_back(file.path);
+  if (pair.empty() && rotation_pairs(names).size() < 2) return files;
+  const RotationPair chosen = choose_pair(names, pair, address.text());
+  std::erase_if(files,
+                [&](const auto& file) { return file.path != chosen.key_file && file.path != chosen.value_file; });
   return files;
 }
 

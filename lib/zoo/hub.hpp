@@ -29,7 +29,9 @@ namespace oscar {
 void make_set_of_files(const std::filesystem::path& files_folder, const std::filesystem::path& set,
                        const std::string& source);
 
-/// Those that may hold rotations. Throws DataError if there are none.
-[[nodiscard]] std::vector<FileDigest> rotation_files(std::vector<FileDigest> files, const HubAddress& address);
+/// Those that may hold rotations; of several pairs of .pt files those of `pair`. Throws DataError if there are none,
+/// UsageError if the pair is not there, or several are and none is named.
+[[nodiscard]] std::vector<FileDigest> rotation_files(std::vector<FileDigest> files, const std::string& pair,
+                                                     const HubAddress& address);
 
 }  // namespace oscar

@@ -44,9 +44,12 @@ class Pull {
     if (is_hub_address(options.name)) {
       hub_ = parse_hub_address(options.name);
       zoo_ = hub_endpoint();
-      asked_ = hub_->text();
+      asked_ = hub_->text() + (options.pair.empty() ? "" : " --pair " + options.pair);
       source_ = "hf://" + hub_->repository;
       return;
+    }
+    if (!options.pair.empty()) {
+      throw UsageError("sets in a zoo have one pair of rotations", "--pair", "leave it out, or name a folder by hf://");
     }
     name_ = parse_set_name(options.name);
     zoo_ = zoo_location(options.zoo ? *options.zoo : default_zoo());
@@ -108,11 +111,15 @@ class Pull {
     auto answers = fetch_texts(*transport, {manifest, commit}, kMaxDocumentBytes, options_.transfer, status_);
     if (!answers[0].absent || answers[0].denied) {
       (void)answers[0].required();
+      if (!options_.pair.empty()) {
+        throw UsageError("the folder is a set of oscar, which has one pair of rotations", "--pair", "leave it out");
+      }
       return deliver(parse_set_manifest(std::move(answers[0].text), transport->where(manifest)), own);
     }
     HubAddress pinned = *hub_;
     pinned.revision = commit_in(parse_json(answers[1].required(), transport->where(commit)), transport->where(commit));
-    const auto files = rotation_files(list_hub_folder(*transport, pinned, options_.transfer, status_), *hub_);
+    const auto files =
+        rotation_files(list_hub_folder(*transport, pinned, options_.transfer, status_), options_.pair, *hub_);
     // What will read them takes as long to load as they to come. If it cannot, reading them says so.
     const bool pickles = std::ranges::any_of(files, [](const auto& file) { return file.path.ends_with(".pt"); });
     const auto reader = pickles ? std::async(std::launch::async, open_pt_support) : std::future<void>();
@@ -125,7 +132,7 @@ class Pull {
       throw DataError("the files of this folder are not signed", address.text(),
                       "pull a set that its maker has signed");
     }
-    const std::string key = sha256_hex(address.text());
+    const std::string key = sha256_hex(address.text() + " " + options_.pair);
     const fs::path partial = cache_.partial_folder(key), made = cache_.partial_folder(key + ".set");
     const FileLock lock(cache_.lock_file(key), true);
     std::uint64_t total = 0;

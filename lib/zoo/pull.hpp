@@ -23,6 +23,7 @@ namespace oscar {
 struct PullOptions {
   std::string name;                // ORG/MODEL, ORG/MODEL:TAG, ORG/MODEL@sha256:HEX, or hf://ORG/REPO/FOLDER
   std::optional<std::string> zoo;  // a folder, file://, http(s):// or hf://ORG/REPO; default: default_zoo()
+  std::string pair;                // of a folder on the Hub with several pairs of .pt files: which; empty: the only one
   std::optional<std::filesystem::path>
       out;                      // default: into the cache; else that keeps only what a pull that was cut off had
   std::filesystem::path cache;  // empty: default_cache_folder()

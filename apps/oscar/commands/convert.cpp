@@ -50,6 +50,9 @@ void register_convert(CLI::App& app, Context& context) {
       ->check(CLI::IsMember(set_format_names()));
   convert->add_option("--into", command->options.model, "Model whose copy gets the rotations, for .gguf")
       ->type_name("MODEL.gguf");
+  convert->add_option("--pair", command->options.pair,
+                      "Of a folder with several pairs of .pt files, which: what follows k_rotation_ in the name of its "
+                      "key file (perhead); default: the only pair");
   convert
       ->add_option("--pt-version", command->options.pt_version, "With --to pt: 1, 2 or 3; 0 = the lowest that holds it")
       ->check(CLI::Range(0, 3))

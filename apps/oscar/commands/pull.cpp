@@ -34,6 +34,10 @@ void register_pull(CLI::App& app, Context& context) {
                    "Folder, file://, http://, https:// or hf://ORG/REPO; default: OSCAR_ZOO, else this installation's "
                    "zoo")
       ->type_name("DIR|URL");
+  pull->add_option(
+      "--pair", options->pair,
+      "Of a folder on the Hub with several pairs of .pt files, which: what follows k_rotation_ in the name "
+      "of its key file (perhead); default: the only pair");
   writes(pull->add_option("--out", options->out, "Write the set to this folder; default: the cache"))->type_name("DIR");
   pull->add_flag("--force", options->force, "Replace another rotation set in --out");
   CLI::Option* offline = pull->add_flag("--offline", options->offline, "Use only what the cache has");

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -15,7 +16,8 @@ using verify::kOrthogonalityLimit;
 
 struct Summary {
   std::vector<std::int64_t> layer_ids;
-  int head_dim = 0, heads = 0;
+  int head_dim = 0, heads = 0;  // of the layer that was looked at last
+  std::set<int> head_dims;
   double orthogonality = 0, orthogonality_bf16 = 0;
   double eigenvalue_min = 0, eigenvalue_max = 0, effective_rank = 0;  // effective_rank: sum over spectra
   std::int64_t spectra = 0, query_rotations = 0, output_rotations = 0, key_means = 0;
@@ -101,11 +103,14 @@ void check_layer(const PtValue& layer, const std::string& where, Summary& summar
     return;
   }
   const MatrixStack matrices = MatrixStack::from(*rotation, where + ", rotation");
-  if (summary.head_dim == 0) summary.head_dim = matrices.dim, summary.heads = matrices.count;
-  if (summary.head_dim != matrices.dim || summary.heads != matrices.count) {
-    summary.problems.push_back(where + ": another shape than the first layer");
+  if (summary.head_dims.empty()) summary.heads = matrices.count;
+  if (summary.heads != matrices.count && matrices.dim == summary.head_dim) {
+    summary.problems.push_back(where + ": another number of matrices than the layer before");
     return;
   }
+  summary.head_dim = matrices.dim,
+  summary.heads = matrices.count;  // heads of sliding layers may have a size of their own
+  summary.head_dims.insert(matrices.dim);
   const Tensor* query_side = tensor_at(layer, "q_rotation");
   summary.query_rotations += query_side != nullptr ? 1 : 0;
   summary.output_rotations += tensor_at(layer, "o_rotation") != nullptr ? 1 : 0;
@@ -163,7 +168,7 @@ Inspection inspect_rotation_file(const PtValue& archive, const std::string& wher
   facts["source_grouping"] = text_at(archive, "source_grouping", "unknown");
   facts["num_layers"] = summary.layer_ids.size();
   facts["layers"] = summary.layer_ids;
-  facts["head_dim"] = summary.head_dim;
+  facts["head_dim"] = summary.head_dims.size() == 1 ? Json(summary.head_dim) : Json(summary.head_dims);
   facts["matrices_per_layer"] = summary.heads;
   facts["largest_deviation_from_orthogonal"] = {{"float32", summary.orthogonality},
                                                 {"bfloat16", summary.orthogonality_bf16}};

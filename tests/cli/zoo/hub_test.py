@@ -54,6 +54,33 @@ class HubTest(ZooTest):
         self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", "--out", self.out, "--offline").returncode, 0)
         self.assertEqual(read_folder(self.out), read_folder(folder))
 
+    def test_a_folder_of_several_pairs_asks_which(self):
+        shared = self.zoo_of_pickles()
+        per_head = {f"{FOLDER}/{side}_rotation_perhead.pt": shared[f"{FOLDER}/{name}"] for side, name in (("k", KEYS), ("v", VALUES))}
+        address = f"hf://{REPOSITORY}/{FOLDER}"
+        with Hub(REPOSITORY, shared | per_head) as hub:
+            done = self.pull(hub, address)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("several pairs of rotations: perhead, qqt_r_h_pbr", done.stderr)
+            self.assertIn("--pair NAME", done.stderr)
+            done = self.pull(hub, address, "--pair", "none")
+            self.assertEqual((done.returncode, 'no pair "none", but perhead, qqt_r_h_pbr' in done.stderr), (2, True), done.stderr)
+            origins = {}
+            for pair in ("perhead", "qqt_r_h_pbr"):
+                done = self.pull(hub, address, "--pair", pair)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                manifest = json.loads((Path(done.stdout.strip()) / "manifest.json").read_text())
+                origins[pair] = {file["path"] for file in manifest["origin"]["files"]}
+            self.assertEqual(origins, {"perhead": {"k_rotation_perhead.pt", "v_rotation_perhead.pt"},
+                                       "qqt_r_h_pbr": {KEYS, VALUES}})
+        # From the cache each is what was asked for.
+        for pair in origins:
+            done = self.pull(hub, address, "--pair", pair, "--offline")
+            manifest = json.loads((Path(done.stdout.strip()) / "manifest.json").read_text())
+            self.assertEqual({file["path"] for file in manifest["origin"]["files"]}, origins[pair])
+        done = self.run_oscar("pull", "a/b", "--pair", "perhead")
+        self.assertEqual((done.returncode, "sets in a zoo have one pair" in done.stderr), (2, True), done.stderr)
+
     def test_a_set_of_ours_comes_as_it_is_and_a_whole_zoo_too(self):
         files = make_set(self.folder / "set", 1)
         with Hub(REPOSITORY, {f"sets/one/{path}": content for path, content in files.items()}) as hub:
