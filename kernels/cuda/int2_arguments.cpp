@@ -3,6 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cmath>
+#include <cstdint>
+
 namespace oscar::cuda {
 namespace {
 thread_local std::string last_error;
@@ -23,6 +26,31 @@ const char* rows_problem(const oscar_paged_rows& rows, int alignment) {
   for (const std::int64_t stride : {rows.page_stride, rows.token_stride, rows.head_stride}) {
     if (stride < 0 || stride > INT32_MAX) return "strides must be from 0 to 2^31 - 1 bytes";
     if (stride % alignment != 0) return kMisaligned;
+  }
+  return nullptr;
+}
+
+const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale) {
+  if (batch < 1 || kv_heads < 1 || q_heads % kv_heads != 0) {
+    return "batch and heads must be positive, and num_q_heads a multiple of num_kv_heads";
+  }
+  if (batch > 65535) return "batch must not exceed 65535";
+  if (split_batch < 0) return "split_batch must not be negative";
+  if (q_heads < kv_heads || q_heads > 16 * kv_heads) return "a KV head must serve 1 to 16 query heads";
+  if (!(softmax_scale > 0) || !std::isfinite(softmax_scale)) return "softmax_scale must be positive";
+  return nullptr;
+}
+
+const char* table_problem(const oscar_page_table& table) {
+  if (table.page_size < 1 || table.page_size > 256 || (table.page_size & (table.page_size - 1)) != 0) {
+    return "page_size must be a power of two from 1 to 256";
+  }
+  if (table.max_length < 0) return "max_length must not be negative";
+  if (std::int64_t{table.pages_per_sequence} * table.page_size < table.max_length) {
+    return "pages_per_sequence must be enough for max_length";
+  }
+  if (table.lengths == nullptr || (table.max_length > 0 && table.pages == nullptr)) {
+    return "lengths and pages must not be null";
   }
   return nullptr;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the C functions of oscar/int2_attention.h refuse, and how they say so.
+// What the C functions of oscar/int2_attention.h and oscar/coded_attention.h refuse, and how they say so.
 #pragma once
 
 #include <string>
@@ -12,6 +12,9 @@ namespace oscar::cuda {
 [[nodiscard]] const char* shape_problem(int head_dim, int group_size, oscar_dtype param_dtype);
 /// The same for rows that are read or written `alignment` bytes at a time.
 [[nodiscard]] const char* rows_problem(const oscar_paged_rows& rows, int alignment);
+
+[[nodiscard]] const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale);
+[[nodiscard]] const char* table_problem(const oscar_page_table& table);
 
 /// Keeps the reason for oscar_int2_error(), and returns cudaErrorInvalidValue.
 int refuse(const std::string& reason);

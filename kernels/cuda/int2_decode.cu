@@ -27,31 +27,17 @@ namespace {
 
 /// What is wrong with the arguments; null if nothing is.
 const char* problem(const oscar_int2_decode_args& a) {
-  if (a.batch < 1 || a.num_kv_heads < 1 || a.num_q_heads % a.num_kv_heads != 0) {
-    return "batch and heads must be positive, and num_q_heads a multiple of num_kv_heads";
+  if (const char* wrong = batch_problem(a.batch, a.split_batch, a.num_q_heads, a.num_kv_heads, a.softmax_scale)) {
+    return wrong;
   }
-  if (a.batch > 65535) return "batch must not exceed 65535";
-  if (a.split_batch < 0) return "split_batch must not be negative";
-  const int heads = a.num_q_heads / a.num_kv_heads;
-  if (heads < 1 || heads > 16) return "a KV head must serve 1 to 16 query heads";
   if (const char* wrong = shape_problem(a.head_dim, a.group_size, a.param_dtype)) return wrong;
-  if (!(a.softmax_scale > 0) || !std::isfinite(a.softmax_scale)) return "softmax_scale must be positive";
   const int param_bytes = (a.param_dtype == OSCAR_FLOAT32 ? 8 : 4) * (a.head_dim / a.group_size);
   for (const oscar_paged_rows* rows : {&a.k_codes, &a.v_codes, &a.k_params, &a.v_params, &a.k_window, &a.v_window}) {
     const bool params = rows == &a.k_params || rows == &a.v_params;
     if (const char* wrong = rows_problem(*rows, params && param_bytes < 16 ? param_bytes : 16)) return wrong;
   }
   for (const oscar_page_table* table : {&a.history, &a.window}) {
-    if (table->page_size < 1 || table->page_size > 256 || (table->page_size & (table->page_size - 1)) != 0) {
-      return "page_size must be a power of two from 1 to 256";
-    }
-    if (table->max_length < 0) return "max_length must not be negative";
-    if (std::int64_t{table->pages_per_sequence} * table->page_size < table->max_length) {
-      return "pages_per_sequence must be enough for max_length";
-    }
-    if (table->lengths == nullptr || (table->max_length > 0 && table->pages == nullptr)) {
-      return "lengths and pages must not be null";
-    }
+    if (const char* wrong = table_problem(*table)) return wrong;
   }
   if (a.q == nullptr || a.out == nullptr) return "q and out must not be null";
   if (reinterpret_cast<std::uintptr_t>(a.q) % 16 != 0 || reinterpret_cast<std::uintptr_t>(a.out) % 8 != 0) {

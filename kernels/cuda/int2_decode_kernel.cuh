@@ -69,14 +69,20 @@ __device__ __forceinline__ void write_window(const WarpState<S>& state, int tile
   }
 }
 
-/// Adds up the block's warps: `state` of each, at last in `to`. Each warp's results lie where its copies did.
+/// Floats of a head in what a warp hands to merge_warps(); + 8 against bank conflicts.
 template <class S>
-__device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool packed, unsigned char* copies, int warps,
-                                            PartialView to) {
-  using Stages = DecodeStages<S>;
-  constexpr int kStride = S::kDim + 8;  // floats of a head; + 8 against bank conflicts
-  static_assert(4 * kStride * 4 <= Stages::kWarpBytes);
-  const auto result = [&](int of_warp) { return reinterpret_cast<float*>(copies + of_warp * Stages::kWarpBytes); };
+inline constexpr int kMergeStride = S::kDim + 8;
+/// Bytes of a warp's copies that merge_warps() needs.
+template <class S>
+inline constexpr int kMergeBytes = 4 * kMergeStride<S> * 4;
+
+/// Adds up the block's warps: `state` of each, at last in `to`. Each warp's results lie where its copies did, of
+/// `warp_bytes`. write_packed(tile of heads, row) writes a lane's channels of packed values to `row`.
+template <class S, class Write>
+__device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool packed, unsigned char* copies,
+                                            int warp_bytes, int warps, PartialView to, const Write& write_packed) {
+  constexpr int kStride = kMergeStride<S>;
+  const auto result = [&](int of_warp) { return reinterpret_cast<float*>(copies + of_warp * warp_bytes); };
   __shared__ float highest[S::kHeads][kMostDecodeWarps], sums[S::kHeads][kMostDecodeWarps];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
@@ -85,7 +91,7 @@ __device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool pack
     if (tile > 0) __syncthreads();
     __syncwarp();
     if (packed) {
-      write_packed(state, tile, row);
+      write_packed(tile, row);
     } else {
       write_window(state, tile, row);
     }
@@ -233,7 +239,8 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   const bool packed = split >= plan.window_splits;
   if (!packed) {
     const int first = split * plan.window_tokens;
-    WindowWarp<S>(p, sequence, kv_head).run(first, min(first + plan.window_tokens, window), warp, q, num_heads, state);
+    WindowWarp<S, DecodeParams>(p, sequence, kv_head)
+        .run(first, min(first + plan.window_tokens, window), warp, q, num_heads, state);
   } else {
     __shared__ BlockQueries<S> queries;
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
@@ -245,7 +252,10 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   }
   const std::int64_t unit = std::int64_t{sequence} * gridDim.y + part;
   const PartialView all{p.partials + unit * p.unit_floats, num_heads, S::kDim};
-  merge_warps<S>(state, packed, shared, p.rule.warps, all.split(split));
+  using Stages = DecodeStages<S>;
+  static_assert(kMergeBytes<S> <= Stages::kWarpBytes);
+  merge_warps<S>(state, packed, shared, Stages::kWarpBytes, p.rule.warps, all.split(split),
+                 [&](int tile, float* row) { write_packed<S>(state, tile, row); });
   if (!is_last_block(p.tickets + unit, plan.count())) return;
   const std::int64_t row = std::int64_t{sequence} * p.args.num_q_heads + first_head;
   SplitMerge<S>(all, plan.count(), reinterpret_cast<float*>(shared))

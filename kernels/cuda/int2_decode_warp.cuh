@@ -21,7 +21,7 @@ struct DecodeShape {
   static constexpr int kRowBytes = kDim / 4;
   static constexpr int kParamBytes = kGroups * (kHalfParams ? 4 : 8);
   static constexpr bool kHalf = kHalfParams;
-  static constexpr int kTiles = kDim / 16;                                               // of 16 channels
+  static constexpr int kTiles = kDim / 16, kOutTiles = kTiles;                           // of 16 channels
   static constexpr int kKeyWords = kDim / 64;                                            // per lane and token
   static constexpr int kPieces = kDim == 256 ? 2 : 1;                                    // of 32 bytes of a row
   static constexpr int kHeads = 4 * kKeyTiles;                                           // query heads at most
@@ -42,10 +42,10 @@ __device__ __forceinline__ int head_of_column(int value_tile, int g) { return 8 
 
 template <class S>
 struct WarpState {
-  float out[S::kValueTiles][S::kTiles][4];  // of packed values: times code_factor * 2^-24, zeros not yet taken off
-  float zero[S::kKeyTiles][S::kGroups];     // sum of weight * scale * zero, of this lane's tokens
-  float sum[S::kKeyTiles];                  // of weights, of this lane's tokens
-  float highest[S::kKeyTiles];              // weights are 2^(score - highest), the same in all lanes of a head
+  float out[S::kValueTiles][S::kOutTiles][4];  // of packed values: times code_factor * 2^-24, zeros not yet taken off
+  float zero[S::kKeyTiles][S::kGroups];        // sum of weight * scale * zero, of this lane's tokens
+  float sum[S::kKeyTiles];                     // of weights, of this lane's tokens
+  float highest[S::kKeyTiles];                 // weights are 2^(score - highest), the same in all lanes of a head
 
   __device__ WarpState() {
     for (auto& tiles : out) {

@@ -13,10 +13,11 @@ struct __align__(16) Eight {
 
 /// Tile 4 * c + w of the values has at row g (odd = 0) or g + 8 (odd = 1) the channel 64 * c + 8 * g + 2 * w + odd; the
 /// steps of K Q^T take the channels of 16-byte pieces as they come. A lane so reads 16 bytes at a time.
-template <class S>
+/// Params: DecodeParams, or others that name the window alike.
+template <class S, class Params>
 class WindowWarp {
  public:
-  __device__ WindowWarp(const DecodeParams& p, int sequence, int kv_head)
+  __device__ WindowWarp(const Params& p, int sequence, int kv_head)
       : p_(p),
         pages_(p.args.window.pages + static_cast<std::int64_t>(sequence) * p.args.window.pages_per_sequence),
         kv_head_(kv_head),
@@ -105,7 +106,7 @@ class WindowWarp {
     }
   }
 
-  const DecodeParams& p_;
+  const Params& p_;
   const std::int32_t* pages_;
   int kv_head_, lane_;
 };

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+// oscar/coded_attention.h: checks the arguments, and what the kernel is given.
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <string>
+
+#include "kernels/cuda/coded_attention_params.cuh"
+#include "kernels/cuda/coded_layout.hpp"
+#include "kernels/cuda/int2_arguments.hpp"
+
+namespace oscar::cuda {
+namespace {
+
+/// What is wrong with the arguments; null if nothing is.
+const char* problem(const oscar_coded_decode_args& a) {
+  const oscar_coded_layout& layout = a.layout;
+  if (const char* wrong = shape_problem(layout.head_dim, layout.head_dim, OSCAR_FLOAT32)) return wrong;
+  if (const char* wrong = batch_problem(a.batch, a.split_batch, a.num_q_heads, layout.num_kv_heads, a.softmax_scale))
+    return wrong;
+  if (layout.table == nullptr || reinterpret_cast<std::uintptr_t>(layout.table) % 16 != 0) {
+    return "layout.table must be device memory, 16-byte aligned";
+  }
+  if (layout.key_operands > kMostKeyOperands || layout.value_operands > kMostValueOperands) {
+    return "layout must be what oscar_coded_layout_of() made";
+  }
+  for (const oscar_paged_rows* rows : {&a.k_window, &a.v_window}) {
+    if (const char* wrong = rows_problem(*rows, 16)) return wrong;
+  }
+  for (const oscar_page_table* table : {&a.history, &a.window}) {
+    if (const char* wrong = table_problem(*table)) return wrong;
+  }
+  if (a.history.page_size < 4) return "page_size of the history must be 4 or more";
+  for (const void* pointer : {a.pages, a.q}) {
+    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
+      return "pages and q must not be null, and 16-byte aligned";
+    }
+  }
+  if (a.page_stride < 0 || a.page_stride % 16 != 0) return "page_stride must be a multiple of 16";
+  if (a.out == nullptr || reinterpret_cast<std::uintptr_t>(a.out) % 8 != 0)
+    return "out must not be null, and 8-byte aligned";
+  return nullptr;
+}
+
+int launch(const CodedParams& p, cudaStream_t stream) {
+  switch (p.args.layout.head_dim) {
+    case 64:
+      return launch_coded<64>(p, stream);
+    case 128:
+      return launch_coded<128>(p, stream);
+    default:
+      return launch_coded<256>(p, stream);
+  }
+}
+
+PagedRows narrow(const oscar_paged_rows& rows) {
+  return {static_cast<const unsigned char*>(rows.data), static_cast<int>(rows.page_stride),
+          static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
+}
+
+CodedParams params_of(const oscar_coded_decode_args& a) {
+  CodedParams p{};
+  const int dim = a.layout.head_dim, kv_heads = a.layout.num_kv_heads, heads = a.num_q_heads / kv_heads;
+  p.args = a;
+  p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
+  p.parts = dim == 256 && heads > 8 ? 2 : 1;
+  p.part_heads = (heads + p.parts - 1) / p.parts;
+  p.rule = SplitRule::of(std::int64_t{a.split_batch > 0 ? a.split_batch : a.batch} * kv_heads, kv_heads);
+  p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
+  p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);
+  p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
+  p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));
+  p.score_scale = a.softmax_scale * 1.4426950408889634F;
+  return p;
+}
+
+std::size_t ticket_bytes(const CodedParams& p) {
+  const std::size_t bytes = sizeof(int) * static_cast<std::size_t>(p.args.batch) * p.args.layout.num_kv_heads * p.parts;
+  return (bytes + 255) / 256 * 256;
+}
+
+}  // namespace
+}  // namespace oscar::cuda
+
+using namespace oscar::cuda;
+
+extern "C" {
+
+__attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args) {
+  const char* wrong = args == nullptr ? "no arguments" : problem(*args);
+  if (wrong != nullptr) {
+    (void)refuse(wrong);
+    return 0;
+  }
+  const CodedParams p = params_of(*args);
+  return ticket_bytes(p) +
+         sizeof(float) * static_cast<std::size_t>(p.unit_floats) * args->batch * args->layout.num_kv_heads * p.parts;
+}
+
+__attribute__((visibility("default"))) int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream) {
+  const std::size_t needed = oscar_coded_decode_workspace(args);
+  if (needed == 0) return cudaErrorInvalidValue;
+  if (args->workspace == nullptr || args->workspace_bytes < needed) {
+    return refuse("the workspace must have " + std::to_string(needed) + " bytes");
+  }
+  CodedParams p = params_of(*args);
+  p.tickets = static_cast<int*>(args->workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<char*>(args->workspace) + ticket_bytes(p));
+  return launch(p, static_cast<cudaStream_t>(stream));
+}
+
+}  // extern "C"

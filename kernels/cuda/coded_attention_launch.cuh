@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// Chooses the shape of the coded decode kernel for a head size, and launches it. Each head size is a file of its own,
+// since a compiler takes long for them.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/coded_attention_kernel.cuh"
+
+namespace oscar::cuda {
+
+template <class S>
+int launch(CodedParams p, cudaStream_t stream) {
+  constexpr int kMostBytes = 227 * 1024, kOfBlock = S::kBlocks == 2 ? 112 * 1024 : kMostBytes;
+  const int queries = CodedQueries<S>::bytes(p.args.layout.key_operands), scales = kWarp * sizeof(float4);
+  p.stage_bytes = p.args.layout.planes * kPlaneBytes + kWarp * 4;
+  for (p.stages = kMostCodedStages;; --p.stages) {
+    p.warp_bytes = std::max(p.stages * p.stage_bytes + scales, kMergeBytes<S>);
+    if (p.stages == 2 || kMostDecodeWarps * p.warp_bytes + queries <= kOfBlock) break;
+  }
+  const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts),
+                  static_cast<unsigned>(p.args.batch));
+  const int bytes = p.rule.warps * p.warp_bytes + queries;
+  return launch_overlapping<coded_decode<S>>(p, grid, kWarp * p.rule.warps, bytes, kMostBytes - 4096, stream);
+}
+
+template <int kDim, int kOperands>
+int launch_coded_heads(const CodedParams& p, cudaStream_t stream) {
+  if constexpr (kDim < 256) {
+    if (p.part_heads > 12) return launch<CodedShape<kDim, kOperands, 4>>(p, stream);
+    if (p.part_heads > 8) return launch<CodedShape<kDim, kOperands, 3>>(p, stream);
+  }
+  if (p.part_heads > 4) return launch<CodedShape<kDim, kOperands, 2>>(p, stream);
+  return launch<CodedShape<kDim, kOperands, 1>>(p, stream);
+}
+
+template <int kDim>
+int launch_coded(const CodedParams& p, cudaStream_t stream) {
+  constexpr int kFew = kDim == 64 ? 8 : 12;
+  if constexpr (kDim < 256) {
+    if (p.args.layout.value_operands <= kFew) return launch_coded_heads<kDim, kFew>(p, stream);
+  }
+  return launch_coded_heads<kDim, kMostValueOperands>(p, stream);
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/* Decode attention over a paged coded KV cache on NVIDIA GPUs: a bfloat16 window (sink and recent tokens) and a history
+ * whose channels have bits of their own, one launch from query to output. C ABI, for servers.
+ *
+ *   out[b, h] = softmax(scale * q[b, h] K_b^T) V_b      over the window tokens and the history tokens of sequence b
+ *
+ * Queries, keys and values are in the coordinates of the coded set: keys (k - mean) W_k, queries q R_k, values v W_v; the
+ * caller multiplies outputs by R_v. Windows hold all channels in bfloat16.
+ *
+ * A packed row. Blocks of 8 neighbouring channels share a number of bits w, 0 to 8. Channel i stands for
+ *   y_i = s (c_i - (2^w - 1) / 2) step_i,   code c_i of w bits,
+ * where s is the row's wide scale if w >= 4, else its narrow one. The codes of the channels j, j + 8, j + 16, ... make one
+ * string of bits, low bits first; strings end with whole bytes, of which unused bits have no meaning. Each 16 bits of the
+ * strings are a piece of 16 bytes, whose little-endian 16-bit word j has those of string j. If 8 bits are left, they are a
+ * piece of 8 bytes, one for each string. A scale is a byte b, s = 2^((b - 128) / 16).
+ *
+ * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
+ * 16-byte piece of the keys' rows, the same for the values' rows, then (P, 8) for an 8-byte piece of the keys' rows and for
+ * one of the values' rows, then the scales (P, 4): keys wide, keys narrow, values wide, values narrow. */
+#ifndef OSCAR_CODED_ATTENTION_H_
+#define OSCAR_CODED_ATTENTION_H_
+
+#include "oscar/int2_attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How the rows of one layer are coded. Host memory. */
+typedef struct {
+  int32_t head_dim;                /* 64, 128 or 256 */
+  int32_t num_kv_heads;
+  const uint8_t *k_bits, *v_bits;  /* (num_kv_heads, head_dim / 8): 0 to 8, in each head not increasing */
+  const float *k_steps, *v_steps;  /* (num_kv_heads, head_dim): positive where there are bits */
+} oscar_coded_format;
+
+/* What the kernel reads of a format, and the sizes that follow from it. */
+typedef struct {
+  int32_t head_dim, num_kv_heads;
+  int32_t key_operands, value_operands, planes; /* the most of any head */
+  int64_t token_bytes;                          /* of all KV heads: a page of P tokens has P * token_bytes */
+  int64_t table_bytes;
+  const void* table; /* device memory, 16-byte aligned: table_bytes that oscar_coded_layout() wrote */
+} oscar_coded_layout;
+
+/* Fills `layout`, all but its table. Writes layout->table_bytes to `table`, host memory, unless that is null. Returns 0, or
+ * cudaErrorInvalidValue; oscar_int2_error() then says why. */
+int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* layout, void* table);
+
+typedef struct {
+  oscar_coded_layout layout;
+  int32_t batch, num_q_heads;            /* num_q_heads / layout.num_kv_heads: 1 to 16 */
+  float softmax_scale;                   /* positive */
+  int32_t split_batch;                   /* the batch size that sequences are cut for; 0: batch */
+  const void* q;                         /* bfloat16 (batch, num_q_heads, head_dim), 16-byte aligned */
+  const void* pages;                     /* 16-byte aligned; page_size: 4 to 256 */
+  int64_t page_stride;                   /* bytes */
+  oscar_page_table history;
+  oscar_paged_rows k_window, v_window;   /* bfloat16, rows 16-byte aligned */
+  oscar_page_table window;
+  float* out; /* (batch, num_q_heads, head_dim), 8-byte aligned */
+  float* lse; /* (batch, num_q_heads): log of the sum of exp(scores); may be null */
+  void* workspace;
+  size_t workspace_bytes;
+} oscar_coded_decode_args;
+
+/* As oscar_int2_decode_workspace() and oscar_int2_decode(). */
+size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args);
+int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* OSCAR_CODED_ATTENTION_H_ */

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""Decode attention over a coded cache on a GPU: checked against fp64, then timed beside INT2 and bfloat16 attention.
+
+bench_coded_attention.py KERNELS [--check] [--plans FILE.json] [--out FILE.json] [--commit HASH]
+KERNELS: the shared object with oscar_coded_decode (oscar_cuda.so). FILE: {name: {"head_dim": d, "layers": [{"key": bits of
+each KV head's blocks, "value": the same}]}}, as coded_plans.py makes it of sets. A plan's heads are dealt to the KV heads of
+a layer. Times are medians of CUDA graph replays over distinct caches that no cache of the chip holds.
+"""
+import argparse
+import ctypes
+import json
+import math
+import random
+
+import torch
+
+from bench_attention import Case, Pool, time_sdpa
+from coded_library import CodedFormat, DecodeArgs, decode_rows, random_pages
+from int2_library import call, copy_rate, open_library, time_graph
+
+
+def steps_for(bits, dim):
+    """Steps that make all channels about as large."""
+    width = torch.tensor(bits).repeat_interleave(8, dim=1).float()
+    return torch.where(width > 0, 3.5 / (2**width - 1).clamp(min=1), torch.ones(())) * (0.7 + 0.6 * torch.rand(len(bits), dim))
+
+
+class CodedCase:
+    def __init__(self, library, heads, k_bits, v_bits, lengths, windows, page_size, peak=1.0, split_batch=0):
+        self.kernels, self.page_size = library, page_size
+        kv_heads, dim, batch = len(k_bits), 8 * len(k_bits[0]), len(lengths)
+        self.format = CodedFormat(library, k_bits, v_bits, steps_for(k_bits, dim), steps_for(v_bits, dim))
+
+        def make_window(width, dtype, shape):
+            return torch.randn(*shape, width, device="cuda").to(dtype)
+
+        make_window.widths = [(dim, torch.bfloat16)] * 2
+        self.window = Pool(windows, page_size, kv_heads, make_window)
+        counts = [max(1, -(-n // page_size)) for n in lengths]
+        self.pages = random_pages(self.format, sum(counts), page_size)
+        order = torch.randperm(sum(counts), device="cuda").int()
+        self.table = torch.zeros(batch, max(counts), dtype=torch.int32, device="cuda")
+        for b, count in enumerate(counts):
+            self.table[b, :count] = order[sum(counts[:b]):sum(counts[:b + 1])]
+        self.lengths = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        self.q = (peak * torch.randn(batch, heads, dim, device="cuda")).bfloat16()
+        self.out = torch.full((batch, heads, dim), float("nan"), device="cuda")
+        self.lse = torch.full((batch, heads), float("nan"), device="cuda")
+        a = self.args = DecodeArgs(layout=self.format.layout, batch=batch, num_q_heads=heads, softmax_scale=dim**-0.5,
+                                   split_batch=split_batch, page_stride=self.pages.stride(0))
+        a.q, a.out, a.lse, a.pages = (t.data_ptr() for t in (self.q, self.out, self.lse, self.pages))
+        a.k_window, a.v_window = self.window.rows(0), self.window.rows(1)
+        a.history.pages, a.history.lengths = self.table.data_ptr(), self.lengths.data_ptr()
+        a.history.pages_per_sequence, a.history.page_size = self.table.shape[1], page_size
+        a.history.max_length = max(lengths)
+        self.window.fill(None, a.window)
+        library.oscar_coded_decode_workspace.restype = ctypes.c_size_t
+        a.workspace_bytes = library.oscar_coded_decode_workspace(ctypes.byref(a))
+        if a.workspace_bytes == 0:
+            raise ValueError(library.oscar_int2_error().decode())
+        self.workspace = torch.zeros(a.workspace_bytes, dtype=torch.uint8, device="cuda")
+        a.workspace = self.workspace.data_ptr()
+
+    def run(self):
+        call(self.kernels, "oscar_coded_decode", self.args)
+
+    def rows(self, side, b):
+        """(kv_heads, tokens, dim), fp64: history, then window."""
+        pages = self.pages[self.table[b].long()]
+        heads = range(self.format.steps[0].shape[0])
+        packed = torch.stack([decode_rows(self.format, pages, h, self.page_size, side).flatten(0, 1) for h in heads])
+        return torch.cat([packed[:, :int(self.lengths[b])], self.window.gather(side, b).double()], 1)
+
+    def errors(self):
+        """Largest relative error of a sequence's outputs; largest error of lse relative to max(1, |lse|)."""
+        worst, worst_lse = 0.0, 0.0
+        batch, heads, dim = self.q.shape
+        for b in range(batch):
+            k, v = self.rows(0, b), self.rows(1, b)
+            if k.shape[1] == 0:
+                assert float(self.out[b].abs().max()) == 0 and float(self.lse[b].max()) == -math.inf
+                continue
+            q = self.q[b].double().reshape(k.shape[0], heads // k.shape[0], dim)
+            scores = q @ k.transpose(1, 2) * dim**-0.5
+            out, lse = (scores.softmax(-1) @ v).reshape(heads, dim), scores.logsumexp(-1).reshape(heads)
+            worst = max(worst, float((self.out[b] - out).norm() / out.norm()))
+            worst_lse = max(worst_lse, float(((self.lse[b] - lse).abs() / lse.abs().clamp(min=1)).max()))
+        return worst, worst_lse
+
+
+def random_bits(rng, blocks, most):
+    return sorted((rng.choice((0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)) if most > 4 else rng.randint(0, most)
+                   for _ in range(blocks)), reverse=True)
+
+
+def check(library):
+    """Every class of shapes; returns the largest errors."""
+    rng, worst, count = random.Random(3), (0.0, 0.0), 0
+    for heads, kv_heads in ((32, 8), (4, 4), (12, 2), (7, 1), (24, 2), (13, 1), (16, 1)):
+        for dim in (64, 128, 256):
+            for page_size, peak, most in ((4, 1.0, 3), (16, 3.0, 2), (64, 0.3, 8), (256, 6.0, 2)):
+                if dim == 256 and most > 4:
+                    most = 4
+                torch.manual_seed(count)
+                bits = [[random_bits(rng, dim // 8, most) for _ in range(kv_heads)] for _ in range(2)]
+                if count % 5 == 0:
+                    bits[0][0], bits[1][0] = [0] * (dim // 8), [1] + [0] * (dim // 8 - 1)
+                case = CodedCase(library, heads, *bits, [0, 1, 31, 257, 1000, 5003], [1, 0, 320, 17, 64, 319], page_size, peak,
+                                 split_batch=count % 2 * 300)
+                case.run()
+                first = case.out.clone()
+                case.out.fill_(float("nan"))
+                case.run()
+                torch.cuda.synchronize()
+                assert torch.equal(first, case.out), "not the same bits"
+                errors = case.errors()
+                if not (errors[0] < 2e-3 and errors[1] < 5e-3):
+                    print("FAILED", heads, kv_heads, dim, page_size, peak, most, errors, flush=True)
+                worst, count = tuple(map(max, worst, errors)), count + 1
+    return {"cases": count, "largest_relative_error": worst[0], "largest_lse_error": worst[1]}
+
+
+def dealt(heads, count, layer):
+    return [heads[(layer + i) % len(heads)] for i in range(count)]
+
+
+def bench(library, plans, with_peers):
+    rate, rows = copy_rate(), []
+    for name, batch, length, heads, kv_heads in (("B=1, 100K", 1, 100000, 32, 8), ("B=32, 32K", 32, 32768, 32, 8),
+                                                 ("B=1, 32K", 1, 32768, 32, 8), ("B=1, 100K, 96/8", 1, 100000, 96, 8)):
+        window = 320
+        for plan_name, plan in plans.items():
+            dim, by_layer = plan["head_dim"], []
+            for layer in range(len(plan["layers"])):
+                bits = [dealt(plan["layers"][layer][side], kv_heads, layer) for side in ("key", "value")]
+                first = CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64)
+                layer_bytes = batch * ((length - window) * first.format.layout.token_bytes + kv_heads * window * 4 * dim)
+                copies = max(2, int(200e6 / layer_bytes) + 1)
+                cases = [first] + [CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64)
+                                   for _ in range(copies - 1)]
+                us = time_graph(lambda i: cases[i % copies].run(), copies * (2 if batch == 1 else 1), 15)
+                by_layer.append({"microseconds": us, "bytes": layer_bytes, "operands":
+                                 [first.format.layout.key_operands, first.format.layout.value_operands]})
+                del cases, first
+            mean = sum(row["microseconds"] for row in by_layer) / len(by_layer)
+            bytes_ = sum(row["bytes"] for row in by_layer) / len(by_layer)
+            rows.append({"case": name, "plan": plan_name, "microseconds": mean, "bytes": bytes_, "layers": by_layer})
+            print(f"{name:16} {plan_name:14} {mean:8.2f} us {bytes_ / mean / 1e6:5.2f} TB/s  {bytes_ / mean / 1e6 / rate:5.1%} of copy  "
+                  + " ".join(f"{row['microseconds']:.1f}" for row in by_layer), flush=True)
+        if with_peers:
+            cases = [Case(library, heads, kv_heads, 128, 128, torch.float32, [length - window] * batch, [window] * batch, 64)
+                     for _ in range(5 if batch == 1 else 2)]
+            us = time_graph(lambda i: cases[i % len(cases)].run(), 2 * len(cases), 15)
+            del cases
+            peers = time_sdpa(batch, heads, kv_heads, 128, length, 5 if batch * length < 1e6 else 2)
+            rows.append({"case": name, "int2_microseconds": us, "bf16_microseconds": peers})
+            print(f"{name:16} INT2 {us:8.2f} us  bf16 {peers}", flush=True)
+    return {"copy_tb_per_s": rate, "cases": rows}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernels")
+    parser.add_argument("--check", action="store_true", help="check only")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--plans")
+    parser.add_argument("--out")
+    parser.add_argument("--commit", default="", help="of the library, for the results")
+    options = parser.parse_args()
+    library = open_library(options.kernels)
+    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": options.commit,
+              "check": check(library)}
+    print(result["check"], flush=True)
+    if not options.check:
+        plans = {"2 bits": {"head_dim": 128, "layers": [{"key": [[2] * 16], "value": [[2] * 16]}]},
+                 "steep": {"head_dim": 128, "layers": [{"key": [[8, 4, 4, 4, 2, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0]],
+                                                        "value": [[4, 4, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0]]}]}}
+        if options.plans:
+            with open(options.plans, encoding="utf-8") as file:
+                plans.update(json.load(file))
+        result.update(bench(library, plans, not options.no_peers))
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
