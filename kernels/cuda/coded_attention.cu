@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <bit>
+#include <limits>
 #include <string>
 
 #include "kernels/cuda/coded_attention_params.cuh"
@@ -36,7 +37,9 @@ const char* problem(const oscar_coded_decode_args& a) {
       return "pages and q must not be null, and 16-byte aligned";
     }
   }
-  if (a.page_stride < 0 || a.page_stride % 16 != 0) return "page_stride must be a multiple of 16";
+  if (a.page_stride < 0 || a.page_stride % 16 != 0 || a.page_stride > std::numeric_limits<int>::max()) {
+    return "page_stride must be a multiple of 16, and less than 2 GiB";
+  }
   if (a.out == nullptr || reinterpret_cast<std::uintptr_t>(a.out) % 8 != 0)
     return "out must not be null, and 8-byte aligned";
   return nullptr;
@@ -68,6 +71,7 @@ CodedParams params_of(const oscar_coded_decode_args& a) {
   p.rule = SplitRule::of(std::int64_t{a.split_batch > 0 ? a.split_batch : a.batch} * kv_heads, kv_heads);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
   p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);
+  p.page_stride = static_cast<int>(a.page_stride);
   p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
   p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));
   p.score_scale = a.softmax_scale * 1.4426950408889634F;

@@ -11,23 +11,24 @@ namespace oscar::cuda {
 template <class S>
 __device__ __forceinline__ void write_coded(const WarpState<S>& state, const CodedHeadTable& table, int tile_of_heads,
                                             float* row) {
-  const int g = static_cast<int>(threadIdx.x) % kWarp / 4, j = tile_of_heads % 2;
+  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
   for (int i = g; i < S::kDim; i += 8) row[i] = 0;
   const float zero[2] = {sum_over_tokens(state.zero[tile_of_heads][0]), sum_over_tokens(state.zero[tile_of_heads][1])};
-  float middle = 0;
 #pragma unroll
   for (int o = 0; o < S::kOperands; ++o) {
-    if (o >= table.value_operands) break;
+    if (o >= 2 * table.value_pairs) break;
     __syncwarp();  // the parts of a code may be other lanes'
-    const CodedSource source = table.value_operand[o].source;
-    if (source != 0) middle = (source & kNarrowSource) != 0 ? zero[kNarrowClass] : zero[kWideClass];
+    const bool narrow = table.value_pair[o / 2].narrow[o % 2] != 0;
     const CodedOperandChannels& channels = table.values[o];
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int channel = channels.channel[side][g];
       if (channel < 0) continue;
-      const float codes = state.out[tile_of_heads / 2][o][2 * side + j] * 16777216 - middle * channels.middle[side];
-      row[channel] += codes * channels.factor[side][g];
+      const float(&out)[4] = state.out[tile_of_heads / 2][o];
+      const bool second = S::kClassColumns ? narrow : tile_of_heads % 2 == 1;
+      const float codes = (second ? out[2 * side + 1] : out[2 * side]) * 16777216;
+      row[channel] +=
+          (codes - zero[narrow ? kNarrowClass : kWideClass] * channels.middle[side]) * channels.factor[side][g];
     }
   }
 }

@@ -9,7 +9,7 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kMostCodedStages = 4;
+inline constexpr int kMostCodedStages = 3;
 
 /// The arguments as the kernel takes them; members that DecodeParams has mean the same.
 struct CodedParams {
@@ -19,6 +19,7 @@ struct CodedParams {
   int parts, part_heads;
   int max_splits;
   int history_shift, window_shift;
+  int page_stride;  // of the history, in bytes
   float score_scale;
   float* partials;
   std::int64_t unit_floats;

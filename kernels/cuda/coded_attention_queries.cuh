@@ -11,19 +11,22 @@ namespace oscar::cuda {
 /// Classes of channels, in the order of their operands.
 inline constexpr int kWideClass = 0, kNarrowClass = 1;
 
+/// `by`: of which the lowest five bits count.
+__device__ __forceinline__ unsigned shift_right(unsigned x, unsigned by) { return __funnelshift_r(x, 0, by); }
+
 /// What a block reads again and again of its KV head's table, in shared memory.
 struct CodedOperands {
   CodedKeyPair key[kMostKeyOperands / 2 + 1];
-  CodedValueOperand value[kMostValueOperands + 1];
+  CodedValuePair value[kMostValueOperands / 2];
 
   __device__ __forceinline__ void load(const CodedHeadTable& table) {
-    static_assert(sizeof(CodedKeyPair) == 16 && sizeof(CodedValueOperand) == 16);
+    static_assert(sizeof(CodedKeyPair) == 16 && sizeof(CodedValuePair) == 32);
     constexpr int kKeys = sizeof(key) / 16, kValues = sizeof(value) / 16;
     for (int i = static_cast<int>(threadIdx.x); i < kKeys + kValues; i += static_cast<int>(blockDim.x)) {
       if (i < kKeys) {
         reinterpret_cast<uint4*>(key)[i] = reinterpret_cast<const uint4*>(table.key_pair)[i];
       } else {
-        reinterpret_cast<uint4*>(value)[i - kKeys] = reinterpret_cast<const uint4*>(table.value_operand)[i - kKeys];
+        reinterpret_cast<uint4*>(value)[i - kKeys] = reinterpret_cast<const uint4*>(table.value_pair)[i - kKeys];
       }
     }
   }
@@ -90,58 +93,31 @@ class CodedQueries {
   float* units_;
 };
 
-/// Adds the shift of a source to what load_matrices() gives: 32 rows of a plane at `planes`, an address in shared
-/// memory.
-template <bool kTransposed>
-__device__ __forceinline__ void load_source(unsigned planes, CodedSource source, int lane, unsigned (&x)[4]) {
-  load_matrices<kTransposed>(planes + (source & 0xffffU) + static_cast<unsigned>(lane) * 16, x);
-  const unsigned shift = source >> 16 & 7;
-#pragma unroll
-  for (unsigned& word : x) word >>= shift;
-}
-
-/// products[class][tile][half][row] = the sum of q / unit * bytes over the class's channels, for the tokens 16 * half +
-/// g + 8 * row of 32 and the lane's head of key tile `tile`. load(source, x) gives the bytes of a source.
+/// Adds to sums[tile][half] the products of the queries with the pairs of operands [from, to), for 32 tokens: of the
+/// tokens 16 * half + g and 16 * half + g + 8 those with the high and those with the low bytes of the lane's head of
+/// key tile `tile`. load(offset, x) gives the 32 rows of the plane at `offset`.
 template <class S, class Load>
-__device__ __forceinline__ void multiply_keys(const CodedQueries<S>& queries, const CodedOperands& operands, int pairs,
-                                              int wide_pairs, int lane, const Load& load,
-                                              float (&products)[2][S::kKeyTiles][2][2]) {
-  int sums[S::kKeyTiles][2][4] = {};
-  unsigned x[4] = {};
-  const auto take = [&](float(&to)[S::kKeyTiles][2][2]) {
-#pragma unroll
-    for (int i = 0; i < 4 * S::kKeyTiles; ++i) {
-      int(&sum)[4] = sums[i / 4][i / 2 % 2];
-      const int row = i % 2;
-      to[i / 4][i / 2 % 2][row] = S::kDim < 256
-                                      ? static_cast<float>(256 * sum[2 * row] + sum[2 * row + 1])
-                                      : 256 * static_cast<float>(sum[2 * row]) + static_cast<float>(sum[2 * row + 1]);
-      sum[2 * row] = sum[2 * row + 1] = 0;
-    }
-  };
-  CodedKeyPair next = operands.key[0];
+__device__ __forceinline__ void multiply_keys(const CodedQueries<S>& queries, const CodedOperands& operands, int from,
+                                              int to, int lane, const Load& load, int (&sums)[S::kKeyTiles][2][4]) {
+  CodedKeyPair next = operands.key[from];
 #pragma unroll 1
-  for (int i = 0; i < pairs; ++i) {
+  for (int i = from; i < to; ++i) {
     const CodedKeyPair pair = next;
     next = operands.key[i + 1];
-    if (i == wide_pairs) take(products[kWideClass]);
-    if (pair.source0 != 0) load(pair.source0, x);
-    unsigned a[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) a[r] = x[r] & pair.mask0;
-    if (pair.source1 != 0) load(pair.source1, x);
+    unsigned x[4];
+    load(pair.shift[0] >> 8, x);
 #pragma unroll
     for (int tile = 0; tile < S::kKeyTiles; ++tile) {
       const uint2 q = queries.pair(i, tile, lane);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        mma_bytes(sums[tile][half], a[2 * half], a[2 * half + 1], x[2 * half] & pair.mask1,
-                  x[2 * half + 1] & pair.mask1, q.x, q.y);
+        const unsigned top = x[2 * half], bottom = x[2 * half + 1];
+        mma_bytes(sums[tile][half], shift_right(top, pair.shift[0]) & pair.mask[0],
+                  shift_right(bottom, pair.shift[0]) & pair.mask[0], shift_right(top, pair.shift[1]) & pair.mask[1],
+                  shift_right(bottom, pair.shift[1]) & pair.mask[1], q.x, q.y);
       }
     }
   }
-  if (wide_pairs == pairs) take(products[kWideClass]);
-  take(products[kNarrowClass]);
 }
 
 }  // namespace oscar::cuda

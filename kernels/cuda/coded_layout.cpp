@@ -12,25 +12,12 @@
 namespace oscar::cuda {
 namespace {
 
-/// Bits of the codes of a block that lie in one byte of each string.
+/// The bits of the codes of a block that lie in one byte of each string.
 struct Part {
   int block, byte, position, width;  // byte of a string, lowest bit in it
   int code_bit;                      // the lowest bit of the code that is here
   bool wide;
 };
-
-std::vector<Part> parts_of(const std::uint8_t* bits, int blocks) {
-  std::vector<Part> parts;
-  int at = 0;
-  for (int block = 0; block < blocks; ++block) {
-    for (int done = 0; done < bits[block];) {
-      const int width = std::min(bits[block] - done, 8 - at % 8);
-      parts.push_back({block, at / 8, at % 8, width, done, bits[block] >= kWideBits});
-      done += width, at += width;
-    }
-  }
-  return parts;
-}
 
 int bytes_of_string(const std::uint8_t* bits, int blocks) {
   int sum = 0;
@@ -38,111 +25,124 @@ int bytes_of_string(const std::uint8_t* bits, int blocks) {
   return (sum + 7) / 8;
 }
 
-/// The bits of a part in a byte that was shifted right by `shift`.
-std::uint32_t mask_of(const Part* part, int shift) {
-  return part == nullptr ? 0 : ((1U << part->width) - 1) << (part->position - shift);
+/// Places the blocks as the header says, each where most bits are free.
+std::vector<Part> parts_of(const std::uint8_t* bits, int blocks) {
+  std::vector<Part> parts;
+  std::vector<int> used(static_cast<std::size_t>(bytes_of_string(bits, blocks)));
+  for (int block = 0; block < blocks; ++block) {
+    for (int done = 0; done < bits[block];) {
+      const auto emptiest = std::min_element(used.begin(), used.end());
+      const int width = std::min(bits[block] - done, 8 - *emptiest);
+      parts.push_back(
+          {block, static_cast<int>(emptiest - used.begin()), *emptiest, width, done, bits[block] >= kWideBits});
+      done += width, *emptiest += width;
+    }
+  }
+  return parts;
 }
 
-/// A part of the low and one of the high bytes of a 16-byte piece of a row, of which one may be missing; or `single`,
-/// the part `low` of a piece of 8 bytes.
+/// One part of the low and one of the high bytes of a piece of 16 bytes, of which one may be missing; or, in a piece of
+/// 8 bytes, the part `low` alone.
 struct Operand {
   const Part *low = nullptr, *high = nullptr;
-  int piece = 0, shift = 0;
-  bool wide = false, single = false;
+  int piece = -1;  // of 16 bytes; -1: the piece of 8 bytes
+  bool wide = false;
 
-  [[nodiscard]] std::uint32_t low_mask() const { return mask_of(low, shift); }
-  [[nodiscard]] std::uint32_t high_mask() const { return single ? low_mask() : mask_of(high, shift); }
+  [[nodiscard]] bool single() const { return piece < 0; }
+  [[nodiscard]] int shift() const {
+    return low == nullptr ? high->position : high == nullptr ? low->position : std::min(low->position, high->position);
+  }
+  [[nodiscard]] const Part* part(int side) const { return side == 0 || single() ? low : high; }
+  /// The bits of its part `side` in a byte that was shifted to the right by `by`.
+  [[nodiscard]] std::uint32_t mask(int side, int by) const {
+    const Part* const its = part(side);
+    return its == nullptr ? 0 : ((1U << its->width) - 1) << (its->position - by);
+  }
 };
 
-/// The operands of one side, wide ones first, in the order of their bytes. `halves`: bits 4 to 7 of a byte make
-/// operands of their own, which are shifted to bits 0 to 3, so that no unit is more than 8 times another.
-std::vector<Operand> operands_of(const std::vector<Part>& parts, bool halves) {
+/// The operands of the channels of one class, in the order of their pieces.
+std::vector<Operand> operands_of(const std::vector<Part>& parts, int bytes, bool wide) {
   std::vector<Operand> operands;
-  const int bytes = parts.empty() ? 0 : parts.back().byte + 1, pieces = (bytes + 1) / 2;
-  for (const bool wide : {true, false}) {
-    for (int piece = 0; piece < pieces; ++piece) {
-      for (const int half : {0, 1}) {
-        std::vector<const Part*> found[2];
-        for (const Part& part : parts) {
-          const int its_half = halves && part.position >= 4 ? 1 : 0;
-          if (part.wide == wide && part.byte / 2 == piece && its_half == half) found[part.byte % 2].push_back(&part);
-        }
-        for (std::size_t i = 0; i < std::max(found[0].size(), found[1].size()); ++i) {
-          operands.push_back({i < found[0].size() ? found[0][i] : nullptr, i < found[1].size() ? found[1][i] : nullptr,
-                              piece, 4 * half, wide, 2 * piece + 1 == bytes});
-        }
-      }
+  for (int piece = -(bytes % 2); piece < bytes / 2; ++piece) {
+    std::vector<const Part*> found[2];
+    for (const Part& part : parts) {
+      const int in_pieces = part.byte - bytes % 2;  // byte 0 of an odd number has a piece of its own
+      const int its_piece = in_pieces < 0 ? -1 : in_pieces / 2;
+      if (part.wide == wide && its_piece == piece) found[piece < 0 ? 0 : in_pieces % 2].push_back(&part);
+    }
+    for (std::size_t i = 0; i < std::max(found[0].size(), found[1].size()); ++i) {
+      operands.push_back(
+          {i < found[0].size() ? found[0][i] : nullptr, i < found[1].size() ? found[1][i] : nullptr, piece, wide});
     }
   }
   return operands;
 }
 
-CodedOperandChannels channels_of(const Operand& operand, const float* steps) {
+/// Calls add(operand, slot) for operands in pairs of the same piece: operands 2 i and 2 i + 1 are pair i. Returns the
+/// number of pairs.
+template <class Add>
+int in_pairs(const std::vector<Operand>& operands, int first_pair, int most_operands, const Add& add) {
+  int slot = 2 * first_pair;
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    if (slot % 2 == 1 && operands[i].piece != operands[i - 1].piece) ++slot;
+    if (slot == most_operands) throw std::invalid_argument("a KV head has too many pieces: use fewer bits");
+    add(operands[i], slot++);
+  }
+  return (slot + 1) / 2;
+}
+
+/// `shift`: by how much the operand's bytes are shifted to the right before they are masked.
+CodedOperandChannels channels_of(const Operand& operand, int shift, const float* steps) {
   CodedOperandChannels channels{};
   for (const int side : {0, 1}) {
-    const Part* const part = side == 0 || operand.single ? operand.low : operand.high;
-    channels.middle[side] = 0.5F * static_cast<float>(mask_of(part, operand.shift));
+    const Part* const part = operand.part(side);
+    channels.middle[side] = 0.5F * static_cast<float>(operand.mask(side, shift));
     for (int j = 0; j < 8; ++j) {
       channels.channel[side][j] = -1;
-      if (part == nullptr || (operand.single && j >= 4)) continue;
-      const int channel = 8 * part->block + (operand.single ? 2 * j + side : j);
+      if (part == nullptr || (operand.single() && j >= 4)) continue;
+      const int channel = 8 * part->block + (operand.single() ? 2 * j + side : j);
       channels.channel[side][j] = static_cast<std::int16_t>(channel);
-      channels.factor[side][j] = std::ldexp(steps[channel], part->code_bit - (part->position - operand.shift));
+      channels.factor[side][j] = std::ldexp(steps[channel], part->code_bit - (part->position - shift));
     }
   }
   return channels;
 }
 
-/// Where the planes of one side begin in shared memory: full pieces, then what is left.
+/// Where the planes of one side begin in shared memory: those of 16-byte pieces, and that of the 8-byte piece if there
+/// is one.
 struct Planes {
-  int first_full, full, half;  // half: its plane, if the row has 8 bytes more
-  [[nodiscard]] CodedSource source(const Operand& operand) const {
-    const int plane = operand.piece < full ? first_full + operand.piece : half;
-    return kNewSource | static_cast<CodedSource>(operand.shift) << 16 | static_cast<CodedSource>(plane * kPlaneBytes);
+  int first_full, half;
+  [[nodiscard]] std::uint32_t offset(const Operand& operand) const {
+    return static_cast<std::uint32_t>((operand.single() ? half : first_full + operand.piece) * kPlaneBytes);
   }
 };
 
-void fill_keys(const std::vector<Operand>& operands, const Planes& planes, const float* steps, CodedHeadTable& table) {
-  CodedSource before = 0;
-  int count = 0;
-  const auto add = [&](const Operand* operand) {
-    if (count == kMostKeyOperands) throw std::invalid_argument("a KV head's keys have too many pieces: use fewer bits");
-    CodedKeyPair& pair = table.key_pair[count / 2];
-    std::uint32_t& mask = count % 2 == 0 ? pair.mask0 : pair.mask1;
-    CodedSource& source = count % 2 == 0 ? pair.source0 : pair.source1;
-    if (operand != nullptr) {
-      mask = 0x00010001U * (operand->low_mask() | operand->high_mask() << 8);
-      const CodedSource here = planes.source(*operand);
-      source = here == before ? 0 : here;
-      before = here;
-      table.keys[count] = channels_of(*operand, steps);
-    }
-    ++count;
+void fill_keys(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps,
+               CodedHeadTable& table) {
+  const auto add = [&](const Operand& operand, int slot) {
+    CodedKeyPair& pair = table.key_pair[slot / 2];
+    const int shift = operand.shift();
+    pair.mask[slot % 2] = 0x00010001U * (operand.mask(0, shift) | operand.mask(1, shift) << 8);
+    pair.shift[slot % 2] = static_cast<std::uint32_t>(shift) | (slot % 2 == 0 ? planes.offset(operand) << 8 : 0);
+    table.keys[slot] = channels_of(operand, shift, steps);
   };
-  for (const bool wide : {true, false}) {
-    for (const Operand& operand : operands) {
-      if (operand.wide == wide) add(&operand);
-    }
-    if (count % 2 == 1) add(nullptr);
-    if (wide) table.wide_key_pairs = count / 2;
-  }
-  table.key_pairs = count / 2;
+  table.wide_key_pairs = in_pairs(operands_of(parts, bytes, true), 0, kMostKeyOperands, add);
+  table.key_pairs = in_pairs(operands_of(parts, bytes, false), table.wide_key_pairs, kMostKeyOperands, add);
 }
 
-void fill_values(const std::vector<Operand>& operands, const Planes& planes, const float* steps,
+void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps,
                  CodedHeadTable& table) {
-  if (operands.size() > kMostValueOperands) {
-    throw std::invalid_argument("a KV head's values have too many pieces: use fewer bits");
-  }
-  CodedSource before = 0;
-  for (std::size_t i = 0; i < operands.size(); ++i) {
-    const CodedSource here = planes.source(operands[i]) | (operands[i].wide ? 0 : kNarrowSource);
-    table.value_operand[i] = {0x00010001U * operands[i].low_mask(), 0x00010001U * operands[i].high_mask(),
-                              here == before ? 0 : here, 0};
-    before = here;
-    table.values[i] = channels_of(operands[i], steps);
-  }
-  table.value_operands = static_cast<int>(operands.size());
+  std::vector<Operand> operands = operands_of(parts, bytes, true);
+  const std::vector<Operand> narrow = operands_of(parts, bytes, false);
+  operands.insert(operands.end(), narrow.begin(), narrow.end());
+  std::ranges::stable_sort(operands, {}, &Operand::piece);
+  table.value_pairs = in_pairs(operands, 0, kMostValueOperands, [&](const Operand& operand, int slot) {
+    CodedValuePair& pair = table.value_pair[slot / 2];
+    pair.mask[slot % 2] = {0x00010001U * operand.mask(0, 0), 0x00010001U * operand.mask(1, 0)};
+    pair.plane = planes.offset(operand);
+    pair.narrow[slot % 2] = operand.wide ? 0 : 1;
+    table.values[slot] = channels_of(operand, 0, steps);
+  });
 }
 
 void require_valid(const std::uint8_t* bits, const float* steps, int blocks) {
@@ -179,12 +179,15 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     table.full_planes = k_bytes / 2 + v_bytes / 2;
     table.half_planes = k_bytes % 2 + v_bytes % 2;
     const std::vector<Part> k_parts = parts_of(k_bits, blocks), v_parts = parts_of(v_bits, blocks);
-    fill_keys(operands_of(k_parts, true), {0, k_bytes / 2, table.full_planes}, k_steps, table);
-    fill_values(operands_of(v_parts, false), {k_bytes / 2, v_bytes / 2, table.full_planes + k_bytes % 2}, v_steps,
-                table);
+    for (auto* side : {&table.keys[0], &table.values[0]}) {
+      const int count = side == &table.keys[0] ? kMostKeyOperands : kMostValueOperands;
+      for (int i = 0; i < count; ++i) std::fill_n(&side[i].channel[0][0], 16, std::int16_t{-1});  // of empty slots
+    }
+    fill_keys(k_parts, k_bytes, {0, table.full_planes}, k_steps, table);
+    fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, table);
     layout.token_bytes += 16 * table.full_planes + 8 * table.half_planes + 4;
     layout.key_operands = std::max(layout.key_operands, 2 * table.key_pairs);
-    layout.value_operands = std::max(layout.value_operands, table.value_operands);
+    layout.value_operands = std::max(layout.value_operands, 2 * table.value_pairs);
     layout.planes = std::max(layout.planes, table.full_planes + table.half_planes);
   }
   layout.table_bytes = static_cast<std::int64_t>(tables.size() * sizeof(CodedHeadTable));

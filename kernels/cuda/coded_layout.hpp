@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // What the decode kernel of oscar/coded_attention.h is told about the packed rows of one KV head: which bits of which
-// bytes are the codes of which channels, in the order in which it multiplies them.
+// bytes are the codes of which channels, in the order in which the kernel multiplies them.
 //
-// The codes of a block of 8 channels are one or two parts, a part within one byte of each string. In a piece of 16
-// bytes a part lies in the low or in the high bytes of the words; an operand, 16 rows or columns of a matrix product,
-// is one part of the low and one of the high bytes. In a piece of 8 bytes an operand is one part.
+// A part is the bits that a block of 8 channels has in one byte of each string. An operand is 16 rows or columns of a
+// matrix product: one part of the low and one of the high bytes of the words of a piece of 16 bytes, either of which
+// may be missing, or one part of a piece of 8 bytes.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,6 @@ inline constexpr int kMostKeyOperands = 64, kMostValueOperands = 32;  // of a KV
 inline constexpr int kWideBits = 4;                                   // from which on a channel has the wide scale
 inline constexpr int kPlaneBytes = 512;                               // of a piece of 32 rows in shared memory
 
-/// Where an operand's bytes lie, if not where those of the operand before do. Offset of the plane in shared memory in
-/// the low half, by how many bits to shift right from bit 16 on.
-using CodedSource = std::uint32_t;
-inline constexpr CodedSource kNewSource = 0x80000000U, kNarrowSource = 0x40000000U;
-
 /// The channels of an operand: [0][j] of the low byte of word j, [1][j] of its high byte.
 struct CodedOperandChannels {
   float factor[2]
@@ -31,24 +26,24 @@ struct CodedOperandChannels {
   std::int16_t channel[2][8];  // -1: none
 };
 
-struct CodedKeyPair {  // two operands of a product
-  std::uint32_t mask0;
-  CodedSource source0;
-  std::uint32_t mask1;
-  CodedSource source1;
+/// Two operands, parts of the plane at offset `plane` in shared memory. The kernel shifts an operand's bytes of the
+/// keys to the right before it masks them, so that its units are about as large as the others'.
+struct CodedKeyPair {
+  std::uint32_t mask[2], shift[2];  // `plane` is in shift[0], from bit 8 on
 };
-struct CodedValueOperand {
-  std::uint32_t low_mask, high_mask;
-  CodedSource source;
-  std::uint32_t unused;
+struct CodedValuePair {
+  struct {
+    std::uint32_t low, high;
+  } mask[2];
+  std::uint32_t plane, narrow[2], unused;  // narrow: whether the operand has the narrow scale
 };
 
 struct alignas(16) CodedHeadTable {
   std::int64_t first_byte;                // of the head in a page of one token
   std::int32_t full_planes, half_planes;  // of 16 and of 8 bytes a token
-  std::int32_t key_pairs, wide_key_pairs, value_operands, unused;
+  std::int32_t key_pairs, wide_key_pairs, value_pairs, unused;
   CodedKeyPair key_pair[kMostKeyOperands / 2 + 1];  // one more, so that a reader can look ahead
-  CodedValueOperand value_operand[kMostValueOperands + 1];
+  CodedValuePair value_pair[kMostValueOperands / 2];
   CodedOperandChannels keys[kMostKeyOperands], values[kMostValueOperands];
 };
 

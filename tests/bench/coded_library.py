@@ -64,25 +64,35 @@ def head_planes(format_, pages, head, page_size):
     return pieces[0], pieces[1], pages[:, at:at + page_size * 4].reshape(-1, page_size, 4)
 
 
+def placed(bits):
+    """[(block, byte of a string, lowest bit in it, width, lowest bit of the code)]: where the bits of the blocks lie."""
+    parts, used = [], [0] * -(-sum(bits) // 8)
+    for block, width in enumerate(bits):
+        done = 0
+        while done < width:
+            byte = used.index(min(used))
+            here = min(width - done, 8 - used[byte])
+            parts.append((block, byte, used[byte], here, done))
+            used[byte] += here
+            done += here
+    return parts
+
+
 def decode_rows(format_, pages, head, page_size, side):
     """(pages, page_size, head_dim), fp64."""
     *pieces, scales = head_planes(format_, pages, head, page_size)
-    strings = []  # (pages, page_size, 8) bytes, one after the other
-    for piece in pieces[side]:
-        strings += [piece[..., 0::2], piece[..., 1::2]] if piece.shape[-1] == 16 else [piece]
+    halves = [piece for piece in pieces[side] if piece.shape[-1] == 8]
+    strings = halves + [piece[..., i::2] for piece in pieces[side] if piece.shape[-1] == 16 for i in (0, 1)]  # bytes
     scale = torch.exp2((scales.double() - 128) / 16)[..., 2 * side:2 * side + 2]
     rows = torch.zeros(*scales.shape[:2], format_.steps[side].shape[1], dtype=torch.float64, device=pages.device)
-    first = 0
-    for block, width in enumerate(format_.bits[side][head].tolist()):
-        if width == 0:
-            continue
-        code = torch.zeros(*scales.shape[:2], 8, dtype=torch.int32, device=pages.device)
-        for bit in range(width):
-            n = first + bit
-            code |= (strings[n // 8].int() >> n % 8 & 1) << bit
-        step = format_.steps[side][head, 8 * block:8 * block + 8].double().to(pages.device)
-        rows[..., 8 * block:8 * block + 8] = (code - (2**width - 1) / 2) * step * scale[..., 0 if width >= 4 else 1, None]
-        first += width
+    bits = format_.bits[side][head].tolist()
+    codes = torch.zeros(*scales.shape[:2], len(bits), 8, dtype=torch.int32, device=pages.device)
+    for block, byte, position, width, code_bit in placed(bits):
+        codes[..., block, :] |= (strings[byte].int() >> position & 2**width - 1) << code_bit
+    for block, width in enumerate(bits):
+        if width > 0:
+            step = format_.steps[side][head, 8 * block:8 * block + 8].double().to(pages.device)
+            rows[..., 8 * block:8 * block + 8] = (codes[..., block, :] - (2**width - 1) / 2) * step * scale[..., 0 if width >= 4 else 1, None]
     return rows
 
 

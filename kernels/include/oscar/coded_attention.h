@@ -9,10 +9,12 @@
  *
  * A packed row. Blocks of 8 neighbouring channels share a number of bits w, 0 to 8. Channel i stands for
  *   y_i = s (c_i - (2^w - 1) / 2) step_i,   code c_i of w bits,
- * where s is the row's wide scale if w >= 4, else its narrow one. The codes of the channels j, j + 8, j + 16, ... make one
- * string of bits, low bits first; strings end with whole bytes, of which unused bits have no meaning. Each 16 bits of the
- * strings are a piece of 16 bytes, whose little-endian 16-bit word j has those of string j. If 8 bits are left, they are a
- * piece of 8 bytes, one for each string. A scale is a byte b, s = 2^((b - 128) / 16).
+ * where s is the row's wide scale if w >= 4, else its narrow one. The channels j, j + 8, j + 16, ..., one of each block, share
+ * string j of N bytes, N the least that holds the bits of all blocks. Blocks are placed in order: a block's low bits go to the
+ * byte with the most free bits (to the first of several), at its lowest free bit; what finds no room there is placed in the same
+ * way. Free bits have no meaning. If N is odd, the bytes 0 of the strings are a piece of 8 bytes, one for each string. Each two
+ * bytes that follow are a piece of 16 bytes, whose little-endian 16-bit word j has those of string j. A scale is a byte b,
+ * s = 2^((b - 128) / 16).
  *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
  * 16-byte piece of the keys' rows, the same for the values' rows, then (P, 8) for an 8-byte piece of the keys' rows and for
