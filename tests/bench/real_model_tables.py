@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tables of README and tests/bench/README.md from what bench_real_model.py and real_model_generate.py kept."""
+"""The tables of tests/bench/README.md from what bench_real_model.py and real_model_generate.py kept."""
 
 
 def table(head, rows):
@@ -29,17 +29,6 @@ def main_table(document):
     return table(head + (["needles 7K"] if has_long else []), lines)
 
 
-IN_SHORT = ("bf16", "Hadamard, clip 0.96 / 0.92", "Hadamard INT3", "Hadamard INT4", "`oscar`, clip 0.96 / 0.92 (published)",
-            "`oscar`, fitted clip, centred", "`auto` for `any`", "`coded`, 2.25 bits", "`coded`, 1.75 bits", "`coded`, 1.5 bits")
-
-
-def short_table(document):
-    rows = {row["name"]: row for row in [*document.get("baselines", []), *document.get("recipes", [])]}
-    lines = [[name, bits(rows[name]), f"{rows[name]['ppl']:.3f}", f"{rows[name]['kld']:.4f}", hits(rows[name]["probes_2k"]),
-              hits(rows[name]["probes_7k"])] for name in IN_SHORT if name in rows]
-    return table(["method", "bits, fp16 / fp32 parameters", "ppl", "KLD", "needles 2K", "needles 7K"], lines)
-
-
 def domain_table(document):
     rows = [*document.get("baselines", []), *document.get("recipes", [])]
     domains = sorted(rows[0]["kld_by_domain"]) if rows else []
@@ -47,6 +36,12 @@ def domain_table(document):
     lines += [[row["name"], row["on"]] + [f"{row['kld_by_domain'][d]:.4f}" for d in domains]
               for row in document.get("crossed", [])]
     return table(["method", "fitted on", *domains], lines)
+
+
+def kld_between(row, begin, end):
+    """The mean over positions; None where no text was as long."""
+    inside = [kld for first, last, kld in row["kld_by_position"] if begin <= (first + last) / 2 < end]
+    return sum(inside) / len(inside) if inside else None
 
 
 def position_table(document):
@@ -58,8 +53,8 @@ def position_table(document):
     for row in rows:
         cells = [row["name"]]
         for begin, end in zip(edges, edges[1:]):
-            inside = [(b, k) for b, e, k in row["kld_by_position"] if begin <= (b + e) / 2 < end]
-            cells.append(f"{sum(k for _, k in inside) / len(inside):.4f}" if inside else "")
+            kld = kld_between(row, begin, end)
+            cells.append("" if kld is None else f"{kld:.4f}")
         lines.append(cells)
     return table(["KLD at positions", *(f"{b}–{e}" for b, e in zip(edges, edges[1:]))], lines)
 
@@ -87,7 +82,7 @@ def generation_table(document):
     return table(head, lines) if rows else ""
 
 
-TABLES = {"main": main_table, "short": short_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
+TABLES = {"main": main_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
           "generation": generation_table}
 
 

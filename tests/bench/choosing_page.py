@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The tables and pictures of zoo/choosing/README.md, from the results that are kept here and from a set of the zoo.
+
+choosing_page.py            compares; exit status 1 and the names of the files that differ
+choosing_page.py --write    writes them
+Standard library only.
+"""
+import json
+import sys
+from pathlib import Path
+
+from choosing_pictures import bits_against_kld, plan_by_layer
+from real_model_tables import bits, hits, kld_between, table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "tests/bench/results"
+PAGE = ROOT / "zoo/choosing/README.md"
+CODED_SET = ROOT / "zoo/sample/qwen3-2m/coded"
+
+EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp, vLLM, transformers", "SGLang (`sglang-v3`), vLLM, transformers", "vLLM, transformers"
+READ_BY = {"bf16": "every server", "Hadamard, clip 0.96 / 0.92": EVERYWHERE, "Hadamard INT3": "(to compare)", "Hadamard INT4": "(to compare)",
+           "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`auto` for `sglang-v1`": EVERYWHERE,
+           "`oscar`, fitted clip, centred": WITH_MEANS, "`auto` for `any`": OURS, "`auto` for `any`, levels 8,4": OURS,
+           "`coded`, 2.25 bits": OURS, "`coded`, 1.75 bits": OURS, "`coded`, 1.5 bits": OURS}
+CASES = {"fp16": "16-bit scales and zeros", "G=64": "groups of 64 channels", "96/8": "96 query heads"}
+CONTEXTS, IN_WINDOWS = (512, 2048, 8192, 32768, 131072), 320
+
+
+def kept(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+def source(name):
+    return f"[{name}](../../tests/bench/results/{name})"
+
+
+def quality():
+    document = kept("real_model_h200.json")
+    rows = {row["name"]: row for row in [*document["baselines"], *document["recipes"]]}
+    lines = [[name, readers, bits(rows[name]), f"{rows[name]['ppl']:.3f}", f"{rows[name]['kld']:.4f}",
+              f"{kld_between(rows[name], 4096, 8192):.4f}", hits(rows[name]["probes_2k"]), hits(rows[name]["probes_7k"]),
+              rows[name]["commit"][:7]] for name, readers in READ_BY.items()]
+    head = ["cache", "read by", "bits, fp16 / fp32 parameters", "ppl", "KLD", "KLD at 4K–8K", "needles 2K", "needles 7K", "commit"]
+    return f"From {source('real_model_h200.json')}:\n\n{table(head, lines)}\n"
+
+
+def context_bits():
+    """Computed: sink and recent tokens in bfloat16, all others at the bits of a packed value."""
+    lines = [[name, *(f"{(IN_WINDOWS * 16 + (context - IN_WINDOWS) * packed) / context:.2f}" for context in CONTEXTS)]
+             for name, packed in (("INT2, heads of 64, fp32 parameters", 3), ("INT2, heads of 128, fp32 parameters", 2.5),
+                                  ("coded, 2.25 bits", 2.25), ("coded, 1.5 bits", 1.5))]
+    return table(["bits a value at a context of", *(f"{n // 1024}K" if n >= 1024 else str(n) for n in CONTEXTS)], lines) + "\n"
+
+
+def words_of_case(case):
+    batch, length, *more = case.removeprefix("B=").split(", ")
+    sequences = "1 sequence" if batch == "1" else f"{batch} sequences"
+    return ", ".join([f"{sequences} of {length}", *(CASES.get(word, word) for word in more)])
+
+
+def decode_rows(document):
+    """(case, cache, bytes of a layer or None, microseconds, those of bfloat16, commit): rows of INT2, and of plans of the coded cache."""
+    peers = {row["case"]: min(row["bf16_microseconds"].values()) for row in document["cases"] if "bf16_microseconds" in row}
+    for row in document["cases"]:
+        name = f"coded, {row['plan']}" if "plan" in row else "INT2" if "microseconds" in row else "INT2, in the run of the coded cache"
+        yield (row["case"], name, row.get("bytes"), row.get("microseconds", row.get("int2_microseconds")), peers[row["case"]],
+               document["commit"][:7])
+
+
+def decode_speed():
+    return decode_table({name: kept(name) for name in ("int2_attention_h200.json", "coded_attention_h200.json") if (RESULTS / name).exists()})
+
+
+def decode_table(documents):
+    rows = [row for document in documents.values() for row in decode_rows(document)]
+    cases = list(dict.fromkeys(row[0] for row in rows))
+    lines = [[words_of_case(case), name, f"{size / 1e6:.1f}" if size else "", f"{us:.1f}", f"{bf16:.1f}", f"{bf16 / us:.1f}", commit]
+             for case, name, size, us, bf16, commit in sorted(rows, key=lambda row: cases.index(row[0]))]
+    head = ["one decode step of a layer", "cache", "MB read", "us", "us in bfloat16", "times as fast", "commit"]
+    missing = "" if len(documents) == 2 else "\nThe coded cache has a decode kernel, too; its times are not kept here yet.\n"
+    return f"From {' and '.join(map(source, documents))}:\n\n{table(head, lines)}\n{missing}"
+
+
+def model_speed():
+    document = kept("cache_h200.json")
+    lines = []
+    for row in document["speed"]:
+        exact, packed = row["bf16, flash"], row["int2 kernel"]
+        lines.append([f"{row['context'] // 1024}K", str(row["batch"]), f"{exact['graph_tokens_per_s']:.0f}", f"{packed['graph_tokens_per_s']:.0f}",
+                      f"{exact['cache_bytes'] / 1e9:.2f}", f"{packed['cache_bytes'] / 1e9:.2f}", document["commit"][:7]])
+    head = ["context", "sequences", "tokens/s, bfloat16", "tokens/s, INT2", "GB, bfloat16", "GB, INT2", "commit"]
+    return f"From {source('cache_h200.json')}:\n\n{table(head, lines)}\n"
+
+
+PARTS = {"quality": quality, "bits by context": context_bits, "decode speed": decode_speed, "model speed": model_speed}
+
+
+def page():
+    text = PAGE.read_text()
+    for name, make in PARTS.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        first, rest = text.split(begin)
+        text = first + begin + make() + end + rest.split(end)[1]
+    return text
+
+
+def main():
+    files = {PAGE.parent / "bits_against_kld.svg": bits_against_kld(kept("real_model_h200.json")),
+             PAGE.parent / "plan_by_layer.svg": plan_by_layer(CODED_SET), PAGE: page()}
+    if sys.argv[1:] == ["--write"]:
+        for path, text in files.items():
+            path.write_text(text)
+    else:
+        differ = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+        for path in differ:
+            print(f"{path.relative_to(ROOT)} is not what the kept results say: run tests/bench/choosing_page.py --write")
+        sys.exit(1 if differ else 0)
+
+
+if __name__ == "__main__":
+    main()
