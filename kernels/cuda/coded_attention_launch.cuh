@@ -11,13 +11,10 @@ namespace oscar::cuda {
 
 template <class S>
 int launch(CodedParams p, cudaStream_t stream) {
-  constexpr int kMostBytes = 227 * 1024, kOfBlock = S::kBlocks == 2 ? 112 * 1024 : kMostBytes;
-  const int queries = CodedQueries<S>::bytes(p.args.layout.key_operands), scales = kWarp * sizeof(float4);
-  p.stage_bytes = p.args.layout.planes * kPlaneBytes + kWarp * 4;
-  for (p.stages = kMostCodedStages;; --p.stages) {
-    p.warp_bytes = std::max(p.stages * p.stage_bytes + scales, kMergeBytes<S>);
-    if (p.stages == 2 || kMostDecodeWarps * p.warp_bytes + queries <= kOfBlock) break;
-  }
+  constexpr int kMostBytes = 227 * 1024;
+  const int queries = CodedQueries<S>::bytes(p.args.layout.key_operands), step = CodedHistoryWarp<S>::kStep;
+  p.stage_bytes = coded_stage_bytes(p.args.layout.planes, step);
+  p.warp_bytes = std::max(coded_warp_bytes(p.args.layout.planes, step), kCodedMergeBytes<S>);
   const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts),
                   static_cast<unsigned>(p.args.batch));
   const int bytes = p.rule.warps * p.warp_bytes + queries;

@@ -9,8 +9,6 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kMostCodedStages = 3;
-
 /// The arguments as the kernel takes them; members that DecodeParams has mean the same.
 struct CodedParams {
   oscar_coded_decode_args args;
@@ -18,15 +16,21 @@ struct CodedParams {
   SplitRule rule;
   int parts, part_heads;
   int max_splits;
+  SplitPlan longest;
   int history_shift, window_shift;
   int page_stride;  // of the history, in bytes
   float score_scale;
   float* partials;
   std::int64_t unit_floats;
   int* tickets;
-  int stages, stage_bytes,
-      warp_bytes;  // of a warp's copies: steps in flight; bytes of one; of all, and what else it needs
+  int stage_bytes, warp_bytes;  // of a step's copies; of all that a warp has in shared memory
 };
+
+inline constexpr int kMostCodedStep = 64;  // tokens that a warp takes at a time
+/// Bytes of shared memory of the copies of a step: its rows' planes and scales.
+constexpr int coded_stage_bytes(int planes, int step) { return step * (16 * planes + 4); }
+/// Two steps of copies, and the scales of one as float32.
+constexpr int coded_warp_bytes(int planes, int step) { return 2 * coded_stage_bytes(planes, step) + 16 * step; }
 
 /// Launches the kernel for kDim channels a head. Returns a cudaError_t.
 template <int kDim>

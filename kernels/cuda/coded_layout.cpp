@@ -91,21 +91,19 @@ int in_pairs(const std::vector<Operand>& operands, int first_pair, int most_oper
   return (slot + 1) / 2;
 }
 
-/// `shift`: by how much the operand's bytes are shifted to the right before they are masked.
-CodedOperandChannels channels_of(const Operand& operand, int shift, const float* steps) {
-  CodedOperandChannels channels{};
-  for (const int side : {0, 1}) {
+/// What the rows of `operand` are, its bytes shifted to the right by `shift` before they are masked: word t of 4.
+CodedKeyWord word_of(const Operand& operand, int t, int shift, const float* steps) {
+  CodedKeyWord word{};
+  for (int byte = 0; byte < 4; ++byte) {
+    const int side = byte % 2, j = 2 * t + byte / 2;
     const Part* const part = operand.part(side);
-    channels.middle[side] = 0.5F * static_cast<float>(operand.mask(side, shift));
-    for (int j = 0; j < 8; ++j) {
-      channels.channel[side][j] = -1;
-      if (part == nullptr || (operand.single() && j >= 4)) continue;
-      const int channel = 8 * part->block + (operand.single() ? 2 * j + side : j);
-      channels.channel[side][j] = static_cast<std::int16_t>(channel);
-      channels.factor[side][j] = std::ldexp(steps[channel], part->code_bit - (part->position - shift));
-    }
+    word.channel[byte] = -1;
+    if (part == nullptr || (operand.single() && j >= 4)) continue;
+    const int channel = 8 * part->block + (operand.single() ? 2 * j + side : j);
+    word.channel[byte] = static_cast<std::int16_t>(channel);
+    word.factor[byte] = std::ldexp(steps[channel], part->code_bit - (part->position - shift));
   }
-  return channels;
+  return word;
 }
 
 /// Where the planes of one side begin in shared memory: those of 16-byte pieces, and that of the 8-byte piece if there
@@ -124,25 +122,51 @@ void fill_keys(const std::vector<Part>& parts, int bytes, const Planes& planes, 
     const int shift = operand.shift();
     pair.mask[slot % 2] = 0x00010001U * (operand.mask(0, shift) | operand.mask(1, shift) << 8);
     pair.shift[slot % 2] = static_cast<std::uint32_t>(shift) | (slot % 2 == 0 ? planes.offset(operand) << 8 : 0);
-    table.keys[slot] = channels_of(operand, shift, steps);
+    for (int t = 0; t < 4; ++t) {
+      const CodedKeyWord word = table.key_word[slot][t] = word_of(operand, t, shift, steps);
+      for (int byte = 0; byte < 4; ++byte) {
+        if (word.channel[byte] < 0) continue;
+        float& top = table.key_top[word.channel[byte]];
+        top = std::max(top, word.factor[byte]);
+      }
+    }
   };
   table.wide_key_pairs = in_pairs(operands_of(parts, bytes, true), 0, kMostKeyOperands, add);
   table.key_pairs = in_pairs(operands_of(parts, bytes, false), table.wide_key_pairs, kMostKeyOperands, add);
 }
 
-void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps,
+void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps, int blocks,
                  CodedHeadTable& table) {
   std::vector<Operand> operands = operands_of(parts, bytes, true);
   const std::vector<Operand> narrow = operands_of(parts, bytes, false);
   operands.insert(operands.end(), narrow.begin(), narrow.end());
   std::ranges::stable_sort(operands, {}, &Operand::piece);
+  std::vector<std::pair<int, CodedValuePart>> of_blocks;  // with their blocks
   table.value_pairs = in_pairs(operands, 0, kMostValueOperands, [&](const Operand& operand, int slot) {
     CodedValuePair& pair = table.value_pair[slot / 2];
     pair.mask[slot % 2] = {0x00010001U * operand.mask(0, 0), 0x00010001U * operand.mask(1, 0)};
     pair.plane = planes.offset(operand);
     pair.narrow[slot % 2] = operand.wide ? 0 : 1;
-    table.values[slot] = channels_of(operand, 0, steps);
+    for (int side = 0; side < (operand.single() ? 1 : 2); ++side) {
+      const Part* const part = operand.part(side);
+      if (part == nullptr) continue;
+      of_blocks.push_back({part->block,
+                           {.slot = static_cast<std::int16_t>(16 * slot + 8 * side),
+                            .narrow = static_cast<std::int8_t>(operand.wide ? 0 : 1),
+                            .in_half = static_cast<std::int8_t>(operand.single() ? 1 : 0),
+                            .unit = std::ldexp(1.0F, part->code_bit - part->position),
+                            .middle = 0.5F * static_cast<float>(operand.mask(side, 0))}});
+    }
   });
+  std::ranges::stable_sort(of_blocks, {}, &std::pair<int, CodedValuePart>::first);
+  for (std::size_t i = 0; i < of_blocks.size(); ++i) {
+    table.value_part[i] = of_blocks[i].second;
+    table.block_end[of_blocks[i].first] = static_cast<int>(i) + 1;
+  }
+  for (int block = 1; block < kMostBlocks; ++block) {  // of blocks without bits: none
+    table.block_end[block] = std::max(table.block_end[block], table.block_end[block - 1]);
+  }
+  std::copy_n(steps, 8 * blocks, table.value_step);
 }
 
 void require_valid(const std::uint8_t* bits, const float* steps, int blocks) {
@@ -179,12 +203,11 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     table.full_planes = k_bytes / 2 + v_bytes / 2;
     table.half_planes = k_bytes % 2 + v_bytes % 2;
     const std::vector<Part> k_parts = parts_of(k_bits, blocks), v_parts = parts_of(v_bits, blocks);
-    for (auto* side : {&table.keys[0], &table.values[0]}) {
-      const int count = side == &table.keys[0] ? kMostKeyOperands : kMostValueOperands;
-      for (int i = 0; i < count; ++i) std::fill_n(&side[i].channel[0][0], 16, std::int16_t{-1});  // of empty slots
+    for (auto& words : table.key_word) {  // of empty slots
+      for (CodedKeyWord& word : words) std::fill_n(word.channel, 4, std::int16_t{-1});
     }
     fill_keys(k_parts, k_bytes, {0, table.full_planes}, k_steps, table);
-    fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, table);
+    fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, blocks, table);
     layout.token_bytes += 16 * table.full_planes + 8 * table.half_planes + 4;
     layout.key_operands = std::max(layout.key_operands, 2 * table.key_pairs);
     layout.value_operands = std::max(layout.value_operands, 2 * table.value_pairs);

@@ -15,23 +15,32 @@
 namespace oscar::cuda {
 
 inline constexpr int kMostKeyOperands = 64, kMostValueOperands = 32;  // of a KV head
+inline constexpr int kMostBlocks = 32;                                // of 8 channels
 inline constexpr int kWideBits = 4;                                   // from which on a channel has the wide scale
 inline constexpr int kPlaneBytes = 512;                               // of a piece of 32 rows in shared memory
 
-/// The channels of an operand: [0][j] of the low byte of word j, [1][j] of its high byte.
-struct CodedOperandChannels {
-  float factor[2]
-              [8];  // what a unit of the masked byte is worth in the channel's coordinate; 0 where there is no channel
-  float middle[2];  // half of what the mask lets through: the middle of the codes
-  std::int16_t channel[2][8];  // -1: none
+/// Four bytes of an operand's rows, those that one lane multiplies: byte i is of channel[i] (-1: none), and a unit of
+/// it is worth factor[i] in the channel's coordinate.
+struct alignas(8) CodedKeyWord {
+  float factor[4];
+  std::int16_t channel[4];
+};
+
+/// A part of a block of the values: the sum of its masked bytes over tokens lies in row `slot` + j of the operands (16
+/// rows each) for channel j of the block; in a piece of 8 bytes, in row slot + j / 2 + 8 * (j % 2).
+struct alignas(16) CodedValuePart {
+  std::int16_t slot;
+  std::int8_t narrow, in_half;  // whether it has the narrow scale; whether it lies in a piece of 8 bytes
+  float unit, middle;           // what a unit is worth in steps of the channel; the middle of the bytes
+  std::int32_t unused;
 };
 
 /// Two operands, parts of the plane at offset `plane` in shared memory. The kernel shifts an operand's bytes of the
 /// keys to the right before it masks them, so that its units are about as large as the others'.
-struct CodedKeyPair {
+struct alignas(16) CodedKeyPair {
   std::uint32_t mask[2], shift[2];  // `plane` is in shift[0], from bit 8 on
 };
-struct CodedValuePair {
+struct alignas(16) CodedValuePair {
   struct {
     std::uint32_t low, high;
   } mask[2];
@@ -43,8 +52,12 @@ struct alignas(16) CodedHeadTable {
   std::int32_t full_planes, half_planes;  // of 16 and of 8 bytes a token
   std::int32_t key_pairs, wide_key_pairs, value_pairs, unused;
   CodedKeyPair key_pair[kMostKeyOperands / 2 + 1];  // one more, so that a reader can look ahead
-  CodedValuePair value_pair[kMostValueOperands / 2];
-  CodedOperandChannels keys[kMostKeyOperands], values[kMostValueOperands];
+  CodedValuePair value_pair[kMostValueOperands / 2 + 1];
+  CodedKeyWord key_word[kMostKeyOperands][4];
+  CodedValuePart value_part[2 * kMostValueOperands];  // in the order of their blocks
+  alignas(16) std::int32_t block_end[kMostBlocks];    // the block's parts end here, and the next block's begin
+  alignas(16) float value_step[8 * kMostBlocks];
+  float key_top[8 * kMostBlocks];  // the largest factor of a channel
 };
 
 /// The tables of all KV heads; fills `layout` but for its table. Throws std::invalid_argument that says what is wrong.

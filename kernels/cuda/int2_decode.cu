@@ -113,6 +113,7 @@ DecodeParams params_of(const oscar_int2_decode_args& a) {
   p.part_heads = (heads + p.parts - 1) / p.parts;
   const std::int64_t batch = a.split_batch > 0 ? a.split_batch : a.batch;
   p.rule = SplitRule::of(batch * a.num_kv_heads, a.num_kv_heads);
+  p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
   p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (a.head_dim + 2) + 3) / 4 * 4);
   p.history_shift = log2_of(a.history.page_size);

@@ -30,10 +30,19 @@ __device__ __forceinline__ float sum_over_tokens(float x) {
   return x;
 }
 
-/// A head's channels of one warp, to `row`: of packed values less `zero`, in all lanes the sum over the warp's tokens.
+/// Floats of a head in what a warp hands to merge_warps(); + 8 against bank conflicts.
 template <class S>
-__device__ __forceinline__ void write_packed(const WarpState<S>& state, int tile_of_heads, float* row) {
-  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+inline constexpr int kMergeStride = S::kDim + 8;
+/// Bytes of a warp's copies that merge_warps() needs.
+template <class S>
+inline constexpr int kMergeBytes = 4 * kMergeStride<S> * 4;
+
+/// The channels of a lane's head of one warp, to rows[head][channel]: of packed values less `zero`, in all lanes the
+/// sum over the warp's tokens.
+template <class S>
+__device__ __forceinline__ void write_packed(const WarpState<S>& state, int tile_of_heads, float* rows) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4;
+  float* const row = rows + lane % 4 * kMergeStride<S>;
   const auto& out = state.out[tile_of_heads / 2];
   const int j = tile_of_heads % 2;
   float zero[S::kGroups];
@@ -58,8 +67,9 @@ __device__ __forceinline__ void write_packed(const WarpState<S>& state, int tile
 }
 
 template <class S>
-__device__ __forceinline__ void write_window(const WarpState<S>& state, int tile_of_heads, float* row) {
-  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+__device__ __forceinline__ void write_window(const WarpState<S>& state, int tile_of_heads, float* rows) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4;
+  float* const row = rows + lane % 4 * kMergeStride<S>;
   const auto& out = state.out[tile_of_heads / 2];
   const int j = tile_of_heads % 2;
 #pragma unroll
@@ -69,15 +79,8 @@ __device__ __forceinline__ void write_window(const WarpState<S>& state, int tile
   }
 }
 
-/// Floats of a head in what a warp hands to merge_warps(); + 8 against bank conflicts.
-template <class S>
-inline constexpr int kMergeStride = S::kDim + 8;
-/// Bytes of a warp's copies that merge_warps() needs.
-template <class S>
-inline constexpr int kMergeBytes = 4 * kMergeStride<S> * 4;
-
 /// Adds up the block's warps: `state` of each, at last in `to`. Each warp's results lie where its copies did, of
-/// `warp_bytes`. write_packed(tile of heads, row) writes a lane's channels of packed values to `row`.
+/// `warp_bytes`. write_packed(tile of heads, rows) writes the warp's channels of packed values to rows[head][channel].
 template <class S, class Write>
 __device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool packed, unsigned char* copies,
                                             int warp_bytes, int warps, PartialView to, const Write& write_packed) {
@@ -87,13 +90,12 @@ __device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool pack
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int tile = 0; tile < S::kKeyTiles; ++tile) {
-    float* const row = result(warp) + lane % 4 * kStride;
     if (tile > 0) __syncthreads();
     __syncwarp();
     if (packed) {
-      write_packed(tile, row);
+      write_packed(tile, result(warp));
     } else {
-      write_window(state, tile, row);
+      write_window(state, tile, result(warp));
     }
     const float own_sum = sum_over_tokens(state.sum[tile]);
     if (lane < 4) highest[4 * tile + lane][warp] = state.highest[tile], sums[4 * tile + lane][warp] = own_sum;
@@ -223,16 +225,15 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
                   (std::int64_t{sequence} * p.args.num_q_heads + first_head) * S::kDim;
   HistoryWarp<S> history(p, sequence, kv_head, shared + warp * DecodeStages<S>::kWarpBytes);
   // Most sequences are as long as the longest: its pages are looked up while the length is on its way.
-  const int longest = p.args.history.max_length;
-  const SplitPlan likely(longest, p.args.window.max_length, p.rule);
-  const int likely_first = likely.history_first(split);
+  const int longest = p.args.history.max_length, likely_first = p.longest.history_first(split);
   follow_previous_launch();
   if (likely_first >= 0 && likely_first < longest) {
-    history.look_up(likely_first, min(likely_first + likely.history_tokens, longest), warp);
+    history.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
   }
   const auto fetched = BlockQueries<S>::fetch(q, num_heads, warp, p.rule.warps);
   const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
-  const SplitPlan plan(length, window, p.rule);
+  const bool likely = length == longest && window == p.args.window.max_length;
+  const SplitPlan plan = likely ? p.longest : SplitPlan(length, window, p.rule);
   if (split >= plan.count()) return;
 
   WarpState<S> state;
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   using Stages = DecodeStages<S>;
   static_assert(kMergeBytes<S> <= Stages::kWarpBytes);
   merge_warps<S>(state, packed, shared, Stages::kWarpBytes, p.rule.warps, all.split(split),
-                 [&](int tile, float* row) { write_packed<S>(state, tile, row); });
+                 [&](int tile, float* rows) { write_packed<S>(state, tile, rows); });
   if (!is_last_block(p.tickets + unit, plan.count())) return;
   const std::int64_t row = std::int64_t{sequence} * p.args.num_q_heads + first_head;
   SplitMerge<S>(all, plan.count(), reinterpret_cast<float*>(shared))

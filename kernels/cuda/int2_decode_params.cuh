@@ -37,9 +37,10 @@ struct SplitRule {
 
 /// How a sequence is cut: first the window's splits, then the history's.
 struct SplitPlan {
-  int window_tokens, window_splits;  // tokens of a split
-  int history_tokens, history_splits;
+  int window_tokens = 0, window_splits = 0;  // tokens of a split
+  int history_tokens = 0, history_splits = 0;
 
+  SplitPlan() = default;
   __host__ __device__ SplitPlan(int length, int window, const SplitRule& rule)
       : window_tokens(multiple(window, rule.window_pieces, 16 * rule.warps)),
         window_splits(window > 0 ? (window + window_tokens - 1) / window_tokens : 1),
@@ -77,6 +78,7 @@ struct DecodeParams {
   SplitRule rule;
   int parts, part_heads;  // of a KV head
   int max_splits;
+  SplitPlan longest;                // of a sequence of max_length
   int history_shift, window_shift;  // log2 of the page sizes
   float score_scale;                // softmax scale * log2(e)
   float* partials;                  // (batch, num_kv_heads * parts, max_splits): see PartialView

@@ -16,6 +16,9 @@
  * bytes that follow are a piece of 16 bytes, whose little-endian 16-bit word j has those of string j. A scale is a byte b,
  * s = 2^((b - 128) / 16).
  *
+ * Accuracy. Products of queries with steps are rounded to 16 bits of the largest of the head: the error of a score is less than
+ * the sum over channels of 2^-17 max_j |q_j step_j| (2^w_i - 1) s softmax_scale. Fits make the steps of a head about equal.
+ *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
  * 16-byte piece of the keys' rows, the same for the values' rows, then (P, 8) for an 8-byte piece of the keys' rows and for
  * one of the values' rows, then the scales (P, 4): keys wide, keys narrow, values wide, values narrow. */

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "codec/packing.hpp"
+#include "unit/kernels_cuda/decode_errors.hpp"
 #include "unit/kernels_cuda/int2_pages.hpp"
 
 namespace oscar::test {
@@ -101,26 +102,12 @@ class CheckedDecode {
            std::none_of(sums.begin(), sums.end(), is_nan);
   }
 
-  /// |out - expected| / |expected| and |lse - expected| / max(1, |expected|), the largest of the sequences.
+  /// See decode_errors().
   std::pair<double, double> errors() {
-    std::pair<double, double> worst;
-    const auto got = out.download_as<float>(), sums = lse.download_as<float>();
-    for (int b = 0; b < static_cast<int>(s.lengths.size()); ++b) {
-      double error = 0, norm = 0;
-      for (int h = 0; h < s.q_heads; ++h) {
-        const std::size_t row = static_cast<std::size_t>(b) * s.q_heads + h;
-        std::vector<double> expected(static_cast<std::size_t>(s.dim));
-        const double sum = attend(b, h, expected);
-        worst.second =
-            std::max(worst.second, sum == sums[row] ? 0 : std::abs(sum - sums[row]) / std::max(1.0, std::abs(sum)));
-        for (std::size_t i = 0; i < expected.size(); ++i) {
-          const double difference = got[row * expected.size() + i] - expected[i];
-          error += difference * difference, norm += expected[i] * expected[i];
-        }
-      }
-      worst.first = std::max(worst.first, error == 0 ? 0 : std::sqrt(error / norm));
-    }
-    return worst;
+    const DecodeResult result{
+        s.q_heads, s.kv_heads, s.dim, queries_, out.download_as<float>(), lse.download_as<float>()};
+    return decode_errors(result, static_cast<int>(s.lengths.size()),
+                         [this](bool keys, int b, int head) { return rows(keys ? keys_ : values_, b, head); });
   }
 
   DecodeShape s;
@@ -160,29 +147,6 @@ class CheckedDecode {
       all.push_back(side.window_row(s, recent_.page(b, t), kv_head, t % s.window_page_size));
     }
     return all;
-  }
-
-  /// One query head of one sequence; returns the log of the sum of exponentials.
-  double attend(int b, int head, std::vector<double>& expected) {
-    const int kv_head = head / (s.q_heads / s.kv_heads);
-    const auto keys = rows(keys_, b, kv_head), values = rows(values_, b, kv_head);
-    std::vector<double> scores;
-    double top = -INFINITY, sum = 0;
-    for (const auto& key : keys) {
-      double score = 0;
-      for (std::size_t i = 0; i < key.size(); ++i) {
-        score += key[i] * load(OSCAR_BFLOAT16,
-                               &queries_[2 * ((static_cast<std::size_t>(b) * s.q_heads + head) * key.size() + i)]);
-      }
-      scores.push_back(score / std::sqrt(static_cast<double>(s.dim)));
-      top = std::max(top, scores.back());
-    }
-    for (const double score : scores) sum += std::exp(score - top);
-    for (std::size_t j = 0; j < values.size(); ++j) {
-      const double weight = std::exp(scores[j] - top) / sum;
-      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += weight * values[j][i];
-    }
-    return sum > 0 ? top + std::log(sum) : -INFINITY;
   }
 
   std::mt19937 engine_;

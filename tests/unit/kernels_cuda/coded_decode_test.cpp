@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// Decode attention over pages of a coded cache against fp64 on the CPU.
+#include "unit/kernels_cuda/coded_decode_case.hpp"
+#include "unit/kernels_cuda/samples.hpp"
+
+namespace oscar {
+namespace {
+
+using namespace test;
+
+void check_coded(CodedCaseShape s, unsigned seed) {
+  s.split_batch = seed % 2 == 0 ? 0 : 300;  // cut finely, by few sequences, and coarsely
+  CheckedCodedDecode test(s, seed);
+  CHECK(test.run());
+  const auto [error, lse_error] = test.errors();
+  const Shape shape{DType::kBF16, s.dim, s.lengths.back()};
+  check_error("coded_decode, relative", shape, error, 2e-3);
+  check_error("coded_decode, log-sum-exp", shape, lse_error, 5e-3);
+  const auto first = test.out.download();
+  CHECK(test.run());
+  CHECK_MESSAGE(test.out.download() == first, "another run gives other bits");
+}
+
+std::string coded_refusal() { return plugin_function<decltype(oscar_int2_error)>("oscar_int2_error")(); }
+
+}  // namespace
+
+TEST_CASE("coded_decode_matches_cpu, every head size, few and many bits") {
+  if (gpu_or_skip() == nullptr) return;
+  unsigned seed = 500;
+  for (const int dim : {64, 128, 256}) {
+    for (const int most_bits : {1, 2, 4, 8}) {
+      if (dim * most_bits > 1024) continue;  // more operands than a KV head may have
+      const float peak = seed % 3 == 0 ? 0.2F : seed % 3 == 1 ? 1.0F : 8.0F;
+      check_coded({.q_heads = 4,
+                   .kv_heads = 1,
+                   .dim = dim,
+                   .peak = peak,
+                   .lengths = {0, 1, 33, 700, 517},
+                   .windows = {1, 0, 64, 320, 129},
+                   .most_bits = most_bits},
+                  seed++);
+    }
+  }
+}
+
+TEST_CASE("coded_decode_matches_cpu, any number of query heads") {
+  if (gpu_or_skip() == nullptr) return;
+  for (int heads = 1; heads <= 16; ++heads) {
+    for (const int dim : {64, 128, 256}) {
+      check_coded({.q_heads = 2 * heads, .kv_heads = 2, .dim = dim, .lengths = {131}, .windows = {19}},
+                  static_cast<unsigned>(600 + heads));
+    }
+  }
+}
+
+TEST_CASE("coded_decode_matches_cpu, any page size") {
+  if (gpu_or_skip() == nullptr) return;
+  for (int page = 4; page <= 256; page *= 2) {
+    check_coded({.page_size = page, .lengths = {1500, 64, 255}, .windows = {320, 5, 0}},
+                static_cast<unsigned>(700 + page / 4));
+  }
+}
+
+TEST_CASE("coded_decode refuses what it cannot do, and says why") {
+  if (gpu_or_skip() == nullptr) return;
+  CheckedCodedDecode test({});
+  const auto refuses = [&](const char* why) {
+    CHECK_FALSE(test.run());
+    INFO(coded_refusal());
+    CHECK(coded_refusal().find(why) != std::string::npos);
+  };
+  const oscar_coded_decode_args good = test.args;
+  test.args.history.page_size = 2, test.args.history.pages_per_sequence = 1000;
+  refuses("page_size of the history must be 4 or more"), test.args = good;
+  test.args.page_stride = 8, refuses("page_stride must be a multiple of 16"), test.args = good;
+  test.args.layout.table = nullptr, refuses("layout.table must be device memory"), test.args = good;
+  test.args.workspace_bytes -= 1, refuses("the workspace must have"), test.args = good;
+  CHECK(test.run());
+}
+
+TEST_CASE("a coded format with increasing bits, with nine bits, or with a step of 0 is refused") {
+  if (gpu_or_skip() == nullptr) return;
+  std::vector<std::uint8_t> bits(8, 2);
+  std::vector<float> steps(64, 1);
+  oscar_coded_layout layout;
+  const oscar_coded_format format{64, 1, bits.data(), bits.data(), steps.data(), steps.data()};
+  CHECK(code_layout(format, layout, nullptr) == 0);
+  CHECK(layout.token_bytes == 8 * (2 + 2) + 4);
+  bits[7] = 3;
+  CHECK(code_layout(format, layout, nullptr) != 0);
+  CHECK(coded_refusal().find("must not increase") != std::string::npos);
+  bits[0] = bits[7] = 9;
+  CHECK(code_layout(format, layout, nullptr) != 0);
+  CHECK(coded_refusal().find("0 to 8 bits") != std::string::npos);
+  bits.assign(8, 2), steps[5] = 0;
+  CHECK(code_layout(format, layout, nullptr) != 0);
+  CHECK(coded_refusal().find("steps must be positive") != std::string::npos);
+}
+
+}  // namespace oscar
