@@ -32,11 +32,14 @@ std::vector<CodedLayerData> take_layers(QkvSource& source, const CodedOptions& o
 }
 
 /// Keys and values of each layer, one after the other.
-std::vector<CodedSpectrum> spectra_of(const std::vector<CodedLayerData>& layers) {
+std::vector<CodedSpectrum> spectra_of(const CodedData& data) {
   std::vector<CodedSpectrum> spectra;
-  for (const CodedLayerData& layer : layers) {
+  for (std::size_t i = 0; i < data.layers.size(); ++i) {
+    const CodedLayerData& layer = data.layers[i];
     spectra.push_back(spectrum_of(layer.key, layer.layer_id, "key"));
+    spectra.back().weight = data.weights[i].key;
     spectra.push_back(spectrum_of(layer.value, layer.layer_id, "value"));
+    spectra.back().weight = data.weights[i].value;
   }
   return spectra;
 }
@@ -70,37 +73,47 @@ double error_of(const CodedSide& side) {
   return error;
 }
 
-/// Weighs the errors of layers and sides by what those of `trial` cost.
-void weigh(const std::vector<CodedDamage>& damage, const CodedSet& trial, std::vector<CodedSpectrum>& spectra) {
+/// What errors of 1 cost if those of `trial` cost so much.
+std::vector<CodedDamage> weights_by(const std::vector<CodedDamage>& damage, const CodedSet& trial) {
   OSCAR_CHECK(damage.size() == trial.layers.size());
+  std::vector<CodedDamage> weights;
   for (std::size_t i = 0; i < damage.size(); ++i) {
-    if (!std::isfinite(damage[i].key) || !std::isfinite(damage[i].value)) {
-      throw NumericalError("what errors cost is not a finite number",
-                           "layer " + std::to_string(trial.layers[i].layer_id), "look at the data of the layer");
-    }
     const CodedLayer& layer = trial.layers[i];
-    spectra[2 * i].weight = std::max(damage[i].key, kLeastDamage) / error_of(layer.key);
-    spectra[2 * i + 1].weight = std::max(damage[i].value, kLeastDamage) / error_of(layer.value);
+    if (!std::isfinite(damage[i].key) || !std::isfinite(damage[i].value)) {
+      throw NumericalError("what errors cost is not a finite number", "layer " + std::to_string(layer.layer_id),
+                           "look at the data of the layer");
+    }
+    weights.push_back({std::max(damage[i].key, kLeastDamage) / error_of(layer.key),
+                       std::max(damage[i].value, kLeastDamage) / error_of(layer.value)});
   }
+  return weights;
 }
 
 }  // namespace
 
-CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
-                   const MeasureDamage& measure, Backend& backend, Status& status) {
+CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
+                          const MeasureDamage& measure, Backend& backend, Status& status) {
+  CodedData data;
+  data.windows = options.windows;
+  data.layers = take_layers(source, options, costs, backend, status);
+  data.model = source.model(), data.calibration = source.calibration();
+  data.weights.assign(data.layers.size(), {1, 1});
+  if (!costs.empty() || !measure) return data;
+  CodedSet trial;
+  trial.windows = options.windows;
+  trial.layers = coded_layers(data.layers, trial_plan(spectra_of(data)));
+  data.weights = weights_by(measure(trial), trial);
+  return data;
+}
+
+CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope) {
   CodedSet set;
-  set.windows = options.windows, set.bits = options.bits, set.scope = name_of(options.scope);
-  const std::vector<CodedLayerData> layers = take_layers(source, options, costs, backend, status);
-  set.model = source.model(), set.calibration = source.calibration();
-  std::vector<CodedSpectrum> spectra = spectra_of(layers);
-  if (costs.empty() && measure) {
-    set.layers = coded_layers(layers, trial_plan(spectra));
-    weigh(measure(set), set, spectra);
-  }
-  set.layers = coded_layers(layers, plan_levels(spectra, options.bits, options.scope));
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    set.layers[i].key.damage = spectra[2 * i].weight * error_of(set.layers[i].key);
-    set.layers[i].value.damage = spectra[2 * i + 1].weight * error_of(set.layers[i].value);
+  set.model = data.model, set.calibration = data.calibration, set.windows = data.windows;
+  set.bits = bits, set.scope = name_of(scope), set.recipe = data.recipe;
+  set.layers = coded_layers(data.layers, plan_levels(spectra_of(data), bits, scope));
+  for (std::size_t i = 0; i < set.layers.size(); ++i) {
+    set.layers[i].key.damage = data.weights[i].key * error_of(set.layers[i].key);
+    set.layers[i].value.damage = data.weights[i].value * error_of(set.layers[i].value);
   }
   return set;
 }

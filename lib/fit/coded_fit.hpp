@@ -19,10 +19,26 @@ namespace oscar {
 /// hand that knows. An empty function plans as if all errors cost the same.
 using MeasureDamage = std::function<std::vector<CodedDamage>(const CodedSet&)>;
 
-/// costs: of every layer; empty: `measure` weighs layers and sides against each other instead. Throws UsageError for
-/// bits that cannot be spent, DataError for data that is too short or heads that do not fit, and NumericalError for
-/// rows that do not vary or costs that are no numbers.
-[[nodiscard]] CodedSet fit_coded(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
-                                 const MeasureDamage& measure, Backend& backend, Status& status);
+/// All that a fit takes from its data: other bits, or another scope, need no second look at it.
+struct CodedData {
+  ModelIdentity model;
+  CalibrationData calibration;
+  Windows windows;
+  std::vector<CodedLayerData> layers;
+  /// What errors of 1 cost, of keys and of values, layer by layer: ratios weigh layers and sides against each other.
+  std::vector<CodedDamage> weights;
+  /// How it was taken: recorded in the set, not interpreted.
+  Json recipe = Json::object();
+};
+
+/// costs: of every layer; empty: `measure` weighs layers and sides against each other instead. Throws DataError for
+/// data that is too short or heads that do not fit, and NumericalError for rows that do not vary or costs that are no
+/// numbers.
+[[nodiscard]] CodedData take_coded_data(QkvSource& source, const CodedOptions& options,
+                                        const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
+                                        Backend& backend, Status& status);
+
+/// Spends the bits. Throws UsageError for bits that cannot be spent, DataError for a head that gets none.
+[[nodiscard]] CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope);
 
 }  // namespace oscar

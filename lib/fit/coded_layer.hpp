@@ -25,10 +25,8 @@ struct CodedLayerData {
   CodedSample key, value;
 };
 
-/// How levels and bases are chosen, beside bits.
+/// How bases are chosen, and grids' rows.
 struct CodedOptions {
-  double bits = 2.25;
-  CodedScope scope = CodedScope::kModel;
   Windows windows;
   std::int64_t sample_rows = 4096;  // of each layer, from which grids are fitted
   /// Layers whose keys keep their mean, because a shift of all scores changes what their softmax gives (sinks, soft

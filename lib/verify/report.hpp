@@ -114,6 +114,14 @@ struct LayerClips {
   std::vector<double> key, value;
 };
 
+/// Of a coded set: how many channels of one KV head are stored in 0, 1, … 8 bits.
+struct HeadPlan {
+  int layer = 0;
+  std::string target;
+  int head = 0;
+  std::vector<int> channels;
+};
+
 struct VerifyReport {
   Json rotation_set = Json::object();  // path, model, objectives, recipe, calibration
   Json data = Json::object();          // what was measured on
@@ -122,10 +130,11 @@ struct VerifyReport {
   Precision precision = Precision::kServing;
   std::vector<Check> checks;
   std::vector<MethodReport> methods;
-  double bits_per_code = 0;  // log2 of the set's levels, mean of keys and values
+  double bits_per_code = 0;  // log2 of the set's levels, mean of keys and values; of a coded set all bits of a value
   std::vector<Limit> limits;
   std::vector<Spectra> spectra;   // for people to look at; the set itself has them
   std::vector<LayerClips> clips;  // the same
+  std::vector<HeadPlan> plan;     // the same
   Verdict verdict = Verdict::kNotMeasured;
   /// It was held against a model, or data of a model, that is not its own: that says nothing about the set.
   bool other_model = false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "verify/verdict.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -80,7 +81,7 @@ void hold(VerifyReport& report, const Held& held, const VerifyThresholds& given,
     if (!is_given || !structure_ok(report)) return;
     throw UsageError(std::string(held.words) + " was not measured", held.option, std::string("give ") + held.needs);
   }
-  report.limits.push_back({held.figure, *held.value, *limit, is_given, is_given ? "" : kDefaultLimitsMeasuredOn});
+  report.limits.push_back({held.figure, *held.value, *limit, is_given, is_given ? "" : defaults.measured_on});
   if (*held.value <= *limit) return;
   report.reasons.push_back(std::string(held.words) + " " + text_of(*held.value) + " is above " +
                            (is_given ? held.option + (" " + text_of(*limit))
@@ -122,9 +123,18 @@ void warn_of_unknowns(VerifyReport& report) {
 }  // namespace
 
 VerifyThresholds default_thresholds(double bits_per_code) {
-  if (bits_per_code < 2.25) return {0.08, 0.08, 0.045, 0.035};
-  if (bits_per_code < 3.75) return {0.01, 0.018, 0.012, 0.012};
-  return {0.0015, 0.004, 0.0025, 0.003};
+  if (bits_per_code < 2.25) return {0.08, 0.08, 0.045, 0.035, kDefaultLimitsMeasuredOn};
+  if (bits_per_code < 3.75) return {0.01, 0.018, 0.012, 0.012, kDefaultLimitsMeasuredOn};
+  return {0.0015, 0.004, 0.0025, 0.003, kDefaultLimitsMeasuredOn};
+}
+
+VerifyThresholds coded_thresholds(double bits) {
+  constexpr double kMeasuredBits = 2.25;
+  const VerifyThresholds most = default_thresholds(2);
+  const double scale = std::pow(4.0, kMeasuredBits - bits);
+  return {std::min(0.01 * scale, *most.max_output_error), std::min(0.04 * scale, *most.max_softmax_kl),
+          std::min(0.012 * scale, *most.max_kld), std::min(0.012 * scale, *most.max_ppl_increase),
+          kCodedLimitsMeasuredOn};
 }
 
 void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThresholds& defaults) {

@@ -8,6 +8,7 @@
 #include "coded/coded_manifest.hpp"
 #include "coded/coded_set_file.hpp"
 #include "verify/checks/checks.hpp"
+#include "verify/coded_plan.hpp"
 #include "verify/expectation.hpp"
 #include "verify/measure_set.hpp"
 #include "verify/methods.hpp"
@@ -30,29 +31,10 @@ Json describe_set(const std::filesystem::path& path, const CodedSet& set) {
           {"verified_before", set.verification.is_object()}};
 }
 
-/// The largest entry of |write read^T - I| over the heads.
-double inverse_error(const Transform& transform) {
-  const auto dim = static_cast<std::size_t>(transform.rotation.dim);
-  double worst = 0;
-  for (int head = 0; head < transform.rotation.count; ++head) {
-    const std::span<const double> write = transform.rotation[head], read = transform.read_rotation[head];
-    for (std::size_t i = 0; i < dim; ++i) {
-      for (std::size_t j = 0; j < dim; ++j) {
-        double sum = i == j ? -1 : 0;
-        for (std::size_t c = 0; c < dim; ++c) sum += write[i * dim + c] * read[j * dim + c];
-        worst = std::max(worst, std::abs(sum));
-      }
-    }
-  }
-  return worst;
-}
-
 void check_sides(const CodedSet& set, std::vector<Check>& checks) {
   for (const CodedLayer& layer : set.layers) {
     for (const auto& [target, side] : {std::pair("key", &layer.key), std::pair("value", &layer.value)}) {
-      const double error = inverse_error(side->transform);
-      checks.push_back({"read_side_is_inverse", layer.layer_id, target, error, kCodedInverseLimit,
-                        error <= kCodedInverseLimit, "fit the set again"});
+      check_inverse_pair(side->transform, layer.layer_id, target, checks);
       const bool sane = std::ranges::all_of(side->lambda, [](double x) { return x >= 0; });
       checks.push_back({"spectrum", layer.layer_id, target, {}, {}, sane, sane ? "" : "a variance is negative"});
     }
@@ -129,6 +111,8 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
   const Subject subject = subject_of(path, set);
   report.rotation_set = describe_set(path, set);
   report.windows = {options.sink.value_or(set.windows.sink), options.recent.value_or(set.windows.recent)};
+  report.plan = plan_of(set);
+  report.spectra = spectra_of(set);
   const Expectation expected = expectation(subject, inputs);
   require_same_model(inputs, expected);
   check_sides(set, report.checks);
@@ -156,7 +140,7 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
   if (inputs.statistics) report.warnings.emplace_back("--stats is not used: coded sets are not held against sums yet");
   report.bits_per_code = bits_of(set);
   judge(report, options.thresholds,
-        options.default_limits ? default_thresholds(report.bits_per_code) : VerifyThresholds{});
+        options.default_limits ? coded_thresholds(report.bits_per_code) : VerifyThresholds{});
   return report;
 }
 

@@ -9,9 +9,6 @@
 
 namespace oscar::verify {
 
-/// max |W R^T - I|: how far the read side may be from the inverse of the write side, both in float32.
-inline constexpr double kCodedInverseLimit = 1e-3;
-
 /// set: a folder that is_coded_set(). Throws what verify_rotations throws.
 [[nodiscard]] VerifyReport verify_coded(const std::filesystem::path& set, const VerifyInputs& inputs,
                                         const VerifyOptions& options, Backend& backend, Status& status);

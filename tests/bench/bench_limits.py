@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Measures between which sets the default limits of `oscar verify` lie: for each number of levels one that works, and
-those that nobody should serve. The document is what tests/unit/verify/verdict_test.cpp holds the limits to.
+"""Measures between which sets the default limits of `oscar verify` lie: for each number of levels, and bits of the coded
+cache, one that works, and those that nobody should serve. The document is what tests/unit/verify/verdict_test.cpp holds the limits to.
 
 bench_limits.py [MODEL GOLDEN [--language-model]] [--binary build/oscar] [--device cpu] [--commit C] [--sequences N] [--out FILE.json]
 MODEL: a checkpoint folder, by default the sample's. GOLDEN: tokens_calib.npy, tokens_eval.npy. Rows of other models stay in
@@ -25,6 +25,8 @@ STRETCH = ["--recipe", "stretch", "--key-objective", "fisher", "--center"]
 OF_LANGUAGE_MODEL = [("4,4", "oscar, published clip ratios", False, ["--recipe", "oscar", "--clip", "0.96,0.92"]),
                      ("4,4", "oscar", False, ["--recipe", "oscar"]),
                      ("5,3", "stretch, fisher, centred", True, STRETCH)]
+CODED_BITS = ["1.25", "1.5", "2.25", "3", "4"]
+FEW_TOKENS = ["--sequences", "1", "--seq-len", "512"]
 HADAMARD = ("Hadamard, not clipped", False, ["--recipe", "hadamard", "--clip", "off"])
 
 
@@ -37,8 +39,8 @@ def run(*command):
 def measure(options, levels, arguments, folder):
     rotations, report = folder / "set", folder / "report.json"
     calibration, held_out = options.golden / "tokens_calib.npy", options.golden / "tokens_eval.npy"
-    run(options.binary, "fit", "--model", options.model, "--tokens", calibration, "--target", "any", "--levels", levels,
-        *arguments, "--out", rotations, "--force", "--quiet", "--device", options.device)
+    run(options.binary, "fit", "--model", options.model, "--tokens", calibration, "--target", "any",
+        *(["--levels", levels] if levels != "coded" else []), *arguments, "--out", rotations, "--force", "--quiet", "--device", options.device)
     run(options.binary, "verify", rotations, "--model", options.model, "--tokens", held_out, "--sequences", options.sequences,
         "--compare", "none", "--no-record", "--quiet", "--device", options.device, f"--json={report}")
     document = json.loads(report.read_text())
@@ -50,7 +52,9 @@ def sets(options):
     """(levels, name, whether it works, options of oscar fit) of all sets to measure."""
     if options.language_model:
         return OF_LANGUAGE_MODEL
-    return [(levels, *each) for levels in LEVELS for each in [*SETS, *([HADAMARD] if levels == "4,4" else [])]]
+    coded = [("coded", f"{bits} bits{suffix}", works, ["--recipe", "coded", "--bits", bits, *more]) for bits in CODED_BITS
+             for suffix, works, more in (("", True, []), (", fitted on 512 tokens", False, FEW_TOKENS))]
+    return [(levels, *each) for levels in LEVELS for each in [*SETS, *([HADAMARD] if levels == "4,4" else [])]] + coded
 
 
 def main():

@@ -12,7 +12,7 @@
 #include "coded/coded_set_file.hpp"
 #include "commands/fit_command.hpp"
 #include "commands/on_ranks.hpp"
-#include "fit/coded_fit.hpp"
+#include "fit/coded_data_file.hpp"
 #include "rotation/manifest.hpp"
 #include "verify/coded_damage.hpp"
 #include "verify/method_attention.hpp"
@@ -38,8 +38,7 @@ void check_usage(const FitCommand& command) {
          "makes a cache of its own, which only oscar and any read");
   refuse(!command.dump.empty() && command.context > 0, "--context",
          "takes a dump's keys from the positions where they are");
-  refuse(!command.stats.empty(), "--stats", "reads data, not sums, until now");
-  refuse(!command.save_stats.empty(), "--save-stats", "keeps no sums until now");
+  refuse(command.stats.size() > 1, "--stats", "takes one file, of all of the data: its sums do not add up");
   refuse(command.resume, "--resume", "starts from the beginning until now");
   refuse(find_place().has_value(), "several ranks", "is fitted by one process until now");
 }
@@ -89,9 +88,8 @@ Json to_json(const CodedSet& set, const std::filesystem::path& out, double secon
 
 }  // namespace
 
-CodedSet coded_set_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status) {
-  CodedOptions options{
-      .bits = command.fit.bits, .scope = coded_scope_from_name(command.fit.scope), .windows = command.fit.windows};
+CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status) {
+  CodedOptions options{.windows = command.fit.windows};
   const bool live = input.runner() != nullptr;
   if (!live) status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
   std::vector<TokenSequence> texts;
@@ -108,14 +106,19 @@ CodedSet coded_set_of(const FitCommand& command, FitInput& input, Backend& backe
   const auto measure = [&](const CodedSet& set) {
     return verify::measure_attention_damage(input.source(), set, backend, status);
   };
-  CodedSet set = fit_coded(input.source(), options, costs, measure, backend, status);
-  set.recipe = {{"name", "coded"},
-                {"target", command.fit.target},
-                {"plain_part", live ? kPlainCostPart : kPlainQueryPart},
-                {"sample_rows", options.sample_rows},
-                {"damage", live ? "model KL" : "attention output error"},
-                {"damage_tokens", describe(texts).tokens}};
-  if (live) set.recipe["context"] = input.context();
+  CodedData data = take_coded_data(input.source(), options, costs, measure, backend, status);
+  data.recipe = {{"plain_part", live ? kPlainCostPart : kPlainQueryPart},
+                 {"sample_rows", options.sample_rows},
+                 {"damage", live ? "model KL" : "attention output error"},
+                 {"damage_tokens", describe(texts).tokens}};
+  if (live) data.recipe["context"] = input.context();
+  return data;
+}
+
+CodedSet coded_set_of(const FitCommand& command, const CodedData& data) {
+  CodedSet set = fit_coded(data, command.fit.bits, coded_scope_from_name(command.fit.scope));
+  set.recipe = {{"name", "coded"}, {"target", command.fit.target}};
+  set.recipe.update(data.recipe);
   return set;
 }
 
@@ -130,16 +133,54 @@ void write_coded_fit(const FitCommand& command, const CodedSet& set, double seco
   emit_json(context, to_json(set, command.out, seconds));
 }
 
+namespace {
+
+/// What is there may be replaced if it is such a file.
+void require_coded_data_file(const FitCommand& command) {
+  const std::filesystem::path& file = command.save_stats;
+  if (!std::filesystem::exists(file)) return;
+  const std::string option = "--save-stats " + file.string();
+  if (!command.force) {
+    throw UsageError("there is such a file already", option, "name another, or give --force to replace it");
+  }
+  try {
+    if (is_coded_data(file)) return;
+  } catch (const DataError&) {  // whatever it is, we did not write it
+  }
+  throw UsageError("refusing to replace a file that does not hold statistics for the coded cache", option,
+                   "name another file, or remove it yourself");
+}
+
+CodedData take_and_save(const FitCommand& command, Backend& backend, Context& context) {
+  FitInput input(command, context);
+  input.wait_until_ready();
+  CodedData data = coded_data_of(command, input, backend, *context.status);
+  if (command.save_stats.empty()) return data;
+  write_coded_data(command.save_stats, data);
+  context.status->notice("wrote " + command.save_stats.string());
+  return data;
+}
+
+}  // namespace
+
 void fit_coded_set(FitCommand& command, Context& context) {
   check_usage(command);
-  if (command.out.empty()) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
-  { const AtomicFolder writable(command.out, replaceable_set(command.force)); }  // fails now rather than after the work
-  FitInput input(command, context);
+  const bool saves = !command.save_stats.empty();
+  if (command.out.empty() && !saves) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
+  if (saves) require_coded_data_file(command);
+  if (!command.out.empty()) {
+    const AtomicFolder writable(command.out, replaceable_set(command.force));  // fails now rather than after the work
+  }
   const std::unique_ptr<Backend> backend = start_backend(context);
-  input.wait_until_ready();
   const auto started = std::chrono::steady_clock::now();
-  const CodedSet set = coded_set_of(command, input, *backend, *context.status);
-  write_coded_fit(command, set, seconds_since(started), *backend, context);
+  const CodedData data =
+      command.stats.empty() ? take_and_save(command, *backend, context) : read_coded_data(command.stats.front());
+  if (command.out.empty())
+    return emit_json(context, {{"statistics", command.save_stats.string()},
+                               {"layers", data.layers.size()},
+                               {"tokens", data.calibration.tokens},
+                               {"seconds", seconds_since(started)}});
+  write_coded_fit(command, coded_set_of(command, data), seconds_since(started), *backend, context);
 }
 
 }  // namespace oscar

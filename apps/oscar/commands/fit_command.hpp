@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "cluster/ranks.hpp"
-#include "coded/coded_set.hpp"
 #include "context.hpp"
 #include "dump/live_source.hpp"
+#include "fit/coded_fit.hpp"
 #include "fit/fit.hpp"
 #include "model/runner.hpp"
 #include "model_input.hpp"
@@ -98,8 +98,11 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 /// Recipe coded. Throws UsageError for options that it does not know.
 void fit_coded_set(FitCommand& command, Context& context);
 
-/// The set of recipe coded, which nobody has written yet. Throws UsageError for options that it does not know.
-[[nodiscard]] CodedSet coded_set_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status);
+/// What recipe coded takes from its data.
+[[nodiscard]] CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status);
+
+/// The set of recipe coded, which nobody has written yet.
+[[nodiscard]] CodedSet coded_set_of(const FitCommand& command, const CodedData& data);
 
 /// Writes it, and tells people and --json. seconds: of the fit.
 void write_coded_fit(const FitCommand& command, const CodedSet& set, double seconds, const Backend& backend,

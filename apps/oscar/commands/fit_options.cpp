@@ -114,6 +114,7 @@ const char* rotation_option(const CLI::App& app) {
 
 void settle_bits(FitOptions& fit) {
   constexpr double kLeast = 1.25, kMost = 4;
+  (void)coded_scope_from_name(fit.scope);  // told before anything is opened
   if (fit.bits == 0) fit.bits = 2.25;
   if (fit.bits >= kLeast && fit.bits <= kMost) return;
   throw UsageError(fmt::format("{} bits a value are outside {} to {}", fit.bits, kLeast, kMost), "--bits",
@@ -123,6 +124,14 @@ void settle_bits(FitOptions& fit) {
 void settle_coded(const CLI::App& app, FitOptions& fit) {
   if (const char* const name = rotation_option(app)) {
     throw UsageError("recipe coded does not have this option", name, "leave it out, or fit another recipe");
+  }
+  if (app.count("--stats") > 0) {
+    for (const char* name : {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len",
+                             "--layers", "--context", "--sink", "--recent", "--save-stats"}) {
+      if (app.count(name) == 0) continue;
+      throw UsageError("statistics for the coded cache say all that their set depends on but its bits", name,
+                       "leave it out, or --stats");
+    }
   }
   if (app.count("--target") == 0) fit.target = "oscar";
   settle_bits(fit);

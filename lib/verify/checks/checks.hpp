@@ -53,6 +53,8 @@ void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& ch
 void check_one_truth(const Subject& subject, std::vector<Check>& checks);
 void check_finite(const Subject& subject, std::vector<Check>& checks);
 void check_orthogonality(const Subject& subject, std::vector<Check>& checks);
+/// The read side undoes the write side, as stored and after the cast to bfloat16.
+void check_inverse_pair(const Transform& t, int layer, const std::string& target, std::vector<Check>& checks);
 /// Layers and shapes against the model and the data, keys against values, objectives against sides, clip ratios.
 void check_coverage(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
 /// The set was fitted for the model that it is measured on, and on enough tokens.

@@ -48,23 +48,30 @@ MatrixStack as_bf16(MatrixStack stack) {
   return stack;
 }
 
+/// What is wrong with the matrices, exact and as servers cast them, under `name` and `name`_bf16.
+void add_errors(const std::string& name, int layer, const std::string& target, double exact, double served,
+                const std::string& remedy, std::vector<Check>& checks) {
+  const bool exact_ok = exact <= kOrthogonalityLimit;
+  const bool served_ok = served <= kBf16OrthogonalityLimit;
+  checks.push_back({name, layer, target, exact, kOrthogonalityLimit, exact_ok, exact_ok ? "" : remedy});
+  checks.push_back({name + "_bf16", layer, target, served, kBf16OrthogonalityLimit, served_ok,
+                    served_ok ? "" : "after the cast that servers make, " + remedy});
+}
+
 }  // namespace
+
+void check_inverse_pair(const Transform& t, int layer, const std::string& target, std::vector<Check>& checks) {
+  add_errors("inverse_pair", layer, target, worst_pair_error(t.rotation, t.read_rotation),
+             worst_pair_error(as_bf16(t.rotation), as_bf16(t.read_rotation)),
+             "the read side does not undo the write side: fit the set again", checks);
+}
 
 void check_orthogonality(const Subject& subject, std::vector<Check>& checks) {
   for_each_side(
       subject, checks, [](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-        const bool pair = t.read_rotation.count > 0;
-        const double exact = pair ? worst_pair_error(t.rotation, t.read_rotation) : worst_error(t.rotation);
-        const double served =
-            pair ? worst_pair_error(as_bf16(t.rotation), as_bf16(t.read_rotation)) : worst_error(as_bf16(t.rotation));
-        const std::string name = pair ? "inverse_pair" : "orthogonality";
-        const std::string remedy = pair ? "the read side does not undo the write side: fit the set again"
-                                        : "the inverse of the matrix is not its transpose: fit the set again";
-        const bool exact_ok = exact <= kOrthogonalityLimit;
-        const bool served_ok = served <= kBf16OrthogonalityLimit;
-        out.push_back({name, layer, side.target, exact, kOrthogonalityLimit, exact_ok, exact_ok ? "" : remedy});
-        out.push_back({name + "_bf16", layer, side.target, served, kBf16OrthogonalityLimit, served_ok,
-                       served_ok ? "" : "after the cast that servers make, " + remedy});
+        if (t.read_rotation.count > 0) return check_inverse_pair(t, layer, side.target, out);
+        add_errors("orthogonality", layer, side.target, worst_error(t.rotation), worst_error(as_bf16(t.rotation)),
+                   "the inverse of the matrix is not its transpose: fit the set again", out);
       });
 }
 

@@ -38,6 +38,11 @@ Json page_data(const VerifyReport& report, const ReportOrigin& origin) {
   for (const LayerClips& each : report.clips) {
     json["clips"].push_back({{"layer", each.layer}, {"key", each.key}, {"value", each.value}});
   }
+  json["plan"] = Json::array();
+  for (const HeadPlan& each : report.plan) {
+    json["plan"].push_back(
+        {{"layer", each.layer}, {"target", each.target}, {"head", each.head}, {"channels", each.channels}});
+  }
   json["command"] = origin.command;
   json["date"] = origin.date;
   return json;

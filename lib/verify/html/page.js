@@ -29,7 +29,8 @@ const words = {
   orthogonality: "rotations are orthogonal", orthogonality_bf16: "orthogonal in bfloat16", inverse_pair: "sides undo each other",
   inverse_pair_bf16: "sides undo each other in bfloat16", spectrum: "eigenvalues are sound", spectrum_rank: "spectra have full rank",
   stretch_metric: "stretches are what the data asks for", decomposition: "rotations diagonalise what they were fitted on",
-  decomposition_on_data: "rotations fit the data at hand", composition: "composed as the objective says",
+  decomposition_on_data: "rotations fit the data at hand", composition: "composed as the objective says", bits: "rows take the bits that the manifest says",
+  budget: "rows take no more bits than asked",
 };
 const inWords = (name) => (Object.hasOwn(words, name) ? words[name] : String(name).replaceAll("_", " "));
 
@@ -144,12 +145,34 @@ function frontier(part, figure, title, note) {
 
 function spectra(target, title) {
   const layers = report.spectra.filter((s) => s.target === target);
-  lines(title, "Eigenvalues over the largest, mean over heads; the flatter, the less a rotation gains.", "direction", "share of the largest",
+  lines(title, "Eigenvalues over the largest, mean over heads; the flatter, the less a rotation or a plan of bits gains.", "direction", "share of the largest",
     layers.map((s, i) => {
       const shade = `hsl(${210 + (150 * i) / Math.max(layers.length - 1, 1)} 60% 45%)`;
       return {label: `layer ${s.layer}`, borderColor: shade, backgroundColor: shade, borderWidth: 1.3, pointRadius: 0,
         data: positive(s.values.map((y, x) => ({x, y})))};
     }));
+}
+
+// A bar for each KV head of each layer: how its channels were planned, those with most bits at the bottom.
+function plan(target, title) {
+  const heads = report.plan.filter((p) => p.target === target);
+  if (heads.length === 0) return;
+  const several = heads.some((p) => p.head > 0);
+  const bits = [...heads[0].channels.keys()].reverse();
+  const used = bits.filter((b) => heads.some((p) => p.channels[b] > 0));
+  const shade = (b) => (b === 0 ? "#e4e4e4" : `hsl(${220 - 24 * b} 70% ${82 - 5 * b}%)`);
+  plot(title, "Channels of each head by the bits that they are stored in; those without bits are left out of the cache.", {
+    type: "bar",
+    data: {
+      labels: heads.map((p) => (several ? `${p.layer}.${p.head}` : String(p.layer))),
+      datasets: used.map((b) => ({label: `${b} ${b === 1 ? "bit" : "bits"}`, backgroundColor: shade(b), categoryPercentage: 1, barPercentage: 0.96,
+        pointStyle: "rect", data: heads.map((p) => p.channels[b])})),
+    },
+    options: {
+      scales: {x: axis(several ? "layer.head" : "layer", {stacked: true}), y: axis("channels", {stacked: true, max: heads[0].channels.reduce((sum, n) => sum + n, 0)})},
+      plugins: legend,
+    },
+  });
 }
 
 // Shares in the cells of a grid of methods and depths.
@@ -260,6 +283,8 @@ frontier("model", "kld_mean", "Bits and KL of predictions", "Lower left is bette
 lines("KL of predictions, by position", "Nats; the windows keep the first positions exact.", "position", "mean KL", quantising("model").map((m) =>
   ({...style(m), data: positive(m.model.kld_by_position.map((b) => ({x: (b.begin + b.end) / 2, y: b.kld_mean})))})));
 needleGrid();
+plan("key", "Bits of keys");
+plan("value", "Bits of values");
 spectra("key", "Eigen-spectra of keys");
 spectra("value", "Eigen-spectra of values");
 addEventListener("beforeprint", () => charts.forEach((chart) => chart.resize()));

@@ -129,8 +129,7 @@ class CodedTest(unittest.TestCase):
                 (["--target", "sglang-v1"], "a cache of its own"),
                 (["--resume"], "--resume"),
                 (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most"),
-                (["--clip", "off"], "recipe coded does not have this option"),
-                (["--save-stats", self.folder / "stats"], "--save-stats")):
+                (["--clip", "off"], "recipe coded does not have this option")):
             self.assertIn(words, self.fit(out, *options, status=2))
             self.assertFalse(out.exists())
         self.assertIn("from the positions where they are",

@@ -22,6 +22,7 @@ BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_TEST_DATA"])
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 GOLDEN = DATA / "golden/qwen3-2m"
 PLOTS = 8
+ZOO_SET = DATA.parents[1] / "zoo/sample/qwen3-2m/coded"
 # Would end the element that holds the report, and run, if it were markup anywhere.
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">&amp;"
 
@@ -45,6 +46,7 @@ onload = () => {
     scripts: page.document.scripts.length,
     images: page.document.images.length,
     title: page.document.title,
+    labels: [...page.document.querySelectorAll("canvas")].map((canvas) => canvas.getAttribute("aria-label").split(":")[0]),
     about: page.document.getElementById("about").innerText,
     clips: page.document.querySelectorAll("#clips tbody tr").length,
     raw: [...page.document.querySelectorAll("th, td:first-child")].filter((cell) => /[a-z0-9]_[a-z]/.test(cell.textContent) && !cell.closest("#methods, #descriptions")).map((cell) => cell.textContent),
@@ -126,9 +128,23 @@ class ReportTest(unittest.TestCase):
         for words in (EVIL, "oscar verify '", "</script><b>.npy'", "1024 tokens, 2 sequences", "first 64 and last 256 tokens", "UTC",
                       "key: qqt_r_h_pbr", "<script>a & b"):
             self.assertIn(words, about)
+        self.assertEqual(len(found.pop("labels")), PLOTS)
         self.assertEqual(found.pop("title"), f"oscar verify: {EVIL}, recipe oscar")
         self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 3, "verdict": "accepted",
                                  "scripts": 3, "images": 0, "clips": 4, "raw": []})
+
+    def test_a_coded_set_shows_its_plan(self):
+        folder = self.folder / "coded"
+        folder.mkdir()
+        subprocess.run([BINARY, "verify", ZOO_SET, "--no-record", "--report", folder / "report.html"], check=True,
+                       capture_output=True, timeout=60)
+        (folder / "around.html").write_text(AROUND)
+        dom, console = browse(folder / "around.html", "--dump-dom")
+        found = json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', dom)[1]))
+        self.assertEqual(console, [])
+        self.assertLessEqual(found["width"], 375)
+        # Bits and spectra, of keys and of values; without data there is nothing else to draw.
+        self.assertEqual((found["plots"], found["labels"][:2], found["raw"]), (4, ["Bits of keys", "Bits of values"], []))
 
     def test_a_mistake_would_show_on_the_console(self):
         broken = self.folder / "broken.html"

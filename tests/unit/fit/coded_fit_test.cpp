@@ -37,15 +37,18 @@ test::MemorySource coded_source(const std::vector<int>& layers, int dim = kCoded
   return test::MemorySource(std::move(chunks));
 }
 
-CodedSet fit_coded_set(const CodedOptions& options, const MeasureDamage& measure,
-                       const std::vector<int>& layers = {0, 3}) {
-  test::MemorySource source = coded_source(layers);
+CodedData coded_data(const CodedOptions& options, const MeasureDamage& measure, test::MemorySource source) {
   const auto backend = test::make_test_backend();
   Status status;
-  return fit_coded(source, options, {}, measure, *backend, status);
+  return take_coded_data(source, options, {}, measure, *backend, status);
 }
 
-const CodedOptions kCodedOptions{.bits = 3, .windows = {4, 16}, .sample_rows = 200};
+CodedSet fit_coded_set(const CodedOptions& options, const MeasureDamage& measure,
+                       CodedScope scope = CodedScope::kModel) {
+  return fit_coded(coded_data(options, measure, coded_source({0, 3})), 3, scope);
+}
+
+const CodedOptions kCodedOptions{.windows = {4, 16}, .sample_rows = 200};
 
 }  // namespace
 
@@ -92,9 +95,7 @@ TEST_CASE("bits go where errors cost the model") {
   CHECK(set.layers[1].key.damage > 0.001);
   CHECK(bits_of(set) <= 3);
   // Layers that share a budget of their own do not give theirs away.
-  CodedOptions own = kCodedOptions;
-  own.scope = CodedScope::kLayer;
-  const CodedSet by_layer = fit_coded_set(own, measure);
+  const CodedSet by_layer = fit_coded_set(kCodedOptions, measure, CodedScope::kLayer);
   for (const CodedLayer& layer : by_layer.layers) CHECK((bits_of(layer.key) + bits_of(layer.value)) / 2 == 3);
 }
 
@@ -115,14 +116,10 @@ TEST_CASE("data that cannot be coded is refused") {
   CodedOptions options = kCodedOptions;
   options.windows = {64, 512};
   CHECK_ERROR((void)fit_coded_set(options, {}), DataError, "");
-  test::MemorySource odd = coded_source({0}, 12);
-  const auto backend = test::make_test_backend();
-  Status status;
-  CHECK_ERROR((void)fit_coded(odd, kCodedOptions, {}, {}, *backend, status), DataError,
+  CHECK_ERROR((void)coded_data(kCodedOptions, {}, coded_source({0}, 12)), DataError,
               "heads of keys have 12 channels, and the coded cache takes multiples of 8");
-  options = kCodedOptions;
-  options.bits = 0.5;
-  CHECK_ERROR((void)fit_coded_set(options, {}), UsageError, "the scales of a row take 1");
+  const CodedData data = coded_data(kCodedOptions, {}, coded_source({0}));
+  CHECK_ERROR((void)fit_coded(data, 0.5, CodedScope::kModel), UsageError, "the scales of a row take 1");
 }
 
 }  // namespace oscar

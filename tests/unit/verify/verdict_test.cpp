@@ -53,6 +53,7 @@ TEST_CASE("default limits part sets that work from naive ones of the same bits, 
   const Json measured = read_json(test::data("../bench/results/limits.json"));  // 2M model, by bench_limits.py
   REQUIRE(measured.at("rows").size() >= 11);
   for (const Json& row : measured.at("rows")) {
+    if (row.at("levels") == "coded") continue;
     const auto figure = [&](const char* name) { return row.at("figures").at(name).get<double>(); };
     rows.push_back({row.at("bits_per_code"),
                     {figure("output_rel_error"), figure("softmax_kl"), figure("kld_mean"), 1 + figure("ppl_increase")},
@@ -63,6 +64,49 @@ TEST_CASE("default limits part sets that work from naive ones of the same bits, 
     CAPTURE(f[2]);
     CHECK((judged(report_of(f[0], f[1], f[2], f[3]), {}, bits).verdict == Verdict::kAccepted) == works);
   }
+}
+
+TEST_CASE("limits of coded sets follow their bits, between sets that work and sets that do not, as measured") {
+  const auto accepted = [](const Json& f, double bits) {
+    VerifyReport report = report_of(f.at("output_rel_error"), f.at("softmax_kl"), f.at("kld_mean"),
+                                    1 + f.at("ppl_increase").get<double>());
+    verify::judge(report, {}, verify::coded_thresholds(bits));
+    return report.verdict == Verdict::kAccepted;
+  };
+  const Json language = read_json(test::data("../bench/results/real_model_h200.json"));
+  const double ppl = language.at("baselines").at(0).at("ppl");
+  int measured = 0;
+  for (const Json& row : language.at("recipes")) {
+    if (!row.at("arguments").get<std::string>().starts_with("--recipe coded")) continue;
+    CHECK(accepted({{"output_rel_error", row.at("output_rel_error")},
+                    {"softmax_kl", row.at("softmax_kl")},
+                    {"kld_mean", row.at("kld")},
+                    {"ppl_increase", row.at("ppl").get<double>() / ppl - 1}},
+                   row.at("bits").at("fp16_params")));
+    ++measured;
+  }
+  CHECK(measured == 3);
+  // Fitted on code, or on dialogue, and used on German.
+  for (const Json& row : language.at("crossed")) {
+    if (!row.at("name").get<std::string>().starts_with("`coded`")) continue;
+    const auto kld = [&](const char* domain) { return row.at("kld_by_domain").at(domain).get<double>(); };
+    const double limit = *verify::coded_thresholds(2.25).max_kld;
+    CHECK(kld("german") > limit);
+    CHECK(kld(row.at("on").get<std::string>().c_str()) < limit / 3);
+  }
+  int rows = 0;
+  const Json by_bits = read_json(test::data("../bench/results/limits.json"));
+  for (const Json& row : by_bits.at("rows")) {
+    if (row.at("levels") != "coded") continue;
+    CAPTURE(row.at("set"));
+    CHECK(accepted(row.at("figures"), row.at("bits_per_code")) == row.at("works"));
+    ++rows;
+  }
+  CHECK(rows >= 8);
+  CHECK(verify::coded_thresholds(2).measured_on == verify::kCodedLimitsMeasuredOn);
+  // What 1.5 bits may do, 4 bits may not.
+  CHECK(*verify::coded_thresholds(1.25).max_kld == *verify::default_thresholds(2).max_kld);
+  CHECK(*verify::coded_thresholds(4).max_kld == doctest::Approx(0.012 / std::pow(2.0, 3.5)));
 }
 
 TEST_CASE("a reason names the figure, the limit and where it comes from") {

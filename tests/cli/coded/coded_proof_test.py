@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""What a fit of the coded cache took from its data, kept in a file: coded_proof_test.py. Sets of other bits are fitted from
+it, with the bytes that they have when they are fitted from the data."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
+GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
+WEIGHTS = MODEL / "model-00001-of-00001.safetensors"
+
+
+def oscar(*arguments, status=0):
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def fit(*options, status=0):
+    return oscar("fit", "--recipe", "coded", *options, status=status)
+
+
+class CodedStatisticsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp())
+        cls.sums, cls.direct = cls.folder / "sums.safetensors", cls.folder / "direct"
+        cls.data = ["--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy", "--sequences", "2", "--seq-len", "512"]
+        fit(*cls.data, "--save-stats", cls.sums, "--bits", "2.5", "--out", cls.direct)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def same_files(self, one, other):
+        for name in ("coded.safetensors", "manifest.json"):
+            self.assertEqual((one / name).read_bytes(), (other / name).read_bytes(), name)
+
+    def test_the_set_has_the_bytes_of_a_fit_from_the_data(self):
+        again = self.folder / "again"
+        fit("--stats", self.sums, "--bits", "2.5", "--out", again)
+        self.same_files(again, self.direct)
+
+    def test_other_bits_and_scopes_need_no_second_pass(self):
+        for options in (["--bits", "1.5"], ["--bits", "3", "--scope", "layer"]):
+            from_sums, from_data = self.folder / "from-sums", self.folder / "from-data"
+            fit("--stats", self.sums, *options, "--out", from_sums, "--force")
+            fit(*self.data, *options, "--out", from_data, "--force")
+            self.same_files(from_sums, from_data)
+
+    def test_sums_of_a_dump_are_kept_too(self):
+        dump, sums = self.folder / "dump", self.folder / "of-dump.safetensors"
+        oscar("dump", *self.data, "--out", dump)
+        said = json.loads(oscar("fit", "--recipe", "coded", "--dump", dump, "--save-stats", sums, "--json", "--quiet"))
+        self.assertEqual((said["layers"], said["tokens"]), (4, 1024))
+        fit("--stats", sums, "--out", self.folder / "from-dump-sums")
+        fit("--dump", dump, "--out", self.folder / "from-dump")
+        self.same_files(self.folder / "from-dump-sums", self.folder / "from-dump")
+
+    def test_statistics_that_do_not_fit_are_refused(self):
+        out, weights = self.folder / "never", self.folder / "weights.safetensors"
+        shutil.copy(WEIGHTS, weights)
+        for options, words in (
+                (["--stats", self.sums, *self.data], "say all that their set depends on but its bits"),
+                (["--stats", self.sums, "--sink", "4"], "--sink"),
+                (["--stats", self.sums, self.sums], "takes one file"),
+                (["--stats", self.sums, "--resume"], "--resume"),
+                (["--stats", self.sums, "--scope", "rack"], "model, layer or head"),
+                ([*self.data, "--save-stats", self.sums], "there is such a file already"),
+                ([*self.data, "--save-stats", weights, "--force"], "does not hold statistics for the coded cache")):
+            self.assertIn(words, fit(*options, "--out", out, status=2))
+        damaged = self.folder / "damaged.safetensors"
+        raw = bytearray(self.sums.read_bytes())
+        raw[-5] ^= 1
+        damaged.write_bytes(raw)
+        self.assertIn("checksum", fit("--stats", damaged, "--out", out, status=1))
+        self.assertIn("not a file of statistics for the coded cache",
+                      fit("--stats", WEIGHTS, "--out", out, status=1))
+        self.assertIn("not a file of statistics", oscar("fit", "--recipe", "oscar", "--stats", self.sums, "--out", out, status=1))
+        self.assertFalse(out.exists())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
