@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The key-value store by which ranks talk: c10d's TCPStore, in a plug-in (store_torch.cpp). For lib/cluster only.
-// Finished sums and layers go through it, some hundred kilobytes each, and on the CPU a model's hidden states; between
-// GPUs those go by NCCL (model/decoder_torch/nccl_link.cpp). c10d's Gloo needs Gloo's own headers, which torch does not
-// ship.
+// Sums, samples of rows and finished layers go through it, some hundred kilobytes to some megabytes each. c10d's Gloo
+// needs Gloo's own headers, which torch does not ship.
 #pragma once
 
 #include <cstdint>

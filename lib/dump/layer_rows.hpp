@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dump/source.hpp"
@@ -29,13 +30,15 @@ struct RowShape {
 
 class LayerRows {
  public:
-  /// Memory of the runner's choice, not yet filled. slots: by sequence.
-  LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots, const ModelRunner& runner);
+  /// Finds memory of the runner's choice for the rows of `own` chunks; others have no rows here. slots: by sequence.
+  LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots, ChunkRange own,
+            const ModelRunner& runner);
 
   /// Where the rows of a sequence belong.
   [[nodiscard]] QkvBuffers at(const SequenceSlot& slot) const;
-  /// Reads the rows, and keeps them.
-  [[nodiscard]] static std::unique_ptr<LayerStream> stream(std::shared_ptr<const LayerRows> rows);
+  /// Reads the rows, and keeps them. shared: where other processes have the rest of them.
+  [[nodiscard]] static std::unique_ptr<LayerStream> stream(std::shared_ptr<const LayerRows> rows,
+                                                           std::optional<SharedLayer> shared = {});
 
  private:
   class Stream;
@@ -44,6 +47,7 @@ class LayerRows {
     std::shared_ptr<std::byte> q, k, v;
     std::vector<SequenceRange> sequences;
     std::string where;
+    bool here;
   };
 
   std::vector<Chunk> chunks_;

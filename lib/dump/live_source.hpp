@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,8 @@ struct LiveOptions {
   std::int64_t chunk_tokens = 8192;
   /// Of the first token of each sequence (PassOptions); empty: 0.
   std::vector<std::int64_t> first_positions;
-  /// Where several processes run the model together: layers open in the one that runs them.
-  ModelShare share = {};
+  /// Where several processes run the model, each over a part of the text: all of them open the same layers.
+  std::optional<TextShare> share = {};
 };
 
 class LiveSource : public QkvSource {
@@ -37,9 +38,8 @@ class LiveSource : public QkvSource {
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
   /// Until the model can take its first layer at full speed. Throws what loading throws.
   virtual void wait_until_ready() = 0;
-  /// Waits until the others that run the model are done, too. run_rest: what is left of this process's layers runs
-  /// before, since others wait for what comes out of it.
-  virtual void finish(bool run_rest) = 0;
+  /// Says which layers will be fitted; unsaid: all. Processes that share the text fit them by turns.
+  virtual void deal(std::vector<int> layers) = 0;
 };
 
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that

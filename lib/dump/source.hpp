@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dump/text_share.hpp"
 #include "kernels/types.hpp"
 #include "model/identity.hpp"
 
@@ -22,6 +23,7 @@ struct QkvChunk {
   std::shared_ptr<const void> owner;     // of what the views refer to; null: the source itself
   std::vector<SequenceRange> sequences;  // cover the chunk, relative to its first token
   std::string where;                     // for error messages: file or "layer 3, sequence 7"
+  bool here = true;                      // false: another process has the rows (LayerStream::shared())
 };
 
 class LayerStream {
@@ -33,6 +35,8 @@ class LayerStream {
   virtual bool skip(QkvChunk& chunk) { return next(chunk); }
   /// Back to the first chunk.
   virtual void rewind() = 0;
+  /// Returns how the processes that share this layer's text talk about it; null: this process has all of the rows.
+  [[nodiscard]] virtual SharedLayer* shared() { return nullptr; }
 };
 
 class QkvSource {
@@ -51,6 +55,8 @@ class QkvSource {
   }
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
+  /// Whether this process is to fit the layer: of several that share a text, one is.
+  [[nodiscard]] virtual bool fits(int layer_id) const { return (void)layer_id, true; }
 };
 
 /// What part of a source to use.

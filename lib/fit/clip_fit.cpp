@@ -2,6 +2,7 @@
 #include "fit/clip_fit.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <random>
 #include <set>
 
+#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
@@ -50,12 +52,6 @@ void copy_rows(const HeadsView& rows, std::span<std::byte> to) {
   std::memcpy(to.data(), rows.data, to.size());
 }
 
-Tensor copy_tokens(const HeadsView& view, std::int64_t begin, std::int64_t count) {
-  Tensor out(view.dtype, {count, view.num_heads, view.head_dim});
-  copy_rows(view.tokens(begin, begin + count), out.data);
-  return out;
-}
-
 /// Distinct positions that see history: [sink + recent, tokens), ascending.
 std::vector<std::int64_t> choose_queries(std::int64_t tokens, Windows windows, std::int64_t count,
                                          std::mt19937_64& random) {
@@ -69,22 +65,54 @@ std::vector<std::int64_t> choose_queries(std::int64_t tokens, Windows windows, s
   return positions;
 }
 
-/// The first tokens of a sequence, with `num_queries` of its queries.
-SampledSequence take(const QkvView& view, SequenceRange range, Windows windows, std::int64_t num_queries,
-                     std::mt19937_64& random) {
-  const std::int64_t tokens = range.size();
-  SampledSequence out{{},
-                      copy_tokens(view.k, range.begin, tokens),
-                      copy_tokens(view.v, range.begin, tokens),
-                      choose_queries(tokens, windows, num_queries, random)};
-  out.q =
-      Tensor(view.q.dtype, {static_cast<std::int64_t>(out.query_positions.size()), view.q.num_heads, view.q.head_dim});
+/// Room for the first tokens of a sequence, with `num_queries` of its queries.
+SampledSequence choose_rows(const QkvView& view, std::int64_t tokens, Windows windows, std::int64_t num_queries,
+                            std::mt19937_64& random) {
+  const auto room = [](const HeadsView& rows, std::int64_t count) {
+    return Tensor(rows.dtype, {count, rows.num_heads, rows.head_dim});
+  };
+  std::vector<std::int64_t> positions = choose_queries(tokens, windows, num_queries, random);
+  const auto queries = static_cast<std::int64_t>(positions.size());
+  return {room(view.q, queries), room(view.k, tokens), room(view.v, tokens), std::move(positions)};
+}
+
+/// begin: of the sequence.
+void copy_sequence(const QkvView& view, std::int64_t begin, SampledSequence& out) {
+  const std::int64_t end = begin + out.k.shape[0];
+  copy_rows(view.k.tokens(begin, end), out.k.data);
+  copy_rows(view.v.tokens(begin, end), out.v.data);
   const auto row_bytes = static_cast<std::size_t>(view.q.bytes_per_token());
   for (std::size_t i = 0; i < out.query_positions.size(); ++i) {
-    const std::int64_t token = range.begin + out.query_positions[i];
+    const std::int64_t token = begin + out.query_positions[i];
     copy_rows(view.q.tokens(token, token + 1), std::span(out.q.data).subspan(i * row_bytes, row_bytes));
   }
-  return out;
+}
+
+/// Brings the sampled sequences of all processes together in the one that fits the layer; the others keep none.
+/// here: whether this process has the rows of a sequence.
+std::vector<SampledSequence> gathered(std::vector<SampledSequence> sample, const std::vector<bool>& here,
+                                      SharedLayer& shared) {
+  const auto tensors_of = [](SampledSequence& sequence) {
+    return std::array<Tensor*, 3>{&sequence.q, &sequence.k, &sequence.v};
+  };
+  std::string own;
+  for (std::size_t i = 0; i < sample.size(); ++i) {
+    if (!here[i]) continue;
+    for (const Tensor* tensor : tensors_of(sample[i])) {
+      own.append(reinterpret_cast<const char*>(tensor->data.data()), tensor->data.size());
+    }
+  }
+  const std::string all = shared.gather(own);
+  if (!shared.fits()) return {};
+  std::size_t begin = 0;
+  for (SampledSequence& sequence : sample) {
+    for (Tensor* tensor : tensors_of(sequence)) {
+      OSCAR_CHECK(all.size() - begin >= tensor->data.size());
+      std::memcpy(tensor->data.data(), all.data() + begin, tensor->data.size());
+      begin += tensor->data.size();
+    }
+  }
+  return sample;
 }
 
 QkvView view_of(const SampledSequence& sequence) {
@@ -186,6 +214,7 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
   const std::set<std::size_t> chosen = choose_sequences(lengths, windows, options);
   std::mt19937_64 random(options.seed + 1);
   std::vector<SampledSequence> sample;
+  std::vector<bool> here;  // by sequence
   std::size_t index = 0;
   layer.rewind();
   for (const std::size_t end : ends) {
@@ -201,12 +230,16 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
       if (!chosen.contains(index++)) continue;
       const std::int64_t rows_per_query = chunk.view.q.num_heads * static_cast<std::int64_t>(chosen.size());
       const std::int64_t queries = std::max<std::int64_t>(options.query_rows / rows_per_query, 1);
-      const SequenceRange part{range.begin, range.begin + std::min(range.size(), most_tokens(windows, options))};
-      sample.push_back(take(chunk.view, part, windows, queries, random));
+      const std::int64_t tokens = std::min(range.size(), most_tokens(windows, options));
+      sample.push_back(choose_rows(chunk.view, tokens, windows, queries, random));
+      here.push_back(chunk.here);
+      if (!chunk.here) continue;
+      copy_sequence(chunk.view, range.begin, sample.back());
       require_usable(sample.back(), chunk.where);
     }
   }
-  return sample;
+  SharedLayer* const shared = layer.shared();
+  return shared == nullptr ? sample : gathered(std::move(sample), here, *shared);
 }
 
 std::string describe(std::span<const SampledSequence> sample, const ClipFitOptions& options) {

@@ -38,7 +38,8 @@ struct SampledSequence {
   std::vector<std::int64_t> query_positions;  // ascending
 };
 
-/// Draws the sample; empty if no sequence is longer than the windows.
+/// Draws the sample; empty if no sequence is longer than the windows. Of a shared text the process that fits the layer
+/// gets all of the sample, and the others get none.
 [[nodiscard]] std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows,
                                                         const ClipFitOptions& options);
 /// "4096 keys in 2 sequences, 128 queries per head, seed 0"

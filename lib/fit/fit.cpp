@@ -33,7 +33,7 @@ ReferenceRotation read_reference(const std::filesystem::path& path) {
   return reference;
 }
 
-/// Some neighbouring layers: what was read of them, until it becomes their fit.
+/// Some neighbouring layers among those that this process fits: what was read of them, until it becomes their fit.
 struct Batch {
   explicit Batch(std::size_t count)
       : moments(count), samples(count), to_refine(count), unread(count), finishing(count) {}
@@ -67,19 +67,26 @@ class LayerwiseFit {
     if (ids.empty()) return;
     const WorkShape shape = backend_.work_shape();
     const auto step = static_cast<std::size_t>(shape.layers_per_batch);
+    std::vector<int> own(ids.begin(), ids.end());
+    std::erase_if(own, [&](int id) { return !source_.fits(id); });
     std::deque<Batch> batches;
-    for (std::size_t first = 0; first < ids.size(); first += step) {
-      batches.emplace_back(std::min(step, ids.size() - first));
+    for (std::size_t first = 0; first < own.size(); first += step) {
+      batches.emplace_back(std::min(step, own.size() - first));
     }
     std::atomic<std::int64_t> done = 0;
     std::once_flag first_layer_read;
     for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
-      Batch& batch = batches[i / step];
       const AdditiveMoments sums = take_sums(*stream, {recipe_}, backend_);
-      batch.moments[i % step] =
+      LayerMoments moments =
           take_moments(ids[i], *stream, sums, {recipe_}, reference_, backend_, hooks.output_projection);
       if (hooks.first_layer_read) std::call_once(first_layer_read, hooks.first_layer_read);
-      finish(batch, i % step, std::move(stream), shape.concurrent_layers);
+      if (source_.fits(ids[i])) {
+        const auto place = static_cast<std::size_t>(std::ranges::lower_bound(own, ids[i]) - own.begin());
+        batches[place / step].moments[place % step] = std::move(moments);
+        finish(batches[place / step], place % step, std::move(stream), shape.concurrent_layers);
+      } else {
+        take_samples(*stream);
+      }
       status_.progress("fit: layer", ++done, static_cast<std::int64_t>(ids.size()));
     });
     for (Batch& batch : batches) {
@@ -88,7 +95,7 @@ class LayerwiseFit {
       }
       std::move(batch.layers.begin(), batch.layers.end(), std::back_inserter(unfinished_.layers));
     }
-    unfinished_.recipe["clip_sample"] = batches.back().sample;
+    if (!batches.empty()) unfinished_.recipe["clip_sample"] = batches.back().sample;
   }
 
   /// The whole set, of what was fitted or is kept.
@@ -108,16 +115,29 @@ class LayerwiseFit {
   }
 
  private:
-  /// What needs no more reading of whole layers: beside the next layer, if those go side by side.
+  struct Samples {
+    std::vector<SampledSequence> clip, refine;
+  };
+  Samples take_samples(LayerStream& stream) const {
+    Samples samples{clip_.sample(stream), {}};
+    if (recipe_.refine) samples.refine = sample_for_refining(stream, recipe_.windows, refining_);
+    return samples;
+  }
+
+  /// What needs no more reading of whole layers: beside the next layer, if those go side by side, or if other processes
+  /// would wait for it there.
   void finish(Batch& batch, std::size_t i, std::unique_ptr<LayerStream> stream, int lanes) {
+    const bool beside = lanes > 1 || stream->shared() != nullptr;
     auto task = [this, &batch, i, stream = std::shared_ptr(std::move(stream))]() mutable {
-      batch.samples[i] = clip_.sample(*stream);
-      if (recipe_.refine) batch.to_refine[i] = sample_for_refining(*stream, recipe_.windows, refining_);
+      Samples samples = take_samples(*stream);
+      batch.samples[i] = std::move(samples.clip), batch.to_refine[i] = std::move(samples.refine);
       stream.reset();  // a future keeps what it ran: rows of a live model would pile up
       if (--batch.unread == 0) fit_batch(batch);
     };
-    if (lanes == 1) return task();
+    if (!beside) return task();
+    if (lanes == 1 && finishing_ != nullptr) finishing_->wait();  // or rows and samples would pile up
     batch.finishing[i] = std::async(std::launch::async, std::move(task));
+    finishing_ = &batch.finishing[i];
   }
 
   void fit_batch(Batch& batch) {
@@ -159,6 +179,7 @@ class LayerwiseFit {
   Backend& backend_;
   Status& status_;
   std::mutex fitting_;
+  const std::future<void>* finishing_ = nullptr;  // the last that began; for layers one by one
 };
 
 }  // namespace

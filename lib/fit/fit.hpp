@@ -52,7 +52,8 @@ struct FitHooks {
 /// The same for the source, with its model and data.
 [[nodiscard]] RotationSet unfitted_set(const QkvSource& source, const FitOptions& options);
 
-/// Fits some of the source's layers, which hooks.partial keeps.
+/// Fits some of the source's layers, which hooks.partial keeps. Processes that share a text all call it with the same
+/// layers, and each fits those that the source says (QkvSource::fits).
 void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
                 Status& status, const FitHooks& hooks);
 

@@ -57,27 +57,6 @@ class Rows {
   virtual ~Rows() = default;
 };
 
-/// A way for hidden states from one process's GPU to another's, in one direction. Nothing here waits for the other end,
-/// which may be gone; what has not arrived when either end goes is lost. While something is on its way a GPU may load
-/// no kernels: both ends have to begin a transfer at about the same time. abort() and is_ready() may be called at any
-/// time. All but abort() throw BackendUnavailable once the link is broken.
-class HiddenLink {
- public:
-  virtual ~HiddenLink() = default;
-  /// Whether what was begun is done: opening the link, at first.
-  [[nodiscard]] virtual bool is_ready() = 0;
-  /// Tells later whether what this thread has given to the GPU up to now is computed.
-  [[nodiscard]] virtual std::function<bool()> computed() const = 0;
-  /// Begins, once the link is ready, to send what is computed; `hidden` must stay until the link is ready again.
-  virtual void send(const Rows& hidden) = 0;
-  /// Begins, once the link is ready, to receive the next that is sent.
-  virtual void receive(std::size_t tokens) = 0;
-  /// That, (tokens, hidden_size), once the link is ready again.
-  [[nodiscard]] virtual std::unique_ptr<Rows> received() = 0;
-  /// Ends what is on its way, for which a GPU may wait.
-  virtual void abort() noexcept = 0;
-};
-
 /// Host memory for rows of one sequence: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).
 struct QkvBuffers {
   DType dtype = DType::kF32;  // float32, bfloat16, float16
@@ -115,26 +94,15 @@ class Decoder {
   /// All that goes on to the next layer, on the host, in the type that this decoder computes in: (T, hidden_size), and
   /// behind that keys and values which several layers read.
   [[nodiscard]] virtual Tensor copy_hidden(const Rows& hidden) const = 0;
-  /// Room for such a copy.
-  [[nodiscard]] virtual Tensor new_hidden_copy(std::size_t tokens) const = 0;
   /// From such a copy of the same tokens. Throws DataError for one of another type or shape.
   [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy,
                                                           std::span<const std::int32_t> tokens) const = 0;
-
-  /// Names the device among those of all machines; empty: it cannot link().
-  [[nodiscard]] virtual std::string link_place() const = 0;
-  /// A name that both ends of a new link must give to open_link().
-  [[nodiscard]] virtual std::string new_link_name() const = 0;
-  /// Begins to open one to a device of another place. Throws BackendUnavailable.
-  [[nodiscard]] virtual std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const = 0;
 
   [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;
   [[nodiscard]] virtual std::vector<std::unique_ptr<LoadedWeights>> load_experts(
       int layer, std::span<const int> experts) const = 0;
   /// How many experts to load together, so that reading is fast and memory small.
   [[nodiscard]] virtual int experts_at_once(int layer) const = 0;
-  /// Whether there is room for all experts of this layer and of another like it.
-  [[nodiscard]] virtual bool holds_experts_of(int layer) const = 0;
 
   /// Post-RoPE q, k and v of a layer that attends. Scores are q . k / sqrt(d): where a model
   /// scales otherwise, q has the rest. Keys and values that several layers read are kept in, or come from, `hidden`.

@@ -50,29 +50,18 @@ Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& co
       config_(config),
       sequences_(sequences),
       layers_(options.layers),
-      share_(options.share),
+      part_(options.part),
       first_positions_(options.first_positions),
       status_(status),
       watcher_(dynamic_cast<ModelStatus*>(&status)),
-      hidden_(sequences.size()),
-      layer_(options.share.rank) {
+      hidden_(sequences.size()) {
   check_sequences(sequences, options.first_positions, config);
   checkpoint_.stop_reads(false);
-  for (const TokenSequence& sequence : sequences) tokens_ += static_cast<std::int64_t>(sequence.size());
-  choose_units();
+  choose_units(options.part);
   decoder_.make_room(tokens_);
-  units_one_by_one_ = can_take_units_one_by_one();
-  if (options.prepare && layer_ < layers_) {
-    start_loading(layer_);
-    preparing_ = std::async(std::launch::async, [this] { prepare(); });
-  }
-  if (share_.ranks == 1) return;
-  try {
-    relay_.emplace(share_, decoder_);
-  } catch (...) {
-    checkpoint_.stop_reads(true);  // what is being loaded is waited for
-    throw;
-  }
+  if (!options.prepare || layers_ == 0 || units_.empty()) return;
+  start_loading(layer_);
+  preparing_ = std::async(std::launch::async, [this] { prepare(); });
 }
 
 /// After an error nobody needs the weights that are on their way.
@@ -91,11 +80,15 @@ void Pass::step(const AttentionHook& attention, bool observe_only) {
 
 void Pass::capture(const CaptureHook& target, bool observe_only) {
   OSCAR_CHECK(block().has_cache());
-  run_layer([&](std::size_t s, const LoadedWeights& weights) { attend(s, weights, target, observe_only); },
-            observe_only, decoder_.concurrent_sequences());
+  run_layer(
+      [&](std::size_t s, const LoadedWeights& weights) {
+        attend(s, weights, part_.contains(s) ? target : CaptureHook(), observe_only);
+      },
+      observe_only, decoder_.concurrent_sequences());
 }
 
 void Pass::save(const std::filesystem::path& path) const {
+  OSCAR_CHECK(part_.first == 0 && part_.last >= sequences_.size());
   std::vector<std::pair<std::string, Tensor>> states;
   for (const auto& rows : hidden_) states.emplace_back(std::to_string(states.size()), decoder_.copy_hidden(*rows));
   write_safetensors(path, states, {{"layer", std::to_string(layer_)}}, Checksums::kYes);
@@ -129,10 +122,6 @@ std::unique_ptr<FinalStates> Pass::final_states() {
   return std::make_unique<DecodedStates>(decoder_, std::move(hidden_));
 }
 
-void Pass::finish() {
-  if (relay_) relay_->finish();
-}
-
 void Pass::in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const {
   parallel_for(
       count,
@@ -143,7 +132,16 @@ void Pass::in_parallel(std::size_t count, const std::function<void(std::size_t)>
       at_once);
 }
 
-void Pass::choose_units() {
+void Pass::for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const {
+  if (units_.empty()) return;
+  const std::size_t first = units_.front().begin, last = units_.back().end;
+  in_parallel(
+      last - first, [&](std::size_t i) { task(first + i); }, at_once);
+}
+
+/// What experts make of a row depends, in its last bits, on the rows that they see beside it: where there are experts,
+/// the units that the part touches run whole.
+void Pass::choose_units(const TextPart& part) {
   std::int64_t tokens = 0;
   for (std::size_t s = 0; s < sequences_.size(); ++s) {
     if (tokens == 0) units_.push_back({s, s});
@@ -151,13 +149,23 @@ void Pass::choose_units() {
     tokens += static_cast<std::int64_t>(sequences_[s].size());
     if (tokens >= decoder_.tokens_at_once()) tokens = 0;
   }
+  std::erase_if(units_, [&](const Unit& unit) {
+    return std::max(unit.begin, part.first) >= std::min(unit.end, part.last);  // none of the part
+  });
+  const auto has_experts = [](const BlockSpec& block) { return block.mlp.experts.count > 0; };
+  if (!units_.empty() && std::ranges::none_of(config_.blocks, has_experts)) {
+    units_.front().begin = std::max(units_.front().begin, part.first);
+    units_.back().end = std::min(units_.back().end, part.last);
+  }
+  for (const Unit& unit : units_) {
+    for (std::size_t s = unit.begin; s < unit.end; ++s) tokens_ += static_cast<std::int64_t>(sequences_[s].size());
+  }
 }
 
 /// Of the layer that runs.
 void Pass::tell_progress(std::int64_t tokens) {
   if (watcher_ == nullptr) return;
-  const int done = layer_ / share_.ranks, layers = (layers_ - share_.rank + share_.ranks - 1) / share_.ranks;
-  watcher_->model_progress({tokens_, layers, done * tokens_ + tokens, checkpoint_.bytes_read()});
+  watcher_->model_progress({tokens_, layers_, layer_ * tokens_ + tokens, checkpoint_.bytes_read()});
 }
 
 void Pass::start_loading(int layer) {
@@ -181,64 +189,41 @@ void Pass::prepare() {
 }
 
 void Pass::wait_until_ready() {
-  if (relay_) relay_->wait_until_open();  // others wait for this process to be heard
   if (preparing_.valid()) preparing_.get();
 }
 
-/// Hidden states before the layer that runs, if another process has them.
-void Pass::take_over(std::size_t s) {
-  if (relay_ && layer_ > 0) hidden_[s] = relay_->receive(layer_, s, sequences_[s]);
-}
-
-/// Hidden states behind it, if another process goes on with them.
-void Pass::hand_on(std::size_t s) {
-  if (!relay_ || layer_ + 1 >= layers_) return;
-  relay_->send(layer_ + 1, s, std::move(hidden_[s]));
-}
-
-/// What comes before the MLP, and what another process did.
-void Pass::mix_sequence(std::size_t s, const Mixer& mix, const LoadedWeights& weights) {
-  take_over(s);
-  block().attends() ? mix(s, weights) : decoder_.add_recurrent(weights, *hidden_[s]);
-}
-
 void Pass::run_layer(const Mixer& mix, bool observe_only, int at_once) {
-  OSCAR_CHECK(layer_ < layers_ && share_.runs(layer_));
+  OSCAR_CHECK(layer_ < layers_);
   throw_if_interrupted();
   wait_until_ready();
+  const int after = observe_only ? layers_ : layer_ + 1;
+  if (units_.empty()) {
+    layer_ = after;
+    return;
+  }
   if (!next_.valid()) start_loading(layer_);
   if (layer_ == 0) {
-    parallel_for(sequences_.size(),
-                 [&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s], first_position(s)); });
+    for_each_sequence([&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s], first_position(s)); }, 0);
   }
   tell_progress(0);
   const std::shared_ptr<const LoadedWeights> weights = next_.get();
   next_ = {};
-  const int after = layer_ + share_.ranks;
-  if (!observe_only && after < layers_) start_loading(after);
+  if (after < layers_) start_loading(after);
   const bool experts = !observe_only && block().mlp.experts.count > 0;
   if (observe_only) experts_.reset();  // they were loaded ahead
   load_experts_early(experts);
-  if (experts && units_one_by_one_ && all_will_be_chosen(layer_)) {
-    experts_by_unit(mix, *weights);
-  } else {
-    std::atomic<std::int64_t> passed{0};
-    const auto take = [&](std::size_t s) {
-      mix_sequence(s, mix, *weights);
-      if (!observe_only && !experts) {
-        decoder_.add_mlp(*weights, *hidden_[s]);
-        hand_on(s);
-      }
-      passed += static_cast<std::int64_t>(sequences_[s].size());
-      tell_progress(experts ? passed / 2 : passed.load());
-    };
-    in_parallel(sequences_.size(), take, at_once);
-    if (experts) experts_by_group(*weights);
-  }
+  std::atomic<std::int64_t> passed{0};
+  const auto take = [&](std::size_t s) {
+    block().attends() ? mix(s, *weights) : decoder_.add_recurrent(*weights, *hidden_[s]);
+    if (!observe_only && !experts) decoder_.add_mlp(*weights, *hidden_[s]);
+    passed += static_cast<std::int64_t>(sequences_[s].size());
+    tell_progress(experts ? passed / 2 : passed.load());
+  };
+  for_each_sequence(take, at_once);
+  if (experts) run_experts(*weights);
   decoder_.finish();  // or the weights would go while a GPU computes with them
-  if (relay_) relay_->require_whole();
   if (experts) experts_ = std::move(experts_ahead_);
-  layer_ = observe_only ? layers_ : after;
+  layer_ = after;
   ended_ = observe_only;
 }
 

@@ -5,14 +5,12 @@
 #include <cstdint>
 #include <future>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "model/checkpoint.hpp"
 #include "model/expert_loader.hpp"
 #include "model/progress.hpp"
-#include "model/relay.hpp"
 #include "model/runner.hpp"
 
 namespace oscar {
@@ -23,7 +21,7 @@ void check_sequences(std::span<const TokenSequence> sequences, std::span<const s
 
 /// The hidden state of every sequence, between layers. On the CPU, sequences are the units of parallel work: each is
 /// computed by one thread in the same way, whatever the number of threads. On a GPU, experts see some sequences
-/// together, the same ones whoever runs the layer. All references must outlive it.
+/// together, the same ones whichever part of the text runs. All references must outlive it.
 class Pass : public ModelPass {
  public:
   Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& config,
@@ -38,7 +36,6 @@ class Pass : public ModelPass {
   void save(const std::filesystem::path& path) const override;
   void restore(const std::filesystem::path& path) override;
   void wait_until_ready() override;
-  void finish() override;
   [[nodiscard]] std::unique_ptr<FinalStates> final_states() override;
 
  private:
@@ -51,24 +48,21 @@ class Pass : public ModelPass {
   [[nodiscard]] std::int64_t first_position(std::size_t s) const {
     return first_positions_.empty() ? 0 : first_positions_[s];
   }
-  void choose_units();
+  void choose_units(const TextPart& part);
   void prepare();
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const;
-  void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task) const {
-    in_parallel(count, task, decoder_.concurrent_sequences());
+  void for_each_unit(const std::function<void(std::size_t)>& task) const {
+    in_parallel(units_.size(), task, decoder_.concurrent_sequences());
   }
+  void for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const;
   void tell_progress(std::int64_t tokens);
   [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
   void start_loading(int layer);
-  void take_over(std::size_t s);
-  void hand_on(std::size_t s);
   void run_layer(const Mixer& mix, bool observe_only, int at_once);
-  void mix_sequence(std::size_t s, const Mixer& mix, const LoadedWeights& weights);
   void attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only);
   void attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention, bool observe_only);
   void check_finite(std::size_t sequence, const std::string& what, DType dtype) const;
 
-  [[nodiscard]] bool can_take_units_one_by_one() const;
   [[nodiscard]] bool all_will_be_chosen(int layer) const;
   [[nodiscard]] std::unique_ptr<ExpertLoader> load_experts_of(int layer, std::vector<int> experts) const;
   [[nodiscard]] std::unique_ptr<ExpertLoader> load_all_experts_of(int layer) const;
@@ -77,22 +71,19 @@ class Pass : public ModelPass {
   [[nodiscard]] std::unique_ptr<Rows> route(const Unit& unit, const LoadedWeights& weights) const;
   void add_experts(const ExpertLoader::Group& group, const LoadedWeights& weights, Rows& routed) const;
   void add_experts_sum(const Unit& unit, const LoadedWeights& weights, const Rows& routed);
-  void experts_by_group(const LoadedWeights& weights);
-  void experts_by_unit(const Mixer& mix, const LoadedWeights& weights);
+  void run_experts(const LoadedWeights& weights);
 
   Decoder& decoder_;
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   std::span<const TokenSequence> sequences_;
-  std::int64_t tokens_ = 0;
-  int layers_;  // to run, by all processes
-  ModelShare share_;
+  std::int64_t tokens_ = 0;  // that run
+  int layers_;               // to run
+  TextPart part_;            // that is captured
   std::vector<std::int64_t> first_positions_;
   Status& status_;
-  ModelStatus* watcher_;  // the same, if it wants to know more
-  std::vector<Unit> units_;
-  bool units_one_by_one_ = false;  // in layers with experts
-  std::optional<Relay> relay_;
+  ModelStatus* watcher_;     // the same, if it wants to know more
+  std::vector<Unit> units_;  // that run
   std::vector<std::unique_ptr<Rows>> hidden_;
   int layer_ = 0;
   bool ended_ = false;

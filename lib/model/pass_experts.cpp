@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Layers with experts: which are loaded when, and in which order units meet them. Either order gives the same bits.
+// Layers with experts: which are loaded when, and in which order units meet them.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -16,24 +16,13 @@ std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), v
 
 }  // namespace
 
-/// Everything must be in memory then, but the next process has something to do while this one has.
-bool Pass::can_take_units_one_by_one() const {
-  if (share_.ranks == 1 || units_.size() == 1) return false;
-  for (int layer = share_.rank; layer < layers_; layer += share_.ranks) {
-    const bool experts = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts.count > 0;
-    if (experts && !decoder_.holds_experts_of(layer)) return false;
-  }
-  return true;
-}
-
 bool Pass::all_will_be_chosen(int layer) const {
   const ExpertsSpec& experts = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts;
   return experts.count > 0 && tokens_ * experts.top_k >= kManyTokens * experts.count;
 }
 
 std::unique_ptr<ExpertLoader> Pass::load_experts_of(int layer, std::vector<int> experts) const {
-  const std::size_t ahead = units_one_by_one_ ? experts.size() : kGroupsAhead;
-  return std::make_unique<ExpertLoader>(decoder_, layer, std::move(experts), ahead);
+  return std::make_unique<ExpertLoader>(decoder_, layer, std::move(experts), kGroupsAhead);
 }
 
 std::unique_ptr<ExpertLoader> Pass::load_all_experts_of(int layer) const {
@@ -46,14 +35,14 @@ std::unique_ptr<ExpertLoader> Pass::load_all_experts_of(int layer) const {
 /// What need not wait for the choice.
 void Pass::load_experts_early(bool experts) {
   if (experts_) return;
-  experts_ = load_all_experts_of(experts ? layer_ : layer_ + share_.ranks);
+  experts_ = load_all_experts_of(experts ? layer_ : layer_ + 1);
 }
 
 void Pass::prepare_experts(const LoadedWeights& weights) {
   experts_ = load_all_experts_of(layer_);
   const std::unique_ptr<Rows> routed = route(units_.front(), weights);
   if (!experts_) return;
-  const std::size_t groups = units_one_by_one_ ? experts_->groups() : std::min(kGroupsAhead, experts_->groups());
+  const std::size_t groups = std::min(kGroupsAhead, experts_->groups());
   for (std::size_t i = 0; i < groups; ++i) add_experts(experts_->at(i), weights, *routed);
   decoder_.finish();
 }
@@ -74,13 +63,12 @@ void Pass::add_experts_sum(const Unit& unit, const LoadedWeights& weights, const
   std::vector<Rows*> hidden;
   for (std::size_t s = unit.begin; s < unit.end; ++s) hidden.push_back(hidden_[s].get());
   decoder_.add_experts_sum(weights, routed, hidden);
-  for (std::size_t s = unit.begin; s < unit.end; ++s) hand_on(s);
 }
 
 /// All units meet a group before the next: each expert is in memory once, for a while.
-void Pass::experts_by_group(const LoadedWeights& weights) {
+void Pass::run_experts(const LoadedWeights& weights) {
   std::vector<std::unique_ptr<Rows>> routed(units_.size());
-  in_parallel(units_.size(), [&](std::size_t u) { routed[u] = route(units_[u], weights); });
+  for_each_unit([&](std::size_t u) { routed[u] = route(units_[u], weights); });
   if (!experts_) {
     std::set<int> chosen;
     for (const auto& rows : routed) chosen.merge(as_set(decoder_.chosen_experts(*rows)));
@@ -89,31 +77,14 @@ void Pass::experts_by_group(const LoadedWeights& weights) {
   const std::size_t groups = experts_->groups();
   for (std::size_t i = 0; i < groups; ++i) {
     const ExpertLoader::Group& group = experts_->at(i);
-    if (i + 1 == groups) experts_ahead_ = load_all_experts_of(layer_ + share_.ranks);
-    in_parallel(units_.size(), [&](std::size_t u) { add_experts(group, weights, *routed[u]); });
+    if (i + 1 == groups) experts_ahead_ = load_all_experts_of(layer_ + 1);
+    for_each_unit([&](std::size_t u) { add_experts(group, weights, *routed[u]); });
     decoder_.finish();
     experts_->release(i + 1);
     tell_progress(tokens_ / 2 +
                   (tokens_ - tokens_ / 2) * static_cast<std::int64_t>(i + 1) / static_cast<std::int64_t>(groups));
   }
-  in_parallel(units_.size(), [&](std::size_t u) { add_experts_sum(units_[u], weights, *routed[u]); });
-}
-
-/// Each unit meets all experts before the next.
-void Pass::experts_by_unit(const Mixer& mix, const LoadedWeights& weights) {
-  std::int64_t passed = 0;
-  for (const Unit& unit : units_) {
-    throw_if_interrupted();
-    for (std::size_t s = unit.begin; s < unit.end; ++s) {
-      mix_sequence(s, mix, weights);
-      passed += static_cast<std::int64_t>(sequences_[s].size());
-    }
-    const std::unique_ptr<Rows> routed = route(unit, weights);
-    for (std::size_t i = 0; i < experts_->groups(); ++i) add_experts(experts_->at(i), weights, *routed);
-    if (!experts_ahead_) experts_ahead_ = load_all_experts_of(layer_ + share_.ranks);
-    add_experts_sum(unit, weights, *routed);
-    tell_progress(passed);
-  }
+  for_each_unit([&](std::size_t u) { add_experts_sum(units_[u], weights, *routed[u]); });
 }
 
 }  // namespace oscar

@@ -16,7 +16,6 @@
 #include "kernels/types.hpp"
 #include "model/config.hpp"
 #include "model/decoder.hpp"
-#include "model/share.hpp"
 
 namespace oscar {
 
@@ -58,11 +57,18 @@ struct RunHooks {
   std::function<void(std::unique_ptr<FinalStates>)> final_states;
 };
 
+/// Sequences [first, last) of a text.
+struct TextPart {
+  std::size_t first = 0, last = SIZE_MAX;
+  [[nodiscard]] bool contains(std::size_t sequence) const { return first <= sequence && sequence < last; }
+};
+
 struct PassOptions {
   /// The first so many layers will be run.
   int layers = 0;
-  /// Which of them by this process: steps are of those only.
-  ModelShare share = {};
+  /// Whose rows are captured: only these sequences run, and those whose rows experts must see beside theirs. What is
+  /// captured does not depend on the part. Without any sequence steps do nothing.
+  TextPart part = {};
   /// At once load what the first step needs, and on a GPU try it out.
   bool prepare = false;
   /// Of the first token of each sequence; empty: 0. Where each token is, but not how far from others, changes keys.
@@ -95,17 +101,16 @@ class ModelPass {
   /// Takes all sequences through one layer with exact attention, and keeps q, k and v. Throws DataError for a value
   /// that is not finite in the type of its copy.
   virtual void capture(const CaptureHook& target, bool observe_only) = 0;
-  /// Writes all that one layer hands to the next: of every sequence hidden states, tokens times hidden_size values in
-  /// the type that the model computes in, and keys and values that several layers read. Throws IoError.
+  /// Writes all that one layer hands to the next, of a pass over all sequences: of each hidden states, tokens times
+  /// hidden_size values in the type that the model computes in, and keys and values that several layers read. Throws
+  /// IoError.
   virtual void save(const std::filesystem::path& path) const = 0;
   /// Goes on where a pass was that saved. Before the first step. Throws DataError for a damaged file, or one of other
   /// sequences or another type.
   virtual void restore(const std::filesystem::path& path) = 0;
   /// Until the first step can run at full speed: weights are loaded, and a GPU's kernels. Throws what loading throws.
   virtual void wait_until_ready() = 0;
-  /// After the last step of a process that shares the model with others: waits until the next has what it handed on.
-  virtual void finish() = 0;
-  /// Hands over what is behind the last layer, in a process that ran all; nothing can follow. Loads the head.
+  /// Hands over what is behind the last layer; nothing can follow. Loads the head.
   [[nodiscard]] virtual std::unique_ptr<FinalStates> final_states() = 0;
 };
 

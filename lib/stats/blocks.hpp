@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "dump/source.hpp"
@@ -50,5 +51,11 @@ struct BlockRange {
 
 /// Returns for each block of the stream the number of the chunk behind its last one. Reads no rows of a dump.
 [[nodiscard]] std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape);
+
+/// Returns the chunks that process `rank` of `size` reads where the layers, which have the same chunks, are of one
+/// text: whole blocks of every layer, in order, of about as many tokens for each process. Where there are too few
+/// blocks, some get none.
+[[nodiscard]] ChunkRange chunks_of_rank(std::span<const std::unique_ptr<LayerStream>> layers, const WorkShape& shape,
+                                        int rank, int size);
 
 }  // namespace oscar

@@ -11,6 +11,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "stats/blocks.hpp"
+#include "stats/shared_sums.hpp"
 
 namespace oscar {
 namespace {
@@ -62,18 +63,19 @@ void add_block(MomentSums& total, const MomentSums& block) { total.merge(block);
 void add_block(KeySums& total, const KeySums& block) { total.merge(block); }
 void add_block(FisherSums& total, const FisherSums& block) { merge(total, block); }
 
-/// Reads the whole stream block by block. zero(chunk): sums of nothing; add(chunks, sums) does the arithmetic of one
-/// call.
+/// Reads the whole stream block by block, or those blocks of a shared one that this process has. zero(chunk): sums of
+/// nothing; add(chunks, sums) does the arithmetic of one call.
 template <class Zero, class Add>
 auto sum_blocks(LayerStream& layer, Backend& backend, const Zero& zero, const Add& add) {
   using Sums = decltype(zero(QkvChunk()));
-  std::optional<Sums> total, block;
+  std::vector<Sums> blocks;  // all of them added up in one, unless the text is shared
+  std::optional<Sums> nothing, block;
   const auto end_block = [&] {
     if (!block) return;
-    if (total) {
-      add_block(*total, *block);
+    if (blocks.empty() || layer.shared() != nullptr) {
+      blocks.push_back(std::move(*block));
     } else {
-      total = std::move(block);
+      add_block(blocks.back(), *block);
     }
     block.reset();
   };
@@ -81,12 +83,20 @@ auto sum_blocks(LayerStream& layer, Backend& backend, const Zero& zero, const Ad
   BlockCut cut(backend.work_shape());
   for (Call call = next_call(layer, cut); !call.chunks.empty(); call = next_call(layer, cut)) {
     throw_if_interrupted();
-    if (!block) block = zero(call.chunks.front());
+    if (!nothing) nothing = zero(call.chunks.front());
+    if (!call.chunks.front().here) continue;  // whole blocks are another process's
+    if (!block) block = *nothing;
     add(call.chunks, *block);
     if (!is_finite(*block)) throw_not_finite(call.chunks);
     if (call.ends_block) end_block();
   }
   end_block();
+  std::optional<Sums> total;
+  if (SharedLayer* const shared = layer.shared(); shared != nullptr && nothing) {
+    total = sum_of_all(blocks, *nothing, *shared);
+  } else if (!blocks.empty()) {
+    total = std::move(blocks.front());
+  }
   if (!total) throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens");
   return std::move(*total);
 }

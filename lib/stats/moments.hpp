@@ -32,7 +32,7 @@ enum class Side { kKey, kValue };
 
 /// Each reads the stream from its start to its end, block by block (stats/blocks.hpp). Throws DataError: no tokens, NaN
 /// or Inf (naming chunk, token and head), nothing but zeros. C_h = (sum over tokens and the g query heads of head h of
-/// q^T q) / (T g).
+/// q^T q) / (T g). Processes that share the layer's text (dump/text_share.hpp) all get the sum over all of it.
 [[nodiscard]] MomentSums query_moments(LayerStream& layer, Backend& backend);
 /// (1/T) sum x^T x of the keys or the values.
 [[nodiscard]] MomentSums plain_moments(LayerStream& layer, Side side, Backend& backend);

@@ -44,7 +44,6 @@ WRAPPERS = {
     ("sentencepiece",): ["lib/model/tokenizer/sentencepiece.cpp"],
     ("valijson/",): ["lib/base/json_schema.cpp"],
     ("cuda", "cublas", "cusolver", "curand", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/"],
-    ("nccl",): ["lib/model/decoder_torch/nccl_link.cpp"],
 }
 
 MAX_LINES = 300

@@ -126,7 +126,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
   std::vector<TokenSequence> sequences = input->sequences();
   input.reset();  // a live model cannot go back
-  input = std::make_unique<FitInput>(command, context, ModelShare{}, std::move(sequences));
+  input = std::make_unique<FitInput>(command, context, std::nullopt, std::move(sequences));
   keep_layers(command, *input, PartialSet::Earlier::kReplace, partial, status);
   hooks.partial = partial ? &*partial : nullptr;
   return fit_once();
@@ -159,7 +159,7 @@ void fit_alone(FitCommand& command, std::vector<TokenSequence> sequences, Contex
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return start_backend(context); });
-  auto input = std::make_unique<FitInput>(command, context, ModelShare{}, std::move(sequences));
+  auto input = std::make_unique<FitInput>(command, context, std::nullopt, std::move(sequences));
   if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
   settle_resumed_recipe(command, *input, *context.status);

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,9 +42,9 @@ struct Times {
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
 class FitInput {
  public:
-  /// share: of a model's layers; nothing for a dump. sequences: what the model reads, if an earlier input has read it,
-  /// since a pipe can be read once; empty: to be read.
-  FitInput(const FitCommand& command, const Context& context, const ModelShare& share = {},
+  /// share: of a model's text, where several processes read it. sequences: what the model reads, if an earlier input
+  /// has read it, since a pipe can be read once; empty: to be read.
+  FitInput(const FitCommand& command, const Context& context, std::optional<TextShare> share = {},
            std::vector<TokenSequence> sequences = {});
 
   [[nodiscard]] QkvSource& source() { return *source_; }
@@ -62,8 +63,8 @@ class FitInput {
   void keep_states(const std::filesystem::path& folder, const PartialSet& partial);
   /// Until a model's first layer is loaded and a GPU's kernels and memory are there.
   void wait_until_ready();
-  /// Once all layers of this process are fitted. run_rest: others need what comes out of a model's last ones.
-  void finish(bool run_rest);
+  /// Says which layers of a model will be fitted, by turns by the processes that share its text.
+  void deal(const std::vector<int>& layers);
 
  private:
   std::filesystem::path model_;

@@ -47,7 +47,7 @@ int context_of(const FitCommand& command, const ModelConfig& config) {
 
 }  // namespace
 
-FitInput::FitInput(const FitCommand& command, const Context& context, const ModelShare& share,
+FitInput::FitInput(const FitCommand& command, const Context& context, std::optional<TextShare> share,
                    std::vector<TokenSequence> sequences)
     : sequences_(std::move(sequences)) {
   Status& status = *context.status;
@@ -71,7 +71,7 @@ FitInput::FitInput(const FitCommand& command, const Context& context, const Mode
   model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
   if (sequences_.empty()) sequences_ = read_sequences(command.input, runner_->config(), status);
-  LiveOptions live_options{.layers = layers, .share = share};
+  LiveOptions live_options{.layers = layers, .share = std::move(share)};
   if (command.fit.recipe == "coded") {
     context_ = context_of(command, runner_->config());
     live_options.first_positions = spread_over(context_, sequences_);
@@ -95,8 +95,8 @@ void FitInput::wait_until_ready() {
   if (live_ != nullptr) live_->wait_until_ready();
 }
 
-void FitInput::finish(bool run_rest) {
-  if (live_ != nullptr) live_->finish(run_rest);
+void FitInput::deal(const std::vector<int>& layers) {
+  if (live_ != nullptr) live_->deal(layers);
 }
 
 void FitInput::keep_states(const std::filesystem::path& folder, const PartialSet& partial) {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <chrono>
+#include <optional>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
@@ -61,7 +62,7 @@ bool fit_coded_if_best(const FitCommand& command, std::vector<TokenSequence>& se
   input.reset();  // a live model cannot go back
   FitCommand plain = command;
   plain.fit = rival_of(command.fit);
-  input = std::make_unique<FitInput>(plain, context, ModelShare{}, sequences);
+  input = std::make_unique<FitInput>(plain, context, std::nullopt, sequences);
   input->wait_until_ready();
   const RotationSet rival = fit(input->source(), plain.fit, *backend, status).set;
   const std::array methods{method_of_coded_set(set, command.fit.windows),

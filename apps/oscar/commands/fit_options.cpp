@@ -96,8 +96,7 @@ void add_output_options(CLI::App& app, FitCommand& command) {
   const auto seconds = [&](const char* name, int& value, const char* help) {
     app.add_option(name, value, help)->check(CLI::Range(1, 86400))->capture_default_str()->group("Several processes");
   };
-  seconds("--join-timeout", command.join_timeout,
-          "Seconds that all ranks may take to come, and links between their GPUs to open");
+  seconds("--join-timeout", command.join_timeout, "Seconds that all ranks may take to come");
   seconds("--rank-timeout", command.rank_timeout, "Seconds without a sign of life after which a rank counts as gone");
 }
 

@@ -15,6 +15,7 @@
 #include "base/text.hpp"
 #include "base/threads.hpp"
 #include "console.hpp"
+#include "stats/blocks.hpp"
 
 namespace oscar {
 namespace {
@@ -88,7 +89,11 @@ void run_on_ranks(const Place& place, const FitCommand& command, Context& contex
   });
 }
 
-void require_same_work(Json record, const Backend& backend, Ranks& ranks) {
+void require_same_work(Json record, FitInput& input, const Backend& backend, Ranks& ranks) {
+  if (input.runner() != nullptr) {
+    const std::string runs = input.runner()->description();  // "cuda:1, bfloat16"
+    record["model_dtype"] = runs.substr(runs.rfind(' ') + 1);
+  }
   const std::string description = backend.description();
   record["device"] = {description.substr(0, description.find_first_of(":,")), backend.work_shape().bytes_per_call};
   require_same("work", record, ranks);
@@ -119,12 +124,7 @@ std::vector<int> missing_layers(const std::vector<int>& all, const PartialFolder
   return parse_json(ranks.get("missing"), "the layers of rank 0").get<std::vector<int>>();
 }
 
-std::vector<int> share_of(const FitCommand& command, const std::vector<int>& layers, int rank, int size) {
-  if (!command.input.model.empty()) {
-    std::vector<int> own = layers;
-    std::erase_if(own, [share = ModelShare{rank, size}](int id) { return !share.runs(id); });
-    return own;
-  }
+std::vector<int> share_of(const std::vector<int>& layers, int rank, int size) {
   std::vector<int> own;
   for (auto i = static_cast<std::size_t>(rank); i < layers.size(); i += static_cast<std::size_t>(size)) {
     own.push_back(layers[i]);
@@ -132,13 +132,14 @@ std::vector<int> share_of(const FitCommand& command, const std::vector<int>& lay
   return own;
 }
 
-ModelShare share_of_model(Ranks& ranks, const FitCommand& command) {
-  return {.rank = ranks.rank(),
-          .ranks = ranks.size(),
-          .put = [&ranks](const std::string& key, const std::string& value) { ranks.put(key, value); },
-          .take = [&ranks](const std::string& key) { return ranks.take(key); },
-          .name = [&ranks](int rank) { return ranks.name(rank); },
-          .open_seconds = static_cast<double>(command.join_timeout)};
+TextShare share_of_text(Ranks& ranks, std::function<WorkShape()> work_shape) {
+  return {
+      .rank = ranks.rank(),
+      .size = ranks.size(),
+      .put = [&ranks](const std::string& key, const std::string& value) { ranks.put(key, value); },
+      .take = [&ranks](const std::string& key) { return ranks.take(key); },
+      .choose = [&ranks, work_shape = std::move(work_shape)](
+                    const auto& layers) { return chunks_of_rank(layers, work_shape(), ranks.rank(), ranks.size()); }};
 }
 
 }  // namespace oscar

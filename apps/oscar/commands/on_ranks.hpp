@@ -21,8 +21,9 @@ void run_on_ranks(const Place& place, const FitCommand& command, Context& contex
 void tell_failure(Ranks& ranks, const std::function<void()>& task);
 
 /// Throws DataError if this rank was started with other data or options than rank 0, or computes on another kind of
-/// device, whose sums have other last bits. record: all that decides what this rank makes.
-void require_same_work(Json record, const Backend& backend, Ranks& ranks);
+/// device or runs the model in another type, whose sums have other last bits. record: all that decides what this rank
+/// makes.
+void require_same_work(Json record, FitInput& input, const Backend& backend, Ranks& ranks);
 
 /// Where finished layers are kept, as this rank sees it.
 struct SharedFolder {
@@ -37,10 +38,10 @@ struct SharedFolder {
 /// Layers that rank 0's folder lacks.
 [[nodiscard]] std::vector<int> missing_layers(const std::vector<int>& all, const PartialFolder& folder, Ranks& ranks);
 
-/// Layers of rank `rank` of `size`: a model's belong to those who run them, a dump's are dealt like cards.
-[[nodiscard]] std::vector<int> share_of(const FitCommand& command, const std::vector<int>& layers, int rank, int size);
+/// Layers that rank `rank` of `size` fits: they are dealt like cards.
+[[nodiscard]] std::vector<int> share_of(const std::vector<int>& layers, int rank, int size);
 
-/// This rank among those that run a model together.
-[[nodiscard]] ModelShare share_of_model(Ranks& ranks, const FitCommand& command);
+/// What this rank reads of the text that a model reads. work_shape: that of the backend, asked for once.
+[[nodiscard]] TextShare share_of_text(Ranks& ranks, std::function<WorkShape()> work_shape);
 
 }  // namespace oscar

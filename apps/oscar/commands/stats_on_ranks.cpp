@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Statistics by several processes: of a dump each takes a run of all layers' blocks, of a model the layers that it
-// runs; rank 0 adds up and writes the file. Blocks and the order in which they are added do not depend on who takes
-// them, so that the file has the same bytes as that of one process.
+// Statistics by several processes: of a dump each takes a run of all layers' blocks, of a model every layer's blocks of
+// its part of the text; they are added up, and rank 0 writes the file. Blocks and the order in which they are added do
+// not depend on who takes them, so that the file has the same bytes as that of one process.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,10 +24,8 @@ struct Work {
   std::int64_t blocks = 1;
 };
 
-Work find_work(const FitCommand& command, QkvSource& source, const PartialFolder& folder, const WorkShape& shape,
-               Ranks& ranks) {
-  Work work{missing_layers(source.layer_ids(), folder, ranks)};
-  if (!command.input.model.empty()) return work;
+Work find_work(QkvSource& source, std::vector<int> missing, const WorkShape& shape, Ranks& ranks) {
+  Work work{std::move(missing)};
   if (ranks.rank() == 0) {
     std::int64_t blocks = 1;
     if (!work.layers.empty())
@@ -36,13 +34,6 @@ Work find_work(const FitCommand& command, QkvSource& source, const PartialFolder
   }
   work.blocks = parse_json(ranks.get("blocks"), "the blocks of rank 0").get<std::int64_t>();
   return work;
-}
-
-std::vector<LayerShare> share_of(const FitCommand& command, const Work& work, int rank, int size) {
-  if (command.input.model.empty()) return shares_of(work.layers, work.blocks, rank, size);
-  std::vector<LayerShare> whole;
-  for (const int id : share_of(command, work.layers, rank, size)) whole.push_back({id, {}});
-  return whole;
 }
 
 std::string key_of(const LayerShare& share) { return fmt::format("sums/{}/{}", share.layer_id, share.blocks.first); }
@@ -80,11 +71,11 @@ void hand_over(const std::vector<LayerShare>& shares, const std::vector<std::siz
 }
 
 /// Brings all shares into rank 0's folder and joins the pieces of layers that were shared.
-void collect(const FitCommand& command, const Work& work, const std::vector<std::size_t>& own_counts,
-             const PartialStatistics& partial, Ranks& ranks) {
+void collect(const Work& work, const std::vector<std::size_t>& own_counts, const PartialStatistics& partial,
+             Ranks& ranks) {
   Files pieces;
   for (int rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<LayerShare> shares = share_of(command, work, rank, ranks.size());
+    const std::vector<LayerShare> shares = shares_of(work.layers, work.blocks, rank, ranks.size());
     for (std::size_t i = 0; i < shares.size(); ++i) {
       const std::size_t count =
           rank == 0 ? own_counts[i] : parse_json(ranks.take(key_of(shares[i])), "a rank's sums").get<std::size_t>();
@@ -101,26 +92,46 @@ void collect(const FitCommand& command, const Work& work, const std::vector<std:
   }
 }
 
+/// Of a model, whose text the ranks share: all of them get every layer's sums.
+void take_of_model(StatisticsTaker& taker, const std::vector<int>& missing, FitInput& input,
+                   const PartialStatistics& partial, Ranks& ranks) {
+  input.deal(missing);
+  input.wait_until_ready();
+  std::vector<LayerShare> layers;
+  for (const int id : missing) layers.push_back({id, {}});
+  taker.take(layers, [&](std::size_t, std::vector<LayerStatistics> sums) {
+    if (ranks.rank() == 0) partial.add(taker.alone(std::move(sums.front())));
+  });
+}
+
+/// Of a dump, whose layers and blocks are dealt.
+void take_of_dump(StatisticsTaker& taker, const Work& work, const PartialStatistics& partial, Ranks& ranks) {
+  const std::vector<LayerShare> own = shares_of(work.layers, work.blocks, ranks.rank(), ranks.size());
+  const std::vector<std::size_t> counts = take_own(taker, own, partial);
+  if (ranks.rank() == 0) return collect(work, counts, partial, ranks);
+  hand_over(own, counts, partial, ranks);
+}
+
 void take_together(Ranks& ranks, const FitCommand& command, FitInput& input, const Statistics* first_pass,
                    Backend& backend, Context& context) {
   const auto start = std::chrono::steady_clock::now();
-  StatisticsTaker taker(input.source(), command.fit, first_pass, backend, *context.status);
+  QkvSource& source = input.source();
+  StatisticsTaker taker(source, command.fit, first_pass, backend, *context.status);
   const Json record = statistics_record(input, command, taker);
-  require_same_work(record, backend, ranks);
+  require_same_work(record, input, backend, ranks);
   auto [folder, shared] = open_together(statistics_folder(command), record, command.resume, ranks, *context.status);
   const PartialStatistics partial(std::move(folder));
-  const Work work = find_work(command, input.source(), partial, backend.work_shape(), ranks);
-  const std::vector<LayerShare> own = share_of(command, work, ranks.rank(), ranks.size());
-  input.wait_until_ready();
-  const std::vector<std::size_t> counts = take_own(taker, own, partial);
-  if (ranks.rank() > 0) hand_over(own, counts, partial, ranks);
-  input.finish(!work.layers.empty());
+  std::vector<int> missing = missing_layers(source.layer_ids(), partial, ranks);
+  if (input.runner() != nullptr) {
+    take_of_model(taker, missing, input, partial, ranks);
+  } else {
+    take_of_dump(taker, find_work(source, std::move(missing), backend.work_shape(), ranks), partial, ranks);
+  }
   if (ranks.rank() > 0) {
     if (!shared) partial.remove();
     return;
   }
-  collect(command, work, counts, partial, ranks);
-  save(partial.join(input.source().layer_ids()), command, start, context);
+  save(partial.join(source.layer_ids()), command, start, context);
   partial.remove();
 }
 
@@ -128,7 +139,7 @@ void take_together(Ranks& ranks, const FitCommand& command, FitInput& input, con
 
 void statistics_on_ranks(Ranks& ranks, const FitCommand& command, const Statistics* first_pass, Context& context) {
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
-  FitInput input(command, context, share_of_model(ranks, command));
+  FitInput input(command, context, share_of_text(ranks, [&backend] { return backend->work_shape(); }));
   tell_failure(ranks, [&] { take_together(ranks, command, input, first_pass, *backend, context); });
 }
 

@@ -12,7 +12,6 @@
 #include "model/decoder_torch/head.hpp"
 #include "model/decoder_torch/hidden_home.hpp"
 #include "model/decoder_torch/hidden_state.hpp"
-#include "model/decoder_torch/link.hpp"
 #include "model/decoder_torch/pull_back.hpp"
 #include "model/decoder_torch/qkv_copy.hpp"
 
@@ -69,10 +68,6 @@ class TorchDecoder : public Decoder {
     return call([&] { return host_copy(packed_state(config_, state_of(hidden))); });
   }
 
-  [[nodiscard]] Tensor new_hidden_copy(std::size_t tokens) const override {
-    return {device_.dtype() == at::kFloat ? DType::kF32 : DType::kBF16, state_shape(tokens)};
-  }
-
   [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy,
                                                   std::span<const std::int32_t> tokens) const override {
     if (copy.shape != state_shape(tokens.size()) || !is_activation_dtype(copy.dtype) ||
@@ -88,15 +83,6 @@ class TorchDecoder : public Decoder {
     });
   }
 
-  [[nodiscard]] std::string link_place() const override {
-    const bool more = config_.blocks.front().input_dim > 0 || !config_.shared_layers().empty();  // than hidden states
-    return home_.on_host() || more ? "" : oscar::link_place(device_);
-  }
-  [[nodiscard]] std::string new_link_name() const override { return oscar::new_link_name(); }
-  [[nodiscard]] std::unique_ptr<HiddenLink> open_link(const std::string& name, bool sends) const override {
-    return oscar::open_link(device_, config_.hidden_size, name, sends);
-  }
-
   [[nodiscard]] std::unique_ptr<LoadedWeights> load_layer(int layer) const override {
     return call([&] { return load_layer_weights(route_, layer); });
   }
@@ -109,11 +95,6 @@ class TorchDecoder : public Decoder {
   [[nodiscard]] int experts_at_once(int layer) const override {
     const std::int64_t at_once = (device_.is_gpu() ? kGpuExpertBytes : kExpertBytes) / expert_bytes(layer);
     return static_cast<int>(std::clamp<std::int64_t>(at_once, 1, experts_of(layer).count));
-  }
-
-  [[nodiscard]] bool holds_experts_of(int layer) const override {
-    const auto all = static_cast<std::size_t>(expert_bytes(layer) * experts_of(layer).count);
-    return device_.is_gpu() && device_.free_bytes() > 3 * all + home_.bytes();
   }
 
   [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const override {

@@ -20,13 +20,10 @@ class HiddenHome {
   void make_room(double bytes) {
     if (!device_.is_gpu() || on_host_) return;
     on_host_ = bytes > kShare * static_cast<double>(device_.free_bytes());
-    bytes_ = on_host_ ? 0 : static_cast<std::size_t>(bytes);
     if (on_host_) notice_("hidden states live in the host's memory: the GPU has too little");
   }
 
   [[nodiscard]] bool on_host() const { return on_host_; }
-  /// Of the device's memory.
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
   /// x as it rests between layers; never the memory of `x` there, which keep() writes to.
   [[nodiscard]] at::Tensor resting(const at::Tensor& x) const { return on_host_ ? x.cpu().clone() : x; }
@@ -55,7 +52,6 @@ class HiddenHome {
   const Device& device_;
   bool on_host_;
   std::function<void(const std::string&)> notice_;
-  std::size_t bytes_ = 0;
 };
 
 }  // namespace oscar

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What happens when one of several processes fails, dies, stands still or does not come: the others end by its name, in time,
 and only its share is lost."""
+import shutil
 import signal
 import subprocess
 import time
@@ -129,7 +130,41 @@ class FailuresTest(RanksCase):
                  "--seq-len", "450", "--out", "types"]
         codes, errors = self.finish(self.start(*model, of_rank={1: ["--model-dtype", "bfloat16"]}))
         self.assertEqual(codes, [1, 1], errors)
-        self.assertIn("the rank before this one computes in another type", "".join(errors))
+        self.assertIn("rank 1 has other data or options than rank 0: model_dtype", "".join(errors))
+
+    def test_ranks_with_another_text_or_model_are_refused_by_what_differs(self):
+        tokens = DATA / "golden/qwen3-2m/tokens_calib.npy"
+        other = self.folder / "other/qwen3-2m"  # of the same name
+        shutil.copytree(DATA / "qwen3-2m", other)
+        weights, = other.glob("*.safetensors")
+        values = weights.read_bytes()
+        middle = len(values) // 2
+        weights.write_bytes(values[:middle] + bytes(65536) + values[middle + 65536:])
+        common = ["--seq-len", "450", "--out", "others"]
+        first = ["--model", DATA / "qwen3-2m", "--tokens", tokens, "--sequences", "2"]
+        for second, said in ((["--model", DATA / "qwen3-2m", "--tokens", tokens, "--sequences", "1"], "calibration"),
+                             (["--model", other, "--tokens", tokens, "--sequences", "2"], "weights")):
+            codes, errors = self.finish(self.start(*common, of_rank={0: first, 1: second}))
+            self.assertEqual(codes, [1, 1], errors)
+            self.assertRegex("".join(errors), f"rank 1 has other data or options than rank 0: {said}")
+            self.assertFalse((self.folder / "others").exists())
+
+    def test_a_rank_that_dies_while_ranks_share_a_text_ends_the_job_by_its_name(self):
+        text = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "12",
+                "--seq-len", "2048", "--max-tokens", "0", "--clip", "0.96,0.92"]  # three blocks
+        processes = self.start(*text, "--out", "died", "--rank-timeout", "3")
+        self.wait_for("died.partial/layer_0.safetensors")
+        processes[1].send_signal(signal.SIGKILL)
+        since = time.monotonic()
+        codes, errors = self.finish(processes)
+        self.assertEqual(codes[0], 1, errors)
+        self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
+        self.assertLess(time.monotonic() - since, 60)
+        self.assertIn("layer_0", self.kept("died.partial"))
+        codes, errors = self.finish(self.start(*text, "--out", "died", "--resume", size=3))
+        self.assertEqual(codes, [0, 0, 0], errors)
+        self.run_alone("fit", *text, "--recipe", "oscar", "--out", "not_died")
+        self.expect_same("not_died", "died")
 
     def test_a_rank_that_stands_still_ends_the_job_and_itself(self):
         processes = self.stop_rank_1("still", "--rank-timeout", "2")

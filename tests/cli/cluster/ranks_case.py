@@ -50,7 +50,8 @@ class RanksCase(unittest.TestCase):
         port = self.port = free_port()
         processes = []
         for rank in range(size) if only is None else only:
-            command = [*(through or {}).get(rank, []), BINARY, "fit", "--recipe", "oscar", "--threads", "1", *options, *(of_rank or {}).get(rank, [])]
+            recipe = [] if "--recipe" in options else ["--recipe", "oscar"]
+            command = [*(through or {}).get(rank, []), BINARY, "fit", *recipe, "--threads", "1", *options, *(of_rank or {}).get(rank, [])]
             processes.append(subprocess.Popen(
                 [str(part) for part in command], cwd=self.folder, stderr=subprocess.PIPE, text=True,
                 env={**ON_CPU, **variables(rank, size, port)}))

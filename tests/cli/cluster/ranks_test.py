@@ -35,7 +35,7 @@ def write_model_with_experts(folder):
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=2,
         mlp_only_layers=[0], max_position_embeddings=1024)
     transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    numpy.save(folder / "tokens.npy", numpy.random.default_rng(0).integers(0, 256, 1200, dtype=numpy.int32))
+    numpy.save(folder / "tokens.npy", numpy.random.default_rng(0).integers(0, 256, 20000, dtype=numpy.int32))
 
 
 class RanksTest(RanksCase):
@@ -54,12 +54,12 @@ class RanksTest(RanksCase):
         if not TORCHRUN.exists():
             self.skipTest("no torchrun; scripts/setup.sh --tests installs it")
         options = ["--dump", "dump", "--recipe", "stretch", "--target", "any", "--device", "cpu"]
-        self.run_alone("fit", *options, "--out", "one")
+        self.run_alone("fit", *options, "--out", "alone")
         done = subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",
                                *options, "--out", "two"], cwd=self.folder, capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("2 ranks", done.stderr)
-        self.expect_same("one", "two")
+        self.expect_same("alone", "two")
         self.assertFalse((self.folder / "two.partial").exists())
 
     def test_ranks_of_srun_and_of_mpirun_write_the_bytes_of_one_process(self):
@@ -69,10 +69,10 @@ class RanksTest(RanksCase):
             self.assertEqual(codes, [0, 0], errors)
             self.expect_same("one", name)
 
-    def test_ranks_share_the_layers_of_a_model(self):
-        text = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--seq-len", "400",
-                "--clip", "0.96,0.92", "--sequences"]
-        for sequences, size in (("3", 2), ("3", 3), ("1", 2), ("1", 6)):  # of 4 layers: dealt evenly, unevenly, too few
+    def test_ranks_share_the_text_of_a_model(self):
+        text = ["--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--seq-len", "2048",
+                "--max-tokens", "0", "--sequences"]
+        for sequences, size in (("6", 2), ("6", 3), ("1", 2)):  # two blocks, or one: a rank of the last two has no text
             one, shared = f"live_{sequences}", f"live_{sequences}_by_{size}"
             if not (self.folder / one).exists():
                 self.run_alone("fit", *text, sequences, "--recipe", "oscar", "--out", one)
@@ -80,10 +80,28 @@ class RanksTest(RanksCase):
             self.assertEqual(codes, size * [0], errors)
             self.expect_same(one, shared)
 
+    def test_ranks_share_a_text_by_every_recipe_that_fits_layer_by_layer(self):
+        write_model_with_experts(self.folder / "recipes")
+        text = ["--model", self.folder / "recipes", "--tokens", self.folder / "recipes/tokens.npy", "--seq-len", "1000",
+                "--max-tokens", "20000"]  # three blocks
+        self.run_alone("fit", *text, "--recipe", "hadamard", "--out", "reference")
+        for name, options in (("hadamard", ["--recipe", "hadamard"]),
+                              ("lsq", ["--recipe", "lsq", "--target", "any", "--granularity", "head", "--value-objective", "oto"]),
+                              ("ktk_vtv", ["--recipe", "ktk_vtv", "--layers", "1,2,4"]),
+                              ("stretch", ["--recipe", "stretch", "--target", "any", "--key-objective", "fisher", "--center", "--refine"]),
+                              ("output", ["--recipe", "stretch", "--target", "any", "--value-objective", "output"]),
+                              ("uresidual", ["--recipe", "uresidual", "--reference-rotation", "reference"])):
+            with self.subTest(name):
+                self.run_alone("fit", *text, *options, "--out", f"{name}_by_1")
+                for size in 2, 3:
+                    codes, errors = self.finish(self.start(*text, *options, "--out", f"{name}_by_{size}", size=size))
+                    self.assertEqual(codes, size * [0], errors)
+                    self.expect_same(f"{name}_by_1", f"{name}_by_{size}")
+
     def test_ranks_share_a_model_with_experts_and_no_folder(self):
         write_model_with_experts(self.folder / "experts")
         text = ["--model", self.folder / "experts", "--tokens", self.folder / "experts/tokens.npy", "--seq-len", "400",
-                "--max-tokens", "1200"]
+                "--max-tokens", "20000"]
         self.run_alone("fit", *text, "--recipe", "oscar", "--out", "experts_one")
         processes = self.start(*text, size=3, of_rank={rank: ["--out", f"of_rank_{rank}"] for rank in range(3)})
         codes, errors = self.finish(processes)

@@ -57,7 +57,6 @@ class FourWordsPass : public ModelPass {
   }
   void capture(const CaptureHook&, bool) override { OSCAR_CHECK(false); }
   void wait_until_ready() override {}
-  void finish() override {}
   [[nodiscard]] std::unique_ptr<FinalStates> final_states() override {
     return std::make_unique<FourWordsStates>(std::move(outs_));
   }

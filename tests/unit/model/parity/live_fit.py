@@ -39,7 +39,7 @@ def files_of(folder):
 
 
 def fit_by_two_processes(oscar, folder):
-    """Hidden states go on from one to the other through the host."""
+    """One of them has all of this short text, and both fit layers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
