@@ -62,6 +62,8 @@ function(oscar_add_test name)
   add_executable(${name}_test ${ARG_SOURCES})
   set_target_properties(${name}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${name}_test PRIVATE ${ARG_LIBRARIES} oscar_test_support oscar_warnings)
+  # Tests run as fast with -O1, for the work is in libraries, and compile in two thirds of the time.
+  target_compile_options(${name}_test PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   set(properties SKIP_RETURN_CODE 77 TIMEOUT 600)
   if(ARG_LABELS)
     list(APPEND properties LABELS ${ARG_LABELS})

@@ -51,16 +51,14 @@ class RanksTest(RanksCase):
             (self.folder / "own").rename(folder)
 
     def test_two_ranks_of_torchrun_write_the_bytes_of_one_process(self):
-        if not TORCHRUN.exists():
-            self.skipTest("no torchrun; scripts/setup.sh --tests installs it")
         options = ["--dump", "dump", "--recipe", "stretch", "--target", "any", "--device", "cpu"]
         self.run_alone("fit", *options, "--out", "alone")
         done = subprocess.run([TORCHRUN, "--no-python", "--nproc-per-node", "2", "--master-port", free_port(), BINARY, "fit",
-                               *options, "--out", "two"], cwd=self.folder, capture_output=True, text=True, timeout=240)
+                               *options, "--out", "together"], cwd=self.folder, capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("2 ranks", done.stderr)
-        self.expect_same("alone", "two")
-        self.assertFalse((self.folder / "two.partial").exists())
+        self.expect_same("alone", "together")
+        self.assertFalse((self.folder / "together.partial").exists())
 
     def test_ranks_of_srun_and_of_mpirun_write_the_bytes_of_one_process(self):
         self.run_alone("fit", "--dump", "dump", "--recipe", "oscar", "--out", "one")
