@@ -3,74 +3,39 @@
 // What it computes is laid out as int2_decode_warp.cuh says.
 #pragma once
 
-#include "kernels/cuda/coded_attention_params.cuh"
+#include "kernels/cuda/coded_attention_copies.cuh"
 #include "kernels/cuda/coded_attention_queries.cuh"
-#include "kernels/cuda/int2_decode_warp.cuh"
 
 namespace oscar::cuda {
-
-/// head_dim, operands of the values at most, key tiles.
-template <int kHeadDim, int kMostOperands, int kNumKeyTiles>
-struct CodedShape {
-  static constexpr int kDim = kHeadDim, kKeyTiles = kNumKeyTiles, kValueTiles = (kKeyTiles + 1) / 2;
-  static constexpr int kGroups = 2;  // classes of scales
-  static constexpr int kTiles = kDim / 16, kOperands = kMostOperands,
-                       kOutTiles = kOperands > kTiles ? kOperands : kTiles;
-  static constexpr int kHeads = 4 * kKeyTiles;
-  static constexpr bool kClassColumns = kKeyTiles == 1;                      // see CodedHistoryWarp::Weights
-  static constexpr int kHalves = kKeyTiles <= 2 ? 4 : 2;                     // of a step: 16 tokens each
-  static constexpr int kBlocks = kOutTiles <= 12 && kKeyTiles <= 2 ? 2 : 1;  // at once, for the registers
-};
 
 template <class S>
 class CodedHistoryWarp {
  public:
-  static constexpr int kStep = 16 * S::kHalves;  // tokens
+  using Copies = CodedCopies<S>;
+  static constexpr int kStep = Copies::kStep;
 
-  /// shared: p.warp_bytes of this warp.
-  __device__ CodedHistoryWarp(const CodedParams& p, const CodedHeadTable& table, int sequence, unsigned char* shared)
+  /// shared: p.warp_bytes of this warp, to which `copies` copies.
+  __device__ CodedHistoryWarp(const CodedParams& p, const CodedHeadTable& table, Copies& copies, unsigned char* shared)
       : p_(p),
+        copies_(copies),
         target_(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
         shared_(shared),
-        table_(p.args.history.pages + static_cast<std::int64_t>(sequence) * p.args.history.pages_per_sequence),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
-        full_planes_(table.full_planes),
-        half_planes_(table.half_planes),
         key_pairs_(table.key_pairs),
         wide_key_pairs_(table.wide_key_pairs),
-        value_pairs_(table.value_pairs),
-        data_(kept(static_cast<const unsigned char*>(p.args.pages) + (table.first_byte << p.history_shift))) {}
+        value_pairs_(table.value_pairs) {}
 
-  /// Takes tokens [first, end), of which this warp has every rule.warps-th step from step `warp` on, and begins to
-  /// load which pages hold the first of them.
-  __device__ __forceinline__ void look_up(int first, int end, int warp) {
-    first_ = first + warp * kStep, end_ = end;
-    find_pages(first_, pages_[0]);
-    find_pages(first_ + stride(), pages_[1]);
-  }
-  /// True if it has these tokens.
-  __device__ bool has(int first, int end, int warp) const { return first_ == first + warp * kStep && end_ == end; }
-
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      copy(i * p_.stage_bytes, pages_[i], first_ + i * stride());
-      commit_copies();
-    }
-  }
-
+  /// All steps of the warp, whose copies have started.
   __device__ __forceinline__ void run(const CodedQueries<S>& queries, const CodedOperands<S>& operands,
                                       WarpState<S>& state) {
     const Middles middles(*this, queries, operands);
-    int stage = 0, ahead = first_ + 2 * stride();  // the first token of the step that is copied next
-    for (int left = end_ - first_; left > 0; left -= stride()) {
-      find_pages(ahead, pages_[0]);
+    int stage = 0;
+    for (int left = copies_.tokens(); left > 0; left -= copies_.stride()) {
+      copies_.look_ahead();
       wait_for_copies<1>();
       __syncwarp();  // every lane's copies are there
       step(stage, left, queries, operands, middles, state);
-      copy(stage, pages_[0], ahead);
-      commit_copies();
-      ahead += stride();
+      copies_.copy_ahead(stage);
       stage = p_.stage_bytes - stage;
     }
   }
@@ -106,47 +71,6 @@ class CodedHistoryWarp {
                      sums);
   }
 
-  static constexpr int kScaleBytes = kStep * 4, kPlaneBytes = kStep * 16;  // of a stage: scales come first
-  static constexpr int kPlaneFactor = kStep / 32;  // on offsets of planes in tables, which are those of 32 rows
-
-  __device__ int stride() const { return p_.rule.warps * kStep; }
-  /// The pages of the lane's tokens in the step from `begin` on, begin + lane and begin + 32 + lane.
-  __device__ __forceinline__ void find_pages(int begin, int (&pages)[kPlaneFactor]) const {
-    if (begin >= end_) return;
-#pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) pages[i] = table_[token_of(begin, i) >> p_.history_shift];
-  }
-  /// After the end, the last token again: its weight will be 0.
-  __device__ int token_of(int begin, int group) const { return min(begin + 32 * group + lane_, end_ - 1); }
-
-  /// Copies the lane's rows of the step from token `begin` on to `stage`.
-  __device__ __forceinline__ void copy(int stage, const int (&pages)[kPlaneFactor], int begin) const {
-    if (begin >= end_) return;
-#pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) copy_row(target_ + stage, 32 * i + lane_, pages[i], token_of(begin, i));
-  }
-  __device__ __forceinline__ void copy_row(unsigned stage, int row, int page, int token) const {
-    const int slot = token & ((1 << p_.history_shift) - 1);
-    const unsigned char* from = data_ + std::int64_t{p_.page_stride} * page + slot * 16;
-    const unsigned plane = 16U << p_.history_shift;
-    unsigned to = stage + static_cast<unsigned>(kScaleBytes + row * 16);
-#pragma unroll 2
-    for (int n = full_planes_; n > 0; --n) {
-      copy_async<16>(to, from);
-      from += plane, to += kPlaneBytes;
-    }
-    from -= slot * 8;
-    if (half_planes_ > 0) {
-      copy_async<8>(to, from);
-      from += plane / 2, to += kPlaneBytes;
-      if (half_planes_ > 1) {
-        copy_async<8>(to, from);
-        from += plane / 2;
-      }
-    }
-    copy_async<4>(stage + static_cast<unsigned>(row * 4), from - slot * 4);
-  }
-
   /// A token's scales: keys wide, keys narrow, values wide, values narrow.
   __device__ __forceinline__ float4* shared_scales() const {
     return reinterpret_cast<float4*>(shared_ + 2 * p_.stage_bytes);
@@ -157,7 +81,7 @@ class CodedHistoryWarp {
   }
   __device__ __forceinline__ void share_scales(const unsigned char* bytes) const {
 #pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) {
+    for (int i = 0; i < Copies::kPlaneFactor; ++i) {
       const unsigned own = reinterpret_cast<const unsigned*>(bytes)[32 * i + lane_];
       const auto scale = [&](int byte) {
         return fast_exp2(static_cast<float>(own >> 8 * byte & 0xffU) * 0.0625F - 8.0F);
@@ -196,7 +120,7 @@ class CodedHistoryWarp {
   __device__ __forceinline__ void step(int stage, int valid, const CodedQueries<S>& queries,
                                        const CodedOperands<S>& operands, const Middles& middles,
                                        WarpState<S>& state) const {
-    const unsigned own = target_ + static_cast<unsigned>(stage + kScaleBytes + lane_ * 16);
+    const unsigned own = target_ + static_cast<unsigned>(stage + Copies::kScaleBytes + lane_ * 16);
     share_scales(shared_ + stage);
     float scores[S::kHalves][S::kKeyTiles][2], tops[S::kKeyTiles];
     {
@@ -274,10 +198,10 @@ class CodedHistoryWarp {
     for (int o = 0; o < S::kOperands; o += 2) {
       if (o / 2 >= value_pairs_) break;
       const CodedValuePair& pair = operands.value[o / 2];
-      unsigned x[kPlaneFactor][4];
+      unsigned x[Copies::kPlaneFactor][4];
 #pragma unroll
-      for (int group = 0; group < kPlaneFactor; ++group) {
-        load_matrices<true>(own + kPlaneFactor * pair.plane + 512 * group, x[group]);
+      for (int group = 0; group < Copies::kPlaneFactor; ++group) {
+        load_matrices<true>(own + Copies::kPlaneFactor * pair.plane + 512 * group, x[group]);
       }
 #pragma unroll
       for (int half = 0; half < S::kHalves; ++half) {
@@ -299,13 +223,10 @@ class CodedHistoryWarp {
   }
 
   const CodedParams& p_;
+  Copies& copies_;
   unsigned target_;  // `shared` as an address in shared memory
   unsigned char* shared_;
-  const std::int32_t* table_;  // of pages, of the sequence
-  int lane_, full_planes_, half_planes_, key_pairs_, wide_key_pairs_, value_pairs_;
-  const unsigned char* data_;        // of this KV head in page 0
-  int first_ = 0, end_ = 0;          // the first token of the first step, the end of the split
-  int pages_[2][kPlaneFactor] = {};  // of the first two steps, then [0] of the step that is copied next
+  int lane_, key_pairs_, wide_key_pairs_, value_pairs_;
 };
 
 }  // namespace oscar::cuda

@@ -68,13 +68,13 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   const auto* q = static_cast<const __nv_bfloat16*>(p.args.q) +
                   (std::int64_t{sequence} * p.args.num_q_heads + first_head) * S::kDim;
   const CodedHeadTable& table = static_cast<const CodedHeadTable*>(p.args.layout.table)[kv_head];
-  CodedHistoryWarp<S> history(p, table, sequence, shared + warp * p.warp_bytes);
+  CodedCopies<S> copies(p, table, sequence, shared + warp * p.warp_bytes);
   // Most sequences are as long as the longest: its pages are looked up while the length is on its way.
   const int longest = p.args.history.max_length, likely_first = p.longest.history_first(split);
   operands.load(table);
   follow_previous_launch();
   if (likely_first >= 0 && likely_first < longest) {
-    history.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
+    copies.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
   }
   const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
   const bool likely = length == longest && window == p.args.window.max_length;
@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   } else {
     const CodedQueries<S> queries(reinterpret_cast<unsigned*>(shared + p.rule.warps * p.warp_bytes), units);
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
-    if (!history.has(first, end, warp)) history.look_up(first, end, warp);
-    history.start();
+    if (!copies.has(first, end, warp)) copies.look_up(first, end, warp);
+    copies.start();
     queries.store(q, num_heads, table, warp, p.rule.warps, p.score_scale);
     wait_for_copies<2>();  // all but the history's: the operands are there
     __syncthreads();
-    history.run(queries, operands, state);
+    CodedHistoryWarp<S>(p, table, copies, shared + warp * p.warp_bytes).run(queries, operands, state);
   }
   const std::int64_t unit = std::int64_t{sequence} * gridDim.y + part;
   const PartialView all{p.partials + unit * p.unit_floats, num_heads, S::kDim};
