@@ -2,6 +2,7 @@
 // oscar/coded_attention.h: checks the arguments, and what the kernel is given.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 #include <string>
@@ -61,19 +62,20 @@ PagedRows narrow(const oscar_paged_rows& rows) {
           static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
 }
 
-constexpr int kMostCopyBytes = 192 * 1024;  // of a block's shared memory
-
 /// As INT2's rule, but a step is twice as long and a block begins with more work: in batches splits are longer, and a
-/// single sequence's window is one block, so that its history has one more.
-SplitRule rule_of(std::int64_t units, const oscar_coded_layout& layout) {
+/// single sequence's window is one block, so that its history has one more. A multiprocessor's shared memory must have room
+/// for the blocks that its registers have room for.
+SplitRule rule_of(std::int64_t units, const oscar_coded_layout& layout, int part_heads) {
   SplitRule rule = SplitRule::of(units, layout.num_kv_heads);
+  const bool two = rule.warps == 8 && part_heads <= 8 && layout.value_operands <= few_value_operands(layout.head_dim);
+  const int copies = (two ? 110 : 220) * 1024 - 128 * layout.key_operands * ((part_heads + 3) / 4);
   if (rule.warps == 4) {
     rule.least_tokens = 4096;
   } else {
     rule.history_pieces += rule.window_pieces - 1;
     rule.window_pieces = 1;
   }
-  while (rule.warps * coded_warp_bytes(layout.planes, kMostCodedStep) > kMostCopyBytes) rule.warps /= 2;
+  rule.warps = std::clamp(copies / coded_warp_bytes(layout.planes, kMostCodedStep), 1, rule.warps);
   return rule;
 }
 
@@ -84,7 +86,7 @@ CodedParams params_of(const oscar_coded_decode_args& a) {
   p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
   p.parts = dim == 256 && heads > 8 ? 2 : 1;
   p.part_heads = (heads + p.parts - 1) / p.parts;
-  p.rule = rule_of(std::int64_t{a.split_batch > 0 ? a.split_batch : a.batch} * kv_heads, a.layout);
+  p.rule = rule_of(std::int64_t{a.split_batch > 0 ? a.split_batch : a.batch} * kv_heads, a.layout, p.part_heads);
   p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
   p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);

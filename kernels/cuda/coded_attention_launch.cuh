@@ -33,7 +33,7 @@ int launch_coded_heads(const CodedParams& p, cudaStream_t stream) {
 
 template <int kDim>
 int launch_coded(const CodedParams& p, cudaStream_t stream) {
-  constexpr int kFew = kDim == 64 ? 8 : 12;
+  constexpr int kFew = few_value_operands(kDim);
   if constexpr (kDim < 256) {
     if (p.args.layout.value_operands <= kFew) return launch_coded_heads<kDim, kFew>(p, stream);
   }

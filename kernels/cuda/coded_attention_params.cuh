@@ -26,6 +26,8 @@ struct CodedParams {
   int stage_bytes, warp_bytes;  // of a step's copies; of all that a warp has in shared memory
 };
 
+/// Up to so many operands of the values a multiprocessor's registers have room for 16 warps of up to 8 query heads.
+constexpr int few_value_operands(int head_dim) { return head_dim == 64 ? 8 : head_dim == 128 ? 12 : 0; }
 inline constexpr int kMostCodedStep = 64;  // tokens that a warp takes at a time
 /// Bytes of shared memory of the copies of a step: its rows' planes and scales.
 constexpr int coded_stage_bytes(int planes, int step) { return step * (16 * planes + 4); }
