@@ -63,8 +63,8 @@ PagedRows narrow(const oscar_paged_rows& rows) {
 }
 
 /// As INT2's rule, but a step is twice as long and a block begins with more work: in batches splits are longer, and a
-/// single sequence's window is one block, so that its history has one more. A multiprocessor's shared memory must have room
-/// for the blocks that its registers have room for.
+/// single sequence's window is one block, so that its history has one more. A multiprocessor's shared memory must have
+/// room for the blocks that its registers have room for.
 SplitRule rule_of(std::int64_t units, const oscar_coded_layout& layout, int part_heads) {
   SplitRule rule = SplitRule::of(units, layout.num_kv_heads);
   const bool two = rule.warps == 8 && part_heads <= 8 && layout.value_operands <= few_value_operands(layout.head_dim);

@@ -84,29 +84,35 @@ class CodedCopies {
   /// Copies the lane's rows of the step from token `begin` on to `stage`.
   __device__ __forceinline__ void copy(int stage, const int (&pages)[kPlaneFactor], int begin) const {
     if (begin >= end_) return;
+    const unsigned plane = 16U << p_.history_shift, scales = target_ + static_cast<unsigned>(stage + lane_ * 4);
+    unsigned to = target_ + static_cast<unsigned>(stage + kScaleBytes + lane_ * 16);
+    const unsigned char* from[kPlaneFactor];
+    int slots[kPlaneFactor];
 #pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) copy_row(target_ + stage, 32 * i + lane_, pages[i], token_of(begin, i));
-  }
-  __device__ __forceinline__ void copy_row(unsigned stage, int row, int page, int token) const {
-    const int slot = token & ((1 << p_.history_shift) - 1);
-    const unsigned char* from = data_ + std::int64_t{p_.page_stride} * page + slot * 16;
-    const unsigned plane = 16U << p_.history_shift;
-    unsigned to = stage + static_cast<unsigned>(kScaleBytes + row * 16);
-#pragma unroll 2
-    for (int n = full_planes_; n > 0; --n) {
-      copy_async<16>(to, from);
-      from += plane, to += kPlaneBytes;
+    for (int i = 0; i < kPlaneFactor; ++i) {
+      slots[i] = token_of(begin, i) & ((1 << p_.history_shift) - 1);
+      from[i] = data_ + std::int64_t{p_.page_stride} * pages[i] + slots[i] * 16;
     }
-    from -= slot * 8;
+    for (int n = full_planes_; n > 0; --n) copy_plane<16>(to, from, plane);
+#pragma unroll
+    for (int i = 0; i < kPlaneFactor; ++i) from[i] -= slots[i] * 8;
     if (half_planes_ > 0) {
-      copy_async<8>(to, from);
-      from += plane / 2, to += kPlaneBytes;
-      if (half_planes_ > 1) {
-        copy_async<8>(to, from);
-        from += plane / 2;
-      }
+      copy_plane<8>(to, from, plane / 2);
+      if (half_planes_ > 1) copy_plane<8>(to, from, plane / 2);
     }
-    copy_async<4>(stage + static_cast<unsigned>(row * 4), from - slot * 4);
+#pragma unroll
+    for (int i = 0; i < kPlaneFactor; ++i) copy_async<4>(scales + 128 * i, from[i] - slots[i] * 4);
+  }
+  /// Copies kBytes of each of the lane's rows, and goes on to the next plane.
+  template <int kBytes>
+  __device__ __forceinline__ static void copy_plane(unsigned& to, const unsigned char* (&from)[kPlaneFactor],
+                                                    unsigned plane) {
+#pragma unroll
+    for (int i = 0; i < kPlaneFactor; ++i) {
+      copy_async<kBytes>(to + 512 * i, from[i]);
+      from[i] += plane;
+    }
+    to += kPlaneBytes;
   }
 
   const CodedParams& p_;
