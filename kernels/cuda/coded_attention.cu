@@ -62,13 +62,31 @@ PagedRows narrow(const oscar_paged_rows& rows) {
           static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
 }
 
+/// Bytes of shared memory that a block of the current device may ask for, and that a multiprocessor has; 48 KiB where
+/// CUDA does not say, which then fails at the launch.
+struct SharedMemory {
+  int block = 48 * 1024, multiprocessor = 48 * 1024;
+
+  SharedMemory() {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return;
+    (void)cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    (void)cudaDeviceGetAttribute(&multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  }
+};
+
 /// As INT2's rule, but a step is twice as long and a block begins with more work: in batches splits are longer, and a
 /// single sequence's window is one block, so that its history has one more. A multiprocessor's shared memory must have
 /// room for the blocks that its registers have room for.
-SplitRule rule_of(std::int64_t units, const oscar_coded_layout& layout, int part_heads) {
-  SplitRule rule = SplitRule::of(units, layout.num_kv_heads);
-  const bool two = rule.warps == 8 && part_heads <= 8 && layout.value_operands <= few_value_operands(layout.head_dim);
-  const int copies = (two ? 110 : 220) * 1024 - 128 * layout.key_operands * ((part_heads + 3) / 4);
+void choose_rule(std::int64_t units, CodedParams& p) {
+  constexpr int kOther = 7 * 1024;  // what a block has besides
+  const oscar_coded_layout& layout = p.args.layout;
+  const SharedMemory memory;
+  SplitRule& rule = p.rule = SplitRule::of(units, layout.num_kv_heads);
+  const bool two = rule.warps == 8 && p.part_heads <= 8 && layout.value_operands <= few_value_operands(layout.head_dim);
+  p.most_shared_bytes = memory.block - kOther;
+  const int room = two ? std::min(memory.multiprocessor / 2 - 4 * 1024, p.most_shared_bytes) : p.most_shared_bytes;
+  const int copies = room - 128 * layout.key_operands * ((p.part_heads + 3) / 4);
   if (rule.warps == 4) {
     rule.least_tokens = 4096;
   } else {
@@ -76,7 +94,6 @@ SplitRule rule_of(std::int64_t units, const oscar_coded_layout& layout, int part
     rule.window_pieces = 1;
   }
   rule.warps = std::clamp(copies / coded_warp_bytes(layout.planes, kMostCodedStep), 1, rule.warps);
-  return rule;
 }
 
 CodedParams params_of(const oscar_coded_decode_args& a) {
@@ -86,7 +103,7 @@ CodedParams params_of(const oscar_coded_decode_args& a) {
   p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
   p.parts = dim == 256 && heads > 8 ? 2 : 1;
   p.part_heads = (heads + p.parts - 1) / p.parts;
-  p.rule = rule_of(std::int64_t{a.split_batch > 0 ? a.split_batch : a.batch} * kv_heads, a.layout, p.part_heads);
+  choose_rule(std::int64_t{a.split_batch > 0 ? a.split_batch : a.batch} * kv_heads, p);
   p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
   p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);

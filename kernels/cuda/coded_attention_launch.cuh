@@ -11,14 +11,13 @@ namespace oscar::cuda {
 
 template <class S>
 int launch(CodedParams p, cudaStream_t stream) {
-  constexpr int kMostBytes = 227 * 1024;
   const int queries = CodedQueries<S>::bytes(p.args.layout.key_operands), step = CodedHistoryWarp<S>::kStep;
   p.stage_bytes = coded_stage_bytes(p.args.layout.planes, step);
   p.warp_bytes = std::max(coded_warp_bytes(p.args.layout.planes, step), kCodedMergeBytes<S>);
   const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts),
                   static_cast<unsigned>(p.args.batch));
   const int bytes = p.rule.warps * p.warp_bytes + queries;
-  return launch_overlapping<coded_decode<S>>(p, grid, kWarp * p.rule.warps, bytes, kMostBytes - 4096, stream);
+  return launch_overlapping<coded_decode<S>>(p, grid, kWarp * p.rule.warps, bytes, p.most_shared_bytes, stream);
 }
 
 template <int kDim, int kOperands>

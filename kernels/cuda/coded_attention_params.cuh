@@ -23,6 +23,7 @@ struct CodedParams {
   float* partials;
   std::int64_t unit_floats;
   int* tickets;
+  int most_shared_bytes;        // of any block
   int stage_bytes, warp_bytes;  // of a step's copies; of all that a warp has in shared memory
 };
 
