@@ -21,13 +21,16 @@ struct CodedShape {
   static constexpr int kBlocks = kOutTiles <= 12 && kKeyTiles <= 2 ? 2 : 1;  // at once, for the registers
 };
 
-/// The steps of one warp: their pages are looked up and their rows copied to shared memory, where a stage has the
-/// scales of a step and then its planes.
+/// A value that is the same in all lanes, which the compiler then knows.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+/// The steps of one warp: their pages are looked up and their rows copied to one of two stages in shared memory, where
+/// the planes of a step come first and then its scales.
 template <class S>
 class CodedCopies {
  public:
-  static constexpr int kStep = 16 * S::kHalves;                            // tokens
-  static constexpr int kScaleBytes = kStep * 4, kPlaneBytes = kStep * 16;  // of a stage: scales come first
+  static constexpr int kStep = 16 * S::kHalves;    // tokens
+  static constexpr int kPlaneBytes = kStep * 16;   // of a stage
   static constexpr int kPlaneFactor = kStep / 32;  // on offsets of planes in tables, which are those of 32 rows
 
   /// shared: p.warp_bytes of this warp.
@@ -35,10 +38,10 @@ class CodedCopies {
       : p_(p),
         target_(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
-        full_planes_(table.full_planes),
-        half_planes_(table.half_planes),
+        full_planes_(uniform(table.full_planes)),
+        half_planes_(uniform(table.half_planes)),
         table_(p.args.history.pages + static_cast<std::int64_t>(sequence) * p.args.history.pages_per_sequence),
-        data_(kept(static_cast<const unsigned char*>(p.args.pages) + (table.first_byte << p.history_shift))) {}
+        data_(static_cast<const unsigned char*>(p.args.pages) + (table.first_byte << p.history_shift)) {}
 
   /// Takes tokens [first, end), of which this warp has every rule.warps-th step from step `warp` on, and begins to
   /// load which pages hold the first of them.
@@ -50,11 +53,11 @@ class CodedCopies {
   /// True if it has these tokens.
   __device__ bool has(int first, int end, int warp) const { return first_ == first + warp * kStep && end_ == end; }
 
-  /// Begins to copy the first two steps to stages 0 and 1.
+  /// Begins to copy the first two steps to the two stages.
   __device__ __forceinline__ void start() {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      copy(i * p_.stage_bytes, pages_[i], first_ + i * stride());
+      copy(target_ + i * p_.stage_bytes, pages_[i], first_ + i * stride());
       commit_copies();
     }
     ahead_ = first_ + 2 * stride();
@@ -62,10 +65,12 @@ class CodedCopies {
   /// Tokens from the first step of this warp to the end; from one step to the next.
   __device__ int tokens() const { return end_ - first_; }
   __device__ int stride() const { return p_.rule.warps * kStep; }
+  /// Where a stage has the scales of its step.
+  __device__ unsigned scales() const { return kPlaneBytes * (full_planes_ + half_planes_); }
 
-  /// Begins to look up the pages of the step that is copied next, and copies it to the stage at `stage`.
+  /// Begins to look up the pages of the step that is copied next, and copies it to `stage`.
   __device__ __forceinline__ void look_ahead() { find_pages(ahead_, pages_[0]); }
-  __device__ __forceinline__ void copy_ahead(int stage) {
+  __device__ __forceinline__ void copy_ahead(unsigned stage) {
     copy(stage, pages_[0], ahead_);
     commit_copies();
     ahead_ += stride();
@@ -82,10 +87,10 @@ class CodedCopies {
   __device__ int token_of(int begin, int group) const { return min(begin + 32 * group + lane_, end_ - 1); }
 
   /// Copies the lane's rows of the step from token `begin` on to `stage`.
-  __device__ __forceinline__ void copy(int stage, const int (&pages)[kPlaneFactor], int begin) const {
+  __device__ __forceinline__ void copy(unsigned stage, const int (&pages)[kPlaneFactor], int begin) const {
     if (begin >= end_) return;
-    const unsigned plane = 16U << p_.history_shift, scales = target_ + static_cast<unsigned>(stage + lane_ * 4);
-    unsigned to = target_ + static_cast<unsigned>(stage + kScaleBytes + lane_ * 16);
+    const unsigned plane = 16U << p_.history_shift;
+    unsigned to = stage + 16 * lane_;
     const unsigned char* from[kPlaneFactor];
     int slots[kPlaneFactor];
 #pragma unroll
@@ -96,12 +101,11 @@ class CodedCopies {
     for (int n = full_planes_; n > 0; --n) copy_plane<16>(to, from, plane);
 #pragma unroll
     for (int i = 0; i < kPlaneFactor; ++i) from[i] -= slots[i] * 8;
-    if (half_planes_ > 0) {
-      copy_plane<8>(to, from, plane / 2);
-      if (half_planes_ > 1) copy_plane<8>(to, from, plane / 2);
-    }
+    for (int n = half_planes_; n > 0; --n) copy_plane<8>(to, from, plane / 2);
 #pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) copy_async<4>(scales + 128 * i, from[i] - slots[i] * 4);
+    for (int i = 0; i < kPlaneFactor; ++i) {
+      copy_async<4>(stage + scales() + 4 * lane_ + 128 * i, from[i] - slots[i] * 4);
+    }
   }
   /// Copies kBytes of each of the lane's rows, and goes on to the next plane.
   template <int kBytes>

@@ -27,7 +27,7 @@ __device__ __forceinline__ void write_coded(const WarpState<S>& state, const Cod
   for (int o = 0; o < S::kOperands; ++o) {
     if (o >= 2 * value_pairs) break;
     const float(&out)[4] = state.out[tile_of_heads / 2][o];
-    const bool second = S::kClassColumns ? operands.value[o / 2].narrow[o % 2] != 0 : tile_of_heads % 2 == 1;
+    const bool second = S::kClassColumns ? operands.value[o / 2].mask[o % 2].high >> 24 != 0 : tile_of_heads % 2 == 1;
     own[16 * o + g] = second ? out[1] : out[0];
     own[16 * o + g + 8] = second ? out[3] : out[2];
   }
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   __shared__ float units[S::kHeads];
   const int split = static_cast<int>(blockIdx.x), part = static_cast<int>(blockIdx.y);
   const int sequence = static_cast<int>(blockIdx.z), kv_head = part / p.parts;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp);
   const int heads_per_kv = p.args.num_q_heads / p.args.layout.num_kv_heads, part_first = part % p.parts * p.part_heads;
   const int first_head = kv_head * heads_per_kv + part_first;
   const int num_heads = min(p.part_heads, heads_per_kv - part_first);
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
     queries.store(q, num_heads, table, warp, p.rule.warps, p.score_scale);
     wait_for_copies<2>();  // all but the history's: the operands are there
     __syncthreads();
-    CodedHistoryWarp<S>(p, table, copies, shared + warp * p.warp_bytes).run(queries, operands, state);
+    CodedHistoryWarp<S>(p, table, copies, shared + warp * p.warp_bytes, queries, operands).run(state);
   }
   const std::int64_t unit = std::int64_t{sequence} * gridDim.y + part;
   const PartialView all{p.partials + unit * p.unit_floats, num_heads, S::kDim};

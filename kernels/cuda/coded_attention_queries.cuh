@@ -11,8 +11,26 @@ namespace oscar::cuda {
 /// Classes of channels, in the order of their operands.
 inline constexpr int kWideClass = 0, kNarrowClass = 1;
 
-/// `by`: of which the lowest five bits count.
-__device__ __forceinline__ unsigned shift_right(unsigned x, unsigned by) { return __funnelshift_r(x, 0, by); }
+/// At an address in shared memory: 16, 8 or 4 bytes.
+__device__ __forceinline__ uint4 load_shared(unsigned from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
+  return x;
+}
+__device__ __forceinline__ uint2 load_shared_pair(unsigned from) {
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "r"(from));
+  return x;
+}
+
+__device__ __forceinline__ unsigned load_shared_word(unsigned from) {
+  unsigned x;
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(x) : "r"(from));
+  return x;
+}
+__device__ __forceinline__ void store_shared(unsigned to, float4 x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
 
 /// What a block reads again and again of its KV head's table, in shared memory.
 template <class S>
@@ -60,7 +78,7 @@ class CodedQueries {
   /// q: (num_heads, kDim) of this KV head; a warp takes heads warp, warp + warps, ...
   __device__ __forceinline__ void store(const __nv_bfloat16* q, int num_heads, const CodedHeadTable& table, int warp,
                                         int warps, float score_scale) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp, count = 8 * table.key_pairs;  // of words of one head
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, count = 8 * table.key_end[1][1];  // of words of one head
     for (int head = warp; head < S::kHeads; head += warps) {
       const __nv_bfloat16* const row = head < num_heads ? q + head * S::kDim : nullptr;
       float top = 0;
@@ -87,10 +105,11 @@ class CodedQueries {
   }
 
   __device__ __forceinline__ float unit(int head) const { return units_[head]; }
-  /// The pair of operands' words of a lane.
-  __device__ __forceinline__ uint2 pair(int i, int tile, int lane) const {
-    return reinterpret_cast<const uint2*>(words_)[(i * S::kKeyTiles + tile) * kWarp + lane];
+  /// Where the lane's words of the first pair of operands are in shared memory; those of other pairs and tiles follow.
+  __device__ __forceinline__ unsigned pairs(int lane) const {
+    return static_cast<unsigned>(__cvta_generic_to_shared(words_)) + 8 * lane;
   }
+  static constexpr int kTileBytes = 8 * kWarp, kPairBytes = S::kKeyTiles * kTileBytes;
 
  private:
   static constexpr float kLargest = 127 * 256;
@@ -108,30 +127,38 @@ class CodedQueries {
 
 /// Adds to sums[tile][half] the products of the queries with the pairs of operands [from, to), for S::kHalves times 16
 /// tokens: of the tokens 16 * half + g and 16 * half + g + 8 those with the high and those with the low bytes of the
-/// lane's head of key tile `tile`. load(group, offset, x) gives rows 32 * group to 32 * group + 31 of the plane at
-/// `offset`, which the table has for 32 rows.
-template <class S, class Load>
-__device__ __forceinline__ void multiply_keys(const CodedQueries<S>& queries, const CodedOperands<S>& operands,
-                                              int from, int to, int lane, const Load& load,
+/// lane's head of key tile `tile`. operands, queries: where the pairs and the lane's words lie in shared memory.
+/// load(group, offset, x) gives rows 32 * group to 32 * group + 31 of the plane at `offset`, which the table has for 32
+/// rows; kUpper: whether the operands have the upper halves of bytes.
+template <bool kUpper, class S, class Load>
+__device__ __forceinline__ void multiply_keys(unsigned operands, unsigned queries, int from, int to, const Load& load,
                                               int (&sums)[S::kKeyTiles][S::kHalves][4]) {
-  CodedKeyPair next = operands.key[from];
+  uint4 next = load_shared(operands + static_cast<unsigned>(from * sizeof(CodedKeyPair)));
 #pragma unroll 1
   for (int i = from; i < to; ++i) {
-    const CodedKeyPair pair = next;
-    next = operands.key[i + 1];
-    unsigned x[S::kHalves / 2][4];
+    const uint4 pair = next;
+    next = load_shared(operands + static_cast<unsigned>((i + 1) * sizeof(CodedKeyPair)));
+    unsigned x[S::kHalves / 2][2][4];
 #pragma unroll
-    for (int group = 0; group < S::kHalves / 2; ++group)
-      load(group, pair.shift[0] >> (S::kHalves == 4 ? 7 : 8), x[group]);
+    for (int group = 0; group < S::kHalves / 2; ++group) {
+      load(group, pair.z, x[group][0]);
+      load(group, pair.w, x[group][1]);
+      if (!kUpper) continue;
+#pragma unroll
+      for (auto& words : x[group]) {
+#pragma unroll
+        for (unsigned& word : words) word >>= 4;
+      }
+    }
 #pragma unroll
     for (int tile = 0; tile < S::kKeyTiles; ++tile) {
-      const uint2 q = queries.pair(i, tile, lane);
+      const uint2 q = load_shared_pair(queries + i * CodedQueries<S>::kPairBytes + tile * CodedQueries<S>::kTileBytes);
 #pragma unroll
       for (int half = 0; half < S::kHalves; ++half) {
-        const unsigned top = x[half / 2][half % 2 * 2], bottom = x[half / 2][half % 2 * 2 + 1];
-        mma_bytes(sums[tile][half], shift_right(top, pair.shift[0]) & pair.mask[0],
-                  shift_right(bottom, pair.shift[0]) & pair.mask[0], shift_right(top, pair.shift[1]) & pair.mask[1],
-                  shift_right(bottom, pair.shift[1]) & pair.mask[1], q.x, q.y);
+        const unsigned(&first)[4] = x[half / 2][0], (&second)[4] = x[half / 2][1];
+        const int at = half % 2 * 2;
+        mma_bytes(sums[tile][half], first[at] & pair.x, first[at + 1] & pair.x, second[at] & pair.y,
+                  second[at + 1] & pair.y, q.x, q.y);
       }
     }
   }

@@ -49,14 +49,15 @@ struct Operand {
   bool wide = false;
 
   [[nodiscard]] bool single() const { return piece < 0; }
-  [[nodiscard]] int shift() const {
-    return low == nullptr ? high->position : high == nullptr ? low->position : std::min(low->position, high->position);
+  /// Whether all its bits lie in the upper halves of bytes.
+  [[nodiscard]] bool upper() const {
+    return (low == nullptr || low->position >= 4) && (high == nullptr || high->position >= 4);
   }
   [[nodiscard]] const Part* part(int side) const { return side == 0 || single() ? low : high; }
-  /// The bits of its part `side` in a byte that was shifted to the right by `by`.
-  [[nodiscard]] std::uint32_t mask(int side, int by) const {
+  /// The bits of its part `side` in a byte.
+  [[nodiscard]] std::uint32_t mask(int side) const {
     const Part* const its = part(side);
-    return its == nullptr ? 0 : ((1U << its->width) - 1) << (its->position - by);
+    return its == nullptr ? 0 : ((1U << its->width) - 1) << its->position;
   }
 };
 
@@ -78,21 +79,10 @@ std::vector<Operand> operands_of(const std::vector<Part>& parts, int bytes, bool
   return operands;
 }
 
-/// Calls add(operand, slot) for operands in pairs of the same piece: operands 2 i and 2 i + 1 are pair i. Returns the
-/// number of pairs.
-template <class Add>
-int in_pairs(const std::vector<Operand>& operands, int first_pair, int most_operands, const Add& add) {
-  int slot = 2 * first_pair;
-  for (std::size_t i = 0; i < operands.size(); ++i) {
-    if (slot % 2 == 1 && operands[i].piece != operands[i - 1].piece) ++slot;
-    if (slot == most_operands) throw std::invalid_argument("a KV head has too many pieces: use fewer bits");
-    add(operands[i], slot++);
-  }
-  return (slot + 1) / 2;
-}
+[[noreturn]] void refuse_many() { throw std::invalid_argument("a KV head has too many pieces: use fewer bits"); }
 
-/// What the rows of `operand` are, its bytes shifted to the right by `shift` before they are masked: word t of 4.
-CodedKeyWord word_of(const Operand& operand, int t, int shift, const float* steps) {
+/// What the rows of `operand` are: word t of 4. A unit of a byte in an upper half is worth 1/16.
+CodedKeyWord word_of(const Operand& operand, int t, const float* steps) {
   CodedKeyWord word{};
   for (int byte = 0; byte < 4; ++byte) {
     const int side = byte % 2, j = 2 * t + byte / 2;
@@ -101,7 +91,7 @@ CodedKeyWord word_of(const Operand& operand, int t, int shift, const float* step
     if (part == nullptr || (operand.single() && j >= 4)) continue;
     const int channel = 8 * part->block + (operand.single() ? 2 * j + side : j);
     word.channel[byte] = static_cast<std::int16_t>(channel);
-    word.factor[byte] = std::ldexp(steps[channel], part->code_bit - (part->position - shift));
+    word.factor[byte] = std::ldexp(steps[channel], part->code_bit - part->position + (operand.upper() ? 4 : 0));
   }
   return word;
 }
@@ -117,22 +107,30 @@ struct Planes {
 
 void fill_keys(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps,
                CodedHeadTable& table) {
-  const auto add = [&](const Operand& operand, int slot) {
-    CodedKeyPair& pair = table.key_pair[slot / 2];
-    const int shift = operand.shift();
-    pair.mask[slot % 2] = 0x00010001U * (operand.mask(0, shift) | operand.mask(1, shift) << 8);
-    pair.shift[slot % 2] = static_cast<std::uint32_t>(shift) | (slot % 2 == 0 ? planes.offset(operand) << 8 : 0);
-    for (int t = 0; t < 4; ++t) {
-      const CodedKeyWord word = table.key_word[slot][t] = word_of(operand, t, shift, steps);
-      for (int byte = 0; byte < 4; ++byte) {
-        if (word.channel[byte] < 0) continue;
-        float& top = table.key_top[word.channel[byte]];
-        top = std::max(top, word.factor[byte]);
+  int pairs = 0;
+  for (const bool wide : {true, false}) {
+    const std::vector<Operand> operands = operands_of(parts, bytes, wide);
+    for (const bool upper : {false, true}) {
+      int slot = 2 * pairs;
+      for (const Operand& operand : operands) {
+        if (operand.upper() != upper) continue;
+        if (slot == kMostKeyOperands) refuse_many();
+        CodedKeyPair& pair = table.key_pair[slot / 2];
+        pair.mask[slot % 2] = 0x00010001U * (operand.mask(0) | operand.mask(1) << 8) >> (upper ? 4 : 0);
+        pair.plane[slot % 2] = pair.plane[1] = planes.offset(operand);
+        for (int t = 0; t < 4; ++t) {
+          const CodedKeyWord word = table.key_word[slot][t] = word_of(operand, t, steps);
+          for (int byte = 0; byte < 4; ++byte) {
+            if (word.channel[byte] < 0) continue;
+            float& top = table.key_top[word.channel[byte]];
+            top = std::max(top, word.factor[byte]);
+          }
+        }
+        ++slot;
       }
+      table.key_end[wide ? 0 : 1][upper ? 1 : 0] = pairs = (slot + 1) / 2;
     }
-  };
-  table.wide_key_pairs = in_pairs(operands_of(parts, bytes, true), 0, kMostKeyOperands, add);
-  table.key_pairs = in_pairs(operands_of(parts, bytes, false), table.wide_key_pairs, kMostKeyOperands, add);
+  }
 }
 
 void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps, int blocks,
@@ -142,11 +140,15 @@ void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes
   operands.insert(operands.end(), narrow.begin(), narrow.end());
   std::ranges::stable_sort(operands, {}, &Operand::piece);
   std::vector<std::pair<int, CodedValuePart>> of_blocks;  // with their blocks
-  table.value_pairs = in_pairs(operands, 0, kMostValueOperands, [&](const Operand& operand, int slot) {
+  int slot = 0;
+  for (std::size_t i = 0; i < operands.size(); ++i, ++slot) {  // a pair has operands of the same piece
+    const Operand& operand = operands[i];
+    if (slot % 2 == 1 && operand.piece != operands[i - 1].piece) ++slot;
+    if (slot == kMostValueOperands) refuse_many();
     CodedValuePair& pair = table.value_pair[slot / 2];
-    pair.mask[slot % 2] = {0x00010001U * operand.mask(0, 0), 0x00010001U * operand.mask(1, 0)};
-    pair.plane = planes.offset(operand);
-    pair.narrow[slot % 2] = operand.wide ? 0 : 1;
+    pair.mask[slot % 2] = {0x00010001U * operand.mask(0),
+                           0x00010001U * operand.mask(1) | (operand.wide ? 0U : 1U << 24)};
+    pair.mask[0].low |= planes.offset(operand) / kPlaneBytes << 24;
     for (int side = 0; side < (operand.single() ? 1 : 2); ++side) {
       const Part* const part = operand.part(side);
       if (part == nullptr) continue;
@@ -155,9 +157,10 @@ void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes
                             .narrow = static_cast<std::int8_t>(operand.wide ? 0 : 1),
                             .in_half = static_cast<std::int8_t>(operand.single() ? 1 : 0),
                             .unit = std::ldexp(1.0F, part->code_bit - part->position),
-                            .middle = 0.5F * static_cast<float>(operand.mask(side, 0))}});
+                            .middle = 0.5F * static_cast<float>(operand.mask(side))}});
     }
-  });
+  }
+  table.value_pairs = (slot + 1) / 2;
   std::ranges::stable_sort(of_blocks, {}, &std::pair<int, CodedValuePart>::first);
   for (std::size_t i = 0; i < of_blocks.size(); ++i) {
     table.value_part[i] = of_blocks[i].second;
@@ -209,7 +212,7 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     fill_keys(k_parts, k_bytes, {0, table.full_planes}, k_steps, table);
     fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, blocks, table);
     layout.token_bytes += 16 * table.full_planes + 8 * table.half_planes + 4;
-    layout.key_operands = std::max(layout.key_operands, 2 * table.key_pairs);
+    layout.key_operands = std::max(layout.key_operands, 2 * table.key_end[1][1]);
     layout.value_operands = std::max(layout.value_operands, 2 * table.value_pairs);
     layout.planes = std::max(layout.planes, table.full_planes + table.half_planes);
   }

@@ -35,22 +35,27 @@ struct alignas(16) CodedValuePart {
   std::int32_t unused;
 };
 
-/// Two operands, parts of the plane at offset `plane` in shared memory. The kernel shifts an operand's bytes of the
-/// keys to the right before it masks them, so that its units are about as large as the others'.
+/// Two operands that one product of the keys takes: the bits of theirs in planes at offsets `plane` in shared memory.
+/// Those of a class come in two runs: operands of the lower and of the upper halves of bytes. The kernel shifts bytes
+/// of the second by 4 to the right before it masks them, so that the units of all operands are about as large.
 struct alignas(16) CodedKeyPair {
-  std::uint32_t mask[2], shift[2];  // `plane` is in shift[0], from bit 8 on
+  std::uint32_t mask[2], plane[2];
 };
+/// Two operands of the same plane: their bits in low and in high bytes. Masks have them in bits 0 to 7 and 16 to 23;
+/// bits 24 to 31 of mask[0].low are the number of the plane, those of mask[i].high are 1 if operand i has the narrow
+/// scale.
 struct alignas(16) CodedValuePair {
   struct {
     std::uint32_t low, high;
   } mask[2];
-  std::uint32_t plane, narrow[2], unused;  // narrow: whether the operand has the narrow scale
 };
+inline constexpr std::uint32_t kValueBits = 0x00ff00ff;
 
 struct alignas(16) CodedHeadTable {
   std::int64_t first_byte;                // of the head in a page of one token
   std::int32_t full_planes, half_planes;  // of 16 and of 8 bytes a token
-  std::int32_t key_pairs, wide_key_pairs, value_pairs, unused;
+  std::int32_t key_end[2][2];  // pairs of each class of channels end here, those of lower and those of upper halves
+  std::int32_t value_pairs, unused[3];
   CodedKeyPair key_pair[kMostKeyOperands / 2 + 1];  // one more, so that a reader can look ahead
   CodedValuePair value_pair[kMostValueOperands / 2 + 1];
   CodedKeyWord key_word[kMostKeyOperands][4];

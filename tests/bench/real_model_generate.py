@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--only", nargs="*", help="names of sets' folders; default: all in the results")
+    parser.add_argument("--only", nargs="*", help="names of recipes; default: all in the results")
     options = parser.parse_args()
     load = {"pretrained_model_name_or_path": options.model.parent, "gguf_file": options.model.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**load)
@@ -108,10 +108,8 @@ def main():
     exact, row = run("bf16", lambda: transformers.DynamicCache(config=model.config), None, "bf16")
     keep(row)
     for recipe in document["recipes"]:
-        if options.only and recipe["set"] not in options.only:
+        if options.only and recipe["name"] not in options.only:
             continue
-        if "`coded`" in recipe["name"]:
-            continue  # Int2Cache reads rotations
         rotations = oscar_kv.read_set(options.sets / recipe["set"])
         keep(run(recipe["name"], lambda: oscar_kv.Int2Cache(rotations, model.config, exact_prompt=True), exact, "Int2Cache")[1])
 
