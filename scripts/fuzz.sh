@@ -23,8 +23,8 @@ if ! command -v clang++ >/dev/null; then
 fi
 
 commit=$(git rev-parse --short HEAD 2>/dev/null || true)
-cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOSCAR_TESTS=ON \
-  -DOSCAR_CUDA=OFF -DOSCAR_FUZZ=ON -DOSCAR_SANITIZE=fuzzer-no-link,address,undefined >/dev/null 2>build-fuzz.log ||
+cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 -DOSCAR_TESTS=ON -DOSCAR_CUDA=OFF -DOSCAR_FUZZ=ON -DOSCAR_SANITIZE=fuzzer-no-link,address,undefined >/dev/null 2>build-fuzz.log ||
   { cat build-fuzz.log >&2; exit 1; }
 rm -f build-fuzz.log
 cmake --build build-fuzz --parallel "$jobs" --target "${targets[@]/#/fuzz_}" >&2

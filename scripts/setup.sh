@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --tests also what its tests need; with
-# --vllm a vLLM for CPUs, for the tests that run a real server. It installs nothing that is already there. libtorch lives in a virtual environment under the user's cache, named by a hash
-# of scripts/requirements.txt, so that every clone with the same requirements shares it; .venv links to it.
+# Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --build-tests also what building its
+# tests needs, with --tests what running them needs, too; with --vllm a vLLM for CPUs, for the tests that run a real
+# server. It installs nothing that is already there. libtorch lives in a virtual environment under the user's cache, named
+# by a hash of scripts/requirements.txt, so that every clone with the same requirements shares it; .venv links to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-tests=0 vllm=0
+build_tests=0 tests=0 vllm=0
 for option in "$@"; do
   case "$option" in
-    --tests) tests=1 ;;
+    --build-tests) build_tests=1 ;;
+    --tests) build_tests=1 tests=1 ;;
     --vllm) vllm=1 ;;
-    *) printf 'usage: scripts/setup.sh [--tests] [--vllm]\n' >&2; exit 2 ;;
+    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm]\n' >&2; exit 2 ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
@@ -26,7 +28,7 @@ packages=(
   libeigen3-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
   libsentencepiece-dev libjs-chart.js
 )
-[ "$tests" = 0 ] || packages+=(git doctest-dev python3-sentencepiece zsh)
+[ "$build_tests" = 0 ] || packages+=(git doctest-dev python3-sentencepiece zsh)
 
 install_packages() {
   local installed package missing=() as_root=()

@@ -5,8 +5,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/setup.sh --tests
+# What only running the tests needs is fetched while they are built.
+scripts/setup.sh --build-tests
+scripts/setup.sh --tests &
+setup=$!
+trap 'kill "$setup" 2>/dev/null || true' EXIT
 scripts/build.sh --tests
+wait "$setup"
+trap - EXIT
 if ! nvidia-smi -L >/dev/null 2>&1; then
   printf 'test: no NVIDIA GPU here: tests of the CUDA backend are skipped\n' >&2
 fi

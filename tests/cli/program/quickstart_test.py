@@ -15,8 +15,9 @@ import figures  # noqa: E402
 import quickstart_table  # noqa: E402
 
 # How far figures may be from those kept: six of the largest standard deviations in tests/bench/results/last_bits.json, since
-# the last bits of both runs move. Shares of the figure, but for hits of 40 needles.
-BOUNDS = {"output_rel_error": 0.015, "softmax_kl": 0.006, "ppl": 0.01, "kld_mean": 0.06, "same_top": 0.008, "needle_hits": 9}
+# the last bits of both runs move. Shares of the figure, but for hits of 16 needles, whose deviation is that of the 40 there
+# times the root of 16 / 40.
+BOUNDS = {"output_rel_error": 0.015, "softmax_kl": 0.006, "ppl": 0.01, "kld_mean": 0.06, "same_top": 0.008, "needle_hits": 6}
 
 
 class QuickstartTest(unittest.TestCase):
@@ -30,7 +31,7 @@ class QuickstartTest(unittest.TestCase):
             for script in ("setup.sh", "build.sh"):
                 (folder / "scripts" / script).symlink_to("/bin/true")
             script = shutil.copy(PROJECT / "scripts/quickstart.sh", folder / "scripts")
-            done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=280)
+            done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=900)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             report = json.loads((folder / "out/quickstart/report.json").read_text())
         self.assertIn("retrieval", done.stdout)
