@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""liboscar_torch.so in every torch that servers have: stable_abi_test.py LIBRARY TORCH|ENVIRONMENT
+"""liboscar_torch.so in every torch that servers have: stable_abi_test.py LIBRARY [ENVIRONMENT]
 
-TORCH is the folder of a torch package: the library needs C functions of libtorch alone, those of torch's stable interface, and
-no torch but the one that is loaded. ENVIRONMENT (vllm, server-torch) is one of those of scripts/setup.sh: the tests of the
-operators run in it. Exit status 77 if it is not there.
+The library needs C functions of libtorch alone, those of torch's stable interface, and no torch but the one that is loaded.
+ENVIRONMENT (vllm, server-torch) is one of those of scripts/setup.sh: the tests of the operators run in it. Exit status 77 if it
+is not there, or no nm to look with.
 """
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,18 +25,24 @@ def symbols(library, which):
     return {line.split()[-1] for line in output("nm", "-D", f"--{which}-only", str(library)).splitlines()}
 
 
-def check_interface(library, torch):
+def check_interface(library):
+    if not shutil.which("nm"):
+        print("skipped: there is no nm; install binutils")
+        return 77
+    torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
     needed = symbols(library, "undefined")
-    assert any(name.startswith("torch_library_impl") for name in needed), "the library registers no operators"
     of_torch = {name for file in ("libtorch_cpu.so", "libc10.so", "libtorch_cuda.so", "libc10_cuda.so")
                 if (torch / "lib" / file).exists() for name in symbols(torch / "lib" / file, "defined")}
     assert len(of_torch) > 10000, f"{torch} has no libtorch"
     unstable = sorted(name for name in needed & of_torch if not name.startswith(STABLE))
     assert not unstable, f"{library} needs {len(unstable)} unstable symbols of libtorch: {unstable[:5]}"
+    assert any(name.startswith("torch_library_impl") for name in needed), "the library registers no operators"
     dynamic = output("readelf", "-d", str(library)).splitlines()
     libraries = [line.split("[")[1].rstrip("]") for line in dynamic if "NEEDED" in line]
     assert [name for name in libraries if "torch" in name or "c10" in name] == ["libtorch_cpu.so"], libraries
-    assert not [line for line in dynamic if "PATH" in line], "the library looks for a torch of its own"
+    paths = [path for line in dynamic if "PATH" in line for path in line.split("[")[1].rstrip("]").split(":")]
+    assert all(path.startswith("$ORIGIN") for path in paths), f"the library looks for a torch of its own in {paths}"
+    return 0
 
 
 def check_operators(library, environment):
@@ -51,8 +59,8 @@ def check_operators(library, environment):
 
 
 def main():
-    library, place = Path(sys.argv[1]), sys.argv[2]
-    return check_operators(library, place) if "/" not in place else check_interface(library, Path(place))
+    library = Path(sys.argv[1])
+    return check_operators(library, sys.argv[2]) if len(sys.argv) > 2 else check_interface(library)
 
 
 if __name__ == "__main__":
