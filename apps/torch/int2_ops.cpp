@@ -5,29 +5,39 @@
 //   pools      (pages, page_size, num_kv_heads, width): codes uint8, width d / 4; windows bfloat16, width d;
 //              params (pages, page_size, num_kv_heads, groups, 2) of scale and zero
 //   page table (batch, pages_per_sequence) and lengths (batch), both int32
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
+#include <optional>
 #include <string>
 #include <tuple>
 
+#include "stable_torch.hpp"
+
+namespace oscar::operators {
 namespace {
 
-using at::Tensor;
+/// Float32 of the shape of x; sizes that torch.compile has no numbers for stay symbols, since torch alone reads them.
+Tensor empty_float_like(const Tensor& x) {
+  StableIValue stack[] = {torch::stable::detail::from(x),
+                          torch::stable::detail::from(std::optional(ScalarType::Float)),
+                          torch::stable::detail::from(std::nullopt),
+                          torch::stable::detail::from(std::nullopt),
+                          torch::stable::detail::from(std::nullopt),
+                          torch::stable::detail::from(std::optional(torch::headeronly::MemoryFormat::Contiguous))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
 
 std::tuple<Tensor, Tensor> decode_shapes(const Tensor& q, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                          const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                          const Tensor&, std::optional<double>, int64_t, const std::optional<Tensor>&) {
-  const Tensor out = at::empty_symint(q.sym_sizes(), q.options().dtype(at::kFloat));
-  return {out, at::empty_symint({q.sym_size(0), q.sym_size(1)}, out.options())};
+  return {empty_float_like(q), empty_float_like(torch::stable::select(q, 2, 0))};
 }
 
-void pack_shapes(const Tensor&, const Tensor&, Tensor&, Tensor&, const std::optional<Tensor>&, const std::string&,
-                 double) {}
+void pack_shapes(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                 const std::string&, double) {}
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(oscar, library) {
+STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
   library.def(
       "int2_decode(Tensor q, Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params, Tensor pages, "
       "Tensor lengths, Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
@@ -37,7 +47,9 @@ TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "str grid=\"minmax\", float clip_ratio=0.0) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(oscar, Meta, library) {
-  library.impl("int2_decode", decode_shapes);
-  library.impl("int2_pack", pack_shapes);
+STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
+  library.impl("int2_decode", TORCH_BOX(&decode_shapes));
+  library.impl("int2_pack", TORCH_BOX(&pack_shapes));
 }
+
+}  // namespace oscar::operators

@@ -1,80 +1,76 @@
 // SPDX-License-Identifier: MIT
-#include <ATen/ATen.h>
+#include <algorithm>
+#include <array>
 
+#include "base/threads.hpp"
 #include "observe_state.hpp"
 
-namespace oscar::tap {
+namespace oscar::operators {
 namespace {
 
-constexpr int64_t kBlockTokens = 1024;  // bounds the memory for fp64 copies of rows
-
-/// (tokens, heads, dim)
-Tensor tokens_of(const Tensor& x) { return x.dim() == 4 ? x.flatten(0, 1) : x; }
-
-/// bool (tokens), or nothing: all count.
-std::optional<Tensor> counted(const Rows& rows, int64_t tokens) {
-  if (rows.mask) return rows.mask->reshape({-1});
-  if (!rows.cu_seqlens) return std::nullopt;
-  const Tensor at = at::arange(tokens, rows.cu_seqlens->options().dtype(at::kLong));
-  return (at >= rows.cu_seqlens->select(0, 0)).logical_and_(at < rows.cu_seqlens->select(0, -1));
+Tensor on_host(const Tensor& x) {
+  const Tensor host = x.is_cpu() ? x : torch::stable::to(x, Device(DeviceType::CPU));
+  return torch::stable::contiguous(host);
 }
 
-/// sums[h] += scale * sum of x^T x over tokens and the heads of group h.
-void add_grams(const Tensor& x, double scale, Tensor& sums) {
-  for (int64_t begin = 0; begin < x.size(0); begin += kBlockTokens) {
-    const Tensor block = x.narrow(0, begin, std::min(kBlockTokens, x.size(0) - begin)).to(at::kDouble);
-    const Tensor rows = block.unflatten(1, {sums.size(0), -1}).transpose(0, 1).flatten(1, 2);
-    sums.baddbmm_(rows.transpose(1, 2), rows, 1, scale);
+/// Tokens [first, second).
+using Run = std::pair<std::int64_t, std::int64_t>;
+
+Run run_of(const Tensor& cu_seqlens, std::int64_t tokens) {
+  const Tensor host = on_host(cu_seqlens);
+  const bool is_long = host.scalar_type() == ScalarType::Long;
+  const auto at = [&](std::int64_t i) {
+    const std::int64_t boundary =
+        is_long ? host.const_data_ptr<std::int64_t>()[i] : host.const_data_ptr<std::int32_t>()[i];
+    return std::clamp<std::int64_t>(boundary, 0, tokens);
+  };
+  const std::int64_t begin = at(0);
+  return {begin, std::max(begin, at(host.size(0) - 1))};
+}
+
+/// The tokens that count, of batch * tokens.
+std::vector<Run> runs_of(const Rows& rows) {
+  const std::int64_t tokens = rows.batch() * rows.k.size(-3);
+  if (rows.cu_seqlens) return {run_of(*rows.cu_seqlens, tokens)};
+  if (!rows.mask) return {{0, tokens}};
+  const Tensor mask = on_host(*rows.mask);
+  const bool* const counts = mask.const_data_ptr<bool>();
+  std::vector<Run> runs;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    if (!counts[t]) continue;
+    if (runs.empty() || runs.back().second < t) runs.emplace_back(t, t);
+    runs.back().second = t + 1;
   }
+  return runs;
 }
 
-/// The slot of token number i of a uniform sample of n (Vitter's algorithm R, with a hash for the random number): i
-/// itself while there is room, else one of i + 1 slots, of which n exist. kernels/cuda/observe_sample.cu says the same.
-Tensor slots_of(const Tensor& i, int64_t seed, int64_t n) {
-  constexpr int64_t k32 = 0xffffffff, kFactor = 0x45d9f3b;
-  Tensor h = i.bitwise_xor(seed & k32).bitwise_and_(k32);
-  for (int round = 0; round < 2; ++round) h = h.bitwise_xor(h.bitwise_right_shift(16)).mul_(kFactor).bitwise_and_(k32);
-  h.bitwise_xor_(h.bitwise_right_shift(16));
-  return at::where(i < n, i, h.mul_(i + 1).bitwise_right_shift_(32));
-}
-
-void add_to_sample(LayerState& layer, const Tensor& k, const Tensor& v, const std::optional<Tensor>& valid,
-                   int64_t seed) {
-  const int64_t n = layer.sample(), tokens = k.size(0);
-  const Tensor ordinals = valid ? valid->cumsum(0) - 1 : at::arange(tokens, layer.counts.options());
-  const Tensor number = ordinals + layer.counts.select(0, 0);
-  const Tensor slots = slots_of(number, seed, n);
-  Tensor taken = slots < n;
-  if (valid) taken.logical_and_(*valid);
-  // Of two tokens of one call that want a slot, the later gets it.
-  layer.owners.scatter_reduce_(0, at::where(taken, slots, n), at::where(taken, number, -1), "amax");
-  const Tensor wins = taken.logical_and(layer.owners.index_select(0, slots.clamp(0, n)) == number);
-  const Tensor target = at::where(wins, slots, n);
-  layer.k_rows.index_copy_(0, target, k);
-  layer.v_rows.index_copy_(0, target, v);
+/// The tokens of the runs one after the other, in `space` unless they are one run.
+HeadsView counted(const Tensor& host, DType dtype, const std::vector<Run>& runs, std::vector<std::byte>& space) {
+  HeadsView all{static_cast<const std::byte*>(host.const_data_ptr()), dtype, 0, static_cast<int>(host.size(-2)),
+                static_cast<int>(host.size(-1))};
+  if (runs.size() == 1) return all.tokens(runs[0].first, runs[0].second);
+  for (const auto& [begin, end] : runs) {
+    space.insert(space.end(), all.data + begin * all.bytes_per_token(), all.data + end * all.bytes_per_token());
+    all.num_tokens += end - begin;
+  }
+  all.data = space.data();
+  return all;
 }
 
 }  // namespace
 
-void add_rows(LayerState& layer, const Rows& rows, int64_t seed) {
-  Tensor q = tokens_of(rows.q), k = tokens_of(rows.k), v = tokens_of(rows.v);
-  const std::optional<Tensor> valid = counted(rows, k.size(0));
-  if (valid) {
-    const Tensor outside = valid->logical_not().view({-1, 1, 1});
-    q = q.masked_fill(outside, 0), k = k.masked_fill(outside, 0), v = v.masked_fill(outside, 0);
+void Layer::add(const Rows& rows, std::int64_t seed) {
+  if (gpu) return gpu->add(rows, seed);
+  if (is_capturing(rows.k)) {
+    fail("observe: a CUDA graph cannot hold rows that no kernel takes, ", rows.k.scalar_type(), " ", shape_of(rows.k),
+         "; give bfloat16 or float16, of 16 to 256 channels in steps of 16");
   }
-  add_grams(q, rows.query_scale * rows.query_scale, layer.qqt);
-  add_grams(k, 1, layer.ktk);
-  add_grams(v, 1, layer.vtv);
-  layer.key_sums.add_(k.sum(0, false, at::kDouble));
-  if (layer.sample() > 0) add_to_sample(layer, k, v, valid, seed);
-  if (valid) {
-    layer.counts.select(0, 0).add_(valid->sum());
-  } else {
-    layer.counts.select(0, 0).add_(k.size(0));
-  }
-  const int64_t sequences = rows.cu_seqlens ? rows.cu_seqlens->size(0) - 1 : rows.k.dim() == 4 ? rows.k.size(0) : 1;
-  layer.counts.select(0, 1).add_(sequences);
+  set_num_threads(static_cast<int>(torch::stable::get_num_threads()));
+  const std::vector<Run> runs = runs_of(rows);
+  const std::array hosts{on_host(rows.q), on_host(rows.k), on_host(rows.v)};
+  std::array<std::vector<std::byte>, 3> spaces;
+  const auto view = [&](std::size_t i) { return counted(hosts[i], shape.dtype, runs, spaces[i]); };
+  add_rows(*host, {view(0), view(1), view(2), rows.query_scale * rows.query_scale, rows.sequences()}, seed);
 }
 
-}  // namespace oscar::tap
+}  // namespace oscar::operators

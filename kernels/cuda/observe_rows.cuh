@@ -25,7 +25,7 @@ __device__ inline bool counts_token(const ObserveCall& call, unsigned t) {
   return call.cu_seqlens == nullptr || (t >= boundary(call, false) && t < boundary(call, true));
 }
 
-/// The slot of token number i of a uniform sample of n: apps/torch/observe_rows.cpp says why.
+/// The slot of token number i of a uniform sample of n: apps/torch/layer_sums.cpp says why.
 __device__ inline std::int64_t slot_of(std::int64_t i, std::uint32_t seed, std::int64_t n) {
   if (i < n) return i;
   std::uint32_t h = static_cast<std::uint32_t>(i) ^ seed;

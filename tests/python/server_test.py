@@ -3,9 +3,12 @@
 v1/attention/backends and SGLang's plugins/hook_registry: server_test.py [ServerTest.test_…]. No server runs here."""
 import enum
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+import time
 import types
 import unittest
 from pathlib import Path
@@ -15,7 +18,8 @@ try:
     import oscar_kv
     import torch
     import transformers
-    from oscar_kv import sglang_plugin, vllm_plugin
+    from oscar_kv import sglang_plugin, vllm_plugin, vllm_steps
+    from oscar_kv.server import Place
     from safetensors import safe_open
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -36,10 +40,43 @@ class FakeImpl:
         return "attended", output
 
 
+class FakeBuilder:
+    """As vLLM's AttentionMetadataBuilder."""
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        return types.SimpleNamespace(num_actual_tokens=common_attn_metadata.num_actual_tokens)
+
+
 class FakeBackend:
     @staticmethod
     def get_impl_cls():
         return FakeImpl
+
+    @staticmethod
+    def get_builder_cls():
+        return FakeBuilder
+
+
+class FakeWorker:
+    def execute_model(self, scheduler_output):
+        return scheduler_output
+
+
+def step(*rows, done=()):
+    """What vLLM's scheduler and model runner say of a step: rows of (request, tokens computed before, tokens of its prompt, tokens
+    in the step), "new" in front of a request that begins or begins again."""
+    new = [types.SimpleNamespace(req_id=name[3:], num_computed_tokens=start) for name, start, _, _ in rows if name.startswith("new")]
+    old = [(name, start) for name, start, _, _ in rows if not name.startswith("new")]
+    output = types.SimpleNamespace(
+        finished_req_ids=set(done), scheduled_new_reqs=new,
+        scheduled_cached_reqs=types.SimpleNamespace(req_ids=[name for name, _ in old], num_computed_tokens=[at for _, at in old]),
+        num_scheduled_tokens={name.removeprefix("new"): count for name, _, _, count in rows})
+    starts = torch.tensor([0, *(row[3] for row in rows)]).cumsum(0)
+    common = types.SimpleNamespace(
+        query_start_loc=starts, query_start_loc_cpu=starts, num_actual_tokens=int(starts[-1]),
+        is_prefilling=torch.tensor([start < prompt for _, start, prompt, _ in rows]),
+        seq_lens_cpu_upper_bound=torch.tensor([start + count for _, start, _, count in rows]))
+    return output, common
 
 
 class FakeHooks:
@@ -72,6 +109,10 @@ class ServerTest(unittest.TestCase):
             sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
         vars(sys.modules[name]).update(members)
 
+    def install_worker(self):
+        self.worker = type("WorkerWrapperBase", (FakeWorker,), {})
+        self.module("vllm.v1.worker.worker_base", WorkerWrapperBase=self.worker)
+
     def install_fakes(self):
         def resolve(path):
             return getattr(sys.modules[path.rpartition(".")[0]], path.rpartition(".")[2])
@@ -90,6 +131,7 @@ class ServerTest(unittest.TestCase):
         self.enum = enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "fake_flash.Backend", "CUSTOM": None})
         config = types.SimpleNamespace(model_config=types.SimpleNamespace(model=str(self.folder / "model")))
         self.module("fake_flash", Backend=FakeBackend)
+        self.install_worker()
         self.module("vllm.utils.import_utils", resolve_obj_by_qualname=resolve)
         self.module("vllm.config", get_current_vllm_config=lambda: config)
         self.module("vllm.distributed", get_tensor_model_parallel_rank=lambda: self.rank,
@@ -112,15 +154,22 @@ class ServerTest(unittest.TestCase):
         return x[:, self.rank * heads:(self.rank + 1) * heads]
 
     def run_vllm(self):
-        """Layers see a profiling run, two chunks of padded prompts, a decode step between, and a pass after the end."""
-        vllm_plugin._tap.cache_clear(), vllm_plugin._observed.cache_clear()
+        """Layers see a profiling run, a chunk of a prompt beside a decoding request, a decode step, the rest of the prompt of which
+        a preemption has lost 20 tokens, and a pass after the end."""
+        for each in (vllm_plugin._tap, vllm_plugin._observed, vllm_plugin._steps):
+            each.cache_clear()
+        self.install_worker()
         vllm_plugin.register()
         self.assertEqual(list(self.overrides), [self.enum.FLASH_ATTN])
-        impl_class = self.resolve(self.overrides[self.enum.FLASH_ATTN]).get_impl_cls()
-        impls = [impl_class(HEADS // self.ranks, DIM, SCALE, KV_HEADS // self.ranks) for _ in range(LAYERS)]
-        calls = [(slice(0, 50), None), (slice(0, 50), 50), (slice(0, 1), 1), (slice(50, 120), 70), (slice(0, 50), 50)]
-        for chunk, longest in calls:
-            metadata = longest and types.SimpleNamespace(max_query_len=longest, num_actual_tokens=longest)
+        backend = self.resolve(self.overrides[self.enum.FLASH_ATTN])
+        impls = [backend.get_impl_cls()(HEADS // self.ranks, DIM, SCALE, KV_HEADS // self.ranks) for _ in range(LAYERS)]
+        calls = [(slice(0, 50), None), (slice(0, 50), step(("newa", 0, 120, 50))), (slice(0, 1), step(("b", 9, 5, 1))),
+                 (slice(30, 121), step(("newa", 30, 120, 90), ("b", 10, 5, 1))), (slice(0, 50), step(("newc", 0, 50, 50)))]
+        for chunk, said in calls:
+            metadata = said
+            if said:
+                self.assertIs(self.worker().execute_model(said[0]), said[0])
+                metadata = backend.get_builder_cls()().build(0, common_attn_metadata=said[1])
             for i, (impl, rows) in enumerate(zip(impls, self.rows)):
                 padded = [torch.cat([self.own(x)[chunk], torch.full_like(self.own(x)[:3], torch.nan)]) for x in rows]
                 layer = types.SimpleNamespace(layer_name=f"model.layers.{i}.self_attn.attn")
@@ -181,13 +230,31 @@ class ServerTest(unittest.TestCase):
         self.assertEqual(len(logged.output), 1)
         self.assertIn("'transformer.h.0.attn' is not observed", logged.output[0])
 
-    def test_vllm_tells_prompts_from_decode_steps(self):
-        tell = lambda **said: vllm_plugin._prompts(types.SimpleNamespace(num_actual_tokens=9, **said))  # noqa: E731
-        self.assertEqual(tell(max_query_len=5, num_decode_tokens=0), slice(0, 9))
-        self.assertEqual(tell(max_query_len=1, num_decode_tokens=0), slice(0, 0))
-        self.assertEqual(tell(num_decode_tokens=4), slice(4, 9))  # FlashInfer
+    def test_vllm_counts_each_token_of_a_prompt_once(self):
+        def spans(*rows, done=()):
+            output, common = step(*rows, done=done)
+            steps.begin(output)
+            return [(span.tokens.start, span.boundaries.tolist()) for span in steps.spans(common)]
+
+        steps = vllm_steps.Steps()
+        self.assertEqual(spans(("newa", 0, 70, 64), ("newb", 16, 20, 4), ("newc", 0, 9, 9)), [(0, [0, 64, 68, 77])])
+        self.assertEqual(steps.from_cache, 16)
+        # A last chunk of one token is no decode step; decoding requests are left out wherever they stand.
+        self.assertEqual(spans(("b", 20, 20, 1), ("a", 64, 70, 6), ("c", 9, 9, 1), ("newd", 0, 1, 1)), [(1, [0, 6]), (8, [0, 1])])
+        self.assertEqual(spans(("a", 70, 70, 1), ("b", 21, 20, 1)), [])
+        # Preempted: what was computed is computed again, with the tokens that were generated.
+        self.assertEqual(spans(("newa", 0, 70, 71)), [])
+        self.assertEqual(spans(("a", 48, 70, 23), ("newe", 0, 40, 23)), [(23, [0, 23])])
+        self.assertEqual(spans(("newa", 0, 30, 30), done="a"), [(0, [0, 30])])  # another one of this name
+        self.assertEqual(steps.from_cache, 16)
         with self.assertRaisesRegex(ValueError, "does not tell prompts from decode steps"):
-            tell()
+            steps.spans(types.SimpleNamespace(is_prefilling=None))
+
+    def test_vllm_names_metadata_of_another_backend(self):
+        rows = torch.zeros(2, 1, DIM)
+        layer = types.SimpleNamespace(layer_name="model.layers.0.attn")
+        with self.assertRaisesRegex(ValueError, "SimpleNamespace was built by another attention backend"):
+            vllm_plugin._observe(None, None, layer, rows, rows, rows, types.SimpleNamespace())
 
     def test_vllm_by_two_ranks(self):
         self.check_ranks(self.run_vllm)
@@ -234,6 +301,25 @@ class ServerTest(unittest.TestCase):
         with self.assertLogs("oscar_kv", logging.ERROR) as logged:
             tap._finish()
         self.assertIn(f"no prompt was observed, so OSCAR_OBSERVE={self.folder / 'x.safetensors'} was not written", logged.output[0])
+
+    def test_a_forked_process_that_a_signal_ends_writes_its_file(self):
+        def serve(ready):
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+            tap = vllm_plugin.ServerTap(lambda: Place(str(self.folder / "model"), 0, 1))
+            for i, rows in enumerate(self.rows):
+                tap.observe(i, [(*rows, None)], SCALE)
+            ready.set()
+            time.sleep(60)
+
+        torch.set_num_threads(1)  # a fork has no other threads
+        fork = multiprocessing.get_context("fork")
+        ready = fork.Event()
+        server = fork.Process(target=serve, args=(ready,))
+        server.start()
+        self.assertTrue(ready.wait(60))
+        server.terminate()
+        server.join(60)
+        self.assert_same(self.folder / "x.safetensors")
 
     def test_sglang_by_two_ranks(self):
         self.check_ranks(self.run_sglang)

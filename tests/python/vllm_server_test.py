@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A real vLLM, on the CPU, asked through OpenAI's interface: without a set, with an INT2 set and with a coded set; and starts that
-must end with one line: vllm_server_test.py [ServerTest.test_…]
+"""A real vLLM, on the CPU, asked through OpenAI's interface: without a set, with an INT2 set and with a coded set; observed; and starts
+that must end with one line: vllm_server_test.py [ServerTest.test_…]
 
 OSCAR_VLLM_PYTHON is the Python of an environment of its own, which scripts/setup.sh --vllm makes; default: where that puts it. Exit
 status 77 if there is none.
@@ -9,6 +9,7 @@ import concurrent.futures
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import oscar_kv
+from safetensors import safe_open
 
 PROJECT, BINARY = Path(os.environ["OSCAR_PROJECT"]), os.environ["OSCAR_BINARY"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -44,15 +47,16 @@ class ServerTest(unittest.TestCase):
             (known / "entry_points.txt").write_text(entries)
         self.log = self.folder / "server.log"
 
-    def start(self, *options, **variables):
+    def start(self, *options, model=MODEL, **variables):
         """A server as a process of a group of its own, which the test ends."""
+        self.model = model
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
         environment |= {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
                         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [PYTHON, "-B", "-m", "vllm.entrypoints.cli.main", "serve", MODEL, "--dtype", "bfloat16", "--port", str(self.port),
+        command = [PYTHON, "-B", "-m", "vllm.entrypoints.cli.main", "serve", model, "--dtype", "bfloat16", "--port", str(self.port),
                    "--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "4", "--enforce-eager", *options]
         with self.log.open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment | variables,
@@ -72,9 +76,9 @@ class ServerTest(unittest.TestCase):
         return self.log.read_text(errors="replace")
 
     def served(self, *options, **variables):
-        process, last = self.start(*options, **variables), time.monotonic() + STARTS_WITHIN
+        self.server, last = self.start(*options, **variables), time.monotonic() + STARTS_WITHIN
         while time.monotonic() < last:
-            self.assertIsNone(process.poll(), self.said()[-3000:])
+            self.assertIsNone(self.server.poll(), self.said()[-3000:])
             try:
                 with urllib.request.urlopen(self.url("/health"), timeout=5):
                     return
@@ -87,7 +91,7 @@ class ServerTest(unittest.TestCase):
 
     def complete(self, prompt, tokens=24):
         """(generated ids, their log-probabilities)."""
-        request = {"model": str(MODEL), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 0,
+        request = {"model": str(self.model), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 0,
                    "return_tokens_as_token_ids": True, "ignore_eos": True}
         body = urllib.request.Request(self.url("/v1/completions"), json.dumps(request).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(body, timeout=300) as answer:
@@ -142,7 +146,6 @@ class ServerTest(unittest.TestCase):
 
     def difference(self, prompts, answers):
         """Mean absolute difference of the log-probabilities of what was generated to those of Int2Cache."""
-        import oscar_kv
         import torch
         import transformers
 
@@ -155,6 +158,48 @@ class ServerTest(unittest.TestCase):
             differences += (rows.gather(1, torch.tensor(tokens)[:, None])[:, 0] - torch.tensor(logs)).abs().tolist()
         print("figure: difference", sum(differences) / len(differences), flush=True)
         return sum(differences) / len(differences)
+
+    def test_observed_prompts(self):
+        """Statistics of a server are those of our own runner: chunks beside decode steps, and a prefix that is there already."""
+        model = self.folder / "qwen3-2m"  # in float32 both compute the same, up to rounding
+        shutil.copytree(MODEL, model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+        found = self.folder / "stats.safetensors"
+        self.served("--dtype", "float32", "--max-num-batched-tokens", "512", model=model, OSCAR_OBSERVE=str(found),
+                    OSCAR_TORCH_LIBRARY=os.environ["OSCAR_TORCH_LIBRARY"])
+        ids = np.load(TOKENS).reshape(-1)
+        prompts = np.stack([ids[:700], ids[9000:9700], np.concatenate([ids[:600], ids[20000:20100]])]).astype(np.int32)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(self.complete, prompts[:2].tolist()))
+        self.complete(prompts[2].tolist())
+        hits = int(self.metric("vllm:prefix_cache_hits_total"))
+        self.assertGreater(hits, 300)
+        self.server.send_signal(signal.SIGTERM)
+        self.server.wait(100)
+        tokens = prompts.size - hits
+        self.assertIn(f"statistics of {tokens} tokens of prompts in {found}; {hits} more were in the server's cache", self.said())
+        everything, cached = self.sums("all", model, prompts), self.sums("cached", model, prompts[2:, :hits])
+        with safe_open(found, "pt") as file:
+            manifest = json.loads(file.metadata()["manifest"])
+            self.assertEqual([part["tokens"] for part in manifest["data"]], [tokens])
+            self.assertEqual(len(everything), 4 * 3 * 2)
+            worst = max(float((file.get_tensor(name) - (x - cached[name])).norm() / x.norm()) for name, x in everything.items())
+        print("figure: difference of sums", worst, flush=True)
+        # A row is the result of products of up to 1,024 terms in float32, of which one is off by some 2^-24 sqrt(1024) = 2e-6, and
+        # sums are of squares; what products before it were off by differs from token to token. A token more or less makes 6e-4.
+        self.assertLess(worst, 4e-6)
+
+    def sums(self, name, model, tokens):
+        """Of the program's own run: {"layer_0.qqt.sums": …}, of queries, keys and values."""
+        np.save(self.folder / f"{name}.npy", tokens)
+        out = {}
+        for recipe in ("oscar", "ktk_vtv"):
+            path = self.folder / f"{name}-{recipe}.safetensors"
+            oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe=recipe)
+            with safe_open(path, "pt") as file:
+                out |= {key: file.get_tensor(key) for key in file.keys() if key.split(".")[1] in ("qqt", "ktk", "vtv")}
+        return out
 
     def assert_ends(self, expected, *options, **variables):
         process = self.start(*options, **variables)

@@ -183,6 +183,15 @@ class StartTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, f"cannot observe the attention backend {CPU}; give .* FLASH_ATTN, CPU_ATTN"):
                 self.choose(self.names.CUSTOM)
 
+    def test_an_observed_server_is_given_time_to_write_its_file(self):
+        for given, expected in ((0, 30), (7, 7)):
+            with mock.patch.dict(os.environ, {"OSCAR_OBSERVE": "/tmp/x.safetensors"}):
+                vllm_plugin.register()
+                config = self.config()
+                config.shutdown_timeout = given
+                self.platform.check_and_update_config(config)
+                self.assertEqual((config.shutdown_timeout, os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"]), (expected, "30"))
+
     def test_nothing_is_watched_unasked(self):
         self.assertEqual((self.configure(backend=None, speculative=1), self.paths), ("served", {}))
         self.assertFalse(hasattr(self.platform, "oscar_watches"))

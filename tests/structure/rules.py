@@ -43,7 +43,7 @@ WRAPPERS = {
     ("pcre2", "utf8proc"): ["lib/model/tokenizer"],
     ("sentencepiece",): ["lib/model/tokenizer/sentencepiece.cpp"],
     ("valijson/",): ["lib/base/json_schema.cpp"],
-    ("cuda", "cublas", "cusolver", "curand", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/"],
+    ("cuda", "cublas", "cusolver", "curand", "thrust/", "cub/", "nvrtc"): ["kernels/cuda/", "apps/torch/gpu.cpp"],
 }
 
 MAX_LINES = 300

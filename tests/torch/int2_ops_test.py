@@ -8,6 +8,8 @@ attention  on a GPU: rows that int2_pack wrote, and a window, read by int2_decod
 import sys
 
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 PAGE, HEADS, KV_HEADS, DIM = 16, 8, 2, 128
 
@@ -77,6 +79,23 @@ def shapes():
     torch.ops.oscar.int2_pack(cache.q, cache.lengths, cache.codes[0], cache.params[0], grid="lsq")
     assert "Tensor(a!) codes" in str(torch.ops.oscar.int2_pack.default._schema)
     expect_error("CPU", Cache("cpu", [40, 7], 5).attend)
+    check_symbols()
+
+
+def check_symbols():
+    """Sizes that torch.compile does not know are passed on as symbols."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    cache = Cache("cpu", [40, 7, 3], 5)
+    dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.STATIC])
+    cache.q = mode.from_tensor(cache.q, symbolic_context=dynamic)
+    for name in ("pages", "lengths", "window_lengths", "window_pages"):
+        setattr(cache, name, mode.from_tensor(getattr(cache, name), static_shapes=True))
+    for name in ("codes", "params", "window"):
+        setattr(cache, name, [mode.from_tensor(each, static_shapes=True) for each in getattr(cache, name)])
+    with mode:
+        out, lse = cache.attend()
+    assert isinstance(lse.shape[0], torch.SymInt) and out.shape[0] is not None and lse.shape[1] == HEADS, (out.shape, lse.shape)
+    assert out.shape == cache.q.shape and out.dtype == lse.dtype == torch.float32 and lse.is_contiguous()
 
 
 def attention():

@@ -88,6 +88,13 @@ class ObserveOpsTest(unittest.TestCase):
         ops.observe(state, 0, *strided, mask=mask)
         self.assert_sums(state, sums_of(q, k, v))
 
+    def test_parts_of_tensors_that_gradients_flow_through(self):
+        q, k, v = (torch.cat([x, x], -1).requires_grad_() for x in rows(90))
+        parts = [x[20:60, :, :x.shape[2] // 2] for x in (q, k, v)]
+        state = ops.new_state()
+        ops.observe(state, 0, *parts)
+        self.assert_sums(state, sums_of(*(x.detach() for x in parts)))
+
     def test_query_scale_is_one_of_queries(self):
         q, k, v = rows(100)
         state = ops.new_state()
@@ -173,7 +180,7 @@ class ObserveOpsTest(unittest.TestCase):
         refused("rows of q have 31 channels, those of k 32", q[..., :31], k, v)
         refused("5 heads of q, 2 of k", q[:, :5], k, v)
         refused("q is .6, 32.", q[0], k, v)
-        refused("k is BFloat16, but was Float before", q.bfloat16(), k.bfloat16(), v.bfloat16())
+        refused("k is bfloat16, but was float32 before", q.bfloat16(), k.bfloat16(), v.bfloat16())
         refused("other heads or dimensions than before", q[:, :4], k, v)
         refused("cu_seqlens is Float", q, k, v, torch.zeros(2))
         refused("give a padded batch a mask", q[None], k[None], v[None], torch.tensor([0, 10]))
@@ -192,6 +199,20 @@ class ObserveOpsTest(unittest.TestCase):
         ops.reset(state)
         with self.assertRaisesRegex(RuntimeError, "no tokens were observed .layer 7"):
             self.saved(state)
+
+    def test_a_state_is_known_by_what_new_state_returned(self):
+        q, k, v = rows(10)
+        state = ops.new_state()
+        copy = state.clone()
+        ops.observe(copy, 0, q, k, v)  # as torch.compile would have it
+        self.assert_sums(state, sums_of(q, k, v))
+        del state
+        for what in (copy, ops.new_state() + 100):
+            with self.assertRaisesRegex(RuntimeError, "there is no state"):
+                ops.observe(what, 0, q, k, v)
+        for what in (torch.zeros(1), torch.zeros(2, dtype=torch.int64)):
+            with self.assertRaisesRegex(RuntimeError, "not what torch.ops.oscar.new_state returned"):
+                ops.reset(what)
 
     def fit(self, *files, exit_code=0):
         out = self.folder / f"set{len(list(self.folder.iterdir()))}"

@@ -65,7 +65,7 @@ def binary() -> Path:
 @cache
 def load_library() -> Path:
     """Registers torch.ops.oscar.* with torch, once. Raises FileNotFoundError, ValueError if OSCAR_TORCH_LIBRARY is empty, or
-    OSError if it was built for another torch."""
+    OSError if this torch is older than 2.11."""
     import torch
 
     path = _find("OSCAR_TORCH_LIBRARY", "lib/oscar/liboscar_torch.so", "liboscar_torch.so")
@@ -76,6 +76,6 @@ def load_library() -> Path:
         torch.ops.load_library(str(path))
     except OSError as error:
         why = error.__cause__ or error
-        raise OSError(f"{path} does not load into torch {torch.__version__}: {why}; build the package against this torch") \
+        raise OSError(f"{path} does not load into torch {torch.__version__}: {why}; it needs torch 2.11 or later") \
             from error
     return path

@@ -8,13 +8,13 @@
 What is wrong with these ends the server's start with one line. Later errors never reach the server: they are logged, and
 observing ends. Non-goals: decode steps, latent attention.
 """
-import atexit
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,16 +70,18 @@ def check_settings() -> None:
 
 
 class ServerTap:
-    """One process's statistics; `place` is asked for at the first call, when the server knows."""
+    """One process's statistics; `place` is asked for at the first call, when the server knows; `unseen`: how many tokens of
+    prompts were not computed, because the server had them already. The file is written when the process ends, by itself or by a
+    signal that the server takes as a reason to end."""
 
-    def __init__(self, place: Callable[[], Place]):
-        self._place_of_process = place
+    def __init__(self, place: Callable[[], Place], unseen: Callable[[], int] = lambda: 0):
+        self._place_of_process, self._unseen = place, unseen
         self._limit = 0
         self._first_layer = -1
         self._tokens = 0
         self._state: Any = None
         self._ended = False
-        atexit.register(self._finish)
+        Finalize(None, self._finish, exitpriority=100)  # atexit's functions do not run in processes that a server forks
 
     def guard(self, work: Callable[[], None]) -> None:
         """All that a hook does, observe() included: a server must go on serving."""
@@ -90,18 +92,20 @@ class ServerTap:
         except Exception as error:
             self._fail(error)
 
-    def observe(self, layer: int, q: Any, k: Any, v: Any, scale: float) -> None:
-        """Rows (tokens, heads, dim) of real tokens of one layer, scores = scale q k. Layers come in the model's order,
-        so the first one tells when a pass begins. Under guard()."""
+    def observe(self, layer: int, parts: list[tuple[Any, Any, Any, Any]], scale: float) -> None:
+        """What a pass has of one layer: parts of rows q, k, v (tokens, heads, dim) of real tokens, scores = scale q k, and
+        the boundaries of their sequences (None: one). Layers come in the model's order, so the first one tells when a pass
+        begins. Under guard()."""
         if self._state is None:
-            self._begin(layer, q, k, v)
+            self._begin(layer, *parts[0][:3])
         if layer == self._first_layer:
             if self._tokens >= self._limit:
                 self._finish()
                 return
-            self._tokens += len(q)
+            self._tokens += sum(len(part[0]) for part in parts)
         if layer in self._layers:
-            self._ops.observe(self._state, layer, q, k, v, query_scale=scale * q.shape[-1]**0.5)
+            for q, k, v, boundaries in parts:
+                self._ops.observe(self._state, layer, q, k, v, boundaries, query_scale=scale * q.shape[-1]**0.5)
 
     def _begin(self, layer: int, q: Any, k: Any, v: Any) -> None:
         import torch
@@ -143,7 +147,8 @@ class ServerTap:
                 path = path.with_suffix(f".{os.getpid()}{path.suffix}")
             self._ops.save(self._state, str(path), model=json.dumps(identity.describe_model(self._config, self._shape)),
                            data=json.dumps(data), expected_layers=sorted(self._layers))
-            _log.warning("oscar_kv: statistics of %d tokens in %s", self._tokens, path)
+            _log.warning("oscar_kv: statistics of %d tokens of prompts in %s; %d more were in the server's cache and are not in them",
+                         self._tokens, path, self._unseen())
         except Exception as error:
             self._fail(error)
         self._state = None

@@ -63,6 +63,6 @@ def _observe(q: Any, k: Any, v: Any, layer: Any, mode: Any) -> None:
         return
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return
-    _tap().observe(layer.layer_id, q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-                   k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
-                   v.view(-1, layer.tp_v_head_num, layer.v_head_dim), layer.scaling)
+    rows = (q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+            v.view(-1, layer.tp_v_head_num, layer.v_head_dim), None)
+    _tap().observe(layer.layer_id, [rows], layer.scaling)

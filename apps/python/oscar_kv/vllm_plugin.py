@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: MIT
 """A plugin of vLLM (entry point vllm.general_plugins): with OSCAR_OBSERVE set, attention backends are registered again as
-subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_KV_SET=SET, the
+subclasses whose forward() also observes prompts (server.py has its environment variables, vllm_steps.py which tokens those are); with OSCAR_KV_SET=SET, the
 backend CUSTOM serves a set (vllm_backend.py). Where either cannot be done, the start ends (vllm_start.py)."""
 import logging
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from .places import set_path
 from .server import Place, ServerTap, check_settings, is_wanted, starting
 from .vllm_start import SERVING, watch
+from .vllm_steps import MARK, Steps, builder_of, watch_scheduler
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -39,31 +41,32 @@ def _register(serves: bool) -> None:
 
 
 @cache
+def _steps() -> Steps:
+    return Steps()
+
+
+@cache
 def _tap() -> ServerTap:
     from vllm.config import get_current_vllm_config
     from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     model = get_current_vllm_config().model_config.model  # known while layers are made
-    return ServerTap(lambda: Place(model, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()))
+    tap = ServerTap(lambda: Place(model, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()),
+                    lambda: _steps().from_cache)
+    watch_scheduler(_steps(), tap.guard)
+    return tap
+
+
+def _guard(work: Callable[[], None]) -> None:
+    """ServerTap.guard(), in a process that has made observed layers."""
+    if _tap.cache_info().currsize:
+        _tap().guard(work)
 
 
 def _is_sliding(window: Any) -> bool:
     """None, a number, or (before, after) with -1 for no end."""
     before = window[0] if isinstance(window, tuple) else window
     return before is not None and before >= 0
-
-
-def _prompts(metadata: Any) -> slice:
-    """The real tokens of a step with prompts, which some backends tell by the longest query and FlashInfer by where prompts begin
-    behind decoding requests; an empty slice if none is of a prompt: CUDA graphs pad those steps. Raises ValueError if the
-    backend does not tell."""
-    tokens, longest = metadata.num_actual_tokens, getattr(metadata, "max_query_len", None)
-    if longest is not None:
-        return slice(0, tokens if longest > 1 else 0)
-    begin = getattr(metadata, "num_decode_tokens", None)
-    if begin is None:
-        raise ValueError(f"{type(metadata).__name__} does not tell prompts from decode steps; use another --attention-backend")
-    return slice(begin, tokens)
 
 
 @cache
@@ -80,11 +83,14 @@ def _observe(impl: Any, tap: ServerTap, layer: Any, q: Any, k: Any, v: Any, meta
         _say_unknown(name)
     if metadata is None or k is None or number is None or _is_sliding(getattr(impl, "sliding_window", None)):
         return  # a profiling run, shared keys, a window, another attention than the decoder's
-    tokens = _prompts(metadata)
-    if tokens.start >= tokens.stop or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return
-    rows = [x[tokens].unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x[tokens] for x in (q, k, v)]
-    tap.observe(int(number[1]), *rows, impl.scale)
+    spans = getattr(metadata, MARK, None)
+    if spans is None:
+        raise ValueError(f"{type(metadata).__name__} was built by another attention backend; use another --attention-backend")
+    q, k, v = (x.unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x for x in (q, k, v))
+    if spans:
+        tap.observe(int(number[1]), [(q[at], k[at], v[at], boundaries) for at, boundaries in spans], impl.scale)
 
 
 @cache
@@ -106,10 +112,16 @@ def _observed(name: str) -> type:
                 lambda: _observe(self, self._oscar_tap, layer, query, key, value, attn_metadata))
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, *args, **kwargs)
 
+    builder = builder_of(backend, _steps(), _guard)
+
     class ObservedBackend(backend):
         @staticmethod
         def get_impl_cls() -> type:
             return ObservedImpl
+
+        @staticmethod
+        def get_builder_cls() -> type:
+            return builder
 
     # vLLM writes the path of a class from these, and finds the class by it again.
     ObservedBackend.__module__, ObservedBackend.__qualname__ = __name__, f"Observed_{name}"

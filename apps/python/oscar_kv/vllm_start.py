@@ -5,6 +5,7 @@ A platform that does not take a backend serves with another one and says so at I
 are therefore watched in every process: check_and_update_config, where a configuration that cannot serve the set ends the start,
 and get_attn_backend_cls, by which each layer gets its backend.
 """
+import os
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from .set_check import check_for_model
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 KNOWN = "0.32"
+_SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
 
@@ -84,6 +86,13 @@ def _is_ours(selector: Any) -> bool:
     return selector.attn_type == "decoder" and not selector.has_sliding_window
 
 
+def _leave_time_to_write(config: Any) -> None:
+    """vLLM kills its workers as soon as it is told to end, unless it has a time for requests that are running."""
+    if getattr(config, "shutdown_timeout", None) == 0:
+        config.shutdown_timeout = _SECONDS_TO_WRITE
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(_SECONDS_TO_WRITE))
+
+
 def _check_choice(path: str, observed: dict[str, str]) -> None:
     if path not in observed.values():
         raise ValueError(f"OSCAR_OBSERVE cannot observe the attention backend {path}; give --attention-backend with one of "
@@ -108,6 +117,8 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:
         configure(vllm_config)
+        if set_path() is None:
+            _leave_time_to_write(vllm_config)
         if set_path() is not None and vllm_config.model_config is not None:
             if cls.device_type == "cpu" and not vllm_config.cache_config.user_specified_block_size:
                 vllm_config.cache_config.block_size = _BLOCK_ON_CPUS
