@@ -42,7 +42,7 @@ std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStre
 std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
                                            std::vector<Check>& checks) {
   require_all_heads(statistics.heads);
-  const std::string fitted = subject.set.calibration.data_sha256, measured = calibration_of(statistics).data_sha256;
+  const std::string fitted = subject.set.calibration.data_sha256, measured = calibration_of(statistics.data).data_sha256;
   std::vector<DataCovariance> found;
   for (const LayerStatistics& layer : statistics.layers) {
     for (const SubjectSide& side : subject.sides) {
