@@ -24,4 +24,8 @@ namespace oscar::verify {
 [[nodiscard]] std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
                                                          std::vector<Check>& checks);
 
+/// Moments of one layer for a set of the coded cache. same_tokens: of the very tokens that the set was fitted on.
+[[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& set, bool same_tokens,
+                                            Backend& backend);
+
 }  // namespace oscar::verify

@@ -92,6 +92,7 @@ Subject subject_of(const std::filesystem::path& path, const CodedSet& set) {
   subject.set.model = set.model;
   subject.set.calibration = set.calibration;
   subject.set.windows = set.windows;
+  subject.coded = &set;
   return subject;
 }
 
