@@ -76,12 +76,26 @@ CodedDamage damage_of(const CodedLayerData& data, Windows windows, const Measure
                        "look at the data of the layer");
 }
 
+/// From its sums to its damage.
+CodedLayerData take_whole_layer(QkvSource& source, int id, const CodedOptions& options,
+                                const std::map<int, ErrorCost>& costs, const MeasureDamage& measure, Backend& backend) {
+  const auto cost = costs.find(id);
+  const ErrorCost* const own = cost == costs.end() ? nullptr : &cost->second;
+  CodedLayerData layer = take_coded_layer(id, *source.open(id), options, own, backend);
+  if (own == nullptr && measure) layer.damage = damage_of(layer, options.windows, measure, backend);
+  return layer;
+}
+
+CodedData nothing_taken(const QkvSource& source, const CodedOptions& options) {
+  return {source.model(), {source.calibration()}, options.windows, {}, options.recipe};
+}
+
 }  // namespace
 
 CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
                           const MeasureDamage& measure, const PartialCodedData* partial, Backend& backend,
                           Status& status) {
-  CodedData data{source.model(), {source.calibration()}, options.windows, {}, options.recipe};
+  CodedData data = nothing_taken(source, options);
   const auto total = static_cast<std::int64_t>(source.layer_ids().size());
   for (const int id : source.layer_ids()) {
     throw_if_interrupted();
@@ -90,14 +104,23 @@ CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const 
       data.layers.push_back(partial->read(id));
       continue;
     }
-    const auto cost = costs.find(id);
-    const ErrorCost* const own = cost == costs.end() ? nullptr : &cost->second;
-    CodedLayerData& layer = data.layers.emplace_back(take_coded_layer(id, *source.open(id), options, own, backend));
-    if (own == nullptr && measure) layer.damage = damage_of(layer, options.windows, measure, backend);
-    if (partial != nullptr) partial->add(layer, data);
+    data.layers.push_back(take_whole_layer(source, id, options, costs, measure, backend));
+    if (partial != nullptr) partial->add(data.layers.back(), data);
   }
   status.progress("layers taken", total, total);
   return data;
+}
+
+void take_coded_layers(QkvSource& source, std::span<const int> layers, const CodedOptions& options,
+                       const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
+                       const PartialCodedData& partial, Backend& backend, Status& status) {
+  std::int64_t taken = 0;
+  for (const int id : layers) {
+    throw_if_interrupted();
+    const CodedLayerData layer = take_whole_layer(source, id, options, costs, measure, backend);
+    if (source.fits(id)) partial.add(layer, nothing_taken(source, options));
+    status.progress("layers taken", ++taken, std::ssize(layers));
+  }
 }
 
 CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend) {

@@ -25,19 +25,26 @@ struct CodedData {
   std::vector<CalibrationData> data;  // of all layers
   Windows windows;
   std::vector<CodedLayerData> layers;  // ascending
-  /// How it was taken: recorded in the set, not interpreted.
+  /// How it was taken, as the set records it; has sample_rows and damage_tokens where parts are to be merged.
   Json recipe = Json::object();
 };
 
-/// Keeps layers that were taken (coded_partial.hpp).
+/// Keeps layers that were taken: coded_partial.hpp.
 class PartialCodedData;
 
-/// costs: of every layer; empty: `measure` weighs layers and sides against each other instead. partial: where layers
-/// are kept as soon as they are taken, and where those that are there already are taken from; or null. Throws DataError
-/// for data that is too short or heads that do not fit, and NumericalError for costs that are no numbers.
+/// Takes all layers of the source. costs: of every layer; empty: `measure` weighs layers and sides against each other
+/// instead. partial: where layers are kept as soon as they are taken, and where those that are there already are taken
+/// from; or null. Throws DataError for data that is too short or heads that do not fit, and NumericalError for costs
+/// that are no numbers.
 [[nodiscard]] CodedData take_coded_data(QkvSource& source, const CodedOptions& options,
                                         const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
                                         const PartialCodedData* partial, Backend& backend, Status& status);
+
+/// Takes some of the source's layers, of which `partial` keeps those that this process fits. Processes that share a
+/// text all call it with the same layers. Else as take_coded_data().
+void take_coded_layers(QkvSource& source, std::span<const int> layers, const CodedOptions& options,
+                       const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
+                       const PartialCodedData& partial, Backend& backend, Status& status);
 
 /// Spends the bits. Throws UsageError for bits that cannot be spent, DataError for a head that gets none,
 /// NumericalError for rows that do not vary.

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
@@ -13,30 +15,54 @@
 namespace oscar {
 namespace {
 
-/// Adds rows of the tokens that `takes` says to the sample, head by head.
-template <class Takes>
-void sample_rows(const HeadsView& x, const Takes& takes, std::vector<std::vector<float>>& rows) {
-  rows.resize(static_cast<std::size_t>(x.num_heads));
-  for (std::int64_t t = 0; t < x.num_tokens; ++t) {
-    if (!takes(t)) continue;
-    for (int head = 0; head < x.num_heads; ++head) {
-      std::vector<float>& own = rows[static_cast<std::size_t>(head)];
-      own.resize(own.size() + static_cast<std::size_t>(x.head_dim));
-      x.row(t, head, std::span(own).last(static_cast<std::size_t>(x.head_dim)));
+/// Rows of tokens, (n, Hkv, d).
+struct TokenRows {
+  int heads = 0, dim = 0;
+  std::vector<float> values = {};
+
+  /// Adds those of the tokens that `takes` says.
+  template <class Takes>
+  void add(const HeadsView& x, const Takes& takes) {
+    heads = x.num_heads, dim = x.head_dim;
+    for (std::int64_t t = 0; t < x.num_tokens; ++t) {
+      if (!takes(t)) continue;
+      for (int head = 0; head < heads; ++head) {
+        values.resize(values.size() + static_cast<std::size_t>(dim));
+        x.row(t, head, std::span(values).last(static_cast<std::size_t>(dim)));
+      }
     }
   }
-}
 
-/// Every n-th token, so that about `wanted` are taken.
+  /// Of all processes, in the order of the text, in the one that fits the layer.
+  void gather(SharedLayer& shared) {
+    const std::string all =
+        shared.gather({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+    values.resize(all.size() / sizeof(float));
+    if (!all.empty()) std::memcpy(values.data(), all.data(), all.size());
+  }
+
+  [[nodiscard]] std::vector<std::vector<float>> by_head() const {
+    std::vector<std::vector<float>> rows(static_cast<std::size_t>(heads));
+    for (auto row = values.begin(); row != values.end();) {
+      for (std::vector<float>& own : rows) own.insert(own.end(), row, row + dim), row += dim;
+    }
+    return rows;
+  }
+};
+
+/// Every n-th token, so that about `wanted` are taken. Of a shared text, the process that fits the layer gets them.
 void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, CodedLayerData& data) {
   const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
   stream.rewind();
   QkvChunk chunk;
+  TokenRows keys, values;
   for (std::int64_t first = 0; stream.next(chunk); first += chunk.view.k.num_tokens) {
-    const auto takes = [&](std::int64_t t) { return (first + t) % stride == stride / 2; };
-    sample_rows(chunk.view.k, takes, data.key_rows);
-    sample_rows(chunk.view.v, takes, data.value_rows);
+    const auto takes = [&](std::int64_t t) { return chunk.here && (first + t) % stride == stride / 2; };
+    keys.add(chunk.view.k, takes);
+    values.add(chunk.view.v, takes);
   }
+  if (SharedLayer* const shared = stream.shared()) keys.gather(*shared), values.gather(*shared);
+  data.key_rows = keys.by_head(), data.value_rows = values.by_head();
 }
 
 void require_blocks(const MatrixStack& moments, const char* side, int layer_id) {

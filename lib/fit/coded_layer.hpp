@@ -38,8 +38,9 @@ struct CodedOptions {
   Json recipe = Json::object();     // CodedData::recipe
 };
 
-/// Reads a layer for its sums, and for `options.sample_rows` rows. cost: of its rows; null: nobody knows it. Throws
-/// DataError if no sequence is longer than the windows or head sizes are no multiples of 8.
+/// Reads a layer for its sums, and for `options.sample_rows` rows, which of a shared text only the process gets that
+/// fits the layer. cost: of its rows; null: nobody knows it. Throws DataError if no sequence is longer than the windows
+/// or head sizes are no multiples of 8.
 [[nodiscard]] CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options,
                                               const ErrorCost* cost, Backend& backend);
 

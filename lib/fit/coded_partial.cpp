@@ -9,9 +9,6 @@
 namespace oscar {
 namespace {
 
-/// By its name PartialFolder checks it and takes it away as it does layers.
-std::filesystem::path file_of_costs(const PartialFolder& folder) { return folder.path() / "layer_costs.safetensors"; }
-
 Tensor tensor_of_costs(const MatrixStack& matrices) {
   return Tensor::from({matrices.count, matrices.dim, matrices.dim}, std::span<const double>(matrices.data));
 }
@@ -45,7 +42,7 @@ void PartialCodedData::add(const CodedLayerData& layer, const CodedData& about) 
 }
 
 std::map<int, ErrorCost> PartialCodedData::costs(const std::function<std::map<int, ErrorCost>()>& ask) const {
-  const std::filesystem::path path = file_of_costs(*this);
+  const std::filesystem::path path = file_of_costs();
   std::map<int, ErrorCost> costs;
   if (std::filesystem::exists(path)) {
     const SafetensorsFile file(path);
@@ -57,6 +54,7 @@ std::map<int, ErrorCost> PartialCodedData::costs(const std::function<std::map<in
     return costs;
   }
   costs = ask();
+  if (costs.empty()) return costs;  // nobody knows them
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (const auto& [layer, cost] : costs) {
     tensors.emplace_back(std::to_string(layer) + ".key", tensor_of_costs(cost.key));

@@ -24,6 +24,8 @@ class PartialCodedData : public PartialFolder {
   [[nodiscard]] CodedLayerData read(int layer_id) const;
   /// about: what it was taken of.
   void add(const CodedLayerData& layer, const CodedData& about) const;
+  /// By its name PartialFolder checks it and takes it away as it does layers.
+  [[nodiscard]] std::filesystem::path file_of_costs() const { return path() / "layer_costs.safetensors"; }
   /// Returns what was kept, or what `ask` returns, which is kept then.
   [[nodiscard]] std::map<int, ErrorCost> costs(const std::function<std::map<int, ErrorCost>()>& ask) const;
 };

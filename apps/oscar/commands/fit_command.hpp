@@ -2,6 +2,7 @@
 // What the files of "oscar fit" share.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -113,6 +114,13 @@ void fit_coded_set(FitCommand& command, Context& context);
 /// Writes it, and tells people and --json. seconds: of the fit.
 void write_coded_fit(const FitCommand& command, const CodedSet& set, double seconds, const Backend& backend,
                      Context& context);
+
+/// Writes the statistics, the set, or both, and tells people and --json, also the time since `start`.
+void finish_coded(const FitCommand& command, const CodedData& data, std::chrono::steady_clock::time_point start,
+                  Backend& backend, Context& context);
+
+/// Recipe coded as one of several processes that have met.
+void fit_coded_on_ranks(Ranks& ranks, const FitCommand& command, Context& context);
 
 /// Recipe auto where the target can read the coded cache, too: the model judges that against a rotation set. Returns
 /// false, and has written nothing, where the search among rotation sets is to decide, and says why; `sequences` then

@@ -36,8 +36,8 @@ inline constexpr double kStretchLimit = 1e-3;
 /// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
 inline constexpr double kSameTokensLimit = 0.02;
 /// By how many octaves, as a root mean square, stored coordinates may vary otherwise than a coded set says. Measured on
-/// held-out text of the sample model: 0.08 to 0.36 for the right matrices (0.08 to 0.19 on a model of 15M parameters), 0.3
-/// to 6 for those of another layer or side.
+/// held-out text of the sample model: 0.08 to 0.36 for the right matrices (0.08 to 0.19 on a model of 15M parameters),
+/// 0.3 to 6 for those of another layer or side.
 inline constexpr double kScaleLimit = 1;
 /// From here on another matrix of the set that is nearer by this factor tells that they were exchanged.
 inline constexpr double kScaleDoubt = 0.5, kClearlyBetter = 1.5;
