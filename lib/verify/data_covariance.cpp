@@ -70,6 +70,37 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& 
   return found;
 }
 
+std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::vector<Check>& checks) {
+  require_all_heads(statistics.heads);
+  std::int64_t tokens = 0;
+  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
+  std::vector<CodedMoments> found;
+  for (const LayerStatistics& layer : statistics.layers) {
+    const MomentSums *const keys = sums_of(layer, "ktk"), *const values = sums_of(layer, "vtv");
+    if (keys != nullptr && values != nullptr && layer.first.keys) {
+      found.push_back({layer.layer_id, keys->mean(), values->mean(), layer.first.keys->mean(), {}, {}, tokens});
+      continue;
+    }
+    checks.push_back({"scales_on_data",
+                      layer.layer_id,
+                      "",
+                      {},
+                      {},
+                      {},
+                      "the statistics have no sums of keys and values: take them with --recipe oscar --target any "
+                      "--key-objective ktk --value-objective vtv --center"});
+  }
+  return found;
+}
+
+Json description_of(const Statistics& statistics) {
+  const CalibrationData data = calibration_of(statistics.data);
+  return {{"data_sha256", data.data_sha256},
+          {"tokens", data.tokens},
+          {"sequences", data.sequences},
+          {"layers", statistics.layers.size()}};
+}
+
 std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
                                            std::vector<Check>& checks) {
   require_all_heads(statistics.heads);

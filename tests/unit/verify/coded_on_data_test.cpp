@@ -128,6 +128,32 @@ TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, o
   CHECK(failures_of(checks_of(set, moments_on(sample.calibration, set, true))).empty());
 }
 
+TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
+  Sample& sample = Sample::get();
+  VerifyInputs inputs;
+  Statistics& sums = inputs.statistics.emplace();
+  const auto source = open_live(*sample.runner, sample.held_out, {}, sample.status);
+  sums.model = source->model(), sums.data = {source->calibration()};
+  for (const int id : source->layer_ids()) {
+    const auto stream = source->open(id);
+    LayerStatistics& layer = sums.layers.emplace_back();
+    layer.layer_id = id, layer.first_data = {0};
+    layer.first.sums["ktk"] = plain_moments(*stream, Side::kKey, *sample.backend);
+    layer.first.sums["vtv"] = plain_moments(*stream, Side::kValue, *sample.backend);
+    layer.first.keys = key_sums(*stream, *sample.backend);
+  }
+  const TemporaryFolder folder;
+  CodedSet set = zoo_coded_set();
+  write_coded_set(folder / "sound", set, true);
+  CHECK(verified(folder / "sound", inputs).report.verdict == Verdict::kNotMeasured);
+  std::swap(set.layers[1].key, set.layers[2].key);
+  write_coded_set(folder / "set", set, true);
+  check_contains(verified(folder / "set", inputs).reasons, "scales_on_data failed (layer 1, key)");
+  sums.layers[3].first.keys.reset();
+  check_contains(verified(folder / "sound", inputs).warnings,
+                 "scales_on_data is unknown: the statistics have no sums of keys and values");
+}
+
 TEST_CASE("verify of a coded set looks at its coordinates on the data that it is given") {
   CodedSet set = zoo_coded_set();
   std::swap(set.layers[1].key, set.layers[2].key);
