@@ -40,7 +40,8 @@ struct CodedSet {
   double bits = 0;                 // of one stored value, all counted, as it was asked for
   std::string scope;               // who shares one budget: "model", "layer" or "head"
   std::vector<CodedLayer> layers;  // ascending by layer_id
-  /// The options and what was measured: recorded, not interpreted.
+  /// The options and what was measured. Verify reads one of them: "context" tells that texts were spread over
+  /// positions.
   Json recipe = Json::object();
   /// The summary of verify; null until verified.
   Json verification;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
-// What a fit of the coded cache took from its data, in a file: "oscar.coded_statistics.v1", safetensors with checksums.
-// The metadata "manifest" says what it was taken of; for layer N and side key or value there are
-//   layers.N.SIDE.write, .read   (Hkv, d, d) float64: the basis, before levels are planned
-//   layers.N.key.mean            (Hkv, d) float64; left out: keys are not centred
-//   layers.N.SIDE.lambda         (Hkv, d) float64: variances, descending in each head
-//   layers.N.SIDE.rows           (Hkv, n, d) float32: the sample that grids are fitted to, in native coordinates
-// A set that is fitted from the file has the bytes of one that is fitted from the data. Non-goals: files do not add up,
-// since each has bases of its own.
+// What fits of the coded cache took from their data, in files: "oscar.coded_statistics.v1", safetensors with checksums.
+// The metadata "manifest" says what they were taken of; for layer N there are, in float64 but for the rows,
+//   layers.N.qqt.sums (Hkv, d, d), .total (Hkv)             second moments of queries: a sum, and of how many
+//   layers.N.vtv.sums (Hkv, d_v, d_v), .total (Hkv)         those of values
+//   layers.N.fisher.query, .key (Hkv, d, d), .key_sum (Hkv, d), .weight (Hkv), .value (Hkv, d_v, d_v)   FisherSums
+//   layers.N.cost.key (Hkv, d, d), .value (Hkv, d_v, d_v)   ErrorCost; left out: no model was asked
+//   layers.N.key.rows (Hkv, n, d), .value.rows (Hkv, n, d_v) float32: the rows that grids are fitted to
+// A set that is fitted from the file has the bytes of one that is fitted from the data. Files of parts of the data add
+// up to one of the whole (merge_coded_data()).
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 #include "fit/coded_fit.hpp"
 
@@ -19,9 +21,10 @@ inline constexpr const char* kCodedDataSchema = "oscar.coded_statistics.v1";
 
 void write_coded_data(const std::filesystem::path& path, const CodedData& data);
 
-/// Throws DataError: another file, tensors that are missing, of another shape or not finite, variances that are
-/// negative or out of order, or a checksum that is another.
-[[nodiscard]] CodedData read_coded_data(const std::filesystem::path& path);
+/// Reads one file, or the sum of several, in an order that their contents decide. Throws DataError: another file,
+/// tensors that are missing or of another shape, sums that no rows have (stats/statistics_check.hpp), costs that are
+/// not finite, a checksum that is another; and what merge_coded_data() throws, with the files' names.
+[[nodiscard]] CodedData read_coded_data(const std::vector<std::filesystem::path>& paths);
 
 /// Whether it is a file of this kind.
 [[nodiscard]] bool is_coded_data(const std::filesystem::path& path);

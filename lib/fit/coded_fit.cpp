@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "fit/coded_partial.hpp"
 
 namespace oscar {
 namespace {
@@ -16,104 +16,133 @@ constexpr double kTrialBits = 2;
 /// Errors below this are noise of arithmetic.
 constexpr double kLeastDamage = 1e-5;
 
-std::vector<CodedLayerData> take_layers(QkvSource& source, const CodedOptions& options,
-                                        const std::map<int, ErrorCost>& costs, Backend& backend, Status& status) {
-  std::vector<CodedLayerData> layers;
-  const auto total = static_cast<std::int64_t>(source.layer_ids().size());
-  status.progress("layers taken", 0, total);
-  for (const int id : source.layer_ids()) {
-    throw_if_interrupted();
-    const auto cost = costs.find(id);
-    const ErrorCost* const own = cost == costs.end() ? nullptr : &cost->second;
-    layers.push_back(take_coded_layer(id, *source.open(id), options, own, backend));
-    status.progress("layers taken", std::ssize(layers), total);
-  }
-  return layers;
-}
-
-/// Keys and values of each layer, one after the other.
-std::vector<CodedSpectrum> spectra_of(const CodedData& data) {
-  std::vector<CodedSpectrum> spectra;
-  for (std::size_t i = 0; i < data.layers.size(); ++i) {
-    const CodedLayerData& layer = data.layers[i];
-    spectra.push_back(spectrum_of(layer.key, layer.layer_id, "key"));
-    spectra.back().weight = data.weights[i].key;
-    spectra.push_back(spectrum_of(layer.value, layer.layer_id, "value"));
-    spectra.back().weight = data.weights[i].value;
-  }
-  return spectra;
-}
-
 /// The same bits for the keys, and for the values, of every head.
-std::vector<CodedLevels> trial_plan(const std::vector<CodedSpectrum>& spectra) {
-  std::vector<CodedLevels> plan;
-  for (const CodedSpectrum& spectrum : spectra) {
-    plan.push_back(plan_levels({&spectrum, 1}, kTrialBits + 16.0 / spectrum.dim, CodedScope::kHead).front());
-  }
-  return plan;
+CodedLevels trial_levels(const CodedBasis& basis, int layer_id, const char* side) {
+  const CodedSpectrum spectrum = spectrum_of(basis, layer_id, side, 1);
+  return plan_levels({&spectrum, 1}, kTrialBits + 16.0 / spectrum.dim, CodedScope::kHead).front();
 }
 
-std::vector<CodedLayer> coded_layers(const std::vector<CodedLayerData>& layers, const std::vector<CodedLevels>& plan) {
-  std::vector<CodedLayer> coded;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    throw_if_interrupted();
-    coded.push_back(
-        {layers[i].layer_id, coded_side(layers[i].key, plan[2 * i]), coded_side(layers[i].value, plan[2 * i + 1])});
-  }
-  return coded;
-}
-
-/// The error that a side is expected to make, in its basis.
-double error_of(const CodedSide& side) {
+/// The error that codes of `levels` are expected to make in a basis: lambda as a set has it, in the order of levels.
+double expected_error_of(const std::vector<double>& lambda, const std::vector<int>& levels, std::size_t dim) {
   double error = 0;
-  const std::size_t dim = side.lambda.size() / side.formats.size();
-  for (std::size_t head = 0; head < side.formats.size(); ++head) {
-    error += expected_error(std::span(side.lambda).subspan(head * dim, dim), side.formats[head].levels);
+  for (std::size_t first = 0; first < lambda.size(); first += dim) {
+    error += expected_error(std::span(lambda).subspan(first, dim), std::span(levels).subspan(first, dim));
   }
   return error;
 }
 
-/// What errors of 1 cost if those of `trial` cost so much.
-std::vector<CodedDamage> weights_by(const std::vector<CodedDamage>& damage, const CodedSet& trial) {
-  OSCAR_CHECK(damage.size() == trial.layers.size());
-  std::vector<CodedDamage> weights;
-  for (std::size_t i = 0; i < damage.size(); ++i) {
-    const CodedLayer& layer = trial.layers[i];
-    if (!std::isfinite(damage[i].key) || !std::isfinite(damage[i].value)) {
-      throw NumericalError("what errors cost is not a finite number", "layer " + std::to_string(layer.layer_id),
-                           "look at the data of the layer");
-    }
-    weights.push_back({std::max(damage[i].key, kLeastDamage) / error_of(layer.key),
-                       std::max(damage[i].value, kLeastDamage) / error_of(layer.value)});
+double expected_error_of(const CodedSide& side) {
+  std::vector<int> levels;
+  for (const CodedFormat& format : side.formats) {
+    levels.insert(levels.end(), format.levels.begin(), format.levels.end());
   }
-  return weights;
+  return expected_error_of(side.lambda, levels, side.lambda.size() / side.formats.size());
+}
+
+/// What an error of 1 costs if that of the trial costs `damage`.
+double weight_by(double damage, const CodedBasis& basis, int layer_id, const char* side) {
+  const CodedLevels trial = trial_levels(basis, layer_id, side);
+  std::vector<double> lambda;
+  const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
+  for (std::size_t i = 0; i < trial.order.size(); ++i) {
+    const double exact = basis.lambda[i / dim * dim + static_cast<std::size_t>(trial.order[i])];
+    lambda.push_back(static_cast<double>(static_cast<float>(exact)));
+  }
+  return std::max(damage, kLeastDamage) / expected_error_of(lambda, trial.levels, dim);
+}
+
+/// Ratios weigh layers and sides against each other. Where costs are known, variances have them.
+CodedDamage weights_of(const CodedLayerData& layer, const CodedBases& bases) {
+  if (!layer.damage) return {1, 1};
+  const int id = layer.sums.layer_id;
+  return {weight_by(layer.damage->key, bases.key, id, "key"), weight_by(layer.damage->value, bases.value, id, "value")};
+}
+
+CodedLayer coded_layer(const CodedLayerData& data, const CodedBases& bases, const CodedLevels& key,
+                       const CodedLevels& value) {
+  return {data.sums.layer_id, coded_side(bases.key, data.key_rows, key),
+          coded_side(bases.value, data.value_rows, value)};
+}
+
+CodedDamage damage_of(const CodedLayerData& data, Windows windows, const MeasureDamage& measure, Backend& backend) {
+  const CodedBases bases = bases_of(data, backend);
+  const int id = data.sums.layer_id;
+  CodedSet trial;
+  trial.windows = windows;
+  trial.layers = {coded_layer(data, bases, trial_levels(bases.key, id, "key"), trial_levels(bases.value, id, "value"))};
+  const CodedDamage damage = measure(trial);
+  if (std::isfinite(damage.key) && std::isfinite(damage.value)) return damage;
+  throw NumericalError("what errors cost is not a finite number", "layer " + std::to_string(id),
+                       "look at the data of the layer");
+}
+
+/// From its sums to its damage.
+CodedLayerData take_whole_layer(QkvSource& source, int id, const CodedOptions& options,
+                                const std::map<int, ErrorCost>& costs, const MeasureDamage& measure, Backend& backend) {
+  const auto cost = costs.find(id);
+  const ErrorCost* const own = cost == costs.end() ? nullptr : &cost->second;
+  CodedLayerData layer = take_coded_layer(id, *source.open(id), options, own, backend);
+  if (own == nullptr && measure) layer.damage = damage_of(layer, options.windows, measure, backend);
+  return layer;
+}
+
+CodedData nothing_taken(const QkvSource& source, const CodedOptions& options) {
+  return {source.model(), {source.calibration()}, options.windows, {}, options.recipe};
 }
 
 }  // namespace
 
 CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
-                          const MeasureDamage& measure, Backend& backend, Status& status) {
-  CodedData data;
-  data.windows = options.windows;
-  data.layers = take_layers(source, options, costs, backend, status);
-  data.model = source.model(), data.calibration = source.calibration();
-  data.weights.assign(data.layers.size(), {1, 1});
-  if (!costs.empty() || !measure) return data;
-  CodedSet trial;
-  trial.windows = options.windows;
-  trial.layers = coded_layers(data.layers, trial_plan(spectra_of(data)));
-  data.weights = weights_by(measure(trial), trial);
+                          const MeasureDamage& measure, const PartialCodedData* partial, Backend& backend,
+                          Status& status) {
+  CodedData data = nothing_taken(source, options);
+  const auto total = static_cast<std::int64_t>(source.layer_ids().size());
+  for (const int id : source.layer_ids()) {
+    throw_if_interrupted();
+    status.progress("layers taken", std::ssize(data.layers), total);
+    if (partial != nullptr && partial->has(id)) {
+      data.layers.push_back(partial->read(id));
+      continue;
+    }
+    data.layers.push_back(take_whole_layer(source, id, options, costs, measure, backend));
+    if (partial != nullptr) partial->add(data.layers.back(), data);
+  }
+  status.progress("layers taken", total, total);
   return data;
 }
 
-CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope) {
+void take_coded_layers(QkvSource& source, std::span<const int> layers, const CodedOptions& options,
+                       const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
+                       const PartialCodedData& partial, Backend& backend, Status& status) {
+  std::int64_t taken = 0;
+  for (const int id : layers) {
+    throw_if_interrupted();
+    const CodedLayerData layer = take_whole_layer(source, id, options, costs, measure, backend);
+    if (source.fits(id)) partial.add(layer, nothing_taken(source, options));
+    status.progress("layers taken", ++taken, std::ssize(layers));
+  }
+}
+
+CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend) {
   CodedSet set;
-  set.model = data.model, set.calibration = data.calibration, set.windows = data.windows;
+  set.model = data.model, set.calibration = calibration_of(data.data), set.windows = data.windows;
   set.bits = bits, set.scope = name_of(scope), set.recipe = data.recipe;
-  set.layers = coded_layers(data.layers, plan_levels(spectra_of(data), bits, scope));
-  for (std::size_t i = 0; i < set.layers.size(); ++i) {
-    set.layers[i].key.damage = data.weights[i].key * error_of(set.layers[i].key);
-    set.layers[i].value.damage = data.weights[i].value * error_of(set.layers[i].value);
+  std::vector<CodedBases> bases;
+  std::vector<CodedDamage> weights;
+  std::vector<CodedSpectrum> spectra;  // keys and values of each layer, one after the other
+  for (const CodedLayerData& layer : data.layers) {
+    throw_if_interrupted();
+    bases.push_back(bases_of(layer, backend));
+    weights.push_back(weights_of(layer, bases.back()));
+    spectra.push_back(spectrum_of(bases.back().key, layer.sums.layer_id, "key", weights.back().key));
+    spectra.push_back(spectrum_of(bases.back().value, layer.sums.layer_id, "value", weights.back().value));
+  }
+  const std::vector<CodedLevels> plan = plan_levels(spectra, bits, scope);
+  for (std::size_t i = 0; i < data.layers.size(); ++i) {
+    throw_if_interrupted();
+    CodedLayer& layer = set.layers.emplace_back(coded_layer(data.layers[i], bases[i], plan[2 * i], plan[2 * i + 1]));
+    layer.key.damage = weights[i].key * expected_error_of(layer.key);
+    layer.value.damage = weights[i].value * expected_error_of(layer.value);
   }
   return set;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The fit of the coded cache: ask what errors of keys and values cost, take the moments of every layer, find the basis
-// in which these costs add up, and spend bits where they take away most of them.
+// The fit of the coded cache: ask what errors of keys and values cost, take the sums of every layer, find the basis in
+// which these costs add up, and spend bits where they take away most of them.
 #pragma once
 
 #include <functional>
@@ -15,30 +15,39 @@
 
 namespace oscar {
 
-/// Tells what errors of a set that has the same bits everywhere cost, layer by layer in its order: where no model is at
-/// hand that knows. An empty function plans as if all errors cost the same.
-using MeasureDamage = std::function<std::vector<CodedDamage>(const CodedSet&)>;
+/// Tells what errors of a set of one layer cost, which has the same bits everywhere: where no model is at hand that
+/// knows. An empty function plans as if all errors cost the same.
+using MeasureDamage = std::function<CodedDamage(const CodedSet&)>;
 
 /// All that a fit takes from its data: other bits, or another scope, need no second look at it.
 struct CodedData {
   ModelIdentity model;
-  CalibrationData calibration;
+  std::vector<CalibrationData> data;  // of all layers
   Windows windows;
-  std::vector<CodedLayerData> layers;
-  /// What errors of 1 cost, of keys and of values, layer by layer: ratios weigh layers and sides against each other.
-  std::vector<CodedDamage> weights;
-  /// How it was taken: recorded in the set, not interpreted.
+  std::vector<CodedLayerData> layers;  // ascending
+  /// How it was taken, as the set records it; has sample_rows and damage_tokens where parts are to be merged.
   Json recipe = Json::object();
 };
 
-/// costs: of every layer; empty: `measure` weighs layers and sides against each other instead. Throws DataError for
-/// data that is too short or heads that do not fit, and NumericalError for rows that do not vary or costs that are no
-/// numbers.
+/// Keeps layers that were taken: coded_partial.hpp.
+class PartialCodedData;
+
+/// Takes all layers of the source. costs: of every layer; empty: `measure` weighs layers and sides against each other
+/// instead. partial: where layers are kept as soon as they are taken, and where those that are there already are taken
+/// from; or null. Throws DataError for data that is too short or heads that do not fit, and NumericalError for costs
+/// that are no numbers.
 [[nodiscard]] CodedData take_coded_data(QkvSource& source, const CodedOptions& options,
                                         const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
-                                        Backend& backend, Status& status);
+                                        const PartialCodedData* partial, Backend& backend, Status& status);
 
-/// Spends the bits. Throws UsageError for bits that cannot be spent, DataError for a head that gets none.
-[[nodiscard]] CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope);
+/// Takes some of the source's layers, of which `partial` keeps those that this process fits. Processes that share a
+/// text all call it with the same layers. Else as take_coded_data().
+void take_coded_layers(QkvSource& source, std::span<const int> layers, const CodedOptions& options,
+                       const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
+                       const PartialCodedData& partial, Backend& backend, Status& status);
+
+/// Spends the bits. Throws UsageError for bits that cannot be spent, DataError for a head that gets none,
+/// NumericalError for rows that do not vary.
+[[nodiscard]] CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend);
 
 }  // namespace oscar

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
@@ -13,30 +15,54 @@
 namespace oscar {
 namespace {
 
-/// Adds rows of the tokens that `takes` says to the sample, head by head.
-template <class Takes>
-void sample_rows(const HeadsView& x, const Takes& takes, std::vector<std::vector<float>>& rows) {
-  rows.resize(static_cast<std::size_t>(x.num_heads));
-  for (std::int64_t t = 0; t < x.num_tokens; ++t) {
-    if (!takes(t)) continue;
-    for (int head = 0; head < x.num_heads; ++head) {
-      std::vector<float>& own = rows[static_cast<std::size_t>(head)];
-      own.resize(own.size() + static_cast<std::size_t>(x.head_dim));
-      x.row(t, head, std::span(own).last(static_cast<std::size_t>(x.head_dim)));
+/// Rows of tokens, (n, Hkv, d).
+struct TokenRows {
+  int heads = 0, dim = 0;
+  std::vector<float> values = {};
+
+  /// Adds those of the tokens that `takes` says.
+  template <class Takes>
+  void add(const HeadsView& x, const Takes& takes) {
+    heads = x.num_heads, dim = x.head_dim;
+    for (std::int64_t t = 0; t < x.num_tokens; ++t) {
+      if (!takes(t)) continue;
+      for (int head = 0; head < heads; ++head) {
+        values.resize(values.size() + static_cast<std::size_t>(dim));
+        x.row(t, head, std::span(values).last(static_cast<std::size_t>(dim)));
+      }
     }
   }
-}
 
-/// Every n-th token, so that about `wanted` are taken.
+  /// Of all processes, in the order of the text, in the one that fits the layer.
+  void gather(SharedLayer& shared) {
+    const std::string all =
+        shared.gather({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+    values.resize(all.size() / sizeof(float));
+    if (!all.empty()) std::memcpy(values.data(), all.data(), all.size());
+  }
+
+  [[nodiscard]] std::vector<std::vector<float>> by_head() const {
+    std::vector<std::vector<float>> rows(static_cast<std::size_t>(heads));
+    for (auto row = values.begin(); row != values.end();) {
+      for (std::vector<float>& own : rows) own.insert(own.end(), row, row + dim), row += dim;
+    }
+    return rows;
+  }
+};
+
+/// Every n-th token, so that about `wanted` are taken. Of a shared text, the process that fits the layer gets them.
 void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, CodedLayerData& data) {
   const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
   stream.rewind();
   QkvChunk chunk;
+  TokenRows keys, values;
   for (std::int64_t first = 0; stream.next(chunk); first += chunk.view.k.num_tokens) {
-    const auto takes = [&](std::int64_t t) { return (first + t) % stride == stride / 2; };
-    sample_rows(chunk.view.k, takes, data.key.rows);
-    sample_rows(chunk.view.v, takes, data.value.rows);
+    const auto takes = [&](std::int64_t t) { return chunk.here && (first + t) % stride == stride / 2; };
+    keys.add(chunk.view.k, takes);
+    values.add(chunk.view.v, takes);
   }
+  if (SharedLayer* const shared = stream.shared()) keys.gather(*shared), values.gather(*shared);
+  data.key_rows = keys.by_head(), data.value_rows = values.by_head();
 }
 
 void require_blocks(const MatrixStack& moments, const char* side, int layer_id) {
@@ -85,30 +111,44 @@ std::vector<float> coded_rows(const Transform& transform, int head, std::span<co
 
 CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options, const ErrorCost* cost,
                                 Backend& backend) {
-  CodedLayerData data{layer_id, {}, {}};
-  const FisherSums fisher = fisher_sums(stream, options.windows, backend, ValueReads::kTaken);
+  CodedLayerData data;
+  FisherSums fisher = fisher_sums(stream, options.windows, backend, ValueReads::kTaken);
   require_blocks(fisher.key, "key", layer_id);
   require_blocks(fisher.value, "value", layer_id);
   (void)mean(fisher, options.windows);  // says so if there is no history
-  const MomentSums queries = query_moments(stream, backend), values = plain_moments(stream, Side::kValue, backend);
-  MatrixStack key_cost = cost != nullptr ? cost->key : fisher.query;
-  if (cost == nullptr) scale(key_cost, 1 / queries.total.front());
-  const MatrixStack value_cost = cost != nullptr ? cost->value : identity(fisher.value.count, fisher.value.dim);
-  const double plain_part = cost != nullptr ? kPlainCostPart : kPlainQueryPart;
-  data.key.basis =
-      coded_key_basis(key_cost, queries.mean(), plain_part, fisher, !options.uncentred.contains(layer_id), backend);
-  data.value.basis = coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend);
-  take_rows(stream, static_cast<std::int64_t>(values.total.front()), options.sample_rows, data);
+  data.sums = {.layer_id = layer_id, .key_dim = fisher.key.dim, .value_dim = fisher.value.dim, .first_data = {0}};
+  AdditiveMoments& sums = data.sums.first;
+  sums.fisher = std::move(fisher);
+  sums.sums["qqt"] = query_moments(stream, backend);
+  sums.sums["vtv"] = plain_moments(stream, Side::kValue, backend);
+  if (cost != nullptr) data.cost = *cost;
+  data.centred = !options.uncentred.contains(layer_id);
+  take_rows(stream, tokens_of(data), options.sample_rows, data);
   return data;
 }
 
-CodedSpectrum spectrum_of(const CodedSample& sample, int layer_id, const std::string& side) {
-  const MatrixStack& write = sample.basis.transform.rotation;
-  return {layer_id, side, write.count, write.dim, sample.basis.lambda, 1};
+std::int64_t tokens_of(const CodedLayerData& data) {
+  return static_cast<std::int64_t>(data.sums.first.sums.at("vtv").total.front());
 }
 
-CodedSide coded_side(const CodedSample& sample, const CodedLevels& levels) {
-  CodedBasis basis = sample.basis;
+CodedBases bases_of(const CodedLayerData& data, Backend& backend) {
+  const AdditiveMoments& sums = data.sums.first;
+  const FisherSums& fisher = sums.fisher.value();
+  const MomentSums &queries = sums.sums.at("qqt"), &values = sums.sums.at("vtv");
+  MatrixStack key_cost = data.cost ? data.cost->key : fisher.query;
+  if (!data.cost) scale(key_cost, 1 / queries.total.front());
+  const MatrixStack value_cost = data.cost ? data.cost->value : identity(fisher.value.count, fisher.value.dim);
+  const double plain_part = data.cost ? kPlainCostPart : kPlainQueryPart;
+  return {coded_key_basis(key_cost, queries.mean(), plain_part, fisher, data.centred, backend),
+          coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend)};
+}
+
+CodedSpectrum spectrum_of(const CodedBasis& basis, int layer_id, const std::string& side, double weight) {
+  const MatrixStack& write = basis.transform.rotation;
+  return {layer_id, side, write.count, write.dim, basis.lambda, weight};
+}
+
+CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows, const CodedLevels& levels) {
   reorder(basis, levels.order);
   mix_equal_levels(basis, levels.levels);
   for (std::vector<double>* values :
@@ -117,10 +157,10 @@ CodedSide coded_side(const CodedSample& sample, const CodedLevels& levels) {
   }
   CodedSide side{std::move(basis.transform), {}, std::move(basis.lambda)};
   const auto dim = static_cast<std::size_t>(side.transform.rotation.dim);
-  side.formats.resize(sample.rows.size());
-  parallel_for(sample.rows.size(), [&](std::size_t head) {
+  side.formats.resize(rows.size());
+  parallel_for(rows.size(), [&](std::size_t head) {
     const auto own = std::span(levels.levels).subspan(head * dim, dim);
-    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), sample.rows[head]), own);
+    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), rows[head]), own);
     side.formats[head] = {{own.begin(), own.end()}, grid.step, grid.sigma};
   });
   return side;

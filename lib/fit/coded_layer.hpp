@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What a fit of the coded cache takes from one layer's data, and what becomes of it once levels are planned.
+// What a fit of the coded cache takes from one layer's data, and what becomes of it: a basis, and once levels are
+// planned, the formats of rows.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -11,40 +13,53 @@
 #include "kernels/backend.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_levels.hpp"
+#include "stats/statistics.hpp"
 
 namespace oscar {
 
-/// Keys, or values, of one layer: their basis, and a sample of their rows in it.
-struct CodedSample {
-  CodedBasis basis;
-  std::vector<std::vector<float>> rows;  // [KV head] (n, d) in native coordinates
-};
-
+/// All that is taken of a layer. Sums add up over parts of the data; costs and damage are means over its tokens.
 struct CodedLayerData {
-  int layer_id = 0;
-  CodedSample key, value;
+  /// The sums qqt, vtv, and fisher with values.
+  LayerStatistics sums;
+  std::optional<ErrorCost> cost;  // none: no model was asked
+  /// What errors of 2-bit codes cost, in a trial set that is fitted to the same data; only where there is no cost.
+  std::optional<CodedDamage> damage;
+  /// False: keys keep their mean, because a shift of all scores changes what their softmax gives (sinks, soft caps).
+  bool centred = true;
+  /// Rows of tokens that are spread evenly over the data: [KV head] (n, d) in native coordinates.
+  std::vector<std::vector<float>> key_rows, value_rows;
 };
 
-/// How bases are chosen, and grids' rows.
+/// How a layer is taken.
 struct CodedOptions {
   Windows windows;
   std::int64_t sample_rows = 4096;  // of each layer, from which grids are fitted
-  /// Layers whose keys keep their mean, because a shift of all scores changes what their softmax gives (sinks, soft
-  /// caps).
-  std::set<int> uncentred;
+  std::set<int> uncentred;          // layers whose keys keep their mean
+  Json recipe = Json::object();     // CodedData::recipe
 };
 
-/// Reads a layer twice: for its moments, and for `options.sample_rows` rows that are spread evenly over its tokens.
-/// cost: of its rows; null: of a key, what the softmax feels, and of a value its squared error. Throws DataError if no
-/// sequence is longer than the windows or head sizes are no multiples of 8.
+/// Reads a layer for its sums, and for `options.sample_rows` rows, which of a shared text only the process gets that
+/// fits the layer. cost: of its rows; null: nobody knows it. Throws DataError if no sequence is longer than the windows
+/// or head sizes are no multiples of 8.
 [[nodiscard]] CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options,
                                               const ErrorCost* cost, Backend& backend);
 
-/// The spectrum that levels of one side are planned by, with weight 1.
-[[nodiscard]] CodedSpectrum spectrum_of(const CodedSample& sample, int layer_id, const std::string& side);
+/// Of the layer's data.
+[[nodiscard]] std::int64_t tokens_of(const CodedLayerData& data);
 
-/// The side with these levels: its channels reordered, equal levels mixed, grids fitted to the sample, and all numbers
+/// The bases that the data ask for: of keys and of values. Without a cost a key's error counts as the softmax feels it,
+/// and a value's by its square.
+struct CodedBases {
+  CodedBasis key, value;
+};
+[[nodiscard]] CodedBases bases_of(const CodedLayerData& data, Backend& backend);
+
+/// The spectrum that levels of one side are planned by.
+[[nodiscard]] CodedSpectrum spectrum_of(const CodedBasis& basis, int layer_id, const std::string& side, double weight);
+
+/// The side with these levels: its channels reordered, equal levels mixed, grids fitted to the rows, and all numbers
 /// rounded to float32. Throws NumericalError that names a channel with levels which is constantly zero.
-[[nodiscard]] CodedSide coded_side(const CodedSample& sample, const CodedLevels& levels);
+[[nodiscard]] CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows,
+                                   const CodedLevels& levels);
 
 }  // namespace oscar

@@ -95,7 +95,7 @@ FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& ba
   FitResult result;
   result.set = unfitted_set(recipe, options);
   result.set.model = statistics.model;
-  result.set.calibration = calibration_of(statistics);
+  result.set.calibration = calibration_of(statistics.data);
   result.set.layers = fit_transforms(moments, recipe, backend, status);
   const ClipChoice clip(options, recipe, backend, status);
   for (LayerRotation& layer : result.set.layers) clip.apply({}, layer);

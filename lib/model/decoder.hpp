@@ -95,8 +95,8 @@ class Decoder {
   /// behind that keys and values which several layers read.
   [[nodiscard]] virtual Tensor copy_hidden(const Rows& hidden) const = 0;
   /// From such a copy of the same tokens. Throws DataError for one of another type or shape.
-  [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy,
-                                                          std::span<const std::int32_t> tokens) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::span<const std::int32_t> tokens,
+                                                          std::int64_t first_position) const = 0;
 
   [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;
   [[nodiscard]] virtual std::vector<std::unique_ptr<LoadedWeights>> load_experts(

@@ -104,8 +104,8 @@ void Pass::restore(const std::filesystem::path& path) {
   if (!file.has_checksums()) throw DataError("the hidden states have no checksums", path.string(), "");
   file.verify_all();
   std::vector<std::unique_ptr<Rows>> hidden;
-  for (const TokenSequence& sequence : sequences_) {
-    hidden.push_back(decoder_.hidden_from(file.at(std::to_string(hidden.size())), sequence));
+  for (std::size_t s = 0; s < sequences_.size(); ++s) {
+    hidden.push_back(decoder_.hidden_from(file.at(std::to_string(s)), sequences_[s], first_position(s)));
   }
   decoder_.finish();
   if (preparing_.valid()) preparing_.wait();  // of a layer that need not be there any more

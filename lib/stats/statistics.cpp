@@ -133,8 +133,7 @@ void add_layers(const Entry& entry, const std::vector<std::size_t>& places, std:
 
 }  // namespace
 
-CalibrationData calibration_of(const Statistics& statistics) {
-  const std::vector<CalibrationData>& parts = statistics.data;
+CalibrationData calibration_of(const std::vector<CalibrationData>& parts) {
   if (parts.size() == 1) return parts.front();
   CalibrationData sum;
   std::string hashes;

@@ -49,8 +49,8 @@ struct Statistics {
   std::vector<int> expected_layers;
 };
 
-/// All of its data as one.
-[[nodiscard]] CalibrationData calibration_of(const Statistics& statistics);
+/// Parts of the data as one. At least one.
+[[nodiscard]] CalibrationData calibration_of(const std::vector<CalibrationData>& parts);
 
 /// SHA-256 of the query moments of all layers.
 [[nodiscard]] std::string query_moments_sha256(const Statistics& statistics);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What sums over rows are, whatever the rows: finite, symmetric, with a diagonal that bounds the rest, and positive
-// semidefinite within rounding. For stats/ only. Non-goal: whether they are those of the data that a manifest names,
-// but for the number of tokens.
+// semidefinite within rounding. Non-goal: whether they are those of the data that a manifest names, but for the number
+// of tokens.
 #pragma once
 
 #include <string>

@@ -24,4 +24,15 @@ namespace oscar::verify {
 [[nodiscard]] std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
                                                          std::vector<Check>& checks);
 
+/// Moments of one layer for a set of the coded cache. same_tokens: of the very tokens that the set was fitted on.
+[[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& set, bool same_tokens,
+                                            Backend& backend);
+
+/// The same from saved sums, of every layer that has those of keys and values (ktk, keys, vtv); of others a check says
+/// that it is unknown. Throws DataError if KV heads are missing.
+[[nodiscard]] std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::vector<Check>& checks);
+
+/// What a report says of the sums that a set was held against.
+[[nodiscard]] Json description_of(const Statistics& statistics);
+
 }  // namespace oscar::verify

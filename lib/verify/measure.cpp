@@ -30,6 +30,7 @@ std::vector<std::int64_t> lengths_of(LayerStream& stream) {
 /// What one layer tells.
 struct LayerMeasurements {
   std::vector<DataCovariance> covariances;
+  std::vector<CodedMoments> coded;  // one, or none
   std::vector<LayerSums> methods;
   std::vector<std::vector<AttentionSums>> sequences;  // [method][sequence], without histograms
   std::int64_t tokens = 0, queries = 0;
@@ -66,6 +67,9 @@ class LayerMeasurer {
 
  private:
   void take_covariances(LayerStream& stream) {
+    if (const CodedSet* const set = plan_.subject->coded) {
+      found_.coded.push_back(coded_moments_of(id_, stream, *set, plan_.same_tokens, backend_));
+    }
     for (const SubjectSide& side : plan_.subject->sides) {
       if (side.target.empty()) continue;
       auto covariance = covariance_of(side.objective, stream, backend_);
@@ -100,6 +104,7 @@ void add_layer(LayerMeasurements layer, int id, Measurements& found) {
   found.queries = layer.queries;
   found.keys += layer.keys;
   std::move(layer.covariances.begin(), layer.covariances.end(), std::back_inserter(found.covariances));
+  std::move(layer.coded.begin(), layer.coded.end(), std::back_inserter(found.coded));
   for (std::size_t m = 0; m < layer.methods.size(); ++m) {
     MethodMeasurements& method = found.methods[m];
     method.layers.push_back(layer.methods[m].all);

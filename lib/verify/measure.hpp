@@ -22,6 +22,7 @@ struct MethodMeasurements {
 
 struct Measurements {
   std::vector<DataCovariance> covariances;
+  std::vector<CodedMoments> coded;  // where the subject is of the coded cache
   std::vector<int> layers;
   std::vector<MethodMeasurements> methods;
   std::int64_t tokens = 0, queries = 0;  // of one layer

@@ -47,6 +47,7 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
                          options.precision, same,     report.windows};
   const Measurements found = measure_source(source, plan, backend, status);
   check_decomposition_on_data(subject, found.covariances, report.checks);
+  if (subject.coded != nullptr) check_coded_on_data(*subject.coded, found.coded, report.checks);
   add_attention(report, found);
   if (const std::size_t all = methods.empty() ? 0 : methods.back().layers.size(); found.layers.size() < all) {
     report.warnings.push_back("attention is measured in " + std::to_string(found.layers.size()) + " of " +

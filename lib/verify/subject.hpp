@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "coded/coded_set.hpp"
 #include "rotation/rotation_set.hpp"
 #include "verify/report.hpp"
 
@@ -27,6 +28,8 @@ struct Subject {
   RotationSet set;
   /// True for a folder with a manifest of ours.
   bool ours = false;
+  /// A set of the coded cache, which has no sides; null: of rotations.
+  const CodedSet* coded = nullptr;
   /// Of such a folder: what its files say differently (rotation/one_truth.hpp).
   std::vector<std::string> disagreements;
 };

@@ -64,11 +64,7 @@ void check_structure(const Subject& subject, const Expectation& expected, std::v
 void check_on_statistics(VerifyReport& report, const Subject& subject, const Statistics& statistics) {
   const auto covariances = verify::covariances_of(subject, statistics, report.checks);
   verify::check_decomposition_on_data(subject, covariances, report.checks);
-  const CalibrationData data = calibration_of(statistics);
-  report.data["statistics"] = {{"data_sha256", data.data_sha256},
-                               {"tokens", data.tokens},
-                               {"sequences", data.sequences},
-                               {"layers", statistics.layers.size()}};
+  report.data["statistics"] = verify::description_of(statistics);
 }
 
 /// Methods that are measured another way than their authors run them.

@@ -9,6 +9,7 @@
 #include "coded/coded_set_file.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/coded_plan.hpp"
+#include "verify/data_covariance.hpp"
 #include "verify/expectation.hpp"
 #include "verify/measure_set.hpp"
 #include "verify/methods.hpp"
@@ -92,6 +93,7 @@ Subject subject_of(const std::filesystem::path& path, const CodedSet& set) {
   subject.set.model = set.model;
   subject.set.calibration = set.calibration;
   subject.set.windows = set.windows;
+  subject.coded = &set;
   return subject;
 }
 
@@ -135,9 +137,12 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
                                 {},
                                 {}});
     }
+    if (inputs.statistics) {
+      check_coded_on_data(set, coded_moments_of(*inputs.statistics, report.checks), report.checks);
+      report.data["statistics"] = description_of(*inputs.statistics);
+    }
     measure_set(report, subject, methods, inputs, options, backend, status);
   }
-  if (inputs.statistics) report.warnings.emplace_back("--stats is not used: coded sets are not held against sums yet");
   report.bits_per_code = bits_of(set);
   judge(report, options.thresholds,
         options.default_limits ? coded_thresholds(report.bits_per_code) : VerifyThresholds{});

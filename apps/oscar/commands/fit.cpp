@@ -104,7 +104,7 @@ void keep_layers(const FitCommand& command, FitInput& input, PartialSet::Earlier
                  std::optional<PartialSet>& partial, Status& status) {
   if (!command.resume) return;
   partial.emplace(partial_folder(command), fit_record(input, command), earlier, &status);
-  input.keep_states(partial_folder(command), *partial);
+  input.keep_states(*partial);
 }
 
 /// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
@@ -218,8 +218,10 @@ void register_fit(CLI::App& app, Context& context) {
       fit->add_option("--dump", command->dump, "Folder written by oscar dump or by a server, or its address: streamed")
           ->type_name("DIR")
           ->group("Input"));
-  fit->add_option("--stats", command->stats,
-                  "Files of --save-stats instead of data; or, beside data, what to weigh it by")
+  fit->add_option(
+         "--stats", command->stats,
+         "Files of --save-stats instead of data, added up; or, beside data, what to weigh it by. Recipe coded: "
+         "costs of errors are means over the files, by tokens")
       ->type_name("FILE")
       ->group("Input");
   add_model_input_options(*fit, command->input);

@@ -2,6 +2,7 @@
 // What the files of "oscar fit" share.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -60,7 +61,7 @@ class FitInput {
   [[nodiscard]] std::string why_not_judged() const;
   [[nodiscard]] OutputProjection output_projection() const;
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
-  void keep_states(const std::filesystem::path& folder, const PartialSet& partial);
+  void keep_states(const PartialFolder& partial);
   /// Until a model's first layer is loaded and a GPU's kernels and memory are there.
   void wait_until_ready();
   /// Says which layers of a model will be fitted, by turns by the processes that share its text.
@@ -89,9 +90,11 @@ void settle_recipe(const CLI::App& app, FitCommand& command);
 void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
             Context& context);
 
-/// describe_fit() of the input, with fingerprints of the model's weights or of the dump's layers: what layers that are
-/// kept must be of.
+/// describe_fit() of the input, with fingerprints: what layers that are kept must be of.
 [[nodiscard]] Json fit_record(FitInput& input, const FitCommand& command);
+
+/// A record of what decides a result, with fingerprints of the model's weights or of the dump's layers.
+[[nodiscard]] Json with_fingerprints(Json record, FitInput& input, const FitCommand& command);
 
 /// Where layers are kept until the set is written.
 [[nodiscard]] std::filesystem::path partial_folder(const FitCommand& command);
@@ -99,15 +102,25 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 /// Recipe coded. Throws UsageError for options that it does not know.
 void fit_coded_set(FitCommand& command, Context& context);
 
-/// What recipe coded takes from its data.
+/// What recipe coded takes from its data; with --resume it is kept, and what is there already is not taken again.
 [[nodiscard]] CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status);
 
+/// Where that is kept, until what is made of it is written.
+[[nodiscard]] std::filesystem::path coded_partial_folder(const FitCommand& command);
+
 /// The set of recipe coded, which nobody has written yet.
-[[nodiscard]] CodedSet coded_set_of(const FitCommand& command, const CodedData& data);
+[[nodiscard]] CodedSet coded_set_of(const FitCommand& command, const CodedData& data, Backend& backend);
 
 /// Writes it, and tells people and --json. seconds: of the fit.
 void write_coded_fit(const FitCommand& command, const CodedSet& set, double seconds, const Backend& backend,
                      Context& context);
+
+/// Writes the statistics, the set, or both, and tells people and --json, also the time since `start`.
+void finish_coded(const FitCommand& command, const CodedData& data, std::chrono::steady_clock::time_point start,
+                  Backend& backend, Context& context);
+
+/// Recipe coded as one of several processes that have met.
+void fit_coded_on_ranks(Ranks& ranks, const FitCommand& command, Context& context);
 
 /// Recipe auto where the target can read the coded cache, too: the model judges that against a rotation set. Returns
 /// false, and has written nothing, where the search among rotation sets is to decide, and says why; `sequences` then

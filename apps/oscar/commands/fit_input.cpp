@@ -99,8 +99,8 @@ void FitInput::deal(const std::vector<int>& layers) {
   if (live_ != nullptr) live_->deal(layers);
 }
 
-void FitInput::keep_states(const std::filesystem::path& folder, const PartialSet& partial) {
-  if (live_ != nullptr) live_->keep_states(folder, [&partial](int layer) { return partial.has(layer); });
+void FitInput::keep_states(const PartialFolder& partial) {
+  if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
 }
 
 OutputProjection FitInput::output_projection() const {
@@ -112,7 +112,10 @@ OutputProjection FitInput::output_projection() const {
 Json fit_record(FitInput& input, const FitCommand& command) {
   const RotationSet unfitted = command.fit.recipe == "auto" ? unfitted_search(input.source(), command.fit)
                                                             : unfitted_set(input.source(), command.fit);
-  Json record = describe_fit(unfitted, command.fit);
+  return with_fingerprints(describe_fit(unfitted, command.fit), input, command);
+}
+
+Json with_fingerprints(Json record, FitInput& input, const FitCommand& command) {
   if (!command.input.model.empty()) record["weights"] = fingerprint_of_weights(command.input.model);
   if (command.dump.empty()) return record;
   Json& layers = record[PartialSet::kDataOfLayers] = Json::object();

@@ -55,7 +55,7 @@ bool fit_coded_if_best(const FitCommand& command, std::vector<TokenSequence>& se
   input->wait_until_ready();
   CodedSet set;
   try {
-    set = coded_set_of(coded, coded_data_of(coded, *input, *backend, status));
+    set = coded_set_of(coded, coded_data_of(coded, *input, *backend, status), *backend);
   } catch (const DataError& error) {  // too little text for a plan, or heads that do not fit
     return search(error.what());
   }

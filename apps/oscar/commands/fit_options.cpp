@@ -126,7 +126,7 @@ void settle_coded(const CLI::App& app, FitOptions& fit) {
   }
   if (app.count("--stats") > 0) {
     for (const char* name : {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len",
-                             "--layers", "--context", "--sink", "--recent", "--save-stats"}) {
+                             "--layers", "--context", "--sink", "--recent"}) {
       if (app.count(name) == 0) continue;
       throw UsageError("statistics for the coded cache say all that their set depends on but its bits", name,
                        "leave it out, or --stats");

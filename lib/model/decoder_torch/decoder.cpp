@@ -68,14 +68,15 @@ class TorchDecoder : public Decoder {
     return call([&] { return host_copy(packed_state(config_, state_of(hidden))); });
   }
 
-  [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy,
-                                                  std::span<const std::int32_t> tokens) const override {
+  [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::span<const std::int32_t> tokens,
+                                                  std::int64_t first_position) const override {
     if (copy.shape != state_shape(tokens.size()) || !is_activation_dtype(copy.dtype) ||
         scalar_type(copy.dtype) != device_.dtype()) {
       throw DataError("hidden states are not of these sequences on " + description(), config_.identity.id, "");
     }
     return call([&] {
       auto hidden = std::make_unique<HiddenRows>();
+      hidden->first_position = first_position;
       const at::Tensor state = from_host_copy(copy);
       unpack_state(config_, home_.on_host() ? state : state.to(device_.place()), *hidden);
       if (config_.blocks.front().input_dim > 0) remember(*hidden, tokens, embedded(route_, tokens));

@@ -30,7 +30,7 @@ const words = {
   inverse_pair_bf16: "sides undo each other in bfloat16", spectrum: "eigenvalues are sound", spectrum_rank: "spectra have full rank",
   stretch_metric: "stretches are what the data asks for", decomposition: "rotations diagonalise what they were fitted on",
   decomposition_on_data: "rotations fit the data at hand", composition: "composed as the objective says", bits: "rows take the bits that the manifest says",
-  budget: "rows take no more bits than asked",
+  budget: "rows take no more bits than asked", scales_on_data: "channels vary on the data at hand as the set says",
 };
 const inWords = (name) => (Object.hasOwn(words, name) ? words[name] : String(name).replaceAll("_", " "));
 

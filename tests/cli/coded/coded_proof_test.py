@@ -9,6 +9,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import numpy
+
 BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
 GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
 WEIGHTS = MODEL / "model-00001-of-00001.safetensors"
@@ -24,6 +26,11 @@ def fit(*options, status=0):
     return oscar("fit", "--recipe", "coded", *options, status=status)
 
 
+def same_files(test, one, other):
+    for name in ("coded.safetensors", "manifest.json"):
+        test.assertEqual((one / name).read_bytes(), (other / name).read_bytes(), name)
+
+
 class CodedStatisticsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -36,21 +43,17 @@ class CodedStatisticsTest(unittest.TestCase):
     def tearDownClass(cls):
         shutil.rmtree(cls.folder)
 
-    def same_files(self, one, other):
-        for name in ("coded.safetensors", "manifest.json"):
-            self.assertEqual((one / name).read_bytes(), (other / name).read_bytes(), name)
-
     def test_the_set_has_the_bytes_of_a_fit_from_the_data(self):
         again = self.folder / "again"
         fit("--stats", self.sums, "--bits", "2.5", "--out", again)
-        self.same_files(again, self.direct)
+        same_files(self, again, self.direct)
 
     def test_other_bits_and_scopes_need_no_second_pass(self):
         for options in (["--bits", "1.5"], ["--bits", "3", "--scope", "layer"]):
             from_sums, from_data = self.folder / "from-sums", self.folder / "from-data"
             fit("--stats", self.sums, *options, "--out", from_sums, "--force")
             fit(*self.data, *options, "--out", from_data, "--force")
-            self.same_files(from_sums, from_data)
+            same_files(self, from_sums, from_data)
 
     def test_sums_of_a_dump_are_kept_too(self):
         dump, sums = self.folder / "dump", self.folder / "of-dump.safetensors"
@@ -59,7 +62,7 @@ class CodedStatisticsTest(unittest.TestCase):
         self.assertEqual((said["layers"], said["tokens"]), (4, 1024))
         fit("--stats", sums, "--out", self.folder / "from-dump-sums")
         fit("--dump", dump, "--out", self.folder / "from-dump")
-        self.same_files(self.folder / "from-dump-sums", self.folder / "from-dump")
+        same_files(self, self.folder / "from-dump-sums", self.folder / "from-dump")
 
     def test_statistics_that_do_not_fit_are_refused(self):
         out, weights = self.folder / "never", self.folder / "weights.safetensors"
@@ -67,8 +70,7 @@ class CodedStatisticsTest(unittest.TestCase):
         for options, words in (
                 (["--stats", self.sums, *self.data], "say all that their set depends on but its bits"),
                 (["--stats", self.sums, "--sink", "4"], "--sink"),
-                (["--stats", self.sums, self.sums], "takes one file"),
-                (["--stats", self.sums, "--resume"], "--resume"),
+                (["--stats", self.sums, "--resume"], "with nothing to go on with"),
                 (["--stats", self.sums, "--scope", "rack"], "model, layer or head"),
                 ([*self.data, "--save-stats", self.sums], "there is such a file already"),
                 ([*self.data, "--save-stats", weights, "--force"], "does not hold statistics for the coded cache")):
@@ -82,6 +84,29 @@ class CodedStatisticsTest(unittest.TestCase):
                       fit("--stats", WEIGHTS, "--out", out, status=1))
         self.assertIn("not a file of statistics", oscar("fit", "--recipe", "oscar", "--stats", self.sums, "--out", out, status=1))
         self.assertFalse(out.exists())
+
+
+class CodedPartsTest(unittest.TestCase):
+    def test_statistics_of_parts_add_up(self):
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        parts = [folder / f"part-{i}.npy" for i in (0, 1)]
+        for i, part in enumerate(parts):
+            numpy.save(part, numpy.load(GOLDEN / "tokens_calib.npy")[i:i + 1, :512])
+            fit("--model", MODEL, "--tokens", part, "--save-stats", part.with_suffix(".sums"))
+        one, two = (part.with_suffix(".sums") for part in parts)
+        both, out = folder / "both", folder / "of-both"
+        said = json.loads(oscar("fit", "--recipe", "coded", "--stats", one, two, "--save-stats", both, "--json", "--quiet"))
+        self.assertEqual((said["parts"], said["tokens"]), (2, 1024))
+        fit("--stats", both, "--out", out)
+        fit("--stats", two, one, "--out", folder / "at-once")  # in the order of their contents
+        same_files(self, out, folder / "at-once")
+        manifest = json.loads((out / "manifest.json").read_text())
+        self.assertEqual((manifest["calibration"]["tokens"], manifest["recipe"]["damage_tokens"]), (1024, 1024))
+        said = fit("--stats", both, two, "--out", folder / "never", status=1)
+        self.assertIn("the same data twice", said)
+        for file in (both, two):
+            self.assertIn(str(file), said)
 
 
 if __name__ == "__main__":

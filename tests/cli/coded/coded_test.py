@@ -131,7 +131,6 @@ class CodedTest(unittest.TestCase):
                 (["--bits", "9"], "9 bits a value are outside"),
                 (["--scope", "rack"], "model, layer or head"),
                 (["--target", "sglang-v1"], "a cache of its own"),
-                (["--resume"], "--resume"),
                 (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most"),
                 (["--clip", "off"], "recipe coded does not have this option")):
             self.assertIn(words, self.fit(out, *options, status=2))

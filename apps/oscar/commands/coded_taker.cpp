@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "commands/coded_taker.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "commands/fit_in_parts.hpp"
+#include "verify/coded_damage.hpp"
+#include "verify/method_attention.hpp"
+#include "verify/quantised.hpp"
+
+namespace oscar {
+namespace {
+
+/// On how much text it is asked what errors cost: at most so many tokens of each text.
+struct CostPlan {
+  std::size_t texts, tokens;
+};
+constexpr CostPlan kCostOnGpu{16, 2048}, kCostOnCpu{8, 2048};
+/// Of fewer texts tokens are drawn more often, so that there are so many samples: with fewer, plans depend on chance.
+constexpr std::size_t kCostSamples = 16;
+
+/// Some of the longest sequences, from all over the data and cut short, since neighbours are often of one kind. Throws
+/// DataError if the windows hold nearly all of them.
+std::vector<TokenSequence> cost_texts(std::vector<TokenSequence> sequences, const CostPlan& plan, Windows windows) {
+  for (TokenSequence& text : sequences) text.resize(std::min(text.size(), plan.tokens));
+  std::ranges::stable_sort(sequences, std::greater<>(), &TokenSequence::size);
+  const auto longest = static_cast<std::size_t>(std::ranges::count_if(
+      sequences, [&](const TokenSequence& text) { return text.size() == sequences.front().size(); }));
+  std::vector<TokenSequence> texts;
+  for (std::size_t i = 0, count = std::min(plan.texts, longest); i < count; ++i) {
+    texts.push_back(std::move(sequences[(2 * i + 1) * longest / (2 * count)]));
+  }
+  const verify::ModelData data{.texts = texts};
+  verify::require_quantised(verify::keys_of_texts(data, windows), "what errors cost", "--text, --tokens", windows);
+  return texts;
+}
+
+/// Layers whose softmax has sinks, or whose scores are capped.
+std::set<int> layers_that_feel_shifts(const ModelRunner& runner) {
+  std::set<int> layers;
+  for (const auto& [layer, rule] : verify::rules_of(runner)) {
+    if (!rule.ignores_shifts()) layers.insert(layer);
+  }
+  return layers;
+}
+
+}  // namespace
+
+std::filesystem::path coded_partial_folder(const FitCommand& command) {
+  return command.save_stats.empty() ? partial_folder(command) : statistics_folder(command);
+}
+
+CodedTaker::CodedTaker(const FitCommand& command, FitInput& input, Backend& backend, Status& status)
+    : command_(command), input_(input), backend_(backend), status_(status), options_{.windows = command.fit.windows} {
+  const bool live = input.runner() != nullptr;
+  if (live) {
+    const bool gpu = !backend.description().starts_with("cpu");
+    texts_ = cost_texts(input.sequences(), gpu ? kCostOnGpu : kCostOnCpu, options_.windows);
+    options_.uncentred = layers_that_feel_shifts(*input.runner());
+  } else {
+    status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
+  }
+  options_.recipe = {{"plain_part", live ? kPlainCostPart : kPlainQueryPart},
+                     {"sample_rows", options_.sample_rows},
+                     {"damage", live ? "model KL" : "attention output error"},
+                     {"damage_tokens", describe(texts_).tokens}};
+  if (live) options_.recipe["context"] = input.context();
+}
+
+Json CodedTaker::record() {
+  return with_fingerprints(describe_coded_data(input_.source(), options_.windows, options_.recipe), input_, command_);
+}
+
+std::map<int, ErrorCost> CodedTaker::costs() {
+  if (texts_.empty()) return {};
+  const auto draws = static_cast<int>((kCostSamples + texts_.size() - 1) / texts_.size());
+  const HistoryQuestion question{texts_, spread_over(input_.context(), texts_), options_.windows, draws};
+  return error_costs(*input_.runner(), question, input_.source().layer_ids(), backend_, status_);
+}
+
+void CodedTaker::take(std::span<const int> layers, const std::map<int, ErrorCost>& costs,
+                      const PartialCodedData& partial) {
+  take_coded_layers(input_.source(), layers, options_, costs, measure(), partial, backend_, status_);
+}
+
+CodedData CodedTaker::take_all(const std::map<int, ErrorCost>& costs, const PartialCodedData* partial) {
+  return take_coded_data(input_.source(), options_, costs, measure(), partial, backend_, status_);
+}
+
+MeasureDamage CodedTaker::measure() {
+  return [this](const CodedSet& set) { return verify::measure_attention_damage(input_.source(), set, backend_); };
+}
+
+CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status) {
+  CodedTaker taker(command, input, backend, status);
+  std::optional<PartialCodedData> partial;
+  if (command.resume) {
+    partial.emplace(coded_partial_folder(command), taker.record(), PartialFolder::Earlier::kUse, &status);
+    input.keep_states(*partial);
+  }
+  const PartialCodedData* const kept = partial ? &*partial : nullptr;
+  return taker.take_all(kept != nullptr ? kept->costs([&] { return taker.costs(); }) : taker.costs(), kept);
+}
+
+}  // namespace oscar

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+// What verify finds on data of sets of the coded cache whose matrices are not those of their layer, side or data.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "coded/coded_set_file.hpp"
+#include "fit/coded_fit.hpp"
+#include "unit/verify/sample.hpp"
+#include "verify/data_covariance.hpp"
+
+namespace oscar {
+namespace {
+
+using namespace test;
+
+CodedSet zoo_coded_set() { return read_coded_set(data("../../zoo/sample/qwen3-2m/coded")); }
+
+std::vector<verify::CodedMoments> moments_on(const std::vector<TokenSequence>& texts, const CodedSet& set, bool same) {
+  Sample& sample = Sample::get();
+  const auto source = open_live(*sample.runner, texts, {}, sample.status);
+  std::vector<verify::CodedMoments> moments;
+  for (const int id : source->layer_ids()) {
+    moments.push_back(verify::coded_moments_of(id, *source->open(id), set, same, *sample.backend));
+  }
+  return moments;
+}
+
+std::vector<Check> checks_of(const CodedSet& set, const std::vector<verify::CodedMoments>& moments) {
+  std::vector<Check> checks;
+  verify::check_coded_on_data(set, moments, checks);
+  return checks;
+}
+
+/// "layer 1, key: message" of all that failed.
+std::string failures_of(const std::vector<Check>& checks) {
+  std::string text;
+  for (const Check& check : checks) {
+    if (check.ok == true) continue;
+    text += check.name + (check.ok ? " failed" : " unknown") + " (layer " + std::to_string(*check.layer) + ", " +
+            check.target + "): " + check.message + "\n";
+  }
+  return text;
+}
+
+/// Channels `a` and `b` of the first head of a side become their sum and difference.
+void turn_channels(CodedSide& side, std::size_t a, std::size_t b) {
+  const auto dim = static_cast<std::size_t>(side.transform.rotation.dim);
+  for (MatrixStack* matrix : {&side.transform.rotation, &side.transform.read_rotation}) {
+    for (std::size_t i = 0; i < dim; ++i) {
+      double &x = matrix->data[i * dim + a], &y = matrix->data[i * dim + b];
+      const double sum = (x + y) * std::sqrt(0.5), difference = (x - y) * std::sqrt(0.5);
+      x = sum, y = difference;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("exchanged layers, and keys and values that were swapped, show on other text of the model") {
+  const CodedSet sound = zoo_coded_set();
+  const auto moments = moments_on(Sample::get().held_out, sound, false);
+  const std::vector<Check> checks = checks_of(sound, moments);
+  CHECK(checks.size() == 8);
+  CHECK_MESSAGE(failures_of(checks).empty(), failures_of(checks));
+  for (std::size_t one = 0; one < 4; ++one) {
+    for (std::size_t other = 0; other < one; ++other) {
+      CodedSet set = sound;
+      std::swap(set.layers[one].key, set.layers[other].key);
+      std::string found = failures_of(checks_of(set, moments));
+      const auto is_of = [](const char* side, std::size_t here, std::size_t there) {
+        return "scales_on_data failed (layer " + std::to_string(here) + ", " + side + "): it is the matrix of layer " +
+               std::to_string(there);
+      };
+      check_contains(found, is_of("key", one, other));
+      check_contains(found, is_of("key", other, one));
+      set = sound;
+      std::swap(set.layers[one].value, set.layers[other].value);
+      found = failures_of(checks_of(set, moments));
+      check_contains(found, is_of("value", other, one));  // the other way round 2 and 3 are nearly alike
+    }
+    CodedSet set = sound;
+    std::swap(set.layers[one].key, set.layers[one].value);
+    check_contains(failures_of(checks_of(set, moments)),
+                   "it is the matrix of the other side: keys and values are swapped");
+  }
+}
+
+TEST_CASE("matrices of no layer of the set do not belong to it") {
+  CodedSet set = zoo_coded_set();
+  for (CodedLayer& layer : set.layers) {
+    for (CodedSide* side : {&layer.key, &layer.value}) {
+      for (double& entry : side->transform.rotation.data) entry *= 100;
+    }
+  }
+  set.layers = {set.layers[2]};
+  std::vector<verify::CodedMoments> moments = moments_on(Sample::get().held_out, set, false);
+  CHECK(failures_of(checks_of(set, moments)) ==
+        "scales_on_data failed (layer 2, key): it does not belong to this layer, side, model or data\n"
+        "scales_on_data failed (layer 2, value): it does not belong to this layer, side, model or data\n");
+  moments[2].tokens = 511;
+  CHECK(failures_of(checks_of(set, moments)) ==
+        "scales_on_data unknown (layer 2, key): too few tokens to tell: give at least 512\n"
+        "scales_on_data unknown (layer 2, value): too few tokens to tell: give at least 512\n");
+}
+
+TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, or mixed as the set says") {
+  Sample& sample = Sample::get();
+  const auto source = open_live(*sample.runner, sample.calibration, {}, sample.status);
+  const CodedData taken =
+      take_coded_data(*source, {.windows = {16, 64}}, {}, {}, nullptr, *sample.backend, sample.status);
+  const CodedSet sound = fit_coded(taken, 3, CodedScope::kModel, *sample.backend);
+  const auto moments = moments_on(sample.calibration, sound, true);
+  const std::vector<Check> checks = checks_of(sound, moments);
+  CHECK_MESSAGE(failures_of(checks).empty(), failures_of(checks));
+  CHECK(std::ranges::count(checks, "decomposition_on_data", &Check::name) == 8);
+  for (const Check& check : checks) CHECK(*check.value < 0.01);
+  const CodedFormat& format = sound.layers[1].value.formats[0];
+  std::size_t next = 0;
+  while (format.levels[next] == format.levels[0]) ++next;
+  CodedSet set = sound;
+  turn_channels(set.layers[1].value, 0, next);  // they have different levels, and are not mixed
+  CHECK(failures_of(checks_of(set, moments)) ==
+        "decomposition_on_data failed (layer 1, value): coordinates have other covariances than the set says\n");
+  // What a fit to a model has seen, tokens alone do not give again.
+  set.recipe["context"] = 2048;
+  CHECK(failures_of(checks_of(set, moments_on(sample.calibration, set, true))).empty());
+}
+
+TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
+  Sample& sample = Sample::get();
+  VerifyInputs inputs;
+  Statistics& sums = inputs.statistics.emplace();
+  const auto source = open_live(*sample.runner, sample.held_out, {}, sample.status);
+  sums.model = source->model(), sums.data = {source->calibration()};
+  for (const int id : source->layer_ids()) {
+    const auto stream = source->open(id);
+    LayerStatistics& layer = sums.layers.emplace_back();
+    layer.layer_id = id, layer.first_data = {0};
+    layer.first.sums["ktk"] = plain_moments(*stream, Side::kKey, *sample.backend);
+    layer.first.sums["vtv"] = plain_moments(*stream, Side::kValue, *sample.backend);
+    layer.first.keys = key_sums(*stream, *sample.backend);
+  }
+  const TemporaryFolder folder;
+  CodedSet set = zoo_coded_set();
+  write_coded_set(folder / "sound", set, true);
+  CHECK(verified(folder / "sound", inputs).report.verdict == Verdict::kNotMeasured);
+  std::swap(set.layers[1].key, set.layers[2].key);
+  write_coded_set(folder / "set", set, true);
+  check_contains(verified(folder / "set", inputs).reasons, "scales_on_data failed (layer 1, key)");
+  sums.layers[3].first.keys.reset();
+  check_contains(verified(folder / "sound", inputs).warnings,
+                 "scales_on_data is unknown: the statistics have no sums of keys and values");
+}
+
+TEST_CASE("verify of a coded set looks at its coordinates on the data that it is given") {
+  CodedSet set = zoo_coded_set();
+  std::swap(set.layers[1].key, set.layers[2].key);
+  const TemporaryFolder folder;
+  write_coded_set(folder / "set", set, true);
+  VerifyOptions options;
+  options.compare = {"none"};
+  const Verified v = verified(folder / "set", model_on(Sample::get().held_out), options);
+  CHECK(v.report.verdict == Verdict::kRejected);
+  check_contains(v.reasons, "scales_on_data failed (layer 1, key)");
+  check_contains(v.reasons, "it is the matrix of layer 2");
+}
+
+}  // namespace oscar
