@@ -3,8 +3,8 @@
 // logarithms of the probabilities that it lists at every position. How bytes get there is the caller's business.
 //   GET  /v1/models       {"data": [{"id": "NAME"}, ...]}
 //   POST /v1/completions  {"model", "prompt": [ids], "max_tokens", "temperature": 0, "logprobs": 5, "echo", ...}
-//   POST /v1/chat/completions  {"model", "messages": [{"role": "user", "content"}], "max_tokens", "temperature",
-//   "seed"}
+//   POST /v1/chat/completions
+//                         {"model", "messages": [{"role": "user", "content"}], "max_tokens", "temperature", "seed"}
 // Non-goals: chat templates of our own, streaming.
 #pragma once
 

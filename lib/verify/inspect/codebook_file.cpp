@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Product codebooks of OSCAR's SGLang since October 2026 (SGLANG_OSCAR_PQ_K_CODEBOOK): a row, rotated, is cut into
-// `n_sub` pieces, and each is stored as the number of its nearest centroid, a byte.
-//   codebooks_per_layer                 (layers, n_sub, centroids, sub_dim)
-//   codebooks_stage1, codebooks_stage2  the same; the second codes what the first leaves, two numbers a byte of up to
-//   16 codebooks                           a list of n_sub tensors (centroids, sub_dim), for all layers
+// Product codebooks of OSCAR's SGLang (FutureMLS-Lab/OSCAR at 00b29b8; SGLANG_OSCAR_PQ_K_CODEBOOK): a row, rotated, is
+// cut into `n_sub` pieces, and each is stored as the number of its nearest centroid, a byte.
+//   codebooks_per_layer  (layers, n_sub, centroids, sub_dim)
+//   codebooks_stage1     the same
+//   codebooks_stage2     the same, for what the first stage leaves; two numbers share a byte if there are up to 16
+//                        centroids and n_sub is even
+//   codebooks            a list of n_sub tensors (centroids, sub_dim), for all layers
 #include <algorithm>
 #include <array>
 #include <cmath>
