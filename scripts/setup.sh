@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: MIT
 # Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --build-tests also what building its
 # tests needs, with --tests what running them needs, too; with --vllm a vLLM for CPUs, for the tests that run a real
-# server; with --server-torch the torch of newer servers, for the tests of the operators. It installs nothing that is
-# already there. libtorch lives in a virtual environment under the user's cache, named by a hash of
-# scripts/requirements.txt, so that every clone with the same requirements shares it; .venv links to it.
+# server; with --sglang the Python sources of SGLang, for the test of its plugin; with --server-torch the torch of newer
+# servers, for the tests of the operators. It installs nothing that is already there. libtorch lives in a virtual
+# environment under the user's cache, named by a hash of scripts/requirements.txt, so that every clone with the same
+# requirements shares it; .venv links to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-build_tests=0 tests=0 vllm=0 server_torch=0
+build_tests=0 tests=0 vllm=0 sglang=0 server_torch=0
 for option in "$@"; do
   case "$option" in
     --build-tests) build_tests=1 ;;
     --tests) build_tests=1 tests=1 ;;
     --vllm) vllm=1 ;;
+    --sglang) sglang=1 ;;
     --server-torch) server_torch=1 ;;
-    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--server-torch]\n' >&2; exit 2 ;;
+    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--sglang] [--server-torch]\n' >&2; exit 2 ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
@@ -104,6 +106,21 @@ install_apart() {
   ln -sfn "$venv" "$store/$name"
 }
 
+# A folder for sys.path, beside the environment of the tests. $store/sglang is a link to it.
+install_sglang() {
+  local wanted=scripts/requirements-sglang.txt folder
+  folder="$store/sglang-$( { "$python" --version; cat "$wanted"; } | sha256sum | cut -c1-16)"
+  if [ ! -e "$folder/complete" ]; then
+    need_gb 1
+    say "installing SGLang's sources into $folder (70 MB to fetch, once)"
+    rm -rf "$folder"
+    pip_install --no-deps --target "$folder" -r "$wanted"
+    "$venv/bin/python" -m compileall -q -j 0 "$folder" >/dev/null || true # some files are for other Pythons
+    touch "$folder/complete"
+  fi
+  ln -sfn "$folder" "$store/sglang"
+}
+
 # A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
 install_browser() {
   if command -v chromium google-chrome >/dev/null || [ "$(id -u)" -ne 0 ] || ! apt-cache show chromium >/dev/null 2>&1; then
@@ -140,6 +157,7 @@ mkdir -p "$store"
   fi
   if [ "$vllm" = 1 ]; then install_apart vllm; fi
   if [ "$server_torch" = 1 ]; then install_apart server-torch; fi
+  if [ "$sglang" = 1 ]; then install_sglang; fi
 ) 9>"$store/lock"
 if [ "$(readlink .venv 2>/dev/null || true)" != "$venv" ]; then
   [ ! -e .venv ] || [ -L .venv ] || die ".venv exists and is not a link; move it away"

@@ -25,7 +25,10 @@ constexpr std::array<std::pair<const char*, const char*>, 18> kExamples{{
     {"serve-env",
      "oscar serve-env set\n"
      "oscar serve-env set -- python -m sglang.launch_server --model-path Qwen3-8B --kv-cache-dtype int2"},
-    {"serve-check", "oscar serve-check set --url http://localhost:30000 --model Qwen3-8B"},
+    {"serve-check",
+     "oscar serve-check set --url http://localhost:30000 --model Qwen3-8B\n"
+     "oscar serve-check --url http://localhost:30000 --model Qwen3-8B --save-long bf16.json\n"
+     "oscar serve-check set --url http://localhost:30000 --model Qwen3-8B --long bf16.json"},
     {"publish", "oscar publish set --zoo my-zoo --name me/my-model:v1"},
     {"pull",
      "oscar pull me/my-model --zoo https://example.org/zoo\n"

@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* kModels = "/v1/models";
 constexpr const char* kCompletions = "/v1/completions";
+constexpr const char* kChat = "/v1/chat/completions";
 /// As many as OpenAI's interface gives.
 constexpr int kListed = 5;
 constexpr std::string_view kIdPrefix = "token_id:", kSpaceMark = "\xE2\x96\x81";
@@ -59,6 +60,19 @@ std::int32_t TokenNames::id(const std::string& name) const {
   return found != ids_.end() ? found->second : -1;
 }
 
+std::string TokenNames::text(const TokenSequence& tokens) const {
+  std::unordered_map<std::int32_t, const std::string*> names;
+  for (const auto& [name, id] : ids_) names[id] = &name;
+  std::string text;
+  for (const std::int32_t token : tokens) {
+    if (const auto found = names.find(token); found != names.end()) text += *found->second;
+  }
+  for (std::size_t at = 0; (at = text.find(kSpaceMark, at)) != std::string::npos;) {
+    text.replace(at, kSpaceMark.size(), " ");
+  }
+  return text;
+}
+
 std::string served_model(const AskServer& ask, const std::string& wanted) {
   const Json answer = ask(kModels, nullptr);
   std::string names;
@@ -73,14 +87,17 @@ std::string served_model(const AskServer& ask, const std::string& wanted) {
 
 namespace {
 
-/// Log-probabilities of an answer, token by token, from `first` on; as long as they are known.
-std::vector<ServedPosition> complete(const AskServer& ask, const Json& body, std::size_t first,
-                                     const TokenNames& names) {
-  const Json answer = ask(kCompletions, &body);
-  const Json& choices = member(answer, "choices", Json::value_t::array, kCompletions);
-  if (choices.empty()) not_this_interface("the answer has no choices", kCompletions);
-  const auto log = choices[0].find("logprobs");
-  if (log == choices[0].end() || !log->is_object()) {
+/// The first choice of an answer.
+const Json& choice_of(const Json& answer, const std::string& path) {
+  const Json& choices = member(answer, "choices", Json::value_t::array, path);
+  if (choices.empty()) not_this_interface("the answer has no choices", path);
+  return choices[0];
+}
+
+/// Log-probabilities of a choice, token by token, from `first` on; as long as they are known.
+std::vector<ServedPosition> positions_of(const Json& choice, std::size_t first, const TokenNames& names) {
+  const auto log = choice.find("logprobs");
+  if (log == choice.end() || !log->is_object()) {
     throw DataError("the server gives no log-probabilities", kCompletions,
                     "let it give at least " + std::to_string(kListed) + " a token (vLLM: --max-logprobs)");
   }
@@ -93,6 +110,23 @@ std::vector<ServedPosition> complete(const AskServer& ask, const Json& body, std
     positions.push_back(std::move(position));
   }
   return positions;
+}
+
+std::vector<ServedPosition> complete(const AskServer& ask, const Json& body, std::size_t first,
+                                     const TokenNames& names) {
+  const Json answer = ask(kCompletions, &body);
+  return positions_of(choice_of(answer, kCompletions), first, names);
+}
+
+void draw_by(Json& body, const Sampling& sampling) {
+  body["temperature"] = sampling.temperature;
+  body["seed"] = sampling.seed;
+}
+
+/// A text that may be null or missing.
+std::string text_in(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 Json request(const std::string& model, const TokenSequence& prompt, int max_tokens) {
@@ -121,6 +155,39 @@ std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& 
   }
   positions.resize(wanted.size());
   return positions;
+}
+
+ServedText ask_text(const AskServer& ask, const std::string& model, const TokenSequence& prompt, int max_tokens,
+                    const Sampling& sampling, const TokenNames& names) {
+  Json body = request(model, prompt, max_tokens);
+  draw_by(body, sampling);
+  body["logprobs"] = 1;
+  body["ignore_eos"] = true;
+  const Json answer = ask(kCompletions, &body);
+  const Json& choice = choice_of(answer, kCompletions);
+  ServedText served{{}, member(choice, "text", Json::value_t::string, kCompletions)};
+  for (const ServedPosition& position : positions_of(choice, 0, names)) served.tokens.push_back(position.token);
+  return served;
+}
+
+ServedReply ask_reply(const AskServer& ask, const std::string& model, const std::string& question, int max_tokens,
+                      const Sampling& sampling) {
+  Json body = {{"model", model}, {"messages", {{{"role", "user"}, {"content", question}}}}, {"max_tokens", max_tokens}};
+  draw_by(body, sampling);
+  const Json answer = ask(kChat, &body);
+  const Json& choice = choice_of(answer, kChat);
+  const Json& message = member(choice, "message", Json::value_t::object, kChat);
+  const Json& usage = member(answer, "usage", Json::value_t::object, kChat);
+  const auto tokens = usage.find("completion_tokens");
+  if (tokens == usage.end() || !tokens->is_number_integer()) {
+    not_this_interface("the answer does not say how many tokens it has", kChat);
+  }
+  // What reasoning is called differs: vLLM and SGLang of 2025, and vLLM since.
+  const std::string content = text_in(message, "content");
+  const bool answered =
+      text_in(choice, "finish_reason") == "stop" && content.find_first_not_of(" \t\r\n") != std::string::npos;
+  return {text_in(message, "reasoning_content") + text_in(message, "reasoning") + content, tokens->get<std::int64_t>(),
+          answered};
 }
 
 }  // namespace oscar::verify

@@ -3,7 +3,9 @@
 // logarithms of the probabilities that it lists at every position. How bytes get there is the caller's business.
 //   GET  /v1/models       {"data": [{"id": "NAME"}, ...]}
 //   POST /v1/completions  {"model", "prompt": [ids], "max_tokens", "temperature": 0, "logprobs": 5, "echo", ...}
-// Non-goals: chat templates, streaming.
+//   POST /v1/chat/completions
+//                         {"model", "messages": [{"role": "user", "content"}], "max_tokens", "temperature", "seed"}
+// Non-goals: chat templates of our own, streaming.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +31,8 @@ class TokenNames {
   explicit TokenNames(const std::filesystem::path& model);
   /// -1: no token, or more than one.
   [[nodiscard]] std::int32_t id(const std::string& name) const;
+  /// What tokens spell; what is cut from a character at either end stays its bytes.
+  [[nodiscard]] std::string text(const TokenSequence& tokens) const;
 
  private:
   std::unordered_map<std::string, std::int32_t> ids_;
@@ -37,6 +41,25 @@ class TokenNames {
 struct ServedPosition {
   std::int32_t token = 0;                                          // what the server chose
   std::vector<std::pair<std::int32_t, double>> log_probabilities;  // of the tokens that it lists, each once
+};
+
+/// How a server draws tokens. It keeps to a seed only as far as its arithmetic gives the same numbers twice.
+struct Sampling {
+  double temperature = 0;
+  int seed = 0;
+};
+
+/// A continuation that goes on past the model's end of text.
+struct ServedText {
+  TokenSequence tokens;  // as many as have an id
+  std::string text;
+};
+
+/// An answer to a question that went through the server's chat template.
+struct ServedReply {
+  std::string text;         // reasoning that the server keeps apart comes first
+  std::int64_t tokens = 0;  // as the server counts them
+  bool answered = false;    // it ended by itself before max_tokens, and has more than spaces beside the reasoning
 };
 
 /// The name to ask for: `wanted`, or the only one. Throws UsageError that lists the names if `wanted` is none of them,
@@ -54,5 +77,13 @@ struct ServedPosition {
 [[nodiscard]] std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& model,
                                                      const TokenSequence& tokens, std::size_t first,
                                                      const TokenNames& names);
+
+/// `max_tokens` tokens that follow a prompt. Throws DataError as ask_continuation.
+[[nodiscard]] ServedText ask_text(const AskServer& ask, const std::string& model, const TokenSequence& prompt,
+                                  int max_tokens, const Sampling& sampling, const TokenNames& names);
+
+/// Throws DataError for an answer that is not of this interface.
+[[nodiscard]] ServedReply ask_reply(const AskServer& ask, const std::string& model, const std::string& question,
+                                    int max_tokens, const Sampling& sampling);
 
 }  // namespace oscar::verify

@@ -3,13 +3,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
+#include <optional>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "coded/coded_manifest.hpp"
 #include "coded/coded_set_file.hpp"
 #include "commands/commands.hpp"
+#include "commands/serve_check_long.hpp"
 #include "console.hpp"
 #include "model_input.hpp"
 #include "numbers.hpp"
@@ -26,6 +30,7 @@ struct ServeCheckCommand {
   std::string url, reference;
   ModelInput input;
   ServeCheckOptions options;
+  LongChoices long_answers;
   double timeout_seconds = 300;
 };
 
@@ -104,6 +109,18 @@ void run(ServeCheckCommand& c, Context& context) {
     throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
   }
   const StoreLocation server = server_of(c.url, "--url");
+  const auto server_at = [&](const std::string& url, const char* option) {
+    return asker(server_of(url, option), c.timeout_seconds, *context.status);
+  };
+  c.long_answers.options.prompt_tokens = c.options.prompt_tokens;
+  if (c.long_answers.wanted()) require_enough(c.long_answers);
+  const auto texts_of = [&] { return read_sequences(c.input, read_model_config(c.input.model), *context.status); };
+  if (!c.long_answers.save.empty()) {
+    emit_json(context, save_long(c.long_answers, server_at(c.url, "--url"), server.url, c.options.served_model,
+                                 verify::TokenNames(c.input.model), texts_of(), *context.status));
+    return;
+  }
+  if (c.rotations.empty()) throw UsageError("no rotation set", "ROTATIONS", "name the set that the server should use");
   const ServedSet set = served_set(c.rotations);
   const auto backend = make_backend(context.common.device, *context.status);
   std::unique_ptr<ModelRunner> runner;
@@ -112,17 +129,32 @@ void run(ServeCheckCommand& c, Context& context) {
     runner = open_exact_model(c.input, context);
     reference.runner = runner.get();
   } else {
-    reference.ask = asker(server_of(c.reference, "--reference"), c.timeout_seconds, *context.status);
+    reference.ask = server_at(c.reference, "--reference");
   }
   const verify::TokenNames names(c.input.model);
-  const std::vector<TokenSequence> texts = read_sequences(c.input, read_model_config(c.input.model), *context.status);
-  const ServeCheckReport report = check_server(asker(server, c.timeout_seconds, *context.status), names, reference,
-                                               texts, set, c.options, *backend, *context.status);
+  const std::vector<TokenSequence> texts = texts_of();
+  const verify::AskServer ask = server_at(c.url, "--url");
+  std::optional<LongReference> exact;
+  if (!c.long_answers.reference.empty()) {
+    exact = long_reference(c.long_answers, texts);
+    if (!exact->kept) {
+      exact->name = server_of(c.long_answers.reference, "--long").url;
+      exact->ask = server_at(c.long_answers.reference, "--long");
+    }
+  }
+  ServeCheckReport report = check_server(ask, names, reference, texts, set, c.options, *backend, *context.status);
+  std::vector<verify::LongFigure> figures;
+  if (exact) {
+    figures = check_long(c.long_answers, *exact, ask, report.served_model, names, *context.status);
+    std::ranges::copy(verify::why_worse(figures), std::back_inserter(report.reasons));
+    report.accepted = report.reasons.empty();
+  }
   Json document = to_json(report, c.options);
+  if (exact) document["long"] = verify::to_json(figures, exact->task, c.long_answers.options, exact->name);
   document["url"] = server.url;
   if (!c.reference.empty()) document["reference"] = server_of(c.reference, "--reference").url;
   validate_json(document, "oscar.serve_check.v1", "the report");
-  if (!context.common.json_to_stdout) print(summary(report));
+  if (!context.common.json_to_stdout) print((exact ? long_summary(figures, exact->task) : "") + summary(report));
   emit_json(context, document);
   if (!report.accepted) context.exit_code = 3;
 }
@@ -161,7 +193,8 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
 void register_serve_check(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("serve-check", "Find out whether a running server uses a rotation set");
   auto options = std::make_shared<ServeCheckCommand>();
-  command->add_option("ROTATIONS", options->rotations, "The rotation set that it should use")->required();
+  command->add_option("ROTATIONS", options->rotations,
+                      "The rotation set that it should use; without it only --save-long");
   command
       ->add_option("--url", options->url, "Of a server with OpenAI's completions interface, like http://localhost:8000")
       ->required();
@@ -174,6 +207,7 @@ void register_serve_check(CLI::App& app, Context& context) {
   command->remove_option(command->get_option("--model-dtype"));
   command->remove_option(command->get_option("--layers"));
   add_check_options(*command, *options);
+  add_long_options(*command, options->long_answers);
   add_backend_options(*command, context);
   add_json_option(*command, context);
   command->callback([options, &context] { run(*options, context); });

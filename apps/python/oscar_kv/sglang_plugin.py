@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A plugin of SGLang (entry point sglang.srt.plugins): with OSCAR_OBSERVE set, a hook before every attention backend's
-forward() observes prompts. See server.py for the environment variables."""
+forward() observes prompts. Of backends that wrap others all but one call the others' forward(), which is the hooked one; the one for
+models with linear attention calls forward_extend() instead, so its own forward() has the hook, too. See server.py for the
+environment variables."""
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any
@@ -9,6 +11,7 @@ from .places import set_path
 from .server import Place, ServerTap, check_settings, is_wanted, starting
 
 _TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"
+_HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
 
 
 def register() -> None:
@@ -28,6 +31,16 @@ def register() -> None:
             raise ValueError(f"OSCAR_OBSERVE: this version of SGLang has no {_TARGET}, through which prompts go; use an earlier "
                              "one, or oscar fit --model") from error
         HookRegistry.register(_TARGET, _before_forward, HookType.BEFORE)
+        if _has_own_forward(_HYBRID):
+            HookRegistry.register(f"{_HYBRID}.forward", _before_forward, HookType.BEFORE)
+
+
+def _has_own_forward(path: str) -> bool:
+    """False for a class that inherits forward(), whose calls the hook sees already, and one that this version does not have."""
+    try:
+        return "forward" in vars(resolve_name(path))
+    except (AttributeError, ImportError):
+        return False
 
 
 def _place() -> Place:
@@ -47,9 +60,9 @@ def _tap() -> ServerTap:
     return ServerTap(_place)
 
 
-def _before_forward(backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any,
-                    **kwargs: Any) -> None:
-    """Observes, and leaves the arguments as they are."""
+def _before_forward(backend: Any, q: Any = None, k: Any = None, v: Any = None, layer: Any = None, forward_batch: Any = None,
+                    *args: Any, **kwargs: Any) -> None:
+    """Observes, and leaves the arguments as they are. Layers of linear attention have no q, k and v."""
     _tap().guard(lambda: _observe(q, k, v, layer, forward_batch.forward_mode))
 
 

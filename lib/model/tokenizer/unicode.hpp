@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// UTF-8 validity and Unicode normal form C. The only user of utf8proc.
+// UTF-8 validity, Unicode normal form C, and case. The only user of utf8proc.
 #pragma once
 
 #include <cstddef>
@@ -15,5 +15,7 @@ namespace oscar {
 [[nodiscard]] std::string_view whole_characters(std::string_view text);
 /// Normal form C of valid UTF-8.
 [[nodiscard]] std::string to_nfc(std::string_view text);
+/// Valid UTF-8 without what case, and compatible ways to write a character, make different (NFKC_Casefold).
+[[nodiscard]] std::string fold_case(std::string_view text);
 
 }  // namespace oscar

@@ -177,4 +177,65 @@ TEST_CASE("facts are lines with their values under each other, layers are ranges
         "  not sound\n");
 }
 
+/// Product codebooks of two layers: 16 pieces of 8 values, 256 and (if residual) 16 centroids.
+PtDict codebooks(bool residual) {
+  const auto stage = [](std::int64_t centroids) { return PtValue{Tensor(DType::kF16, {2, 16, centroids, 8})}; };
+  const PtList ids = {PtValue{std::int64_t{0}}, PtValue{std::int64_t{3}}};
+  PtDict file = {
+      {text("layer_ids"), PtValue{ids}}, {text("n_sub"), PtValue{std::int64_t{16}}}, {text("tensor"), text("k")}};
+  file.push_back({text(residual ? "codebooks_stage1" : "codebooks_per_layer"), stage(256)});
+  if (residual) file.push_back({text("codebooks_stage2"), stage(16)});
+  return file;
+}
+
+Inspection inspected(const PtDict& archive) {
+  const test::TemporaryFolder folder;
+  write_pt(folder / "k_pq.pt", PtValue{archive});
+  return inspect(folder / "k_pq.pt");
+}
+
+TEST_CASE("product codebooks of one stage and of two, and one for all layers") {
+  const Inspection one = inspected(codebooks(false)), two = inspected(codebooks(true));
+  CHECK(one.kind == "product codebooks of OSCAR (.pt)");
+  CHECK(one.problems.empty());
+  CHECK(one.facts == Json{{"tensor", "k"},
+                          {"layers", {0, 3}},
+                          {"head_dim", 128},
+                          {"pieces", 16},
+                          {"centroids", 256},
+                          {"bits_per_value", 1.0}});
+  CHECK(two.problems.empty());
+  CHECK(two.facts.at("residual_centroids") == 16);
+  CHECK(two.facts.at("bits_per_value") == 1.5);
+  const PtList pieces(4, PtValue{Tensor(DType::kF32, {16, 32})});
+  const Inspection shared = inspected({{text("codebooks"), PtValue{pieces}}});
+  CHECK(shared.problems.empty());
+  CHECK(shared.facts == Json{{"head_dim", 128}, {"pieces", 4}, {"centroids", 16}, {"bits_per_value", 0.25}});
+}
+
+TEST_CASE("product codebooks that servers would refuse") {
+  const auto problem = [](const char* member, PtValue value) {
+    PtDict file = codebooks(true);
+    for (PtItem& item : file) {
+      if (item.key == text(member)) item.value = std::move(value);
+    }
+    const Inspection found = inspected(file);
+    return found.problems.empty() ? "" : found.problems.front();
+  };
+  CHECK(problem("n_sub", PtValue{std::int64_t{8}}) == "n_sub says 8, and the tensors have 16");
+  CHECK(problem("codebooks_stage2", PtValue{Tensor(DType::kF16, {2, 16, 12, 8})}) ==
+        "codebooks_stage2: 12 centroids, where servers take a power of two up to 256");
+  CHECK(problem("codebooks_stage2", PtValue{Tensor(DType::kF16, {2, 8, 16, 8})}) ==
+        "codebooks_stage2: [2, 8, 16, 8] does not fit the first stage's [2, 16, 256, 8]");
+  const PtList twice(2, PtValue{std::int64_t{3}});
+  CHECK(problem("layer_ids", PtValue{twice}) == "layer_ids: not one id for each of 2 layers");
+  CHECK(problem("layer_ids", text("all")) == "layer_ids: not one id for each of 2 layers");
+  Tensor broken(DType::kF32, {2, 16, 16, 8});
+  broken.values<float>()[5] = NAN;
+  CHECK(problem("codebooks_stage2", PtValue{broken}) == "codebooks_stage2: centroids are NaN or infinite");
+  CHECK_THROWS_WITH(problem("codebooks_stage2", text("x")),
+                    "\"codebooks_stage2\" is no tensor of layers, pieces, centroids and values");
+  CHECK_THROWS_WITH(inspected({{text("codebooks"), text("x")}}), "\"codebooks\" is no list of tensors");
+}
+
 }  // namespace oscar
