@@ -2,6 +2,7 @@
 """Lets a real model write through the caches of sets that bench_real_model.py fitted, and compares what it writes.
 
 real_model_generate.py --model FILE.gguf --texts DIR --results FILE.json --sets DIR [--device cuda] [--prompts N] [--tokens N]
+                       [--only NAME[=FOLDER] ...]
 Greedy continuations of 1,024 tokens of text, through transformers and oscar_kv.Int2Cache, beside transformers' own bfloat16
 cache. The figures go into FILE.json under "generation":
   first_difference  mean number of tokens that equal bf16's before the first that does not (at most --tokens)
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy
+import provenance
 import torch
 import transformers
 
@@ -68,7 +70,7 @@ def compare(name, written, exact, answers, end, path):
     return {"name": name, "cache": path, "continuations": len(written), "tokens": written.shape[1],
             "first_difference": float(numpy.mean([first_difference(m, e) for m, e in zip(written, exact)])),
             "agreement": float((written == exact).mean()), "repetition": float(numpy.mean([repetition(row) for row in written])),
-            "unanswered": float(numpy.mean([is_unanswered(row, end) for row in answers]))}
+            "unanswered": float(numpy.mean([is_unanswered(row, end) for row in answers])), "commit": provenance.commit()}
 
 
 def main():
@@ -78,7 +80,8 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--only", nargs="*", help="names of recipes; default: all in the results")
+    parser.add_argument("--only", nargs="*", help="names of recipes, and folders in --sets of those that the results lack; "
+                        "default: all in the results")
     options = parser.parse_args()
     load = {"pretrained_model_name_or_path": options.model.parent, "gguf_file": options.model.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**load)
@@ -107,11 +110,11 @@ def main():
 
     exact, row = run("bf16", lambda: transformers.DynamicCache(config=model.config), None, "bf16")
     keep(row)
-    for recipe in document["recipes"]:
-        if options.only and recipe["name"] not in options.only:
-            continue
-        rotations = oscar_kv.read_set(options.sets / recipe["set"])
-        keep(run(recipe["name"], lambda: oscar_kv.Int2Cache(rotations, model.config, exact_prompt=True), exact, "Int2Cache")[1])
+    folders = {recipe["name"]: recipe["set"] for recipe in document["recipes"]}
+    for wanted in options.only or list(folders):
+        name, _, folder = wanted.partition("=")
+        rotations = oscar_kv.read_set(options.sets / (folder or folders[name]))
+        keep(run(name, lambda: oscar_kv.Int2Cache(rotations, model.config, exact_prompt=True), exact, "Int2Cache")[1])
 
 
 if __name__ == "__main__":
