@@ -16,8 +16,11 @@
  * bytes that follow are a piece of 16 bytes, whose little-endian 16-bit word j has those of string j. A scale is a byte b,
  * s = 2^((b - 128) / 16).
  *
- * Accuracy. Products of queries with steps are rounded to 16 bits of the largest of the head: the error of a score is less than
- * the sum over channels of 2^-17 max_j |q_j step_j| (2^w_i - 1) s softmax_scale. Fits make the steps of a head about equal.
+ * Accuracy. A query times what a unit of a byte is worth is rounded to 16 bits of the largest such product of the head. So a
+ * channel whose w bits lie from bit p of their bytes on adds less than 2^(p - 17) max_j |q_j step_j| (2^w - 1) s softmax_scale to
+ * the error of a score. p counts from bit 4 if these bits, and those that the same product takes of the neighbouring string, all
+ * lie in upper halves of bytes. A code that is cut in two counts as two channels, of which the upper has a larger step. Fits make
+ * the steps of a head about equal.
  *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
  * 16-byte piece of the keys' rows, the same for the values' rows, then (P, 8) for an 8-byte piece of the keys' rows and for
