@@ -87,7 +87,7 @@ const RowBaseline& row_baseline(const std::string& name) {
   throw UsageError("unknown method \"" + name + "\"", "--compare",
                    "choose from " + known +
                        "; or int3, int4 (this set with more levels), bisect (this set, clipped as decode kernels do), "
-                       "all, every, none");
+                       "pq_1.0, pq_1.5 (this set with product codes for keys), all, every, none");
 }
 
 }  // namespace
@@ -132,10 +132,12 @@ KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& l
     method.description = method.sequence->summary;
     method.rope = rope;
     const std::size_t ends = method.sequence->exact_end_layers;
+    KvSide key, value;
+    key.method = std::make_shared<const SideMethod>(method.sequence->key);
+    value.method = std::make_shared<const SideMethod>(method.sequence->value);
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      KvSide side;
-      side.quantized = i >= ends && i + ends < layers.size();
-      method.layers[layers[i].layer_id] = {layers[i].head_dim, side, side, layers[i].num_kv_heads, layers[i].value_dim};
+      key.quantized = value.quantized = i >= ends && i + ends < layers.size();
+      method.layers[layers[i].layer_id] = {layers[i].head_dim, key, value, layers[i].num_kv_heads, layers[i].value_dim};
     }
     return method;
   }

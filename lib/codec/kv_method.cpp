@@ -34,45 +34,38 @@ double coded_bits(const std::vector<CodedFormat>& formats, int dim) {
   return bits / (dim * static_cast<double>(formats.size()));
 }
 
-double side_bits(const KvSide& side, int dim, double param_bits) {
+double side_bits(const KvSide& side, const KvShape& shape, double param_bits) {
+  const int dim = shape.head_dim;
+  if (side.quantized && side.method != nullptr) {
+    const StoredBits stored = side.method->bits(shape);
+    return stored.codes + param_bits * stored.parameters;
+  }
   if (side.quantized && side.codec.coded != nullptr) return coded_bits(*side.codec.coded, dim);
   return side.quantized ? bits_per_code(side.codec.levels, dim) + parameter_bits(side, dim, param_bits) : kWindowBits;
 }
 
 int value_dim_of(const KvLayer& layer) { return layer.value_dim > 0 ? layer.value_dim : layer.head_dim; }
 
-/// Twice the mean of a layer's channels: where keys are as wide as values, of one of each together.
-double pair_bits(const KvLayer& layer, double key, double value) {
-  const int keys = layer.head_dim, values = value_dim_of(layer);
-  return 2 * (keys * key + values * value) / (keys + values);
-}
-
-/// b = bits + 2 p / G for each side that is quantised.
+/// b = bits + 2 p / G for each side that is quantised by a row codec. Twice the mean of a layer's channels: where keys
+/// are as wide as values, of one of each together.
 double row_bits(const KvLayer& layer, double param_bits) {
   const KvSide &key = layer.key, &value = layer.value;
   const int keys = layer.head_dim, values = value_dim_of(layer);
-  const bool coded = key.codec.coded != nullptr || value.codec.coded != nullptr;
-  if (key.quantized && value.quantized && keys == values && !coded) {
+  const auto is_row_codec = [](const KvSide& side) {
+    return side.quantized && side.method == nullptr && side.codec.coded == nullptr;
+  };
+  if (is_row_codec(key) && is_row_codec(value) && keys == values) {
     return bits_per_pair(key.codec.levels, value.codec.levels, keys) + parameter_bits(key, keys, param_bits) +
            parameter_bits(value, values, param_bits);
   }
-  return pair_bits(layer, side_bits(key, keys, param_bits), side_bits(value, values, param_bits));
-}
-
-/// The same, whoever stores them.
-double layer_bits(const KvMethod& method, const KvLayer& layer, double param_bits) {
-  if (method.sequence == nullptr || !layer.key.quantized) return row_bits(layer, param_bits);
-  const auto bits = [&](const SideMethod& side, int dim) {
-    const StoredBits stored = side.bits({dim, layer.num_kv_heads});
-    return stored.codes + param_bits * stored.parameters;
-  };
-  return pair_bits(layer, bits(method.sequence->key, layer.head_dim),
-                   bits(method.sequence->value, value_dim_of(layer)));
+  const double key_bits = side_bits(key, {keys, layer.num_kv_heads}, param_bits);
+  const double value_bits = side_bits(value, {values, layer.num_kv_heads}, param_bits);
+  return 2 * (keys * key_bits + values * value_bits) / (keys + values);
 }
 
 double mean_bits(const KvMethod& method, double param_bits) {
   double sum = 0;
-  for (const auto& [id, layer] : method.layers) sum += layer_bits(method, layer, param_bits);
+  for (const auto& [id, layer] : method.layers) sum += row_bits(layer, param_bits);
   return method.layers.empty() ? 0 : sum / (2 * static_cast<double>(method.layers.size()));
 }
 
@@ -122,16 +115,14 @@ HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
   const KvLayer& layer = method.layer(layer_id);
   SequenceInput input = layer.hold(qkv, query_positions, precision);
   input.scores = scores;
-  if (method.sequence != nullptr && layer.key.quantized) {
-    const SequenceRange history{std::min<std::int64_t>(method.windows.sink, qkv.k.num_tokens), qkv.k.num_tokens};
-    const SequenceContext context{method.rope, precision, &backend};
-    const auto decode = [&](const SideMethod& side, HeadsView x, DecodedRows& decoded) {
-      decoded.rows = reconstruct(side, x, history, context, take_spare_rows());
-      return heads_view(decoded.rows, x.num_tokens, x.num_heads, x.head_dim);
-    };
-    input.decoded_k = decode(method.sequence->key, qkv.k, held.decoded_k);
-    input.decoded_v = decode(method.sequence->value, qkv.v, held.decoded_v);
-  }
+  const SequenceRange history{std::min<std::int64_t>(method.windows.sink, qkv.k.num_tokens), qkv.k.num_tokens};
+  const auto decode = [&](const KvSide& side, HeadsView x, DecodedRows& decoded) -> HeadsView {
+    if (side.method == nullptr || !side.quantized) return {};
+    decoded.rows = reconstruct(*side.method, x, history, {method.rope, precision, &backend}, take_spare_rows());
+    return heads_view(decoded.rows, x.num_tokens, x.num_heads, x.head_dim);
+  };
+  input.decoded_k = decode(layer.key, qkv.k, held.decoded_k);
+  input.decoded_v = decode(layer.value, qkv.v, held.decoded_v);
   held.rows = backend.hold(input);
   return held;
 }

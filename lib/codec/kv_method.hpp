@@ -29,6 +29,9 @@ struct KvSide {
   std::shared_ptr<const Transform> transform;
   HistoryCodec codec;
   bool quantized = true;
+  /// Not null: decodes the history, in native coordinates, in place of the transform, which is null then, and the
+  /// codec.
+  std::shared_ptr<const SideMethod> method = nullptr;
 };
 
 struct KvLayer {
@@ -50,7 +53,7 @@ struct KvMethod {
   std::map<int, KvLayer> layers;
   /// One line: what it is, and what stands in for what cannot be known.
   std::string description;
-  /// Not null: decodes the history of layers whose sides are quantised; the sides say nothing else then.
+  /// Not null: the sides' methods are those of this one.
   const SequenceMethod* sequence = nullptr;
   std::optional<Rope> rope;
 

@@ -20,12 +20,15 @@ struct Comparison {
   bool own_windows = false;
   /// Makes "optr", which "all" then has in place of its substitute "optr_centred"; null: the substitute.
   std::function<KvMethod(const std::vector<LayerShape>& layers, Windows windows)> fit_optr;
+  /// Keys in product codes (pq_methods.hpp), which stand beside the set where they are named, and with "all" and
+  /// "every".
+  std::vector<KvMethod> product_coded{};
 };
 
 /// Whether "optr" stands beside the set if it can be made. names: Comparison::names.
 [[nodiscard]] bool compares_optr(const std::vector<std::string>& names);
 
-/// All names that `names` may hold, in the order of reports.
+/// All names that `names` may hold, in the order of reports; "pq_1.0" and "pq_1.5" where codebooks are given.
 [[nodiscard]] std::vector<std::string> method_names();
 
 /// The set itself. Clip ratios that it does not know are the published constants.

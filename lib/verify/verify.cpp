@@ -123,11 +123,13 @@ verify::Comparison comparison_of(VerifyReport& report, const Subject& subject, c
 
 /// Both sides are there: methods can be compared.
 std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, ModelIdentity model,
-                                  const verify::Comparison& comparison, const VerifyOptions& options) {
+                                  verify::Comparison comparison, const VerifyOptions& options) {
   if (subject.sides.size() < 2) return {};
   const ModelIdentity& fitted = subject.set.model;
   if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
+  comparison.product_coded = verify::pq_methods(options.product_codes, options.compare,
+                                                verify::method_of_set(set_of(subject), report.windows), model);
   std::vector<KvMethod> methods = verify::methods_for(subject, comparison, report.windows, model);
   report.bf16_layers = verify::keep_in_bf16(methods, options.bf16_layers);
   for (const KvMethod& method : methods) {

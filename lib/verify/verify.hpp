@@ -18,6 +18,7 @@
 #include "stats/statistics.hpp"
 #include "verify/model_metrics.hpp"
 #include "verify/optr_method.hpp"
+#include "verify/pq_methods.hpp"
 #include "verify/report.hpp"
 
 namespace oscar {
@@ -34,6 +35,8 @@ struct VerifyThresholds {
 struct VerifyOptions {
   /// Names of methods, or "all" (the usual ones), or "every", or "none".
   std::vector<std::string> compare{"all"};
+  /// What "pq_1.0" and "pq_1.5" are made of.
+  verify::ProductCodes product_codes;
   /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
   /// Layers that every method keeps in bfloat16; negative ones count from the last layer, -1 being it.

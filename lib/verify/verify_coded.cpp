@@ -123,8 +123,12 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
   report.other_model = is_of_other_model(subject, expected, report.checks);
   if (structure_ok(report)) {
     require_quantised_texts(inputs.model_data, report.windows);
-    std::vector<KvMethod> methods = methods_beside(method_of_coded_set(set, report.windows),
-                                                   {options.compare, options.own_windows, {}}, expected.model);
+    KvMethod coded = method_of_coded_set(set, report.windows);
+    const Comparison comparison{options.compare,
+                                options.own_windows,
+                                {},
+                                pq_methods(options.product_codes, options.compare, coded, expected.model)};
+    std::vector<KvMethod> methods = methods_beside(std::move(coded), comparison, expected.model);
     report.bf16_layers = keep_in_bf16(methods, options.bf16_layers);
     warn_of_bf16_layers(report);
     for (const KvMethod& method : methods) {

@@ -14,6 +14,7 @@
 #include "base/files.hpp"
 #include "command_text.hpp"
 #include "commands/commands.hpp"
+#include "commands/verdict_options.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
 #include "help.hpp"
@@ -24,7 +25,6 @@
 #include "verify/methods.hpp"
 #include "verify/record.hpp"
 #include "verify/table.hpp"
-#include "verify/verdict.hpp"
 #include "zoo/pinned.hpp"
 
 namespace oscar {
@@ -50,6 +50,9 @@ void check_usage(const VerifyCommand& c) {
   }
   if (c.windows == "none" && (c.options.sink || c.options.recent)) {
     throw UsageError("without windows, none has a size", "--windows none", "leave out --sink and --recent");
+  }
+  if (c.options.product_codes.codebooks.empty() && !c.options.product_codes.rotations.empty()) {
+    throw UsageError("rotations of codebooks, and no codebooks", "--pq-rotations", "add --pq-codebook FILE");
   }
   check_usage(c.needles);
   check_usage(c.quotes);
@@ -187,46 +190,6 @@ std::string method_names() {
   return names;
 }
 
-/// "output error 0.1, softmax KL …"
-std::string limits_in_words(const VerifyThresholds& limits) {
-  return fmt::format("output error {:.3g}, softmax KL {:.3g}, KLD {:.3g}, perplexity {:.3g}", *limits.max_output_error,
-                     *limits.max_softmax_kl, *limits.max_kld, *limits.max_ppl_increase);
-}
-
-/// "at 2 bits output error 0.1, …": one line per width would not fit a help text.
-std::string default_limits_text() {
-  std::string text;
-  for (const int bits : {2, 3, 4}) {
-    text +=
-        fmt::format("{}at {} bits {}", bits == 2 ? "" : "; ", bits, limits_in_words(verify::default_thresholds(bits)));
-  }
-  return text + fmt::format(
-                    ", measured on {}. Coded sets at 2.25 bits a value {}, four times that for each bit less and a "
-                    "quarter for each bit more, but never above the limits at 2 bits; measured on {}",
-                    verify::kDefaultLimitsMeasuredOn, limits_in_words(verify::coded_thresholds(2.25)),
-                    verify::kCodedLimitsMeasuredOn);
-}
-
-void add_verdict_options(CLI::App& command, VerifyOptions& options) {
-  VerifyThresholds& limits = options.thresholds;
-  const auto add_limit = [&](const char* name, std::optional<double>& limit, const char* words) {
-    command.add_option(name, limit, words)->check(kNonNegative)->group("Verdict");
-  };
-  add_limit("--max-output-error", limits.max_output_error, "Reject above this relative error of attention outputs");
-  add_limit("--max-softmax-kl", limits.max_softmax_kl, "Reject above this mean KL of attention probabilities");
-  add_limit("--max-kld", limits.max_kld, "Reject above this mean KL of the model's predictions");
-  add_limit("--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity");
-  command
-      .add_flag(
-          "--default-limits,!--no-default-limits", options.default_limits,
-          fmt::format("Hold what was measured to default limits where none is given [on]: {}", default_limits_text()))
-      ->group("Verdict");
-  command
-      .add_flag("--require-held-out", options.require_held_out,
-                "Reject unless the figures are known to come from text that the set was not fitted on")
-      ->group("Verdict");
-}
-
 void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
   command
@@ -234,6 +197,17 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
                   "Methods to set beside it: all (the usual ones), every, none, or names (see below)")
       ->delimiter(',')
       ->capture_default_str()
+      ->group("Verify");
+  verify::ProductCodes& codes = options.product_codes;
+  command
+      .add_option("--pq-codebook", codes.codebooks,
+                  "Product codebooks of OSCAR's SGLang for keys: the method pq_1.0, or pq_1.5, by the file's bits")
+      ->type_name("FILE.pt")
+      ->group("Verify");
+  command
+      .add_option("--pq-rotations", codes.rotations,
+                  "The rotation set that they were trained with; default: the set under test")
+      ->type_name("SET")
       ->group("Verify");
   command
       .add_option("--windows", c.windows,

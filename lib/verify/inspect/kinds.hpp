@@ -12,8 +12,7 @@ namespace oscar {
 [[nodiscard]] Inspection inspect_pt(const std::filesystem::path& path);
 /// The rotation file in an archive, which has "format_version" and "layers".
 [[nodiscard]] Inspection inspect_rotation_file(const PtValue& archive, const std::string& where);
-/// Whether an archive has product codebooks of OSCAR's SGLang, and what they are (codebook_file.cpp has the format).
-[[nodiscard]] bool is_codebook_file(const PtValue& archive);
+/// An archive that is_codebook_file() (verify/codebook_file.hpp, which has the format).
 [[nodiscard]] Inspection inspect_codebook_file(const PtValue& archive, const std::string& where);
 [[nodiscard]] Inspection inspect_safetensors(const std::filesystem::path& path);
 [[nodiscard]] Inspection inspect_npy(const std::filesystem::path& path);

@@ -10,6 +10,7 @@
 #include "tensor/npy.hpp"
 #include "tensor/npz.hpp"
 #include "tensor/safetensors.hpp"
+#include "verify/codebook_file.hpp"
 #include "verify/inspect/kinds.hpp"
 
 namespace oscar {
