@@ -36,19 +36,33 @@ def k_means(rows, count):
     return centroids, rows - centroids[distances(rows, centroids).argmin(1)]
 
 
-def codebooks(folder):
-    """(layers, pieces, centroids, channels) of 256, and of 16 for what those leave, of the set's rotated keys."""
+def rotated_keys(folder, tokens, count):
+    """(tokens, pieces * channels) of each layer, as the set turns them."""
+    subprocess.run([os.environ["OSCAR_BINARY"], "dump", "--model", MODEL, "--tokens", GOLDEN / tokens, "--max-tokens", str(count),
+                    "--seq-len", "1024", "--out", folder, "--quiet"], check=True)
     rotations = torch.load(SETS / "latest/k_rotation_qqt_r_h_pbr.pt")["layers"]
-    subprocess.run([os.environ["OSCAR_BINARY"], "dump", "--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens",
-                    "4096", "--out", folder / "dump", "--quiet"], check=True)
-    stages = [[], []]
     for layer in range(LAYERS):
-        keys = torch.cat([torch.load(path) for path in sorted((folder / f"dump/layer_{layer}/k").iterdir())]).float()
-        rows = (keys.reshape(-1, PIECES * DIM) @ rotations[layer]["rotation"]).numpy()
+        keys = torch.cat([torch.load(path) for path in sorted((folder / f"layer_{layer}/k").iterdir())]).float()
+        yield (keys.reshape(-1, PIECES * DIM) @ rotations[layer]["rotation"]).numpy()
+
+
+def codebooks(folder):
+    """(layers, pieces, centroids, channels) of 256, and of 16 for what those leave."""
+    stages = [[], []]
+    for rows in rotated_keys(folder / "dump", "tokens_calib.npy", 4096):
         first = [k_means(rows[:, i:i + DIM], 256) for i in range(0, PIECES * DIM, DIM)]
         stages[0].append(numpy.stack([centroids for centroids, _ in first]))
         stages[1].append(numpy.stack([k_means(left, 16)[0] for _, left in first]))
     return [torch.from_numpy(numpy.stack(stage)) for stage in stages]
+
+
+def sqnr_db(rows, stages):
+    """Of rows in the codes of these stages, each (pieces, centroids, channels)."""
+    left = rows.reshape(-1, PIECES, DIM).copy()
+    for stage in stages:
+        for piece, centroids in enumerate(stage):
+            left[:, piece] -= centroids[distances(left[:, piece], centroids).argmin(1)]
+    return 10 * numpy.log10((rows**2).sum() / (left**2).sum())
 
 
 class ProductCodesTest(unittest.TestCase):
@@ -89,10 +103,13 @@ class ProductCodesTest(unittest.TestCase):
         kld = {name: method["model"]["kld_mean"] for name, method in methods.items()}
         self.assertLess(kld["oscar"], kld["pq_1.5"], kld)
         self.assertLess(kld["pq_1.5"], kld["pq_1.0"], kld)
-        noise = {name: method["attention"] for name, method in methods.items()}
-        self.assertEqual(noise["pq_1.0"]["v_sqnr_db"], noise["oscar"]["v_sqnr_db"])
-        self.assertGreater(noise["pq_1.0"]["k_sqnr_db"], 1)
-        self.assertGreater(noise["pq_1.5"]["k_sqnr_db"], noise["pq_1.0"]["k_sqnr_db"] + 0.5)
+        noise = {name: [layer["attention"] for layer in method["layers"]] for name, method in methods.items()}
+        for layer, keys in enumerate(rotated_keys(self.folder / "held_out", "tokens_eval.npy", 1024)):
+            history = keys[64:-256]  # outside the windows
+            first, second = self.first[layer].numpy(), self.second[layer].numpy()
+            self.assertAlmostEqual(noise["pq_1.0"][layer]["k_sqnr_db"], sqnr_db(history, [first]), delta=0.05)
+            self.assertAlmostEqual(noise["pq_1.5"][layer]["k_sqnr_db"], sqnr_db(history, [first, second]), delta=0.05)
+            self.assertEqual(noise["pq_1.0"][layer]["v_sqnr_db"], noise["oscar"][layer]["v_sqnr_db"])
 
         beside = self.measure(SETS / "coded", "pq_1.0", *given[:2], "--pq-rotations", SETS / "latest")
         self.assertEqual(list(beside), ["pq_1.0", "coded"])
@@ -108,6 +125,9 @@ class ProductCodesTest(unittest.TestCase):
         self.assertIn("two files make pq_1.0", refused("--pq-codebook", self.one, "--pq-codebook", self.one, code=2))
         self.assertIn("--pq-rotations SET", refused("--pq-codebook", self.one, rotations="coded", code=2))
         self.assertIn("add --pq-codebook", refused("--pq-rotations", SETS / "latest", code=2))
+        foreign = "--pq-codebook", self.one, "--pq-rotations"
+        self.assertIn("of other layers than the set", refused(*foreign, PROJECT / "tests/data/tiny-set"))
+        self.assertIn("rotations of one side", refused(*foreign, SETS / "latest/k_rotation_qqt_r_h_pbr.pt"))
         self.assertIn("nothing.pt", refused("--pq-codebook", "nothing.pt"))
 
         def of(**members):

@@ -62,6 +62,7 @@ TEST_CASE("serving rounds what a stage leaves to bfloat16") {
 TEST_CASE("bits are those of codes: bytes, and nibbles in a second stage of up to 16") {
   const ProductStage first{16, 256, 8, {}};
   CHECK(ProductCodebook{{first}}.bits() == 1.0);
+  CHECK(ProductCodebook{{{16, 16, 8, {}}}}.bits() == 1.0);
   CHECK(ProductCodebook{{first, {16, 16, 8, {}}}}.bits() == 1.5);
   CHECK(ProductCodebook{{first, {16, 32, 8, {}}}}.bits() == 2.0);
   CHECK(ProductCodebook{{{15, 16, 8, {}}, {15, 16, 8, {}}}}.bits() == 2.0);
