@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
 
 TABLES = [("quickstart_table.py", "quickstart.json", "tests/bench/README.md"), ("bench_recipes.py", "recipes.json", "tests/bench/README.md"),
-          *(("bench_real_model.py", "real_model.json", "tests/bench/README.md", "--table", name) for name in ("domains", "quotations")),
+          *(("bench_real_model.py", "real_model.json", "tests/bench/README.md", "--table", name) for name in ("domains", "quotations", "generation")),
           *(("bench_real_model.py", "real_model_h200.json", "tests/bench/README.md", "--table", name)
             for name in ("main", "domains", "positions", "quotations")),
           ("bench_spectra.py", "spectra.json", "apps/oscar/README.md")]
