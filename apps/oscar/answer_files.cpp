@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "numbers.hpp"
 #include "tensor/npy.hpp"
 

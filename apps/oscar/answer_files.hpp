@@ -9,8 +9,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "model/config.hpp"
-#include "model/runner.hpp"
+#include "model/config/config.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar {
 

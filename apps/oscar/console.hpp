@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "model/progress.hpp"
+#include "model/run/progress.hpp"
 #include "progress_lines.hpp"
 
 namespace oscar {

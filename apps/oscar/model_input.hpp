@@ -10,9 +10,9 @@
 #include <CLI/CLI.hpp>
 
 #include "context.hpp"
-#include "model/config.hpp"
-#include "model/runner.hpp"
-#include "model/tokens.hpp"
+#include "model/config/config.hpp"
+#include "model/run/runner.hpp"
+#include "model/tokenizer/tokens.hpp"
 
 namespace oscar {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fit/fit.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "verify/methods.hpp"
 
 namespace oscar {

@@ -10,7 +10,7 @@
 #include "base/json.hpp"
 #include "codec/kv_method.hpp"
 #include "kernels/types.hpp"
-#include "model/identity.hpp"
+#include "model/config/identity.hpp"
 
 namespace oscar {
 

@@ -13,7 +13,7 @@
 
 #include "base/status.hpp"
 #include "dump/rank_layout.hpp"
-#include "model/identity.hpp"
+#include "model/config/identity.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dump/source.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar {
 

@@ -8,7 +8,7 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "dump/live_states.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 
 namespace oscar {
 namespace {

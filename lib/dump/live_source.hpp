@@ -15,7 +15,7 @@
 #include "base/status.hpp"
 #include "dump/layer_rows.hpp"
 #include "dump/source.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar {
 

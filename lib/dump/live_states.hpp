@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar {
 

@@ -13,7 +13,7 @@
 
 #include "dump/text_share.hpp"
 #include "kernels/types.hpp"
-#include "model/identity.hpp"
+#include "model/config/identity.hpp"
 
 namespace oscar {
 

@@ -9,12 +9,13 @@
 
 #include "base/status.hpp"
 #include "kernels/backend.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar {
 
-/// C = 1 / (2 T) sum over rows of g^T g, with the gradients g of history_gradients() (model/runner.hpp) and T tokens;
-/// the mean over draws. Errors e of the rows, independent of each other, cost about mean(e C e^T) nats of KL a token.
+/// C = 1 / (2 T) sum over rows of g^T g, with the gradients g of history_gradients() (model/run/runner.hpp) and T
+/// tokens; the mean over draws. Errors e of the rows, independent of each other, cost about mean(e C e^T) nats of KL a
+/// token.
 struct ErrorCost {
   MatrixStack key, value;  // (Hkv, d, d), (Hkv, d_v, d_v)
 };

@@ -8,7 +8,7 @@
 
 #include "base/json.hpp"
 #include "kernels/types.hpp"
-#include "model/identity.hpp"
+#include "model/config/identity.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "model/identity.hpp"
+#include "model/config/identity.hpp"
 #include "stats/moments.hpp"
 
 namespace oscar {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "verify/model_sums.hpp"
 
 namespace oscar::verify {

@@ -8,8 +8,8 @@
 #include <span>
 #include <string>
 
-#include "model/identity.hpp"
-#include "model/tokens.hpp"
+#include "model/config/identity.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "verify/report.hpp"
 
 namespace oscar::verify {

@@ -5,7 +5,7 @@
 
 #include "base/text.hpp"
 #include "dump/live_source.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/held_out.hpp"
 #include "verify/measure.hpp"

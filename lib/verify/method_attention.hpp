@@ -7,7 +7,7 @@
 
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar::verify {
 

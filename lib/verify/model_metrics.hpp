@@ -12,7 +12,7 @@
 #include "base/status.hpp"
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "verify/report.hpp"
 
 namespace oscar::verify {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar::verify {
 

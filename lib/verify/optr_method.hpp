@@ -8,14 +8,14 @@
 #include "base/status.hpp"
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar::verify {
 
 struct OptrCalibration {
   /// Text that nothing is measured on; empty: OptR is not fitted.
   std::vector<TokenSequence> texts;
-  /// W_O of a layer as read_output_projection() gives it (model/output_projection.hpp).
+  /// W_O of a layer as read_output_projection() gives it (model/weights/output_projection.hpp).
   std::function<Tensor(int layer)> output_projection;
 };
 

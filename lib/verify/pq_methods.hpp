@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codec/kv_method.hpp"
-#include "model/identity.hpp"
+#include "model/config/identity.hpp"
 
 namespace oscar::verify {
 

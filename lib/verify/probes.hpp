@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar::verify {
 

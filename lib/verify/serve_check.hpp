@@ -19,7 +19,7 @@
 
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "verify/serve_compare.hpp"
 #include "verify/served_answers.hpp"
 #include "verify/served_settings.hpp"

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "verify/served_answers.hpp"
 
 namespace oscar::verify {

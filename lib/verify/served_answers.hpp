@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar::verify {
 

@@ -8,7 +8,7 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "coded/coded_manifest.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/data_covariance.hpp"
 #include "verify/expectation.hpp"

@@ -14,7 +14,7 @@
 #include "base/status.hpp"
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "stats/statistics.hpp"
 #include "verify/model_metrics.hpp"
 #include "verify/optr_method.hpp"

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The rules of the house as data: who may include whom, who may include what from outside, how long a file may be."""
 
+# The parts of a checkpoint that others see; nobody sees the plug-in (lib/model/torch).
+MODEL = ["lib/model/gguf", "lib/model/config", "lib/model/weights", "lib/model/tokenizer", "lib/model/run"]
+
 # A folder may include itself and the folders listed. The order is the data flow; nobody lists a later stage.
 MAY_INCLUDE = {
     "lib/base": [],
@@ -11,30 +14,35 @@ MAY_INCLUDE = {
     "kernels/reference": ["lib/base", "lib/tensor", "kernels"],
     "kernels/cuda": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
     "kernels/absent": ["lib/base", "lib/tensor", "kernels"],
-    "lib/model": ["lib/base", "lib/tensor", "kernels"],
-    "lib/dump": ["lib/base", "lib/tensor", "kernels", "lib/model"],
-    "lib/stats": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump"],
+    "lib/model/gguf": ["lib/base", "lib/tensor"],
+    "lib/model/config": ["lib/base", "lib/tensor", "lib/model/gguf"],
+    "lib/model/weights": ["lib/base", "lib/tensor", "lib/model/gguf", "lib/model/config"],
+    "lib/model/tokenizer": ["lib/base", "lib/tensor", "lib/model/gguf", "lib/model/config"],
+    "lib/model/run": ["lib/base", "lib/tensor", "kernels", "lib/model/config", "lib/model/weights", "lib/model/tokenizer"],
+    "lib/model/torch": ["lib/base", "lib/tensor", "kernels", "lib/model/config", "lib/model/weights", "lib/model/run"],
+    "lib/dump": ["lib/base", "lib/tensor", "kernels", *MODEL],
+    "lib/stats": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump"],
     "lib/spectral": ["lib/base", "lib/tensor", "kernels"],
     "lib/transform": ["lib/base", "lib/tensor", "kernels", "lib/spectral"],
     "lib/method": ["lib/base", "lib/tensor", "kernels", "lib/spectral", "lib/transform"],
     "lib/codec": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
-    "lib/rotation": ["lib/base", "lib/tensor", "kernels", "lib/model"],
-    "lib/coded": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "lib/model", "lib/codec", "lib/rotation"],
-    "lib/fit": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/spectral",
+    "lib/rotation": ["lib/base", "lib/tensor", "kernels", *MODEL],
+    "lib/coded": ["lib/base", "lib/tensor", "kernels", "kernels/reference", *MODEL, "lib/codec", "lib/rotation"],
+    "lib/fit": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/stats", "lib/spectral",
                 "lib/transform", "lib/method", "lib/codec", "lib/rotation", "lib/coded"],
     # The checker shares no code with what it checks: not fit, spectral or transform.
-    "lib/verify": ["lib/base", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/codec",
+    "lib/verify": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/stats", "lib/codec",
                    "lib/rotation", "lib/coded"],
     "lib/cluster": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
-    "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", "lib/model", "lib/codec", "lib/rotation", "lib/coded"],
+    "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/rotation", "lib/coded"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/stats"],
-    "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", "lib/model", "lib/dump", "lib/stats", "lib/rotation", "lib/coded", "lib/fit",
+    "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/stats", "lib/rotation", "lib/coded", "lib/fit",
                    "lib/cluster", "lib/verify", "lib/zoo"],
 }
 
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.
 WRAPPERS = {
-    ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/tensor/pt", "lib/model/decoder_torch/", "lib/cluster/", "apps/torch/"],
+    ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/tensor/pt", "lib/model/torch/", "lib/cluster/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5_library.hpp"],
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],

@@ -14,7 +14,7 @@
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
 #include "fit/fit.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "model_input.hpp"
 
 namespace oscar {

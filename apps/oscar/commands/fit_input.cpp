@@ -11,9 +11,9 @@
 #include "dump/folder_source.hpp"
 #include "dump/layer_fingerprints.hpp"
 #include "fit/recipe_search.hpp"
-#include "model/checkpoint.hpp"
-#include "model/output_projection.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
+#include "model/weights/checkpoint.hpp"
+#include "model/weights/output_projection.hpp"
 #include "model_judge.hpp"
 
 namespace oscar {

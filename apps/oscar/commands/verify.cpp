@@ -18,7 +18,7 @@
 #include "console.hpp"
 #include "dump/folder_source.hpp"
 #include "help.hpp"
-#include "model/output_projection.hpp"
+#include "model/weights/output_projection.hpp"
 #include "model_input.hpp"
 #include "outputs.hpp"
 #include "verify/html/html_report.hpp"

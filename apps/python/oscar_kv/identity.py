@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_BLOCK_TOKENS, _BLOCK_DIGITS = 128, 16  # as CalibrationData in lib/model/identity.hpp
+_BLOCK_TOKENS, _BLOCK_DIGITS = 128, 16  # as CalibrationData in lib/model/config/identity.hpp
 
 
 def cache_layers(config: Any) -> list[int]:

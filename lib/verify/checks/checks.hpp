@@ -10,7 +10,7 @@
 
 #include "coded/coded_set.hpp"
 #include "kernels/types.hpp"
-#include "model/identity.hpp"
+#include "model/config/identity.hpp"
 #include "verify/report.hpp"
 #include "verify/subject.hpp"
 

@@ -14,7 +14,7 @@
 #include "dump/chunk_record.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/folder_source.hpp"
-#include "model/config.hpp"
+#include "model/config/config.hpp"
 #include "rotation/convert.hpp"
 #include "rotation/one_truth.hpp"
 #include "rotation/verdict.hpp"

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include "model/checkpoint.hpp"
+#include "model/weights/checkpoint.hpp"
 
 #include <doctest/doctest.h>
 
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"
-#include "model/layout.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
+#include "model/weights/layout.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

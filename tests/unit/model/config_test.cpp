@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "model/config.hpp"
+#include "model/config/config.hpp"
 
 #include <doctest/doctest.h>
 

@@ -10,7 +10,7 @@
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/threads.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "unit/model/parity.hpp"

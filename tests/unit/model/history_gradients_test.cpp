@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Gradients by the history of caches against differences: a model whose history is moved a little predicts a little
 // differently. Attention with a moved history is plain loops here.
-#include "model/history_gradients.hpp"
+#include "model/run/history_gradients.hpp"
 
 #include <doctest/doctest.h>
 

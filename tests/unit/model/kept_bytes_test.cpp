@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "model/kept_bytes.hpp"
+#include "model/weights/kept_bytes.hpp"
 
 #include <doctest/doctest.h>
 

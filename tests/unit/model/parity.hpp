@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar::test {

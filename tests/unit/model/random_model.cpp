@@ -7,7 +7,7 @@
 
 #include "base/files.hpp"
 #include "base/json.hpp"
-#include "model/layout.hpp"
+#include "model/weights/layout.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar::test {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/files.hpp"
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar::test {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "model/remote_rows.hpp"
+#include "model/weights/remote_rows.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>

@@ -6,7 +6,7 @@
 
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "verify/model_metrics.hpp"

@@ -5,7 +5,7 @@
 
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "support/backend.hpp"
 #include "support/figures.hpp"
 #include "support/support.hpp"

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 
 namespace oscar {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // OptR inside the judge: fitted where the model reads calibration text, its substitute elsewhere.
 #include "codec/optr/fit.hpp"
-#include "model/output_projection.hpp"
+#include "model/weights/output_projection.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/methods.hpp"
 

@@ -11,7 +11,7 @@
 #include "base/files.hpp"
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
-#include "model/tokens.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "rotation/formats.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "model/runner.hpp"
+#include "model/run/runner.hpp"
 #include "verify/model_sums.hpp"
 
 namespace oscar::test {

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+#include "model/config/config.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/places.hpp"
+#include "base/sha256.hpp"
+#include "model/config/architectures.hpp"
+#include "model/config/config_file.hpp"
+#include "model/gguf/gguf_config.hpp"
+
+namespace oscar {
+namespace {
+
+/// The config.json of a checkpoint, or what a GGUF file says in its place, and what names the model.
+struct Described {
+  ConfigFile file;
+  ModelIdentity identity;
+};
+
+Described describe_gguf(const fs::path& path) {
+  const GgufModel model(path);
+  ModelIdentity identity;
+  identity.id = gguf_model_name(path);
+  identity.config_sha256 = model.config_sha256();
+  return {ConfigFile(gguf_config(model), model.where()), identity};
+}
+
+/// The names come from the address on the Hugging Face Hub or the path inside its cache
+/// (models--<org>--<name>/snapshots/<commit>), which give the same, or from the folder's name.
+Described describe_folder(const fs::path& model) {
+  if (!is_remote(model) && !fs::is_directory(model)) {
+    throw DataError(
+        "there is no model folder", model.string(),
+        "name a folder with config.json and *.safetensors, a .gguf file, or a model on the Hugging Face Hub: "
+        "hf://ORG/MODEL");
+  }
+  const fs::path folder = is_remote(model) ? model : fs::weakly_canonical(model);
+  ModelIdentity identity;
+  const std::string cached = folder.parent_path().parent_path().filename().string();
+  constexpr std::string_view kPrefix = "models--";
+  if (const std::optional<Publication> published = publication_of(folder)) {
+    identity.id = published->repository;
+    identity.revision = published->revision;
+  } else if (folder.parent_path().filename() == "snapshots" && cached.starts_with(kPrefix)) {
+    identity.id = cached.substr(kPrefix.size());
+    if (const std::size_t at = identity.id.find("--"); at != std::string::npos) identity.id.replace(at, 2, "/");
+    identity.revision = folder.filename().string();
+  } else {
+    identity.id = folder.filename().string();
+  }
+  identity.config_sha256 = sha256_hex(place_text(model / "config.json"));
+  return {ConfigFile(model / "config.json"), identity};
+}
+
+void add_sizes(const ModelConfig& config, ModelIdentity& identity) {
+  identity.num_layers = config.num_layers;
+  identity.num_attention_heads = config.num_attention_heads;
+  identity.num_key_value_heads = config.num_key_value_heads;
+  identity.head_dim = config.head_dim;
+  const MixerSpec& mixer = config.blocks[static_cast<std::size_t>(config.cache_layers().front())].mixer;
+  if (mixer.value_dim != mixer.head_dim) identity.value_dim = mixer.value_dim;
+  identity.rope_theta = mixer.rope.plain(config.head_dim) ? mixer.rope.theta : 0;
+  if (config.cache_layers().size() < config.blocks.size()) identity.cache_layers = config.cache_layers();
+}
+
+void check_quantization(const ConfigFile& file, ModelConfig& config) {
+  if (!file.has("quantization_config")) return;
+  const Json& member = file.json().at("quantization_config");
+  const std::string method = member.is_object() ? member.value("quant_method", "") : "";
+  const bool float8 = method == "compressed-tensors" && member.value("format", "") == "float-quantized";
+  if (method == "fp8" || method == "fbgemm_fp8" || float8) {
+    config.fp8 = true;
+  } else if (method != "mxfp4") {
+    file.refuse("the checkpoint is quantized with \"" + method + "\", which is not supported",
+                "use the checkpoint that it was made from, or one in float8 (\"fp8\") or mxfp4");
+  }
+}
+
+void read_sizes(const ConfigFile& file, ModelConfig& config) {
+  config.hidden_size = file.dimension("hidden_size");
+  config.num_layers = file.dimension("num_hidden_layers");
+  config.num_attention_heads = file.dimension("num_attention_heads");
+  config.num_key_value_heads = file.dimension("num_key_value_heads", config.num_attention_heads);
+  if (!file.has("head_dim") && config.hidden_size % config.num_attention_heads != 0) {
+    file.refuse("hidden_size is not a multiple of num_attention_heads and there is no head_dim");
+  }
+  config.head_dim = file.dimension("head_dim", config.hidden_size / config.num_attention_heads);
+  config.vocab_size = file.dimension("vocab_size");
+  config.max_position_embeddings = file.dimension("max_position_embeddings");
+  const std::array<const char*, 3> others{"layer_norm_eps", "norm_epsilon", "norm_eps"};
+  const auto* const named =
+      std::find_if(others.begin(), others.end(), [&](const char* name) { return file.has(name); });
+  const bool usual = file.has("rms_norm_eps") || named == others.end();
+  config.rms_norm_eps = file.positive(file.json(), usual ? "rms_norm_eps" : *named);
+  config.tie_word_embeddings = file.flag("tie_word_embeddings");
+  if (config.num_attention_heads % config.num_key_value_heads != 0) {
+    file.refuse("num_attention_heads (" + std::to_string(config.num_attention_heads) +
+                ") is not a multiple of num_key_value_heads (" + std::to_string(config.num_key_value_heads) + ")");
+  }
+}
+
+}  // namespace
+
+std::vector<int> ModelConfig::cache_layers() const {
+  std::vector<int> growing, limited;
+  for (int layer = 0; layer < num_layers; ++layer) {
+    const BlockSpec& block = blocks[static_cast<std::size_t>(layer)];
+    if (block.has_cache()) (block.mixer.window == 0 ? growing : limited).push_back(layer);
+  }
+  return growing.empty() ? limited : growing;
+}
+
+std::string ModelConfig::why_irreplaceable() const {
+  for (const int layer : cache_layers()) {
+    const MixerSpec& mixer = blocks[static_cast<std::size_t>(layer)].mixer;
+    if (mixer.kind == MixerKind::kLatentAttention) return "latent attention, whose keys are wider than its values,";
+  }
+  return "";
+}
+
+ModelConfig read_model_config(const fs::path& model) {
+  auto [file, identity] = is_gguf(model) ? describe_gguf(model) : describe_folder(model);
+  ModelConfig config;
+  config.model_type = file.text("model_type", "");
+  check_architecture(file, config.model_type);
+  config.torch_dtype = file.text("torch_dtype", file.text("dtype", "float32"));
+  constexpr std::array<const char*, 3> kTypes{"float32", "float16", "bfloat16"};
+  if (std::find(kTypes.begin(), kTypes.end(), config.torch_dtype) == kTypes.end()) {
+    file.unsupported("\"torch_dtype\": \"" + config.torch_dtype + "\"");
+  }
+  read_sizes(file, config);
+  check_quantization(file, config);
+  describe_architecture(file, config);
+  const MixerSpec& mixer = config.blocks[static_cast<std::size_t>(config.cache_layers().front())].mixer;
+  config.num_attention_heads = mixer.num_heads;
+  config.num_key_value_heads = mixer.num_kv_heads;
+  config.head_dim = mixer.head_dim;
+  config.identity = identity;
+  add_sizes(config, config.identity);
+  return config;
+}
+
+}  // namespace oscar

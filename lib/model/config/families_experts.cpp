@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+// Mixtures of experts, and models that mix kinds of attention. Latent attention: families_latent.cpp.
+#include <cmath>
+
+#include "model/config/families.hpp"
+
+namespace oscar {
+namespace {
+
+/// Which of the layers have experts: a list of exceptions, and every n-th.
+bool sparse_layer(const ConfigFile& file, int layer) {
+  for (const Json& dense : file.json().value("mlp_only_layers", Json::array())) {
+    if (dense == layer) return false;
+  }
+  return (layer + 1) % file.dimension("decoder_sparse_step", 1) == 0;
+}
+
+/// Dense MLPs in the layers that `sparse` denies.
+template <class Sparse>
+void keep_dense(ModelConfig& config, const Sparse& sparse) {
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    if (!sparse(layer)) config.blocks[static_cast<std::size_t>(layer)].mlp.experts = {};
+  }
+}
+
+ExpertsSpec qwen_experts(const ConfigFile& file) {
+  ExpertsSpec experts;
+  experts.count = file.dimension_or_zero("num_experts", file.dimension_or_zero("num_local_experts", 0));
+  if (experts.count == 0) return experts;
+  experts.top_k = file.dimension("num_experts_per_tok");
+  experts.intermediate = file.dimension("moe_intermediate_size");
+  experts.normalize = file.flag("norm_topk_prob");
+  if (file.has("shared_expert_intermediate_size")) {
+    experts.shared = "mlp.shared_expert";
+    experts.shared_gate = "mlp.shared_expert_gate";
+    experts.shared_intermediate = file.dimension("shared_expert_intermediate_size");
+  }
+  return experts;
+}
+
+/// Mixtral's names of an expert's matrices.
+void name_as_mixtral(ExpertsSpec& experts) {
+  experts.gate = "block_sparse_moe.gate";
+  experts.prefix = "block_sparse_moe.experts";
+  experts.gate_proj = "w1";
+  experts.up_proj = "w3";
+  experts.down_proj = "w2";
+}
+
+/// A number, or a list of it for all layers.
+int same_everywhere(const ConfigFile& file, const char* name) {
+  const Json& member = file.json().contains(name) ? file.json().at(name) : Json();
+  if (!member.is_array() || member.empty()) return file.dimension(name);
+  for (const Json& value : member) {
+    if (value != member.front()) file.unsupported(std::string("layers that differ in \"") + name + "\"");
+  }
+  return static_cast<int>(file.positive(Json{{name, member.front()}}, name));
+}
+
+ExpertsSpec local_experts(const ConfigFile& file) {
+  ExpertsSpec experts;
+  experts.count = file.dimension("num_local_experts");
+  experts.top_k = file.dimension("num_experts_per_tok");
+  experts.intermediate = file.dimension("intermediate_size");
+  experts.normalize = true;
+  return experts;
+}
+
+}  // namespace
+
+/// Sigmoid scores, a bias for the choice, groups, experts for all tokens: DeepSeek-V3 and GLM-4.5 on.
+ExpertsSpec grouped_experts(const ConfigFile& file) {
+  ExpertsSpec experts;
+  experts.count = file.dimension("n_routed_experts");
+  experts.top_k = file.dimension("num_experts_per_tok");
+  experts.intermediate = file.dimension("moe_intermediate_size");
+  experts.router = Router::kSigmoid;
+  experts.choice_bias = "mlp.gate.e_score_correction_bias";
+  experts.normalize = file.flag("norm_topk_prob", true);
+  experts.scale = file.positive("routed_scaling_factor", 1);
+  experts.groups = file.dimension("n_group", 1);
+  experts.top_groups = file.dimension("topk_group", 1);
+  if (experts.count % experts.groups != 0) file.refuse("n_routed_experts is not a multiple of n_group");
+  experts.shared = "mlp.shared_experts";
+  experts.shared_intermediate = experts.intermediate * file.dimension("n_shared_experts", 1);
+  return experts;
+}
+
+void describe_mixtral(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config, {1e6});
+  block.mlp.experts = local_experts(file);
+  name_as_mixtral(block.mlp.experts);
+  const char* type = file.has("sliding_window") ? kSlidingAttention : kFullAttention;
+  fill_blocks(file, config, block, read_layer_types(file, config, [&](int) { return type; }));
+}
+
+void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config) {
+  describe_qwen3(file, config);
+  for (BlockSpec& block : config.blocks) block.mlp.experts = qwen_experts(file);
+  keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
+}
+
+void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config) {
+  describe_qwen2(file, config);
+  for (BlockSpec& block : config.blocks) {
+    block.mixer.qkv_bias = file.flag("qkv_bias", true);
+    block.mlp.experts = qwen_experts(file);
+  }
+  keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
+}
+
+/// dots.llm1: Qwen3's attention, DeepSeek's experts.
+void describe_dots1(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config, {10000});
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  block.mlp.experts = grouped_experts(file);
+  block.mlp.experts.normalize = file.flag("norm_topk_prob");
+  fill_blocks(file, config, block);
+  const int dense = file.dimension_or_zero("first_k_dense_replace", 0);
+  keep_dense(config, [&](int layer) { return layer >= dense; });
+}
+
+/// Half of each head turns; the first layers are dense.
+void describe_glm4_moe(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config, {10000, 0.5});
+  block.mixer.qkv_bias = file.flag("attention_bias");
+  block.mixer.head_norm = file.flag("use_qk_norm") ? HeadNorm::kPerHead : HeadNorm::kNone;
+  block.mlp.experts = grouped_experts(file);
+  fill_blocks(file, config, block);
+  const int dense = file.dimension_or_zero("first_k_dense_replace", 1);
+  keep_dense(config, [&](int layer) { return layer >= dense; });
+}
+
+/// Sinks, every second layer slides, experts with biases, in four-bit floats as published.
+void describe_gpt_oss(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config, {150000});
+  block.mixer.sinks = true;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias", true);
+  block.mlp.activation = Activation::kClampedSwish;
+  block.mlp.clamp = file.positive("swiglu_limit", 7);
+  block.mlp.alpha = file.positive("swiglu_alpha", 1.702);
+  ExpertsSpec& experts = block.mlp.experts;
+  experts = local_experts(file);
+  experts.router = Router::kSoftmaxOfChosen;
+  experts.gate = "mlp.router";
+  experts.gate_bias = true;
+  experts.layout = ExpertLayout::kStackedTransposed;
+  fill_blocks(file, config, block, read_layer_types(file, config, [](int layer) {
+                return layer % 2 == 0 ? kSlidingAttention : kFullAttention;
+              }));
+}
+
+/// Norms over all heads at once, part of each head turns.
+void describe_minimax_m2(const ConfigFile& file, ModelConfig& config) {
+  const double turning = file.dimension("rotary_dim", config.head_dim);
+  BlockSpec block = plain_block(file, config, {5e6, turning / config.head_dim});
+  block.mixer.head_norm = HeadNorm::kAllHeads;
+  block.mlp.experts = local_experts(file);
+  block.mlp.experts.router = Router::kSigmoid;
+  block.mlp.experts.choice_bias = "block_sparse_moe.e_score_correction_bias";
+  name_as_mixtral(block.mlp.experts);
+  fill_blocks(file, config, block);
+}
+
+/// Qwen3-Next and Qwen3.5: gated delta layers, and attention with an output gate in every fourth.
+void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
+  const bool next = config.model_type == "qwen3_next";
+  config.norm_plus_one = true;
+  BlockSpec block = plain_block(file, config, {10000, 0.25});
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  block.mixer.output_gate = true;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  block.mlp.experts = qwen_experts(file);
+  block.mlp.experts.normalize |= !next;
+  MixerSpec delta;
+  delta.kind = MixerKind::kGatedDelta;
+  delta.num_heads = file.dimension("linear_num_value_heads");
+  delta.num_kv_heads = file.dimension("linear_num_key_heads");
+  delta.head_dim = file.dimension("linear_key_head_dim");
+  delta.value_dim = file.dimension("linear_value_head_dim");
+  delta.conv_width = file.dimension("linear_conv_kernel_dim");
+  delta.fused_delta = next;
+  if (delta.num_heads % delta.num_kv_heads != 0) {
+    file.refuse("linear_num_value_heads is not a multiple of linear_num_key_heads");
+  }
+  const int period = file.dimension("full_attention_interval", 4);
+  const std::vector<std::string> types = read_layer_types(
+      file, config, [&](int layer) { return (layer + 1) % period == 0 ? kFullAttention : kLinearAttention; });
+  for (const std::string& type : types) {
+    config.blocks.push_back(block);
+    if (type == kSlidingAttention) file.unsupported("the layer type \"sliding_attention\" in this model");
+    if (type == kLinearAttention) config.blocks.back().mixer = delta;
+  }
+  keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
+}
+
+/// OLMoE: queries and keys of all heads are normed at once.
+void describe_olmoe(const ConfigFile& file, ModelConfig& config) {
+  if (file.has("clip_qkv")) file.unsupported("\"clip_qkv\" in this model");
+  BlockSpec block = plain_block(file, config, {10000});
+  block.mixer.head_norm = HeadNorm::kAllHeads;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  block.mlp.experts = qwen_experts(file);
+  block.mlp.experts.intermediate = file.dimension("intermediate_size");
+  fill_blocks(file, config, block);
+}
+
+/// Weights are always normalised.
+void describe_qwen3_vl_moe(const ConfigFile& file, ModelConfig& config) {
+  describe_qwen3_moe(file, config);
+  for (BlockSpec& block : config.blocks) block.mlp.experts.normalize = true;
+}
+
+void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = hunyuan_block(file, config);
+  ExpertsSpec& experts = block.mlp.experts;
+  experts.count = same_everywhere(file, "num_experts");
+  experts.top_k = same_everywhere(file, "moe_topk");
+  experts.intermediate = file.has("moe_intermediate_size") ? same_everywhere(file, "moe_intermediate_size")
+                                                           : file.dimension("intermediate_size");
+  experts.normalize = true;
+  experts.gate = "mlp.gate.wg";
+  experts.shared = "mlp.shared_mlp";
+  experts.shared_intermediate = file.dimension("intermediate_size");
+  fill_blocks(file, config, block);
+}
+
+/// ERNIE 4.5: softmax scores, with a bias for the choice.
+void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  BlockSpec block = ernie_block(file, config);
+  if (file.flag("use_bias")) file.unsupported("\"use_bias\": true in this model");
+  ExpertsSpec& experts = block.mlp.experts;
+  experts.count = file.dimension("moe_num_experts", 64);
+  experts.top_k = file.dimension("moe_k", 6);
+  experts.intermediate = file.dimension("moe_intermediate_size", 1536);
+  experts.normalize = true;
+  experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
+  experts.shared_intermediate = experts.intermediate * file.dimension_or_zero("moe_num_shared_experts", 2);
+  if (experts.shared_intermediate > 0) experts.shared = "mlp.shared_experts";
+  fill_blocks(file, config, block);
+  const int first = file.dimension_or_zero("moe_layer_start_index", 1),
+            period = file.dimension("moe_layer_interval", 1);
+  const bool ends = file.has("moe_layer_end_index") && file.json().at("moe_layer_end_index") != -1;
+  const int last = ends ? file.dimension_or_zero("moe_layer_end_index", 0) : config.num_layers - 1;
+  keep_dense(config, [&](int layer) { return (layer + 1) % period == 0 && layer >= first && layer <= last; });
+}
+
+}  // namespace oscar

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+#include "model/run/history_gradients.hpp"
+
+#include <future>
+#include <numeric>
+#include <random>
+
+#include "base/threads.hpp"
+
+namespace oscar {
+namespace {
+
+/// All of a layer that computing with it takes.
+struct WholeLayer {
+  std::unique_ptr<LoadedWeights> weights;
+  std::vector<std::unique_ptr<LoadedWeights>> experts;
+};
+
+class GradientRun {
+ public:
+  GradientRun(const Decoder& decoder, const ModelConfig& config, const HistoryQuestion& question, Status& status)
+      : decoder_(decoder), config_(config), question_(question), status_(status), states_(count()) {}
+
+  void go_forward() {
+    for_each_sequence([&](std::size_t s) {
+      const std::int64_t first = question_.first_positions.empty() ? 0 : question_.first_positions[s];
+      states_[s].push_back(decoder_.embed(question_.sequences[s], first));
+    });
+    for (int layer = 0; layer < config_.num_layers; ++layer) {
+      const WholeLayer whole = loaded(layer);
+      for_each_sequence([&](std::size_t s) {
+        states_[s].push_back(decoder_.behind(*whole.weights, whole.experts, *states_[s].back()));
+      });
+      finish_layer();
+    }
+  }
+
+  void go_back(std::size_t draw, const HistoryHook& hook) const {
+    const std::shared_ptr<const LoadedWeights> head = decoder_.load_head();
+    std::vector<std::unique_ptr<Rows>> gradients(count());
+    for_each_sequence([&](std::size_t s) {
+      const std::vector<float> numbers = draws_for(draw * count() + s, question_.sequences[s].size());
+      gradients[s] = decoder_.likelihood_gradient(*head, *states_[s].back(), numbers);
+    });
+    decoder_.finish();
+    for (int layer = config_.num_layers - 1; layer >= config_.cache_layers().front(); --layer) {
+      const WholeLayer whole = loaded(layer);
+      for_each_sequence([&](std::size_t s) { take_back(layer, whole, s, *gradients[s], hook); });
+      finish_layer();
+    }
+  }
+
+ private:
+  [[nodiscard]] std::size_t count() const { return question_.sequences.size(); }
+
+  template <class F>
+  void for_each_sequence(const F& f) const {
+    parallel_for(
+        count(),
+        [&](std::size_t s) {
+          throw_if_interrupted();
+          f(s);
+        },
+        decoder_.concurrent_sequences());
+  }
+
+  [[nodiscard]] WholeLayer loaded(int layer) const {
+    std::vector<int> experts(
+        static_cast<std::size_t>(config_.blocks[static_cast<std::size_t>(layer)].mlp.experts.count));
+    std::iota(experts.begin(), experts.end(), 0);
+    WholeLayer whole{decoder_.load_layer(layer), {}};
+    if (!experts.empty()) whole.experts = decoder_.load_experts(layer, experts);
+    return whole;
+  }
+
+  void take_back(int layer, const WholeLayer& whole, std::size_t s, Rows& gradient, const HistoryHook& hook) const {
+    const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer)].mixer;
+    const std::size_t heads =
+        attends(layer) ? question_.sequences[s].size() * static_cast<std::size_t>(mixer.num_kv_heads) : 0;
+    std::vector<float> key(heads * static_cast<std::size_t>(mixer.head_dim)),
+        value(heads * static_cast<std::size_t>(mixer.value_dim));
+    const Rows& before = *states_[s][static_cast<std::size_t>(layer)];
+    decoder_.pull_back(*whole.weights, whole.experts, before, gradient, question_.windows, {key, value});
+    if (attends(layer)) hook(layer, s, key, value);
+  }
+
+  [[nodiscard]] bool attends(int layer) const { return config_.blocks[static_cast<std::size_t>(layer)].attends(); }
+
+  void finish_layer() const {
+    decoder_.finish();  // or the weights would go while a GPU computes with them
+    const std::int64_t back = config_.num_layers - config_.cache_layers().front();
+    status_.progress("layers there and back", ++done_, config_.num_layers + question_.draws * back);
+  }
+
+  const Decoder& decoder_;
+  const ModelConfig& config_;
+  const HistoryQuestion& question_;
+  Status& status_;
+  std::vector<std::vector<std::unique_ptr<Rows>>> states_;  // of each sequence: before each layer, and behind the last
+  mutable std::int64_t done_ = 0;
+};
+
+}  // namespace
+
+std::vector<float> draws_for(std::size_t sample, std::size_t tokens) {
+  std::mt19937_64 random(sample);
+  std::vector<float> draws(tokens);
+  for (float& draw : draws) draw = static_cast<float>(random() >> 40U) * 0x1p-24F;
+  return draws;
+}
+
+void take_gradients(const Decoder& decoder, const ModelConfig& config, const HistoryQuestion& question,
+                    const HistoryHook& hook, Status& status) {
+  GradientRun run(decoder, config, question, status);
+  run.go_forward();
+  for (int draw = 0; draw < question.draws; ++draw) run.go_back(static_cast<std::size_t>(draw), hook);
+}
+
+}  // namespace oscar

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// One run of a checkpoint, for runner.cpp: the order of layers, sequences and experts, and what is loaded meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/run/expert_loader.hpp"
+#include "model/run/progress.hpp"
+#include "model/run/runner.hpp"
+#include "model/weights/checkpoint.hpp"
+
+namespace oscar {
+
+/// Throws DataError for sequences that the model cannot take (ModelRunner::begin).
+void check_sequences(std::span<const TokenSequence> sequences, std::span<const std::int64_t> first_positions,
+                     const ModelConfig& config);
+
+/// The hidden state of every sequence, between layers. On the CPU, sequences are the units of parallel work: each is
+/// computed by one thread in the same way, whatever the number of threads. On a GPU, experts see some sequences
+/// together, the same ones whichever part of the text runs. All references must outlive it.
+class Pass : public ModelPass {
+ public:
+  Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& config,
+       std::span<const TokenSequence> sequences, const PassOptions& options, Status& status);
+  ~Pass() override;
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  [[nodiscard]] int layer() const override { return layer_; }
+  void step(const AttentionHook& attention, bool observe_only) override;
+  void capture(const CaptureHook& target, bool observe_only) override;
+  void save(const std::filesystem::path& path) const override;
+  void restore(const std::filesystem::path& path) override;
+  void wait_until_ready() override;
+  [[nodiscard]] std::unique_ptr<FinalStates> final_states() override;
+
+ private:
+  using Mixer = std::function<void(std::size_t sequence, const LoadedWeights& weights)>;
+  /// Sequences [begin, end), which experts see together.
+  struct Unit {
+    std::size_t begin, end;
+  };
+
+  [[nodiscard]] std::int64_t first_position(std::size_t s) const {
+    return first_positions_.empty() ? 0 : first_positions_[s];
+  }
+  void choose_units(const TextPart& part);
+  void prepare();
+  void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const;
+  void for_each_unit(const std::function<void(std::size_t)>& task) const {
+    in_parallel(units_.size(), task, decoder_.concurrent_sequences());
+  }
+  void for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const;
+  void tell_progress(std::int64_t tokens);
+  [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
+  void start_loading(int layer);
+  void run_layer(const Mixer& mix, bool observe_only, int at_once);
+  void attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only);
+  void attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention, bool observe_only);
+  void check_finite(std::size_t sequence, const std::string& what, DType dtype) const;
+
+  [[nodiscard]] bool all_will_be_chosen(int layer) const;
+  [[nodiscard]] std::unique_ptr<ExpertLoader> load_experts_of(int layer, std::vector<int> experts) const;
+  [[nodiscard]] std::unique_ptr<ExpertLoader> load_all_experts_of(int layer) const;
+  void load_experts_early(bool experts);
+  void prepare_experts(const LoadedWeights& weights);
+  [[nodiscard]] std::unique_ptr<Rows> route(const Unit& unit, const LoadedWeights& weights) const;
+  void add_experts(const ExpertLoader::Group& group, const LoadedWeights& weights, Rows& routed) const;
+  void add_experts_sum(const Unit& unit, const LoadedWeights& weights, const Rows& routed);
+  void run_experts(const LoadedWeights& weights);
+
+  Decoder& decoder_;
+  const Checkpoint& checkpoint_;
+  const ModelConfig& config_;
+  std::span<const TokenSequence> sequences_;
+  std::int64_t tokens_ = 0;  // that run
+  int layers_;               // to run
+  TextPart part_;            // that is captured
+  std::vector<std::int64_t> first_positions_;
+  Status& status_;
+  ModelStatus* watcher_;     // the same, if it wants to know more
+  std::vector<Unit> units_;  // that run
+  std::vector<std::unique_ptr<Rows>> hidden_;
+  int layer_ = 0;
+  bool ended_ = false;
+  std::unique_ptr<ExpertLoader> experts_, experts_ahead_;  // of the layer that runs and the next; null: not yet known
+  std::shared_future<std::shared_ptr<const LoadedWeights>> next_;  // of the layer that runs next
+  std::future<void> preparing_;                                    // last, since it uses the others
+};
+
+}  // namespace oscar

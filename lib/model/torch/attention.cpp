@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/torch/layer_math.hpp"
+#include "model/torch/rope.hpp"
+#include "model/torch/score_blocks.hpp"
+
+namespace oscar {
+namespace {
+
+/// Queries such that scores are q . k / sqrt(d), as everything after the model takes them.
+at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {
+  const double factor = m.softmax_scale * std::sqrt(static_cast<double>(m.head_dim));
+  return std::abs(factor - 1) < 1e-12 ? q : q * factor;
+}
+
+/// (T, heads, d), normed and turned in fp32.
+at::Tensor project_heads(const Weights& w, const at::Tensor& x, const RotaryEmbedding& rope, const char* part,
+                         const std::string& norm, int heads) {
+  const MixerSpec& m = w.block().mixer;
+  const bool each = m.head_norm == HeadNorm::kPerHead;
+  at::Tensor y = w.linear(x, part);
+  if (m.head_norm == HeadNorm::kAllHeads) y = w.exact_norm(y, norm);
+  y = y.view({x.size(0), heads, m.head_dim});
+  if (each && !m.norm_after_rope) y = w.exact_norm(y, norm);
+  y = rope.apply(y);
+  return each && m.norm_after_rope ? w.exact_norm(y, norm) : y;
+}
+
+/// Queries as later positions ask louder, where they do.
+at::Tensor grown(const at::Tensor& q, const MixerSpec& m, std::int64_t first) {
+  if (m.query_growth == 0) return q;
+  const at::Tensor positions = at::arange(first, first + q.size(0), q.options());
+  const at::Tensor contexts = at::floor(positions / m.rope.original_context);
+  return q * (at::log1p(contexts) * m.query_growth + 1).view({-1, 1, 1});
+}
+
+Projected project_heads_of(const Weights& w, const at::Tensor& normed, std::int64_t first) {
+  const MixerSpec& m = w.block().mixer;
+  const RotaryEmbedding rope(m.rope, first, first + normed.size(0), normed.device());
+  const at::ScalarType type = normed.scalar_type();
+  const at::Tensor heads = project_heads(w, normed, rope, "self_attn.q_proj", m.query_norm, m.num_heads);
+  const at::Tensor q = rescaled(grown(heads, m, first), m).to(type);
+  if (!m.own_kv) return {q, {}, {}};
+  const at::Tensor k = project_heads(w, normed, rope, "self_attn.k_proj", m.key_norm, m.num_kv_heads);
+  const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
+  at::Tensor v = w.linear(normed, source).view({normed.size(0), m.num_kv_heads, m.value_dim});
+  if (m.value_norm) v = normalize(v, w.config().rms_norm_eps);
+  return {q, k.to(type), v.to(type)};
+}
+
+/// kv_b_proj as (heads, nope + value, latent): how heads read the latent.
+at::Tensor latent_readers(const Weights& w) {
+  const MixerSpec& m = w.block().mixer;
+  return w.at("self_attn.kv_b_proj.weight").view({m.num_heads, m.nope_dim + m.head_value_dim, m.latent_dim});
+}
+
+/// The cache holds (latent, rotated key); queries are taken to the latent's side, so that heads share one key.
+Projected project_latent(const Weights& w, const at::Tensor& normed, std::int64_t first) {
+  const MixerSpec& m = w.block().mixer;
+  const std::int64_t tokens = normed.size(0);
+  const at::Tensor query_source =
+      m.query_latent_dim > 0
+          ? w.linear(w.norm(w.linear(normed, "self_attn.q_a_proj"), "self_attn.q_a_layernorm"), "self_attn.q_b_proj")
+          : w.linear(normed, "self_attn.q_proj");
+  const at::Tensor q = query_source.view({tokens, m.num_heads, m.nope_dim + m.rope.dim});
+  const at::Tensor both = w.linear(normed, "self_attn.kv_a_proj_with_mqa");
+  const at::Tensor latent = w.norm(both.narrow(-1, 0, m.latent_dim), "self_attn.kv_a_layernorm").unsqueeze(1);
+  const RotaryEmbedding rope(m.rope, first, first + tokens, normed.device());
+  const at::ScalarType type = normed.scalar_type();
+  const at::Tensor readers = latent_readers(w).narrow(1, 0, m.nope_dim);
+  const at::Tensor absorbed = at::bmm(q.narrow(-1, 0, m.nope_dim).transpose(0, 1), readers).transpose(0, 1);
+  const at::Tensor turned_q = rope.apply(q.narrow(-1, m.nope_dim, m.rope.dim)).to(type);
+  const at::Tensor turned_k = rope.apply(both.narrow(-1, m.latent_dim, m.rope.dim).unsqueeze(1)).to(type);
+  return {rescaled(at::cat({absorbed, turned_q}, -1), m), at::cat({latent, turned_k}, -1), latent};
+}
+
+/// Heads h, T, d of q with theirs of k and v, in fp32, for what the library's kernels lack: windows, soft caps, sinks
+/// (h, 1, 1), values of another size.
+at::Tensor attend_by_blocks(const MixerSpec& m, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& sinks) {
+  const std::int64_t tokens = q.size(1), at_once = queries_at_once(q);
+  const at::Tensor out = at::empty({q.size(0), tokens, v.size(2)}, q.options());
+  for (std::int64_t begin = 0; begin < tokens; begin += at_once) {
+    const ScoreBlock block = score_block(m, q, k, begin, std::min(tokens, begin + at_once));
+    out.narrow(1, begin, block.end - begin).copy_(at::matmul(block.shares(sinks), block.of_keys(v)));
+  }
+  return out;
+}
+
+/// The library's kernel: (heads, T, d) of q, and of k and v, which in bf16 may have fewer heads.
+at::Tensor attend_plainly(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto batch = [](const at::Tensor& x) { return x.unsqueeze(0); };
+  return at::scaled_dot_product_attention(batch(q), batch(k), batch(v), {}, 0.0, /*is_causal=*/true, std::nullopt,
+                                          /*enable_gqa=*/k.size(0) != q.size(0))
+      .squeeze(0);
+}
+
+}  // namespace
+
+Projected project_attention(const Weights& layer, const at::Tensor& x, std::int64_t first_position) {
+  const at::Tensor normed = layer.norm(x, layer.block().mixer_norm);
+  const bool latent = layer.block().mixer.kind == MixerKind::kLatentAttention;
+  return latent ? project_latent(layer, normed, first_position) : project_heads_of(layer, normed, first_position);
+}
+
+at::Tensor sinks_of(const Weights& layer, std::int64_t first, std::int64_t heads) {
+  if (!layer.block().mixer.sinks) return {};
+  return layer.at("self_attn.sinks").narrow(0, first, heads).view({-1, 1, 1});
+}
+
+at::Tensor exact_attention(const Weights& layer, const Projected& qkv) {
+  const MixerSpec& m = layer.block().mixer;
+  const std::int64_t heads = qkv.q.size(1), group = heads / qkv.k.size(1);
+  const bool plain = m.window == 0 && m.soft_cap == 0 && !m.sinks && m.head_dim == m.value_dim;
+  // The CPU takes head by head, a GPU all at once: its kernel for bf16 shares keys among queries by itself.
+  const std::int64_t together = qkv.q.is_cpu() ? 1 : heads;
+  const bool shared = together > 1 && plain && qkv.q.scalar_type() == at::kBFloat16;
+  const at::Tensor result = at::empty({qkv.q.size(0), heads, qkv.v.size(2)}, qkv.q.options());
+  for (std::int64_t h = 0; h < heads; h += together) {
+    const at::Tensor q = qkv.q.narrow(1, h, together).transpose(0, 1);
+    const auto of_group = [&](const at::Tensor& x) {
+      const at::Tensor own = x.narrow(1, h / group, std::max<std::int64_t>(1, together / group)).transpose(0, 1);
+      return shared || together == 1 || group == 1 ? own : own.repeat_interleave(group, 0);
+    };
+    const at::Tensor k = of_group(qkv.k), v = of_group(qkv.v);
+    const at::Tensor sinks = sinks_of(layer, h, together);
+    result.narrow(1, h, together)
+        .copy_((plain ? attend_plainly(q, k, v) : attend_by_blocks(m, q, k, v, sinks)).transpose(0, 1));
+  }
+  return result;
+}
+
+at::Tensor attention_output(const Weights& layer, const at::Tensor& attention, const at::Tensor& x) {
+  const MixerSpec& m = layer.block().mixer;
+  at::Tensor out = attention;
+  if (m.kind == MixerKind::kLatentAttention) {
+    const at::Tensor readers = latent_readers(layer).narrow(1, m.nope_dim, m.head_value_dim).transpose(1, 2);
+    out = at::bmm(attention.transpose(0, 1), readers).transpose(0, 1);
+  }
+  out = out.reshape({x.size(0), -1});
+  if (m.output_gate) out = out * at::sigmoid(layer.linear(layer.norm(x, layer.block().mixer_norm), "self_attn.gate"));
+  return scaled_residual(layer, layer.norm(layer.linear(out, "self_attn.o_proj"), layer.block().mixer_out_norm));
+}
+
+}  // namespace oscar

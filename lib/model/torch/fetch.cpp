@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+#include "model/torch/fetch.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include "base/errors.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{2} << 20;        // what readers hold stays in their caches
+constexpr std::size_t kRemotePieceBytes = std::size_t{8} << 20;  // each is a request
+constexpr std::size_t kReaders = 8;
+
+at::ScalarType stored_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kBF16:
+      return at::kBFloat16;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kF8E4M3:
+      return at::kFloat8_e4m3fn;
+    case DType::kU8:
+      return at::kByte;
+    default:
+      throw DataError("weights of " + std::string(name_of(dtype)) + " cannot be computed with", "", "");
+  }
+}
+
+std::size_t reader_count(std::size_t pieces, int wanted) {
+  if (wanted > 0) return std::min(pieces, static_cast<std::size_t>(wanted));
+  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  return std::min({pieces, std::max<std::size_t>(1, cores / 2), kReaders});
+}
+
+}  // namespace
+
+TensorRef slice(const TensorRef& stack, int index) {
+  const std::size_t bytes = stack.data.size() / static_cast<std::size_t>(stack.shape[0]);
+  return {stack.dtype,
+          {stack.shape.begin() + 1, stack.shape.end()},
+          stack.data.subspan(static_cast<std::size_t>(index) * bytes, bytes)};
+}
+
+Fetch::Fetch(const WeightStore& store, const Device& device)
+    : store_(store), device_(device), piece_bytes_(store.readers() > 0 ? kRemotePieceBytes : kPieceBytes) {}
+
+at::Tensor Fetch::want(const TensorRef& part) {
+  const std::vector<std::int64_t> shape = part.shape.empty() ? std::vector<std::int64_t>{1} : part.shape;
+  at::Tensor tensor = at::empty(shape, at::TensorOptions(stored_type(part.dtype)).device(device_.place()));
+  auto* const to = static_cast<std::byte*>(tensor.data_ptr());
+  for (std::size_t begin = 0; begin < part.data.size(); begin += piece_bytes_) {
+    pieces_.push_back({part.data.subspan(begin, std::min(piece_bytes_, part.data.size() - begin)), to + begin});
+  }
+  return tensor;
+}
+
+void Fetch::run() {
+  const std::size_t readers = reader_count(pieces_.size(), store_.readers());
+  std::atomic<std::size_t> next = 0;  // pieces differ in size by a thousand times
+  const auto take = [&]() -> const Piece* {
+    const std::size_t i = next++;
+    return i < pieces_.size() ? &pieces_[i] : nullptr;
+  };
+  const auto work = [&] {
+    const CallGuard guard(device_);
+    if (device_.is_gpu()) return upload(take);
+    while (const Piece* piece = take()) store_.read(piece->from, piece->to);
+  };
+  std::vector<std::future<void>> others;
+  for (std::size_t i = 1; i < readers; ++i) others.push_back(std::async(std::launch::async, work));
+  if (readers > 0) work();
+  for (std::future<void>& other : others) other.get();
+  pieces_.clear();
+}
+
+/// Pieces that take() gives, through two places in pinned memory: one is filled while the other is on its way.
+void Fetch::upload(const std::function<const Piece*()>& take) const {
+  const c10::Stream stream = device_.new_stream();
+  const c10::StreamGuard guard(stream);
+  std::array<at::Tensor, 2> slots;
+  std::array<std::optional<c10::Event>, 2> sent;
+  std::size_t turn = 0;
+  for (const Piece* piece = take(); piece != nullptr; piece = take(), turn = 1 - turn) {
+    const auto size = static_cast<std::int64_t>(piece->from.size());
+    at::Tensor& slot = slots[turn];
+    if (!slot.defined()) slot = device_.host_bytes(static_cast<std::int64_t>(piece_bytes_));
+    if (sent[turn]) sent[turn]->synchronize();
+    store_.read(piece->from, static_cast<std::byte*>(slot.data_ptr()));
+    at::from_blob(piece->to, {size}, at::TensorOptions(at::kByte).device(device_.place()))
+        .copy_(slot.narrow(0, 0, size), /*non_blocking=*/true);
+    if (!sent[turn]) sent[turn].emplace(device_.place().type());
+    sent[turn]->record(stream);
+  }
+  stream.synchronize();
+}
+
+}  // namespace oscar

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+// Weights from a checkpoint, whatever they are stored in, as tensors to compute with: matrices in the decoder's type,
+// vectors in fp32. Matrices that a checkpoint fuses come apart here, so that what computes sees one naming.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+
+#include "model/run/decoder.hpp"
+#include "model/torch/device.hpp"
+
+namespace oscar {
+
+class Weights : public LoadedWeights {
+ public:
+  Weights(const ModelConfig& config, const BlockSpec& block) : config_(config), block_(block) {}
+
+  [[nodiscard]] const ModelConfig& config() const { return config_; }
+  [[nodiscard]] const BlockSpec& block() const { return block_; }
+  [[nodiscard]] bool contains(const std::string& name) const { return tensors_.contains(name); }
+  /// By its name within the layer, "self_attn.sinks"; of an expert, "gate", "up", "down".
+  [[nodiscard]] const at::Tensor& at(const std::string& name) const { return tensors_.at(name); }
+  void put(const std::string& name, at::Tensor tensor) { tensors_[name] = std::move(tensor); }
+
+  /// x W^T + b, with the bias if there is one, in the type of x. x (…, in).
+  [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
+  /// Norm over the last dimension as the model has it, in fp32; x itself if `part` is empty.
+  [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;
+  /// Norm over the last dimension as the model has it, in the type of x.
+  [[nodiscard]] at::Tensor norm(const at::Tensor& x, const std::string& part) const;
+
+ private:
+  const ModelConfig& config_;
+  const BlockSpec& block_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+/// Weights as this decoder loads them.
+[[nodiscard]] inline const Weights& ours(const LoadedWeights& weights) { return static_cast<const Weights&>(weights); }
+
+/// x / sqrt(mean(x^2) + eps) over the last dimension, in fp32.
+[[nodiscard]] at::Tensor normalize(const at::Tensor& x, double eps);
+
+/// Where weights come from and go to.
+struct WeightRoute {
+  const ModelConfig& config;
+  const WeightStore& store;
+  const Device& device;
+};
+
+/// A whole tensor in the device's type, float8 with the scales beside it.
+[[nodiscard]] at::Tensor load_tensor(const WeightRoute& route, const std::string& name);
+/// Rows [begin, end) of a tensor of a float type.
+[[nodiscard]] at::Tensor load_rows(const WeightRoute& route, const std::string& name, std::int64_t begin,
+                                   std::int64_t end);
+
+[[nodiscard]] std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer);
+[[nodiscard]] std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRoute& route, int layer,
+                                                                              std::span<const int> experts);
+
+}  // namespace oscar

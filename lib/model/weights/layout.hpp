@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// Which weights a checkpoint with given blocks has, under which names, in which shapes: the only place that knows.
+// Linear weights are [out, in], as PyTorch stores them. Non-goal: what is computed with them (run/decoder.hpp).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/config/config.hpp"
+#include "model/weights/weight_store.hpp"
+
+namespace oscar {
+
+struct WeightSpec {
+  std::string name;  // in the checkpoint; of a layer's weights, the part after "model.layers.<layer>."
+  std::vector<std::int64_t> shape;
+  bool bytes = false;  // uint8 (MXFP4); else a float type, or float8 with a scale where the config has it
+};
+
+/// "model.layers.3.self_attn.q_proj.weight" from 3 and "self_attn.q_proj.weight".
+[[nodiscard]] inline std::string layer_weight_name(int layer, const std::string& part) {
+  return "model.layers." + std::to_string(layer) + "." + part;
+}
+inline constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
+/// Embeddings that tokens have for each layer, (layer_input_vocab, num_layers * input_dim), and what makes inputs of
+/// hidden states.
+inline constexpr const char* kLayerInputsName = "model.embed_tokens_per_layer.weight";
+inline constexpr const char* kLayerInputProjectionName = "model.per_layer_model_projection.weight";
+inline constexpr const char* kLayerInputNormName = "model.per_layer_projection_norm.weight";
+inline constexpr const char* kFinalNormName = "model.norm.weight";
+inline constexpr const char* kFinalNormBiasName = "model.norm.bias";
+/// The output head; the embedding if the two are tied.
+[[nodiscard]] inline std::string head_weight_name(const ModelConfig& config) {
+  return config.tie_word_embeddings ? kEmbeddingName : "lm_head.weight";
+}
+
+/// How experts are stored differs between checkpoints of one architecture: looks which names there are.
+void settle_expert_layouts(ModelConfig& config, const WeightStore& weights);
+
+/// What a layer always needs: everything but routed experts.
+[[nodiscard]] std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer);
+/// What one routed expert of a layer needs; of stacked experts, the whole stacks.
+[[nodiscard]] std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int expert);
+/// Every weight of a checkpoint with this config, by its full name.
+[[nodiscard]] std::vector<WeightSpec> expected_weights(const ModelConfig& config);
+
+/// Throws DataError that names the first weight which is missing, has another shape, or is of a type that the config
+/// does not allow.
+void check_weights(const ModelConfig& config, const WeightStore& weights, const std::string& where);
+
+}  // namespace oscar

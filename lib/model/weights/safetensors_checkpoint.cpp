@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+#include "model/weights/safetensors_checkpoint.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/places.hpp"
+#include "base/stop.hpp"
+#include "base/threads.hpp"
+
+namespace oscar {
+namespace {
+
+/// By what lies there instead.
+const char* remedy_without_weights(const fs::path& model) {
+  bool shards = false, pickles = false, ggufs = false;
+  for (const auto& entry : fs::directory_iterator(model)) {
+    shards = shards || entry.path().extension() == ".safetensors";
+    ggufs = ggufs || entry.path().extension() == ".gguf";
+    pickles = pickles || entry.path().extension() == ".bin" || entry.path().extension() == ".pth";
+  }
+  if (ggufs) return "name the .gguf file itself";
+  if (shards) return "fetch model.safetensors.index.json too, which tells what lies in which file";
+  if (pickles) return "save the checkpoint in safetensors format, with save_pretrained of transformers";
+  return "name a checkpoint in safetensors format, or a .gguf file";
+}
+
+constexpr int kOpenAtOnce = 16;  // files at a server: each takes a round trip or two
+
+}  // namespace
+
+SafetensorsCheckpoint::SafetensorsCheckpoint(const fs::path& model)
+    : where_(model.string()), remote_(is_remote(model)) {
+  const fs::path index = model / "model.safetensors.index.json";
+  const fs::path single = model / "model.safetensors";
+  if (const std::optional<std::string> text = optional_text(index)) {
+    open_shards(model, parse_json(*text, index.string()), index.string());
+  } else if (remote_ || fs::exists(single)) {
+    const SafetensorsFile& file = shards_.try_emplace(single.filename().string(), single).first->second;
+    for (const auto& [name, tensor] : file.tensors()) weights_[name] = &file;
+  } else {
+    throw DataError("the folder has no weights: neither model.safetensors nor model.safetensors.index.json", where_,
+                    remedy_without_weights(model));
+  }
+  find_prefix();
+}
+
+void SafetensorsCheckpoint::open_shards(const fs::path& model, const Json& index, const std::string& where) {
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (!index.is_object() || map == index.end() || !map->is_object()) {
+    throw DataError("the index has no object \"weight_map\"", where, "fetch the checkpoint again");
+  }
+  std::map<std::string, std::string> files;  // by weight
+  std::set<std::string> distinct;
+  for (const auto& [name, shard] : map->items()) {
+    if (!shard.is_string() || !is_safe_relative_path(shard.get<std::string>())) {
+      throw DataError("the index names the file " + shard.dump() + " for " + name, where, "fetch the checkpoint again");
+    }
+    const std::string file = shard.get<std::string>();
+    if (!remote_ && !fs::exists(model / file)) {
+      throw DataError("the file is missing, which the index names for " + name, (model / file).string(),
+                      "fetch it, or the whole checkpoint again");
+    }
+    files[name] = file;
+    distinct.insert(file);
+  }
+  const std::vector<std::string> names(distinct.begin(), distinct.end());
+  std::vector<std::optional<SafetensorsFile>> opened(names.size());
+  parallel_for(
+      names.size(), [&](std::size_t i) { opened[i].emplace(model / names[i]); }, remote_ ? kOpenAtOnce : 1);
+  for (std::size_t i = 0; i < names.size(); ++i) shards_.emplace(names[i], std::move(*opened[i]));
+  for (const auto& [name, file] : files) weights_[name] = &shards_.at(file);
+}
+
+void SafetensorsCheckpoint::find_prefix() {
+  for (const std::string outer : {"", "language_model."}) {
+    for (const std::string inner : {"model.", "model.language_model."}) {
+      if (!weights_.contains(outer + inner + "embed_tokens.weight")) continue;
+      prefix_ = outer + inner;
+      head_prefix_ = outer;
+      return;
+    }
+  }
+}
+
+std::string SafetensorsCheckpoint::stored_name(const std::string& name) const {
+  constexpr std::string_view kPlain = "model.";
+  return name.starts_with(kPlain) ? prefix_ + name.substr(kPlain.size()) : head_prefix_ + name;
+}
+
+const TensorRef& SafetensorsCheckpoint::at(const std::string& name) const {
+  const std::string stored = stored_name(name);
+  const auto found = weights_.find(stored);
+  if (found == weights_.end()) {
+    throw DataError("the checkpoint has no weight " + stored, where_,
+                    "check that config.json and the weights belong together, or fetch the checkpoint again");
+  }
+  return found->second->at(stored);
+}
+
+void SafetensorsCheckpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
+  const StopScope scope(stop_);
+  if (bytes.empty() || kept_.copy(bytes, to)) return;
+  bytes_read_ += bytes.size();
+  const auto has_bytes = [&](const auto& shard) { return shard.second.find(bytes).has_value(); };
+  const auto shard = std::find_if(shards_.begin(), shards_.end(), has_bytes);
+  OSCAR_CHECK(shard != shards_.end());
+  shard->second.file().read(*shard->second.find(bytes), {to, bytes.size()});
+  kept_.add(bytes, to);
+}
+
+void SafetensorsCheckpoint::keep_reads() const {
+  if (remote_) kept_.allow(kKeptBytes);
+}
+
+void SafetensorsCheckpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
+                                      std::size_t count, std::byte* to) const {
+  if (remote_) {
+    const auto kept = [&]() -> RemoteRows& {
+      const std::lock_guard lock(remote_mutex_);
+      return remote_rows_[matrix.data.data()];
+    };
+    return kept().read(matrix, rows, begin, count, to,
+                       [this](std::span<const RemoteRows::Part> parts) { read_at_server(parts); });
+  }
+  const std::size_t row_bytes = matrix.data.size() / static_cast<std::size_t>(matrix.shape[0]);
+  for (const std::int32_t row : rows) {
+    to = std::copy_n(&matrix.data[static_cast<std::size_t>(row) * row_bytes + begin], count, to);
+  }
+}
+
+void SafetensorsCheckpoint::read_at_server(std::span<const RemoteRows::Part> parts) const {
+  const StopScope scope(stop_);
+  std::vector<FilePart> all;
+  for (const auto& [from, to] : parts) {
+    bytes_read_ += from.size();
+    for (const auto& [name, file] : shards_) {
+      if (const auto offset = file.find(from)) all.push_back({&file.file(), *offset, to});
+    }
+  }
+  OSCAR_CHECK(all.size() == parts.size());
+  remote_places().read(all);
+}
+
+std::map<std::string, const PlacedFile*> SafetensorsCheckpoint::files() const {
+  std::map<std::string, const PlacedFile*> files;
+  for (const auto& [name, shard] : shards_) files[name] = &shard.file();
+  return files;
+}
+
+int SafetensorsCheckpoint::readers() const { return remote_ ? shards_.begin()->second.file().readers() : 0; }
+
+Tensor SafetensorsCheckpoint::load(const std::string& name) const {
+  bytes_read_ += at(name).data.size();
+  const std::string stored = stored_name(name);
+  return weights_.at(stored)->load(stored);
+}
+
+}  // namespace oscar
