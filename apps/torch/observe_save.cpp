@@ -4,8 +4,8 @@
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
+#include "moments/statistics.hpp"
 #include "observe_state.hpp"
-#include "stats/statistics.hpp"
 
 namespace oscar::operators {
 namespace {

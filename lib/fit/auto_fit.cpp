@@ -11,10 +11,10 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
-#include "dump/layer_lanes.hpp"
 #include "fit/layer_fit.hpp"
 #include "fit/recipe_search.hpp"
 #include "fit/search_parts.hpp"
+#include "work/layer_lanes.hpp"
 
 namespace oscar {
 namespace {

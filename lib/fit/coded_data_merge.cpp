@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/errors.hpp"
-#include "fit/partial_folder.hpp"
+#include "work/partial_folder.hpp"
 
 namespace oscar {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "method/coded_grid.hpp"
-#include "stats/moments.hpp"
+#include "moments/moments.hpp"
 
 namespace oscar {
 namespace {

@@ -13,7 +13,7 @@
 #include "kernels/backend.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_levels.hpp"
-#include "stats/statistics.hpp"
+#include "moments/statistics.hpp"
 
 namespace oscar {
 

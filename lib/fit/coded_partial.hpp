@@ -7,7 +7,7 @@
 #include <map>
 
 #include "fit/coded_fit.hpp"
-#include "fit/partial_folder.hpp"
+#include "work/partial_folder.hpp"
 
 namespace oscar {
 

@@ -14,11 +14,11 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
-#include "dump/layer_lanes.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/layer_fit.hpp"
 #include "fit/recipe_search.hpp"
 #include "rotation/formats.hpp"
+#include "work/layer_lanes.hpp"
 
 namespace oscar {
 namespace {

@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "spectral/spectrum.hpp"
-#include "stats/moments.hpp"
-#include "transform/compose.hpp"
-#include "transform/stretch.hpp"
+#include "method/compose.hpp"
+#include "method/spectrum.hpp"
+#include "method/stretch.hpp"
+#include "moments/moments.hpp"
 
 namespace oscar {
 namespace {

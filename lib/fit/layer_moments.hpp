@@ -12,8 +12,8 @@
 #include "dump/source.hpp"
 #include "fit/recipe.hpp"
 #include "kernels/backend.hpp"
+#include "moments/moments.hpp"
 #include "rotation/rotation_set.hpp"
-#include "stats/moments.hpp"
 
 namespace oscar {
 

@@ -2,9 +2,9 @@
 // Layers that are fitted already, in a folder, one file each: a set of one layer.
 #pragma once
 
-#include "fit/partial_folder.hpp"
 #include "fit/recipe.hpp"
 #include "rotation/rotation_set.hpp"
+#include "work/partial_folder.hpp"
 
 namespace oscar {
 

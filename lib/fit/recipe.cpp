@@ -11,7 +11,7 @@
 #include "base/errors.hpp"
 #include "base/near_names.hpp"
 #include "kernels/arguments.hpp"
-#include "transform/compose.hpp"
+#include "method/compose.hpp"
 
 namespace oscar {
 namespace {

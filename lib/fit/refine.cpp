@@ -8,8 +8,8 @@
 
 #include "base/status.hpp"
 #include "base/threads.hpp"
-#include "transform/cayley.hpp"
-#include "transform/matrix.hpp"
+#include "method/cayley.hpp"
+#include "method/matrix.hpp"
 
 namespace oscar {
 namespace {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "fit/fit.hpp"
-#include "stats/statistics.hpp"
+#include "moments/statistics.hpp"
 
 namespace oscar {
 

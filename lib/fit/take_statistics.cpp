@@ -7,8 +7,8 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "dump/layer_lanes.hpp"
 #include "fit/layer_moments.hpp"
+#include "work/layer_lanes.hpp"
 
 namespace oscar {
 namespace {

@@ -7,11 +7,11 @@
 #include <span>
 #include <vector>
 
-#include "fit/partial_folder.hpp"
 #include "fit/recipe.hpp"
 #include "kernels/backend.hpp"
-#include "stats/blocks.hpp"
-#include "stats/statistics.hpp"
+#include "moments/blocks.hpp"
+#include "moments/statistics.hpp"
+#include "work/partial_folder.hpp"
 
 namespace oscar {
 

@@ -8,8 +8,8 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "spectral/spectrum.hpp"
-#include "transform/matrix.hpp"
+#include "method/matrix.hpp"
+#include "method/spectrum.hpp"
 
 namespace oscar {
 namespace {

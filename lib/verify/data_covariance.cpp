@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "stats/moments.hpp"
+#include "moments/moments.hpp"
 #include "verify/subject.hpp"
 
 namespace oscar::verify {

@@ -9,7 +9,7 @@
 
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
-#include "stats/statistics.hpp"
+#include "moments/statistics.hpp"
 #include "verify/checks/checks.hpp"
 
 namespace oscar::verify {

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <utility>
 
-#include "dump/layer_lanes.hpp"
 #include "verify/data_covariance.hpp"
+#include "work/layer_lanes.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -15,7 +15,7 @@
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
-#include "stats/statistics.hpp"
+#include "moments/statistics.hpp"
 #include "verify/model_metrics.hpp"
 #include "verify/optr_method.hpp"
 #include "verify/pq_methods.hpp"

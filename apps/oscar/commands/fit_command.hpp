@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "cluster/ranks.hpp"
 #include "context.hpp"
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
 #include "fit/fit.hpp"
 #include "model/run/runner.hpp"
 #include "model_input.hpp"
+#include "ranks/ranks.hpp"
 
 namespace oscar {
 

@@ -15,7 +15,7 @@
 #include "base/text.hpp"
 #include "base/threads.hpp"
 #include "console.hpp"
-#include "stats/blocks.hpp"
+#include "moments/blocks.hpp"
 
 namespace oscar {
 namespace {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "cluster/ranks.hpp"
 #include "commands/fit_command.hpp"
-#include "fit/partial_folder.hpp"
+#include "ranks/ranks.hpp"
+#include "work/partial_folder.hpp"
 
 namespace oscar {
 

@@ -4,8 +4,8 @@
 
 #include "base/errors.hpp"
 #include "base/schemas.hpp"
+#include "moments/statistics.hpp"
 #include "rotation/set_file.hpp"
-#include "stats/statistics.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/npy.hpp"
 #include "tensor/npz.hpp"

@@ -10,10 +10,10 @@
 #include "base/files.hpp"
 #include "dump/folder_source.hpp"
 #include "fit/fit.hpp"
+#include "method/bases.hpp"
 #include "rotation/formats.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
-#include "transform/bases.hpp"
 
 namespace oscar {
 namespace {

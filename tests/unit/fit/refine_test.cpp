@@ -7,11 +7,11 @@
 
 #include "base/threads.hpp"
 #include "fit/fit.hpp"
+#include "method/cayley.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
-#include "transform/cayley.hpp"
 
 namespace oscar {
 namespace {

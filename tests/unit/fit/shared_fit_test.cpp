@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "fit/fit.hpp"
-#include "stats/blocks.hpp"
+#include "moments/blocks.hpp"
 #include "support/backend.hpp"
 #include "support/shared_text.hpp"
 #include "support/support.hpp"

@@ -9,11 +9,11 @@
 
 #include "base/threads.hpp"
 #include "dump/folder_source.hpp"
-#include "spectral/spectrum.hpp"
-#include "stats/moments.hpp"
+#include "method/compose.hpp"
+#include "method/spectrum.hpp"
+#include "moments/moments.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
-#include "transform/compose.hpp"
 
 namespace oscar {
 namespace {

@@ -7,12 +7,12 @@
 #include <limits>
 #include <random>
 
+#include "method/compose.hpp"
+#include "method/spectrum.hpp"
 #include "rotation/objective.hpp"
-#include "spectral/spectrum.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
-#include "transform/compose.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/checks/checks.hpp"
 #include "verify/checks/uncompose.hpp"

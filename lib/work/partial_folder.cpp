@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "work/partial_folder.hpp"
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "tensor/safetensors.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kRecord = "fit.json";
+
+}  // namespace
+
+PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier, Status* status)
+    : folder_(std::move(folder)) {
+  if (earlier == Earlier::kLeave) return;
+  const fs::path record = folder_ / kRecord;
+  if (earlier == Earlier::kUse && fs::exists(record)) {
+    const Json found = read_json(record);
+    remove_damaged(status);
+    require(found, of);
+    if (found != of) write_json(record, of);
+    return;
+  }
+  if (fs::exists(folder_) && !fs::is_empty(folder_) && !fs::exists(record)) {
+    throw DataError("this folder is not of an earlier fit", folder_.string(), "move it away, or choose another output");
+  }
+  remove(folder_);
+  fs::create_directories(folder_);
+  write_json(record, of);
+}
+
+std::string PartialFolder::differences(const Json& one, const Json& other) {
+  std::string names;
+  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (const auto& [name, value] : one.items()) {
+    if (!other.contains(name) || other[name] != value) add(name);
+  }
+  for (const auto& [name, value] : other.items()) {
+    if (!one.contains(name)) add(name);
+  }
+  return names;
+}
+
+bool PartialFolder::is_of(const fs::path& folder, const Json& of) {
+  const fs::path record = folder / kRecord;
+  if (!fs::exists(record)) return false;
+  Json wanted = of, there = read_json(record);
+  for (Json* each : {&wanted, &there}) {
+    if (each->is_object()) each->erase(kDataOfLayers);
+  }
+  return wanted == there;
+}
+
+void PartialFolder::remove_damaged(Status* status) const {
+  for (const fs::path& name : list_files(folder_)) {
+    const fs::path file = folder_ / name;
+    if (!name.string().starts_with("layer_") || name.extension() != ".safetensors") continue;
+    try {
+      const SafetensorsFile kept(file);
+      if (!kept.has_checksums()) throw DataError("there are no checksums", file.string(), "");
+      kept.verify_all();
+    } catch (const DataError& error) {
+      if (status != nullptr) status->notice(file.string() + ", kept by an earlier run, is made again: " + error.what());
+      fs::remove(file);
+    }
+  }
+}
+
+void PartialFolder::require(const Json& found, const Json& of) const {
+  Json wanted = of, there = found.is_object() ? found : Json::object();
+  const Json layers = wanted.value(kDataOfLayers, Json::object()), earlier = there.value(kDataOfLayers, Json::object());
+  wanted.erase(kDataOfLayers);
+  there.erase(kDataOfLayers);
+  if (there != wanted) {
+    throw DataError("what is left of an earlier fit is of another: " + differences(wanted, there) + " differ",
+                    folder_.string(), "give that fit's data and options, or leave --resume out to begin again");
+  }
+  for (const auto& [id, print] : layers.items()) {
+    if (!has(std::stoi(id)) || (earlier.contains(id) && earlier[id] == print)) continue;
+    throw DataError("layer " + id + " is fitted already, to other data than the dump has now", folder_.string(),
+                    "give the dump that it was fitted to, or leave --resume out to begin again");
+  }
+}
+
+std::filesystem::path PartialFolder::file_of(int layer_id) const {
+  return folder_ / ("layer_" + std::to_string(layer_id) + ".safetensors");
+}
+
+bool PartialFolder::has(int layer_id) const { return fs::exists(file_of(layer_id)); }
+
+void PartialFolder::remove(const fs::path& folder) {
+  std::error_code ignored;
+  for (const fs::path& name : fs::exists(folder) ? list_files(folder) : std::vector<fs::path>()) {
+    std::string text = name.filename().string();
+    if (text.starts_with('.')) text.erase(0, 1);  // half a file, of a process that was killed
+    const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
+    if (text == kRecord || text == "rank_0" || (kept && text.find(".safetensors") != text.npos))
+      fs::remove(folder / name, ignored);
+  }
+  fs::remove(folder, ignored);  // unless something else is in it
+}
+
+void PartialFolder::remove() const { remove(folder_); }
+
+}  // namespace oscar

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+#include "work/layer_lanes.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <vector>
+
+#include "base/status.hpp"
+#include "base/wait.hpp"
+#include "support/memory_source.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+test::MemorySource make_source() {
+  std::map<int, std::vector<test::MemoryChunk>> layers;
+  for (const int id : {0, 2, 5}) layers[id];
+  return test::MemorySource(std::move(layers));
+}
+
+}  // namespace
+
+TEST_CASE("a task that fails ends the others, which wait, and its error is the one thrown") {
+  for (const std::size_t failing : {0, 1}) {
+    CAPTURE(failing);
+    test::MemorySource source = make_source();
+    std::atomic<int> waiting = 0, interrupted = 0, begun = 0;
+    const auto task = [&](std::size_t i, const std::unique_ptr<LayerStream>&) {
+      ++begun;
+      if (i == failing) {
+        wait_until([&] { return waiting == 1; });
+        throw DataError("broken", "here", "");
+      }
+      ++waiting;
+      try {
+        (void)wait_until([] { return false; }, 20);
+      } catch (const Interrupted&) {
+        ++interrupted;
+        throw;
+      }
+    };
+    CHECK_ERROR(for_each_layer(source, source.layer_ids(), 2, task), DataError, "broken");
+    CHECK(interrupted == 1);
+    CHECK(begun == 2);
+    CHECK_NOTHROW(throw_if_interrupted());
+  }
+}
+
+}  // namespace oscar
