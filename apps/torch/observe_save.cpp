@@ -53,9 +53,9 @@ LayerStatistics statistics_of(std::int64_t id, const LayerSums& layer) {
                       .first_data = {0}};
   const auto count = static_cast<double>(layer.tokens);
   const double queries = count * (layer.shape.num_q_heads / layer.shape.num_kv_heads);
-  out.first.sums["qqt"] = with_total(layer.qqt, queries);
-  out.first.sums["ktk"] = with_total(layer.ktk, count);
-  out.first.sums["vtv"] = with_total(layer.vtv, count);
+  out.first.sums[Moment::kQqt] = with_total(layer.qqt, queries);
+  out.first.sums[Moment::kKtk] = with_total(layer.ktk, count);
+  out.first.sums[Moment::kVtv] = with_total(layer.vtv, count);
   out.first.keys = KeySums{layer.key_sums, count};
   if (layer.shape.sample_size > 0) out.sst = score_weighted(layer, queries), out.sst_data = {0};
   return out;

@@ -58,7 +58,10 @@ class Source : public LiveSource {
   }
 
   [[nodiscard]] bool fits(int layer_id) const override { return !share_ || fitter_of(layer_id) == share_->rank; }
-  void deal(std::vector<int> layers) override { dealt_ = std::move(layers); }
+  bool deal(std::vector<int> layers) override {
+    dealt_ = std::move(layers);
+    return share_.has_value();
+  }
 
   void wait_until_ready() override {
     if (finding_memory_.valid()) finding_memory_.get();

@@ -38,8 +38,6 @@ class LiveSource : public QkvSource {
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
   /// Until the model can take its first layer at full speed. Throws what loading throws.
   virtual void wait_until_ready() = 0;
-  /// Says which layers will be fitted; unsaid: all. Processes that share the text fit them by turns.
-  virtual void deal(std::vector<int> layers) = 0;
 };
 
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that

@@ -55,7 +55,10 @@ class QkvSource {
   }
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
-  /// Whether this process is to fit the layer: of several that share a text, one is.
+  /// Says which layers will be worked on, ascending. Returns whether several processes share the source's text: then
+  /// all of them open these layers, and finish them by turns.
+  virtual bool deal(std::vector<int> layers) { return (void)layers, false; }
+  /// Whether this process is to finish the layer: of several that share a text, one is.
   [[nodiscard]] virtual bool fits(int layer_id) const { return (void)layer_id, true; }
 };
 

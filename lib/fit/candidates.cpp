@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "method/clip.hpp"
+
 namespace oscar {
 
 std::vector<AttentionScore> score_layer(const std::vector<SampledSequence>& judged, const LayerRotation& layer,
@@ -14,20 +16,6 @@ std::vector<AttentionScore> score_layer(const std::vector<SampledSequence>& judg
                       sum.output_error / std::max(sum.output_norm, 1e-300)});
   }
   return scores;
-}
-
-std::vector<LayerRotation> fit_candidate(const Recipe& recipe, const std::vector<const Fitting*>& data,
-                                         const RowCodec& key_codec, const RefineOptions& refining, Backend& backend,
-                                         Status& status) {
-  std::vector<LayerMoments> moments;
-  std::vector<std::span<const SampledSequence>> samples;
-  for (const Fitting* each : data) {
-    moments.push_back(each->moments);
-    samples.emplace_back(each->refine);
-  }
-  std::vector<LayerRotation> fitted = fit_transforms(moments, recipe, backend, status);
-  if (recipe.refine) refine_keys(samples, key_codec, recipe.windows, refining, fitted, backend, status);
-  return fitted;
 }
 
 std::vector<Candidate> refined_best(const std::vector<Scored>& scored, const std::vector<Candidate>& candidates,

@@ -58,9 +58,9 @@ ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, Backend&
       backend_(backend),
       status_(status) {}
 
-std::vector<SampledSequence> ClipChoice::sample(LayerStream& stream) const {
-  if (fixed_) return {};
-  return sample_layer(stream, windows_, options_);
+std::optional<SampleOptions> ClipChoice::sample_options() const {
+  if (fixed_) return std::nullopt;
+  return options_;
 }
 
 RowCodec ClipChoice::first_key_codec() const {

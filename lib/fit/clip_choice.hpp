@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "fit/recipe.hpp"
+#include "fit/options.hpp"
 #include "kernels/backend.hpp"
+#include "method/clip.hpp"
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {
@@ -20,16 +21,17 @@ class ClipChoice {
   /// Throws UsageError if the ratios of `options` cannot be read.
   ClipChoice(const FitOptions& options, const Recipe& recipe, Backend& backend, Status& status);
 
-  /// What the fit must keep of a layer's data; nothing if the ratios are not fitted.
-  [[nodiscard]] std::vector<SampledSequence> sample(LayerStream& stream) const;
-  /// Codec of the keys before their ratio is fitted: the fixed one, or the published constant.
+  /// Returns which rows of a layer the ratios are fitted on; nothing if they are not fitted.
+  [[nodiscard]] std::optional<SampleOptions> sample_options() const;
+  /// Returns the codec of the keys before their ratio is fitted: at the fixed ratio, or at the published constant.
   [[nodiscard]] RowCodec first_key_codec() const;
+  /// Chooses the ratios of a layer. sample: of its rows; empty where no sequence is longer than the windows.
   void apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const;
-  /// description: of the sample, for the record.
+  /// Chooses the scalar ratios of a set whose layers have theirs. description: of the sample, for the record.
   void finish(const std::string& description, RotationSet& set) const;
 
  private:
-  ClipFitOptions options_;
+  SampleOptions options_;
   Windows windows_;
   HistoryCodecs codecs_;
   bool key_per_head_, value_per_head_;

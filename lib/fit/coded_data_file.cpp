@@ -47,7 +47,8 @@ void visit_numbers(Layer& layer, const Visit& visit) {
   };
   auto& fisher = layer.sums.first.fisher.value();
   const std::int64_t heads = fisher.key.count, dim = fisher.key.dim;
-  for (auto& [name, moments] : layer.sums.first.sums) {
+  for (auto& [moment, moments] : layer.sums.first.sums) {
+    const std::string name(name_of(moment));
     matrices((name + ".sums").c_str(), moments.sums);
     visit(name + ".total", moments.total, TensorShape{heads});
   }
@@ -88,7 +89,7 @@ class LayerReader {
     const MatrixStack keys(heads_, key_dim), values(heads_, value_dim);
     const std::vector<double> totals(static_cast<std::size_t>(heads_));
     AdditiveMoments& sums = layer_.sums.first;
-    sums.sums["qqt"] = {keys, totals}, sums.sums["vtv"] = {values, totals};
+    sums.sums[Moment::kQqt] = {keys, totals}, sums.sums[Moment::kVtv] = {values, totals};
     sums.fisher = FisherSums(heads_, key_dim);
     sums.fisher->value = values;
     if (file_.tensors().contains(prefix_ + "cost.key")) layer_.cost = ErrorCost{keys, values};

@@ -6,7 +6,8 @@
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
-#include "fit/coded_partial.hpp"
+#include "fit/coded_kept.hpp"
+#include "work/run_layers.hpp"
 
 namespace oscar {
 namespace {
@@ -77,11 +78,11 @@ CodedDamage damage_of(const CodedLayerData& data, Windows windows, const Measure
 }
 
 /// From its sums to its damage.
-CodedLayerData take_whole_layer(QkvSource& source, int id, const CodedOptions& options,
-                                const std::map<int, ErrorCost>& costs, const MeasureDamage& measure, Backend& backend) {
+CodedLayerData take_whole_layer(int id, LayerStream& rows, const CodedOptions& options, const ErrorCosts& costs,
+                                const MeasureDamage& measure, Backend& backend) {
   const auto cost = costs.find(id);
   const ErrorCost* const own = cost == costs.end() ? nullptr : &cost->second;
-  CodedLayerData layer = take_coded_layer(id, *source.open(id), options, own, backend);
+  CodedLayerData layer = take_coded_layer(id, rows, options, own, backend);
   if (own == nullptr && measure) layer.damage = damage_of(layer, options.windows, measure, backend);
   return layer;
 }
@@ -92,35 +93,33 @@ CodedData nothing_taken(const QkvSource& source, const CodedOptions& options) {
 
 }  // namespace
 
-CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const std::map<int, ErrorCost>& costs,
-                          const MeasureDamage& measure, const PartialCodedData* partial, Backend& backend,
-                          Status& status) {
-  CodedData data = nothing_taken(source, options);
-  const auto total = static_cast<std::int64_t>(source.layer_ids().size());
-  for (const int id : source.layer_ids()) {
-    throw_if_interrupted();
-    status.progress("layers taken", std::ssize(data.layers), total);
-    if (partial != nullptr && partial->has(id)) {
-      data.layers.push_back(partial->read(id));
-      continue;
-    }
-    data.layers.push_back(take_whole_layer(source, id, options, costs, measure, backend));
-    if (partial != nullptr) partial->add(data.layers.back(), data);
-  }
-  status.progress("layers taken", total, total);
-  return data;
+CodedFit::CodedFit(QkvSource& source, CodedOptions options, MeasureDamage measure, Backend& backend, Status& status)
+    : source_(source), options_(std::move(options)), measure_(std::move(measure)), backend_(backend), status_(status) {}
+
+void CodedFit::take_into(std::span<const int> layers, const ErrorCosts& costs, KeptLayers<CodedLayerData>& kept) {
+  LayerSteps<CodedLayerData> steps{.name = "layers taken"};
+  steps.read = [&](int id, LayerStream& rows) {
+    return take_whole_layer(id, rows, options_, costs, measure_, backend_);
+  };
+  steps.make = [&](std::vector<CodedLayerData> batch) {
+    for (CodedLayerData& layer : batch) kept.add(layer.sums.layer_id, std::move(layer));
+  };
+  WorkShape shape = one_by_one(backend_.work_shape());
+  shape.concurrent_layers = 1;  // a trial set is measured on the layer's rows
+  run_layers(source_, layers, steps, shape, status_);
 }
 
-void take_coded_layers(QkvSource& source, std::span<const int> layers, const CodedOptions& options,
-                       const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
-                       const PartialCodedData& partial, Backend& backend, Status& status) {
-  std::int64_t taken = 0;
-  for (const int id : layers) {
-    throw_if_interrupted();
-    const CodedLayerData layer = take_whole_layer(source, id, options, costs, measure, backend);
-    if (source.fits(id)) partial.add(layer, nothing_taken(source, options));
-    status.progress("layers taken", ++taken, std::ssize(layers));
-  }
+void CodedFit::take(std::span<const int> layers, const ErrorCosts& costs, const PartialFolder& folder) {
+  KeptLayers<CodedLayerData> kept = kept_coded(&folder, nothing_taken(source_, options_));
+  take_into(layers, costs, kept);
+}
+
+CodedData CodedFit::take_all(const ErrorCosts& costs, const PartialFolder* folder) {
+  CodedData data = nothing_taken(source_, options_);
+  KeptLayers<CodedLayerData> kept = kept_coded(folder, data);
+  take_into(kept.missing(source_.layer_ids()), costs, kept);
+  data.layers = kept.take(source_.layer_ids());
+  return data;
 }
 
 CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "base/status.hpp"
@@ -12,6 +13,7 @@
 #include "dump/source.hpp"
 #include "fit/coded_layer.hpp"
 #include "kernels/backend.hpp"
+#include "work/kept_layers.hpp"
 
 namespace oscar {
 
@@ -29,22 +31,32 @@ struct CodedData {
   Json recipe = Json::object();
 };
 
-/// Keeps layers that were taken: coded_partial.hpp.
-class PartialCodedData;
+/// What errors cost in every layer; empty where nobody knows.
+using ErrorCosts = std::map<int, ErrorCost>;
 
-/// Takes all layers of the source. costs: of every layer; empty: `measure` weighs layers and sides against each other
-/// instead. partial: where layers are kept as soon as they are taken, and where those that are there already are taken
-/// from; or null. Throws DataError for data that is too short or heads that do not fit, and NumericalError for costs
-/// that are no numbers.
-[[nodiscard]] CodedData take_coded_data(QkvSource& source, const CodedOptions& options,
-                                        const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
-                                        const PartialCodedData* partial, Backend& backend, Status& status);
+/// Takes what a fit needs of the layers of a source. Throws DataError for data that is too short or heads that do not
+/// fit, and NumericalError for costs that are no numbers.
+class CodedFit {
+ public:
+  /// measure: weighs layers and sides against each other where no costs are known. source, backend and status must
+  /// outlive this.
+  CodedFit(QkvSource& source, CodedOptions options, MeasureDamage measure, Backend& backend, Status& status);
 
-/// Takes some of the source's layers, of which `partial` keeps those that this process fits. Processes that share a
-/// text all call it with the same layers. Else as take_coded_data().
-void take_coded_layers(QkvSource& source, std::span<const int> layers, const CodedOptions& options,
-                       const std::map<int, ErrorCost>& costs, const MeasureDamage& measure,
-                       const PartialCodedData& partial, Backend& backend, Status& status);
+  /// Takes some layers, which `folder` keeps. Processes that share a text all call it with the same layers, and each
+  /// keeps those that the source says (QkvSource::fits).
+  void take(std::span<const int> layers, const ErrorCosts& costs, const PartialFolder& folder);
+  /// Takes all layers. folder: where those that are there already are taken from, and the others kept; or null.
+  [[nodiscard]] CodedData take_all(const ErrorCosts& costs, const PartialFolder* folder);
+
+ private:
+  void take_into(std::span<const int> layers, const ErrorCosts& costs, KeptLayers<CodedLayerData>& kept);
+
+  QkvSource& source_;
+  CodedOptions options_;
+  MeasureDamage measure_;
+  Backend& backend_;
+  Status& status_;
+};
 
 /// Spends the bits. Throws UsageError for bits that cannot be spent, DataError for a head that gets none,
 /// NumericalError for rows that do not vary.

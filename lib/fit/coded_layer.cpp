@@ -8,9 +8,7 @@
 #include <string>
 
 #include "base/errors.hpp"
-#include "base/threads.hpp"
-#include "method/coded_grid.hpp"
-#include "moments/moments.hpp"
+#include "moments/take.hpp"
 
 namespace oscar {
 namespace {
@@ -84,43 +82,22 @@ void scale(MatrixStack& matrices, double factor) {
   for (double& entry : matrices.data) entry *= factor;
 }
 
-void round_to_float(std::vector<double>& values) {
-  for (double& value : values) value = static_cast<double>(static_cast<float>(value));
-}
-
-/// y = (x - mean) W of one head, in fp64. rows: (n, d).
-std::vector<float> coded_rows(const Transform& transform, int head, std::span<const float> rows) {
-  const auto dim = static_cast<std::size_t>(transform.rotation.dim);
-  const std::span<const double> write = transform.rotation[head];
-  std::vector<float> out(rows.size());
-  std::vector<double> x(dim), y(dim);
-  for (std::size_t first = 0; first < rows.size(); first += dim) {
-    for (std::size_t i = 0; i < dim; ++i) {
-      x[i] = rows[first + i] - (transform.mean.empty() ? 0 : transform.mean[static_cast<std::size_t>(head) * dim + i]);
-    }
-    std::fill(y.begin(), y.end(), 0.0);
-    for (std::size_t i = 0; i < dim; ++i) {
-      for (std::size_t j = 0; j < dim; ++j) y[j] += x[i] * write[i * dim + j];
-    }
-    for (std::size_t j = 0; j < dim; ++j) out[first + j] = static_cast<float>(y[j]);
-  }
-  return out;
-}
-
 }  // namespace
 
 CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options, const ErrorCost* cost,
                                 Backend& backend) {
   CodedLayerData data;
-  FisherSums fisher = fisher_sums(stream, options.windows, backend, ValueReads::kTaken);
+  AdditiveMoments& sums = data.sums.first;
+  sums =
+      take(stream,
+           {.moments = {Moment::kFisher, Moment::kQqt, Moment::kVtv}, .windows = options.windows, .value_reads = true},
+           backend);
+  const FisherSums& fisher = *sums.fisher;
   require_blocks(fisher.key, "key", layer_id);
   require_blocks(fisher.value, "value", layer_id);
   (void)mean(fisher, options.windows);  // says so if there is no history
-  data.sums = {.layer_id = layer_id, .key_dim = fisher.key.dim, .value_dim = fisher.value.dim, .first_data = {0}};
-  AdditiveMoments& sums = data.sums.first;
-  sums.fisher = std::move(fisher);
-  sums.sums["qqt"] = query_moments(stream, backend);
-  sums.sums["vtv"] = plain_moments(stream, Side::kValue, backend);
+  data.sums.layer_id = layer_id, data.sums.key_dim = fisher.key.dim, data.sums.value_dim = fisher.value.dim;
+  data.sums.first_data = {0};
   if (cost != nullptr) data.cost = *cost;
   data.centred = !options.uncentred.contains(layer_id);
   take_rows(stream, tokens_of(data), options.sample_rows, data);
@@ -128,13 +105,13 @@ CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOp
 }
 
 std::int64_t tokens_of(const CodedLayerData& data) {
-  return static_cast<std::int64_t>(data.sums.first.sums.at("vtv").total.front());
+  return static_cast<std::int64_t>(data.sums.first.sums.at(Moment::kVtv).total.front());
 }
 
 CodedBases bases_of(const CodedLayerData& data, Backend& backend) {
   const AdditiveMoments& sums = data.sums.first;
   const FisherSums& fisher = sums.fisher.value();
-  const MomentSums &queries = sums.sums.at("qqt"), &values = sums.sums.at("vtv");
+  const MomentSums &queries = sums.sums.at(Moment::kQqt), &values = sums.sums.at(Moment::kVtv);
   MatrixStack key_cost = data.cost ? data.cost->key : fisher.query;
   if (!data.cost) scale(key_cost, 1 / queries.total.front());
   const MatrixStack value_cost = data.cost ? data.cost->value : identity(fisher.value.count, fisher.value.dim);
@@ -146,24 +123,6 @@ CodedBases bases_of(const CodedLayerData& data, Backend& backend) {
 CodedSpectrum spectrum_of(const CodedBasis& basis, int layer_id, const std::string& side, double weight) {
   const MatrixStack& write = basis.transform.rotation;
   return {layer_id, side, write.count, write.dim, basis.lambda, weight};
-}
-
-CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows, const CodedLevels& levels) {
-  reorder(basis, levels.order);
-  mix_equal_levels(basis, levels.levels);
-  for (std::vector<double>* values :
-       {&basis.transform.rotation.data, &basis.transform.read_rotation.data, &basis.transform.mean, &basis.lambda}) {
-    round_to_float(*values);
-  }
-  CodedSide side{std::move(basis.transform), {}, std::move(basis.lambda)};
-  const auto dim = static_cast<std::size_t>(side.transform.rotation.dim);
-  side.formats.resize(rows.size());
-  parallel_for(rows.size(), [&](std::size_t head) {
-    const auto own = std::span(levels.levels).subspan(head * dim, dim);
-    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), rows[head]), own);
-    side.formats[head] = {{own.begin(), own.end()}, grid.step, grid.sigma};
-  });
-  return side;
 }
 
 }  // namespace oscar

@@ -13,6 +13,7 @@
 #include "kernels/backend.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_levels.hpp"
+#include "method/coded_side.hpp"
 #include "moments/statistics.hpp"
 
 namespace oscar {
@@ -56,10 +57,5 @@ struct CodedBases {
 
 /// The spectrum that levels of one side are planned by.
 [[nodiscard]] CodedSpectrum spectrum_of(const CodedBasis& basis, int layer_id, const std::string& side, double weight);
-
-/// The side with these levels: its channels reordered, equal levels mixed, grids fitted to the rows, and all numbers
-/// rounded to float32. Throws NumericalError that names a channel with levels which is constantly zero.
-[[nodiscard]] CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows,
-                                   const CodedLevels& levels);
 
 }  // namespace oscar

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "dump/source.hpp"
-#include "fit/recipe.hpp"
+#include "fit/options.hpp"
 
 namespace oscar {
 

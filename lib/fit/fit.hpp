@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The method: from Q/K/V to rotations and clip ratios, one layer at a time. Memory is one chunk of the source plus
-// moments. Paper: OSCAR (arXiv 2605.17757); published fitter: rotation/compute_kv_rotation.py. The same input gives the
-// same bits, whatever the number of threads.
+// The method: from Q/K/V to rotations and clip ratios. Memory is one chunk of the source plus moments. Paper: OSCAR
+// (arXiv 2605.17757); published fitter: rotation/compute_kv_rotation.py. The same input gives the same bits, whatever
+// the number of threads.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,18 @@
 
 #include "base/status.hpp"
 #include "dump/source.hpp"
-#include "fit/clip_fit.hpp"
-#include "fit/layer_fit.hpp"
-#include "fit/partial_set.hpp"
-#include "fit/recipe.hpp"
+#include "fit/layer_data.hpp"
+#include "fit/options.hpp"
+#include "fit/record.hpp"
 #include "kernels/backend.hpp"
 #include "rotation/rotation_set.hpp"
+#include "work/partial_folder.hpp"
 
 namespace oscar {
 
 struct FitResult {
   RotationSet set;
-  /// All of the fit.
+  /// Wall time of the whole fit.
   double seconds = 0;
 };
 
@@ -35,30 +35,24 @@ using ModelJudge = std::function<std::vector<ModelScore>(std::span<const Rotatio
 
 /// What a caller adds to a fit; each may be empty.
 struct FitHooks {
-  /// For recipe auto.
+  /// Judges the candidates of recipe auto.
   ModelJudge judge = {};
-  /// For value objective output.
+  /// Gives value objective output its weights.
   OutputProjection output_projection = {};
   /// Called once, when the first layer is read. Recipe auto does not call it.
   std::function<void()> first_layer_read = {};
   /// Where layers are kept as soon as they are fitted, and where those that are there already are taken from. Recipe
   /// auto, which decides by all layers together, keeps what it looks at again of each: sums and samples.
-  const PartialSet* partial = nullptr;
+  const PartialFolder* kept = nullptr;
 };
 
-/// A set with everything but its origin and its layers.
-[[nodiscard]] RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options);
-
-/// The same for the source, with its model and data.
-[[nodiscard]] RotationSet unfitted_set(const QkvSource& source, const FitOptions& options);
-
-/// Fits some of the source's layers, which hooks.partial keeps. Processes that share a text all call it with the same
+/// Fits some of the source's layers, which hooks.kept keeps. Processes that share a text all call it with the same
 /// layers, and each fits those that the source says (QkvSource::fits).
 void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
                 Status& status, const FitHooks& hooks);
 
-/// Throws UsageError for options that do not exist or do not fit together, before anything is
-/// read; DataError for bad data.
+/// Fits a set. Throws UsageError for options that do not exist or do not fit together, before anything is read;
+/// DataError for bad data.
 [[nodiscard]] FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status,
                             const FitHooks& hooks = {});
 

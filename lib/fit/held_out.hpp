@@ -3,11 +3,11 @@
 // the last of two, is held out.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/errors.hpp"
-#include "dump/source.hpp"
 
 namespace oscar {
 
@@ -16,33 +16,21 @@ struct TooLittleData : DataError {
   using DataError::DataError;
 };
 
-/// Throws TooLittleData if there are fewer than two sequences.
 class HeldOutSplit {
  public:
-  explicit HeldOutSplit(std::int64_t num_sequences);
+  /// Throws TooLittleData if there are fewer than two sequences.
+  explicit HeldOutSplit(std::int64_t num_sequences)
+      : stride_(static_cast<std::size_t>(std::clamp<std::int64_t>(num_sequences, 1, 3))) {
+    if (num_sequences >= 2) return;
+    throw TooLittleData("the held-out set is empty: there is only one sequence to calibrate on", "--recipe auto",
+                        "give at least two sequences (a smaller --seq-len cuts a long text), or choose a recipe");
+  }
+
+  /// Whether a sequence, counted from 0, is one that candidates are judged on.
   [[nodiscard]] bool held_out(std::size_t sequence) const { return sequence % stride_ == stride_ - 1; }
 
  private:
   std::size_t stride_;
-};
-
-/// The sequences of a layer that are held out, or the others, in order. `whole` must outlive it.
-class PartStream : public LayerStream {
- public:
-  PartStream(LayerStream& whole, HeldOutSplit split, bool held_out);
-  bool next(QkvChunk& chunk) override;
-  bool skip(QkvChunk& chunk) override;
-  void rewind() override;
-
- private:
-  void read_current();
-
-  LayerStream& whole_;
-  HeldOutSplit split_;
-  bool held_out_;
-  QkvChunk current_;
-  std::size_t chunks_ = 0;                        // of the layer, up to the current one
-  std::size_t next_in_chunk_ = 0, sequence_ = 0;  // of the current chunk; of the layer
 };
 
 }  // namespace oscar

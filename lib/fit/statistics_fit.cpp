@@ -11,17 +11,16 @@
 #include "base/errors.hpp"
 #include "codec/kv_method.hpp"
 #include "fit/clip_choice.hpp"
-#include "fit/layer_fit.hpp"
-#include "fit/layer_moments.hpp"
+#include "fit/layer_data.hpp"
 #include "fit/take_statistics.hpp"
 
 namespace oscar {
 namespace {
 
-bool has(const LayerStatistics& layer, const std::string& name) {
-  if (name == "sst") return layer.sst.has_value();
-  if (name == "fisher") return layer.first.fisher.has_value();
-  return name == "keys" ? layer.first.keys.has_value() : layer.first.sums.contains(name);
+bool has(const LayerStatistics& layer, Moment moment) {
+  if (moment == Moment::kSst) return layer.sst.has_value();
+  if (moment == Moment::kFisher) return layer.first.fisher.has_value();
+  return moment == Moment::kKeys ? layer.first.keys.has_value() : layer.first.sums.contains(moment);
 }
 
 /// Every KV head of every layer that its model, when it was observed, was to have.
@@ -39,12 +38,14 @@ void require_all_observed(const Statistics& statistics) {
       "--stats", "give one file of each tensor-parallel rank");
 }
 
-void require_sums(const Statistics& statistics, const std::set<std::string>& names) {
+void require_sums(const Statistics& statistics, const std::set<Moment>& moments) {
   for (const LayerStatistics& layer : statistics.layers) {
     const std::string where = "--stats, layer " + std::to_string(layer.layer_id);
-    for (const std::string& name : names) {
-      if (has(layer, name)) continue;
-      if (name != "sst") throw DataError("no sums of " + name, where, "take the statistics with this recipe's options");
+    for (const Moment moment : moments) {
+      if (has(layer, moment)) continue;
+      if (moment != Moment::kSst)
+        throw DataError("no sums of " + std::string(name_of(moment)), where,
+                        "take the statistics with this recipe's options");
       throw DataError("no value moments by attention scores (sst), which are a second pass over the data", where,
                       "merge the first passes with --stats FILES --save-stats ALL, then take each part again with "
                       "--stats ALL --save-stats FILE, and fit on --stats ALL and those; or use --value-objective vtv");
@@ -54,12 +55,12 @@ void require_sums(const Statistics& statistics, const std::set<std::string>& nam
           "this layer was taken of other data than layer " + std::to_string(statistics.layers.front().layer_id), where,
           "give the statistics of every part for every layer");
     }
-    if (names.contains("sst") && layer.sst_data != layer.first_data) {
+    if (moments.contains(Moment::kSst) && layer.sst_data != layer.first_data) {
       throw DataError("the second pass is not of the same data as the first", where,
                       "give the second pass of every part, and no others");
     }
   }
-  if (names.contains("sst") && statistics.query_moments_sha256 != query_moments_sha256(statistics)) {
+  if (moments.contains(Moment::kSst) && statistics.query_moments_sha256 != query_moments_sha256(statistics)) {
     throw DataError("the second pass was weighted by other query moments", "--stats",
                     "give the first pass that it was taken with, or take it again");
   }
@@ -79,10 +80,10 @@ FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& ba
   const auto start = std::chrono::steady_clock::now();
   const Recipe recipe = recipe_of_sums(asked);
   const FitOptions options = with_fixed_clip(asked, recipe, status);
-  const std::set<std::string> needed = needed_sums({recipe});
+  const std::set<Moment> needed = recipe.moments();
   require_all_observed(statistics);
   require_sums(statistics, needed);
-  if (needed.contains("fisher") && !(asked.windows == statistics.windows)) {
+  if (needed.contains(Moment::kFisher) && !(asked.windows == statistics.windows)) {
     throw UsageError(fmt::format("the statistics were taken with windows of {} and {} tokens", statistics.windows.sink,
                                  statistics.windows.recent),
                      "--stats", "give the same --sink and --recent");
@@ -90,13 +91,15 @@ FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& ba
   std::vector<LayerMoments> moments;
   for (const LayerStatistics& layer : statistics.layers) {
     moments.push_back(moments_of(layer.layer_id, layer.key_dim, layer.value_dim, layer.first, statistics.windows));
-    if (layer.sst) moments.back().covariance["sst"] = layer.sst->mean();
+    if (layer.sst) moments.back().covariance[Moment::kSst] = layer.sst->mean();
   }
+  std::vector<const LayerMoments*> pointers;
+  for (const LayerMoments& each : moments) pointers.push_back(&each);
   FitResult result;
   result.set = unfitted_set(recipe, options);
   result.set.model = statistics.model;
   result.set.calibration = calibration_of(statistics.data);
-  result.set.layers = fit_transforms(moments, recipe, backend, status);
+  result.set.layers = solve(pointers, recipe, backend, status);
   const ClipChoice clip(options, recipe, backend, status);
   for (LayerRotation& layer : result.set.layers) clip.apply({}, layer);
   clip.finish("", result.set);

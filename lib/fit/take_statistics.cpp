@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "fit/layer_moments.hpp"
+#include "fit/layer_data.hpp"
 #include "work/layer_lanes.hpp"
 
 namespace oscar {
@@ -15,7 +15,7 @@ namespace {
 
 const LayerStatistics& layer_of(const Statistics& statistics, int id) {
   for (const LayerStatistics& layer : statistics.layers) {
-    if (layer.layer_id == id && layer.first.sums.contains("qqt")) return layer;
+    if (layer.layer_id == id && layer.first.sums.contains(Moment::kQqt)) return layer;
   }
   throw DataError("no query moments of layer " + std::to_string(id), "--stats",
                   "merge the first pass of all parts, taken with --value-objective sst");
@@ -35,25 +35,28 @@ void require_part_of(const Statistics& first_pass, const QkvSource& source) {
   for (const int id : source.layer_ids()) (void)layer_of(first_pass, id);
 }
 
-/// False: the stream has no tokens, and rows no size.
-bool take_sizes(LayerStream& stream, LayerStatistics& layer) {
+LayerStatistics take_layer(int id, LayerStream& rows, const Recipe& recipe, const Statistics* first_pass,
+                           Backend& backend) {
   QkvChunk chunk;
-  stream.rewind();
-  if (!stream.skip(chunk)) return false;
-  layer.key_dim = chunk.view.k.head_dim, layer.value_dim = chunk.view.v.head_dim;
-  return true;
+  rows.rewind();
+  if (!rows.skip(chunk)) throw DataError("no tokens", "layer " + std::to_string(id), "dump again");
+  LayerStatistics layer{.layer_id = id, .key_dim = chunk.view.k.head_dim, .value_dim = chunk.view.v.head_dim};
+  if (first_pass != nullptr) {
+    layer.sst = take_sst(rows, layer_of(*first_pass, id).first.sums.at(Moment::kQqt).mean(), backend);
+    layer.sst_data = {0};
+    return layer;
+  }
+  SumsWanted wanted{.moments = recipe.moments(), .windows = recipe.windows};
+  wanted.moments.erase(Moment::kSst);
+  layer.first = take(rows, wanted, backend);
+  layer.first_data = {0};
+  return layer;
 }
 
-/// Tells the source which chunks of a layer hold the share's blocks.
-void expect_blocks(QkvSource& source, const LayerShare& share, const WorkShape& shape) {
-  source.expect({});  // to count them takes at most the first chunk
-  source.expect_part(share.layer_id, 0, 0);
-  const std::vector<std::size_t> ends = ends_of_blocks(*source.open(share.layer_id), shape);
-  const auto begin_of = [&](std::int64_t block) {
-    const auto before = static_cast<std::size_t>(std::min<std::int64_t>(block, std::ssize(ends)));
-    return before == 0 ? 0 : ends[before - 1];
-  };
-  source.expect_part(share.layer_id, begin_of(share.blocks.first), begin_of(share.blocks.last));
+LayerStatistics read_taken(const std::filesystem::path& path, int layer_id) {
+  std::vector<LayerStatistics> layers = read_statistics({path}).layers;
+  if (layers.size() == 1 && layers.front().layer_id == layer_id) return std::move(layers.front());
+  throw DataError("this is not layer " + std::to_string(layer_id), path.string(), "remove it");
 }
 
 }  // namespace
@@ -76,17 +79,6 @@ Recipe recipe_of_sums(const FitOptions& options) {
   return resolve_recipe(options);
 }
 
-std::vector<LayerShare> shares_of(const std::vector<int>& layers, std::int64_t blocks, int rank, int size) {
-  const std::int64_t all = static_cast<std::int64_t>(layers.size()) * blocks;
-  const std::int64_t begin = all * rank / size, end = all * (rank + 1) / size;
-  std::vector<LayerShare> shares;
-  for (std::int64_t i = begin; i < end; i = (i / blocks + 1) * blocks) {
-    const std::int64_t layer = i / blocks, last = std::min(end - layer * blocks, blocks);
-    shares.push_back({layers[static_cast<std::size_t>(layer)], {i % blocks, last == blocks ? INT64_MAX : last}});
-  }
-  return shares;
-}
-
 StatisticsTaker::StatisticsTaker(QkvSource& source, const FitOptions& options, const Statistics* first_pass,
                                  Backend& backend, Status& status)
     : source_(source),
@@ -100,90 +92,36 @@ StatisticsTaker::StatisticsTaker(QkvSource& source, const FitOptions& options, c
   untaken_.query_moments_sha256 = query_moments_sha256(*first_pass_);
 }
 
-Statistics StatisticsTaker::alone(LayerStatistics layer) const {
+KeptLayers<LayerStatistics> StatisticsTaker::keeper(const PartialFolder* folder) const {
+  return {folder,
+          [this](const std::filesystem::path& path, const LayerStatistics& layer) {
+            Statistics alone = untaken_;
+            alone.layers = {layer};
+            write_statistics(path, alone);
+          },
+          read_taken};
+}
+
+void StatisticsTaker::take_into(std::span<const int> layers, KeptLayers<LayerStatistics>& kept) {
+  LayerSteps<LayerStatistics> steps{.name = "statistics: layer"};
+  steps.read = [&](int id, LayerStream& rows) { return take_layer(id, rows, recipe_, first_pass_, backend_); };
+  steps.make = [&](std::vector<LayerStatistics> batch) {
+    for (LayerStatistics& layer : batch) kept.add(layer.layer_id, std::move(layer));
+  };
+  run_layers(source_, layers, steps, one_by_one(backend_.work_shape()), status_);
+}
+
+void StatisticsTaker::take(std::span<const int> layers, const PartialFolder& kept) {
+  KeptLayers<LayerStatistics> keep = keeper(&kept);
+  take_into(layers, keep);
+}
+
+Statistics StatisticsTaker::take_all(const PartialFolder* kept) {
+  KeptLayers<LayerStatistics> keep = keeper(kept);
+  take_into(keep.missing(source_.layer_ids()), keep);
   Statistics out = untaken_;
-  out.layers = {std::move(layer)};
+  out.layers = keep.take(source_.layer_ids());
   return out;
-}
-
-LayerStatistics StatisticsTaker::take_blocks(int id, LayerStream& stream) const {
-  LayerStatistics layer{.layer_id = id};
-  if (!take_sizes(stream, layer)) throw DataError("no tokens", "layer " + std::to_string(id), "dump again");
-  if (first_pass_ == nullptr) {
-    layer.first = take_sums(stream, {recipe_}, backend_);
-    layer.first_data = {0};
-  } else {
-    const MatrixStack queries = layer_of(*first_pass_, id).first.sums.at("qqt").mean();
-    layer.sst = score_weighted_value_moments(stream, queries, backend_);
-    layer.sst_data = {0};
-  }
-  return layer;
-}
-
-void StatisticsTaker::take(std::span<const LayerShare> shares, const Taken& taken) {
-  std::vector<int> ids;
-  for (const LayerShare& share : shares) ids.push_back(share.layer_id);
-  const WorkShape shape = backend_.work_shape();
-  for (const LayerShare& share : shares) {
-    if (!share.blocks.whole()) expect_blocks(source_, share, shape);
-  }
-  std::atomic<std::int64_t> done = 0;
-  for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
-    const BlockRange& blocks = shares[i].blocks;
-    std::vector<LayerStatistics> sums;
-    if (blocks.whole()) {
-      sums.push_back(take_blocks(ids[i], *stream));
-    } else if (blocks.first == 0) {
-      sums.push_back(take_blocks(ids[i], *blocks_of(*stream, blocks, shape)));
-    } else {
-      const std::int64_t last = std::min(blocks.last, std::ssize(ends_of_blocks(*stream, shape)));
-      for (std::int64_t block = blocks.first; block < last; ++block) {
-        sums.push_back(take_blocks(ids[i], *blocks_of(*stream, {block, block + 1}, shape)));
-      }
-    }
-    taken(i, std::move(sums));
-    status_.progress("statistics: layer", ++done, static_cast<std::int64_t>(ids.size()));
-  });
-}
-
-Statistics StatisticsTaker::take_all() {
-  std::vector<LayerShare> shares;
-  for (const int id : source_.layer_ids()) shares.push_back({id, {}});
-  Statistics out = untaken_;
-  out.layers.resize(shares.size());
-  take(shares, [&](std::size_t i, std::vector<LayerStatistics> sums) { out.layers[i] = std::move(sums.front()); });
-  return out;
-}
-
-void add_block(LayerStatistics& sums, const LayerStatistics& next) {
-  OSCAR_CHECK(sums.layer_id == next.layer_id && sums.sst.has_value() == next.sst.has_value());
-  sums.first.merge(next.first);
-  if (sums.sst) sums.sst->merge(*next.sst);
-}
-
-void PartialStatistics::add(const Statistics& one_layer) const {
-  OSCAR_CHECK(one_layer.layers.size() == 1);
-  write_statistics(file_of(one_layer.layers.front().layer_id), one_layer);
-}
-
-std::filesystem::path PartialStatistics::file_of_piece(const LayerShare& share, std::size_t piece) const {
-  return path() / ("layer_" + std::to_string(share.layer_id) + "_from_" + std::to_string(share.blocks.first) + "_" +
-                   std::to_string(piece) + ".safetensors");
-}
-
-void PartialStatistics::join_pieces(const std::vector<std::filesystem::path>& pieces) const {
-  Statistics layer = read_statistics({pieces.front()});
-  for (std::size_t i = 1; i < pieces.size(); ++i) {
-    add_block(layer.layers.front(), read_statistics({pieces[i]}).layers.front());
-  }
-  add(layer);
-  for (const auto& piece : pieces) std::filesystem::remove(piece);
-}
-
-Statistics PartialStatistics::join(const std::vector<int>& layers) const {
-  std::vector<std::filesystem::path> files;
-  for (const int id : layers) files.push_back(file_of(id));
-  return read_statistics(files);
 }
 
 }  // namespace oscar

@@ -10,37 +10,6 @@ std::int64_t bytes_of(const QkvView& view) {
   return view.q.num_tokens * (view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token());
 }
 
-class Blocks : public LayerStream {
- public:
-  Blocks(LayerStream& layer, BlockRange range, const WorkShape& shape)
-      : layer_(layer), range_(range), shape_(shape), cut_(shape) {
-    layer_.rewind();
-  }
-
-  bool next(QkvChunk& chunk) override {
-    while (block_ < range_.last) {
-      const bool wanted = block_ >= range_.first;
-      if (wanted ? !layer_.next(chunk) : !layer_.skip(chunk)) return false;
-      if (cut_.after(chunk) == BlockCut::End::kBlock) ++block_;
-      if (wanted) return true;
-    }
-    return false;
-  }
-
-  void rewind() override {
-    layer_.rewind();
-    cut_ = BlockCut(shape_);
-    block_ = 0;
-  }
-
- private:
-  LayerStream& layer_;
-  BlockRange range_;
-  WorkShape shape_;
-  BlockCut cut_;
-  std::int64_t block_ = 0;  // of the next chunk
-};
-
 /// Of each chunk, and of the end.
 std::vector<std::int64_t> tokens_before_chunks(LayerStream& layer) {
   std::vector<std::int64_t> tokens{0};
@@ -60,23 +29,6 @@ BlockCut::End BlockCut::after(const QkvChunk& chunk) {
   if (tokens_ < kBlockTokens) return End::kCall;
   tokens_ = 0;
   return End::kBlock;
-}
-
-Call next_call(LayerStream& layer, BlockCut& cut) {
-  Call call;
-  QkvChunk chunk;
-  while (layer.next(chunk)) {
-    const BlockCut::End end = cut.after(chunk);
-    call.chunks.push_back(std::move(chunk));
-    chunk = {};
-    call.ends_block = end == BlockCut::End::kBlock;
-    if (end != BlockCut::End::kNothing) break;
-  }
-  return call;
-}
-
-std::unique_ptr<LayerStream> blocks_of(LayerStream& layer, BlockRange range, const WorkShape& shape) {
-  return std::make_unique<Blocks>(layer, range, shape);
 }
 
 std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape) {

@@ -31,24 +31,6 @@ class BlockCut {
   std::int64_t bytes_ = 0, tokens_ = 0;
 };
 
-/// The chunks of the backend's next call; none at the end of the stream.
-struct Call {
-  std::vector<QkvChunk> chunks;
-  bool ends_block = false;
-};
-[[nodiscard]] Call next_call(LayerStream& layer, BlockCut& cut);
-
-/// Blocks [first, last) of a layer.
-struct BlockRange {
-  std::int64_t first = 0, last = INT64_MAX;
-  [[nodiscard]] bool whole() const { return first == 0 && last == INT64_MAX; }
-  friend bool operator==(const BlockRange&, const BlockRange&) = default;
-};
-
-/// Returns the blocks of a range as a stream of their own. `layer` must outlive it. Other blocks are passed over; of a
-/// dump none of them is read.
-[[nodiscard]] std::unique_ptr<LayerStream> blocks_of(LayerStream& layer, BlockRange range, const WorkShape& shape);
-
 /// Returns for each block of the stream the number of the chunk behind its last one. Reads no rows of a dump.
 [[nodiscard]] std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape);
 

@@ -49,9 +49,9 @@ void append(LayerStatistics& to, const LayerStatistics& from, const std::string&
               to.first.keys.has_value() == from.first.keys.has_value() &&
               to.first.fisher.has_value() == from.first.fisher.has_value(),
           "other sums than in the rank before");
-  for (auto& [name, moments] : to.first.sums) {
-    require(from.first.sums.contains(name), "other sums than in the rank before");
-    append(moments, from.first.sums.at(name));
+  for (auto& [moment, sums] : to.first.sums) {
+    require(from.first.sums.contains(moment), "other sums than in the rank before");
+    append(sums, from.first.sums.at(moment));
   }
   if (to.first.keys) {
     require(to.first.keys->tokens == from.first.keys->tokens, "another number of tokens than in the rank before");
@@ -68,7 +68,7 @@ std::string joint_query_moments(const std::vector<StatisticsFile>& files) {
   for (std::size_t i = 0; i < files.front().manifest().layers.size(); ++i) {
     for (std::size_t f = 0; f < files.size(); ++f) {
       const LayerStatistics layer = files[f].read(files[f].manifest().layers[i]);
-      const auto found = layer.first.sums.find("qqt");
+      const auto found = layer.first.sums.find(Moment::kQqt);
       if (found == layer.first.sums.end()) continue;
       const auto bytes = std::as_bytes(std::span(found->second.sums.data));
       own[f].update(bytes), all.update(bytes);

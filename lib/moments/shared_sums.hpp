@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dump/text_share.hpp"
-#include "moments/moments.hpp"
+#include "moments/take.hpp"
 
 namespace oscar {
 

@@ -50,7 +50,7 @@ std::string names_of(const AdditiveMoments& moments) {
   std::string names;
   if (moments.fisher) names += "fisher ";
   if (moments.keys) names += "keys ";
-  for (const auto& [name, sums] : moments.sums) names += name + " ";
+  for (const auto& [moment, sums] : moments.sums) names += std::string(name_of(moment)) + " ";
   if (!names.empty()) names.pop_back();
   return names;
 }
@@ -151,7 +151,7 @@ CalibrationData calibration_of(const std::vector<CalibrationData>& parts) {
 std::string query_moments_sha256(const Statistics& statistics) {
   Sha256 hash;
   for (const LayerStatistics& layer : statistics.layers) {
-    const auto found = layer.first.sums.find("qqt");
+    const auto found = layer.first.sums.find(Moment::kQqt);
     if (found != layer.first.sums.end()) hash.update(std::as_bytes(std::span(found->second.sums.data)));
   }
   return hash.hex();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "model/config/identity.hpp"
-#include "moments/moments.hpp"
+#include "moments/take.hpp"
 
 namespace oscar {
 

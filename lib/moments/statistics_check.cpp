@@ -154,7 +154,8 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
   const double group = known ? static_cast<double>(query_heads) / kv_heads : HUGE_VAL;
   const double tokens = tokens_of(manifest, layer.first_data);
   int heads = 0;
-  for (const auto& [name, moments] : layer.first.sums) {
+  for (const auto& [moment, moments] : layer.first.sums) {
+    const std::string name(name_of(moment));
     heads = moments.sums.count;
     check_stack(moments.sums, name + ".sums", place);
     check_totals(moments.total, name[0] == 'q' || name[0] == 'o' ? tokens * std::max(group, 1.0) : tokens,
@@ -172,7 +173,7 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
     place.require(are_finite(keys.sums), "keys.sums", "has values that are not finite");
     check_totals(std::span(&keys.tokens, 1), tokens, "keys.total", place);
     place.require(keys.tokens > 0, "keys.total", "is 0: no tokens");
-    const auto squares = layer.first.sums.find("ktk");
+    const auto squares = layer.first.sums.find(Moment::kKtk);
     if (squares != layer.first.sums.end()) {
       check_mean(keys.sums, std::span(&keys.tokens, 1), squares->second.sums, "keys.sums", place);
     }
@@ -190,7 +191,8 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
 
 void require_semidefinite(const LayerStatistics& layer, bool sampled, const std::string& where) {
   const Place place = place_of(layer, where);
-  for (const auto& [name, moments] : layer.first.sums) {
+  for (const auto& [moment, moments] : layer.first.sums) {
+    const std::string name(name_of(moment));
     require_nonzero(moments.sums, name + ".sums", place);
     check_eigenvalues(moments.sums, name + ".sums", place);
   }

@@ -12,7 +12,7 @@ namespace oscar {
 namespace {
 
 constexpr const char* kSchema = "oscar.statistics.v1";
-constexpr const char* kSums[] = {"qqt", "ktk", "oto", "vtv"};
+constexpr Moment kSums[] = {Moment::kQqt, Moment::kKtk, Moment::kOto, Moment::kVtv};
 constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",
                                   "oto.sums",     "oto.total",  "vtv.sums",       "vtv.total",
                                   "sst.sums",     "sst.total",  "keys.sums",      "keys.total",
@@ -84,7 +84,9 @@ void add_moments(const std::string& name, const MomentSums& moments, Tensors& te
 
 void add_layer(const LayerStatistics& layer, Tensors& tensors) {
   const std::string prefix = prefix_of(layer.layer_id);
-  for (const auto& [name, moments] : layer.first.sums) add_moments(prefix + name, moments, tensors);
+  for (const auto& [moment, sums] : layer.first.sums) {
+    add_moments(prefix + std::string(name_of(moment)), sums, tensors);
+  }
   if (layer.sst) add_moments(prefix + "sst", *layer.sst, tensors);
   if (layer.first.keys) {
     tensors.emplace_back(prefix + "keys.sums", tensor_of(layer.first.keys->sums));
@@ -101,7 +103,7 @@ void add_layer(const LayerStatistics& layer, Tensors& tensors) {
 /// KV heads, of which every sum must have as many.
 int heads_of(const LayerStatistics& layer, const std::string& where) {
   std::vector<int> counts;
-  for (const auto& [name, moments] : layer.first.sums) counts.push_back(moments.sums.count);
+  for (const auto& [moment, sums] : layer.first.sums) counts.push_back(sums.sums.count);
   if (layer.sst) counts.push_back(layer.sst->sums.count);
   if (layer.first.fisher) {
     counts.push_back(layer.first.fisher->query.count);
@@ -152,10 +154,11 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
 LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
   LayerStatistics out = layer;
   const std::string prefix = prefix_of(layer.layer_id);
-  for (const char* const name : kSums) {
-    const bool of_keys = name[0] == 'q' || name[0] == 'k';
+  for (const Moment moment : kSums) {
+    const std::string name(name_of(moment));
+    const bool of_keys = moment == Moment::kQqt || moment == Moment::kKtk;
     if (has(prefix + name + ".sums")) {
-      out.first.sums[name] = moments(prefix + name, of_keys ? layer.key_dim : layer.value_dim);
+      out.first.sums[moment] = moments(prefix + name, of_keys ? layer.key_dim : layer.value_dim);
     }
   }
   if (has(prefix + "sst.sums")) out.sst = moments(prefix + "sst", layer.value_dim);

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "moments/moments.hpp"
+#include "moments/take.hpp"
 #include "verify/subject.hpp"
 
 namespace oscar::verify {
@@ -12,8 +12,9 @@ namespace {
 
 /// Null if there are none.
 const MomentSums* sums_of(const LayerStatistics& layer, const std::string& objective) {
-  if (objective == "sst") return layer.sst ? &*layer.sst : nullptr;
-  const auto found = layer.first.sums.find(objective);
+  const std::optional<Moment> moment = find_moment(objective);
+  if (moment == Moment::kSst) return layer.sst ? &*layer.sst : nullptr;
+  const auto found = moment ? layer.first.sums.find(*moment) : layer.first.sums.end();
   return found == layer.first.sums.end() ? nullptr : &found->second;
 }
 
@@ -33,29 +34,36 @@ void require_all_heads(const HeadRange& heads) {
 }  // namespace
 
 std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer, Backend& backend) {
-  const std::string name = objective_name(objective);
-  layer.rewind();
-  if (name == "qqt") return query_moments(layer, backend).mean();
-  if (name == "ktk") return plain_moments(layer, Side::kKey, backend).mean();
-  if (name == "vtv") return plain_moments(layer, Side::kValue, backend).mean();
-  if (name == "oto") return output_moments(layer, backend).mean();
-  if (name != "sst") return std::nullopt;
-  const MatrixStack queries = query_moments(layer, backend).mean();
-  layer.rewind();
-  return score_weighted_value_moments(layer, queries, backend).mean();
+  const std::optional<Moment> moment = find_moment(objective_name(objective));
+  switch (moment.value_or(Moment::kOutput)) {
+    case Moment::kKtk:
+    case Moment::kOto:
+    case Moment::kQqt:
+    case Moment::kVtv:
+      return take(layer, *moment, backend).mean();
+    case Moment::kSst:
+      return take_sst(layer, take(layer, Moment::kQqt, backend).mean(), backend).mean();
+    default:
+      return std::nullopt;
+  }
 }
 
 CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& set, bool same_tokens,
                               Backend& backend) {
-  CodedMoments found{.layer_id = layer_id};
-  const MomentSums values = plain_moments(layer, Side::kValue, backend);
-  found.key = plain_moments(layer, Side::kKey, backend).mean(), found.value = values.mean();
-  found.key_mean = key_sums(layer, backend).mean();
-  found.tokens = static_cast<std::int64_t>(values.total.front());
   const auto own = std::ranges::find(set.layers, layer_id, &CodedLayer::layer_id);
   // A fit to a model spreads its texts over positions, so that its rows are not those of the tokens alone.
-  if (!same_tokens || set.recipe.contains("context") || own == set.layers.end()) return found;
-  const FisherSums fisher = fisher_sums(layer, set.windows, backend, ValueReads::kTaken);
+  const bool comparable = same_tokens && !set.recipe.contains("context") && own != set.layers.end();
+  SumsWanted wanted{
+      .moments = {Moment::kKeys, Moment::kKtk, Moment::kVtv}, .windows = set.windows, .value_reads = true};
+  if (comparable) wanted.moments.insert(Moment::kFisher);
+  const AdditiveMoments sums = take(layer, wanted, backend);
+  const MomentSums& values = sums.sums.at(Moment::kVtv);
+  CodedMoments found{.layer_id = layer_id};
+  found.key = sums.sums.at(Moment::kKtk).mean(), found.value = values.mean();
+  found.key_mean = sums.keys->mean();
+  found.tokens = static_cast<std::int64_t>(values.total.front());
+  if (!comparable) return found;
+  const FisherSums& fisher = *sums.fisher;
   if (!std::ranges::all_of(fisher.weight, [](double weight) { return weight > 0; })) return found;
   const FisherMoments read = mean(fisher, set.windows);
   found.key_covariance = read.key;

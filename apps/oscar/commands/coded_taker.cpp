@@ -2,7 +2,6 @@
 #include "commands/coded_taker.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 
 #include "commands/fit_in_parts.hpp"
@@ -73,35 +72,26 @@ Json CodedTaker::record() {
   return with_fingerprints(describe_coded_data(input_.source(), options_.windows, options_.recipe), input_, command_);
 }
 
-std::map<int, ErrorCost> CodedTaker::costs() {
+ErrorCosts CodedTaker::costs() {
   if (texts_.empty()) return {};
   const auto draws = static_cast<int>((kCostSamples + texts_.size() - 1) / texts_.size());
   const HistoryQuestion question{texts_, spread_over(input_.context(), texts_), options_.windows, draws};
   return error_costs(*input_.runner(), question, input_.source().layer_ids(), backend_, status_);
 }
 
-void CodedTaker::take(std::span<const int> layers, const std::map<int, ErrorCost>& costs,
-                      const PartialCodedData& partial) {
-  take_coded_layers(input_.source(), layers, options_, costs, measure(), partial, backend_, status_);
-}
-
-CodedData CodedTaker::take_all(const std::map<int, ErrorCost>& costs, const PartialCodedData* partial) {
-  return take_coded_data(input_.source(), options_, costs, measure(), partial, backend_, status_);
-}
-
-MeasureDamage CodedTaker::measure() {
-  return [this](const CodedSet& set) { return verify::measure_attention_damage(input_.source(), set, backend_); };
+CodedFit CodedTaker::fit() {
+  const auto measure = [this](const CodedSet& set) {
+    return verify::measure_attention_damage(input_.source(), set, backend_);
+  };
+  return {input_.source(), options_, measure, backend_, status_};
 }
 
 CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status) {
   CodedTaker taker(command, input, backend, status);
-  std::optional<PartialCodedData> partial;
-  if (command.resume) {
-    partial.emplace(coded_partial_folder(command), taker.record(), PartialFolder::Earlier::kUse, &status);
-    input.keep_states(*partial);
-  }
-  const PartialCodedData* const kept = partial ? &*partial : nullptr;
-  return taker.take_all(kept != nullptr ? kept->costs([&] { return taker.costs(); }) : taker.costs(), kept);
+  if (!command.resume) return taker.fit().take_all(taker.costs(), nullptr);
+  const PartialFolder kept(coded_partial_folder(command), taker.record(), PartialFolder::Earlier::kUse, &status);
+  input.keep_states(kept);
+  return taker.fit().take_all(kept_costs(kept, [&] { return taker.costs(); }), &kept);
 }
 
 }  // namespace oscar

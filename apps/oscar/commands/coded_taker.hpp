@@ -2,11 +2,10 @@
 // What oscar fit --recipe coded asks a model and takes from data, for one process and for several.
 #pragma once
 
-#include <map>
-#include <span>
+#include <vector>
 
 #include "commands/fit_command.hpp"
-#include "fit/coded_partial.hpp"
+#include "fit/coded_kept.hpp"
 
 namespace oscar {
 
@@ -18,15 +17,11 @@ class CodedTaker {
   /// All that decides what is taken, with fingerprints.
   [[nodiscard]] Json record();
   /// Asks the model what errors cost, in all layers; empty for a dump.
-  [[nodiscard]] std::map<int, ErrorCost> costs();
-  /// Takes some layers, which `partial` keeps: see take_coded_layers().
-  void take(std::span<const int> layers, const std::map<int, ErrorCost>& costs, const PartialCodedData& partial);
-  /// Takes all layers that `partial` lacks; null: all.
-  [[nodiscard]] CodedData take_all(const std::map<int, ErrorCost>& costs, const PartialCodedData* partial);
+  [[nodiscard]] ErrorCosts costs();
+  /// Returns the fit, which takes layers.
+  [[nodiscard]] CodedFit fit();
 
  private:
-  [[nodiscard]] MeasureDamage measure();
-
   const FitCommand& command_;
   FitInput& input_;
   Backend& backend_;

@@ -100,8 +100,8 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 namespace {
 
 /// The layers that --resume keeps, and hidden states beside them.
-void keep_layers(const FitCommand& command, FitInput& input, PartialSet::Earlier earlier,
-                 std::optional<PartialSet>& partial, Status& status) {
+void keep_layers(const FitCommand& command, FitInput& input, PartialFolder::Earlier earlier,
+                 std::optional<PartialFolder>& partial, Status& status) {
   if (!command.resume) return;
   partial.emplace(partial_folder(command), fit_record(input, command), earlier, &status);
   input.keep_states(*partial);
@@ -109,7 +109,7 @@ void keep_layers(const FitCommand& command, FitInput& input, PartialSet::Earlier
 
 /// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
 FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backend& backend, FitHooks hooks,
-                    std::optional<PartialSet>& partial, const Context& context) {
+                    std::optional<PartialFolder>& partial, const Context& context) {
   Status& status = *context.status;
   const auto fit_once = [&] {
     hooks.judge = input->judge(command.fit, backend);
@@ -127,8 +127,8 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   std::vector<TokenSequence> sequences = input->sequences();
   input.reset();  // a live model cannot go back
   input = std::make_unique<FitInput>(command, context, std::nullopt, std::move(sequences));
-  keep_layers(command, *input, PartialSet::Earlier::kReplace, partial, status);
-  hooks.partial = partial ? &*partial : nullptr;
+  keep_layers(command, *input, PartialFolder::Earlier::kReplace, partial, status);
+  hooks.kept = partial ? &*partial : nullptr;
   return fit_once();
 }
 
@@ -137,7 +137,7 @@ void settle_resumed_recipe(FitCommand& command, FitInput& input, Status& status)
   if (!command.resume || !command.recipe_by_default || !std::filesystem::exists(partial_folder(command))) return;
   FitCommand plain = command;
   plain.fit.recipe = "oscar";
-  if (!PartialSet::is_of(partial_folder(command), fit_record(input, plain))) return;
+  if (!PartialFolder::is_of(partial_folder(command), fit_record(input, plain))) return;
   command.fit.recipe = "oscar";
   status.notice("recipe oscar instead of auto, as in the fit that goes on");
 }
@@ -163,9 +163,9 @@ void fit_alone(FitCommand& command, std::vector<TokenSequence> sequences, Contex
   if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
   settle_resumed_recipe(command, *input, *context.status);
-  std::optional<PartialSet> partial;
-  keep_layers(command, *input, PartialSet::Earlier::kUse, partial, *context.status);
-  FitHooks hooks{.partial = partial ? &*partial : nullptr};
+  std::optional<PartialFolder> partial;
+  keep_layers(command, *input, PartialFolder::Earlier::kUse, partial, *context.status);
+  FitHooks hooks{.kept = partial ? &*partial : nullptr};
   // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
   // on the CPU, where its memory would come on top of the rows'.
   std::future<void> writer_ready;

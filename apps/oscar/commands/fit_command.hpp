@@ -64,8 +64,6 @@ class FitInput {
   void keep_states(const PartialFolder& partial);
   /// Until a model's first layer is loaded and a GPU's kernels and memory are there.
   void wait_until_ready();
-  /// Says which layers of a model will be fitted, by turns by the processes that share its text.
-  void deal(const std::vector<int>& layers);
 
  private:
   std::filesystem::path model_;

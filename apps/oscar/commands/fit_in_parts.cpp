@@ -62,30 +62,18 @@ void check(const FitCommand& command) {
   }
 }
 
-/// Layers are kept as soon as they are taken, and those that are there already are not taken again.
-Statistics take_and_keep(StatisticsTaker& taker, FitInput& input, const FitCommand& command, Status& status) {
-  const PartialStatistics partial(statistics_folder(command), statistics_record(input, command, taker),
-                                  PartialFolder::Earlier::kUse, &status);
-  const std::vector<int>& ids = input.source().layer_ids();
-  std::vector<LayerShare> missing;
-  for (const int id : ids) {
-    if (!partial.has(id)) missing.push_back({id, {}});
-  }
-  taker.take(missing, [&](std::size_t, std::vector<LayerStatistics> sums) {
-    partial.add(taker.alone(std::move(sums.front())));
-  });
-  return partial.join(ids);
-}
-
-/// By one process.
+/// By one process. With --resume, layers are kept as soon as they are taken, and those that are there already are not
+/// taken again.
 void take_and_save(const FitCommand& command, const Statistics* first_pass, Context& context) {
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   FitInput input(command, context);
   StatisticsTaker taker(input.source(), command.fit, first_pass, *backend, *context.status);
   if (!command.resume) return save(taker.take_all(), command, start, context);
-  save(take_and_keep(taker, input, command, *context.status), command, start, context);
-  PartialFolder::remove(statistics_folder(command));
+  const PartialFolder kept(statistics_folder(command), statistics_record(input, command, taker),
+                           PartialFolder::Earlier::kUse, context.status.get());
+  save(taker.take_all(&kept), command, start, context);
+  kept.remove();
 }
 
 }  // namespace

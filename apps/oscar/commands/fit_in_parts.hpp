@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What fit_in_parts.cpp shares with stats_on_ranks.cpp: the same statistics, by one process or by several.
+// Statistics as oscar fit takes and writes them, by one process or by several.
 #pragma once
 
 #include <chrono>

@@ -10,7 +10,7 @@
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/layer_fingerprints.hpp"
-#include "fit/recipe_search.hpp"
+#include "fit/search.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "model/weights/output_projection.hpp"
@@ -95,10 +95,6 @@ void FitInput::wait_until_ready() {
   if (live_ != nullptr) live_->wait_until_ready();
 }
 
-void FitInput::deal(const std::vector<int>& layers) {
-  if (live_ != nullptr) live_->deal(layers);
-}
-
 void FitInput::keep_states(const PartialFolder& partial) {
   if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
 }
@@ -118,7 +114,7 @@ Json fit_record(FitInput& input, const FitCommand& command) {
 Json with_fingerprints(Json record, FitInput& input, const FitCommand& command) {
   if (!command.input.model.empty()) record["weights"] = fingerprint_of_weights(command.input.model);
   if (command.dump.empty()) return record;
-  Json& layers = record[PartialSet::kDataOfLayers] = Json::object();
+  Json& layers = record[PartialFolder::kDataOfLayers] = Json::object();
   for (const auto& [id, print] : fingerprint_layers(command.dump, input.source().layer_ids())) {
     layers[std::to_string(id)] = print;
   }

@@ -7,6 +7,7 @@
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
 #include "commands/on_ranks.hpp"
+#include "fit/targets.hpp"
 #include "outputs.hpp"
 
 namespace oscar {

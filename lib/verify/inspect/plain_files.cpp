@@ -79,7 +79,7 @@ Inspection inspect_statistics(const std::filesystem::path& path) {
   const LayerStatistics& layer = statistics.layers.front();
   Json layers = Json::array(), sums = Json::array();
   for (const LayerStatistics& each : statistics.layers) layers.push_back(each.layer_id);
-  for (const auto& [name, moments] : layer.first.sums) sums.push_back(name);
+  for (const auto& [moment, moments] : layer.first.sums) sums.push_back(name_of(moment));
   if (layer.first.fisher) sums.push_back("fisher");
   if (layer.first.keys) sums.push_back("keys");
   if (layer.sst) sums.push_back("sst");

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Makes tests/data/stats/oracle_moments.h5: what an independent numpy made of a real dump, each moment M as M u.
+"""Makes tests/data/moments/oracle_moments.h5: what an independent numpy made of a real dump, each moment M as M u.
 
-    .venv/bin/python tests/data/make/moment_oracle.py <oracle.npz> tests/data/stats/oracle_moments.h5
+    .venv/bin/python tests/data/make/moment_oracle.py <oracle.npz> tests/data/moments/oracle_moments.h5
 
 u_i = cos(i). A matrix that differs from M anywhere gives another vector, and vectors need 1/128 of the room.
 """

@@ -47,8 +47,9 @@ CodedData coded_part(const std::vector<test::MemoryChunk>& sequences, const std:
   Status silent;
   std::map<int, ErrorCost> costs;
   if (cost > 0) costs[2] = cost_of(cost);
+  const auto backend = test::make_test_backend();
   const auto measure = [&](const CodedSet&) { return CodedDamage{damage, 2 * damage}; };
-  CodedData data = take_coded_data(source, options, costs, measure, nullptr, *test::make_test_backend(), silent);
+  CodedData data = CodedFit(source, options, measure, *backend, silent).take_all(costs, nullptr);
   std::int64_t tokens = 0;
   for (const test::MemoryChunk& chunk : sequences) tokens += chunk.q.shape[0];
   data.data = {{hash, tokens, std::ssize(sequences), {}}};
@@ -77,7 +78,7 @@ TEST_CASE("sums of parts are those of the whole, and parts count by their tokens
   CHECK(sum.data[0].data_sha256 == kFirst);
   CHECK(sum.recipe["damage_tokens"] == 20);
   const CodedLayerData &one = sum.layers.front(), &other = whole.layers.front();
-  for (const char* name : {"qqt", "vtv"}) {
+  for (const Moment name : {Moment::kQqt, Moment::kVtv}) {
     check_close(one.sums.first.sums.at(name).sums.data, other.sums.first.sums.at(name).sums.data);
     check_close(one.sums.first.sums.at(name).total, other.sums.first.sums.at(name).total);
   }
@@ -118,7 +119,7 @@ TEST_CASE("a set of the sum of statistics is fitted, and its damage is the mean 
   write_coded_data(folder / "three", coded_part({sequence_of(100, 30)}, kAll, 0));
   const CodedData all = read_coded_data({folder / "three", folder / "sum"});
   CHECK(all.data.size() == 3);
-  CHECK(all.layers.front().sums.first.sums.at("vtv").total.front() == 1300);
+  CHECK(all.layers.front().sums.first.sums.at(Moment::kVtv).total.front() == 1300);
   CHECK_ERROR((void)read_coded_data({folder / "sum", folder / "one"}), DataError, "the same data twice");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "fit/refine.hpp"
+#include "method/refine.hpp"
 
 #include <doctest/doctest.h>
 

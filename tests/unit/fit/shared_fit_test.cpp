@@ -32,11 +32,11 @@ std::map<int, std::vector<test::MemoryChunk>> shared_layers() {
 RotationSet fit_together(int size, const FitOptions& options, Backend& backend) {
   const test::TemporaryFolder folder;
   test::Board board;
-  std::vector<std::unique_ptr<PartialSet>> partials;
+  std::vector<std::unique_ptr<PartialFolder>> partials;
   for (int rank = 0; rank < size; ++rank) {
     partials.push_back(
-        std::make_unique<PartialSet>(folder / "partial", Json::object(),
-                                     rank == 0 ? PartialFolder::Earlier::kReplace : PartialFolder::Earlier::kLeave));
+        std::make_unique<PartialFolder>(folder / "partial", Json::object(),
+                                        rank == 0 ? PartialFolder::Earlier::kReplace : PartialFolder::Earlier::kLeave));
   }
   test::on_ranks(size, [&](int rank) {
     const auto layers = shared_layers();
@@ -46,12 +46,12 @@ RotationSet fit_together(int size, const FitOptions& options, Backend& backend) 
     test::SharedSource source(layers, own, board.share(rank, size));
     Status status;
     fit_layers(source, source.layer_ids(), options, backend, status,
-               {.partial = partials[static_cast<std::size_t>(rank)].get()});
+               {.kept = partials[static_cast<std::size_t>(rank)].get()});
   });
   CHECK(board.left() == 0);
   test::MemorySource source(shared_layers());
   Status status;
-  return fit(source, options, backend, status, {.partial = partials.front().get()}).set;
+  return fit(source, options, backend, status, {.kept = partials.front().get()}).set;
 }
 
 }  // namespace

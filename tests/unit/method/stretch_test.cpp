@@ -51,7 +51,7 @@ double product(const Transform& t, const MatrixStack& key, const MatrixStack& qu
 
 TEST_CASE("covariances that commute are stretched by hand: M = (c_q / c_k)^1/2") {
   const std::vector<double> key{16, 4, 1, 1}, query{1, 4, 4, 1};
-  const MatrixStack c_k = diagonal_moment(key), c_q = diagonal(query);
+  const MatrixStack c_k = diagonal_moment(key), c_q = diagonal_moment(query);
   const auto backend = test::make_test_backend();
   const Stretched s = stretch({{&c_k, &c_q}}, {.lambda = 1e-9}, *backend).front();
   // sum sqrt(c_k c_q) = 4 + 4 + 2 + 1 = 11; 22 * 10 / 121

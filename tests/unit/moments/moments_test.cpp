@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
-#include "moments/moments.hpp"
-
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "base/threads.hpp"
+#include "moments/take.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
@@ -40,6 +42,14 @@ std::vector<test::MemoryChunk> random_chunks(std::int64_t tokens, int chunks, in
   return out;
 }
 
+/// Tokens [begin, end).
+Tensor rows_of(const Tensor& rows, std::int64_t begin, std::int64_t end) {
+  Tensor part(rows.dtype, {end - begin, rows.shape[1], rows.shape[2]});
+  const std::size_t token = part.data.size() / static_cast<std::size_t>(end - begin);
+  std::memcpy(part.data.data(), rows.data.data() + static_cast<std::size_t>(begin) * token, part.data.size());
+  return part;
+}
+
 }  // namespace
 
 TEST_CASE("moments of a hand-checkable layer") {
@@ -48,18 +58,18 @@ TEST_CASE("moments of a hand-checkable layer") {
   test::MemoryStream layer(chunks);
 
   // q^T q: (1,0) (0,2) (3,1) (1,1) -> [[11, 4], [4, 6]] / 4
-  const MatrixStack c = query_moments(layer, *backend).mean();
+  const MatrixStack c = take(layer, Moment::kQqt, *backend).mean();
   CHECK(c.data == std::vector<double>{2.75, 1, 1, 1.5});
-  CHECK(plain_moments(layer, Side::kKey, *backend).mean().data == std::vector<double>{1, 0.5, 0.5, 0.5});
-  CHECK(plain_moments(layer, Side::kValue, *backend).mean().data == std::vector<double>{2, 0, 0, 8});
+  CHECK(take(layer, Moment::kKtk, *backend).mean().data == std::vector<double>{1, 0.5, 0.5, 0.5});
+  CHECK(take(layer, Moment::kVtv, *backend).mean().data == std::vector<double>{2, 0, 0, 8});
   // w = 2.75 and 6.25: v^T v weighted / 9
-  const MatrixStack sst = score_weighted_value_moments(layer, c, *backend).mean();
+  const MatrixStack sst = take_sst(layer, c, *backend).mean();
   CHECK(sst.data[0] == doctest::Approx(4 * 2.75 / 9));
   CHECK(sst.data[3] == doctest::Approx(16 * 6.25 / 9));
   // Outputs: token 0 gives v0 = (2, 0) for both heads; token 1 mixes v0 and v1 with softmax weights.
   const double a =
       1 / (1 + std::exp(-1 / std::sqrt(2.0)));  // weight of key 1: logits differ by 1 / sqrt 2 in both heads
-  const MatrixStack oto = output_moments(layer, *backend).mean();
+  const MatrixStack oto = take(layer, Moment::kOto, *backend).mean();
   CHECK(oto.data[0] == doctest::Approx((2 * 4 + 2 * std::pow(2 * (1 - a), 2)) / 4));
   CHECK(oto.data[3] == doctest::Approx(2 * 16 * a * a / 4));
 }
@@ -70,7 +80,7 @@ TEST_CASE("residual moments are those of the INT2 error of rotated rows") {
       {rows({1, 1, 4}, {0, 0, 0, 0}), rows({1, 1, 4}, {0, 1, 2.4F, 3}), rows({1, 1, 4}, {0, 0, 0, 0}), {{0, 1}}}};
   test::MemoryStream layer(chunks);
   // s = 1, z = 0: only 2.4 -> 2 has an error, -0.4.
-  const MatrixStack e = residual_moments(layer, Side::kKey, MatrixStack::identity(4), *backend).mean();
+  const MatrixStack e = take_residual(layer, Side::kKey, MatrixStack::identity(4), *backend).mean();
   CHECK(e.data[10] == doctest::Approx(0.16));
   CHECK(e.data[0] + e.data[5] + e.data[15] == doctest::Approx(0).epsilon(1e-12));
 }
@@ -81,7 +91,7 @@ TEST_CASE("moments have the same bits whatever the thread count, and parts merge
   const auto observe = [&](const std::vector<test::MemoryChunk>& part, int threads) {
     set_num_threads(threads);
     test::MemoryStream layer(part);
-    return query_moments(layer, *backend);
+    return take(layer, Moment::kQqt, *backend);
   };
 
   const MomentSums whole = observe(chunks, 1);
@@ -101,15 +111,16 @@ TEST_CASE("fisher sums and keys of parts add up to those of the whole") {
   const auto backend = test::make_test_backend();
   const auto chunks = random_chunks(60, 2, 6, 2, 4);
   const Windows windows{4, 8};
-  const auto take = [&](const std::vector<test::MemoryChunk>& part) {
+  const auto take_of = [&](const std::vector<test::MemoryChunk>& part) {
     test::MemoryStream layer(part);
-    return std::pair(fisher_sums(layer, windows, *backend), key_sums(layer, *backend));
+    AdditiveMoments sums = take(layer, {.moments = {Moment::kFisher, Moment::kKeys}, .windows = windows}, *backend);
+    return std::pair(std::move(*sums.fisher), std::move(*sums.keys));
   };
-  const auto [fisher, keys] = take(chunks);
-  auto [merged, merged_keys] = take({chunks[0]});
+  const auto [fisher, keys] = take_of(chunks);
+  auto [merged, merged_keys] = take_of({chunks[0]});
   CHECK(merged.weight[0] < 0.9 * fisher.weight[0]);
-  merge(merged, take({chunks[1]}).first);
-  merged_keys.merge(take({chunks[1]}).second);
+  merge(merged, take_of({chunks[1]}).first);
+  merged_keys.merge(take_of({chunks[1]}).second);
   const FisherMoments got = mean(merged, windows), expected = mean(fisher, windows);
   for (const auto& [a, b] :
        {std::pair{&got.query.data, &expected.query.data}, std::pair{&got.key.data, &expected.key.data},
@@ -122,7 +133,8 @@ TEST_CASE("fisher sums and keys of parts add up to those of the whole") {
     CHECK(merged_mean[i] == doctest::Approx(mean_key[i]).epsilon(1e-12));
   test::MemoryStream layer(chunks);
   const Windows longer{40, 40};
-  CHECK_ERROR(mean(fisher_sums(layer, longer, *backend), longer), DataError, "no sequence is longer");
+  const AdditiveMoments short_of = take(layer, {.moments = {Moment::kFisher}, .windows = longer}, *backend);
+  CHECK_ERROR(mean(*short_of.fisher, longer), DataError, "no sequence is longer");
 }
 
 TEST_CASE("NaN and Inf are found and named") {
@@ -131,7 +143,7 @@ TEST_CASE("NaN and Inf are found and named") {
     auto chunks = tiny();
     chunks[0].q.values<float>()[6] = bad;  // token 1, head 1
     test::MemoryStream layer(chunks);
-    CHECK_ERROR(query_moments(layer, *backend), DataError, "q has NaN or Inf | chunk 0, token 1, head 1");
+    CHECK_ERROR(take(layer, Moment::kQqt, *backend), DataError, "q has NaN or Inf | chunk 0, token 1, head 1");
   }
 }
 
@@ -139,7 +151,7 @@ TEST_CASE("a layer without tokens is an error") {
   const auto backend = test::make_test_backend();
   const std::vector<test::MemoryChunk> none;
   test::MemoryStream layer(none);
-  CHECK_ERROR(query_moments(layer, *backend), DataError, "no tokens");
+  CHECK_ERROR(take(layer, Moment::kQqt, *backend), DataError, "no tokens");
 }
 
 TEST_CASE("a layer of nothing but zeros is refused by name") {
@@ -148,9 +160,43 @@ TEST_CASE("a layer of nothing but zeros is refused by name") {
   chunks[0].q = Tensor(DType::kF32, {2, 2, 2});
   chunks[0].v = Tensor(DType::kF32, {2, 1, 2});
   test::MemoryStream layer(chunks);
-  CHECK_ERROR(query_moments(layer, *backend), DataError, "every q of this layer is zero");
-  CHECK_ERROR(plain_moments(layer, Side::kValue, *backend), DataError, "every v of this layer is zero");
-  CHECK(plain_moments(layer, Side::kKey, *backend).total == std::vector<double>{2});
+  CHECK_ERROR(take(layer, Moment::kQqt, *backend), DataError, "every q of this layer is zero");
+  CHECK_ERROR(take(layer, Moment::kVtv, *backend), DataError, "every v of this layer is zero");
+  CHECK(take(layer, Moment::kKtk, *backend).total == std::vector<double>{2});
+}
+
+TEST_CASE("one walk takes of every part what a walk over that part alone takes") {
+  const auto backend = test::make_test_backend();
+  auto chunks = random_chunks(60, 2, 6, 2, 4);
+  for (test::MemoryChunk& chunk : chunks) chunk.sequences = {{0, 20}, {20, 35}, {35, 60}};
+  const TakesSequence odd = [](std::size_t i) { return i % 2 == 1; }, even = [](std::size_t i) { return i % 2 == 0; };
+  std::vector<test::MemoryChunk> odd_chunks;  // sequences 1, 3 and 5
+  for (const auto& [chunk, begin, end] : {std::tuple(0, 20, 35), std::tuple(1, 0, 20), std::tuple(1, 35, 60)}) {
+    const test::MemoryChunk& from = chunks[static_cast<std::size_t>(chunk)];
+    odd_chunks.push_back(
+        {rows_of(from.q, begin, end), rows_of(from.k, begin, end), rows_of(from.v, begin, end), {{0, end - begin}}});
+  }
+  const SumsWanted wanted{.moments = {Moment::kFisher, Moment::kKeys, Moment::kKtk, Moment::kOto, Moment::kQqt},
+                          .windows = {2, 3}};
+  test::MemoryStream layer(chunks), alone(odd_chunks);
+  const std::array<TakesSequence, 3> parts{odd, even, TakesSequence()};
+  const std::vector<AdditiveMoments> found = take(layer, parts, wanted, *backend);
+  const AdditiveMoments expected = take(alone, wanted, *backend);
+  REQUIRE(found.size() == 3);
+  for (const auto& [moment, sums] : expected.sums) {
+    CHECK(found[0].sums.at(moment).sums.data == sums.sums.data);
+    CHECK(found[0].sums.at(moment).total == sums.total);
+  }
+  CHECK(found[0].fisher->key.data == expected.fisher->key.data);
+  CHECK(found[0].keys->sums == expected.keys->sums);
+  CHECK(found[0].keys->tokens == 60);
+  CHECK(found[1].keys->tokens == 60);
+  CHECK(found[2].keys->tokens == 120);
+  const MatrixStack queries = expected.sums.at(Moment::kQqt).mean();
+  const std::array<ScoreWeighting, 2> weightings{ScoreWeighting{&queries, odd}, ScoreWeighting{&queries}};
+  const std::vector<MomentSums> sst = take_sst(layer, weightings, *backend);
+  CHECK(sst[0].sums.data == take_sst(alone, queries, *backend).sums.data);
+  CHECK(sst[1].sums.data == take_sst(layer, queries, *backend).sums.data);
 }
 
 }  // namespace oscar

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dump/folder_source.hpp"
-#include "moments/moments.hpp"
+#include "moments/take.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/hdf5.hpp"
@@ -46,11 +46,11 @@ TEST_CASE("all moments of a real dump equal an independent numpy's") {
       const auto values = all.values<double>().subspan(static_cast<std::size_t>(layer) * d, d);
       return std::vector<double>(values.begin(), values.end());
     };
-    const MatrixStack queries = query_moments(*stream, *backend).mean();
+    const MatrixStack queries = take(*stream, Moment::kQqt, *backend).mean();
     CHECK(error_of(queries, expected("query_moments")) < 1e-9);
-    CHECK(error_of(plain_moments(*stream, Side::kKey, *backend).mean(), expected("key_moments")) < 1e-9);
-    CHECK(error_of(score_weighted_value_moments(*stream, queries, *backend).mean(), expected("sst")) < 1e-9);
-    CHECK(error_of(output_moments(*stream, *backend).mean(), expected("oto")) < 1e-9);
+    CHECK(error_of(take(*stream, Moment::kKtk, *backend).mean(), expected("key_moments")) < 1e-9);
+    CHECK(error_of(take_sst(*stream, queries, *backend).mean(), expected("sst")) < 1e-9);
+    CHECK(error_of(take(*stream, Moment::kOto, *backend).mean(), expected("oto")) < 1e-9);
   }
 }
 

@@ -37,16 +37,19 @@ std::vector<std::unique_ptr<LayerStream>> streams_of(const std::vector<std::vect
 
 /// All sums of a layer, one number behind the other.
 std::vector<double> all_sums(LayerStream& layer, Backend& backend) {
-  MomentSums qqt = query_moments(layer, backend), ktk = plain_moments(layer, Side::kKey, backend);
-  MomentSums sst = score_weighted_value_moments(layer, qqt.mean(), backend), oto = output_moments(layer, backend);
-  MomentSums residual = residual_moments(layer, Side::kKey, MatrixStack::identity(4), backend);
-  FisherSums fisher = fisher_sums(layer, {2, 3}, backend, ValueReads::kTaken);
-  KeySums keys = key_sums(layer, backend);
+  AdditiveMoments all = take(layer,
+                             {.moments = {Moment::kQqt, Moment::kKtk, Moment::kOto, Moment::kFisher, Moment::kKeys},
+                              .windows = {2, 3},
+                              .value_reads = true},
+                             backend);
+  MomentSums sst = take_sst(layer, all.sums.at(Moment::kQqt).mean(), backend);
+  MomentSums residual = take_residual(layer, Side::kKey, MatrixStack::identity(4), backend);
   std::vector<double> numbers;
   const auto add = [&](auto& sums) {
     for (const std::span<double> part : numbers_of(sums)) numbers.insert(numbers.end(), part.begin(), part.end());
   };
-  add(qqt), add(ktk), add(sst), add(oto), add(residual), add(fisher), add(keys);
+  for (auto& [moment, sums] : all.sums) add(sums);
+  add(*all.fisher), add(*all.keys), add(sst), add(residual);
   return numbers;
 }
 
@@ -117,18 +120,18 @@ TEST_CASE("zeros in one process's part are no loss, but in all of them they are"
   const auto clear = [&](std::size_t chunk) {
     for (float& value : chunks[chunk].k.values<float>()) value = 0;
   };
-  const auto take = [&] {
+  const auto take_together = [&] {
     test::Board board;
     test::on_ranks(2, [&](int rank) {
       const TextShare share = board.share(rank, 2);
       test::SharedStream stream(chunks, rank == 0 ? ChunkRange{0, 3} : ChunkRange{3, 6}, SharedLayer(share, 0, 0));
-      (void)plain_moments(stream, Side::kKey, *backend);
+      (void)take(stream, Moment::kKtk, *backend);
     });
   };
   for (const std::size_t chunk : {0, 1, 2}) clear(chunk);
-  CHECK_NOTHROW(take());
+  CHECK_NOTHROW(take_together());
   for (const std::size_t chunk : {3, 4, 5}) clear(chunk);
-  CHECK_ERROR(take(), DataError, "every k of this layer is zero");
+  CHECK_ERROR(take_together(), DataError, "every k of this layer is zero");
 }
 
 }  // namespace oscar

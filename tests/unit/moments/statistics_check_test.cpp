@@ -29,8 +29,8 @@ Statistics statistics() {
   out.model = {.id = "test/model", .num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 3};
   out.data = {{.data_sha256 = std::string(64, '1'), .tokens = 10, .sequences = 1, .blocks = {}}};
   LayerStatistics layer{.layer_id = 4, .key_dim = 3, .value_dim = 3, .first_data = {0}};
-  layer.first.sums["qqt"] = moments();
-  layer.first.sums["ktk"] = moments();
+  layer.first.sums[Moment::kQqt] = moments();
+  layer.first.sums[Moment::kKtk] = moments();
   layer.first.keys = KeySums{{3, 1, 4}, 2};
   layer.first.fisher = FisherSums(1, 3);
   layer.first.fisher->key.data = moments().sums.data;
@@ -89,7 +89,7 @@ TEST_CASE("files of older versions have no checksums, and are read") {
   const test::TemporaryFolder folder;
   write_statistics(folder / "s", statistics());
   strip_checksums(folder / "s", [](auto&) {});
-  CHECK(read_statistics({folder / "s"}).layers.front().first.sums.at("qqt").total == std::vector<double>{2});
+  CHECK(read_statistics({folder / "s"}).layers.front().first.sums.at(Moment::kQqt).total == std::vector<double>{2});
 }
 
 TEST_CASE("what is no sum over rows is refused, with and without checksums") {
@@ -103,7 +103,7 @@ TEST_CASE("what is no sum over rows is refused, with and without checksums") {
     strip_checksums(path, [](auto&) {});
     CHECK_ERROR((void)read_statistics({path}), DataError, what);
   };
-  const auto qqt = [](LayerStatistics& layer) -> MomentSums& { return layer.first.sums.at("qqt"); };
+  const auto qqt = [](LayerStatistics& layer) -> MomentSums& { return layer.first.sums.at(Moment::kQqt); };
   refused("\"layer_4.qqt.sums\" has values that are not finite", [&](auto& l) { qqt(l).sums.data[1] = NAN; });
   refused("\"layer_4.qqt.sums\" has values that are not finite", [&](auto& l) { qqt(l).sums.data[0] = INFINITY; });
   refused("\"layer_4.qqt.sums\" of head 0 has negative sums of squares", [&](auto& l) {
@@ -122,7 +122,7 @@ TEST_CASE("what is no sum over rows is refused, with and without checksums") {
   refused("\"layer_4.fisher.weight\" is -1", [&](auto& l) { l.first.fisher->weight = {-1}; });
   refused("\"layer_4.fisher.key_sum\" is larger", [&](auto& l) { l.first.fisher->key_sum[0] = 3; });
   refused("are of 2 heads, the model has 1", [&](auto& l) {
-    l.first.sums = {{"vtv", {MatrixStack(2, 3), {2, 2}}}};
+    l.first.sums = {{Moment::kVtv, {MatrixStack(2, 3), {2, 2}}}};
     l.first.keys.reset(), l.first.fisher.reset();
   });
 }

@@ -25,7 +25,7 @@ Statistics part(char name, const std::vector<int>& layers, double value) {
   out.data = {{.data_sha256 = std::string(64, name), .tokens = 10, .sequences = 1, .blocks = {}}};
   for (const int id : layers) {
     LayerStatistics layer{.layer_id = id, .key_dim = 2, .value_dim = 2, .first_data = {0}};
-    layer.first.sums["qqt"] = moments(value);
+    layer.first.sums[Moment::kQqt] = moments(value);
     layer.first.keys = KeySums{{value, value}, value};
     layer.first.fisher = FisherSums(1, 2);
     layer.first.fisher->weight = {value};
@@ -52,8 +52,8 @@ TEST_CASE("statistics of parts add up, in any order of files") {
   CHECK(sum.data.size() == 3);
   CHECK(sum.layers[1].layer_id == 3);
   CHECK(sum.layers[1].first_data == std::vector<std::size_t>{0, 1, 2});
-  CHECK(sum.layers[1].first.sums.at("qqt").total == std::vector<double>{0.1 + 0.2 + 0.3});
-  CHECK(sum.layers[1].first.sums.at("qqt").sums.data == other.layers[1].first.sums.at("qqt").sums.data);
+  CHECK(sum.layers[1].first.sums.at(Moment::kQqt).total == std::vector<double>{0.1 + 0.2 + 0.3});
+  CHECK(sum.layers[1].first.sums.at(Moment::kQqt).sums.data == other.layers[1].first.sums.at(Moment::kQqt).sums.data);
   CHECK(sum.layers[0].first.keys->tokens == 0.1 + 0.2 + 0.3);
   CHECK(sum.layers[0].first.fisher->weight == std::vector<double>{0.1 + 0.2 + 0.3});
 }
@@ -64,7 +64,7 @@ TEST_CASE("layers of one part may lie in several files") {
       read_statistics({folder.write("low", part('1', {0, 1}, 1)), folder.write("high", part('1', {2}, 2))});
   CHECK(sum.data.size() == 1);
   REQUIRE(sum.layers.size() == 3);
-  CHECK(sum.layers[2].first.sums.at("qqt").total == std::vector<double>{2});
+  CHECK(sum.layers[2].first.sums.at(Moment::kQqt).total == std::vector<double>{2});
 }
 
 TEST_CASE("a second pass belongs to the query moments it names") {
@@ -76,7 +76,7 @@ TEST_CASE("a second pass belongs to the query moments it names") {
   second.layers[0].sst = moments(5), second.layers[0].sst_data = {0};
   second.query_moments_sha256 = query_moments_sha256(read_statistics({first}));
   const Statistics both = read_statistics({folder.write("second", second), first});
-  CHECK(both.layers[0].first.sums.contains("qqt"));
+  CHECK(both.layers[0].first.sums.contains(Moment::kQqt));
   CHECK(both.layers[0].sst->total == std::vector<double>{5});
   CHECK(both.query_moments_sha256 == query_moments_sha256(both));
   second.data[0].data_sha256 = std::string(64, '2');

@@ -11,7 +11,7 @@
 #include "dump/folder_source.hpp"
 #include "method/compose.hpp"
 #include "method/spectrum.hpp"
-#include "moments/moments.hpp"
+#include "moments/take.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 
@@ -46,9 +46,9 @@ KvSide rotated_side(const MatrixStack& covariance, double clip_ratio, Backend& b
 
 /// The recipe "oscar" on one layer, with the published clip ratios.
 KvMethod published_method(int layer_id, LayerStream& stream, Backend& backend) {
-  const MatrixStack queries = query_moments(stream, backend).mean();
+  const MatrixStack queries = take(stream, Moment::kQqt, backend).mean();
   stream.rewind();
-  const MatrixStack values = score_weighted_value_moments(stream, queries, backend).mean();
+  const MatrixStack values = take_sst(stream, queries, backend).mean();
   stream.rewind();
   KvMethod method{"oscar", MethodKind::kThis, {}, {}};
   method.layers[layer_id] = {queries.dim, rotated_side(queries, kPublishedKeyClip, backend),

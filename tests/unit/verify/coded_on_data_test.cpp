@@ -109,7 +109,7 @@ TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, o
   Sample& sample = Sample::get();
   const auto source = open_live(*sample.runner, sample.calibration, {}, sample.status);
   const CodedData taken =
-      take_coded_data(*source, {.windows = {16, 64}}, {}, {}, nullptr, *sample.backend, sample.status);
+      CodedFit(*source, {.windows = {16, 64}}, {}, *sample.backend, sample.status).take_all({}, nullptr);
   const CodedSet sound = fit_coded(taken, 3, CodedScope::kModel, *sample.backend);
   const auto moments = moments_on(sample.calibration, sound, true);
   const std::vector<Check> checks = checks_of(sound, moments);
@@ -138,9 +138,9 @@ TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
     const auto stream = source->open(id);
     LayerStatistics& layer = sums.layers.emplace_back();
     layer.layer_id = id, layer.first_data = {0};
-    layer.first.sums["ktk"] = plain_moments(*stream, Side::kKey, *sample.backend);
-    layer.first.sums["vtv"] = plain_moments(*stream, Side::kValue, *sample.backend);
-    layer.first.keys = key_sums(*stream, *sample.backend);
+    layer.first.sums[Moment::kKtk] = take(*stream, Moment::kKtk, *sample.backend);
+    layer.first.sums[Moment::kVtv] = take(*stream, Moment::kVtv, *sample.backend);
+    layer.first.keys = take(*stream, {.moments = {Moment::kKeys}, .windows = {}}, *sample.backend).keys;
   }
   const TemporaryFolder folder;
   CodedSet set = zoo_coded_set();

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+#include "fit/options.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <initializer_list>
+#include <tuple>
+#include <utility>
+
+#include "base/errors.hpp"
+#include "base/near_names.hpp"
+#include "fit/targets.hpp"
+#include "kernels/arguments.hpp"
+#include "method/compose.hpp"
+
+namespace oscar {
+namespace {
+
+void require_one_of(const std::string& value, const char* option, std::initializer_list<const char*> known) {
+  const std::vector<std::string> names(known.begin(), known.end());
+  if (std::ranges::find(names, value) == names.end()) throw unknown_choice(value, option, names);
+}
+
+/// "a,b", or "a" for both.
+std::pair<std::string, std::string> both_sides(const std::string& text) {
+  const std::size_t comma = text.find(',');
+  if (comma == std::string::npos) return {text, text};
+  return {text.substr(0, comma), text.substr(comma + 1)};
+}
+
+int levels_from(const std::string& text, const std::string& whole) {
+  int levels = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), levels);
+  if (error == std::errc() && end == text.data() + text.size() && levels >= 2 && levels <= 16) return levels;
+  throw UsageError("cannot read the levels \"" + whole + "\"", "--levels",
+                   "use two numbers from 2 to 16 for keys and values, like 4,4 or 5,3");
+}
+
+DType scale_dtype_from(const std::string& name) {
+  require_one_of(name, "--scale-dtype", {"float32", "float16", "bfloat16"});
+  return dtype_from_name(name);
+}
+
+/// "layer" or "head", or two of them: whether keys, and values, go head by head.
+std::pair<bool, bool> per_head(const std::string& granularity, const char* option) {
+  const auto [key, value] = both_sides(granularity);
+  for (const std::string& side : {key, value}) require_one_of(side, option, {"layer", "head"});
+  return {key == "head", value == "head"};
+}
+
+/// Throws if the target lacks what `option` asks for.
+void require(bool wanted, bool Target::*ability, const FitOptions& options, const std::string& option,
+             const std::string& what) {
+  if (!wanted || target_from_name(options.target).*ability) return;
+  std::string able;
+  for (const Target& target : targets()) {
+    if (target.*ability) able += (able.empty() ? "" : " or ") + ("--target " + target.name);
+  }
+  throw UsageError("target " + options.target + " cannot serve " + what, option, "use " + able);
+}
+
+void require_target(const Recipe& recipe, const FitOptions& options) {
+  const bool stretched = recipe.kind == Recipe::Kind::kStretch;
+  require(stretched, &Target::linear, options, "--recipe " + options.recipe, "transforms that are not rotations");
+  require(recipe.stretches_values(), &Target::linear, options, "--value-objective output",
+          "transforms that are not rotations");
+  require(recipe.key_per_head || recipe.value_per_head, &Target::per_head, options, "--granularity head",
+          "one rotation per head");
+  require(recipe.center, &Target::mean, options, "--center", "centred keys");
+  require(recipe.key_clip_per_head, &Target::key_clips, options, "--clip-granularity head", "key clip ratios per head");
+  require(recipe.value_clip_per_head, &Target::value_clips, options, "--clip-granularity head",
+          "value clip ratios per head");
+  const RowCodec &key = *recipe.codecs.key, &value = *recipe.codecs.value;
+  const std::string codec(name_of(key.grid));
+  require(key.grid == Grid::kLloydMax, &Target::lloyd_max, options, "--codec " + codec, "codec " + codec);
+  require(key.grid == Grid::kLeastSquares, &Target::any_codec, options, "--codec " + codec, "codec " + codec);
+  require(key.levels != 4 || value.levels != 4, &Target::any_codec, options, "--levels " + options.levels,
+          "other numbers of levels than 4,4");
+}
+
+HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
+  std::string name = options.codec;
+  if (name.empty()) name = prefers_lsq ? "lsq" : "minmax";
+  const std::string levels = options.levels.empty() ? "4,4" : options.levels;
+  const auto [key_levels, value_levels] = both_sides(levels);
+  RowCodec codec{.levels = levels_from(key_levels, levels),
+                 .group_size = options.group_size,
+                 .grid = grid_from_name(name),
+                 .scale_dtype = scale_dtype_from(options.scale_dtype)};
+  HistoryCodecs codecs{codec, codec};
+  codecs.value->levels = levels_from(value_levels, levels);
+  check_codec(*codecs.key);
+  check_codec(*codecs.value);
+  if (!takes_clip(codec.grid) && options.clip != "auto" && options.clip != "off") {
+    throw UsageError("codec " + name + " takes no clip ratios", "--clip " + options.clip,
+                     "leave --clip out, or use --codec minmax");
+  }
+  if (options.clip_granularity != "layer" && (!takes_clip(codec.grid) || options.clip != "auto")) {
+    throw UsageError("there are no clip ratios to fit per head", "--clip-granularity " + options.clip_granularity,
+                     "leave it out, or use --clip auto and --codec minmax");
+  }
+  return codecs;
+}
+
+Recipe::Kind kind_of(const std::string& recipe) {
+  if (recipe == "hadamard") return Recipe::Kind::kHadamard;
+  if (recipe == "uresidual") return Recipe::Kind::kResidual;
+  return recipe == "stretch" ? Recipe::Kind::kStretch : Recipe::Kind::kSpectral;
+}
+
+void check_options(const FitOptions& options) {
+  require_one_of(options.recipe, "--recipe",
+                 {"auto", "oscar", "lsq", "stretch", "coded", "ktk_vtv", "hadamard", "uresidual"});
+  if (options.recipe == "coded") {
+    throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");
+  }
+  require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
+  require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
+  (void)composition_from_name(options.composition);
+  if (options.recipe == "uresidual" && options.reference_rotation.empty()) {
+    throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
+                     "give a rotation set, for example one fitted with --recipe oscar");
+  }
+  if (options.refine && (options.recipe == "hadamard" || options.recipe == "uresidual")) {
+    throw UsageError("recipe " + options.recipe + " is not refined", "--refine", "use oscar, lsq, stretch or ktk_vtv");
+  }
+  if (options.recipe == "stretch" && options.key_objective == "ktk") {
+    throw UsageError("a stretch weighs keys against queries", "--key-objective ktk", "use qqt or fisher");
+  }
+  if (!(options.stretch_power > 0 && options.stretch_power <= 1) || !(options.stretch_lambda > 0)) {
+    throw UsageError("the power of a stretch lies above 0 and up to 1, its lambda above 0",
+                     "--stretch-power, --stretch-lambda", "use for example 1 and 0.01");
+  }
+}
+
+std::string granularity(bool key_per_head, bool value_per_head) {
+  const std::string key = key_per_head ? "head" : "layer", value = value_per_head ? "head" : "layer";
+  return key == value ? key : key + "," + value;
+}
+
+}  // namespace
+
+Recipe resolve_recipe(const FitOptions& options) {
+  check_options(options);
+  const Target& target = target_from_name(options.target);
+  Recipe recipe{.kind = kind_of(options.recipe),
+                .name = options.recipe,
+                .key_objective = find_moment(options.key_objective).value(),
+                .value_objective = find_moment(options.value_objective).value(),
+                .composition = composition_from_name(options.composition),
+                .center = options.center,
+                .refine = options.refine,
+                .stretch_power = options.stretch_power,
+                .stretch_lambda = options.stretch_lambda,
+                .windows = options.windows};
+  if (options.recipe == "ktk_vtv") recipe.key_objective = Moment::kKtk, recipe.value_objective = Moment::kVtv;
+  const bool stretched = recipe.kind == Recipe::Kind::kStretch;
+  const std::string usual = stretched ? "head,layer" : "layer";
+  std::tie(recipe.key_per_head, recipe.value_per_head) =
+      per_head(options.granularity.empty() ? usual : options.granularity, "--granularity");
+  std::tie(recipe.key_clip_per_head, recipe.value_clip_per_head) =
+      per_head(options.clip_granularity, "--clip-granularity");
+  recipe.codecs = codecs_of(options, options.recipe == "lsq" || (stretched && target.any_codec));
+  require_target(recipe, options);
+  return recipe;
+}
+
+Json to_json(const Recipe& recipe, const FitOptions& options) {
+  Json json{{"name", recipe.name},
+            {"target", options.target},
+            {"key_objective", recipe.key_name()},
+            {"value_objective", recipe.value_name()},
+            {"granularity", granularity(recipe.key_per_head, recipe.value_per_head)},
+            {"codec", name_of(recipe.codecs.key->grid)},
+            {"levels", {recipe.codecs.key->levels, recipe.codecs.value->levels}},
+            {"clip", takes_clip(recipe.codecs.key->grid) ? options.clip : "off"},
+            {"clip_granularity", granularity(recipe.key_clip_per_head, recipe.value_clip_per_head)},
+            {"group_size", recipe.codecs.key->group_size},
+            {"center", recipe.center},
+            {"refine", recipe.refine}};
+  if (recipe.kind == Recipe::Kind::kStretch || recipe.stretches_values()) {
+    json["stretch"] = {{"power", recipe.stretch_power}, {"lambda", recipe.stretch_lambda}};
+  }
+  return json;
+}
+
+}  // namespace oscar

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// What people ask a fit to do. Targets limit it: what a server cannot read is refused here, before any data is touched.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "base/json.hpp"
+#include "method/recipe.hpp"
+#include "method/refine.hpp"
+#include "moments/sample.hpp"
+
+namespace oscar {
+
+struct FitOptions {
+  /// oscar: rotations by the objectives and composition below. lsq: that with codec lsq. stretch: the best linear
+  /// transform of keys. ktk_vtv: plain key and value moments. hadamard: no data but the clip fit. uresidual:
+  /// eigenvectors of the residual moment aligned to those of the covariance. auto: the best that the target can serve.
+  std::string recipe = "oscar";
+  /// qqt, ktk or fisher; value objective: sst, oto, vtv or output. For recipes oscar, lsq and stretch.
+  std::string key_objective = "qqt";
+  std::string value_objective = "sst";
+  /// See method/compose.hpp.
+  std::string composition = "r_h_pbr";
+  /// layer: one matrix per layer; head: one per KV head; or two of these, for keys and values. Empty: layer, and
+  /// head,layer for recipe stretch.
+  std::string granularity;
+  /// What must be able to use the result: see targets().
+  std::string target = "sglang-v1";
+  /// How rows become codes: minmax, as servers do; lsq (unbiased; takes no clip ratio); or lloyd-max, OSCAR's published
+  /// option. Empty: minmax, and lsq where the recipe and the target allow it (recipes lsq and stretch).
+  std::string codec;
+  /// What scales and zeros are stored in: float32, float16 or bfloat16.
+  std::string scale_dtype = "float32";
+  /// Levels of keys and of values; empty: 4,4 = 2 bits each, and for recipe auto all that take the same bytes.
+  std::string levels;
+  /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codecs minmax and lloyd-max.
+  std::string clip = "auto";
+  /// layer: one fitted ratio per layer; head: one per KV head; or two of these, for keys and values.
+  std::string clip_granularity = "layer";
+  /// Channels per (scale, zero) pair; 0 = the whole head.
+  int group_size = 0;
+  /// Subtract the mean key of each head from every key.
+  bool center = false;
+  /// Recipe coded: bits of one stored value, everything counted (0: 2.25), and who shares one budget: model, layer or
+  /// head.
+  double bits = 0;
+  std::string scope = "model";
+  /// Recipe stretch: see method/stretch.hpp.
+  double stretch_power = 1, stretch_lambda = 1e-2;
+  /// Turn the basis of keys by descent on the softmax KL, see method/refine.hpp. Recipe auto tries it by itself.
+  bool refine = false;
+  Windows windows;
+  SampleOptions clip_fit;
+  RefineOptions refining;
+  /// Folder (or rotation set) with the reference k_rotation and v_rotation of recipe uresidual.
+  std::filesystem::path reference_rotation;
+};
+
+/// Checks the options and resolves them. Throws UsageError: options that do not exist, do not fit together, or that the
+/// target cannot serve.
+[[nodiscard]] Recipe resolve_recipe(const FitOptions& options);
+/// Returns the recipe with every option, for the manifest.
+[[nodiscard]] Json to_json(const Recipe& recipe, const FitOptions& options);
+
+}  // namespace oscar

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// --recipe auto: candidates that the target can serve are fitted on a part of the calibration data, and judged on the
+// rest by what they do to attention, with windows and bfloat16 in place, and by what they do to the model if it is at
+// hand. The choice is fitted again on everything.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fit/fit.hpp"
+#include "fit/options.hpp"
+#include "rotation/rotation_set.hpp"
+
+namespace oscar {
+
+struct Candidate {
+  std::string name;  // "stretch fisher, lsq 5,3"
+  FitOptions options;
+  Recipe recipe;
+};
+
+/// In the order of reports. A given --levels restricts them; else all that take the bytes of 4,4 are tried.
+[[nodiscard]] std::vector<Candidate> search_candidates(const FitOptions& options);
+
+/// Returns what decides the parts of layers that a search keeps (FitHooks::kept): the model, the data, the layers and
+/// all recipes that it tries.
+[[nodiscard]] RotationSet unfitted_search(const QkvSource& source, const FitOptions& options);
+
+/// Indices of candidates that share their transforms and differ in their codecs.
+[[nodiscard]] std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates);
+
+/// Of one layer on held-out sequences; see kernels/README.md.
+struct AttentionScore {
+  double softmax_kl = 0, output_rel_error = 0;
+};
+
+/// One candidate, or a mixture that takes each layer from the best candidate of the same codec.
+struct Scored {
+  std::string name;
+  std::vector<std::size_t> candidate_of_layer;
+  std::vector<AttentionScore> layers;
+  double seconds = 0;
+  std::optional<ModelScore> model = {};
+
+  /// Mean over layers.
+  [[nodiscard]] AttentionScore mean() const;
+};
+
+/// The scored candidates, and a mixture for each codec for which no candidate is the best in all layers.
+[[nodiscard]] std::vector<Scored> with_mixtures(std::vector<Scored> scored, const std::vector<Candidate>& candidates);
+
+/// What is chosen, and why.
+struct Choice {
+  std::size_t index = 0;
+  std::string reason;
+};
+/// With model scores: of those within 10 % of the lowest KL, those whose probes are the best or within a standard error
+/// of them, and of these the one with the lowest KL. Without: of those within 10 % of the lowest softmax KL, the one
+/// with the lowest output error.
+[[nodiscard]] Choice choose(const std::vector<Scored>& scored);
+
+/// For the manifest, without times, which are no two runs' the same; and a line for people, with them.
+[[nodiscard]] Json to_json(const std::vector<Scored>& scored);
+[[nodiscard]] std::string describe(const Scored& scored);
+
+/// Returns a set of one recipe, or a mixture of them by layer, chosen for the target: the work of fit() with recipe
+/// auto. Throws TooLittleData.
+[[nodiscard]] RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks,
+                                   Backend& backend, Status& status);
+
+}  // namespace oscar

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT
+// The search of search.hpp over the layers of a source.
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+
+#include "base/clock.hpp"
+#include "base/threads.hpp"
+#include "fit/candidates.hpp"
+#include "fit/layer_parts_file.hpp"
+#include "fit/recipe_fit.hpp"
+#include "fit/search.hpp"
+#include "work/kept_layers.hpp"
+#include "work/run_layers.hpp"
+
+namespace oscar {
+namespace {
+
+/// Sets that a model judges; it costs much more than attention does.
+constexpr std::size_t kFinalists = 6;
+/// Refining takes a second or two a layer; with more layers it looks at less, and at one candidate instead of two.
+constexpr std::size_t kFewLayers = 8;
+
+/// The sample of the sequences that candidates are judged on.
+SampleOptions judging_options(const FitOptions& options) { return {.seed = options.clip_fit.seed + 2}; }
+
+/// What any of the candidates needs.
+TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions& options, const ClipChoice& clip,
+                     const OutputProjection& output_projection) {
+  TakePlan plan{.windows = options.windows, .output_projection = output_projection, .clip = clip.sample_options()};
+  for (const Candidate& candidate : candidates) plan.moments.merge(candidate.recipe.moments());
+  if (options.refining.steps > 0) plan.refine = options.refining;
+  return plan;
+}
+
+/// Every layer, read once, or taken from where an earlier search has kept it.
+std::vector<LayerParts> take_all(QkvSource& source, const TakePlan& plan, const FitOptions& options,
+                                 const PartialFolder* folder, Backend& backend, Status& status) {
+  const HeldOutSplit split(source.calibration().sequences);
+  KeptLayers<LayerParts> kept(folder, write_parts, read_parts);
+  LayerSteps<LayerParts> steps{.name = "auto: layer"};
+  steps.read = [&](int id, LayerStream& rows) {
+    LayerParts parts = take_parts(id, rows, plan, split, judging_options(options), backend);
+    if (folder != nullptr) kept.add(id, parts);
+    return parts;
+  };
+  steps.make = [&](std::vector<LayerParts> batch) {
+    for (LayerParts& parts : batch) {
+      const int id = parts.whole.moments.layer_id;
+      if (folder == nullptr) kept.add(id, std::move(parts));
+    }
+  };
+  run_layers(source, kept.missing(source.layer_ids()), steps, backend.work_shape(), status);
+  return kept.take(source.layer_ids());
+}
+
+/// The candidates, with what each makes of the layers.
+class Search {
+ public:
+  Search(std::vector<LayerParts> parts, std::vector<Candidate> candidates, const FitOptions& options, Backend& backend,
+         Status& status)
+      : parts_(std::move(parts)), options_(options), backend_(backend), status_(status) {
+    for (Candidate& candidate : candidates) add(std::move(candidate));
+  }
+
+  /// Fits and scores every candidate without what is held out; the best compete once more, refined.
+  void score_all() {
+    for (const std::vector<std::size_t>& group : by_transform(candidates_)) score(group);
+    if (options_.refining.steps > 0) {
+      for (Candidate& refined : refined_best(scored_, candidates_, parts_.size() <= kFewLayers ? 2 : 1)) {
+        add(std::move(refined));
+        score({candidates_.size() - 1});
+      }
+    }
+    for (std::size_t i = 0; i < scored_.size(); ++i) scored_[i].candidate_of_layer.assign(parts_.size(), i);
+    judged_sample_ = describe(parts_.back().judged, judging_options(options_));
+    for (LayerParts& parts : parts_) parts.judged.clear(), parts.part = {};  // samples are most of what a layer takes
+  }
+
+  /// Lets the model judge the best by attention. base: the set without its layers.
+  [[nodiscard]] std::vector<Scored> finalists(const ModelJudge& judge, const RotationSet& base) const {
+    std::vector<Scored> scored = with_mixtures(scored_, candidates_);
+    if (!judge) return scored;
+    std::vector<std::size_t> order(scored.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return scored[a].mean().softmax_kl < scored[b].mean().softmax_kl; });
+    order.resize(std::min(order.size(), kFinalists));
+    std::vector<RotationSet> sets;
+    for (const std::size_t i : order) sets.push_back(set_of(scored[i], base));
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<ModelScore> found = judge(sets);
+    const double seconds = seconds_since(start) / static_cast<double>(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      scored[order[i]].model = found[i];
+      scored[order[i]].seconds += seconds;
+    }
+    return scored;
+  }
+
+  /// Fits the chosen recipe of each layer to everything, and writes the search into the set.
+  void fit_choice(const std::vector<Scored>& scored, const Choice& choice, RotationSet& set) {
+    const Scored& chosen = scored[choice.index];
+    const std::vector<std::size_t>& from = chosen.candidate_of_layer;
+    set.layers.resize(parts_.size());
+    for (std::size_t c = 0; c < candidates_.size(); ++c) fit_layers_of(c, from, set.layers);
+    record(scored, chosen, candidates_, set.layers);
+    const Candidate& main = candidates_[from.front()];
+    set.key_codec = *main.recipe.codecs.key, set.value_codec = *main.recipe.codecs.value;
+    const bool mixture = std::adjacent_find(from.begin(), from.end(), std::not_equal_to<>()) != from.end();
+    const std::string mixed = "mixed_" + std::string(name_of(main.recipe.composition));
+    set.key_objective = mixture ? mixed : main.recipe.key_name();
+    set.value_objective = mixture ? mixed : main.recipe.value_name();
+    set.recipe = to_json(main.recipe, main.options);
+    set.recipe["name"] = "auto";
+    set.recipe["search"] = {{"choice", chosen.name},
+                            {"reason", choice.reason},
+                            {"held_out", judged_sample_},
+                            {"candidates", to_json(scored)}};
+    clips_[from.front()].finish(describe(parts_.back().whole.clip, options_.clip_fit), set);
+  }
+
+ private:
+  void add(Candidate candidate) {
+    clips_.emplace_back(candidate.options, candidate.recipe, backend_, status_);
+    scored_.push_back({.name = candidate.name});
+    layers_.emplace_back();
+    candidates_.push_back(std::move(candidate));
+  }
+
+  [[nodiscard]] std::vector<LayerRotation> transforms(std::size_t candidate,
+                                                      std::span<const LayerData* const> data) const {
+    return transforms_of(data, candidates_[candidate].recipe, clips_[candidate].first_key_codec(), options_.refining,
+                         backend_, status_);
+  }
+
+  /// group: candidates with the same transforms.
+  void score(const std::vector<std::size_t>& group) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<const LayerData*> data;
+    for (const LayerParts& each : parts_) data.push_back(&each.part);
+    const std::vector<LayerRotation> fitted = transforms(group.front(), data);
+    for (const std::size_t member : group) layers_[member] = fitted;
+    std::vector<std::vector<AttentionScore>> scores(parts_.size());
+    parallel_for(
+        parts_.size(),
+        [&](std::size_t i) {
+          std::vector<HistoryCodecs> codecs;
+          for (const std::size_t member : group) {
+            LayerRotation& layer = layers_[member][i];
+            clips_[member].apply(data[i]->clip, layer);
+            const HistoryCodecs& plain = candidates_[member].recipe.codecs;
+            codecs.push_back({layer.key.clipped(*plain.key), layer.value.clipped(*plain.value)});
+          }
+          scores[i] = score_layer(parts_[i].judged, fitted[i], codecs, options_.windows, backend_);
+        },
+        backend_.work_shape().concurrent_layers);
+    for (std::size_t m = 0; m < group.size(); ++m) {
+      Scored& scored = scored_[group[m]];
+      for (const auto& layer : scores) scored.layers.push_back(layer[m]);
+      scored.seconds = seconds_since(start) / static_cast<double>(group.size());
+    }
+  }
+
+  /// Fits those layers that take candidate c.
+  void fit_layers_of(std::size_t c, const std::vector<std::size_t>& from, std::vector<LayerRotation>& layers) const {
+    std::vector<std::size_t> own;
+    std::vector<const LayerData*> data;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (from[i] == c) own.push_back(i), data.push_back(&parts_[i].whole);
+    }
+    if (own.empty()) return;
+    std::vector<LayerRotation> fitted = transforms(c, data);
+    parallel_for(
+        own.size(), [&](std::size_t i) { clips_[c].apply(data[i]->clip, fitted[i]); },
+        backend_.work_shape().concurrent_layers);
+    for (std::size_t i = 0; i < own.size(); ++i) layers[own[i]] = std::move(fitted[i]);
+  }
+
+  /// What the model is asked to judge, fitted without what is held out.
+  [[nodiscard]] RotationSet set_of(const Scored& scored, const RotationSet& base) const {
+    const Recipe& recipe = candidates_[scored.candidate_of_layer.front()].recipe;
+    RotationSet set = base;
+    set.recipe["name"] = scored.name;
+    set.key_codec = *recipe.codecs.key, set.value_codec = *recipe.codecs.value;
+    set.has_clip_ratios = true;
+    for (std::size_t i = 0; i < parts_.size(); ++i) set.layers.push_back(layers_[scored.candidate_of_layer[i]][i]);
+    return set;
+  }
+
+  std::vector<LayerParts> parts_;  // by layer
+  FitOptions options_;
+  Backend& backend_;
+  Status& status_;
+  std::vector<Candidate> candidates_;
+  std::vector<ClipChoice> clips_;                   // by candidate
+  std::vector<Scored> scored_;                      // by candidate
+  std::vector<std::vector<LayerRotation>> layers_;  // by candidate; fitted without what is held out
+  std::string judged_sample_;
+};
+
+}  // namespace
+
+RotationSet fit_best(QkvSource& source, const FitOptions& asked, const FitHooks& hooks, Backend& backend,
+                     Status& status) {
+  FitOptions options = asked;
+  if (source.layer_ids().size() > kFewLayers) options.refining = lighter(options.refining);
+  // Plan, and take: of every layer what all candidates need.
+  std::vector<Candidate> candidates = search_candidates(options);
+  const ClipChoice clip(candidates.front().options, candidates.front().recipe, backend, status);
+  const TakePlan plan = plan_of_all(candidates, options, clip, hooks.output_projection);
+  std::vector<LayerParts> parts = take_all(source, plan, options, hooks.kept, backend, status);
+  // Solve: every candidate, on a part of the data. Judge by what that does to attention, and to the model.
+  RotationSet set;
+  set.model = source.model(), set.calibration = source.calibration(), set.windows = options.windows;
+  Search search(std::move(parts), std::move(candidates), options, backend, status);
+  search.score_all();
+  const std::vector<Scored> scored = search.finalists(hooks.judge, set);
+  // Choose, and fit the choice to all of the data.
+  const Choice choice = choose(scored);
+  search.fit_choice(scored, choice, set);
+  for (const Scored& each : scored) status.notice(describe(each));
+  status.notice("chose " + scored[choice.index].name + ": " + choice.reason);
+  return set;
+}
+
+}  // namespace oscar

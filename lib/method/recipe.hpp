@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+// What a fit does to each layer, resolved: every choice that the mathematics knows, and none about data or servers.
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "kernels/mixed_sequence.hpp"
+#include "method/compose.hpp"
+#include "moments/moment.hpp"
+
+namespace oscar {
+
+struct Recipe {
+  enum class Kind {
+    kSpectral,  // rotations by the eigenvectors of two moments
+    kHadamard,  // no moments at all
+    kResidual,  // eigenvectors of the residual moment aligned to those of the covariance ("uresidual")
+    kStretch    // the best linear transform of keys (method/stretch.hpp)
+  } kind = Kind::kSpectral;
+  /// As people asked for it: "oscar", "lsq", "ktk_vtv" …
+  std::string name;
+  Moment key_objective = Moment::kQqt;    // kQqt, kKtk or kFisher
+  Moment value_objective = Moment::kSst;  // kSst, kOto, kVtv or kOutput
+  Composition composition = Composition::kRHPbr;
+  /// One matrix per KV head instead of one per layer.
+  bool key_per_head = false, value_per_head = false;
+  /// One clip ratio per KV head instead of one per layer.
+  bool key_clip_per_head = false, value_clip_per_head = false;
+  /// Each head's mean key is subtracted from every key.
+  bool center = false;
+  /// The basis of keys is turned by descent on the softmax KL (method/refine.hpp).
+  bool refine = false;
+  double stretch_power = 1, stretch_lambda = 1e-2;
+  HistoryCodecs codecs;  // both are set; clip ratios are fitted or fixed elsewhere
+  Windows windows;
+
+  /// Objective kOutput: values are stretched, kVtv against what W_O makes of their errors; the power is that of keys.
+  [[nodiscard]] bool stretches_values() const { return value_objective == Moment::kOutput && kind != Kind::kHadamard; }
+  /// "<objective>_<composition>" with "stretch_" and "refined_" before it where they apply; "hadamard" or "uresidual".
+  [[nodiscard]] std::string key_name() const;
+  [[nodiscard]] std::string value_name() const;
+  /// The moments that must be taken from rows before anything is solved; kKeys: sums of keys, for their mean.
+  [[nodiscard]] std::set<Moment> moments() const;
+};
+
+}  // namespace oscar

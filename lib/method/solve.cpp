@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+#include "method/solve.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "method/compose.hpp"
+#include "method/spectrum.hpp"
+#include "method/stretch.hpp"
+#include "moments/sums.hpp"
+
+namespace oscar {
+namespace {
+
+/// Largest share of the logits' energy that bfloat16 copies of a stretch may make by themselves.
+constexpr double kMostDisturbance = 1e-3;
+constexpr double kMostLambda = 1;
+
+std::vector<double> rounded_to_f32(std::vector<double> values) {
+  for (double& value : values) value = static_cast<double>(static_cast<float>(value));
+  return values;
+}
+
+MatrixStack rounded_to_f32(MatrixStack stack) {
+  stack.data = rounded_to_f32(std::move(stack.data));
+  return stack;
+}
+
+/// One matrix per head, or their mean.
+MatrixStack of_heads(const LayerMoments& layer, Moment moment, bool per_head) {
+  const MatrixStack& covariance = layer.covariance.at(moment);
+  return per_head ? covariance : mean_over_heads(covariance);
+}
+
+SideTransform side_from(const MatrixStack& covariance, const std::vector<Spectrum>& spectra, MatrixStack rotation) {
+  SideTransform side;
+  side.rotation = rounded_to_f32(std::move(rotation));
+  for (const Spectrum& spectrum : spectra) {
+    side.eigenvalues.insert(side.eigenvalues.end(), spectrum.values.begin(), spectrum.values.end());
+  }
+  side.eigenvalues = rounded_to_f32(std::move(side.eigenvalues));
+  side.covariance = rounded_to_f32(covariance);
+  return side;
+}
+
+SideTransform hadamard_side(int dim) {
+  SideTransform side;
+  side.rotation = rounded_to_f32(hadamard_rotation(dim));
+  side.eigenvalues.assign(static_cast<std::size_t>(dim), 1.0);
+  return side;
+}
+
+/// Rotations by the spectra of one covariance of each layer.
+std::vector<SideTransform> rotated_sides(LayersMoments layers, Moment moment, bool per_head, const Recipe& recipe,
+                                         Backend& backend) {
+  std::vector<MatrixStack> covariances;
+  for (const LayerMoments* layer : layers) covariances.push_back(of_heads(*layer, moment, per_head));
+  std::vector<const MatrixStack*> problems;
+  for (const MatrixStack& covariance : covariances) problems.push_back(&covariance);
+  const auto spectra = decompose(problems, backend);
+  std::vector<SideTransform> sides;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    sides.push_back(side_from(covariances[i], spectra[i], compose(spectra[i], recipe.composition)));
+  }
+  return sides;
+}
+
+std::vector<SideTransform> residual_sides(LayersMoments layers, Moment moment, Moment residual, bool per_head,
+                                          Backend& backend) {
+  std::vector<MatrixStack> covariances;
+  for (const LayerMoments* layer : layers) {
+    covariances.push_back(of_heads(*layer, moment, per_head));
+    covariances.push_back(of_heads(*layer, residual, per_head));
+  }
+  std::vector<const MatrixStack*> problems;
+  for (const MatrixStack& covariance : covariances) problems.push_back(&covariance);
+  const auto spectra = decompose(problems, backend);
+  std::vector<SideTransform> sides;
+  for (std::size_t i = 0; i < spectra.size(); i += 2) {
+    sides.push_back(side_from(covariances[i], spectra[i], residual_rotation(spectra[i + 1], spectra[i])));
+  }
+  return sides;
+}
+
+/// The covariances that a stretch weighs against each other.
+struct KeysAndQueries {
+  MatrixStack key, query;  // or values, and what their errors do behind W_O
+};
+
+KeysAndQueries stretch_covariances(const LayerMoments& layer, const Recipe& recipe) {
+  const bool fisher = recipe.key_objective == Moment::kFisher;
+  MatrixStack key = layer.covariance.at(fisher ? Moment::kFisherKey : Moment::kKtk);
+  if (recipe.center) key = centred(std::move(key), fisher ? layer.fisher_key_mean : layer.key_mean, layer.key_mean);
+  MatrixStack query = layer.covariance.at(recipe.key_objective);
+  if (recipe.key_per_head) return {std::move(key), std::move(query)};
+  return {mean_over_heads(key), mean_over_heads(query)};
+}
+
+KeysAndQueries output_covariances(const LayerMoments& layer, const Recipe& recipe) {
+  return {of_heads(layer, Moment::kVtv, recipe.value_per_head),
+          of_heads(layer, Moment::kOutput, recipe.value_per_head)};
+}
+
+double worst(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
+
+SideTransform side_from(Stretched stretched, const KeysAndQueries& covariances, const StretchOptions& options) {
+  SideTransform side;
+  side.covariance = rounded_to_f32(covariances.key);
+  side.query_covariance = rounded_to_f32(covariances.query);
+  static_cast<Transform&>(side) = std::move(stretched.transform);
+  side.eigenvalues = rounded_to_f32(std::move(stretched.eigenvalues));
+  side.scores["stretch"] = {{"predicted_gain", stretched.predicted_gain},
+                            {"condition", stretched.condition},
+                            {"bf16_disturbance", stretched.bf16_disturbance},
+                            {"power", options.power},
+                            {"lambda", options.lambda}};
+  return side;
+}
+
+/// Again, for one layer, until bfloat16 copies of the matrices are good enough.
+SideTransform regularised_side(const LayerMoments& layer, const KeysAndQueries& covariances, const Recipe& recipe,
+                               StretchOptions options, Backend& backend, Status& status) {
+  while (options.lambda * 10 <= kMostLambda) {
+    options.lambda *= 10;
+    Stretched stretched = std::move(stretch({{&covariances.key, &covariances.query}}, options, backend).front());
+    if (worst(stretched.bf16_disturbance) > kMostDisturbance) continue;
+    status.notice(
+        fmt::format("layer {}: the stretch is regularised with lambda {} instead of {}, or bfloat16 would "
+                    "spoil it",
+                    layer.layer_id, options.lambda, recipe.stretch_lambda));
+    return side_from(std::move(stretched), covariances, options);
+  }
+  throw NumericalError("the metric of the stretch is so ill-conditioned that bfloat16 copies disturb the logits",
+                       "layer " + std::to_string(layer.layer_id), "use --recipe oscar, or leave the layer out");
+}
+
+template <class CovariancesOf>
+std::vector<SideTransform> stretched_sides(LayersMoments layers, const CovariancesOf& covariances_of,
+                                           const Recipe& recipe, Backend& backend, Status& status) {
+  std::vector<KeysAndQueries> covariances;
+  for (const LayerMoments* layer : layers) covariances.push_back(covariances_of(*layer, recipe));
+  std::vector<StretchProblem> problems;
+  for (const KeysAndQueries& each : covariances) problems.push_back({&each.key, &each.query});
+  const StretchOptions options{
+      .power = recipe.stretch_power, .lambda = recipe.stretch_lambda, .composition = recipe.composition};
+  std::vector<Stretched> stretched = stretch(problems, options, backend);
+  std::vector<SideTransform> sides;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const bool good = worst(stretched[i].bf16_disturbance) <= kMostDisturbance;
+    sides.push_back(good ? side_from(std::move(stretched[i]), covariances[i], options)
+                         : regularised_side(*layers[i], covariances[i], recipe, options, backend, status));
+  }
+  return sides;
+}
+
+std::vector<SideTransform> key_sides(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
+  const bool per_head = recipe.key_per_head;
+  if (recipe.kind == Recipe::Kind::kStretch) {
+    return stretched_sides(layers, stretch_covariances, recipe, backend, status);
+  }
+  if (recipe.kind == Recipe::Kind::kResidual) {
+    return residual_sides(layers, recipe.key_objective, Moment::kKeyResidual, per_head, backend);
+  }
+  return rotated_sides(layers, recipe.key_objective, per_head, recipe, backend);
+}
+
+std::vector<SideTransform> value_sides(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
+  const bool per_head = recipe.value_per_head;
+  if (recipe.stretches_values()) return stretched_sides(layers, output_covariances, recipe, backend, status);
+  if (recipe.kind == Recipe::Kind::kResidual) {
+    return residual_sides(layers, recipe.value_objective, Moment::kValueResidual, per_head, backend);
+  }
+  return rotated_sides(layers, recipe.value_objective, per_head, recipe, backend);
+}
+
+}  // namespace
+
+std::vector<LayerRotation> solve(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
+  std::vector<LayerRotation> fitted;
+  if (recipe.kind == Recipe::Kind::kHadamard) {
+    for (const LayerMoments* layer : layers) {
+      fitted.push_back({layer->layer_id, hadamard_side(layer->key_dim), hadamard_side(layer->value_dim)});
+    }
+    return fitted;
+  }
+  std::vector<SideTransform> keys = key_sides(layers, recipe, backend, status);
+  std::vector<SideTransform> values = value_sides(layers, recipe, backend, status);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    fitted.push_back({layers[i]->layer_id, std::move(keys[i]), std::move(values[i])});
+    if (!recipe.center) continue;
+    fitted.back().key.mean = rounded_to_f32(layers[i]->key_mean);
+  }
+  return fitted;
+}
+
+}  // namespace oscar

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+#include "moments/moment.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+namespace oscar {
+namespace {
+
+constexpr std::array<std::string_view, 11> kNames{
+    "fisher", "fisher_key", "key_residual", "keys", "ktk", "oto", "output", "qqt", "sst", "value_residual", "vtv"};
+
+}  // namespace
+
+std::string_view name_of(Moment moment) { return kNames[static_cast<std::size_t>(moment)]; }
+
+std::optional<Moment> find_moment(std::string_view name) {
+  const auto found = std::ranges::find(kNames, name);
+  if (found == kNames.end()) return std::nullopt;
+  return static_cast<Moment>(found - kNames.begin());
+}
+
+}  // namespace oscar

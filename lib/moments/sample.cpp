@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+#include "moments/sample.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/text.hpp"
+
+namespace oscar {
+namespace {
+
+/// A number in [0, bound), the same on every platform (std::uniform_int_distribution is not).
+std::uint64_t draw(std::mt19937_64& random, std::uint64_t bound) { return random() % bound; }
+
+/// Of one sequence: more where the windows would leave too little history.
+std::int64_t most_tokens(Windows windows, const SampleOptions& options) {
+  return std::max(options.max_sequence_tokens, windows.sink + windows.recent + options.max_sequence_tokens / 4);
+}
+
+/// Indices of the layer's sequences to sample, ascending.
+std::set<std::size_t> choose_sequences(const std::vector<std::int64_t>& lengths, Windows windows,
+                                       const SampleOptions& options, const TakesSequence& takes) {
+  std::vector<std::size_t> candidates;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] > windows.sink + windows.recent && (!takes || takes(i))) candidates.push_back(i);
+  }
+  std::mt19937_64 random(options.seed);
+  for (std::size_t i = candidates.size(); i > 1; --i) std::swap(candidates[i - 1], candidates[draw(random, i)]);
+  std::set<std::size_t> chosen;
+  std::int64_t tokens = 0;
+  for (const std::size_t index : candidates) {
+    if (tokens >= options.sample_tokens) break;
+    chosen.insert(index);
+    tokens += std::min(lengths[index], most_tokens(windows, options));
+  }
+  return chosen;
+}
+
+/// From the file if there is one: touching a map of it makes threads wait for each other.
+void copy_rows(const HeadsView& rows, std::span<std::byte> to) {
+  if (rows.file.descriptor >= 0) return read_at(rows.file.descriptor, rows.file.offset, to);
+  std::memcpy(to.data(), rows.data, to.size());
+}
+
+/// Distinct positions that see history: [sink + recent, tokens), ascending.
+std::vector<std::int64_t> choose_queries(std::int64_t tokens, Windows windows, std::int64_t count,
+                                         std::mt19937_64& random) {
+  const std::int64_t first = windows.sink + windows.recent;
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens - first));
+  std::iota(positions.begin(), positions.end(), first);
+  const auto wanted = std::min(positions.size(), static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < wanted; ++i) std::swap(positions[i], positions[i + draw(random, positions.size() - i)]);
+  positions.resize(wanted);
+  std::sort(positions.begin(), positions.end());
+  return positions;
+}
+
+/// Room for the first tokens of a sequence, with `num_queries` of its queries.
+SampledSequence choose_rows(const QkvView& view, std::int64_t tokens, Windows windows, std::int64_t num_queries,
+                            std::mt19937_64& random) {
+  const auto room = [](const HeadsView& rows, std::int64_t count) {
+    return Tensor(rows.dtype, {count, rows.num_heads, rows.head_dim});
+  };
+  std::vector<std::int64_t> positions = choose_queries(tokens, windows, num_queries, random);
+  const auto queries = static_cast<std::int64_t>(positions.size());
+  return {room(view.q, queries), room(view.k, tokens), room(view.v, tokens), std::move(positions)};
+}
+
+/// begin: of the sequence.
+void copy_sequence(const QkvView& view, std::int64_t begin, SampledSequence& out) {
+  const std::int64_t end = begin + out.k.shape[0];
+  copy_rows(view.k.tokens(begin, end), out.k.data);
+  copy_rows(view.v.tokens(begin, end), out.v.data);
+  const auto row_bytes = static_cast<std::size_t>(view.q.bytes_per_token());
+  for (std::size_t i = 0; i < out.query_positions.size(); ++i) {
+    const std::int64_t token = begin + out.query_positions[i];
+    copy_rows(view.q.tokens(token, token + 1), std::span(out.q.data).subspan(i * row_bytes, row_bytes));
+  }
+}
+
+/// Brings the sampled sequences of all processes together in the one that fits the layer; the others keep none.
+/// here: whether this process has the rows of a sequence.
+std::vector<SampledSequence> gathered(std::vector<SampledSequence> sample, const std::vector<bool>& here,
+                                      SharedLayer& shared) {
+  const auto tensors_of = [](SampledSequence& sequence) {
+    return std::array<Tensor*, 3>{&sequence.q, &sequence.k, &sequence.v};
+  };
+  std::string own;
+  for (std::size_t i = 0; i < sample.size(); ++i) {
+    if (!here[i]) continue;
+    for (const Tensor* tensor : tensors_of(sample[i])) {
+      own.append(reinterpret_cast<const char*>(tensor->data.data()), tensor->data.size());
+    }
+  }
+  const std::string all = shared.gather(own);
+  if (!shared.fits()) return {};
+  std::size_t begin = 0;
+  for (SampledSequence& sequence : sample) {
+    for (Tensor* tensor : tensors_of(sequence)) {
+      OSCAR_CHECK(all.size() - begin >= tensor->data.size());
+      std::memcpy(tensor->data.data(), all.data() + begin, tensor->data.size());
+      begin += tensor->data.size();
+    }
+  }
+  return sample;
+}
+
+/// Recipes without moments meet rows only here.
+void require_usable(const SampledSequence& sequence, const std::string& where) {
+  for (const auto& [name, tensor] : {std::pair{"q", &sequence.q}, {"k", &sequence.k}, {"v", &sequence.v}}) {
+    const std::vector<double> values = tensor->to_doubles();
+    if (!std::ranges::all_of(values, [](double v) { return std::isfinite(v); })) {
+      throw DataError(std::string(name) + " has NaN or Inf", where, "dump this layer again, or leave the sequence out");
+    }
+    if (!values.empty() && std::ranges::all_of(values, [](double v) { return v == 0; })) {
+      throw DataError(std::string("every ") + name + " of a sequence is zero", where,
+                      "look at how it was dumped, and dump this layer again");
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, const SampleOptions& options,
+                                          const TakesSequence& takes) {
+  std::vector<std::int64_t> lengths;
+  std::vector<std::size_t> ends;  // of chunks, in sequences
+  QkvChunk chunk;
+  layer.rewind();
+  while (layer.skip(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) lengths.push_back(range.size());
+    ends.push_back(lengths.size());
+  }
+  const std::set<std::size_t> chosen = choose_sequences(lengths, windows, options, takes);
+  std::mt19937_64 random(options.seed + 1);
+  std::vector<SampledSequence> sample;
+  std::vector<bool> here;  // by sequence
+  std::size_t index = 0;
+  layer.rewind();
+  for (const std::size_t end : ends) {
+    if (sample.size() == chosen.size()) break;
+    const auto first = chosen.lower_bound(index);
+    const bool wanted = first != chosen.end() && *first < end;
+    if (!(wanted ? layer.next(chunk) : layer.skip(chunk))) break;
+    if (!wanted) {
+      index = end;
+      continue;
+    }
+    for (const SequenceRange& range : chunk.sequences) {
+      if (!chosen.contains(index++)) continue;
+      const std::int64_t rows_per_query = chunk.view.q.num_heads * static_cast<std::int64_t>(chosen.size());
+      const std::int64_t queries = std::max<std::int64_t>(options.query_rows / rows_per_query, 1);
+      const std::int64_t tokens = std::min(range.size(), most_tokens(windows, options));
+      sample.push_back(choose_rows(chunk.view, tokens, windows, queries, random));
+      here.push_back(chunk.here);
+      if (!chunk.here) continue;
+      copy_sequence(chunk.view, range.begin, sample.back());
+      require_usable(sample.back(), chunk.where);
+    }
+  }
+  SharedLayer* const shared = layer.shared();
+  return shared == nullptr ? sample : gathered(std::move(sample), here, *shared);
+}
+
+std::string describe(std::span<const SampledSequence> sample, const SampleOptions& options) {
+  if (sample.empty()) return "";
+  std::int64_t keys = 0;
+  std::size_t queries = 0;
+  for (const SampledSequence& sequence : sample) {
+    keys += sequence.k.shape[0];
+    queries += sequence.query_positions.size();
+  }
+  return plural(keys, "key") + " in " + plural(static_cast<std::int64_t>(sample.size()), "sequence") + ", " +
+         plural(queries, "query", "queries") + " per head, seed " + std::to_string(options.seed);
+}
+
+}  // namespace oscar

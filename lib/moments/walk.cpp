@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+#include "moments/walk.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/check.hpp"
+#include "base/errors.hpp"
+#include "base/stop.hpp"
+
+namespace oscar {
+namespace {
+
+bool all_finite(std::span<const double> values) {
+  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+}
+
+/// Finds the value that spoilt a sum.
+void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
+  std::vector<float> row(static_cast<std::size_t>(x.head_dim));
+  for (std::int64_t t = 0; t < x.num_tokens; ++t) {
+    for (int h = 0; h < x.num_heads; ++h) {
+      x.row(t, h, row);
+      if (std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); })) continue;
+      throw DataError(std::string(what) + " has NaN or Inf",
+                      chunk.where + ", token " + std::to_string(t) + ", head " + std::to_string(h),
+                      "dump this layer again, or leave the sequence out");
+    }
+  }
+}
+
+/// The rows of one part on their way to its sums: whole calls, and blocks of calls.
+class PartOfWalk {
+ public:
+  PartOfWalk(const WalkPart& part, const WorkShape& shape, bool shared) : part_(part), cut_(shape), shared_(shared) {}
+
+  /// first_sequence: the number of the chunk's first sequence in the layer.
+  void push(const QkvChunk& chunk, std::size_t first_sequence) {
+    if (!part_.takes) return push(chunk);
+    for (std::size_t i = 0; i < chunk.sequences.size(); ++i) {
+      if (!part_.takes(first_sequence + i)) continue;
+      const SequenceRange range = chunk.sequences[i];
+      push({chunk.view.tokens(range), chunk.owner, {{0, range.size()}}, chunk.where, chunk.here});
+    }
+  }
+
+  void finish() { call(true); }
+
+ private:
+  void push(QkvChunk chunk) {
+    const BlockCut::End end = cut_.after(chunk);
+    waiting_.push_back(std::move(chunk));
+    if (end != BlockCut::End::kNothing) call(end == BlockCut::End::kBlock);
+  }
+
+  void call(bool ends_block) {
+    throw_if_interrupted();
+    for (RunningSum* sum : part_.sums) {
+      if (!waiting_.empty() && waiting_.front().here) {
+        sum->add(waiting_);
+      } else if (!waiting_.empty()) {
+        sum->pass(waiting_);  // whole blocks are another process's
+      }
+      if (ends_block) sum->end_block(shared_);
+    }
+    waiting_.clear();
+  }
+
+  const WalkPart& part_;
+  BlockCut cut_;
+  bool shared_;
+  Chunks waiting_;  // for the backend's next call
+};
+
+}  // namespace
+
+void walk(LayerStream& layer, std::span<const WalkPart> parts, const WorkShape& shape) {
+  const bool shared = layer.shared() != nullptr;
+  std::vector<PartOfWalk> walking;
+  for (const WalkPart& part : parts) {
+    OSCAR_CHECK(!(shared && part.takes));  // blocks of a shared text are whole chunks
+    walking.emplace_back(part, shape, shared);
+  }
+  layer.rewind();
+  std::size_t sequence = 0;
+  for (QkvChunk chunk; layer.next(chunk); chunk = {}) {
+    for (PartOfWalk& part : walking) part.push(chunk, sequence);
+    sequence += chunk.sequences.size();
+  }
+  for (PartOfWalk& part : walking) part.finish();
+}
+
+bool is_finite(const MomentSums& sums) { return all_finite(sums.sums.data) && all_finite(sums.total); }
+bool is_finite(const FisherSums& sums) { return all_finite(sums.query.data) && all_finite(sums.weight); }
+bool is_finite(const KeySums& sums) { return all_finite(sums.sums); }
+
+void throw_not_finite(const Chunks& chunks) {
+  for (const QkvChunk& chunk : chunks) {
+    throw_if_not_finite(chunk.view.q, "q", chunk);
+    throw_if_not_finite(chunk.view.k, "k", chunk);
+    throw_if_not_finite(chunk.view.v, "v", chunk);
+  }
+  throw NumericalError("a second moment overflows", chunks.front().where, "check the scale of the dumped values");
+}
+
+void throw_no_tokens() { throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens"); }
+
+}  // namespace oscar

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// One walk over the rows of a layer, in which any number of sums are taken. For moments/ only.
+//   Each sum is made block by block (blocks.hpp), and blocks are added in order, so that its bits depend neither on
+//   threads nor on which process took which block.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "dump/source.hpp"
+#include "moments/blocks.hpp"
+#include "moments/shared_sums.hpp"
+#include "moments/take.hpp"
+
+namespace oscar {
+
+using Chunks = std::vector<QkvChunk>;
+
+/// A sum that is being taken.
+class RunningSum {
+ public:
+  virtual ~RunningSum() = default;
+  /// Adds the rows of one call of the backend to the current block. Throws DataError for values that are not finite.
+  virtual void add(const Chunks& chunks) = 0;
+  /// Says that another process has the rows of these chunks, of which only the shape is seen.
+  virtual void pass(const Chunks& chunks) = 0;
+  /// Ends the current block. apart: blocks are kept one by one, to be added to those of other processes.
+  virtual void end_block(bool apart) = 0;
+};
+
+/// Sums over the sequences of a layer that `takes` says (empty: all of them). They must outlive the walk.
+struct WalkPart {
+  TakesSequence takes;
+  std::vector<RunningSum*> sums;
+};
+
+/// Reads the layer from its start to its end, once, and gives each part its rows.
+void walk(LayerStream& layer, std::span<const WalkPart> parts, const WorkShape& shape);
+
+/// Throws DataError that names the value which spoilt a sum, or NumericalError if there is none.
+[[noreturn]] void throw_not_finite(const Chunks& chunks);
+[[noreturn]] void throw_no_tokens();
+
+[[nodiscard]] bool is_finite(const MomentSums& sums);
+[[nodiscard]] bool is_finite(const FisherSums& sums);
+[[nodiscard]] bool is_finite(const KeySums& sums);
+inline void add_block(MomentSums& total, const MomentSums& block) { total.merge(block); }
+inline void add_block(KeySums& total, const KeySums& block) { total.merge(block); }
+inline void add_block(FisherSums& total, const FisherSums& block) { merge(total, block); }
+
+template <class Sums>
+class BlockwiseSum : public RunningSum {
+ public:
+  /// Returns sums of nothing, by the shape of a chunk.
+  using Zero = std::function<Sums(const QkvChunk&)>;
+  /// Does the arithmetic of one call.
+  using Add = std::function<void(const Chunks&, Sums&)>;
+
+  BlockwiseSum(Zero zero, Add add) : zero_(std::move(zero)), add_(std::move(add)) {}
+
+  void pass(const Chunks& chunks) override {
+    if (!nothing_) nothing_ = zero_(chunks.front());
+  }
+
+  void add(const Chunks& chunks) override {
+    pass(chunks);
+    if (!block_) block_ = *nothing_;
+    add_(chunks, *block_);
+    if (!is_finite(*block_)) throw_not_finite(chunks);
+  }
+
+  void end_block(bool apart) override {
+    if (!block_) return;
+    if (apart || blocks_.empty()) {
+      blocks_.push_back(std::move(*block_));
+    } else {
+      add_block(blocks_.front(), *block_);
+    }
+    block_.reset();
+  }
+
+  /// Returns the sum, where several processes share the layer's text that over all of it. Throws DataError if there
+  /// were no tokens.
+  [[nodiscard]] Sums total(LayerStream& layer) {
+    if (!nothing_) throw_no_tokens();
+    if (SharedLayer* const shared = layer.shared()) {
+      if (auto sum = sum_of_all(blocks_, *nothing_, *shared)) return std::move(*sum);
+      throw_no_tokens();
+    }
+    return std::move(blocks_.front());
+  }
+
+ private:
+  Zero zero_;
+  Add add_;
+  std::vector<Sums> blocks_;  // one, unless they are kept apart
+  std::optional<Sums> nothing_, block_;
+};
+
+}  // namespace oscar

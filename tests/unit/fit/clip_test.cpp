@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+#include "method/clip.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "fit/fit.hpp"
+#include "support/backend.hpp"
+#include "support/support.hpp"
+#include "support/synthetic.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr Windows kWindows{16, 32};
+
+/// Collects warnings.
+struct Warnings : Status {
+  std::string text;
+  void warning(const std::string& line) override { text += line + "\n"; }
+};
+
+}  // namespace
+
+TEST_CASE("the sample is fixed by its seed, stays behind the windows and within its budget") {
+  const auto chunks = test::synthetic_layer({.tokens = 500});
+  test::MemoryStream layer(chunks);
+  const SampleOptions options{.sample_tokens = 100, .max_sequence_tokens = 300, .query_rows = 80};
+
+  const auto sample = sample_layer(layer, kWindows, options);
+  const auto again = sample_layer(layer, kWindows, options);
+
+  REQUIRE(sample.size() == 1);
+  CHECK(sample[0].k.shape == std::vector<std::int64_t>{300, 2, 16});
+  CHECK(sample[0].q.shape == std::vector<std::int64_t>{20, 4, 16});
+  CHECK(std::is_sorted(sample[0].query_positions.begin(), sample[0].query_positions.end()));
+  CHECK(sample[0].query_positions.front() >= 48);
+  CHECK(sample[0].query_positions.back() < 300);
+  CHECK(sample[0].query_positions == again[0].query_positions);
+  CHECK(sample[0].q.data == again[0].q.data);
+  SampleOptions other = options;
+  other.seed = 5;
+  CHECK(sample_layer(layer, kWindows, other)[0].query_positions != sample[0].query_positions);
+  CHECK(describe(sample, options) == "300 keys in 1 sequence, 20 queries per head, seed 0");
+}
+
+TEST_CASE("scores are those of the codec at each ratio, and near ties prefer less clipping") {
+  const auto chunks = test::synthetic_layer({});
+  test::MemoryStream layer(chunks);
+  const SampleOptions options;
+  const auto sample = sample_layer(layer, kWindows, options);
+  const auto backend = test::make_test_backend();
+  const Transform identity{MatrixStack::identity(16), {}, {}};
+
+  const ClipScores scores =
+      score_clip_ratios(sample, identity, identity, {RowCodec{}, RowCodec{}}, false, kWindows, *backend);
+
+  REQUIRE(scores.key.layer.size() == clip_candidates().size());
+  const QkvView view{heads_view(sample[0].q, "q"), heads_view(sample[0].k, "k"), heads_view(sample[0].v, "v")};
+  RowCodec codec;
+  codec.clip_ratio = clip_candidates()[4];
+  const HistoryCodecs codecs{codec, {}};
+  double kl = 0;
+  std::int64_t queries = 0;
+  const auto held = backend->hold({view, sample[0].query_positions, &identity, &identity});
+  const auto errors = held->compare({&codecs, 1}, kWindows);
+  for (const AttentionErrors& head : errors.front()) {
+    kl += head.softmax_kl;
+    queries += head.queries;
+  }
+  CHECK(scores.key.layer[4] == doctest::Approx(kl / static_cast<double>(queries)).epsilon(1e-12));
+  CHECK(best_clip_ratio({3, 1, 1, 2, 5, 5, 5, 5, 5, 5}) == clip_candidates()[1]);
+  CHECK(best_clip_ratio({3, 1.06, 1.04, 1, 5, 5, 5, 5, 5, 5}) == clip_candidates()[2]);
+}
+
+TEST_CASE("scores of heads are what their own queries lose, and values are judged beside keys at their heads' ratios") {
+  const auto chunks = test::synthetic_layer({});
+  test::MemoryStream layer(chunks);
+  const auto sample = sample_layer(layer, kWindows, {});
+  const auto backend = test::make_test_backend();
+  const Transform identity{MatrixStack::identity(16), {}, {}};
+
+  const ClipScores scores =
+      score_clip_ratios(sample, identity, identity, {RowCodec{}, RowCodec{}}, true, kWindows, *backend);
+
+  REQUIRE(scores.key.heads.size() == 2);
+  const HistoryCodec keys{{}, best_clip_ratios(scores.key.heads)};
+  const HistoryCodecs codecs{keys, HistoryCodec{with_ratio({}, clip_candidates()[3])}};
+  const QkvView view{heads_view(sample[0].q, "q"), heads_view(sample[0].k, "k"), heads_view(sample[0].v, "v")};
+  const auto held = backend->hold({view, sample[0].query_positions, &identity, &identity});
+  const auto errors = held->compare({&codecs, 1}, kWindows).front();
+  for (std::size_t head = 0; head < 2; ++head) {
+    AttentionErrors own = errors[2 * head];
+    own.add(errors[2 * head + 1]);
+    const auto ratio = std::ranges::find(clip_candidates(), keys.head_clip_ratios[head]);
+    CHECK(scores.key.heads[head][static_cast<std::size_t>(ratio - clip_candidates().begin())] ==
+          doctest::Approx(own.softmax_kl / static_cast<double>(own.queries)).epsilon(1e-12));
+    CHECK(scores.value.heads[head][3] == doctest::Approx(own.output_error / own.output_norm).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("ratios per head are fitted where they are asked for, the layer's beside them") {
+  test::MemorySource source({{0, test::synthetic_layer({})}});
+  const auto backend = test::make_test_backend();
+  Status status;
+  FitOptions options;
+  options.windows = kWindows;
+  options.target = "any";
+  const RotationSet layerwise = fit(source, options, *backend, status).set;
+  CHECK(layerwise.layers[0].key.head_clip_ratios.empty());
+  options.clip_granularity = "head,layer";
+  const RotationSet set = fit(source, options, *backend, status).set;
+  CHECK(set.layers[0].key.clip_ratio == layerwise.layers[0].key.clip_ratio);
+  REQUIRE(set.layers[0].key.head_clip_ratios.size() == 2);
+  CHECK(set.layers[0].value.head_clip_ratios.empty());
+  const Json& record = set.layers[0].key.scores["clip"];
+  for (std::size_t head = 0; head < 2; ++head) {
+    const auto scores = record["scores_per_head"][head].get<std::vector<double>>();
+    CHECK(set.layers[0].key.head_clip_ratios[head] == best_clip_ratio(scores));
+  }
+  CHECK(set.recipe["clip_granularity"] == "head,layer");
+}
+
+TEST_CASE("ratios per head are refused where nothing is fitted, or the target has none") {
+  const auto with = [](const char* target, const char* granularity, const char* clip, const char* codec) {
+    FitOptions options;
+    options.target = target, options.clip_granularity = granularity, options.clip = clip, options.codec = codec;
+    return options;
+  };
+  CHECK_ERROR(resolve_recipe(with("any", "head", "0.9,0.9", "minmax")), UsageError, "no clip ratios to fit");
+  CHECK_ERROR(resolve_recipe(with("any", "head", "auto", "lsq")), UsageError, "no clip ratios to fit");
+  CHECK_ERROR(resolve_recipe(with("any", "row", "auto", "minmax")), UsageError, "--clip-granularity");
+  CHECK_ERROR(resolve_recipe(with("sglang-v1", "head,layer", "auto", "minmax")), UsageError,
+              "--target sglang-v3 or --target any");
+  CHECK_ERROR(resolve_recipe(with("sglang-v3", "head", "auto", "minmax")), UsageError, "value clip ratios per head");
+  CHECK(resolve_recipe(with("sglang-v3", "head,layer", "auto", "minmax")).key_clip_per_head);
+}
+
+TEST_CASE("a fit without sequences longer than the windows takes the published constants and says so") {
+  test::MemorySource source({{0, test::synthetic_layer({.tokens = 40})}});
+  const auto backend = test::make_test_backend();
+  Warnings warnings;
+  FitOptions options;
+  options.windows = kWindows;
+
+  const RotationSet set = fit(source, options, *backend, warnings).set;
+
+  CHECK(set.layers[0].key.clip_ratio == 0.96);
+  CHECK(set.layers[0].value.clip_ratio == 0.92);
+  CHECK(set.key_clip_scalar == 0.96);
+  CHECK(warnings.text.find("published constants") != std::string::npos);
+}
+
+TEST_CASE("fixed ratios and off are taken as given") {
+  test::MemorySource source({{0, test::synthetic_layer({})}});
+  const auto backend = test::make_test_backend();
+  Status status;
+  FitOptions options;
+  options.clip = "0.97,0.5";
+  const RotationSet set = fit(source, options, *backend, status).set;
+  CHECK(set.layers[0].key.clip_ratio == 0.97);
+  CHECK(set.layers[0].value.clip_ratio == 0.5);
+  CHECK(set.value_clip_scalar == 0.5);
+  options.clip = "off";
+  CHECK(fit(source, options, *backend, status).set.layers[0].key.clip_ratio == 0);
+}
+
+}  // namespace oscar
