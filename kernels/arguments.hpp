@@ -16,7 +16,7 @@ namespace oscar {
 
 /// Throws UsageError if the grid has no such levels, or parameters cannot be stored so.
 void check_codec(const RowCodec& codec);
-/// The same if the group size does not fit head_dim; returns the size of a group.
+/// Returns the size of a group. Throws std::logic_error if it does not fit head_dim.
 [[nodiscard]] int checked_group_size(const RowCodec& codec, int head_dim);
 /// Throws std::logic_error unless heads have no clip ratios, and no coded formats, of their own, or each has one.
 void check_heads(const HistoryCodec& codec, int kv_heads);

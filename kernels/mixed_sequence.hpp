@@ -20,15 +20,15 @@ struct SequenceInput {
   QkvView qkv;
   /// Position of each query among the keys, ascending; empty: query i stands at key i.
   std::span<const std::int64_t> query_positions;
-  /// Null: rows are stored as they are.
+  /// How rows are transformed before they are stored. Null: they are stored as they are.
   const Transform* key = nullptr;
   const Transform* value = nullptr;
   Precision precision = Precision::kServing;
   /// What a codec that sees more than one row made of k and v, native float32 rows. Where given (data is not null),
   /// there is no transform, and the history is these rows whatever codec a call names.
   HeadsView decoded_k = {}, decoded_v = {};
-  /// For attend() alone; null: a softmax alone. Centred keys (Transform::mean) shift scores as in a server, which does
-  /// not add q mean^T back.
+  /// What becomes of scores before and in the softmax, for attend() alone. Null: a softmax alone. Centred keys
+  /// (Transform::mean) shift scores as in a server, which does not add q mean^T back.
   const ScoreRule* scores = nullptr;
 };
 
@@ -38,8 +38,8 @@ struct HistoryCodecs {
   friend bool operator==(const HistoryCodecs&, const HistoryCodecs&) = default;
 };
 
-/// Of one KV head, over the tokens that end up quantised: energy of the native rows, and of what the cache adds to them
-/// (measured in stored coordinates where the rotation is orthogonal, which keeps lengths).
+/// Energies of one KV head over the tokens that end up quantised: of the native rows, and of what the cache adds to
+/// them (measured in stored coordinates where the rotation is orthogonal, which keeps lengths).
 struct RowErrors {
   double key_signal = 0, key_noise = 0, value_signal = 0, value_noise = 0;
 
@@ -61,7 +61,7 @@ class MixedSequence {
   [[nodiscard]] virtual std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                           Windows windows) = 0;
 
-  /// Of the tokens [sink, num_keys - recent): [KV head].
+  /// Returns the energies over the tokens [sink, num_keys - recent), by KV head.
   [[nodiscard]] virtual std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) = 0;
 };
 

@@ -28,7 +28,7 @@ struct ObserveCall {
   const void* cu_seqlens = nullptr;
   bool cu_seqlens_64 = false;
   int boundaries = 0;
-  /// On q^T q.
+  /// Multiplies q^T q.
   double query_factor = 1;
   double *qqt = nullptr, *ktk = nullptr, *vtv = nullptr;  // (heads of k, dim, dim): upper triangles are added to
   double* key_sums = nullptr;                             // (heads of k, dim)
@@ -43,7 +43,7 @@ struct ObserveCall {
 
 /// False: these types, sizes, strides or alignments are not taken.
 [[nodiscard]] bool can_observe(const ObserveCall& call);
-/// In `stream` (a cudaStream_t) of the current device. Returns a cudaError_t.
+/// Adds the rows to the sums, in `stream` (a cudaStream_t) of the current device. Returns a cudaError_t.
 [[nodiscard]] int observe_rows(const ObserveCall& call, void* stream);
 
 }  // namespace oscar

@@ -111,7 +111,7 @@ struct HistoryCodec : RowCodec {
   std::shared_ptr<const std::vector<CodedFormat>> coded;
 
   HistoryCodec() = default;
-  /// Not explicit: every row codec is one.
+  /// Makes a history codec of a row codec; not explicit, since every row codec is one.
   HistoryCodec(const RowCodec& codec, std::vector<double> head_ratios = {})  // NOLINT(google-explicit-constructor)
       : RowCodec(codec), head_clip_ratios(std::move(head_ratios)) {}
 

@@ -30,8 +30,8 @@ void add_model_input_options(CLI::App& command, ModelInput& input);
 /// Opens --model where --device says, to compute in --model-dtype: auto takes a GPU if there is one that libtorch can
 /// use, and says so if it falls back.
 [[nodiscard]] std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context);
-/// The same in float32, for commands that compare a model's predictions: rounding to bfloat16 moves them more than a
-/// good cache does.
+/// Opens the model in float32, for commands that compare a model's predictions: rounding to bfloat16 moves them more
+/// than a good cache does.
 [[nodiscard]] std::unique_ptr<ModelRunner> open_exact_model(const ModelInput& input, const Context& context);
 
 /// The sequences to run, cut to the model's context at most; of the built-in mix of texts if neither --text nor

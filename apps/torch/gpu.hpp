@@ -12,7 +12,7 @@ namespace oscar::operators {
 /// this library is also loaded where torch has no CUDA.
 [[nodiscard]] void* current_stream(const Tensor& on_gpu);
 [[nodiscard]] bool is_captured(void* stream);
-/// Of the current device.
+/// Returns the major compute capability of the current device.
 [[nodiscard]] int compute_capability_major();
 /// status: a cudaError_t; refused: what is said of cudaErrorInvalidValue; null: the runtime's own text.
 void check_status(int status, const char* name, const char* refused = nullptr);

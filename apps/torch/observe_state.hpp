@@ -32,8 +32,8 @@ struct Rows {
 class GpuLayer {
  public:
   virtual ~GpuLayer() = default;
-  /// By the kernels of kernels/observe_rows.hpp, in torch's current stream. Throws RuntimeError if a CUDA graph is
-  /// being captured and so many tokens were never observed.
+  /// Adds rows by the kernels of kernels/observe_rows.hpp, in torch's current stream. Throws RuntimeError if a CUDA
+  /// graph is being captured and so many tokens were never observed.
   virtual void add(const Rows& rows, std::int64_t seed) = 0;
   /// These wait for the GPU.
   [[nodiscard]] virtual LayerSums read() const = 0;
@@ -43,12 +43,12 @@ class GpuLayer {
   [[nodiscard]] virtual std::unique_ptr<GpuLayer> another() const = 0;
 };
 
-/// Null if no kernel takes rows like these.
+/// Returns a layer whose sums are taken on the GPU; null if no kernel takes rows like these.
 [[nodiscard]] std::unique_ptr<GpuLayer> make_gpu_layer(const LayerShape& shape, const Tensor& k);
 /// A CUDA graph is being captured, so nothing can be allocated that outlives it.
 [[nodiscard]] bool is_capturing(const Tensor& k);
 
-/// At most this many bytes of a layer's state are a sample, whatever `reservoir` says.
+/// A sample takes at most this many bytes of a layer's state, whatever `reservoir` says.
 inline constexpr std::int64_t kSampleBytes = std::int64_t{48} << 20;
 
 /// A layer on a GPU, or in host memory.

@@ -23,5 +23,5 @@ void check(cusolverStatus_t status, const char* call);
 }  // namespace oscar::cuda
 
 #define OSCAR_CUDA_TRY(...) ::oscar::cuda::check((__VA_ARGS__), #__VA_ARGS__)
-/// After a kernel launch: its configuration, and errors of earlier kernels that have come up since.
+/// Throws after a kernel launch for a wrong configuration, and for errors of earlier kernels that have come up since.
 #define OSCAR_CUDA_LAUNCHED(kernel) ::oscar::cuda::check(cudaGetLastError(), kernel)

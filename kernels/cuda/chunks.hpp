@@ -84,7 +84,7 @@ template <std::size_t n>
   return pieces;
 }
 
-/// Of the longest part.
+/// Returns the number of tokens of the longest part.
 template <std::size_t n>
 [[nodiscard]] std::int64_t most_tokens(std::span<const Views<n>> parts) {
   std::int64_t most = 0;

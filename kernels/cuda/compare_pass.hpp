@@ -60,7 +60,8 @@ class ComparePassRun {
 
   /// Queries [first, first + count), count <= pass.block.
   void run(std::int64_t first, std::int64_t count);
-  /// After every block. errors: of each candidate of the pass, [query head of the sequence].
+  /// Adds the sums of all blocks, after the last of them. errors: of each candidate of the pass, [query head of the
+  /// sequence].
   void add_to(std::span<std::vector<AttentionErrors>> errors) const;
 
  private:

@@ -11,7 +11,7 @@
 
 namespace oscar::cuda {
 
-/// Of the sequence: keys that some query sees, query heads of a KV head, channels.
+/// The shape of a sequence: keys that some query sees, query heads of a KV head, channels.
 struct CompareShape {
   int kv_heads = 1, g = 1;
   std::int64_t queries = 0, keys = 0;

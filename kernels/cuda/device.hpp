@@ -37,8 +37,8 @@ class Device {
 
   /// Stored bytes of rows that a verb may keep on the GPU in one buffer. No result depends on it.
   [[nodiscard]] std::size_t chunk_bytes() const { return chunk_bytes_; }
-  /// After a verb that worked with `chunk_bytes` found no memory: halves it, and says so, unless another verb just did.
-  /// Throws OutOfMemory if that cannot help.
+  /// Halves the chunks after a verb that worked with `chunk_bytes` found no memory, and says so, unless another verb
+  /// just did. Throws OutOfMemory if that cannot help.
   void work_in_smaller_chunks(std::size_t chunk_bytes, const OutOfMemory& error);
 
   [[nodiscard]] Status& status() const { return status_; }

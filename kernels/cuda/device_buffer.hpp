@@ -17,7 +17,7 @@ template <class T>
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  /// Not initialised. Throws OutOfMemory.
+  /// Allocates memory and leaves it uninitialised. Throws OutOfMemory.
   DeviceBuffer(const Context& context, std::size_t size)
       : context_(&context),
         data_(static_cast<T*>(context.device().allocate(size * sizeof(T), context.stream()))),

@@ -15,8 +15,8 @@ struct EigenBatch {
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(dim) * dim; }
 };
 
-/// Of each problem the largest |A v - value v| relative to its largest |value|, or |<v_i, v_j> - (i == j)| if that is
-/// more; infinite if anything is NaN or the values do not ascend.
+/// Returns for each problem the largest |A v - value v| relative to its largest |value|, or |<v_i, v_j> - (i == j)| if
+/// that is more; infinite if anything is NaN or the values do not ascend.
 [[nodiscard]] std::vector<double> eigen_errors(const Context& context, const EigenBatch& batch);
 
 /// Vectors as columns replace the matrices.

@@ -24,7 +24,7 @@ struct Cut {
   std::int64_t block_tokens, slab_tokens;
 
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
-  /// As many tokens as fit, a whole number of slabs and at least one.
+  /// Returns as many tokens as fit, a whole number of slabs and at least one.
   [[nodiscard]] std::int64_t chunk_tokens(const Context& context, std::int64_t bytes_per_token) const {
     const auto limit = static_cast<std::int64_t>(context.device().chunk_bytes());
     return slab_tokens * std::max<std::int64_t>(limit / (slab_tokens * bytes_per_token), 1);

@@ -25,7 +25,7 @@ class Rotation {
   [[nodiscard]] int count() const { return count_; }
   /// kServing only if it was made for that.
   [[nodiscard]] const double* matrix(int kv_head, Precision precision) const;
-  /// Of a head; null if there is none.
+  /// Returns the mean of a head; null if there is none.
   [[nodiscard]] const double* mean(int kv_head) const;
 
  private:

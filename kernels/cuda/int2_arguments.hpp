@@ -10,7 +10,7 @@ namespace oscar::cuda {
 
 /// What is wrong; null if nothing is.
 [[nodiscard]] const char* shape_problem(int head_dim, int group_size, oscar_dtype param_dtype);
-/// The same for rows that are read or written `alignment` bytes at a time.
+/// Returns what is wrong with rows that are read or written `alignment` bytes at a time; null: nothing.
 [[nodiscard]] const char* rows_problem(const oscar_paged_rows& rows, int alignment);
 
 [[nodiscard]] const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale);

@@ -30,8 +30,8 @@ struct SplitRule {
   int least_tokens;    // of a piece of a history that is not short
   int window_pieces;
 
-  /// For `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut finely; many do not
-  /// need that, and what a block costs besides its tokens then is the smaller part.
+  /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
+  /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
   static SplitRule of(std::int64_t units, int num_kv_heads);
 };
 

@@ -122,7 +122,7 @@ struct PackedQueries {
   }
 
  private:
-  /// Of a head's words of 4 channels, the one that lane t has in half `half` of product k: see multiply().
+  /// Returns which of a head's words of 4 channels lane t has in half `half` of product k: see multiply().
   __device__ static constexpr int word_of(int k, int half, int t) {
     if (S::kDim == 64) return S::kRowBytes / 4 * (S::kGroups == 1 ? k + 2 * half : 2 * k + half) + t;
     return S::kRowBytes / 4 * (k % 4) + 8 * (k / 4) + 2 * t + half;

@@ -104,7 +104,8 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return out;
 }
 
-/// The same value, which the compiler keeps in a register instead of computing it again wherever it is used.
+/// Returns the value itself, which the compiler then keeps in a register instead of computing it again wherever it is
+/// used.
 template <class T>
 __device__ __forceinline__ T* kept(T* pointer) {
   asm("" : "+l"(pointer));

@@ -67,8 +67,9 @@ class Thresholds {
     return BitPlanes(words);
   }
 
-  /// In the two octaves below the highest magnitude, where it mostly is; 0 if it is not. Of the values that agree in
-  /// the bits so far, those with the next bit are enough to hold the one looked for, or are left behind.
+  /// Finds the threshold in the two octaves below the highest magnitude, where it mostly is; 0 if it is not there. Of
+  /// the values that agree in the bits so far, those with the next bit are enough to hold the one looked for, or are
+  /// left behind.
   __device__ __forceinline__ void find_near_highest(const RowPair<kDim>& rows, unsigned (&thresholds)[2]) const {
     BitPlanes planes[2][kSets];
     unsigned left[2][kSets], found[2] = {0, 0};

@@ -63,7 +63,7 @@ class FloatLeastSquares {
     energy_ = own_of_diagonal(square[0], square[1]);
   }
 
-  /// Of the own row: codes, their squares, and codes times values.
+  /// Sums over a lane's own row: codes, their squares, and codes times values.
   struct Sums {
     float codes, squares, products;
   };

@@ -58,7 +58,8 @@ class SharedRotation {
     constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62, kNextRows = std::uint64_t{1024 / 16} << 32;
     descriptor_ = kSwizzle128 | kNextRows | shared / 16;
   }
-  /// By every thread when its copies are there, before the barrier after which all use them.
+  /// Publishes a thread's copies: every thread calls it when its copies are there, before the barrier after which all
+  /// use them.
   __device__ static void publish() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
   /// rows = rows R, rounded; by the four warps of a group together.

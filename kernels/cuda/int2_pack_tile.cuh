@@ -25,8 +25,8 @@ __device__ __forceinline__ const unsigned char* moved(const void* from, std::int
   return to;
 }
 
-/// By what pieces change places in a row: eight rows have a piece in eight different places of 128 bytes, and rows 2 i
-/// and 2 i + 1 four pieces in different halves of them, against bank conflicts.
+/// Returns by what the pieces of a row change places: eight rows have a piece in eight different places of 128 bytes,
+/// and rows 2 i and 2 i + 1 four pieces in different halves of them, against bank conflicts.
 __device__ constexpr unsigned shuffle(unsigned row) { return row % 2 * 4 + row / 2 % 4; }
 /// Byte of a 16-byte piece of a row in shared memory.
 template <int kDim>
@@ -40,7 +40,7 @@ class Tile {
  public:
   static constexpr int kBytes = kPackRows * 2 * kDim;
 
-  /// In shared memory; shared: kBytes, aligned as a row; slots: kPackRows.
+  /// Lays a tile out in shared memory. shared: kBytes, aligned as a row. slots: kPackRows.
   __device__ Tile(const PackParams& p, int head, unsigned char* shared, int* slots)
       : p_(p),
         shared_(shared),

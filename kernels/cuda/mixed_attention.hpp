@@ -14,7 +14,7 @@ namespace oscar::cuda {
 /// The keys or the values of a cache; rows are (KV heads, keys).
 struct CacheSide {
   RowsView stored;
-  /// As cache_format.hpp says. Null: there is no codec, and the history is read as stored.
+  /// Packed rows in the format of cache_format.hpp. Null: there is no codec, and the history is read as stored.
   const std::uint8_t* codes = nullptr;
   const GroupParams* params = nullptr;
   bool packed = false;

@@ -39,7 +39,7 @@ class LongSum {
   float sum_ = 0, excess_ = 0;
 };
 
-/// As atomicAdd() of global memory, of which the compiler does not always see that it is.
+/// Adds as atomicAdd() does in global memory, of which the compiler does not always see that it is that.
 __device__ __forceinline__ void add_to(double* sum, double x) {
   asm volatile("red.global.add.f64 [%0], %1;\n" ::"l"(__cvta_generic_to_global(sum)), "d"(x) : "memory");
 }

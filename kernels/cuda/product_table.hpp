@@ -26,7 +26,7 @@ class ProductTable {
   explicit ProductTable(std::size_t lists) : lists_(lists) {}
 
   void add(List list, const double* a, const double* b, double* c);
-  /// After the last add(): sends all lists to the GPU.
+  /// Sends all lists to the GPU, after the last add().
   void upload(const Context& context);
   /// Every product of the list.
   void multiply(const Context& context, List list, const ProductShape& shape) const;

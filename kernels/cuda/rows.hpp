@@ -24,7 +24,7 @@ template <class T>
 void convert_rows(const Context& context, const HeadsView& stored, int groups, std::int64_t padded_tokens, T* rows,
                   Precision precision = Precision::kExact);
 
-/// The same from host memory: (groups, num_tokens, heads_per_group * head_dim).
+/// Uploads rows from host memory: (groups, num_tokens, heads_per_group * head_dim).
 template <class T>
 [[nodiscard]] DeviceBuffer<T> upload_rows(const Context& context, HeadsView x, HeadGroups heads,
                                           Precision precision = Precision::kExact);

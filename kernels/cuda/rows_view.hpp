@@ -41,8 +41,8 @@ struct RowsView {
   return __bfloat162float(__float2bfloat16_rn(value));
 }
 
-/// The same values in fp64; kServing rounds them to bfloat16. out: one dense (rows_per_head, dim) matrix per head,
-/// head_stride values apart.
+/// Writes the values as fp64; kServing rounds them to bfloat16 first. out: one dense (rows_per_head, dim) matrix per
+/// head, head_stride values apart.
 void widen(const Context& context, const RowsView& rows, Precision precision, double* out, std::int64_t head_stride);
 
 /// Writes dense rows (heads, rows_per_head, dim) to where `rows` views them, rounded to fp32 and then to its type, fp32

@@ -40,9 +40,9 @@ struct ExactRow {
 void exact_softmax(const Context& context, const QueryBlock& block, const double* scores, double* probabilities,
                    ExactRow* rows, const PassErrors& errors);
 
-/// For each of `codecs` key codecs: scores with stored keys (the same for all) and with decoded ones -> weights, those
-/// of keys in a window in window_weights and the others in place of the history's scores, 0 elsewhere; kl, logit_error,
-/// needle_mass and needle_kept.
+/// What becomes of the scores of each of `codecs` key codecs. Scores with stored keys (the same for all) and with
+/// decoded ones become weights: those of keys in a window lie in window_weights, the others in place of the history's
+/// scores, 0 elsewhere. They also give kl, logit_error, needle_mass and needle_kept.
 struct MixedScores {
   const double *exact, *probabilities;
   const ExactRow* rows;

@@ -26,7 +26,7 @@ struct WarpGroup {
   [[nodiscard]] __device__ double x(int slot) const { return row.x[slot]; }
   [[nodiscard]] __device__ bool has(int slot) const { return row.channel(slot) >= begin && row.channel(slot) < end; }
 
-  /// Of term(slot), in the order of strand_sum(): a lane has one strand of the group. In all lanes.
+  /// Returns in all lanes the sum of term(slot), in the order of strand_sum(): a lane has one strand of the group.
   template <class Term>
   [[nodiscard]] __device__ double sum(const Term& term) const {
     static_assert(kStrands == kWarp);

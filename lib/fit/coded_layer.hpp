@@ -45,7 +45,7 @@ struct CodedOptions {
 [[nodiscard]] CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options,
                                               const ErrorCost* cost, Backend& backend);
 
-/// Of the layer's data.
+/// Returns how many tokens the layer's data has.
 [[nodiscard]] std::int64_t tokens_of(const CodedLayerData& data);
 
 /// The bases that the data ask for: of keys and of values. Without a cost a key's error counts as the softmax feels it,

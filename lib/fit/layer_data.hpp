@@ -31,11 +31,11 @@ using OutputProjection = std::function<Tensor(int layer)>;
 
 /// What is to be taken of each layer.
 struct TakePlan {
-  /// Of all recipes that will be fitted to the layer.
+  /// The moments that any recipe needs which will be fitted to the layer.
   std::set<Moment> moments;
   Windows windows;
   OutputProjection output_projection = {};
-  /// Not empty: residual moments are taken.
+  /// The rotations of which residual moments are taken; empty: they are not taken.
   ReferenceRotation reference = {};
   /// What clip ratios are fitted on, and what bases are refined on; none: they are not.
   std::optional<SampleOptions> clip = {};

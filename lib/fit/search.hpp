@@ -20,7 +20,8 @@ struct Candidate {
   Recipe recipe;
 };
 
-/// In the order of reports. A given --levels restricts them; else all that take the bytes of 4,4 are tried.
+/// Returns the candidates in the order of reports. A given --levels restricts them; else all that take the bytes of 4,4
+/// are tried.
 [[nodiscard]] std::vector<Candidate> search_candidates(const FitOptions& options);
 
 /// Returns what decides the parts of layers that a search keeps (FitHooks::kept): the model, the data, the layers and
@@ -30,7 +31,7 @@ struct Candidate {
 /// Indices of candidates that share their transforms and differ in their codecs.
 [[nodiscard]] std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates);
 
-/// Of one layer on held-out sequences; see kernels/README.md.
+/// What a candidate does to the attention of one layer on held-out sequences; see kernels/README.md.
 struct AttentionScore {
   double softmax_kl = 0, output_rel_error = 0;
 };
@@ -55,13 +56,14 @@ struct Choice {
   std::size_t index = 0;
   std::string reason;
 };
-/// With model scores: of those within 10 % of the lowest KL, those whose probes are the best or within a standard error
-/// of them, and of these the one with the lowest KL. Without: of those within 10 % of the lowest softmax KL, the one
-/// with the lowest output error.
+/// Chooses. With model scores: of those within 10 % of the lowest KL, those whose probes are the best or within a
+/// standard error of them, and of these the one with the lowest KL. Without: of those within 10 % of the lowest softmax
+/// KL, the one with the lowest output error.
 [[nodiscard]] Choice choose(const std::vector<Scored>& scored);
 
-/// For the manifest, without times, which are no two runs' the same; and a line for people, with them.
+/// Returns the scores for the manifest, without times, which are no two runs' the same.
 [[nodiscard]] Json to_json(const std::vector<Scored>& scored);
+/// Returns a line about a candidate for people, with the time that it took.
 [[nodiscard]] std::string describe(const Scored& scored);
 
 /// Returns a set of one recipe, or a mixture of them by layer, chosen for the target: the work of fit() with recipe

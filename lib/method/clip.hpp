@@ -50,7 +50,7 @@ inline constexpr double kClipSlack = 0.05;
 
 /// The largest ratio (least clipping) of which the score is at most (1 + kClipSlack) times the lowest.
 [[nodiscard]] double best_clip_ratio(const std::vector<double>& scores);
-/// The same for each head.
+/// Returns that ratio for each head.
 [[nodiscard]] std::vector<double> best_clip_ratios(const std::vector<std::vector<double>>& heads);
 
 }  // namespace oscar

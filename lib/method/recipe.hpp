@@ -18,7 +18,7 @@ struct Recipe {
     kResidual,  // eigenvectors of the residual moment aligned to those of the covariance ("uresidual")
     kStretch    // the best linear transform of keys (method/stretch.hpp)
   } kind = Kind::kSpectral;
-  /// As people asked for it: "oscar", "lsq", "ktk_vtv" …
+  /// The name by which people asked for it: "oscar", "lsq", "ktk_vtv" …
   std::string name;
   Moment key_objective = Moment::kQqt;    // kQqt, kKtk or kFisher
   Moment value_objective = Moment::kSst;  // kSst, kOto, kVtv or kOutput

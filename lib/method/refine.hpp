@@ -17,7 +17,7 @@ namespace oscar {
 
 struct RefineOptions {
   int steps = 30;  // 0: recipe auto does not try it
-  /// Of the first step: change of an entry of the skew matrix. Falls to 0 by the last.
+  /// How much the first step changes an entry of the skew matrix. The rate falls to 0 by the last step.
   double rate = 8e-3;
   /// What is looked at: more keys generalise better, and cost time in proportion.
   SampleOptions sample{.sample_tokens = 6144, .max_sequence_tokens = 2048, .query_rows = 4096, .seed = 4};

@@ -8,7 +8,7 @@
 
 namespace oscar {
 
-/// In the order of their names, which files and options have.
+/// The moments, in the order of their names, which files and options have.
 enum class Moment {
   kFisher,         // "fisher": of queries, weighted by what softmax feels of an error in a score
   kFisherKey,      // "fisher_key": of keys, weighted so

@@ -55,7 +55,7 @@ struct Statistics {
 /// SHA-256 of the query moments of all layers.
 [[nodiscard]] std::string query_moments_sha256(const Statistics& statistics);
 
-/// With checksums (tensor/safetensors.hpp).
+/// Writes a file with checksums (tensor/safetensors.hpp).
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics);
 
 /// The sum over files, in an order that their contents decide. Throws DataError that names the files and what differs:

@@ -16,7 +16,7 @@ class StatisticsFile {
   explicit StatisticsFile(const std::filesystem::path& path);
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// Without sums.
+  /// Returns what the file says of itself, without sums.
   [[nodiscard]] const Statistics& manifest() const { return manifest_; }
   /// The layer with its sums; throws DataError if their shapes do not fit together, a checksum is another, or they
   /// cannot be sums over rows (stats/statistics_check.hpp).

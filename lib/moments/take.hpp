@@ -27,7 +27,7 @@ using TakesSequence = std::function<bool(std::size_t sequence)>;
 ///   kFisher  FisherSums (kernels/types.hpp)
 struct SumsWanted {
   std::set<Moment> moments;
-  /// Of kFisher.
+  /// The windows outside of which kFisher weighs errors.
   Windows windows;
   /// Whether FisherSums::value is taken beside kFisher.
   bool value_reads = false;

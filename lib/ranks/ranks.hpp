@@ -27,14 +27,14 @@ class Ranks {
  public:
   /// Waits for all others. Throws TransportError, or RankFailed that names those who did not come.
   Ranks(const Place& place, RankOptions options);
-  /// Without leave(): as a failure.
+  /// Ends this rank's part; without leave() before it, the others take that for a failure.
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
-  /// Of a rank, itself among them, for messages: "rank 1 (node7, process 123)".
+  /// Returns the name of a rank for messages: "rank 1 (node7, process 123)".
   [[nodiscard]] const std::string& name(int rank) const;
 
   /// How many ranks of this machine may run on the very cores that this one may run on, itself among them.
@@ -44,7 +44,7 @@ class Ranks {
   void put(const std::string& key, const std::string& value);
   /// Waits for it. Throws RankFailed and Interrupted.
   [[nodiscard]] std::string get(const std::string& key);
-  /// The same, and removes it.
+  /// Waits for a value as get() does, and removes it.
   [[nodiscard]] std::string take(const std::string& key);
 
   /// Tells the others why this one ends.

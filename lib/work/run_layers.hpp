@@ -26,7 +26,7 @@ namespace oscar {
 /// Work on layers; Data is what is taken from the rows of one.
 template <class Data>
 struct LayerSteps {
-  /// For progress: "fit: layer".
+  /// What progress is called: "fit: layer".
   std::string name;
   /// Reads the rows of a layer. Called from several threads where the backend works on layers side by side.
   std::function<Data(int layer_id, LayerStream& rows)> read;

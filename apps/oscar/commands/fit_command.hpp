@@ -27,7 +27,8 @@ struct FitCommand {
   FitOptions fit;
   bool force = false, resume = false;
   bool recipe_by_default = false;
-  /// Of recipe auto: --no-coded; whether the coded cache competes, and if not, which option it does not have.
+  /// Recipe auto: whether --no-coded was given, whether the coded cache competes, and if not, which option it does not
+  /// have.
   bool no_coded = false, with_coded = false;
   std::string coded_left_out;
   int context = 0;  // of recipe coded: the longest text that will be served; 0: the model's context
@@ -49,20 +50,20 @@ class FitInput {
            std::vector<TokenSequence> sequences = {});
 
   [[nodiscard]] QkvSource& source() { return *source_; }
-  /// Null for a dump.
+  /// Returns the model that runs; null for a dump.
   [[nodiscard]] ModelRunner* runner() { return runner_.get(); }
   /// What the model reads; empty for a dump.
   [[nodiscard]] const std::vector<TokenSequence>& sequences() const { return sequences_; }
   /// Over how many positions the sequences of recipe coded are spread; of others 0, since their texts begin at 0.
   [[nodiscard]] int context() const { return context_; }
-  /// Empty without a model.
+  /// Returns a judge of candidates; an empty function without a model.
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
   /// Why the model cannot judge whole caches, or that there is none; empty: it can.
   [[nodiscard]] std::string why_not_judged() const;
   [[nodiscard]] OutputProjection output_projection() const;
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
   void keep_states(const PartialFolder& partial);
-  /// Until a model's first layer is loaded and a GPU's kernels and memory are there.
+  /// Waits until a model's first layer is loaded and a GPU's kernels and memory are there.
   void wait_until_ready();
 
  private:

@@ -32,8 +32,8 @@ struct LongReference {
   verify::AskServer ask;  // where none are kept
 };
 
-/// Before anything is asked: reads kept answers, if --long names a file; else `name` and `ask` are the caller's to set.
-/// Throws UsageError, DataError.
+/// Returns what answers are compared with, before anything is asked. It reads kept answers if --long names a file; else
+/// the caller sets `name` and `ask`. Throws UsageError, DataError.
 [[nodiscard]] LongReference long_reference(const LongChoices& choices, const std::vector<TokenSequence>& texts);
 
 /// Asks the server, and the reference if it is one.
