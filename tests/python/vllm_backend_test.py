@@ -47,6 +47,11 @@ class Spec:
     dtype: Any = torch.bfloat16
     num_head_slots: int | None = None
     state_content_bytes: int | None = None
+    page_size_padded: int | None = None
+
+    @property
+    def page_size_bytes(self):
+        return self.page_size_padded or self.block_size * (self.state_content_bytes or 4 * self.num_kv_heads * self.head_size)
 
 
 class FakeAttention:
@@ -113,6 +118,11 @@ def layers(name=NAME, **others):
     return {name: layer, "model.layers.3.router": object()} | others
 
 
+def spec_of(found, name=NAME):
+    context = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=found))
+    return found[name].get_kv_cache_spec(context)
+
+
 def builder(found=None, blocks=40, requests=4, tokens=64):
     space = types.SimpleNamespace
     return vllm_backend.PackedMetadataBuilder(Spec(), [], space(
@@ -126,7 +136,7 @@ class Server:
     def __init__(self, blocks=40, **limits):
         self.layers = layers()
         self.layer = self.layers[NAME]
-        spec = self.layer.get_kv_cache_spec(None)
+        spec = spec_of(self.layers)
         self.cache = torch.zeros(blocks, spec.num_head_slots, BLOCK, spec.state_content_bytes, dtype=spec.dtype, device=DEVICE)
         self.free = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).tolist()
         self.tables, self.builder = {}, builder(self.layers, blocks, **limits)
@@ -283,13 +293,20 @@ class BackendTest(unittest.TestCase):
 
     def test_the_cache_takes_what_rows_take(self):
         self.serve(coded_set())
-        spec = layers()[NAME].get_kv_cache_spec(None)
+        spec = spec_of(layers())
         heads = [2 + 4 + 3 + 2 + 1 + 1, 2 + 7 + 5 + 2 + 2 + 2 + 1]
         self.assertEqual((spec.num_head_slots, spec.state_content_bytes, spec.dtype), (1, 2 * sum(heads), torch.uint8))
         self.serve(set_of())
-        self.assertEqual(layers()[NAME].get_kv_cache_spec(None).state_content_bytes, 2 * KV_HEADS * (DIM // 4 + 8))
+        self.assertEqual(spec_of(layers()).state_content_bytes, 2 * KV_HEADS * (DIM // 4 + 8))
         other = FakeAttention(NAME, FakeImpl)  # another backend's layer keeps its own
-        self.assertIsNone(other.get_kv_cache_spec(None).state_content_bytes)
+        self.assertIsNone(spec_of({NAME: other}).state_content_bytes)
+
+    def test_pages_beside_layers_with_sliding_windows_hold_as_many_tokens_as_fit(self):
+        self.serve(set_of())
+        sliding = FakeAttention("model.layers.4.self_attn.attn", FakeImpl)
+        alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
+        self.assertEqual((beside.page_size_bytes, beside.block_size), (Spec().page_size_bytes, 5 * BLOCK))  # of 96 bytes, not 512
+        self.assertEqual((alone.block_size, beside.state_content_bytes), (BLOCK, alone.state_content_bytes))
 
     def test_refuses_a_set_that_is_not_for_the_heads_of_all_ranks(self):
         ratios = torch.full((KV_HEADS + 1,), 0.9)
@@ -310,17 +327,13 @@ class BackendTest(unittest.TestCase):
 
     def test_refuses_what_it_cannot_serve(self):
         self.serve(set_of())
-        with self.assertRaisesRegex(NotImplementedError, "does not know this model's sliding_window, sinks"):
-            vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sinks=torch.ones(HEADS))
+        with self.assertRaisesRegex(NotImplementedError, "does not know this model's sliding_window, sinks, kv_cache_dtype"):
+            vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sinks=torch.ones(HEADS), kv_cache_dtype="fp8")
 
     def test_a_layer_that_the_set_does_not_fit_ends_the_start(self):
         self.serve(set_of())
-        for expected, found in (("no layer for model.layers.5.self_attn.attn; it has .3.", layers("model.layers.5.self_attn.attn")),
-                                ("another attention backend has model.layers.3.attn, which would be served without the set",
-                                 layers(**{"model.layers.3.attn": types.SimpleNamespace(impl=FakeImpl())}))):
-            with self.assertRaisesRegex(ValueError, expected):
-                builder(found)
-        builder(layers(**{"model.layers.4.attn": types.SimpleNamespace(impl=FakeImpl())}))  # which the set does not cover
+        with self.assertRaisesRegex(ValueError, "no layer for model.layers.5.self_attn.attn; it has .3."):
+            builder(layers("model.layers.5.self_attn.attn"))
 
 
 if __name__ == "__main__":

