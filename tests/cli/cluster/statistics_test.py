@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""oscar fit --save-stats by several processes: the bytes of one, layers and blocks of a layer dealt; what a failure leaves."""
+"""oscar fit --save-stats by several processes: the bytes of one, layers dealt; what a failure leaves."""
 import signal
 import subprocess
 import unittest
@@ -15,7 +15,7 @@ class StatisticsTest(RanksCase):
     def test_both_passes_of_ranks_have_the_bytes_of_one_process(self):
         self.run_alone("fit", "--dump", "dump", "--save-stats", "first_1")
         self.run_alone("fit", "--dump", "dump", "--stats", "first_1", "--save-stats", "second_1")
-        for size in (2, 3, 5):  # of four layers: whole ones, and some in pieces
+        for size in (2, 3, 5):  # of four layers: some ranks get one more, or none
             codes, errors = self.finish(self.start("--dump", "dump", "--save-stats", f"first_{size}", size=size))
             self.assertEqual(codes, [0] * size, errors)
             self.expect_same("first_1", f"first_{size}")
@@ -25,7 +25,7 @@ class StatisticsTest(RanksCase):
             self.expect_same("second_1", f"second_{size}")
         self.assertEqual(list(self.folder.glob("*.partial")), [])
 
-    def test_one_layer_is_shared_by_its_tokens(self):
+    def test_ranks_without_a_layer_change_nothing(self):
         options = ["--dump", "dump", "--layers", "2", "--key-objective", "fisher", "--center", "--target", "any"]
         self.run_alone("fit", *options, "--save-stats", "layer_1")
         codes, errors = self.finish(self.start(*options, "--save-stats", "layer_3", size=3))
@@ -45,13 +45,13 @@ class StatisticsTest(RanksCase):
 
     def test_a_killed_rank_loses_only_its_share(self):
         processes = self.start("--dump", "dump", "--save-stats", "killed", "--rank-timeout", "3")
-        self.wait_for("killed.partial/layer_2.safetensors")  # rank 1's first
+        self.wait_for("killed.partial/layer_1.safetensors")  # rank 1's first
         processes[1].send_signal(signal.SIGKILL)
         codes, errors = self.finish(processes)
         self.assertEqual(codes[0], 1, errors)
         self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
         kept = self.kept("killed.partial")
-        self.assertLessEqual({"layer_0", "layer_1", "layer_2"}, kept)
+        self.assertIn("layer_1", kept)
         for layer in kept:
             self.addCleanup(self.spoil(int(layer[len("layer_"):])))  # nobody may read these again
         codes, errors = self.finish(self.start("--dump", "dump", "--save-stats", "killed", "--resume"))
