@@ -5,8 +5,8 @@
 
 #include "fit/held_out.hpp"
 #include "verify/methods.hpp"
-#include "verify/model_metrics.hpp"
-#include "verify/probes.hpp"
+#include "verify/predictions/model_metrics.hpp"
+#include "verify/predictions/probes.hpp"
 
 namespace oscar {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/methods/sequence_method.hpp"
+#include "codec/side_method.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar {
@@ -53,9 +53,9 @@ struct KvMethod {
   std::map<int, KvLayer> layers;
   /// One line: what it is, and what stands in for what cannot be known.
   std::string description;
-  /// Not null: the sides' methods are those of this one.
-  const SequenceMethod* sequence = nullptr;
-  std::optional<Rope> rope;
+  /// Its authors quantise keys before RoPE, which `rope` then is; without it keys are quantised as they are.
+  bool before_rope = false;
+  std::optional<Rope> rope = {};
 
   /// Throws DataError that names the method and the layer if it has none.
   [[nodiscard]] const KvLayer& layer(int layer_id) const;
@@ -63,27 +63,6 @@ struct KvMethod {
 
 /// The clip ratios that the published serving scripts use for every model and layer.
 inline constexpr double kPublishedKeyClip = 0.96, kPublishedValueClip = 0.92;
-
-/// What a layer needs to know to get a baseline.
-struct LayerShape {
-  int layer_id = 0;
-  int head_dim = 0;
-  int num_kv_heads = 1;
-  int value_dim = 0;  // as in KvLayer
-};
-
-/// Names that make_baseline knows, in the order of reports: bf16, naive, hadamard, hadamard_clip, others whose rows
-/// stand alone, then those of codec/methods.
-[[nodiscard]] const std::vector<std::string>& baseline_names();
-/// The windows that its authors use; {0, 0} where they say nothing. Throws UsageError that lists the names.
-[[nodiscard]] Windows own_windows(const std::string& name);
-/// group_size: of naive and hadamard; others have their own. rope: of keys, if known. Throws UsageError as own_windows.
-[[nodiscard]] KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows,
-                                     int group_size, std::optional<Rope> rope = {});
-
-/// Sylvester's Hadamard matrices / sqrt(n) on the diagonal, n the largest power of two that divides dim, at most
-/// `order`.
-[[nodiscard]] MatrixStack hadamard_baseline_matrix(int dim, int order);
 
 /// Rows whose memory the next HeldSequence of this thread uses again: fresh pages for every method would cost as much
 /// as a codec.

@@ -6,10 +6,10 @@
 #include "base/text.hpp"
 #include "dump/live_source.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "verify/checks/checks.hpp"
-#include "verify/held_out.hpp"
-#include "verify/measure.hpp"
-#include "verify/quantised.hpp"
+#include "verify/attention/measure_source.hpp"
+#include "verify/structure/checks.hpp"
+#include "verify/verdict/held_out.hpp"
+#include "verify/verdict/quantised.hpp"
 
 namespace oscar::verify {
 namespace {

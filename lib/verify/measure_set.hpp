@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "codec/kv_method.hpp"
-#include "verify/report.hpp"
-#include "verify/subject.hpp"
+#include "verify/report/report.hpp"
+#include "verify/structure/subject.hpp"
 #include "verify/verify.hpp"
 
 namespace oscar::verify {

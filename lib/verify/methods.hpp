@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "codec/kv_method.hpp"
-#include "verify/subject.hpp"
+#include "peers/baselines.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
 

@@ -9,6 +9,7 @@
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
+#include "peers/baselines.hpp"
 
 namespace oscar::verify {
 

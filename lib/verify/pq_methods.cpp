@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "verify/codebook_file.hpp"
+#include "peers/codebook_file.hpp"
 #include "verify/methods.hpp"
-#include "verify/subject.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -9,14 +9,15 @@
 #include "base/text.hpp"
 #include "coded/coded_manifest.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "verify/checks/checks.hpp"
-#include "verify/data_covariance.hpp"
-#include "verify/expectation.hpp"
-#include "verify/held_out.hpp"
 #include "verify/measure_set.hpp"
 #include "verify/methods.hpp"
-#include "verify/quantised.hpp"
-#include "verify/verdict.hpp"
+#include "verify/report/set_figures.hpp"
+#include "verify/structure/checks.hpp"
+#include "verify/structure/data_covariance.hpp"
+#include "verify/structure/expectation.hpp"
+#include "verify/verdict/held_out.hpp"
+#include "verify/verdict/quantised.hpp"
+#include "verify/verdict/verdict.hpp"
 #include "verify/verify_coded.hpp"
 
 namespace oscar {
@@ -71,7 +72,7 @@ void check_on_statistics(VerifyReport& report, const Subject& subject, const Sta
 void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& methods) {
   std::string names;
   for (const KvMethod& method : methods) {
-    if (method.sequence == nullptr || !method.sequence->before_rope || method.rope) continue;
+    if (!method.before_rope || method.rope) continue;
     names += (names.empty() ? "" : ", ") + method.name;
   }
   if (names.empty()) return;
@@ -172,8 +173,8 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   report.rotation_set = describe_set(rotations, &subject);
   report.windows = {options.sink.value_or(subject.set.windows.sink),
                     options.recent.value_or(subject.set.windows.recent)};
-  report.spectra = spectra_of(subject);
-  report.clips = clips_of(subject);
+  report.spectra = verify::spectra_of(subject);
+  report.clips = verify::clips_of(subject);
   const Expectation expected = verify::expectation(subject, inputs);
   verify::require_same_model(inputs, expected);
   check_structure(subject, expected, report.checks);

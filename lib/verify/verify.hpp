@@ -16,10 +16,10 @@
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
 #include "moments/statistics.hpp"
-#include "verify/model_metrics.hpp"
 #include "verify/optr_method.hpp"
 #include "verify/pq_methods.hpp"
-#include "verify/report.hpp"
+#include "verify/predictions/model_metrics.hpp"
+#include "verify/report/report.hpp"
 
 namespace oscar {
 

@@ -7,13 +7,13 @@
 #include "base/errors.hpp"
 #include "coded/coded_manifest.hpp"
 #include "coded/coded_set_file.hpp"
-#include "verify/checks/checks.hpp"
-#include "verify/coded_plan.hpp"
-#include "verify/data_covariance.hpp"
-#include "verify/expectation.hpp"
 #include "verify/measure_set.hpp"
 #include "verify/methods.hpp"
-#include "verify/verdict.hpp"
+#include "verify/report/set_figures.hpp"
+#include "verify/structure/checks.hpp"
+#include "verify/structure/data_covariance.hpp"
+#include "verify/structure/expectation.hpp"
+#include "verify/verdict/verdict.hpp"
 
 namespace oscar::verify {
 namespace {

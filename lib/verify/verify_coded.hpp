@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "verify/report.hpp"
+#include "verify/report/report.hpp"
 #include "verify/verify.hpp"
 
 namespace oscar::verify {

@@ -23,6 +23,8 @@ MAY_INCLUDE = {
     "lib/dump": ["lib/base", "lib/tensor", "kernels", *MODEL],
     "lib/moments": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump"],
     "lib/codec": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
+    "lib/codec/optr": ["lib/base", "lib/tensor", "kernels", "lib/codec", "lib/peers"],
+    "lib/peers": ["lib/base", "lib/tensor", "kernels", "lib/codec"],
     "lib/rotation": ["lib/base", "lib/tensor", "kernels", *MODEL],
     "lib/coded": ["lib/base", "lib/tensor", "kernels", "kernels/reference", *MODEL, "lib/codec", "lib/rotation"],
     "lib/method": ["lib/base", "lib/tensor", "kernels", "lib/codec", "lib/dump", "lib/moments", "lib/rotation", "lib/coded"],
@@ -31,12 +33,13 @@ MAY_INCLUDE = {
                 "lib/rotation", "lib/coded", "lib/work"],
     # The checker shares no code with what it checks: neither fit nor method.
     "lib/verify": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/codec",
-                   "lib/rotation", "lib/coded", "lib/work"],
+                   "lib/codec/optr", "lib/peers", "lib/rotation", "lib/coded", "lib/work"],
+    "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/peers", "lib/rotation", "lib/coded", "lib/verify"],
     "lib/ranks": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/work"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/rotation", "lib/coded"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/moments"],
     "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/rotation", "lib/coded", "lib/work", "lib/fit",
-                   "lib/ranks", "lib/verify", "lib/zoo"],
+                   "lib/ranks", "lib/verify", "lib/serve", "lib/zoo"],
 }
 
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "commands/fit_in_parts.hpp"
-#include "verify/coded_damage.hpp"
-#include "verify/method_attention.hpp"
-#include "verify/quantised.hpp"
+#include "verify/attention/measure_source.hpp"
+#include "verify/attention/method_attention.hpp"
+#include "verify/verdict/quantised.hpp"
 
 namespace oscar {
 namespace {

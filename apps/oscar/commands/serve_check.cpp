@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/serve_check.hpp"
+#include "serve/serve_check.hpp"
 
 #include <fmt/format.h>
 
@@ -20,7 +20,7 @@
 #include "remote/curl_call.hpp"
 #include "rotation/one_truth.hpp"
 #include "verify/methods.hpp"
-#include "verify/subject.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar {
 namespace {
@@ -45,7 +45,7 @@ StoreLocation server_of(const std::string& url, const char* option) {
   return server;
 }
 
-verify::AskServer asker(const StoreLocation& server, double timeout_seconds, Status& status) {
+serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Status& status) {
   return [=, &status](const std::string& path, const Json* body) {
     const HttpCall call{body != nullptr ? "POST" : "GET",
                         server.url + path,
@@ -74,7 +74,7 @@ ServedSet served_set(const std::filesystem::path& rotations) {
   require_sound_set(rotations);  // a server that calibrates itself writes into the set that it was given
   const RotationSet set = set_of(subject);
   ServedSet served{verify::method_of_set(set, set.windows), served_files(set), {}};
-  for (verify::OwnCalibration& own : verify::own_calibrations(set)) {
+  for (serve::OwnCalibration& own : serve::own_calibrations(set)) {
     own.set.key_codec = set.key_codec, own.set.value_codec = set.value_codec;
     own.set.has_clip_ratios = set.has_clip_ratios;  // that server has this set's environment
     for (LayerRotation& layer : own.set.layers) {
@@ -88,7 +88,7 @@ ServedSet served_set(const std::filesystem::path& rotations) {
 }
 
 std::string summary(const ServeCheckReport& r) {
-  const verify::ServedDifferences& found = r.differences;
+  const serve::ServedDifferences& found = r.differences;
   std::string text =
       fmt::format("{}: {} and {} ({} found), {}\n", r.served_model, plural(r.prompts, "prompt"),
                   plural(r.needles, "needle"), r.needles_found, plural(found.positions, "generated token"));
@@ -117,7 +117,7 @@ void run(ServeCheckCommand& c, Context& context) {
   const auto texts_of = [&] { return read_sequences(c.input, read_model_config(c.input.model), *context.status); };
   if (!c.long_answers.save.empty()) {
     emit_json(context, save_long(c.long_answers, server_at(c.url, "--url"), server.url, c.options.served_model,
-                                 verify::TokenNames(c.input.model), texts_of(), *context.status));
+                                 serve::TokenNames(c.input.model), texts_of(), *context.status));
     return;
   }
   if (c.rotations.empty()) throw UsageError("no rotation set", "ROTATIONS", "name the set that the server should use");
@@ -131,9 +131,9 @@ void run(ServeCheckCommand& c, Context& context) {
   } else {
     reference.ask = server_at(c.reference, "--reference");
   }
-  const verify::TokenNames names(c.input.model);
+  const serve::TokenNames names(c.input.model);
   const std::vector<TokenSequence> texts = texts_of();
-  const verify::AskServer ask = server_at(c.url, "--url");
+  const serve::AskServer ask = server_at(c.url, "--url");
   std::optional<LongReference> exact;
   if (!c.long_answers.reference.empty()) {
     exact = long_reference(c.long_answers, texts);
@@ -143,14 +143,14 @@ void run(ServeCheckCommand& c, Context& context) {
     }
   }
   ServeCheckReport report = check_server(ask, names, reference, texts, set, c.options, *backend, *context.status);
-  std::vector<verify::LongFigure> figures;
+  std::vector<serve::LongFigure> figures;
   if (exact) {
     figures = check_long(c.long_answers, *exact, ask, report.served_model, names, *context.status);
-    std::ranges::copy(verify::why_worse(figures), std::back_inserter(report.reasons));
+    std::ranges::copy(serve::why_worse(figures), std::back_inserter(report.reasons));
     report.accepted = report.reasons.empty();
   }
   Json document = to_json(report, c.options);
-  if (exact) document["long"] = verify::to_json(figures, exact->task, c.long_answers.options, exact->name);
+  if (exact) document["long"] = serve::to_json(figures, exact->task, c.long_answers.options, exact->name);
   document["url"] = server.url;
   if (!c.reference.empty()) document["reference"] = server_of(c.reference, "--reference").url;
   validate_json(document, "oscar.serve_check.v1", "the report");

@@ -13,9 +13,9 @@
 namespace oscar {
 namespace {
 
-verify::LongAnswers ask_for_long(const LongChoices& choices, const verify::AskServer& ask, const std::string& model,
-                                 const verify::TokenNames& names, const verify::LongTask& task, Status& status) {
-  const verify::AskServer with_advice = [&](const std::string& path, const Json* body) {
+serve::LongAnswers ask_for_long(const LongChoices& choices, const serve::AskServer& ask, const std::string& model,
+                                const serve::TokenNames& names, const serve::LongTask& task, Status& status) {
+  const serve::AskServer with_advice = [&](const std::string& path, const Json* body) {
     try {
       return ask(path, body);
     } catch (const TransportError& error) {
@@ -25,7 +25,7 @@ verify::LongAnswers ask_for_long(const LongChoices& choices, const verify::AskSe
                            "--questions 0");
     }
   };
-  return verify::ask_long(with_advice, model, names, task, choices.options, status);
+  return serve::ask_long(with_advice, model, names, task, choices.options, status);
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ void add_long_options(CLI::App& command, LongChoices& choices) {
   reference->type_name("URL|FILE")->group("Long answers");
   save->group("Long answers");
   add("--passages", choices.options.passages, "Texts to go on from, and to quote a passage of")
-      ->check(CLI::Range(verify::kFewestLong, 4096));
+      ->check(CLI::Range(serve::kFewestLong, 4096));
   add("--questions", choices.options.questions, "Questions to answer in chat; 0: none")->check(CLI::Range(0, 4096));
   add("--long-tokens", choices.options.long_tokens, "To be written before a passage is quoted")->check(kPositive);
   add("--answer-tokens", choices.options.answer_tokens, "Most for an answer")->check(kPositive);
@@ -52,12 +52,12 @@ void add_long_options(CLI::App& command, LongChoices& choices) {
 }
 
 void require_enough(const LongChoices& choices) {
-  if (choices.options.questions > 0 && choices.options.questions < verify::kFewestLong) {
+  if (choices.options.questions > 0 && choices.options.questions < serve::kFewestLong) {
     throw UsageError(fmt::format("{} say nothing", plural(choices.options.questions, "question")), "--questions",
-                     fmt::format("give 0, or {} and more", verify::kFewestLong));
+                     fmt::format("give 0, or {} and more", serve::kFewestLong));
   }
   // A passage at a quarter of its prompt has to end in it.
-  const int least = 2 * (verify::kCueTokens + verify::kQuotedTokens);
+  const int least = 2 * (serve::kCueTokens + serve::kQuotedTokens);
   if (choices.options.prompt_tokens < least) {
     throw UsageError("prompts are too short to hold a passage", "--prompt-tokens",
                      fmt::format("give {} or more", least));
@@ -65,39 +65,39 @@ void require_enough(const LongChoices& choices) {
 }
 
 LongReference long_reference(const LongChoices& choices, const std::vector<TokenSequence>& texts) {
-  LongReference reference{choices.reference, verify::make_long_task(texts, choices.options), {}, {}};
+  LongReference reference{choices.reference, serve::make_long_task(texts, choices.options), {}, {}};
   if (std::filesystem::exists(choices.reference)) {
     reference.kept =
-        verify::kept_answers(read_json(choices.reference), reference.task, choices.options, choices.reference);
+        serve::kept_answers(read_json(choices.reference), reference.task, choices.options, choices.reference);
   }
   return reference;
 }
 
-std::vector<verify::LongFigure> check_long(const LongChoices& choices, const LongReference& reference,
-                                           const verify::AskServer& ask, const std::string& served_model,
-                                           const verify::TokenNames& names, Status& status) {
-  const verify::LongTask& task = reference.task;
-  const verify::LongAnswers exact =
+std::vector<serve::LongFigure> check_long(const LongChoices& choices, const LongReference& reference,
+                                          const serve::AskServer& ask, const std::string& served_model,
+                                          const serve::TokenNames& names, Status& status) {
+  const serve::LongTask& task = reference.task;
+  const serve::LongAnswers exact =
       reference.kept ? *reference.kept : ask_for_long(choices, reference.ask, "", names, task, status);
-  return verify::compare_long(ask_for_long(choices, ask, served_model, names, task, status), exact, task, names);
+  return serve::compare_long(ask_for_long(choices, ask, served_model, names, task, status), exact, task, names);
 }
 
-Json save_long(const LongChoices& choices, const verify::AskServer& ask, const std::string& url,
-               const std::string& served_model, const verify::TokenNames& names,
-               const std::vector<TokenSequence>& texts, Status& status) {
-  const verify::LongTask task = verify::make_long_task(texts, choices.options);
-  const verify::LongAnswers answers = ask_for_long(choices, ask, served_model, names, task, status);
-  const Json document = verify::to_json(answers, choices.options, url);
+Json save_long(const LongChoices& choices, const serve::AskServer& ask, const std::string& url,
+               const std::string& served_model, const serve::TokenNames& names, const std::vector<TokenSequence>& texts,
+               Status& status) {
+  const serve::LongTask task = serve::make_long_task(texts, choices.options);
+  const serve::LongAnswers answers = ask_for_long(choices, ask, served_model, names, task, status);
+  const Json document = serve::to_json(answers, choices.options, url);
   validate_json(document, "oscar.serve_reference.v1", "the answers");
   write_json(choices.save, document);
   return document;
 }
 
-std::string long_summary(const std::vector<verify::LongFigure>& figures, const verify::LongTask& task) {
+std::string long_summary(const std::vector<serve::LongFigure>& figures, const serve::LongTask& task) {
   std::string text = fmt::format("long answers: {} and {}\n", plural(std::ssize(task.prompts), "passage"),
                                  plural(std::ssize(task.questions), "question"));
   text += fmt::format("  {:<11}{:>10}{:>10}{:>12}  {:<18} {}\n", "", "reference", "server", "difference", "95 %", "");
-  for (const verify::LongFigure& f : figures) {
+  for (const serve::LongFigure& f : figures) {
     text += fmt::format("  {:<11}{:>10.4g}{:>10.4g}{:>+12.3f}  {:<18} {}\n", f.name, f.reference, f.server,
                         f.difference, fmt::format("{:+.3f} to {:+.3f}", f.interval.low, f.interval.high), f.verdict());
   }

@@ -8,14 +8,14 @@
 
 #include <CLI/CLI.hpp>
 
-#include "verify/long_check.hpp"
+#include "serve/long_check.hpp"
 
 namespace oscar {
 
 struct LongChoices {
   std::string reference;  // of --long: an address, or a file of --save-long
   std::string save;       // of --save-long
-  verify::LongOptions options;
+  serve::LongOptions options;
   [[nodiscard]] bool wanted() const { return !reference.empty() || !save.empty(); }
 };
 
@@ -27,9 +27,9 @@ void require_enough(const LongChoices& choices);
 /// What long answers are compared with.
 struct LongReference {
   std::string name;  // an address without credentials, or a file
-  verify::LongTask task;
-  std::optional<verify::LongAnswers> kept;
-  verify::AskServer ask;  // where none are kept
+  serve::LongTask task;
+  std::optional<serve::LongAnswers> kept;
+  serve::AskServer ask;  // where none are kept
 };
 
 /// Returns what answers are compared with, before anything is asked. It reads kept answers if --long names a file; else
@@ -37,16 +37,16 @@ struct LongReference {
 [[nodiscard]] LongReference long_reference(const LongChoices& choices, const std::vector<TokenSequence>& texts);
 
 /// Asks the server, and the reference if it is one.
-[[nodiscard]] std::vector<verify::LongFigure> check_long(const LongChoices& choices, const LongReference& reference,
-                                                         const verify::AskServer& ask, const std::string& served_model,
-                                                         const verify::TokenNames& names, Status& status);
+[[nodiscard]] std::vector<serve::LongFigure> check_long(const LongChoices& choices, const LongReference& reference,
+                                                        const serve::AskServer& ask, const std::string& served_model,
+                                                        const serve::TokenNames& names, Status& status);
 
 /// Asks the server and writes its answers to the file of --save-long; returns what it holds. url: as the file names it.
-Json save_long(const LongChoices& choices, const verify::AskServer& ask, const std::string& url,
-               const std::string& served_model, const verify::TokenNames& names,
-               const std::vector<TokenSequence>& texts, Status& status);
+Json save_long(const LongChoices& choices, const serve::AskServer& ask, const std::string& url,
+               const std::string& served_model, const serve::TokenNames& names, const std::vector<TokenSequence>& texts,
+               Status& status);
 
 /// A table, a line for each figure.
-[[nodiscard]] std::string long_summary(const std::vector<verify::LongFigure>& figures, const verify::LongTask& task);
+[[nodiscard]] std::string long_summary(const std::vector<serve::LongFigure>& figures, const serve::LongTask& task);
 
 }  // namespace oscar

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "numbers.hpp"
-#include "verify/verdict.hpp"
+#include "verify/verdict/verdict.hpp"
 
 namespace oscar {
 namespace {

@@ -21,10 +21,10 @@
 #include "model/weights/output_projection.hpp"
 #include "model_input.hpp"
 #include "outputs.hpp"
-#include "verify/html/html_report.hpp"
 #include "verify/methods.hpp"
-#include "verify/record.hpp"
-#include "verify/table.hpp"
+#include "verify/report/html_report.hpp"
+#include "verify/report/record.hpp"
+#include "verify/report/table.hpp"
 #include "zoo/pinned.hpp"
 
 namespace oscar {

@@ -11,6 +11,7 @@
 #include "codec/optr/loss.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/products.hpp"
+#include "peers/baselines.hpp"
 
 namespace oscar {
 namespace {

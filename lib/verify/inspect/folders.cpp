@@ -19,8 +19,8 @@
 #include "rotation/one_truth.hpp"
 #include "rotation/verdict.hpp"
 #include "tensor/safetensors.hpp"
-#include "verify/checks/checks.hpp"
 #include "verify/inspect/kinds.hpp"
+#include "verify/structure/checks.hpp"
 
 namespace oscar {
 namespace {

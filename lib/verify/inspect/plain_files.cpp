@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "base/errors.hpp"
 #include "base/schemas.hpp"
 #include "moments/statistics.hpp"
+#include "peers/codebook_file.hpp"
 #include "rotation/set_file.hpp"
+#include "tensor/gguf.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/npy.hpp"
 #include "tensor/npz.hpp"
 #include "tensor/safetensors.hpp"
-#include "verify/codebook_file.hpp"
 #include "verify/inspect/kinds.hpp"
 
 namespace oscar {
@@ -144,6 +146,21 @@ Inspection inspect_json(const std::filesystem::path& path) {
   }
   validate_json(document, schema.get<std::string>(), path.string());
   return {"document of schema " + schema.get<std::string>(), {{"members", document.size()}}, {}};
+}
+
+Inspection inspect_gguf(const std::filesystem::path& path) {
+  const GgufFile file(path);
+  const auto count = [&](const char* end) {
+    return std::ranges::count_if(file.tensors(), [&](const GgufTensor& tensor) { return tensor.name.ends_with(end); });
+  };
+  return {"GGUF file",
+          {{"version", file.version()},
+           {"architecture", file.text("general.architecture").value_or("unknown")},
+           {"tensors", file.tensors().size()},
+           {"metadata_entries", file.entries().size()},
+           {"key_rotations", count("attn_k_rot.weight")},
+           {"value_rotations", count("attn_v_rot.weight")}},
+          {}};
 }
 
 }  // namespace oscar

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/backend.hpp"
+#include "peers/baselines.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -145,8 +146,8 @@ TEST_CASE("a sequence is held with what the method made of its history") {
   HeldSequence held = hold(kivi, 0, qkv, {}, Precision::kExact, *backend);
 
   const SequenceContext context{std::nullopt, Precision::kExact, backend.get()};
-  CHECK(held.decoded_k.rows == reconstruct(kivi.sequence->key, qkv.k, {2, 6}, context));
-  CHECK(held.decoded_v.rows == reconstruct(kivi.sequence->value, qkv.v, {2, 6}, context));
+  CHECK(held.decoded_k.rows == reconstruct(*kivi.layer(0).key.method, qkv.k, {2, 6}, context));
+  CHECK(held.decoded_v.rows == reconstruct(*kivi.layer(0).value.method, qkv.v, {2, 6}, context));
   double noise = 0;
   for (std::size_t i = 4; i < 10; ++i) noise += std::pow(double{k[i]} - held.decoded_k.rows[i], 2);
   CHECK(noise > 0);

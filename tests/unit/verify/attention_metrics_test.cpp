@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attention metrics against an independent numpy oracle on a real dump, and against what must hold for any data.
-#include "verify/attention_metrics.hpp"
+#include "verify/attention/attention_metrics.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,6 +12,7 @@
 #include "method/compose.hpp"
 #include "method/spectrum.hpp"
 #include "moments/take.hpp"
+#include "peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/bootstrap.hpp"
+#include "verify/report/bootstrap.hpp"
 
 #include <doctest/doctest.h>
 

@@ -8,7 +8,7 @@
 #include "coded/coded_set_file.hpp"
 #include "fit/coded_fit.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/data_covariance.hpp"
+#include "verify/structure/data_covariance.hpp"
 
 namespace oscar {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "coded/coded_set_file.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/verdict.hpp"
+#include "verify/verdict/verdict.hpp"
 
 namespace oscar {
 namespace {

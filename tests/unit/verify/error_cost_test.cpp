@@ -9,7 +9,7 @@
 #include "model/tokenizer/tokens.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
-#include "verify/model_metrics.hpp"
+#include "verify/predictions/model_metrics.hpp"
 
 namespace oscar {
 

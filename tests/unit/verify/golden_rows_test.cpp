@@ -6,12 +6,13 @@
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
 #include "model/tokenizer/tokens.hpp"
+#include "peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/figures.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "verify/methods.hpp"
-#include "verify/model_metrics.hpp"
+#include "verify/predictions/model_metrics.hpp"
 
 namespace oscar {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/held_out.hpp"
+#include "verify/verdict/held_out.hpp"
 
 #include <doctest/doctest.h>
 

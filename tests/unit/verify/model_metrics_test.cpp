@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Model metrics by hand on a decoder of four words.
-#include "verify/model_metrics.hpp"
+#include "verify/predictions/model_metrics.hpp"
 
 #include <doctest/doctest.h>
 
@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "base/check.hpp"
+#include "peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Figures of predictions over four words, by hand, and of needles.
-#include "verify/model_sums.hpp"
+#include "verify/predictions/model_sums.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 
 #include "unit/verify/text_figures.hpp"
-#include "verify/needles.hpp"
+#include "verify/predictions/needles.hpp"
 
 namespace oscar {
 namespace {

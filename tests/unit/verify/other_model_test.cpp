@@ -6,7 +6,7 @@
 #include "dump/writer.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/record.hpp"
+#include "verify/report/record.hpp"
 
 namespace oscar {
 namespace {

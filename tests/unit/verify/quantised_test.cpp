@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Figures count only where something was quantised, which lengths and windows tell before any work.
-#include "verify/quantised.hpp"
+#include "verify/verdict/quantised.hpp"
 
 #include "dump/folder_source.hpp"
 #include "dump/writer.hpp"

@@ -2,13 +2,14 @@
 // Attention that replaces a model's own follows its sinks, soft caps and windows.
 #include <doctest/doctest.h>
 
+#include "peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/text_figures.hpp"
-#include "verify/method_attention.hpp"
-#include "verify/model_metrics.hpp"
-#include "verify/model_sums.hpp"
+#include "verify/attention/method_attention.hpp"
+#include "verify/predictions/model_metrics.hpp"
+#include "verify/predictions/model_sums.hpp"
 
 namespace oscar {
 namespace {

@@ -14,8 +14,8 @@
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/checks/checks.hpp"
-#include "verify/checks/uncompose.hpp"
+#include "verify/structure/checks.hpp"
+#include "verify/structure/uncompose.hpp"
 
 namespace oscar {
 namespace {

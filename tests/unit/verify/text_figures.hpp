@@ -2,7 +2,7 @@
 #pragma once
 
 #include "model/run/runner.hpp"
-#include "verify/model_sums.hpp"
+#include "verify/predictions/model_sums.hpp"
 
 namespace oscar::test {
 

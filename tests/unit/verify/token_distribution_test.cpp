@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/token_distribution.hpp"
+#include "verify/predictions/token_distribution.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/verdict.hpp"
+#include "verify/verdict/verdict.hpp"
 
 #include <doctest/doctest.h>
 

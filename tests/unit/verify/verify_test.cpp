@@ -11,11 +11,12 @@
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
 #include "dump/writer.hpp"
+#include "peers/baselines.hpp"
 #include "rotation/formats.hpp"
 #include "support/support.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/record.hpp"
-#include "verify/table.hpp"
+#include "verify/report/record.hpp"
+#include "verify/report/table.hpp"
 
 namespace oscar {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/synthetic.hpp"
 

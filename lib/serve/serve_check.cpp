@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+#include "serve/serve_check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "base/version.hpp"
+#include "peers/baselines.hpp"
+#include "verify/attention/method_attention.hpp"
+#include "verify/predictions/probes.hpp"
+
+namespace oscar {
+namespace {
+
+using serve::Dialogue;
+using serve::Prediction;
+using serve::Predictions;
+using serve::ServedPosition;
+
+/// An agreement that only the set itself, or a codec that is nearly its own, reaches.
+constexpr double kBeyondDoubt = 0.95;
+/// How much more another codec must agree to be taken for the server's.
+constexpr double kClearlyMore = 0.05;
+
+std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Windows windows,
+                                     const ServeCheckOptions& options) {
+  const auto length = static_cast<std::size_t>(options.prompt_tokens);
+  if (options.prompt_tokens <= windows.sink + windows.recent) {
+    throw UsageError(fmt::format("prompts of {} lie in the windows of {} and {}", plural(length, "token"), windows.sink,
+                                 windows.recent),
+                     "--prompt-tokens", "make prompts longer, or nothing of them is quantised");
+  }
+  std::vector<Dialogue> dialogues;
+  for (const TokenSequence& text : texts) {
+    for (std::size_t at = 0; at + length <= text.size(); at += length) {
+      if (dialogues.size() == static_cast<std::size_t>(options.prompts)) break;
+      dialogues.push_back(
+          {{text.begin() + static_cast<std::ptrdiff_t>(at), text.begin() + static_cast<std::ptrdiff_t>(at + length)},
+           {},
+           {}});
+    }
+  }
+  if (dialogues.empty()) {
+    throw UsageError(fmt::format("no text has {}", plural(length, "token")), "--text", "give longer texts");
+  }
+  const verify::Probes probes = verify::make_probes(texts, texts,
+                                                    {.count = options.needles,
+                                                     .length = options.prompt_tokens,
+                                                     .first = windows.sink,
+                                                     .distance = windows.recent + std::int64_t{64}});
+  for (std::size_t i = 0; i < probes.sequences.size(); ++i) {
+    const auto end = probes.sequences[i].end() - probes.answer_lengths[i];
+    dialogues.push_back({{probes.sequences[i].begin(), end}, {end, probes.sequences[i].end()}, {}});
+  }
+  return dialogues;
+}
+
+void ask_all(const serve::AskServer& ask, const serve::TokenNames& names, const std::string& model, int max_tokens,
+             std::vector<Dialogue>& dialogues, Status& status) {
+  for (std::size_t i = 0; i < dialogues.size(); ++i) {
+    status.progress("prompts", static_cast<std::int64_t>(i), static_cast<std::int64_t>(dialogues.size()));
+    dialogues[i].served = ask_continuation(ask, model, dialogues[i].prompt, max_tokens, names);
+  }
+}
+
+Prediction predict(std::span<const float> logits, const ServedPosition& served) {
+  const auto highest = std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(double{x} - *highest);
+  Prediction prediction{{}, static_cast<std::int32_t>(highest - logits.begin())};
+  for (const auto& [id, ignored] : served.log_probabilities) {
+    if (static_cast<std::size_t>(id) >= logits.size()) {
+      throw DataError(fmt::format("the server lists token {}, and the model has {}", id, logits.size()), "--model",
+                      "give the checkpoint that the server runs");
+    }
+    prediction.listed.push_back(double{logits[static_cast<std::size_t>(id)]} - *highest - std::log(sum));
+  }
+  return prediction;
+}
+
+/// set: null for exact attention.
+Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogues, const KvMethod* set,
+                      Backend& backend) {
+  std::vector<TokenSequence> sequences;
+  for (const Dialogue& dialogue : dialogues) sequences.push_back(dialogue.tokens());
+  Predictions predictions(dialogues.size());
+  KvMethod exact;
+  const std::map<int, ScoreRule> rules = verify::rules_of(runner);  // by the layer that has the cache
+  RunHooks hooks;
+  hooks.logits = [&](std::size_t i, std::span<const float> logits) {
+    const std::size_t vocabulary = logits.size() / sequences[i].size(), first = dialogues[i].prompt.size();
+    for (std::size_t j = 1; j < dialogues[i].served.size(); ++j) {
+      predictions[i].push_back(
+          predict(logits.subspan((first + j - 1) * vocabulary, vocabulary), dialogues[i].served[j]));
+    }
+  };
+  if (set != nullptr) {
+    std::vector<LayerShape> shapes;
+    for (const auto& [id, layer] : set->layers)
+      shapes.push_back({id, layer.head_dim, layer.num_kv_heads, layer.value_dim});
+    exact = make_baseline("bf16", shapes, set->windows, 0);
+    hooks.attention = [&](int running, std::size_t i, const QkvView& qkv, std::span<float> out) {
+      const int layer = runner.config().cache_of(running);
+      if (!rules.contains(layer)) return false;
+      const auto first = static_cast<std::int64_t>(dialogues[i].prompt.size()), tokens = qkv.q.num_tokens;
+      const std::size_t before = out.size() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(first);
+      verify::attend(exact, layer, qkv, {0, first}, rules.at(layer), Precision::kServing, backend, out.first(before));
+      if (first < tokens) {
+        verify::attend(*set, layer, qkv, {first, tokens}, rules.at(layer), Precision::kServing, backend,
+                       out.subspan(before));
+      }
+      return true;
+    };
+  }
+  Status quiet;
+  runner.run(sequences, hooks, quiet);
+  return predictions;
+}
+
+/// What a reference server says of the same tokens; NaN where it does not list them.
+Predictions ask_reference(const serve::AskServer& ask, const serve::TokenNames& names,
+                          const std::vector<Dialogue>& dialogues) {
+  const std::string model = serve::served_model(ask, "");
+  Predictions predictions(dialogues.size());
+  for (std::size_t i = 0; i < dialogues.size(); ++i) {
+    const auto scores = ask_scores(ask, model, dialogues[i].tokens(), dialogues[i].prompt.size() + 1, names);
+    for (std::size_t j = 0; j < scores.size(); ++j) {
+      const auto& known = scores[j].log_probabilities;
+      Prediction prediction{{}, std::ranges::max_element(known, {}, [](const auto& x) { return x.second; })->first};
+      for (const auto& [id, ignored] : dialogues[i].served[j + 1].log_probabilities) {
+        const auto same = std::ranges::find(known, id, [](const auto& x) { return x.first; });
+        prediction.listed.push_back(same == known.end() ? std::nan("") : same->second);
+      }
+      predictions[i].push_back(std::move(prediction));
+    }
+  }
+  return predictions;
+}
+
+/// What a server might do instead with the same rotations.
+std::vector<KvMethod> with_other_codecs(const KvMethod& set) {
+  struct Choice {
+    const char* name;
+    Grid grid;
+    double key_clip, value_clip;
+  };
+  static constexpr Choice kChoices[] = {
+      {"minmax without clipping", Grid::kMinMax, 0, 0},
+      {"minmax with clip ratios 0.96 and 0.92", Grid::kMinMax, kPublishedKeyClip, kPublishedValueClip},
+      {"lsq", Grid::kLeastSquares, 0, 0}};
+  std::vector<KvMethod> others;
+  for (const Choice& choice : kChoices) {
+    KvMethod other = set;
+    other.name = choice.name;
+    bool differs = false;
+    for (auto& [id, layer] : other.layers) {
+      for (auto* side : {&layer.key, &layer.value}) {
+        const HistoryCodec before = side->codec;
+        side->codec.grid = choice.grid;
+        side->codec.clip_ratio = side == &layer.key ? choice.key_clip : choice.value_clip;
+        side->codec.head_clip_ratios.clear();
+        differs = differs || !(side->codec == before);
+      }
+    }
+    if (differs) others.push_back(std::move(other));
+  }
+  return others;
+}
+
+void predict_by_model(ModelRunner& runner, const std::vector<Dialogue>& dialogues, const ServedSet& set,
+                      Backend& backend, ServeCheckReport& report) {
+  const Predictions exact = run_model(runner, dialogues, nullptr, backend);
+  const Predictions predicted = run_model(runner, dialogues, &set.method, backend);
+  report.differences = compare(dialogues, exact, &predicted);
+  report.has_prediction = true;
+  if (report.differences.agreement >= kBeyondDoubt) return;
+  const auto try_instead = [&](const KvMethod& other) {
+    const Predictions instead = run_model(runner, dialogues, &other, backend);
+    return OtherMethod{other.name, compare(dialogues, exact, &instead).agreement};
+  };
+  for (const KvMethod& other : with_other_codecs(set.method)) report.other_codecs.push_back(try_instead(other));
+  for (const KvMethod& other : set.others) report.other_sets.push_back(try_instead(other));
+}
+
+/// The one that agrees clearly more with the server than the set does; null: none.
+const OtherMethod* better_than_the_set(const std::vector<OtherMethod>& others, double agreement) {
+  const auto best = std::ranges::max_element(others, {}, &OtherMethod::agreement);
+  return best != others.end() && best->agreement > agreement + kClearlyMore ? &*best : nullptr;
+}
+
+void judge_by_model(const ServeCheckOptions& options, ServeCheckReport& report) {
+  const serve::ServedDifferences& found = report.differences;
+  const double ratio = found.measured_kl / std::max(found.predicted_kl, 1e-300);
+  const std::string figures = fmt::format("the server is {:.3g} nats from exact attention, the set would be {:.3g}",
+                                          found.measured_kl, found.predicted_kl);
+  if (ratio < options.min_ratio) report.reasons.push_back(figures + ": its cache is not quantised as the set says");
+  if (ratio > options.max_ratio)
+    report.reasons.push_back(figures + ": another rotation, other clip ratios or another model");
+  if (found.agreement < options.min_agreement) {
+    report.reasons.push_back(fmt::format("what changes is not what the set changes: agreement {:.2f}, below {:.2f}",
+                                         found.agreement, options.min_agreement));
+  }
+  if (const OtherMethod* codec = better_than_the_set(report.other_codecs, found.agreement)) {
+    report.reasons.push_back(fmt::format("the codec looks like {}: agreement {:.2f}, with the set's own {:.2f}",
+                                         codec->name, codec->agreement, found.agreement));
+  }
+  if (const OtherMethod* other = better_than_the_set(report.other_sets, found.agreement)) {
+    report.reasons.push_back(fmt::format(
+        "the server uses {}: agreement {:.2f}, with this set {:.2f}; it calibrated itself, since it did not "
+        "find this set's files",
+        other->name, other->agreement, found.agreement));
+  }
+}
+
+void judge_by_reference(const ServeCheckOptions& options, ServeCheckReport& report) {
+  const std::string figure =
+      fmt::format("the server is {:.3g} nats from the reference", report.differences.measured_kl);
+  if (report.differences.measured_kl < options.min_kl)
+    report.reasons.push_back(figure + ": its cache is not quantised");
+  if (report.differences.measured_kl > options.max_kl)
+    report.reasons.push_back(figure + ": a broken cache, or another model");
+}
+
+}  // namespace
+
+ServeCheckReport check_server(const serve::AskServer& ask, const serve::TokenNames& names,
+                              const ServeReference& reference, const std::vector<TokenSequence>& texts,
+                              const ServedSet& set, const ServeCheckOptions& options, Backend& backend,
+                              Status& status) {
+  std::vector<Dialogue> dialogues = make_dialogues(texts, set.method.windows, options);
+  ServeCheckReport report;
+  report.served_model = serve::served_model(ask, options.served_model);
+  ask_all(ask, names, report.served_model, options.generated_tokens, dialogues, status);
+  if (reference.runner != nullptr) {
+    status.notice("running the model over the same tokens, with exact attention and with the set");
+    predict_by_model(*reference.runner, dialogues, set, backend, report);
+    judge_by_model(options, report);
+  } else {
+    report.differences = compare(dialogues, ask_reference(reference.ask, names, dialogues), nullptr);
+    judge_by_reference(options, report);
+  }
+  std::ranges::copy(serve::why_other_settings(ask, set.files), std::back_inserter(report.reasons));
+  if (report.differences.positions == 0) {
+    throw DataError("the server's tokens have no place in the model's vocabulary, or it generated none",
+                    report.served_model, "check that --model is the checkpoint that the server runs");
+  }
+  for (const Dialogue& dialogue : dialogues) {
+    ++(dialogue.answer.empty() ? report.prompts : report.needles);
+    report.needles_found += dialogue.found() ? 1 : 0;
+  }
+  report.accepted = report.reasons.empty();
+  return report;
+}
+
+Json to_json(const ServeCheckReport& report, const ServeCheckOptions& options) {
+  const serve::ServedDifferences& found = report.differences;
+  Json document = {{"schema", "oscar.serve_check.v1"},
+                   {"oscar_version", kVersion},
+                   {"served_model", report.served_model},
+                   {"prompts", report.prompts},
+                   {"needles", report.needles},
+                   {"needles_found", report.needles_found},
+                   {"positions", found.positions},
+                   {"measured_kl", found.measured_kl},
+                   {"same_top", found.same_top},
+                   {"verdict", report.accepted ? "accepted" : "rejected"},
+                   {"reasons", report.reasons}};
+  if (!report.has_prediction) {
+    document["limits"] = {{"kl", {options.min_kl, options.max_kl}}};
+    return document;
+  }
+  document["predicted_kl"] = found.predicted_kl;
+  document["agreement"] = found.agreement;
+  document["predicted_same_top"] = found.predicted_same_top;
+  document["limits"] = {{"ratio", {options.min_ratio, options.max_ratio}}, {"agreement", options.min_agreement}};
+  const auto list = [](const std::vector<OtherMethod>& others) {
+    Json array = Json::array();
+    for (const OtherMethod& other : others) array.push_back({{"name", other.name}, {"agreement", other.agreement}});
+    return array;
+  };
+  document["other_codecs"] = list(report.other_codecs);
+  document["other_sets"] = list(report.other_sets);
+  return document;
+}
+
+}  // namespace oscar

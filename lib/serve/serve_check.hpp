@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Does a running server use this rotation set? It continues prompts greedily, and the same tokens get probabilities
+// from
+// - the model: with exact attention, and once more as a server with this set would: prompts read exactly, generated
+// tokens
+//   over the packed cache. A server that does not quantise has a measured KL near 0 and no agreement with the set, one
+//   with another rotation changes other things by other amounts (serve_compare.hpp). Where agreement leaves a doubt,
+//   the same rotation with other codecs is tried, and rotations that servers on this machine made themselves: a server
+//   that agrees more with one of those uses it.
+// - or a reference, a server in bfloat16: nothing says then what the set would do, only that the cache is quantised,
+// and
+//   not badly.
+// Non-goals: servers whose prefill reads packed keys of the same prompt (chunked prefill).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "codec/kv_method.hpp"
+#include "kernels/backend.hpp"
+#include "model/run/runner.hpp"
+#include "serve/serve_compare.hpp"
+#include "serve/served_answers.hpp"
+#include "serve/served_settings.hpp"
+
+namespace oscar {
+
+/// The set that a server should use, and what it might use instead.
+struct ServedSet {
+  KvMethod method;               // windows and layers count; the name stands in no figure
+  ServedFiles files;             // that it would have loaded; empty: not known
+  std::vector<KvMethod> others;  // named as reasons name them
+};
+
+struct ServeCheckOptions {
+  std::string served_model;  // empty: the server's first
+  int prompts = 6, needles = 6;
+  int prompt_tokens = 768, generated_tokens = 32;
+  /// Accepted by the model: measured / predicted between these, and at least this agreement.
+  double min_ratio = 0.3, max_ratio = 3.0, min_agreement = 0.5;
+  /// Accepted by a reference: a measured KL between these.
+  double min_kl = 0.001, max_kl = 0.5;
+};
+
+/// The set's rotations with another codec, or other rotations.
+struct OtherMethod {
+  std::string name;
+  double agreement = 0;
+};
+
+struct ServeCheckReport {
+  std::string served_model;
+  int prompts = 0, needles = 0, needles_found = 0;
+  serve::ServedDifferences differences;
+  bool has_prediction = false;                        // by the model; else by a reference
+  std::vector<OtherMethod> other_codecs, other_sets;  // that were tried
+  bool accepted = false;
+  std::vector<std::string> reasons;
+};
+
+/// What the served tokens are compared with: a model, or a reference server.
+struct ServeReference {
+  ModelRunner* runner = nullptr;
+  serve::AskServer ask;
+};
+
+/// texts: what prompts and needles are cut from. /// Throws UsageError if texts are too short or the set leaves nothing
+/// packed, DataError for answers that cannot be compared, and what `ask` throws.
+[[nodiscard]] ServeCheckReport check_server(const serve::AskServer& ask, const serve::TokenNames& names,
+                                            const ServeReference& reference, const std::vector<TokenSequence>& texts,
+                                            const ServedSet& set, const ServeCheckOptions& options, Backend& backend,
+                                            Status& status);
+
+/// oscar.serve_check.v1.
+[[nodiscard]] Json to_json(const ServeCheckReport& report, const ServeCheckOptions& options);
+
+}  // namespace oscar

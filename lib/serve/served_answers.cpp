@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT
+#include "serve/served_answers.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <span>
+
+#include "base/errors.hpp"
+#include "model/tokenizer/tokenizer.hpp"
+
+namespace oscar::serve {
+namespace {
+
+constexpr const char* kModels = "/v1/models";
+constexpr const char* kCompletions = "/v1/completions";
+constexpr const char* kChat = "/v1/chat/completions";
+/// As many as OpenAI's interface gives.
+constexpr int kListed = 5;
+constexpr std::string_view kIdPrefix = "token_id:", kSpaceMark = "\xE2\x96\x81";
+
+[[noreturn]] void not_this_interface(const std::string& what, const std::string& path) {
+  throw DataError(what, path, "give the address of a server with OpenAI's completions interface (vLLM, SGLang)");
+}
+
+/// A member that must be there, of a type that must be it.
+const Json& member(const Json& object, const char* name, Json::value_t type, const std::string& path) {
+  const auto found = object.is_object() ? object.find(name) : object.end();
+  if (found == object.end() || found->type() != type) {
+    not_this_interface(std::string("the answer has no \"") + name + "\" of type " + Json(type).type_name(), path);
+  }
+  return *found;
+}
+
+std::vector<std::pair<std::int32_t, double>> listed(const Json& top, const TokenNames& names) {
+  std::vector<std::pair<std::int32_t, double>> found;
+  if (!top.is_object()) return found;
+  for (const auto& [name, value] : top.items()) {
+    const std::int32_t id = names.id(name);
+    const bool known = std::ranges::any_of(found, [id](const auto& entry) { return entry.first == id; });
+    if (id >= 0 && !known && value.is_number()) found.emplace_back(id, value.get<double>());
+  }
+  return found;
+}
+
+}  // namespace
+
+TokenNames::TokenNames(const std::filesystem::path& model) : ids_(token_names(tokenizer_of(model))) {}
+
+std::int32_t TokenNames::id(const std::string& name) const {
+  if (name.starts_with(kIdPrefix)) {
+    std::int32_t id = -1;
+    const char* end = name.data() + name.size();
+    const auto [stopped, error] = std::from_chars(name.data() + kIdPrefix.size(), end, id);
+    return error == std::errc() && stopped == end ? id : -1;
+  }
+  if (const auto found = ids_.find(name); found != ids_.end()) return found->second;
+  std::string marked;
+  for (const char c : name) c == ' ' ? marked += kSpaceMark : marked += c;
+  const auto found = ids_.find(marked);
+  return found != ids_.end() ? found->second : -1;
+}
+
+std::string TokenNames::text(const TokenSequence& tokens) const {
+  std::unordered_map<std::int32_t, const std::string*> names;
+  for (const auto& [name, id] : ids_) names[id] = &name;
+  std::string text;
+  for (const std::int32_t token : tokens) {
+    if (const auto found = names.find(token); found != names.end()) text += *found->second;
+  }
+  for (std::size_t at = 0; (at = text.find(kSpaceMark, at)) != std::string::npos;) {
+    text.replace(at, kSpaceMark.size(), " ");
+  }
+  return text;
+}
+
+std::string served_model(const AskServer& ask, const std::string& wanted) {
+  const Json answer = ask(kModels, nullptr);
+  std::string names;
+  for (const Json& model : member(answer, "data", Json::value_t::array, kModels)) {
+    const std::string name = member(model, "id", Json::value_t::string, kModels);
+    if (wanted.empty() || name == wanted) return name;
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  if (names.empty()) not_this_interface("the server has no model", kModels);
+  throw UsageError("the server has no model \"" + wanted + "\"", "--served-model", "give one of these: " + names);
+}
+
+namespace {
+
+/// The first choice of an answer.
+const Json& choice_of(const Json& answer, const std::string& path) {
+  const Json& choices = member(answer, "choices", Json::value_t::array, path);
+  if (choices.empty()) not_this_interface("the answer has no choices", path);
+  return choices[0];
+}
+
+/// Log-probabilities of a choice, token by token, from `first` on; as long as they are known.
+std::vector<ServedPosition> positions_of(const Json& choice, std::size_t first, const TokenNames& names) {
+  const auto log = choice.find("logprobs");
+  if (log == choice.end() || !log->is_object()) {
+    throw DataError("the server gives no log-probabilities", kCompletions,
+                    "let it give at least " + std::to_string(kListed) + " a token (vLLM: --max-logprobs)");
+  }
+  const Json& tokens = member(*log, "tokens", Json::value_t::array, kCompletions);
+  const Json& tops = member(*log, "top_logprobs", Json::value_t::array, kCompletions);
+  std::vector<ServedPosition> positions;
+  for (std::size_t i = first; i < std::min(tokens.size(), tops.size()) && tokens[i].is_string(); ++i) {
+    ServedPosition position{names.id(tokens[i]), listed(tops[i], names)};
+    if (position.token < 0 || position.log_probabilities.empty()) break;
+    positions.push_back(std::move(position));
+  }
+  return positions;
+}
+
+std::vector<ServedPosition> complete(const AskServer& ask, const Json& body, std::size_t first,
+                                     const TokenNames& names) {
+  const Json answer = ask(kCompletions, &body);
+  return positions_of(choice_of(answer, kCompletions), first, names);
+}
+
+void draw_by(Json& body, const Sampling& sampling) {
+  body["temperature"] = sampling.temperature;
+  body["seed"] = sampling.seed;
+}
+
+/// A text that may be null or missing.
+std::string text_in(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+Json request(const std::string& model, const TokenSequence& prompt, int max_tokens) {
+  return {{"model", model},   {"prompt", prompt},    {"max_tokens", max_tokens},
+          {"temperature", 0}, {"logprobs", kListed}, {"return_tokens_as_token_ids", true}};
+}
+
+}  // namespace
+
+std::vector<ServedPosition> ask_continuation(const AskServer& ask, const std::string& model,
+                                             const TokenSequence& prompt, int max_tokens, const TokenNames& names) {
+  return complete(ask, request(model, prompt, max_tokens), 0, names);
+}
+
+std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& model, const TokenSequence& tokens,
+                                       std::size_t first, const TokenNames& names) {
+  if (first >= tokens.size()) return {};
+  Json body = request(model, tokens, 1);
+  body["echo"] = true;
+  std::vector<ServedPosition> positions = complete(ask, body, first, names);
+  const auto wanted = std::span(tokens).subspan(first);
+  if (positions.size() < wanted.size() ||
+      !std::ranges::equal(wanted, std::span(positions).first(wanted.size()), {}, {}, &ServedPosition::token)) {
+    throw DataError("the reference does not give back the tokens that it was asked about", kCompletions,
+                    "it must know \"echo\" with \"logprobs\" (vLLM, SGLang), and run the same model");
+  }
+  positions.resize(wanted.size());
+  return positions;
+}
+
+ServedText ask_text(const AskServer& ask, const std::string& model, const TokenSequence& prompt, int max_tokens,
+                    const Sampling& sampling, const TokenNames& names) {
+  Json body = request(model, prompt, max_tokens);
+  draw_by(body, sampling);
+  body["logprobs"] = 1;
+  body["ignore_eos"] = true;
+  const Json answer = ask(kCompletions, &body);
+  const Json& choice = choice_of(answer, kCompletions);
+  ServedText served{{}, member(choice, "text", Json::value_t::string, kCompletions)};
+  for (const ServedPosition& position : positions_of(choice, 0, names)) served.tokens.push_back(position.token);
+  return served;
+}
+
+ServedReply ask_reply(const AskServer& ask, const std::string& model, const std::string& question, int max_tokens,
+                      const Sampling& sampling) {
+  Json body = {{"model", model}, {"messages", {{{"role", "user"}, {"content", question}}}}, {"max_tokens", max_tokens}};
+  draw_by(body, sampling);
+  const Json answer = ask(kChat, &body);
+  const Json& choice = choice_of(answer, kChat);
+  const Json& message = member(choice, "message", Json::value_t::object, kChat);
+  const Json& usage = member(answer, "usage", Json::value_t::object, kChat);
+  const auto tokens = usage.find("completion_tokens");
+  if (tokens == usage.end() || !tokens->is_number_integer()) {
+    not_this_interface("the answer does not say how many tokens it has", kChat);
+  }
+  // What reasoning is called differs: vLLM and SGLang of 2025, and vLLM since.
+  const std::string content = text_in(message, "content");
+  const bool answered =
+      text_in(choice, "finish_reason") == "stop" && content.find_first_not_of(" \t\r\n") != std::string::npos;
+  return {text_in(message, "reasoning_content") + text_in(message, "reasoning") + content, tokens->get<std::int64_t>(),
+          answered};
+}
+
+}  // namespace oscar::serve

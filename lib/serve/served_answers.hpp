@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// What a server of language models with OpenAI's completions interface says: continuations of token ids, and the
+// logarithms of the probabilities that it lists at every position. How bytes get there is the caller's business.
+//   GET  /v1/models       {"data": [{"id": "NAME"}, ...]}
+//   POST /v1/completions  {"model", "prompt": [ids], "max_tokens", "temperature": 0, "logprobs": 5, "echo", ...}
+//   POST /v1/chat/completions
+//                         {"model", "messages": [{"role": "user", "content"}], "max_tokens", "temperature", "seed"}
+// Non-goals: chat templates of our own, streaming.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/json.hpp"
+#include "model/run/runner.hpp"
+
+namespace oscar::serve {
+
+/// Sends `body` (null: GET) to a path like "/v1/models" and returns what came back as JSON. Throws TransportError.
+using AskServer = std::function<Json(const std::string& path, const Json* body)>;
+
+/// Ids of tokens as servers write them: "token_id:17", a text, or a text with the marks of SentencePiece.
+class TokenNames {
+ public:
+  /// Throws DataError as Tokenizer does.
+  explicit TokenNames(const std::filesystem::path& model);
+  /// -1: no token, or more than one.
+  [[nodiscard]] std::int32_t id(const std::string& name) const;
+  /// What tokens spell; what is cut from a character at either end stays its bytes.
+  [[nodiscard]] std::string text(const TokenSequence& tokens) const;
+
+ private:
+  std::unordered_map<std::string, std::int32_t> ids_;
+};
+
+struct ServedPosition {
+  std::int32_t token = 0;                                          // what the server chose
+  std::vector<std::pair<std::int32_t, double>> log_probabilities;  // of the tokens that it lists, each once
+};
+
+/// How a server draws tokens. It keeps to a seed only as far as its arithmetic gives the same numbers twice.
+struct Sampling {
+  double temperature = 0;
+  int seed = 0;
+};
+
+/// A continuation that goes on past the model's end of text.
+struct ServedText {
+  TokenSequence tokens;  // as many as have an id
+  std::string text;
+};
+
+/// An answer to a question that went through the server's chat template.
+struct ServedReply {
+  std::string text;         // reasoning that the server keeps apart comes first
+  std::int64_t tokens = 0;  // as the server counts them
+  bool answered = false;    // it ended by itself before max_tokens, and has more than spaces beside the reasoning
+};
+
+/// The name to ask for: `wanted`, or the only one. Throws UsageError that lists the names if `wanted` is none of them,
+/// DataError for an answer that is not of this interface.
+[[nodiscard]] std::string served_model(const AskServer& ask, const std::string& wanted);
+
+/// The server's greedy continuation; shorter if it ends, or where a token has no id. Throws DataError for an answer
+/// that is not of this interface or lists no probabilities.
+[[nodiscard]] std::vector<ServedPosition> ask_continuation(const AskServer& ask, const std::string& model,
+                                                           const TokenSequence& prompt, int max_tokens,
+                                                           const TokenNames& names);
+
+/// What the server gives to the tokens from `first` on of a text (at least 1 of them, first > 0), one position each.
+/// Throws DataError as ask_continuation, and for a server that does not echo prompts.
+[[nodiscard]] std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& model,
+                                                     const TokenSequence& tokens, std::size_t first,
+                                                     const TokenNames& names);
+
+/// `max_tokens` tokens that follow a prompt. Throws DataError as ask_continuation.
+[[nodiscard]] ServedText ask_text(const AskServer& ask, const std::string& model, const TokenSequence& prompt,
+                                  int max_tokens, const Sampling& sampling, const TokenNames& names);
+
+/// Throws DataError for an answer that is not of this interface.
+[[nodiscard]] ServedReply ask_reply(const AskServer& ask, const std::string& model, const std::string& question,
+                                    int max_tokens, const Sampling& sampling);
+
+}  // namespace oscar::serve

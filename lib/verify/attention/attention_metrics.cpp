@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+#include "verify/attention/attention_metrics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+namespace oscar::verify {
+namespace {
+
+double ratio(double numerator, double denominator) { return denominator > 0 ? numerator / denominator : 0; }
+
+std::optional<double> decibels(double signal, double noise) {
+  if (signal <= 0 || noise <= 0) return std::nullopt;
+  return 10 * std::log10(signal / noise);
+}
+
+AttentionSums sums_of(const AttentionErrors& both, const AttentionErrors& k_only, const AttentionErrors& v_only) {
+  AttentionSums sums;
+  sums.both = both;
+  sums.kl.add(both.query_kl);
+  sums.both.query_kl.clear();
+  sums.k_only = {k_only.output_error, k_only.output_cosine};
+  sums.v_only = {v_only.output_error, v_only.output_cosine};
+  return sums;
+}
+
+/// The rows of q at `positions`, as (positions, heads, dim) floats.
+std::vector<float> gather(HeadsView q, std::span<const std::int64_t> positions) {
+  const auto dim = static_cast<std::size_t>(q.head_dim);
+  std::vector<float> rows(positions.size() * static_cast<std::size_t>(q.num_heads) * dim);
+  auto out = std::span(rows);
+  for (const std::int64_t position : positions) {
+    for (int head = 0; head < q.num_heads; ++head) {
+      q.row(position, head, out.first(dim));
+      out = out.subspan(dim);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+void AttentionSums::add(const AttentionSums& other) {
+  both.add(other.both);
+  for (const auto side : {&AttentionSums::k_only, &AttentionSums::v_only}) {
+    (this->*side).error += (other.*side).error;
+    (this->*side).cosine += (other.*side).cosine;
+  }
+  rows.add(other.rows);
+  kl.add(other.kl);
+}
+
+AttentionMetrics AttentionSums::metrics() const {
+  const auto queries = static_cast<double>(both.queries);
+  AttentionMetrics m{.k_sqnr_db = decibels(rows.key_signal, rows.key_noise),
+                     .v_sqnr_db = decibels(rows.value_signal, rows.value_noise),
+                     .logit_nmse = ratio(both.logit_error, both.logit_norm),
+                     .softmax_kl = ratio(both.softmax_kl, queries),
+                     .softmax_kl_p99 = kl.quantile(0.99),
+                     .output_rel_error = ratio(both.output_error, both.output_norm),
+                     .output_rel_error_k_only = ratio(k_only.error, both.output_norm),
+                     .output_rel_error_v_only = ratio(v_only.error, both.output_norm),
+                     .output_cosine = ratio(both.output_cosine, queries),
+                     .output_cosine_k_only = ratio(k_only.cosine, queries),
+                     .output_cosine_v_only = ratio(v_only.cosine, queries),
+                     .needle_mass_kept = {}};
+  if (both.needle_mass > 0) m.needle_mass_kept = both.needle_kept / both.needle_mass;
+  return m;
+}
+
+void LayerSums::add(const LayerSums& other) {
+  all.add(other.all);
+  heads.resize(std::max(heads.size(), other.heads.size()));
+  for (std::size_t h = 0; h < other.heads.size(); ++h) heads[h].add(other.heads[h]);
+}
+
+Intervals intervals_of(std::span<const AttentionSums> sequences) {
+  using Member = double AttentionErrors::*;
+  const auto values = [&](Member member) {
+    std::vector<double> all;
+    for (const AttentionSums& sums : sequences) {
+      all.push_back(member != nullptr ? sums.both.*member : static_cast<double>(sums.both.queries));
+    }
+    return all;
+  };
+  const std::vector<std::tuple<const char*, Member, Member>> ratios{
+      {"softmax_kl", &AttentionErrors::softmax_kl, nullptr},
+      {"logit_nmse", &AttentionErrors::logit_error, &AttentionErrors::logit_norm},
+      {"output_rel_error", &AttentionErrors::output_error, &AttentionErrors::output_norm},
+      {"output_cosine", &AttentionErrors::output_cosine, nullptr},
+      {"needle_mass_kept", &AttentionErrors::needle_kept, &AttentionErrors::needle_mass}};
+  Intervals intervals;
+  for (const auto& [name, numerator, denominator] : ratios) {
+    if (const auto interval = bootstrap(values(numerator), values(denominator))) intervals[name] = *interval;
+  }
+  return intervals;
+}
+
+std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_t stride) {
+  std::vector<std::int64_t> positions;
+  for (std::int64_t p = num_tokens - 1; p >= 0; p -= stride) positions.push_back(p);
+  std::reverse(positions.begin(), positions.end());
+  return positions;
+}
+
+LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
+                            Precision precision, Backend& backend) {
+  const std::vector<std::int64_t> positions = sampled_positions(sequence.q.num_tokens, stride);
+  const std::vector<float> q = gather(sequence.q, positions);
+  const QkvView exact{
+      heads_view(q, static_cast<std::int64_t>(positions.size()), sequence.q.num_heads, sequence.q.head_dim), sequence.k,
+      sequence.v};
+  const HeldSequence held = hold(method, layer_id, exact, positions, precision, backend);
+  const HistoryCodecs codecs = method.layer(layer_id).codecs();
+  std::vector<HistoryCodecs> candidates{codecs};
+  if (codecs != HistoryCodecs{}) candidates.insert(candidates.end(), {{codecs.key, {}}, {{}, codecs.value}});
+  const auto errors = held.rows->compare(candidates, method.windows);
+  const auto& k_only = errors[errors.size() > 1 ? 1 : 0];
+  const auto& v_only = errors[errors.size() > 1 ? 2 : 0];
+  LayerSums sums;
+  for (std::size_t h = 0; h < errors.front().size(); ++h) {
+    sums.heads.push_back(sums_of(errors.front()[h], k_only[h], v_only[h]));
+    sums.all.add(sums.heads.back());
+  }
+  const std::vector<RowErrors> rows = held.rows->row_errors(codecs, method.windows);
+  const std::size_t group = sums.heads.size() / rows.size();
+  for (const RowErrors& of_kv_head : rows) sums.all.rows.add(of_kv_head);
+  for (std::size_t h = 0; h < sums.heads.size(); ++h) sums.heads[h].rows = rows[h / group];
+  return sums;
+}
+
+}  // namespace oscar::verify

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// What a KV method does to attention on captured Q/K/V: sums per sequence that add up to layers and to the whole.
+//   k_sqnr_db = 10 log10(sum |x|^2 / sum |x - x^|^2) over keys outside the windows of the last query
+//   the other metrics: kernels/README.md
+// K-only (V-only): only keys (values) of the history are quantised.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "codec/kv_method.hpp"
+#include "kernels/backend.hpp"
+#include "verify/attention/histogram.hpp"
+#include "verify/report/report.hpp"
+
+namespace oscar::verify {
+
+/// What the outputs of one candidate add up to.
+struct OutputSums {
+  double error = 0, cosine = 0;
+};
+
+struct AttentionSums {
+  AttentionErrors both;  // query_kl is kept in `kl` instead
+  OutputSums k_only, v_only;
+  RowErrors rows;  // of a query head: those of the KV head that it reads
+  LogHistogram kl;
+
+  void add(const AttentionSums& other);
+  [[nodiscard]] AttentionMetrics metrics() const;
+};
+
+/// Of one or more sequences of one layer.
+struct LayerSums {
+  AttentionSums all;
+  std::vector<AttentionSums> heads;  // query heads
+
+  void add(const LayerSums& other);
+};
+
+/// Of what the figures of one method would be on other sequences, by the JSON names of the figures.
+[[nodiscard]] Intervals intervals_of(std::span<const AttentionSums> sequences);
+
+/// Positions of the queries to look at: the last one and every `stride`-th before it, ascending.
+[[nodiscard]] std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_t stride);
+
+/// One sequence of one layer under one method, at every stride-th query.
+[[nodiscard]] LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id,
+                                          std::int64_t stride, Precision precision, Backend& backend);
+
+}  // namespace oscar::verify

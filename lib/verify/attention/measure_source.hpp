@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// Goes once through the layers of a dump, or of a running model, and takes everything that can be learned there: second
+// moments for the decomposition check, and the attention metrics of every method.
+#pragma once
+
+#include <vector>
+
+#include "verify/attention/attention_metrics.hpp"
+#include "verify/structure/checks.hpp"
+#include "verify/structure/subject.hpp"
+#include "verify/verdict/quantised.hpp"
+#include "verify/verify.hpp"
+
+namespace oscar::verify {
+
+/// One method, layer by layer.
+struct MethodMeasurements {
+  std::vector<AttentionSums> layers;
+  std::vector<std::vector<AttentionMetrics>> heads;  // [layer][query head]
+  std::vector<AttentionSums> sequences;              // over layers; without histograms
+};
+
+struct Measurements {
+  std::vector<DataCovariance> covariances;
+  std::vector<CodedMoments> coded;  // where the subject is of the coded cache
+  std::vector<int> layers;
+  std::vector<MethodMeasurements> methods;
+  std::int64_t tokens = 0, queries = 0;  // of one layer
+  KeysRead keys;                         // of all layers
+};
+
+struct MeasurePlan {
+  const Subject* subject = nullptr;
+  const std::vector<KvMethod>* methods = nullptr;  // empty: only moments
+  std::vector<int> layers;                         // empty: all of the source
+  std::int64_t max_queries = 0;
+  Precision precision = Precision::kServing;
+  bool same_tokens = false;
+  Windows windows;  // of the set under test
+};
+
+/// Throws DataError for layers of which next to nothing is quantised (quantised.hpp).
+[[nodiscard]] Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status);
+
+/// Returns the relative squared error of attention outputs when one side of the set's only layer is coded: by this a
+/// fit of the coded cache to a dump spends its bits. How much of it a model feels is not known.
+[[nodiscard]] CodedDamage measure_attention_damage(QkvSource& source, const CodedSet& set, Backend& backend);
+
+}  // namespace oscar::verify

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+// What verify found, as values; to_json() gives the document of schemas/oscar.verify_report.v1.schema.json.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+#include "codec/kv_method.hpp"
+#include "kernels/types.hpp"
+#include "rotation/verdict.hpp"
+#include "verify/report/bootstrap.hpp"
+
+namespace oscar {
+
+/// One fact about the set that can be right or wrong.
+struct Check {
+  std::string name;             // "orthogonality"
+  std::optional<int> layer;     // none: the whole set
+  std::string target;           // "key", "value", or empty for both
+  std::optional<double> value;  // what was measured
+  std::optional<double> limit;  // and what it is held against
+  std::optional<bool> ok;       // none: it cannot be decided from what was given ("unknown")
+  std::string message;          // in words; for "unknown", what would decide it
+};
+
+/// A figure of the set that its verdict depends on.
+struct Limit {
+  std::string figure;  // "kld_mean"; "ppl_increase" is ppl_ratio - 1
+  double value = 0, limit = 0;
+  bool given = false;       // by the user; else the default for the set's bits
+  std::string measured_on;  // the models that a default limit comes from; empty if the limit is given
+};
+
+/// By name of a figure.
+using Intervals = std::map<std::string, verify::Interval>;
+
+/// Errors of attention over a quantised cache against exact attention; definitions in kernels/README.md.
+struct AttentionMetrics {
+  std::optional<double> k_sqnr_db, v_sqnr_db;  // of tokens outside the windows; none if every token lies in a window
+  double logit_nmse = 0, softmax_kl = 0, softmax_kl_p99 = 0;
+  double output_rel_error = 0, output_rel_error_k_only = 0, output_rel_error_v_only = 0;
+  double output_cosine = 1, output_cosine_k_only = 1, output_cosine_v_only = 1;
+  std::optional<double> needle_mass_kept;  // none: no key outside the windows was a needle
+};
+
+struct LayerReport {
+  int layer = 0;
+  AttentionMetrics attention;
+  std::vector<AttentionMetrics> heads;  // query heads, each with the signal-to-noise ratios of its KV head
+};
+
+/// Positions [begin, end) of all texts.
+struct PositionBin {
+  std::int64_t begin = 0, end = 0;
+  double kld_mean = 0;
+  std::int64_t positions = 0;
+};
+
+/// Needles whose answer stands between these shares of their prompts.
+struct DepthBin {
+  verify::Interval depth;
+  std::int64_t hits = 0, needles = 0;
+};
+
+/// How well the model repeats passages of its context word by word.
+struct QuoteMetrics {
+  std::int64_t quotes = 0, right_to_the_end = 0;
+  double tokens_right = 0;        // share of the quoted tokens that are the argmax
+  double tokens_until_wrong = 0;  // mean over quotations
+  double nll = 0;                 // mean over quoted tokens, nats
+};
+
+/// What the quantised cache does to the model. KL in nats against exact attention, over the vocabulary.
+struct ModelMetrics {
+  double ppl = 0, ppl_ratio = 1, ppl_ratio_error = 0, same_top = 1, mean_dp = 0, rms_dp = 0;
+  double kld_mean = 0, kld_error = 0, kld_median = 0, kld_p90 = 0, kld_p95 = 0, kld_p99 = 0, kld_p999 = 0, kld_max = 0;
+  std::vector<PositionBin> kld_by_position;
+  std::vector<DepthBin> retrieval_by_depth;  // bins that have needles
+  std::int64_t positions = 0;
+  Intervals intervals;
+  std::optional<double> retrieval;
+  double answer_tokens = 0;          // share of the answers' tokens that are the argmax, the full stop left out
+  std::optional<double> needle_nll;  // mean negative log-likelihood of those tokens, nats; none: no needles
+  std::int64_t needle_hits = 0, needles = 0;
+  std::optional<QuoteMetrics> quotes;  // none: no quotations were given
+};
+
+struct MethodReport {
+  std::string name;
+  MethodKind kind = MethodKind::kBaseline;
+  std::string description;
+  Windows windows;
+  BitsPerElement bits;
+  std::optional<AttentionMetrics> attention;
+  Intervals attention_intervals;
+  std::vector<LayerReport> layers;
+  std::optional<ModelMetrics> model;
+};
+
+/// The eigenvalues of one layer and side over the largest, descending, mean over heads.
+struct Spectra {
+  int layer = 0;
+  std::string target;
+  std::vector<double> values;
+};
+
+/// The clip ratios of one layer: of all KV heads, or of each.
+struct LayerClips {
+  int layer = 0;
+  std::vector<double> key, value;
+};
+
+/// Of a coded set: how many channels of one KV head are stored in 0, 1, … 8 bits.
+struct HeadPlan {
+  int layer = 0;
+  std::string target;
+  int head = 0;
+  std::vector<int> channels;
+};
+
+struct VerifyReport {
+  Json rotation_set = Json::object();  // path, model, objectives, recipe, calibration
+  Json data = Json::object();          // what was measured on
+  Windows windows;
+  std::vector<int> bf16_layers;  // that every method kept in bfloat16, ascending
+  Precision precision = Precision::kServing;
+  std::vector<Check> checks;
+  std::vector<MethodReport> methods;
+  double bits_per_code = 0;  // log2 of the set's levels, mean of keys and values; of a coded set all bits of a value
+  std::vector<Limit> limits;
+  std::vector<Spectra> spectra;   // for people to look at; the set itself has them
+  std::vector<LayerClips> clips;  // the same
+  std::vector<HeadPlan> plan;     // the same
+  Verdict verdict = Verdict::kNotMeasured;
+  /// It was held against a model, or data of a model, that is not its own: that says nothing about the set.
+  bool other_model = false;
+  std::vector<std::string> reasons;   // why it was rejected
+  std::vector<std::string> warnings;  // what a reader should know before trusting or using it
+};
+
+/// False if a check failed; unknown checks do not count.
+[[nodiscard]] bool structure_ok(const VerifyReport& report);
+[[nodiscard]] Json to_json(const VerifyReport& report);
+/// What the manifest of the set keeps: verdict, data, and this set's pooled figures.
+[[nodiscard]] Json verification_summary(const VerifyReport& report);
+
+}  // namespace oscar

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// Structure checks, one file each. Every check appends what it found; one that cannot be decided from what is given
+// says so
+// ("unknown") and never counts as passed. Limits stand here and nowhere else.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "coded/coded_set.hpp"
+#include "kernels/types.hpp"
+#include "model/config/identity.hpp"
+#include "verify/report/report.hpp"
+#include "verify/structure/subject.hpp"
+
+namespace oscar::verify {
+
+/// max |R^T R - I| of the float32 matrices.
+inline constexpr double kOrthogonalityLimit = 1e-5;
+/// The same after the cast to bfloat16: 2 * 2^-8, which rounding alone cannot exceed (Cauchy-Schwarz). Published files:
+/// 0.002.
+inline constexpr double kBf16OrthogonalityLimit = 0x1p-7;
+/// |U^T Sigma U - Lambda| / |Lambda| (Frobenius) with the matrix that was decomposed, which is stored in float32.
+inline constexpr double kDecompositionLimit = 1e-4;
+/// 1 - rank correlation of diag(U^T Sigma U) with the order of the eigenvalues, with moments of other text. Measured:
+/// below 0.02 for the right matrix and 1024 tokens, 0.3 for 256; above 0.5 for a swapped, transposed, foreign or
+/// differently composed one.
+inline constexpr double kDisorderLimit = 0.4;
+/// Fewer tokens than this many head dimensions do not fail a set on other text.
+inline constexpr int kMinTokensPerDim = 4;
+/// A set fitted on fewer tokens than this many head dimensions has directions of chance (see kDisorderLimit: 0.3).
+inline constexpr int kMinCalibrationTokensPerDim = 2;
+/// |M A M - B| / |B| (Frobenius) of a stretch, with matrices stored in float32.
+inline constexpr double kStretchLimit = 1e-3;
+/// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
+inline constexpr double kSameTokensLimit = 0.02;
+/// By how many octaves, as a root mean square, stored coordinates may vary otherwise than a coded set says. Measured on
+/// held-out text of the sample model: 0.08 to 0.36 for the right matrices (0.08 to 0.19 on a model of 15M parameters),
+/// 0.3 to 6 for those of another layer or side.
+inline constexpr double kScaleLimit = 1;
+/// From here on another matrix of the set that is nearer by this factor tells that they were exchanged.
+inline constexpr double kScaleDoubt = 0.5, kClearlyBetter = 1.5;
+/// max |R - constant| for rotations that are made without data.
+inline constexpr double kConstantLimit = 1e-6;
+/// Eigenvalues may be below zero by this fraction of the largest, and count as zero below it.
+inline constexpr double kEigenvalueTolerance = 1e-7;
+
+/// What the set should cover; fields that are not known are empty or zero.
+struct Expectation {
+  ModelIdentity model;
+  std::string origin;            // "config.json of --model", "the manifest", …; empty: nothing is known
+  std::vector<int> data_layers;  // layers of the data that is measured on
+  bool from_outside = false;     // a model or data is at hand, not the set alone
+};
+
+/// Sizes and SHA-256 of the files that a folder's manifest lists. Runs before the set is read, on the folder itself.
+void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks);
+/// What the files of a folder with a manifest say twice, they say alike (rotation/one_truth.hpp).
+void check_one_truth(const Subject& subject, std::vector<Check>& checks);
+void check_finite(const Subject& subject, std::vector<Check>& checks);
+void check_orthogonality(const Subject& subject, std::vector<Check>& checks);
+/// The read side undoes the write side, as stored and after the cast to bfloat16.
+void check_inverse_pair(const Transform& t, int layer, const std::string& target, std::vector<Check>& checks);
+/// Layers and shapes against the model and the data, keys against values, objectives against sides, clip ratios.
+void check_coverage(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+/// The set was fitted for the model that it is measured on, and on enough tokens.
+void check_provenance(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+/// No matrix has been through fp8.
+void check_fp8(const Subject& subject, std::vector<Check>& checks);
+/// Eigenvalues: finite, ascending, not negative, not all equal (but for "hadamard"), at least half of them above zero.
+void check_spectrum(const Subject& subject, std::vector<Check>& checks);
+/// The metric of a stretch against the covariances of keys and queries that the set carries.
+void check_stretch(const Subject& subject, std::vector<Check>& checks);
+/// U^T Sigma U = Lambda with the covariance that the set carries (of a stretch: T^T A T); constant rotations against
+/// their constant.
+void check_decomposition(const Subject& subject, std::vector<Check>& checks);
+
+/// Second moments of one layer of the data at hand, for one side.
+struct DataCovariance {
+  int layer_id = 0;
+  std::string target;        // "key" or "value"
+  MatrixStack covariance;    // one per KV head, by the side's objective
+  bool same_tokens = false;  // the very tokens that the set was fitted on
+  std::int64_t tokens = 0;
+};
+/// U^T Sigma U with moments taken from data. Takes the place of a decomposition that the set itself left unknown.
+void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,
+                                 std::vector<Check>& checks);
+
+/// Moments of one layer of the data at hand, for a set of the coded cache; one matrix per KV head.
+struct CodedMoments {
+  int layer_id = 0;
+  MatrixStack key, value;        // second moments
+  std::vector<double> key_mean;  // (Hkv, d)
+  /// What bases were made of, where the data are the very rows that the set was fitted to; else without matrices.
+  MatrixStack key_covariance, value_covariance;
+  std::int64_t tokens = 0;
+};
+/// Coordinates vary as the set says, and no other layer's matrix, nor the other side's, explains them better; of the
+/// rows that the set was fitted to, coordinates have the covariances that it says: none, but where equal levels were
+/// mixed.
+void check_coded_on_data(const CodedSet& set, const std::vector<CodedMoments>& data, std::vector<Check>& checks);
+
+}  // namespace oscar::verify

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+#include "verify/structure/data_covariance.hpp"
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "moments/take.hpp"
+#include "verify/structure/objective.hpp"
+#include "verify/structure/subject.hpp"
+
+namespace oscar::verify {
+namespace {
+
+/// Null if there are none.
+const MomentSums* sums_of(const LayerStatistics& layer, const std::string& objective) {
+  const std::optional<Moment> moment = find_moment(objective);
+  if (moment == Moment::kSst) return layer.sst ? &*layer.sst : nullptr;
+  const auto found = moment ? layer.first.sums.find(*moment) : layer.first.sums.end();
+  return found == layer.first.sums.end() ? nullptr : &found->second;
+}
+
+double trace_of(std::span<const double> matrix, int dim) {
+  double trace = 0;
+  for (int i = 0; i < dim; ++i) trace += matrix[static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)];
+  return trace;
+}
+
+void require_all_heads(const HeadRange& heads) {
+  if (heads.whole()) return;
+  throw DataError("of " + std::to_string(heads.total) + " KV heads only " + std::to_string(heads.count) +
+                      (heads.count == 1 ? " is here" : " are here"),
+                  "--stats", "give one file of each tensor-parallel rank");
+}
+
+}  // namespace
+
+std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer, Backend& backend) {
+  const std::optional<Moment> moment = find_moment(objective_name(objective));
+  switch (moment.value_or(Moment::kOutput)) {
+    case Moment::kKtk:
+    case Moment::kOto:
+    case Moment::kQqt:
+    case Moment::kVtv:
+      return take(layer, *moment, backend).mean();
+    case Moment::kSst:
+      return take_sst(layer, take(layer, Moment::kQqt, backend).mean(), backend).mean();
+    default:
+      return std::nullopt;
+  }
+}
+
+CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& set, bool same_tokens,
+                              Backend& backend) {
+  const auto own = std::ranges::find(set.layers, layer_id, &CodedLayer::layer_id);
+  // A fit to a model spreads its texts over positions, so that its rows are not those of the tokens alone.
+  const bool comparable = same_tokens && !set.recipe.contains("context") && own != set.layers.end();
+  SumsWanted wanted{
+      .moments = {Moment::kKeys, Moment::kKtk, Moment::kVtv}, .windows = set.windows, .value_reads = true};
+  if (comparable) wanted.moments.insert(Moment::kFisher);
+  const AdditiveMoments sums = take(layer, wanted, backend);
+  const MomentSums& values = sums.sums.at(Moment::kVtv);
+  CodedMoments found{.layer_id = layer_id};
+  found.key = sums.sums.at(Moment::kKtk).mean(), found.value = values.mean();
+  found.key_mean = sums.keys->mean();
+  found.tokens = static_cast<std::int64_t>(values.total.front());
+  if (!comparable) return found;
+  const FisherSums& fisher = *sums.fisher;
+  if (!std::ranges::all_of(fisher.weight, [](double weight) { return weight > 0; })) return found;
+  const FisherMoments read = mean(fisher, set.windows);
+  found.key_covariance = read.key;
+  if (!own->key.transform.mean.empty()) {
+    found.key_covariance = centred(read.key, read.key_mean, read.key_mean);
+  }
+  found.value_covariance = fisher.value;
+  for (int head = 0; head < fisher.value.count; ++head) {
+    const double scale = trace_of(found.value[head], fisher.value.dim) / trace_of(fisher.value[head], fisher.value.dim);
+    for (double& entry : found.value_covariance[head]) entry *= scale;
+  }
+  return found;
+}
+
+std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::vector<Check>& checks) {
+  require_all_heads(statistics.heads);
+  std::int64_t tokens = 0;
+  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
+  std::vector<CodedMoments> found;
+  for (const LayerStatistics& layer : statistics.layers) {
+    const MomentSums *const keys = sums_of(layer, "ktk"), *const values = sums_of(layer, "vtv");
+    if (keys != nullptr && values != nullptr && layer.first.keys) {
+      found.push_back({layer.layer_id, keys->mean(), values->mean(), layer.first.keys->mean(), {}, {}, tokens});
+      continue;
+    }
+    checks.push_back({"scales_on_data",
+                      layer.layer_id,
+                      "",
+                      {},
+                      {},
+                      {},
+                      "the statistics have no sums of keys and values: take them with --recipe oscar --target any "
+                      "--key-objective ktk --value-objective vtv --center"});
+  }
+  return found;
+}
+
+Json description_of(const Statistics& statistics) {
+  const CalibrationData data = calibration_of(statistics.data);
+  return {{"data_sha256", data.data_sha256},
+          {"tokens", data.tokens},
+          {"sequences", data.sequences},
+          {"layers", statistics.layers.size()}};
+}
+
+std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
+                                           std::vector<Check>& checks) {
+  require_all_heads(statistics.heads);
+  const std::string fitted = subject.set.calibration.data_sha256,
+                    measured = calibration_of(statistics.data).data_sha256;
+  std::vector<DataCovariance> found;
+  for (const LayerStatistics& layer : statistics.layers) {
+    for (const SubjectSide& side : subject.sides) {
+      const std::string name = objective_name(side.objective);
+      if (side.target.empty() || name == "hadamard" || name == "uresidual") continue;
+      const MomentSums* sums = sums_of(layer, name);
+      if (sums == nullptr) {
+        checks.push_back({"decomposition_on_data",
+                          layer.layer_id,
+                          side.target,
+                          {},
+                          {},
+                          {},
+                          "the statistics have no sums of " + name});
+        continue;
+      }
+      const std::vector<std::size_t>& places = name == "sst" ? layer.sst_data : layer.first_data;
+      std::int64_t tokens = 0;
+      for (const std::size_t place : places) tokens += statistics.data[place].tokens;
+      const bool same = !fitted.empty() && fitted == measured && places.size() == statistics.data.size();
+      found.push_back({layer.layer_id, side.target, sums->mean(), same, tokens});
+    }
+  }
+  return found;
+}
+
+}  // namespace oscar::verify

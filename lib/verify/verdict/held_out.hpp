@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// Figures count only on text that a set was not fitted on. Blocks of token ids are compared: where the ids are at hand,
+// fitted blocks are found wherever they stand; of a dump only hashes are, of blocks from the start of each sequence on.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "model/config/identity.hpp"
+#include "model/tokenizer/tokens.hpp"
+#include "verify/report/report.hpp"
+
+namespace oscar::verify {
+
+/// How many of the measured sequences were fitted on: half of their blocks or more are among the fitted ones.
+/// None if that cannot be told.
+[[nodiscard]] std::optional<std::int64_t> sequences_fitted_on(const CalibrationData& fitted,
+                                                              const CalibrationData& measured);
+
+/// The same for token ids.
+[[nodiscard]] std::optional<std::int64_t> sequences_fitted_on(const CalibrationData& fitted,
+                                                              std::span<const TokenSequence> measured);
+
+/// Records in report.data[what] whether what was measured, `sequences` of which `seen` were fitted on, is held out;
+/// warns if it is not, or, where held-out data is `required`, rejects, also if it cannot be told. what: "attention" or
+/// "model".
+void judge_held_out(VerifyReport& report, const std::string& what, std::optional<std::int64_t> seen,
+                    std::int64_t sequences, bool required);
+
+}  // namespace oscar::verify

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// From findings to a verdict, with reasons in words.
+#pragma once
+
+#include "verify/report/report.hpp"
+#include "verify/verify.hpp"
+
+namespace oscar::verify {
+
+/// What a set of so many bits a code (mean of keys and values, or those of the keys if they are less; half bits count
+/// as 3) may do at most: between what sets that work, and what others of the same bits, did to the models named below
+/// (tests/bench/results/limits.json, tests/unit/verify/verdict_test.cpp).
+[[nodiscard]] VerifyThresholds default_thresholds(double bits_per_code);
+
+/// What a coded set of so many bits a value, all counted, may do at most. A bit divides the squared error of a channel
+/// by 4 (6.02 dB), and all four figures grow with squared errors: so do the limits, from 2.25 bits on, where they lie
+/// between sets that work and sets of the same bits that were fitted on other text (tests/bench/results:
+/// real_model_h200.json, limits.json). However few the bits are, no limit is above that of codes of 2 bits, beyond
+/// which a model loses what it reads far back.
+[[nodiscard]] VerifyThresholds coded_thresholds(double bits);
+
+/// Say which models the default limits were measured on, in words that follow "measured on".
+inline constexpr const char* kDefaultLimitsMeasuredOn =
+    "a language model of 135M parameters and research models of 2.4M and 15M";
+inline constexpr const char* kCodedLimitsMeasuredOn =
+    "a language model of 135M parameters and a research model of 2.4M";
+
+/// Fills limits, verdict, reasons and warnings. defaults: where no threshold is given, for what was measured. A set is
+/// accepted only if a figure of its own was held to a limit. Throws UsageError for a given threshold on something that
+/// was not measured.
+void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThresholds& defaults);
+
+}  // namespace oscar::verify
