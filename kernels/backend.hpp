@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The one place where heavy arithmetic happens: a handful of coarse operations. The CPU backend defines the result
-// (textbook algorithms, fp64 accumulation); others must agree with it as kernels/README.md says. Calls are synchronous,
+// The one place where heavy arithmetic happens: a handful of coarse operations. kernels/reference defines the results
+// (textbook loops, fp64); the CPU and the GPU must agree with it as kernels/README.md says. Calls are synchronous,
 // arguments and results lie in host memory (or in files: HeadsView::file), and no result depends on the number of
 // threads. Non-goals: a tensor library, asynchronous calls.
 #pragma once

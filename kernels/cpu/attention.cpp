@@ -70,12 +70,12 @@ struct AttendedHead {
 
   AttendedHead(const MixedAttention& mixed, int kv_head)
       : window_k(load_head<float>(mixed.window_k, kv_head)),
-        history_k(load_head<float>(mixed.history_k, kv_head)),
+        history_k(load_history<float>(mixed.history_k, kv_head, mixed.window_k.head_dim, mixed.precision)),
         window_v(load_head<float>(mixed.window_v, kv_head)),
-        history_v(load_head<float>(mixed.history_v, kv_head)),
+        history_v(load_history<float>(mixed.history_v, kv_head, mixed.window_v.head_dim, mixed.precision)),
         native_from_rotated(restoring_matrix<float>(mixed, kv_head)),
-        k{window_k, history_k, mixed.window_k.head_dim},
-        v{window_v, history_v, mixed.window_v.head_dim} {}
+        k(window_k, history_k, mixed.window_k.head_dim),
+        v(window_v, history_v, mixed.window_v.head_dim) {}
 };
 
 /// All query heads of a KV head at once, so that a product reads its keys and values once for all of them.

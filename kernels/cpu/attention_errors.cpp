@@ -25,24 +25,19 @@ struct ComparedHead {
         window_k(load_head<double>(mixed.window_k, kv_head)),
         window_v(load_head<double>(mixed.window_v, kv_head)),
         native_from_rotated(restoring_matrix<double>(mixed, kv_head)),
-        history_k(load(keys, kv_head)),
-        history_v(load(values, kv_head)),
+        history_k(load(keys, kv_head, exact.k.head_dim, mixed.precision)),
+        history_v(load(values, kv_head, exact.v.head_dim, mixed.precision)),
         dim(exact.k.head_dim),
         value_dim(exact.v.head_dim) {}
 
-  [[nodiscard]] MixedRows<double> keys(std::size_t codec) const {
-    return {window_k, history_k[codec].empty() ? window_k : history_k[codec], dim};
-  }
-  [[nodiscard]] MixedRows<double> values(std::size_t codec) const {
-    return {window_v, history_v[codec].empty() ? window_v : history_v[codec], value_dim};
-  }
+  [[nodiscard]] MixedRows<double> keys(std::size_t codec) const { return {window_k, history_k[codec], dim}; }
+  [[nodiscard]] MixedRows<double> values(std::size_t codec) const { return {window_v, history_v[codec], value_dim}; }
 
  private:
-  static std::vector<std::vector<double>> load(const Histories& histories, int kv_head) {
+  static std::vector<std::vector<double>> load(const Histories& histories, int kv_head, std::int64_t dim,
+                                               Precision precision) {
     std::vector<std::vector<double>> all;
-    for (const std::optional<HeadsView>& rows : histories.rows) {
-      all.push_back(rows ? load_head<double>(*rows, kv_head) : std::vector<double>());
-    }
+    for (const auto& history : histories.rows) all.push_back(load_history<double>(history, kv_head, dim, precision));
     return all;
   }
 };

@@ -117,9 +117,8 @@ void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const R
   const int d = x.head_dim, group = checked_group_size(codec, d);
   sum_slabs(x.num_tokens, grams, [&](int head, std::int64_t begin, std::int64_t end, double* upper) {
     std::vector<double> rows(static_cast<std::size_t>(kBlockRows) * d), rotated(rows.size());
-    std::vector<float> row(static_cast<std::size_t>(d)), scratch(row.size());
-    std::vector<std::uint8_t> codes(row.size());
-    std::vector<GroupParams> params(static_cast<std::size_t>(d / group));
+    std::vector<float> row(static_cast<std::size_t>(d)), decoded(row.size());
+    RowEncoder encoder(d, group);
     for (; begin < end; begin += kBlockRows) {
       const std::int64_t count = std::min(kBlockRows, end - begin);
       x.head_rows(begin, count, head, rows.data());
@@ -127,11 +126,9 @@ void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const R
       for (std::int64_t t = 0; t < count; ++t) {
         const std::span<double> y(&rotated[static_cast<std::size_t>(t) * d], static_cast<std::size_t>(d));
         std::transform(y.begin(), y.end(), row.begin(), [](double v) { return static_cast<float>(v); });
-        encode_row(row, codec, group, scratch, codes, params);
-        for (int i = 0; i < d; ++i) {
-          const GroupParams p = params[static_cast<std::size_t>(i / group)];
-          y[i] = static_cast<double>((static_cast<float>(codes[i]) - p.zero) * p.scale) - y[i];
-        }
+        encoder.encode(row, codec);
+        decode_row(encoder.codes(), encoder.parameters(), decoded);
+        for (std::size_t i = 0; i < y.size(); ++i) y[i] = double{decoded[i]} - y[i];
       }
       add_gram_upper(rotated.data(), count, d, upper);
     }

@@ -5,16 +5,26 @@
 #include "kernels/arguments.hpp"
 
 namespace oscar::cpu {
+namespace {
+
+bool fits(const std::optional<HistoryRows>& history, const HeadsView& stored) {
+  if (!history) return true;
+  const auto same = [&](std::int64_t tokens, int heads, int dim) {
+    return tokens == stored.num_tokens && heads == stored.num_heads && dim == stored.head_dim;
+  };
+  const HeadsView& decoded = history->decoded;
+  return history->packed != nullptr ? same(history->packed->tokens(), history->packed->heads(), history->packed->dim())
+                                    : same(decoded.num_tokens, decoded.num_heads, decoded.head_dim);
+}
+
+}  // namespace
 
 std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed) {
   return oscar::resolve_positions(mixed.query_positions, mixed.q.num_tokens);
 }
 
 void check_mixed(const MixedAttention& mixed) {
-  const auto same_shape = [](const HeadsView& a, const HeadsView& b) {
-    return a.num_tokens == b.num_tokens && a.num_heads == b.num_heads && a.head_dim == b.head_dim;
-  };
-  OSCAR_CHECK(same_shape(mixed.window_k, mixed.history_k) && same_shape(mixed.window_v, mixed.history_v));
+  OSCAR_CHECK(fits(mixed.history_k, mixed.window_k) && fits(mixed.history_v, mixed.window_v));
   OSCAR_CHECK(mixed.window_k.num_tokens == mixed.window_v.num_tokens);
   OSCAR_CHECK(mixed.window_k.num_heads == mixed.window_v.num_heads && mixed.window_k.num_heads > 0);
   OSCAR_CHECK(mixed.q.num_heads % mixed.window_k.num_heads == 0 && mixed.q.head_dim == mixed.window_k.head_dim);

@@ -38,6 +38,26 @@ std::vector<T> load_head(HeadsView view, int head) {
   return rows;
 }
 
+/// The history of one head as a contiguous matrix (num_tokens, dim), decoded a row at a time; empty if it is read as
+/// the windows store it.
+template <class T>
+std::vector<T> load_history(const std::optional<HistoryRows>& history, int head, std::int64_t dim,
+                            Precision precision) {
+  constexpr std::int64_t kRowsPerTask = 1024;
+  if (!history) return {};
+  const std::int64_t tokens = history->tokens();
+  std::vector<T> rows(static_cast<std::size_t>(tokens * dim));
+  parallel_for(static_cast<std::size_t>((tokens + kRowsPerTask - 1) / kRowsPerTask), [&](std::size_t task) {
+    std::vector<float> row(static_cast<std::size_t>(dim));
+    const std::int64_t begin = static_cast<std::int64_t>(task) * kRowsPerTask;
+    for (std::int64_t t = begin; t < std::min(begin + kRowsPerTask, tokens); ++t) {
+      history->row(t, head, precision, row);
+      std::copy(row.begin(), row.end(), rows.begin() + t * dim);
+    }
+  });
+  return rows;
+}
+
 struct KeyRanges {
   std::int64_t sink, tail, history_end, keys;
 
@@ -53,12 +73,16 @@ struct KeyRanges {
   }
 };
 
-/// Keys or values of one KV head, once as stored in the windows and once decoded; somebody else owns them.
+/// Keys or values of one KV head, once as stored in the windows and once as the history reads them; somebody else owns
+/// them.
 template <class T>
 struct MixedRows {
+  MixedRows(const std::vector<T>& stored, const std::vector<T>& decoded, std::int64_t head_dim)
+      : window(stored), history(decoded.empty() ? stored : decoded), dim(head_dim) {}
+
   const std::vector<T>& window;
   const std::vector<T>& history;
-  std::int64_t dim = 0;
+  std::int64_t dim;
   [[nodiscard]] const T* window_row(std::int64_t i) const { return window.data() + i * dim; }
   [[nodiscard]] const T* history_row(std::int64_t i) const { return history.data() + i * dim; }
 };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// hold(): rows rotated once and kept as floats; what a side was decoded to last is kept as well.
+// hold(): rows rotated once and kept as floats, and the history packed by the codec that was asked for last.
 #include <memory>
 
 #include "base/check.hpp"
 #include "base/status.hpp"
+#include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
 
@@ -63,7 +64,7 @@ std::vector<double> energies(std::span<const float> values, int num_heads, int d
   return sums;
 }
 
-/// Keys or values: as stored, and decoded with the codec that was asked for last.
+/// Keys or values: as stored, and packed with the codec that was asked for last.
 class Side {
  public:
   Side(HeadsView native, const Transform* transform, HeadsView decoded, Precision precision)
@@ -82,23 +83,22 @@ class Side {
 
   [[nodiscard]] HeadsView stored() const { return view(stored_); }
 
-  [[nodiscard]] HeadsView history(const std::optional<HistoryCodec>& codec) {
-    if (!codec) return stored();
-    if (decoded_with_ != codec) decoded_ = decoded(*codec);
-    decoded_with_ = codec;
-    return given_.data != nullptr ? given_ : view(decoded_);
+  [[nodiscard]] std::optional<HistoryRows> history(const std::optional<HistoryCodec>& codec) {
+    if (!codec) return std::nullopt;
+    if (packed_with_ != codec) packed_ = packed(*codec);
+    packed_with_ = codec;
+    return rows_of(packed_);
   }
 
-  /// For many codecs at once, decoded into `rows`, by codec.
-  [[nodiscard]] Histories histories(const CodecChoice& choice, std::vector<std::vector<float>>& rows) const {
+  /// For many codecs at once, packed into `packed`, by codec.
+  [[nodiscard]] Histories histories(const CodecChoice& choice,
+                                    std::vector<std::optional<PackedHistory>>& packed) const {
     Histories all{{}, choice.of_candidate};
-    rows.resize(choice.codecs.size());
-    for (std::size_t i = 0; i < rows.size(); ++i) {
+    packed.reserve(choice.codecs.size());
+    for (const std::optional<HistoryCodec>& codec : choice.codecs) {
       throw_if_interrupted();
-      std::optional<HeadsView>& own = all.rows.emplace_back();
-      if (!choice.codecs[i]) continue;
-      rows[i] = decoded(*choice.codecs[i]);
-      own = given_.data != nullptr ? given_ : view(rows[i]);
+      packed.push_back(codec ? this->packed(*codec) : std::nullopt);
+      all.rows.push_back(codec ? std::optional(rows_of(packed.back())) : std::nullopt);
     }
     return all;
   }
@@ -110,10 +110,8 @@ class Side {
     const int heads = native_.num_heads, dim = native_.head_dim;
     if (begin >= end) return {energies({}, heads, dim), energies({}, heads, dim)};
     const HeadsView native = native_.tokens(begin, end);
-    const std::vector<float> exact = written(native, Precision::kExact);
-    const auto* approximate = reinterpret_cast<const float*>(history(codec).tokens(begin, end).data);
-    std::vector<float> error(exact.size());
-    for (std::size_t i = 0; i < exact.size(); ++i) error[i] = exact[i] - approximate[i];
+    std::vector<float> error = written(native, Precision::kExact);
+    subtract_history(codec, begin, end, error);
     if (transform_ != nullptr && transform_->read_rotation.count > 0) {
       error =
           transformed(heads_view(error, native.num_tokens, heads, dim), &native_from_stored_, {}, Precision::kExact);
@@ -127,11 +125,26 @@ class Side {
     return transformed(native, &transform_->rotation, transform_->mean, precision);
   }
   /// Nothing, if the history is given.
-  [[nodiscard]] std::vector<float> decoded(const HistoryCodec& codec) const {
+  [[nodiscard]] std::optional<PackedHistory> packed(const HistoryCodec& codec) const {
     check_heads(codec, native_.num_heads);
-    std::vector<float> rows(given_.data != nullptr ? 0 : stored_.size());
-    if (!rows.empty()) quantize(stored_, native_.head_dim, codec, precision_, rows, nullptr);
-    return rows;
+    if (given_.data != nullptr) return std::nullopt;
+    return PackedHistory(stored_, native_.num_heads, native_.head_dim, codec);
+  }
+  [[nodiscard]] HistoryRows rows_of(const std::optional<PackedHistory>& packed) const {
+    return packed ? HistoryRows{&*packed} : HistoryRows{nullptr, given_};
+  }
+  /// rows (end - begin, heads, d) -= what the history holds of tokens [begin, end).
+  void subtract_history(const std::optional<HistoryCodec>& codec, std::int64_t begin, std::int64_t end,
+                        std::span<float> rows) {
+    const auto heads = static_cast<std::size_t>(native_.num_heads), dim = static_cast<std::size_t>(native_.head_dim);
+    const HistoryRows read = history(codec).value_or(HistoryRows{nullptr, stored()});
+    parallel_for(static_cast<std::size_t>(end - begin), [&](std::size_t t) {
+      std::vector<float> row(dim);
+      for (std::size_t head = 0; head < heads; ++head) {
+        read.row(begin + static_cast<std::int64_t>(t), static_cast<int>(head), precision_, row);
+        for (std::size_t i = 0; i < dim; ++i) rows[(t * heads + head) * dim + i] -= row[i];
+      }
+    });
   }
   [[nodiscard]] HeadsView view(const std::vector<float>& rows) const {
     return heads_view(rows, native_.num_tokens, native_.num_heads, native_.head_dim);
@@ -141,8 +154,9 @@ class Side {
   const Transform* transform_;
   Precision precision_;
   MatrixStack native_from_stored_;  // rotation^-1
-  std::vector<float> stored_, decoded_;
-  std::optional<HistoryCodec> decoded_with_;
+  std::vector<float> stored_;
+  std::optional<PackedHistory> packed_;
+  std::optional<HistoryCodec> packed_with_;
 };
 
 class HeldSequence : public MixedSequence {
@@ -160,7 +174,7 @@ class HeldSequence : public MixedSequence {
   [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                   Windows windows) override {
     OSCAR_CHECK(input_.scores == nullptr);
-    std::vector<std::vector<float>> keys, values;
+    std::vector<std::optional<PackedHistory>> keys, values;
     const Histories k = key_.histories(choose_codecs(candidates, &HistoryCodecs::key), keys);
     const Histories v = value_.histories(choose_codecs(candidates, &HistoryCodecs::value), values);
     return compare_attention(input_.qkv, mixed({}, windows), k, v);
@@ -182,8 +196,8 @@ class HeldSequence : public MixedSequence {
     const HeadsView& q = input_.qkv.q;
     return {.q = heads_view(q_, q.num_tokens, q.num_heads, q.head_dim),
             .window_k = key_.stored(),
-            .history_k = key_.history(codecs.key),
             .window_v = value_.stored(),
+            .history_k = key_.history(codecs.key),
             .history_v = value_.history(codecs.value),
             .query_positions = input_.query_positions,
             .windows = windows,

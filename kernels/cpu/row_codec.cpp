@@ -4,19 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <vector>
 
-#include "base/check.hpp"
-#include "base/threads.hpp"
 #include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cpu/ops.hpp"
-#include "kernels/reference/coded_row.hpp"
 
 namespace oscar::cpu {
 namespace {
-
-constexpr std::int64_t kRowsPerTask = 1024;
 
 float bisected_threshold(std::span<const float> magnitudes, int rank) {
   const auto size = magnitudes.size();
@@ -31,7 +24,7 @@ float bisected_threshold(std::span<const float> magnitudes, int rank) {
   return high;
 }
 
-GroupParams encode(const RowCodec& codec, std::span<const float> group, std::span<std::uint8_t> codes) {
+GroupParams encode_group_as(const RowCodec& codec, std::span<const float> group, std::span<std::uint8_t> codes) {
   switch (codec.grid) {
     case Grid::kLeastSquares:
       return encode_group_lsq(group, codec.levels, codes);
@@ -51,23 +44,6 @@ GroupParams stored(GroupParams params, DType dtype) {
     return value;
   };
   return {rounded(params.scale), rounded(params.zero)};
-}
-
-void decode_row(std::span<const std::uint8_t> codes, std::span<const GroupParams> params, Precision precision,
-                std::span<float> decoded) {
-  const std::size_t group_size = codes.size() / params.size();
-  for (std::size_t i = 0; i < codes.size(); ++i) {
-    const GroupParams& p = params[i / group_size];
-    const float value = (static_cast<float>(codes[i]) - p.zero) * p.scale;
-    decoded[i] = precision == Precision::kServing ? round_to_bf16(value) : value;
-  }
-}
-
-/// One, if all heads have the same.
-std::vector<RowCodec> codecs_of_heads(const HistoryCodec& codec) {
-  std::vector<RowCodec> codecs(std::max<std::size_t>(codec.head_clip_ratios.size(), 1));
-  for (std::size_t head = 0; head < codecs.size(); ++head) codecs[head] = codec.of_head(static_cast<int>(head));
-  return codecs;
 }
 
 }  // namespace
@@ -146,85 +122,34 @@ GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::
   return {static_cast<float>(scale), static_cast<float>(1.5 - mean / scale)};
 }
 
-void encode_row(std::span<const float> row, const RowCodec& codec, int group_size, std::span<float> scratch,
-                std::span<std::uint8_t> codes, std::span<GroupParams> params) {
+RowEncoder::RowEncoder(int head_dim, int group_size)
+    : group_size_(static_cast<std::size_t>(group_size)),
+      clipped_(static_cast<std::size_t>(head_dim)),
+      codes_(clipped_.size()),
+      parameters_(2 * (clipped_.size() / group_size_)) {}
+
+void RowEncoder::encode(std::span<const float> row, const RowCodec& codec) {
   std::span<const float> source = row;
   if (codec.clip_ratio > 0) {
-    const float threshold = clip_threshold(row, codec.clip_ratio, codec.clip_search, scratch);
-    for (std::size_t i = 0; i < row.size(); ++i) scratch[i] = std::clamp(row[i], -threshold, threshold);
-    source = scratch.first(row.size());
+    const float threshold = clip_threshold(row, codec.clip_ratio, codec.clip_search, clipped_);
+    for (std::size_t i = 0; i < row.size(); ++i) clipped_[i] = std::clamp(row[i], -threshold, threshold);
+    source = clipped_;
   }
-  const auto size = static_cast<std::size_t>(group_size);
-  for (std::size_t group = 0; group < params.size(); ++group) {
-    params[group] =
-        stored(encode(codec, source.subspan(group * size, size), codes.subspan(group * size, size)), codec.scale_dtype);
+  for (std::size_t first = 0, group = 0; first < row.size(); first += group_size_, ++group) {
+    const GroupParams params = stored(
+        encode_group_as(codec, source.subspan(first, group_size_), std::span(codes_).subspan(first, group_size_)),
+        codec.scale_dtype);
+    parameters_[2 * group] = params.scale, parameters_[2 * group + 1] = params.zero;
   }
 }
 
-namespace {
-
-/// Packs rows (tokens, heads, head_dim) as the coded cache stores them, and decodes the bytes.
-void pass_through_coded_rows(std::span<const float> rows, int head_dim, const std::vector<CodedFormat>& formats,
-                             Precision precision, std::span<float> decoded, std::vector<std::uint8_t>* packed) {
-  const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t num_rows = rows.size() / dim;
-  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
-  for (const CodedFormat& format : formats) reference::require_valid(format);
-  OSCAR_CHECK(packed == nullptr || formats.size() == 1);
-  if (packed != nullptr) packed->resize(num_rows * reference::coded_row_bytes(formats.front()));
-  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
-    std::vector<std::uint8_t> bytes;
-    const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
-    for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
-      const CodedFormat& format = formats[row % formats.size()];
-      const std::span<float> out = decoded.subspan(row * dim, dim);
-      bytes.resize(reference::coded_row_bytes(format));
-      reference::encode_coded_row(format, rows.subspan(row * dim, dim), bytes);
-      reference::decode_coded_row(format, bytes, out);
-      if (packed != nullptr)
-        std::ranges::copy(bytes, packed->begin() + static_cast<std::ptrdiff_t>(row * bytes.size()));
-      if (precision == Precision::kExact) continue;
-      for (float& value : out) value = round_to_bf16(value);
-    }
-  });
-}
-
-}  // namespace
-
-void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-              std::span<float> decoded, QuantizedRows* out) {
-  if (codec.coded != nullptr) {
-    if (out != nullptr) *out = {};
-    return pass_through_coded_rows(rows, head_dim, *codec.coded, precision, decoded,
-                                   out != nullptr ? &out->codes : nullptr);
+void decode_row(std::span<const std::uint8_t> codes, std::span<const float> parameters, std::span<float> row) {
+  const std::size_t groups = parameters.size() / 2, size = row.size() / groups;
+  for (std::size_t group = 0; group < groups; ++group) {
+    const float scale = parameters[2 * group], zero = parameters[2 * group + 1];
+    for (std::size_t i = group * size; i < (group + 1) * size; ++i)
+      row[i] = (static_cast<float>(codes[i]) - zero) * scale;
   }
-  const int group_size = checked_group_size(codec, head_dim);
-  const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t groups = dim / static_cast<std::size_t>(group_size);
-  const std::size_t num_rows = rows.size() / dim;
-  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
-  if (out != nullptr) {
-    out->codes.resize(rows.size());
-    out->scale.resize(num_rows * groups);
-    out->zero.resize(num_rows * groups);
-  }
-  const std::vector<RowCodec> of_head = codecs_of_heads(codec);
-  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
-    std::vector<float> scratch(dim);
-    std::vector<std::uint8_t> codes(dim);
-    std::vector<GroupParams> params(groups);
-    const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
-    for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
-      encode_row(rows.subspan(row * dim, dim), of_head[row % of_head.size()], group_size, scratch, codes, params);
-      decode_row(codes, params, precision, decoded.subspan(row * dim, dim));
-      if (out == nullptr) continue;
-      std::copy(codes.begin(), codes.end(), out->codes.begin() + static_cast<std::ptrdiff_t>(row * dim));
-      for (std::size_t group = 0; group < groups; ++group) {
-        out->scale[row * groups + group] = params[group].scale;
-        out->zero[row * groups + group] = params[group].zero;
-      }
-    }
-  });
 }
 
 }  // namespace oscar::cpu

@@ -1,34 +1,49 @@
 // SPDX-License-Identifier: MIT
-// The codec of one (token, head) row, as servers compute it: fp32 throughout, every operation rounded once.
-//   clip:   threshold = the min(int(ratio * d), d - 1)-th smallest |x| of the whole row; x clamped to +-threshold
-//   encode: per group  s = max(max - min, 1e-8) / (levels - 1),  z = -min / s,  code = trunc(x / s + z + 0.5)
-//   lsq, lloyd-max: kernels/README.md, in fp64 per group; scale and zero are rounded to fp32 at the end
-//   store:  scale and zero rounded to their dtype
-//   decode: (code - z) * s
+// The codec of one (token, head) row, fast: the same bits as kernels/reference/row_codec.hpp, which has the formulas'
+// rounding. The loops are written for the vectoriser, and an encoder keeps its memory from row to row. Non-goals:
+// bytes (packed_history.hpp), many rows (quantize.cpp).
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/types.hpp"
 
 namespace oscar::cpu {
 
-/// The value that |x| is clamped to. scratch: as long as the row.
+/// Returns the value that |x| is clamped to. scratch: as long as the row.
 [[nodiscard]] float clip_threshold(std::span<const float> row, double ratio, ClipSearch search,
                                    std::span<float> scratch);
 
-/// One group. codes: as many as values.
+/// The affine map back of one group: x^ = (code - zero) scale.
 struct GroupParams {
   float scale, zero;
 };
+/// These encode one group into as many codes as it has values: minmax, lsq, and lloyd-max, which has 4 levels.
 GroupParams encode_group(std::span<const float> group, int levels, std::span<std::uint8_t> codes);
 GroupParams encode_group_lsq(std::span<const float> group, int levels, std::span<std::uint8_t> codes);
-/// 4 levels.
 GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::uint8_t> codes);
 
-/// One whole row -> decoded values; codes (head_dim), params (groups). scratch: head_dim values.
-void encode_row(std::span<const float> row, const RowCodec& codec, int group_size, std::span<float> scratch,
-                std::span<std::uint8_t> codes, std::span<GroupParams> params);
+/// Encodes rows of one size, one after the other.
+class RowEncoder {
+ public:
+  RowEncoder(int head_dim, int group_size);
+
+  /// Encodes a row of head_dim values; its codes and parameters stay until the next one.
+  void encode(std::span<const float> row, const RowCodec& codec);
+  [[nodiscard]] std::span<const std::uint8_t> codes() const { return codes_; }
+  /// Scale and zero of each group as they are stored, (groups, 2).
+  [[nodiscard]] std::span<const float> parameters() const { return parameters_; }
+
+ private:
+  std::size_t group_size_;
+  std::vector<float> clipped_;
+  std::vector<std::uint8_t> codes_;
+  std::vector<float> parameters_;
+};
+
+/// Decodes the codes of a row by scale and zero of its groups, (groups, 2).
+void decode_row(std::span<const std::uint8_t> codes, std::span<const float> parameters, std::span<float> row);
 
 }  // namespace oscar::cpu

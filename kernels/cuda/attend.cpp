@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// attend(): packs the history as a server's cache has it, lets the reference kernel read it, and maps the outputs back.
+// attend(): packs the history as a server's cache has it, lets mixed_attention() read it, and maps the outputs back.
 #include "kernels/arguments.hpp"
 #include "kernels/cuda/held_sequence.hpp"
 #include "kernels/cuda/mixed_attention.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The reference kernel of mixed-precision attention, written to be read: it states the format of the cache by computing
+// Mixed-precision attention, written to be read: it states the format of the cache by computing
 // with it. Key j and value j are read as stored if the query's windows hold j, else as (code - zero) * scale.
 //
 // A block of threads serves kRows neighbouring rows of one KV head, a row being one query head at one position. It goes

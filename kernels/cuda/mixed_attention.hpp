@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Attention over a mixed-precision KV cache: the reference kernel, and what it reads.
+// Attention over a mixed-precision KV cache: a kernel that is written to be read, and what it reads.
 #pragma once
 
 #include <cstdint>

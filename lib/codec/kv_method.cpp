@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "codec/packing.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/reference/coded_row.hpp"
+#include "kernels/reference/packing.hpp"
 
 namespace oscar {
 namespace {
@@ -41,7 +41,8 @@ double side_bits(const KvSide& side, const KvShape& shape, double param_bits) {
     return stored.codes + param_bits * stored.parameters;
   }
   if (side.quantized && side.codec.coded != nullptr) return coded_bits(*side.codec.coded, dim);
-  return side.quantized ? bits_per_code(side.codec.levels, dim) + parameter_bits(side, dim, param_bits) : kWindowBits;
+  return side.quantized ? reference::bits_per_code(side.codec.levels, dim) + parameter_bits(side, dim, param_bits)
+                        : kWindowBits;
 }
 
 int value_dim_of(const KvLayer& layer) { return layer.value_dim > 0 ? layer.value_dim : layer.head_dim; }
@@ -55,8 +56,8 @@ double row_bits(const KvLayer& layer, double param_bits) {
     return side.quantized && side.method == nullptr && side.codec.coded == nullptr;
   };
   if (is_row_codec(key) && is_row_codec(value) && keys == values) {
-    return bits_per_pair(key.codec.levels, value.codec.levels, keys) + parameter_bits(key, keys, param_bits) +
-           parameter_bits(value, values, param_bits);
+    return reference::bits_per_pair(key.codec.levels, value.codec.levels, keys) +
+           parameter_bits(key, keys, param_bits) + parameter_bits(value, values, param_bits);
   }
   const double key_bits = side_bits(key, {keys, layer.num_kv_heads}, param_bits);
   const double value_bits = side_bits(value, {values, layer.num_kv_heads}, param_bits);

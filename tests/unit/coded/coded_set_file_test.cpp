@@ -22,7 +22,7 @@ constexpr int kHeads = 2, kDim = 16;
 
 MatrixStack random_matrices(unsigned seed) {
   MatrixStack stack(kHeads, kDim);
-  const std::vector<float> values = test::gaussian(stack.data.size(), seed);
+  const std::vector<float> values = test::gaussian_floats(stack.data.size(), seed);
   stack.data.assign(values.begin(), values.end());
   return stack;
 }

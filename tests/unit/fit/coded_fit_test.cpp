@@ -17,7 +17,7 @@ constexpr int kCodedTokens = 400, kCodedQueryHeads = 4, kCodedHeads = 2, kCodedD
 
 /// Channels fall off by a factor each, keys stand off zero.
 Tensor coded_rows_of(int heads, unsigned seed, double fall, float offset, int dim = kCodedDim) {
-  std::vector<float> values = test::gaussian(static_cast<std::size_t>(kCodedTokens * heads * dim), seed);
+  std::vector<float> values = test::gaussian_floats(static_cast<std::size_t>(kCodedTokens * heads * dim), seed);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto channel = static_cast<double>(i % static_cast<std::size_t>(dim));
     values[i] = values[i] * static_cast<float>(std::pow(fall, channel)) + offset;

@@ -19,7 +19,7 @@ constexpr int kDim = 8;
 
 test::MemoryChunk sequence_of(int tokens, unsigned seed) {
   const auto rows = [&](int heads, unsigned own, float offset) {
-    std::vector<float> values = test::gaussian(static_cast<std::size_t>(tokens * heads * kDim), seed + own);
+    std::vector<float> values = test::gaussian_floats(static_cast<std::size_t>(tokens * heads * kDim), seed + own);
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = values[i] * static_cast<float>(std::pow(0.7, i % kDim)) + offset;
     }

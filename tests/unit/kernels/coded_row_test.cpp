@@ -9,13 +9,17 @@
 #include <random>
 #include <string>
 
-#include "kernels/reference/coded_attention.hpp"
+#include "kernels/reference/attention.hpp"
+#include "kernels/reference/coded_row.hpp"
+#include "kernels/reference/packed_row.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
+#include "unit/kernels/samples.hpp"
 
 namespace oscar::reference {
 namespace {
 
+using test::gaussian_floats;
 using Bytes = std::vector<std::uint8_t>;
 
 std::vector<float> floats(const Tensor& tensor) {
@@ -122,50 +126,29 @@ TEST_CASE("rows have the bytes and the values that an independent implementation
   CHECK(cases == 6);
 }
 
-TEST_CASE("attention over packed rows is attention over what they decode to") {
-  std::mt19937 engine(3);
-  std::normal_distribution<float> normal;
-  CodedFormat key{{}, {}, {}}, value{{}, {}, {}};
-  for (const int levels : {64, 16, 4, 1}) key.levels.insert(key.levels.end(), 8, levels);
-  for (const int levels : {8, 2}) value.levels.insert(value.levels.end(), 8, levels);
-  for (CodedFormat* format : {&key, &value}) {
-    for (const int levels : format->levels) {
-      format->sigma.push_back(1), format->step.push_back(3.2F / static_cast<float>(levels));
+TEST_CASE("attention reads the history out of its packed bytes, of whichever kind") {
+  constexpr std::size_t kTokens = 12;
+  const std::vector<float> rows = gaussian_floats(kTokens * 16, 3), query = gaussian_floats(16, 4);
+  HistoryCodec of_levels{{.levels = 5, .group_size = 8}}, of_coded;
+  of_coded.coded = std::make_shared<const std::vector<CodedFormat>>(1, uniform(16, 8));
+  for (const HistoryCodec& codec : {of_levels, of_coded}) {
+    const std::size_t size = packed_row_bytes(codec, 0, 16);
+    Bytes bytes(kTokens * size);
+    std::vector<float> exchanged = rows;
+    for (std::size_t t = 0; t < kTokens; ++t) {
+      const std::span<std::uint8_t> own = std::span(bytes).subspan(t * size, size);
+      encode_packed_row(codec, 0, std::span(rows).subspan(t * 16, 16), own);
+      if (t >= 2 && t + 3 < kTokens) decode_packed_row(codec, 0, own, std::span(exchanged).subspan(t * 16, 16));
     }
+    const Query last{{query.begin(), query.end()}, kTokens - 1, 0};
+    const CacheRows cache = packed_cache_rows(rows, 16, bytes, codec, 0, Precision::kExact);
+    const CacheRows by_hand{16, exchanged, {}};
+    CHECK(attend(last, cache, cache, {2, 3}).output == attend_exactly(last, by_hand, by_hand).output);
+    CHECK(attend(last, cache, cache, {2, 3}).output != attend_exactly(last, cache, cache).output);
+    CHECK_THROWS_AS((void)attend(last, cache, CacheRows{16, query, query}, {2, 3}), std::logic_error);
+    CHECK_THROWS_AS((void)packed_cache_rows(rows, 16, std::span(bytes).first(size), codec, 0, Precision::kExact),
+                    std::logic_error);
   }
-  const std::size_t sink = 2, history = 7, recent = 3, tokens = sink + history + recent;
-  std::vector<float> k(tokens * 32), v(tokens * 16);
-  std::vector<double> query(32);
-  for (float& x : k) x = normal(engine);
-  for (float& x : v) x = normal(engine);
-  for (double& x : query) x = double{normal(engine)};
-  const Bytes packed_k = packed(key, std::span(k).subspan(sink * 32, history * 32));
-  const Bytes packed_v = packed(value, std::span(v).subspan(sink * 16, history * 16));
-  const auto side = [&](const CodedFormat& format, std::span<const float> rows, const Bytes& bytes) {
-    const std::size_t dim = format.levels.size();
-    return CodedSide{rows.first(sink * dim), {&format, bytes}, rows.last(recent * dim)};
-  };
-  const std::vector<double> out = coded_attention(query, 0.25, side(key, k, packed_k), side(value, v, packed_v));
-  // Again with decoded rows in the place of packed ones, all of them in a window.
-  for (std::size_t t = 0; t < history; ++t) {
-    const auto put = [&](const CodedFormat& format, const Bytes& bytes, std::vector<float>& rows) {
-      const std::size_t dim = format.levels.size(), size = coded_row_bytes(format);
-      decode_coded_row(format, std::span(bytes).subspan(t * size, size),
-                       std::span(rows).subspan((sink + t) * dim, dim));
-    };
-    put(key, packed_k, k), put(value, packed_v, v);
-  }
-  const std::vector<double> same = coded_attention(query, 0.25, {k, {&key, {}}, {}}, {v, {&value, {}}, {}});
-  REQUIRE(out.size() == 16);
-  for (std::size_t c = 0; c < 16; ++c) CHECK(out[c] == doctest::Approx(same[c]).epsilon(1e-12));
-  // By hand: equal scores give the mean of the values.
-  const std::vector<double> nothing(32, 0.0);
-  const std::vector<double> mean = coded_attention(nothing, 1, {k, {&key, {}}, {}}, {v, {&value, {}}, {}});
-  double first = 0;
-  for (std::size_t t = 0; t < tokens; ++t) first += double{v[t * 16]} / static_cast<double>(tokens);
-  CHECK(mean[0] == doctest::Approx(first));
-  CHECK_THROWS_AS((void)coded_attention(query, 1, {k, {&key, {}}, {}}, {std::span(v).first(16), {&value, {}}, {}}),
-                  std::logic_error);
 }
 
 TEST_CASE("formats that contradict themselves are refused") {

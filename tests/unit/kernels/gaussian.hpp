@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Random rows for the tests of this folder.
+// Random rows for tests.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace oscar::test {
 
-/// The same values for the same seed.
-[[nodiscard]] inline std::vector<float> gaussian(std::size_t size, unsigned seed, float scale = 1.0F) {
+/// Returns values of N(0, scale^2), the same for the same seed.
+[[nodiscard]] inline std::vector<float> gaussian_floats(std::size_t size, unsigned seed, float scale = 1.0F) {
   std::mt19937 engine(seed);
   std::normal_distribution<float> normal(0.0F, scale);
   std::vector<float> values(size);

@@ -8,14 +8,14 @@
 #include <memory>
 
 #include "kernels/cpu/ops.hpp"
-#include "kernels/reference/coded_attention.hpp"
 #include "support/support.hpp"
-#include "unit/kernels/gaussian.hpp"
+#include "unit/kernels/samples.hpp"
 
 namespace oscar {
 namespace {
 
-using test::gaussian;
+using test::gaussian_floats;
+using test::largest_difference;
 
 constexpr int kHeldHeads = 4, kHeldKvHeads = 2, kHeldDim = 4, kHeldTokens = 40;
 constexpr Windows kHeldWindows{2, 5};
@@ -34,10 +34,10 @@ Transform stretched(bool with_mean) {
   return transform;
 }
 
-struct Sequence {
-  std::vector<float> q = gaussian(kHeldTokens * kHeldHeads * kHeldDim, 1),
-                     k = gaussian(kHeldTokens * kHeldKvHeads * kHeldDim, 2), v = gaussian(k.size(), 3),
-                     decoded_k = gaussian(k.size(), 4), decoded_v = gaussian(k.size(), 5);
+struct HeldRows {
+  std::vector<float> q = gaussian_floats(kHeldTokens * kHeldHeads * kHeldDim, 1),
+                     k = gaussian_floats(kHeldTokens * kHeldKvHeads * kHeldDim, 2), v = gaussian_floats(k.size(), 3),
+                     decoded_k = gaussian_floats(k.size(), 4), decoded_v = gaussian_floats(k.size(), 5);
   [[nodiscard]] SequenceInput input() const {
     SequenceInput input;
     input.qkv = {heads_view(q, kHeldTokens, kHeldHeads, kHeldDim), rows(k), rows(v)};
@@ -54,16 +54,10 @@ struct Sequence {
   }
 };
 
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(double{a[i]} - b[i]));
-  return worst;
-}
-
 }  // namespace
 
 TEST_CASE("a transform and its read side, and a mean key, leave attention as it was") {
-  const Sequence s;
+  const HeldRows s;
   const Transform key = stretched(true), value = stretched(false);
   SequenceInput input = s.input();
   const std::vector<float> plain = s.attend(input, {});
@@ -76,7 +70,7 @@ TEST_CASE("a transform and its read side, and a mean key, leave attention as it 
 }
 
 TEST_CASE("row errors of a transform that stretches are those of the native rows") {
-  const Sequence s;
+  const HeldRows s;
   const Transform key = stretched(true);
   SequenceInput input = s.input();
   input.key = &key;
@@ -107,67 +101,15 @@ TEST_CASE("row errors of a transform that stretches are those of the native rows
   }
 }
 
-TEST_CASE("a history of coded rows is read as the reference reads its bytes") {
-  constexpr int kDim = 16, kKvHeads = 2, kHeads = 4, kTokens = 30;
-  const Windows windows{2, 5};
-  const std::vector<float> q = gaussian(kTokens * kHeads * kDim, 1), k = gaussian(kTokens * kKvHeads * kDim, 2),
-                           v = gaussian(k.size(), 3);
-  const auto formats = [](std::vector<std::vector<int>> blocks) {
-    auto out = std::make_shared<std::vector<CodedFormat>>();
-    for (const std::vector<int>& head : blocks) {
-      CodedFormat& format = out->emplace_back();
-      for (const int levels : head) {
-        format.levels.insert(format.levels.end(), 8, levels);
-        format.step.insert(format.step.end(), 8, 3.0F / static_cast<float>(levels));
-        format.sigma.insert(format.sigma.end(), 8, 1.0F);
-      }
-    }
-    return out;
-  };
-  HistoryCodecs codecs{HistoryCodec{}, HistoryCodec{}};
-  codecs.key->coded = formats({{32, 4}, {8, 1}}), codecs.value->coded = formats({{4, 4}, {64, 2}});
-  SequenceInput input;
-  input.qkv = {heads_view(q, kTokens, kHeads, kDim), heads_view(k, kTokens, kKvHeads, kDim),
-               heads_view(v, kTokens, kKvHeads, kDim)};
-  input.precision = Precision::kExact;
-  std::vector<float> out(q.size());
-  cpu::hold(input)->attend(codecs, windows, out);
-  // The last query by the reference, for each of its heads.
-  for (std::size_t head = 0; head < kHeads; ++head) {
-    const std::size_t kv_head = head / 2;
-    struct Packed {
-      std::vector<float> sink, recent;
-      std::vector<std::uint8_t> bytes;
-    };
-    const auto pack = [&](const std::vector<float>& rows, const CodedFormat& format) {
-      Packed packed;
-      for (std::size_t t = 0; t < kTokens; ++t) {
-        const std::span<const float> row(rows.data() + (t * kKvHeads + kv_head) * kDim, kDim);
-        std::vector<std::uint8_t> bytes(reference::coded_row_bytes(format));
-        reference::encode_coded_row(format, row, bytes);
-        const bool is_sink = t < 2, is_recent = t + 5 >= kTokens;
-        if (is_sink) packed.sink.insert(packed.sink.end(), row.begin(), row.end());
-        if (is_recent) packed.recent.insert(packed.recent.end(), row.begin(), row.end());
-        if (!is_sink && !is_recent) packed.bytes.insert(packed.bytes.end(), bytes.begin(), bytes.end());
-      }
-      return packed;
-    };
-    const CodedFormat &key = (*codecs.key->coded)[kv_head], &value = (*codecs.value->coded)[kv_head];
-    const Packed keys = pack(k, key), values = pack(v, value);
-    const std::size_t place = ((kTokens - 1) * kHeads + head) * kDim;
-    const std::vector<double> query(q.begin() + static_cast<std::ptrdiff_t>(place),
-                                    q.begin() + static_cast<std::ptrdiff_t>(place + kDim));
-    const std::vector<double> expected =
-        reference::coded_attention(query, 0.25, {keys.sink, {&key, keys.bytes}, keys.recent},
-                                   {values.sink, {&value, values.bytes}, values.recent});
-    for (std::size_t c = 0; c < kDim; ++c) CHECK(double{out[place + c]} == doctest::Approx(expected[c]).epsilon(1e-4));
-  }
-  codecs.key->coded = formats({{4, 4}});
-  CHECK_THROWS_AS(cpu::hold(input)->attend(codecs, windows, out), std::logic_error);
+TEST_CASE("formats of the coded cache must be as many as KV heads") {
+  const HeldRows s;
+  HistoryCodec codec;
+  codec.coded = std::make_shared<const std::vector<CodedFormat>>(1);
+  CHECK_THROWS_AS(s.attend(s.input(), {codec, {}}), std::logic_error);
 }
 
 TEST_CASE("KV heads may have clip ratios of their own") {
-  const Sequence s;
+  const HeldRows s;
   const auto with = [&](double first, double second) {
     return s.attend(s.input(), {HistoryCodec{{}, {first, second}}, HistoryCodec{{}, {second, first}}});
   };
@@ -185,15 +127,15 @@ TEST_CASE("KV heads may have clip ratios of their own") {
 }
 
 TEST_CASE("given rows are the history of their side, for every codec but none") {
-  const Sequence s;
+  const HeldRows s;
   SequenceInput given = s.input();
-  given.decoded_k = Sequence::rows(s.decoded_k), given.decoded_v = Sequence::rows(s.decoded_v);
+  given.decoded_k = HeldRows::rows(s.decoded_k), given.decoded_v = HeldRows::rows(s.decoded_v);
   CHECK(s.attend(given, {}) == s.attend(s.input(), {}));
   const std::vector<float> both = s.attend(given, {RowCodec{}, RowCodec{}});
   CHECK(both == s.attend(given, {RowCodec{.levels = 16}, RowCodec{.levels = 8}}));
   CHECK(largest_difference(both, s.attend(s.input(), {RowCodec{}, RowCodec{}})) > 1e-3);
   // The last query sees 33 of the 40 keys as history: exchange those rows by hand.
-  Sequence exchanged = s;
+  HeldRows exchanged = s;
   for (std::size_t i = 0; i < s.k.size(); ++i) {
     const auto t = static_cast<int>(i / (kHeldKvHeads * kHeldDim));
     if (t < kHeldWindows.sink || t > kHeldTokens - 1 - kHeldWindows.recent) continue;

@@ -9,7 +9,7 @@
 #include "base/threads.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
-#include "unit/kernels/gaussian.hpp"
+#include "unit/kernels/samples.hpp"
 
 namespace oscar {
 namespace {
@@ -19,9 +19,9 @@ constexpr Windows kKeyWindows{4, 16};
 const RowCodec kCodec{.levels = 3, .grid = Grid::kLeastSquares};
 
 KeyReads reads() {
-  KeyReads out{.head_dim = kKeyDim, .keys = test::gaussian(kKeys * kKeyDim, 1), .queries = {}, .positions = {}};
+  KeyReads out{.head_dim = kKeyDim, .keys = test::gaussian_floats(kKeys * kKeyDim, 1), .queries = {}, .positions = {}};
   for (std::int64_t i = 10; i < kKeys; ++i) out.positions.push_back(i);
-  out.queries = test::gaussian(out.positions.size() * kKeyDim, 2);
+  out.queries = test::gaussian_floats(out.positions.size() * kKeyDim, 2);
   return out;
 }
 

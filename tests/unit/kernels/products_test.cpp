@@ -10,14 +10,14 @@
 #include "kernels/cpu/product_tile.hpp"
 #include "kernels/products.hpp"
 #include "support/support.hpp"
-#include "unit/kernels/gaussian.hpp"
+#include "unit/kernels/samples.hpp"
 
 namespace oscar {
 namespace {
 
 template <class T>
 std::vector<T> random_values(std::int64_t size, unsigned seed) {
-  const std::vector<float> values = test::gaussian(static_cast<std::size_t>(size), seed);
+  const std::vector<float> values = test::gaussian_floats(static_cast<std::size_t>(size), seed);
   std::vector<T> result(values.begin(), values.end());
   for (T& x : result) x = x * T{1.0000001} + x / T{3};  // all bits of the type are in use
   return result;

@@ -1,20 +1,37 @@
 // SPDX-License-Identifier: MIT
+// The codec on the CPU and in the reference: by hand, against an independent implementation, and by what theory says.
 #include "kernels/cpu/row_codec.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/reference/packing.hpp"
+#include "kernels/reference/reference_backend.hpp"
+#include "kernels/reference/row_codec.hpp"
 #include "support/support.hpp"
 #include "tensor/hdf5.hpp"
 
 namespace oscar {
 namespace {
+
+/// Runs the codec on the CPU, and checks that the reference gives the same bits.
+void quantize(std::span<const float> rows, int dim, const RowCodec& codec, Precision precision,
+              std::span<float> decoded, QuantizedRows* codes) {
+  std::vector<float> by_reference(rows.size());
+  QuantizedRows reference_codes, own_codes;
+  reference::make_reference_backend()->quantize(rows, dim, codec, precision, by_reference, &reference_codes);
+  cpu::quantize(rows, dim, codec, precision, decoded, &own_codes);
+  CHECK(std::memcmp(decoded.data(), by_reference.data(), decoded.size_bytes()) == 0);
+  CHECK(own_codes.codes == reference_codes.codes);
+  if (codes != nullptr) *codes = own_codes;
+}
 
 /// 10 log10 of signal over noise of N(0, 1) rows of 128.
 double gaussian_sqnr_db(const RowCodec& codec) {
@@ -24,7 +41,7 @@ double gaussian_sqnr_db(const RowCodec& codec) {
   std::vector<float> rows(kRows * 128);
   for (float& x : rows) x = normal(engine);
   std::vector<float> decoded(rows.size());
-  cpu::quantize(rows, 128, codec, Precision::kExact, decoded, nullptr);
+  quantize(rows, 128, codec, Precision::kExact, decoded, nullptr);
   double signal = 0;
   double noise = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -34,16 +51,11 @@ double gaussian_sqnr_db(const RowCodec& codec) {
   return 10 * std::log10(signal / noise);
 }
 
-/// Codes four to a byte, a quarter row apart: as the reference file stores them.
+/// Codes as the reference file stores them, INT2.
 std::vector<std::uint8_t> packed(const std::vector<std::uint8_t>& codes, std::size_t dim) {
-  std::vector<std::uint8_t> bytes;
+  std::vector<std::uint8_t> bytes(codes.size() / 4);
   for (std::size_t row = 0; row < codes.size(); row += dim) {
-    for (std::size_t i = 0; i < dim / 4; ++i) {
-      unsigned byte = 0;
-      for (std::size_t part = 0; part < 4; ++part)
-        byte |= static_cast<unsigned>(codes[row + i + part * dim / 4]) << (2 * part);
-      bytes.push_back(static_cast<std::uint8_t>(byte));
-    }
+    reference::pack_int2(std::span(codes).subspan(row, dim), std::span(bytes).subspan(row / 4, dim / 4));
   }
   return bytes;
 }
@@ -60,7 +72,7 @@ TEST_CASE("a row by hand: codes, scale, zero and decoded values") {
   std::vector<float> decoded(4);
   QuantizedRows codes;
 
-  cpu::quantize(row, 4, RowCodec{}, Precision::kExact, decoded, &codes);
+  quantize(row, 4, RowCodec{}, Precision::kExact, decoded, &codes);
 
   CHECK(codes.codes == std::vector<std::uint8_t>{0, 1, 1, 3});
   CHECK(codes.scale == std::vector<float>{1.0F});
@@ -73,11 +85,11 @@ TEST_CASE("groups have their own scale, and more levels are finer") {
   std::vector<float> decoded(4);
   QuantizedRows codes;
 
-  cpu::quantize(row, 4, RowCodec{.levels = 4, .group_size = 2}, Precision::kExact, decoded, &codes);
+  quantize(row, 4, RowCodec{.levels = 4, .group_size = 2}, Precision::kExact, decoded, &codes);
   CHECK(codes.scale == std::vector<float>{1.0F, 10.0F});
   CHECK(decoded == row);
 
-  cpu::quantize(row, 4, RowCodec{.levels = 16}, Precision::kExact, decoded, &codes);
+  quantize(row, 4, RowCodec{.levels = 16}, Precision::kExact, decoded, &codes);
   CHECK(codes.codes == std::vector<std::uint8_t>{0, 2, 0, 15});
 }
 
@@ -88,6 +100,9 @@ TEST_CASE("the clip threshold is the rank-th magnitude of the whole row, and bis
   CHECK(cpu::clip_threshold(row, 1.0, ClipSearch::kSort, scratch) == 8.0F);
   // 8 -> 4 (4 above, budget 4: hi) -> 2 (6 above: lo) -> 3 (5 above: lo): the threshold is hi = 4.
   CHECK(cpu::clip_threshold(row, 0.5, ClipSearch::kBisect, scratch) == 4.0F);
+  CHECK(reference::clip_threshold(row, 0.5, ClipSearch::kSort) == 5.0F);
+  CHECK(reference::clip_threshold(row, 1.0, ClipSearch::kSort) == 8.0F);
+  CHECK(reference::clip_threshold(row, 0.5, ClipSearch::kBisect) == 4.0F);
 }
 
 TEST_CASE("codes and parameters equal the independent oracle to the bit") {
@@ -100,7 +115,7 @@ TEST_CASE("codes and parameters equal the independent oracle to the bit") {
     const std::string prefix = std::string("/") + name + ".";
     std::vector<float> decoded(static_cast<std::size_t>(rows.size()));
     QuantizedRows codes;
-    cpu::quantize(rows.values<float>(), 128, codec, Precision::kExact, decoded, &codes);
+    quantize(rows.values<float>(), 128, codec, Precision::kExact, decoded, &codes);
     CHECK(packed(codes.codes, 128) == copy_of<std::uint8_t>(oracle.read(prefix + "packed")));
     CHECK(codes.scale == copy_of<float>(oracle.read(prefix + "scale")));
     const std::vector<float> minimum = copy_of<float>(oracle.read(prefix + "minimum"));
@@ -115,7 +130,7 @@ TEST_CASE("lsq equals an independent implementation on real rows, and its logits
   const RowCodec codec{.grid = Grid::kLeastSquares};
   std::vector<float> decoded(static_cast<std::size_t>(rows.size()));
   QuantizedRows codes;
-  cpu::quantize(rows.values<float>(), 128, codec, Precision::kExact, decoded, &codes);
+  quantize(rows.values<float>(), 128, codec, Precision::kExact, decoded, &codes);
   CHECK(packed(codes.codes, 128) == copy_of<std::uint8_t>(oracle.read("/lsq.packed")));
   const std::vector<double> scale = oracle.read("/lsq.scale").to_doubles(),
                             low = oracle.read("/lsq.minimum").to_doubles();
@@ -142,7 +157,7 @@ TEST_CASE("lsq of rows without range decodes to zero or to the constant") {
   for (const float value : {0.0F, -5.0F, 1e-30F, 3e4F}) {
     const std::vector<float> row(8, value);
     std::vector<float> decoded(8);
-    cpu::quantize(row, 8, RowCodec{.grid = Grid::kLeastSquares}, Precision::kExact, decoded, nullptr);
+    quantize(row, 8, RowCodec{.grid = Grid::kLeastSquares}, Precision::kExact, decoded, nullptr);
     for (const float x : decoded) CHECK(x == doctest::Approx(value).epsilon(0.004));
   }
 }
@@ -151,19 +166,19 @@ TEST_CASE("lloyd-max by hand: published thresholds and evenly spaced levels, aft
   const std::vector<float> row{-3.0F, -1.0F, 1.0F, 3.0F};  // mean 0, standard deviation 5^1/2
   std::vector<float> decoded(4);
   QuantizedRows codes;
-  cpu::quantize(row, 4, RowCodec{.grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
+  quantize(row, 4, RowCodec{.grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
   CHECK(codes.codes == std::vector<std::uint8_t>{0, 1, 2, 3});
   CHECK(codes.scale[0] == doctest::Approx(2.610370).epsilon(1e-6));  // 1.16 * 2 * 1.50956 / 3 * 5^1/2
   CHECK(codes.zero[0] == 1.5F);
   CHECK(decoded[3] == doctest::Approx(3.915555).epsilon(1e-6));
 
   // Clipped to +-1: the outer codes, 1 standard deviation out.
-  cpu::quantize(row, 4, RowCodec{.clip_ratio = 0.25, .grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
+  quantize(row, 4, RowCodec{.clip_ratio = 0.25, .grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
   CHECK(codes.codes == std::vector<std::uint8_t>{0, 0, 3, 3});
   CHECK(codes.scale[0] == doctest::Approx(1.167393).epsilon(1e-6));
 
   const std::vector<float> shifted{7.0F, 9.0F, 11.0F, 13.0F};
-  cpu::quantize(shifted, 4, RowCodec{.grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
+  quantize(shifted, 4, RowCodec{.grid = Grid::kLloydMax}, Precision::kExact, decoded, &codes);
   CHECK(codes.zero[0] == doctest::Approx(1.5 - 10 / 2.610370).epsilon(1e-6));
   CHECK_ERROR(check_codec({.levels = 8, .grid = Grid::kLloydMax}), UsageError, "has 4 levels");
 }
@@ -173,15 +188,15 @@ TEST_CASE("scales and zeros are what their dtype holds; codes are taken before")
   std::vector<float> decoded(4);
   QuantizedRows codes;
   RowCodec codec{.grid = Grid::kLloydMax, .scale_dtype = DType::kBF16};
-  cpu::quantize(row, 4, codec, Precision::kExact, decoded, &codes);
+  quantize(row, 4, codec, Precision::kExact, decoded, &codes);
   CHECK(codes.scale[0] == 2.609375F);  // 2.61037 to 8 bits
   CHECK(decoded == std::vector<float>{-3.9140625F, -1.3046875F, 1.3046875F, 3.9140625F});
   codec.scale_dtype = DType::kF16;
-  cpu::quantize(row, 4, codec, Precision::kExact, decoded, &codes);
+  quantize(row, 4, codec, Precision::kExact, decoded, &codes);
   CHECK(codes.scale[0] == 2.611328125F);  // to 11 bits
   // 5.0 alone has a zero of -1.5e9: float16 saturates, and what it decodes to is finite.
   const std::vector<float> constant(4, 5.0F);
-  cpu::quantize(constant, 4, RowCodec{.scale_dtype = DType::kF16}, Precision::kExact, decoded, &codes);
+  quantize(constant, 4, RowCodec{.scale_dtype = DType::kF16}, Precision::kExact, decoded, &codes);
   CHECK(codes.zero[0] == -65504.0F);
   for (const float x : decoded) CHECK(std::isfinite(x));
   CHECK_ERROR(check_codec({.scale_dtype = DType::kF64}), UsageError, "scales cannot be float64");
@@ -231,7 +246,7 @@ TEST_CASE("rows without range, and values of any size, decode to finite numbers"
   for (const float value : {0.0F, -5.0F, 1e-30F, 3e4F}) {
     const std::vector<float> row(8, value);
     std::vector<float> decoded(8);
-    cpu::quantize(row, 8, RowCodec{.clip_ratio = 0.9}, Precision::kServing, decoded, nullptr);
+    quantize(row, 8, RowCodec{.clip_ratio = 0.9}, Precision::kServing, decoded, nullptr);
     for (const float x : decoded) CHECK(x == doctest::Approx(value).epsilon(0.004));
   }
   const std::vector<float> wild{std::numeric_limits<float>::infinity(), std::nanf(""), 1.0F, -1.0F};
@@ -249,11 +264,11 @@ TEST_CASE("serving rounds decoded rows to bfloat16; threads change no bit") {
   std::vector<float> exact(rows.size());
   std::vector<float> serving(rows.size());
   std::vector<float> again(rows.size());
-  cpu::quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kExact, exact, nullptr);
+  quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kExact, exact, nullptr);
   set_num_threads(1);
-  cpu::quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kServing, serving, nullptr);
+  quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kServing, serving, nullptr);
   set_num_threads(3);
-  cpu::quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kServing, again, nullptr);
+  quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kServing, again, nullptr);
   set_num_threads(0);
   CHECK(serving == again);
   CHECK(exact != serving);

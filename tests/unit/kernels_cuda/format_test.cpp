@@ -6,18 +6,18 @@
 #include <random>
 #include <set>
 
-#include "codec/packing.hpp"
 #include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/compare_plan.hpp"
+#include "kernels/reference/packing.hpp"
 
 namespace oscar::cuda {
 
-TEST_CASE("the GPU packs 2-bit codes into the bytes that lib/codec packs them into") {
+TEST_CASE("the GPU packs 2-bit codes into the bytes that the reference packs them into") {
   std::mt19937 random(1);
   for (const int dim : {4, 64, 80, 96, 112, 128, 192, 256}) {
     std::vector<std::uint8_t> codes(static_cast<std::size_t>(dim)), expected(codes.size() / 4);
     for (std::uint8_t& code : codes) code = random() % 4;
-    pack_int2(codes, expected);
+    reference::pack_int2(codes, expected);
     for (int i = 0; i < dim / 4; ++i) {
       const std::uint8_t byte = packed_byte(codes.data(), dim, i);
       CHECK(byte == expected[static_cast<std::size_t>(i)]);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// An INT2 cache with queries, on host and device, and its attention in fp64, with the codes unpacked by lib/codec.
+// An INT2 cache with queries, on host and device, and its attention in fp64, with the codes unpacked by
+// kernels/reference.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "codec/packing.hpp"
+#include "kernels/reference/packing.hpp"
 #include "unit/kernels_cuda/decode_errors.hpp"
 #include "unit/kernels_cuda/int2_pages.hpp"
 
@@ -55,7 +56,7 @@ struct Side {
   std::vector<double> packed_row(const DecodeShape& s, int page, int head, int slot) {
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(s.dim / 4)), unpacked(static_cast<std::size_t>(s.dim));
     std::memcpy(bytes.data(), codes.row(page, head, slot), bytes.size());
-    unpack_int2(bytes, unpacked);
+    reference::unpack_int2(bytes, unpacked);
     std::vector<double> row;
     for (int i = 0; i < s.dim; ++i) {
       const std::byte* pair = params.row(page, head, slot) + i / s.group * 2 * bytes_of(s.params);

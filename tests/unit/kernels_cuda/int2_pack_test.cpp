@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "codec/packing.hpp"
+#include "kernels/reference/packing.hpp"
 #include "unit/kernels_cuda/int2_pages.hpp"
 #include "unit/kernels_cuda/samples.hpp"
 
@@ -97,7 +97,7 @@ std::pair<std::vector<std::byte>, std::vector<std::byte>> expected(const PackSha
     for (int head = 0; slot >= 0 && head < s.heads; ++head) {
       const std::size_t row = static_cast<std::size_t>(token * s.heads + head);
       std::vector<std::uint8_t> bytes(dim / 4);
-      pack_int2(std::span(quantized.codes).subspan(row * dim, dim), bytes);
+      reference::pack_int2(std::span(quantized.codes).subspan(row * dim, dim), bytes);
       std::memcpy(codes.row(slot / s.page_size, head, slot % s.page_size), bytes.data(), bytes.size());
       std::byte* to = params.row(slot / s.page_size, head, slot % s.page_size);
       for (std::size_t i = row * groups; i < (row + 1) * groups; ++i) {
@@ -156,7 +156,7 @@ void check_least_squares(PackShape s, const MatrixStack& rotations, unsigned see
     const int page = slot / s.page_size, place = slot % s.page_size;
     std::vector<std::uint8_t> codes(dim);
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(got.codes.row(page, head, place));
-    unpack_int2(std::span(bytes, dim / 4), codes);
+    reference::unpack_int2(std::span(bytes, dim / 4), codes);
     double error = 0, norm = 0;
     for (std::size_t i = 0; i < dim; ++i) {
       const std::byte* pair =

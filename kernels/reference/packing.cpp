@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "codec/packing.hpp"
+#include "kernels/reference/packing.hpp"
 
 #include <algorithm>
 #include <bit>
 
 #include "base/check.hpp"
 
-namespace oscar {
+namespace oscar::reference {
 namespace {
 
 constexpr int kWordBits = 8;
@@ -31,23 +31,22 @@ void write_bits(std::span<std::uint8_t> bytes, std::size_t at, unsigned word) {
 void pack_int2(std::span<const std::uint8_t> codes, std::span<std::uint8_t> bytes) {
   const std::size_t quarter = bytes.size();
   OSCAR_CHECK(codes.size() == 4 * quarter);
+  unsigned seen = 0;
+  for (const std::uint8_t code : codes) seen |= code;
+  OSCAR_CHECK(seen < 4);
   for (std::size_t i = 0; i < quarter; ++i) {
-    unsigned byte = 0;
-    for (unsigned part = 0; part < 4; ++part) {
-      const unsigned code = codes[i + part * quarter];
-      OSCAR_CHECK(code < 4);
-      byte |= code << (2 * part);
-    }
-    bytes[i] = static_cast<std::uint8_t>(byte);
+    bytes[i] = static_cast<std::uint8_t>(codes[i] | codes[i + quarter] << 2U | codes[i + 2 * quarter] << 4U |
+                                         codes[i + 3 * quarter] << 6U);
   }
 }
 
 void unpack_int2(std::span<const std::uint8_t> bytes, std::span<std::uint8_t> codes) {
   const std::size_t quarter = bytes.size();
   OSCAR_CHECK(codes.size() == 4 * quarter);
-  for (std::size_t i = 0; i < codes.size(); ++i) {
-    const std::size_t part = i / quarter;
-    codes[i] = static_cast<std::uint8_t>((bytes[i % quarter] >> (2 * part)) & 3U);
+  for (unsigned part = 0; part < 4; ++part) {
+    for (std::size_t i = 0; i < quarter; ++i) {
+      codes[part * quarter + i] = static_cast<std::uint8_t>((bytes[i] >> (2 * part)) & 3U);
+    }
   }
 }
 
@@ -126,8 +125,59 @@ void unpack_nibbles(std::span<const std::uint8_t> bytes, int key_levels, std::sp
   }
 }
 
+namespace {
+
+bool is_int2(int levels, std::size_t count) { return levels == 4 && count % 4 == 0; }
+
+}  // namespace
+
+std::size_t code_bytes(int levels, std::size_t count) {
+  return is_int2(levels, count) ? count / 4 : radix_bytes(levels, count);
+}
+
+void pack_codes(std::span<const std::uint8_t> codes, int levels, std::span<std::uint8_t> bytes) {
+  if (is_int2(levels, codes.size())) {
+    pack_int2(codes, bytes);
+  } else {
+    pack_radix(codes, levels, bytes);
+  }
+}
+
+void unpack_codes(std::span<const std::uint8_t> bytes, int levels, std::span<std::uint8_t> codes) {
+  if (is_int2(levels, codes.size())) {
+    unpack_int2(bytes, codes);
+  } else {
+    unpack_radix(bytes, levels, codes);
+  }
+}
+
+void pack_parameters(std::span<const float> pairs, DType dtype, std::span<std::uint8_t> bytes) {
+  const std::size_t size = size_of(dtype);
+  OSCAR_CHECK(is_activation_dtype(dtype) && bytes.size() == pairs.size() * size);
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const std::uint32_t bits = dtype == DType::kF32   ? std::bit_cast<std::uint32_t>(pairs[i])
+                               : dtype == DType::kF16 ? f16_from_float(pairs[i])
+                                                      : bf16_from_float(pairs[i]);
+    for (std::size_t byte = 0; byte < size; ++byte) {
+      bytes[i * size + byte] = static_cast<std::uint8_t>(bits >> (8 * byte));
+    }
+  }
+}
+
+void unpack_parameters(std::span<const std::uint8_t> bytes, DType dtype, std::span<float> pairs) {
+  const std::size_t size = size_of(dtype);
+  OSCAR_CHECK(is_activation_dtype(dtype) && bytes.size() == pairs.size() * size);
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    std::uint32_t bits = 0;
+    for (std::size_t byte = 0; byte < size; ++byte) bits |= std::uint32_t{bytes[i * size + byte]} << (8 * byte);
+    pairs[i] = dtype == DType::kF32   ? std::bit_cast<float>(bits)
+               : dtype == DType::kF16 ? float_from_f16(static_cast<std::uint16_t>(bits))
+                                      : float_from_bf16(static_cast<std::uint16_t>(bits));
+  }
+}
+
 double bits_per_code(int levels, int head_dim) {
-  return 8 * static_cast<double>(radix_bytes(levels, static_cast<std::size_t>(head_dim))) / head_dim;
+  return 8 * static_cast<double>(code_bytes(levels, static_cast<std::size_t>(head_dim))) / head_dim;
 }
 
 double bits_per_pair(int key_levels, int value_levels, int head_dim) {
@@ -136,4 +186,4 @@ double bits_per_pair(int key_levels, int value_levels, int head_dim) {
   return std::min(apart, 8.0 * ((head_dim + 1) / 2) / head_dim);
 }
 
-}  // namespace oscar
+}  // namespace oscar::reference

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "codec/packing.hpp"
+#include "kernels/reference/packing.hpp"
 
 #include <doctest/doctest.h>
 
@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace oscar {
+namespace oscar::reference {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -117,4 +117,4 @@ TEST_CASE("codes beyond their levels, and spans that do not fit, are refused") {
   CHECK_THROWS_AS(pack_nibbles(Bytes{0}, 6, Bytes{0}, 3, bytes), std::logic_error);
 }
 
-}  // namespace oscar
+}  // namespace oscar::reference
