@@ -45,11 +45,11 @@ int compute_capability_major() {
   return major;
 }
 
-void check_status(int status, const char* name, const char* refused) {
+void check_status(int status, const char* name, const char* (*refused)()) {
   const auto error = static_cast<cudaError_t>(status);
   if (error == cudaSuccess) return;
   const bool is_refused = error == cudaErrorInvalidValue && refused != nullptr;
-  fail(name, ": ", is_refused ? refused : cudaGetErrorString(error));
+  fail(name, ": ", is_refused ? refused() : cudaGetErrorString(error));
 }
 
 void copy_from_gpu(void* host, const void* gpu, std::size_t bytes, void* stream) {

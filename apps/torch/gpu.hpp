@@ -14,8 +14,8 @@ namespace oscar::operators {
 [[nodiscard]] bool is_captured(void* stream);
 /// Returns the major compute capability of the current device.
 [[nodiscard]] int compute_capability_major();
-/// status: a cudaError_t; refused: what is said of cudaErrorInvalidValue; null: the runtime's own text.
-void check_status(int status, const char* name, const char* refused = nullptr);
+/// status: a cudaError_t; refused: says why, if it is cudaErrorInvalidValue; null: the runtime's own text.
+void check_status(int status, const char* name, const char* (*refused)() = nullptr);
 
 /// Copies in the stream, and waits for it.
 void copy_from_gpu(void* host, const void* gpu, std::size_t bytes, void* stream);

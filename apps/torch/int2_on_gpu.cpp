@@ -7,27 +7,12 @@
 #include <tuple>
 
 #include "gpu.hpp"
-#include "oscar/int2_attention.h"
-#include "stable_torch.hpp"
+#include "gpu_tensors.hpp"
 
 namespace oscar::operators {
 namespace {
 
 using torch::stable::accelerator::DeviceGuard;
-
-void check_tensor(const Tensor& x, const char* name, const Tensor& like, int64_t dims, ScalarType type) {
-  if (x.device() != like.device()) fail(name, " is on ", text_of(x.device()), ", not on ", text_of(like.device()));
-  if (x.dim() != dims) fail(name, " has ", x.dim(), " dimensions, not ", dims);
-  if (x.scalar_type() != type) fail(name, " is ", x.scalar_type(), ", not ", type);
-  if (x.numel() != 0 && x.stride(-1) != 1) fail(name, "'s rows are not dense");
-}
-
-/// A pool whose rows are `width` elements, as the C interface sees it.
-oscar_paged_rows rows_of(const Tensor& pool, const char* name, int64_t heads) {
-  if (pool.size(2) != heads) fail(name, " has ", pool.size(2), " KV heads, not ", heads);
-  const auto bytes = static_cast<int64_t>(pool.element_size());
-  return {pool.data_ptr(), pool.stride(0) * bytes, pool.stride(1) * bytes, pool.stride(2) * bytes};
-}
 
 oscar_paged_rows codes_of(const Tensor& codes, const char* name, const Tensor& like, int64_t heads, int64_t dim) {
   check_tensor(codes, name, like, 4, ScalarType::Byte);
@@ -52,18 +37,6 @@ oscar_dtype dtype_of(const Tensor& params, const char* name) {
     default:
       fail(name, " is ", params.scalar_type(), ", not float32, float16 or bfloat16");
   }
-}
-
-oscar_page_table table_of(const Tensor& pages, const char* name, const Tensor& lengths, const Tensor& q,
-                          const Tensor& pool) {
-  check_tensor(pages, name, q, 2, ScalarType::Int);
-  if (!pages.is_contiguous()) fail(name, " is not contiguous");
-  check_tensor(lengths, "lengths", q, 1, ScalarType::Int);
-  if (!(pages.size(0) == q.size(0) && lengths.size(0) == q.size(0)))
-    fail(name, " and its lengths have ", pages.size(0), " and ", lengths.size(0), " sequences, not ", q.size(0));
-  const auto per_sequence = static_cast<int32_t>(pages.size(1)), page_size = static_cast<int32_t>(pool.size(1));
-  return {pages.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(), per_sequence, page_size,
-          per_sequence * page_size};
 }
 
 /// out float32 (batch, num_q_heads, head_dim), lse float32 (batch, num_q_heads). q bfloat16 (batch, num_q_heads,
@@ -105,7 +78,7 @@ std::tuple<Tensor, Tensor> int2_decode(const Tensor& q, const Tensor& k_codes, c
   const Tensor space = workspace ? *workspace : torch::stable::new_zeros(q, {bytes}, ScalarType::Byte);
   check_tensor(space, "workspace", q, 1, ScalarType::Byte);
   args.workspace = space.data_ptr(), args.workspace_bytes = static_cast<std::size_t>(space.numel());
-  check_status(oscar_int2_decode(&args, current_stream(q)), "int2_decode", oscar_int2_error());
+  check_status(oscar_int2_decode(&args, current_stream(q)), "int2_decode", oscar_int2_error);
   return {out, lse};
 }
 
@@ -142,7 +115,7 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
   args.slots = slots.const_data_ptr<int32_t>(), args.page_size = static_cast<int32_t>(codes.size(1));
   args.codes = codes_of(codes, "codes", x, heads, dim);
   args.params = params_of(params, "params", x, heads, params.scalar_type());
-  check_status(oscar_int2_pack(&args, current_stream(x)), "int2_pack", oscar_int2_error());
+  check_status(oscar_int2_pack(&args, current_stream(x)), "int2_pack", oscar_int2_error);
 }
 
 }  // namespace

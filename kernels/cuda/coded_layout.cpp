@@ -7,44 +7,16 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/cuda/coded_parts.hpp"
 #include "kernels/cuda/int2_arguments.hpp"
 
 namespace oscar::cuda {
 namespace {
 
-/// The bits of the codes of a block that lie in one byte of each string.
-struct Part {
-  int block, byte, position, width;  // byte of a string, lowest bit in it
-  int code_bit;                      // the lowest bit of the code that is here
-  bool wide;
-};
-
-int bytes_of_string(const std::uint8_t* bits, int blocks) {
-  int sum = 0;
-  for (int block = 0; block < blocks; ++block) sum += bits[block];
-  return (sum + 7) / 8;
-}
-
-/// Places the blocks as the header says, each where most bits are free.
-std::vector<Part> parts_of(const std::uint8_t* bits, int blocks) {
-  std::vector<Part> parts;
-  std::vector<int> used(static_cast<std::size_t>(bytes_of_string(bits, blocks)));
-  for (int block = 0; block < blocks; ++block) {
-    for (int done = 0; done < bits[block];) {
-      const auto emptiest = std::min_element(used.begin(), used.end());
-      const int width = std::min(bits[block] - done, 8 - *emptiest);
-      parts.push_back(
-          {block, static_cast<int>(emptiest - used.begin()), *emptiest, width, done, bits[block] >= kWideBits});
-      done += width, *emptiest += width;
-    }
-  }
-  return parts;
-}
-
 /// One part of the low and one of the high bytes of a piece of 16 bytes, of which one may be missing; or, in a piece of
 /// 8 bytes, the part `low` alone.
 struct Operand {
-  const Part *low = nullptr, *high = nullptr;
+  const CodedPart *low = nullptr, *high = nullptr;
   int piece = -1;  // of 16 bytes; -1: the piece of 8 bytes
   bool wide = false;
 
@@ -53,20 +25,20 @@ struct Operand {
   [[nodiscard]] bool upper() const {
     return (low == nullptr || low->position >= 4) && (high == nullptr || high->position >= 4);
   }
-  [[nodiscard]] const Part* part(int side) const { return side == 0 || single() ? low : high; }
+  [[nodiscard]] const CodedPart* part(int side) const { return side == 0 || single() ? low : high; }
   /// The bits of its part `side` in a byte.
   [[nodiscard]] std::uint32_t mask(int side) const {
-    const Part* const its = part(side);
+    const CodedPart* const its = part(side);
     return its == nullptr ? 0 : ((1U << its->width) - 1) << its->position;
   }
 };
 
 /// The operands of the channels of one class, in the order of their pieces.
-std::vector<Operand> operands_of(const std::vector<Part>& parts, int bytes, bool wide) {
+std::vector<Operand> operands_of(const std::vector<CodedPart>& parts, int bytes, bool wide) {
   std::vector<Operand> operands;
   for (int piece = -(bytes % 2); piece < bytes / 2; ++piece) {
-    std::vector<const Part*> found[2];
-    for (const Part& part : parts) {
+    std::vector<const CodedPart*> found[2];
+    for (const CodedPart& part : parts) {
       const int in_pieces = part.byte - bytes % 2;  // byte 0 of an odd number has a piece of its own
       const int its_piece = in_pieces < 0 ? -1 : in_pieces / 2;
       if (part.wide == wide && its_piece == piece) found[piece < 0 ? 0 : in_pieces % 2].push_back(&part);
@@ -86,7 +58,7 @@ CodedKeyWord word_of(const Operand& operand, int t, const float* steps) {
   CodedKeyWord word{};
   for (int byte = 0; byte < 4; ++byte) {
     const int side = byte % 2, j = 2 * t + byte / 2;
-    const Part* const part = operand.part(side);
+    const CodedPart* const part = operand.part(side);
     word.channel[byte] = -1;
     if (part == nullptr || (operand.single() && j >= 4)) continue;
     const int channel = 8 * part->block + (operand.single() ? 2 * j + side : j);
@@ -105,7 +77,7 @@ struct Planes {
   }
 };
 
-void fill_keys(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps,
+void fill_keys(const std::vector<CodedPart>& parts, int bytes, const Planes& planes, const float* steps,
                CodedHeadTable& table) {
   int pairs = 0;
   for (const bool wide : {true, false}) {
@@ -133,7 +105,7 @@ void fill_keys(const std::vector<Part>& parts, int bytes, const Planes& planes, 
   }
 }
 
-void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes, const float* steps, int blocks,
+void fill_values(const std::vector<CodedPart>& parts, int bytes, const Planes& planes, const float* steps, int blocks,
                  CodedHeadTable& table) {
   std::vector<Operand> operands = operands_of(parts, bytes, true);
   const std::vector<Operand> narrow = operands_of(parts, bytes, false);
@@ -150,7 +122,7 @@ void fill_values(const std::vector<Part>& parts, int bytes, const Planes& planes
                            0x00010001U * operand.mask(1) | (operand.wide ? 0U : 1U << 24)};
     pair.mask[0].low |= planes.offset(operand) / kPlaneBytes << 24;
     for (int side = 0; side < (operand.single() ? 1 : 2); ++side) {
-      const Part* const part = operand.part(side);
+      const CodedPart* const part = operand.part(side);
       if (part == nullptr) continue;
       of_blocks.push_back({part->block,
                            {.slot = static_cast<std::int16_t>(16 * slot + 8 * side),
@@ -205,7 +177,7 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     table.first_byte = layout.token_bytes;
     table.full_planes = k_bytes / 2 + v_bytes / 2;
     table.half_planes = k_bytes % 2 + v_bytes % 2;
-    const std::vector<Part> k_parts = parts_of(k_bits, blocks), v_parts = parts_of(v_bits, blocks);
+    const std::vector<CodedPart> k_parts = parts_of(k_bits, blocks), v_parts = parts_of(v_bits, blocks);
     for (auto& words : table.key_word) {  // of empty slots
       for (CodedKeyWord& word : words) std::fill_n(word.channel, 4, std::int16_t{-1});
     }

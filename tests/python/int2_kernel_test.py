@@ -158,7 +158,7 @@ class KernelTest(unittest.TestCase):
     def test_a_model_says_the_same_by_kernel_and_torch(self):
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :160]).long().to(DEVICE)
-        for name, calls in (("latest", 160), ("lsq", 100), ("latest", 1)):
+        for name, calls in (("latest", 160), ("lsq", 100), ("latest", 1), ("coded", 160), ("coded", 1)):
             kernel, plain = (self.cache(model, name, path=path) for path in ("kernel", "torch"))
             tokens = ids if calls > 1 else ids[:1, :100]
             found, expected = (log_probabilities(model, tokens, cache, calls) for cache in (kernel, plain))
@@ -166,6 +166,25 @@ class KernelTest(unittest.TestCase):
             self.assertEqual((kernel.path, plain.path), ("kernel", "torch: as asked for"))
             kld, cost = (float((p.exp() * (p - q)).sum(-1).mean()) for p, q in ((expected, found), (exact, expected)))
             self.assertLess(kld, 0.2 * cost, (name, calls))
+
+    def test_a_coded_cache_with_padding_and_changed_sequences(self):
+        """Pages are read in torch where there is a mask, and follow their sequences."""
+        model = self.model()
+        ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :120]).long().to(DEVICE)
+        mask = torch.ones(2, 121, dtype=torch.long, device=DEVICE)
+        mask[1, :10] = 0
+        found = []
+        for path in ("kernel", "torch"):
+            cache = self.cache(model, "coded", path=path)
+            with torch.no_grad():
+                model(ids, past_key_values=cache, attention_mask=mask[:, :120])
+                cache.reorder_cache(torch.tensor([1, 0], device=DEVICE))
+                logits = model(ids[:, :1], past_key_values=cache, attention_mask=mask.flip(0)).logits[:, -1]
+                cache.batch_repeat_interleave(2)
+                logits = torch.cat([logits, model(ids[:, :1].repeat_interleave(2, 0), past_key_values=cache).logits[:, -1]])
+            found.append(logits.float().log_softmax(-1))
+        self.assertEqual(found[0].shape[0], 6)
+        self.assertLess(float((found[1].exp() * (found[1] - found[0])).sum(-1).mean()), 1e-3)
 
     def test_an_exact_prompt_sees_itself_as_it_is(self):
         model = self.model()

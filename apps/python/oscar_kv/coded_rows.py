@@ -98,10 +98,16 @@ class CodedRows:
             self._runs.append(_Run(first, blocks, bits, offset))
             first, offset = first + _BLOCK * blocks, offset + blocks * bits
         self.dim, self.stored = len(levels), first
+        self.bits = [int(count).bit_length() - 1 for count in of_blocks.tolist()]  # of each block
         self._wide = int((levels >= _LEAST_WIDE).sum())
         kept = slice(0, first)
         self._levels = torch.from_numpy(levels[kept].astype(np.int64))
         self._step, self._sigma = (torch.from_numpy(x[kept].astype(np.float32)) for x in (step, sigma))
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For kernels, on the CPU: bits uint8 (blocks), steps and sigmas float32 (d), 1 where there are no bits."""
+        return (torch.tensor(self.bits, dtype=torch.uint8),
+                *(torch.nn.functional.pad(x.cpu(), (0, self.dim - self.stored), value=1.0) for x in (self._step, self._sigma)))
 
     def to(self, device: Any) -> "CodedRows":
         """Moves the tables, and returns this."""
@@ -113,8 +119,8 @@ class CodedRows:
         return torch.cat([wide[..., None].expand(*wide.shape, self._wide),
                           narrow[..., None].expand(*narrow.shape, self.stored - self._wide)], -1)
 
-    def encode(self, rows: Tensor) -> Tensor:
-        """rows (..., d) -> uint8 (..., row_bytes)."""
+    def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """rows (..., d) -> codes int64 (..., stored), and the scale bytes of the wide and of the narrow class, int64 (...)."""
         y = rows[..., :self.stored].float()
         ratio = y * (1 / self._sigma)
         is_wide = torch.arange(self.stored, device=rows.device) < self._wide
@@ -133,20 +139,27 @@ class CodedRows:
         gain = (energy / shared).clamp(0.5, 2)
         gain = torch.where(energy.isinf() & shared.isinf(), 1, torch.where(shared > 0, gain, 2))
         gain = torch.where(energy > 0, gain, 1)
-        for which, count in enumerate(counts):
-            if count:
-                bytes_[which] = _scale_bytes(scales[bytes_[which]] * gain)
-        return torch.cat([run.pack(codes) for run in self._runs] + [each[..., None].to(torch.uint8) for each in bytes_], -1)
+        wide, narrow = (_scale_bytes(scales[each] * gain) if count else each for each, count in zip(bytes_, counts))
+        return codes, wide, narrow
+
+    def values(self, codes: Tensor, wide: Tensor, narrow: Tensor) -> Tensor:
+        """The inverse: float32 (..., d); channels that are not stored are 0."""
+        scales = _scales(codes.device)
+        scale = self._of_classes(scales[wide.long()], scales[narrow.long()])
+        return torch.nn.functional.pad(self._values(codes, scale), (0, self.dim - self.stored))
+
+    def encode(self, rows: Tensor) -> Tensor:
+        """rows (..., d) -> uint8 (..., row_bytes)."""
+        codes, *scales = self.quantize(rows)
+        return torch.cat([run.pack(codes) for run in self._runs] + [each[..., None].to(torch.uint8) for each in scales], -1)
+
+    def decode(self, packed: Tensor) -> Tensor:
+        """The inverse: float32 (..., d)."""
+        codes = torch.cat([run.unpack(packed) for run in self._runs] or [packed[..., :0]], -1)
+        return self.values(codes, packed[..., -2], packed[..., -1])
 
     def _values(self, codes: Tensor, scale: Tensor) -> Tensor:
         return (codes.float() - 0.5 * (self._levels - 1).float()) * self._step * scale
-
-    def decode(self, packed: Tensor) -> Tensor:
-        """The inverse: float32 (..., d); channels that are not stored are 0."""
-        scales = _scales(packed.device)
-        scale = self._of_classes(scales[packed[..., -2].long()], scales[packed[..., -1].long()])
-        codes = torch.cat([run.unpack(packed) for run in self._runs] or [packed[..., :0]], -1)
-        return torch.nn.functional.pad(self._values(codes, scale), (0, self.dim - self.stored))
 
 
 class CodedCodec:
@@ -157,6 +170,11 @@ class CodedCodec:
 
     def __init__(self, levels: Tensor, step: Tensor, sigma: Tensor):
         self.heads = [CodedRows(*(x.cpu().numpy() for x in of_head)) for of_head in zip(levels.int(), step.float(), sigma.float())]
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For kernels, on the CPU: bits (heads, d / 8), steps and sigmas (heads, d), as CodedRows has them."""
+        bits, steps, sigmas = (torch.stack(x) for x in zip(*(head.tables() for head in self.heads)))
+        return bits, steps, sigmas
 
     def to(self, device: Any) -> None:
         for head in self.heads:

@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from . import identity, int2_attend, int2_kernel
+from . import coded_kernel, identity, int2_attend, int2_kernel
 from .int2_rows import SideRows
 from .rotation_set import Layer, RotationSet
 from .set_check import check_for_model
@@ -78,6 +78,11 @@ class Int2Layer(CacheLayerMixin):
         sink, recent = self._rotations.windows
         self.key = rows(manifest, "key", layer.layer_id, layer.key, sink, recent)
         self.value = rows(manifest, "value", layer.layer_id, layer.value, sink, recent)
+        rows.join(self.key, self.value)
+
+    @property
+    def is_coded(self) -> bool:
+        return self._layer.key.levels is not None
 
     def _in_transformed_coordinates(self) -> bool:
         return getattr(self._config, "_attn_implementation", None) == INT2_ATTENTION
@@ -88,15 +93,19 @@ class Int2Layer(CacheLayerMixin):
             return "as asked for"
         if not self._in_transformed_coordinates():
             return f"the model's attention is not {INT2_ATTENTION}"
-        return int2_kernel.why_not(self._rotations.manifest, keys, values, self._config.num_attention_heads,
-                                   self._options.path == "kernel")
+        why = int2_kernel.why_not(self._rotations.manifest, keys, values, self._config.num_attention_heads,
+                                  self._options.path == "kernel")
+        if why is None and self.is_coded:
+            return coded_kernel.why_not(self.key.codec, self.value.codec, keys.device)
+        return why
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         why = self._why_torch(key_states, value_states)
         if why is not None and self._options.path == "kernel":
             raise ValueError(f"layer {self._layer.layer_id}: the kernels cannot serve this cache: {why}")
         self.path = "kernel" if why is None else f"torch: {why}"
-        self._begin(int2_kernel.KernelRows if why is None else SideRows)
+        of_kernel = coded_kernel.CodedKernelRows if self.is_coded else int2_kernel.KernelRows
+        self._begin(of_kernel if why is None else SideRows)
         self._attention_of = int2_kernel.attention_of if why is None else int2_attend.attention_of
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key.begin(key_states)

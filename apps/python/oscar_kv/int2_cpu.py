@@ -37,7 +37,7 @@ def int2_pack(x: Tensor, slots: Tensor, codes: Tensor, params: Tensor, *, rotati
     _codec(params, x.shape[2], grid, clip_ratio).encode_into(rows, slots, codes, params)
 
 
-def _rows(pool: Tensor, pages: Tensor, length: int) -> Tensor:
+def rows_of_pool(pool: Tensor, pages: Tensor, length: int) -> Tensor:
     """A sequence's rows of a pool, (length, heads, ...)."""
     tokens = torch.arange(length)
     return pool[pages[tokens // pool.shape[1]].long(), tokens % pool.shape[1]]
@@ -63,8 +63,8 @@ def int2_decode(q: Tensor, k_codes: Tensor, v_codes: Tensor, k_params: Tensor, v
     codec, scale = _codec(k_params, dim), dim**-0.5 if softmax_scale is None else softmax_scale
     for b in range(batch):
         n, w = int(lengths[b]), int(window_lengths[b])
-        k, v = (torch.cat([codec.decode(_rows(codes, pages[b], n), _rows(params, pages[b], n), dim),
-                           _rows(window, window_pages[b], w).float()]).double().transpose(0, 1)
+        k, v = (torch.cat([codec.decode(rows_of_pool(codes, pages[b], n), rows_of_pool(params, pages[b], n), dim),
+                           rows_of_pool(window, window_pages[b], w).float()]).double().transpose(0, 1)
                 for codes, params, window in ((k_codes, k_params, k_window), (v_codes, v_params, v_window)))
         scores = q[b].double().unflatten(0, (kv_heads, -1)) @ k.transpose(1, 2) * scale
         lse[b] = scores.logsumexp(-1).flatten()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """An Int2Cache on the kernels of liboscar_torch.so: int2_pack writes the history, int2_decode reads ring and history. Of
-codecs with 4 levels, lloyd-max alone is packed in torch.
+codecs with 4 levels, lloyd-max alone is packed in torch. Rows of a coded cache are those of coded_kernel.py.
 
 A sequence's history is a run of pages of its own. A call of one token is one launch of int2_decode with the ring as it is;
 in the first call of many, each token is a sequence to the kernel, with its own windows in one pool and lengths of the same
@@ -25,29 +25,35 @@ _SEQUENCES = 1024  # of one launch for many tokens: bounds tables and workspace
 
 
 def why_not(manifest: dict[str, Any], keys: Tensor, values: Tensor, num_q_heads: int, on_cpu: bool) -> str | None:
-    """Why the kernels cannot hold these rows (batch, heads, tokens, d) of a set; None: they can. on_cpu: int2_cpu.py will
-    do."""
-    codec, dim = manifest["codec"], keys.shape[3]
-    if codec["name"] == "coded":
-        return "rows of a coded cache, which the kernels do not read yet"
-    device = keys.device.type
+    """Why the kernels cannot hold these rows (batch, heads, tokens, d) of a set; None: they can. on_cpu: int2_cpu.py and
+    coded_cpu.py will do."""
+    device, dims = keys.device.type, (keys.shape[3], values.shape[3])
+    if device != "cuda" and not (on_cpu and device == "cpu"):
+        return f"rows are on {device}, the kernels on CUDA"
+    if manifest["windows"]["recent"] < 1:
+        return "no recent tokens are kept as they are"
+    return why_not_rows(manifest["codec"], dims, num_q_heads, keys.shape[1]) or why_no_operators(device)
+
+
+def why_not_rows(codec: dict[str, Any], dims: tuple[int, int], num_q_heads: int, num_kv_heads: int) -> str | None:
+    """The same for a set's codec and rows of keys and values of so many channels."""
+    dim, is_coded = dims[0], codec["name"] == "coded"
     wrong = [text for is_wrong, text in (
-        (device != "cuda" and not (on_cpu and device == "cpu"), f"rows are on {device}, the kernels on CUDA"),
-        (list(codec["levels"]) != [4, 4], f"levels are {codec['levels']}, the kernels' 4 and 4"),
-        (dim not in (64, 128, 256) or values.shape[3] != dim, f"rows of {dim} and {values.shape[3]} channels"),
-        ((codec["group_size"] or dim) not in (dim, 64, 32), f"groups of {codec['group_size']} channels"),
-        (manifest["windows"]["recent"] < 1, "no recent tokens are kept as they are"),
-        (num_q_heads > 16 * keys.shape[1], f"{num_q_heads} query heads for {keys.shape[1]} KV heads")) if is_wrong]
-    return wrong[0] if wrong else _why_no_operators(device)
+        (not is_coded and list(codec.get("levels", ())) != [4, 4], f"levels are {codec.get('levels')}, the kernels' 4 and 4"),
+        (dim not in (64, 128, 256) or dims[1] != dim, f"rows of {dim} and {dims[1]} channels"),
+        (not is_coded and (codec.get("group_size") or dim) not in (dim, 64, 32), f"groups of {codec.get('group_size')} channels"),
+        (num_q_heads > 16 * num_kv_heads, f"{num_q_heads} query heads for {num_kv_heads} KV heads")) if is_wrong]
+    return wrong[0] if wrong else None
 
 
-def _why_no_operators(device: str) -> str | None:
+def why_no_operators(device: str) -> str | None:
+    """Loads the operators for "cuda", or their references for "cpu"."""
     try:
         load_library()
     except (FileNotFoundError, OSError) as error:
         return str(error)
     if device == "cpu":
-        from . import int2_cpu  # noqa: F401  (registers them)
+        from . import coded_cpu, int2_cpu  # noqa: F401  (registers them)
     elif not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
         return "liboscar_torch.so was built without CUDA"
     return None
@@ -82,7 +88,7 @@ def _lengths(batch: int, length: int, device: torch.device) -> Tensor:
 
 
 @_kept(4)
-def _slots(batch: int, room: int, first: int, count: int, device: torch.device) -> Tensor:
+def slots_of(batch: int, room: int, first: int, count: int, device: torch.device) -> Tensor:
     """int32 (batch * count): where the tokens from `first` on go."""
     tokens = torch.arange(first, first + count, dtype=torch.int32, device=device)
     return (torch.arange(0, batch * room, room, dtype=torch.int32, device=device)[:, None] + tokens).flatten()
@@ -132,10 +138,22 @@ class KernelRows(SideRows):
         self.params.reserve(count)
         if self.codes.data.shape[1] != room:
             self._view()
-        slots = _slots(batch, self.codes.data.shape[1], self.codes.length, count, rows.device)
+        slots = slots_of(batch, self.codes.data.shape[1], self.codes.length, count, rows.device)
         pack(self.codec, rows.transpose(1, 2).flatten(0, 1), slots, *self.pages[1:])
         self.codes.length += count
         self.params.length += count
+
+    def history_room(self) -> int:
+        """Pages of ROOM tokens of each sequence."""
+        return self.codes.data.shape[1] // ROOM
+
+    def decode(self, values: "KernelRows", q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
+        """q: bfloat16 (sequences, query heads, d) for these keys and those values -> float32. windows: pools of both; tables:
+        pages and lengths of the history, and of the window."""
+        (_, k_codes, k_params), (_, v_codes, v_params) = self.pages, values.pages
+        out, _ = torch.ops.oscar.int2_decode(q, k_codes, v_codes, k_params, v_params, *tables[:2], *windows, *tables[2:],
+                                             softmax_scale=scaling)
+        return out
 
     def change(self, change: Callable[[Tensor], Tensor]) -> None:
         super().change(change)
@@ -169,13 +187,10 @@ class _Call:
     def _decode(self, q: Tensor, pages: Tensor, lengths: Tensor, windows: list[Tensor], window_pages: Tensor,
                 window_lengths: Tensor, scaling: float) -> Tensor:
         """(sequences, query heads, d), bfloat16 -> float32."""
-        (_, k_codes, k_params), (_, v_codes, v_params) = self.key.pages, self.value.pages
-        out, _ = torch.ops.oscar.int2_decode(q.contiguous(), k_codes, v_codes, k_params, v_params, pages, lengths, *windows,
-                                             window_pages, window_lengths, softmax_scale=scaling)
-        return out
+        return self.key.decode(self.value, q.contiguous(), windows, (pages, lengths, window_pages, window_lengths), scaling)
 
     def _history_pages(self, batch: int, device: torch.device) -> Tensor:
-        return _pages(batch, self.key.codes.data.shape[1] // ROOM, device)
+        return _pages(batch, self.key.history_room(), device)
 
     def _one(self, q: Tensor, scaling: float) -> Tensor:
         batch, length, kept, device = q.shape[0], self.key.length, self.key.sink + self.key.recent, q.device

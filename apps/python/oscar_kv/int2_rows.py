@@ -51,6 +51,10 @@ class SideRows(Int2Side):
         self.sink, self.recent = sink, recent
         self.clear()
 
+    @staticmethod
+    def join(key: "SideRows", value: "SideRows") -> None:
+        """Tells the sides of each other."""
+
     def clear(self) -> None:
         self.length = 0
         self.ring: Tensor | None = None  # (batch, slots, heads, d)
@@ -64,6 +68,9 @@ class SideRows(Int2Side):
         self.place(heads, dim, states.device, states.dtype)
         slots = -(-(self.sink + self.recent) // RING_PAGE) * RING_PAGE
         self.ring = states.new_zeros(states.shape[0], slots, heads, dim, dtype=torch.bfloat16)
+        self._begin_history()
+
+    def _begin_history(self) -> None:
         self.codes, self.params = (_Grown(x) for x in self.codec.encode(self.ring[:, :0].transpose(1, 2)))
 
     def append(self, states: Tensor) -> None:

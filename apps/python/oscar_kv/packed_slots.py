@@ -11,7 +11,10 @@ _ALIGNED = 16  # bytes of a slot of INT2 rows, which kernels load so many at a t
 
 
 class PackedSlots:
-    """key, value: of one layer, placed; heads: KV heads of this process."""
+    """key, value: of one layer, placed; heads: KV heads of this process. path: "kernels" where they serve decode steps
+    (kernel_slots.py), else "torch: why"."""
+
+    path = "torch"
 
     def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int):
         self.sides, self.heads, self.dim = (key, value), heads, dim

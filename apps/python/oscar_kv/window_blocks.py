@@ -9,6 +9,7 @@ was longest not read makes room. A block that comes back without a copy, by a pr
 its packed rows. Needs torch only; runs on the device, which it waits for once a step.
 """
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,16 @@ class WindowStep:
 
     kept: Tensor
     restored: tuple[Tensor, Tensor]
+
+
+class DecodeTables(NamedTuple):
+    """What one token of each request sees, int32: pages and lengths of its history, whose first page is the first behind the sink;
+    slots of copies and lengths of its windows, itself the last."""
+
+    pages: Tensor  # (requests, pages of the longest)
+    lengths: Tensor
+    copies: Tensor  # (requests, sink + recent), pages of one token
+    copy_lengths: Tensor
 
 
 class WindowBlocks:
@@ -91,6 +102,22 @@ class WindowBlocks:
         """places() of what this step reads packed."""
         first = before.clamp(max=self.sink)
         return self.places(table, first, self.recent_begin(before) - first)
+
+    def decode_tables(self, table: Tensor, before: list[int], own: Tensor) -> DecodeTables:
+        """Of requests whose next token, behind so many, has the slot `own`. The sink is a multiple of the block size, and recent
+        tokens are two or more, so that the token itself has a copy."""
+        device, seen = table.device, torch.tensor(before, dtype=torch.long, device=table.device)
+        (sinks, sink_counts), (begin, recent_counts) = self._window(seen)
+        lengths = begin - sink_counts
+        copies = torch.zeros(len(before), self.sink + self.recent, dtype=torch.long, device=device)
+        for (request, token, slots), first in zip(self.windows(table, seen), (sinks, begin - sink_counts)):
+            copies[request, token - first[request]] = self.copies(slots)
+        last = sink_counts + recent_counts
+        copies[torch.arange(len(before), device=device), last] = self.copies(own)
+        most = max(max(n + 1 - self.recent, min(n, self.sink)) - min(n, self.sink) for n in before)
+        first_page = self.sink // self.block_size
+        pages = table[:, first_page:first_page + max(-(-most // self.block_size), 1)]
+        return DecodeTables(pages.int().contiguous(), lengths.int(), copies.int(), (last + 1).int())
 
     def _give(self, blocks: Tensor) -> None:
         """Entries to blocks that have none."""

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""PackedSlots that kernels of liboscar_torch.so write and read: blocks of INT2 rows, or pages of a coded cache
+(kernels/include/oscar/coded_attention.h). slots_for() says which, and where only torch can. Non-goals: windows, page tables.
+"""
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import coded_kernel, int2_kernel
+from .int2_side import Int2Side
+from .packed_slots import PackedSlots
+
+ON_CPU = False  # tests: take the operators' references, int2_cpu.py and coded_cpu.py
+
+
+class Int2Slots(PackedSlots):
+    """The rows of a KV head lie behind each other in a block, so that the kernels read whole lines of memory."""
+
+    path = "kernels"
+
+    def _pools(self, cache: Tensor) -> list[Tensor]:
+        """Codes of keys, codes of values, params of keys, params of values: views (blocks, tokens, heads, ...)."""
+        data, tokens, pools, first = cache[:, 0].flatten(1), cache.shape[2], [], 0
+        for number, size in enumerate(self._sizes):
+            part = data[:, first:first + size * tokens]
+            if number >= 2:
+                part = part.view(self.sides[number - 2].codec.param_type)
+            pool = part.unflatten(1, (self.heads, tokens, -1)).transpose(1, 2)
+            pools.append(pool if number < 2 else pool.unflatten(-1, (-1, 2)))
+            first += size * tokens
+        return pools
+
+    def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        page, token = slots // cache.shape[2], slots % cache.shape[2]
+        rows = [pool[page, token].transpose(0, 1) for pool in self._pools(cache)]
+        keys, values = (side.codec.decode(*rows[number::2], self.dim) for number, side in enumerate(self.sides))
+        return keys, values
+
+    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        pools, slots = self._pools(cache), slots.int()
+        for number, (side, rows) in enumerate(zip(self.sides, (keys, values))):
+            int2_kernel.pack(side.codec, rows, slots, *pools[number::2])
+
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
+        """q: bfloat16 (sequences, query heads, d) -> float32. windows: pools of keys and values; tables: pages and lengths of the
+        history, and of the window."""
+        out, _ = torch.ops.oscar.int2_decode(q, *self._pools(cache), *tables[:2], *windows, *tables[2:], softmax_scale=scaling)
+        return out
+
+
+class CodedSlots(PackedSlots):
+    path = "kernels"
+
+    def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int, device: torch.device):
+        super().__init__(key, value, heads, dim)
+        self.pages = coded_kernel.KernelPages(key.codec, value.codec, device)
+        self.bytes = self.pages.token_bytes
+
+    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        self.pages.pack(slots.int(), cache[:, 0], k=keys, v=values)
+
+    def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = (self.pages.read(cache[:, 0], slots, side) for side in range(2))
+        return keys, values
+
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
+        """As Int2Slots.decode()."""
+        return self.pages.decode(q, cache[:, 0], windows, tables, scaling)
+
+
+def _why_not(manifest: dict[str, Any], heads: int, dim: int, num_q_heads: int, block_size: int, device: torch.device) -> str | None:
+    sink, recent = manifest["windows"]["sink"], manifest["windows"]["recent"]
+    if device.type != "cuda" and not ON_CPU:
+        return f"the cache is on {device.type}, the kernels on CUDA"
+    if recent < 2:
+        return f"a window of {recent} recent tokens"
+    if block_size not in (4, 8, 16, 32, 64, 128, 256):
+        return f"blocks of {block_size} tokens"
+    if sink % block_size:
+        return f"a sink of {sink} tokens in blocks of {block_size}"
+    return (int2_kernel.why_not_rows(manifest["codec"], (dim, dim), num_q_heads, heads)
+            or int2_kernel.why_no_operators("cpu" if device.type == "cpu" else "cuda"))
+
+
+def slots_for(manifest: dict[str, Any], key: Int2Side, value: Int2Side, heads: int, dim: int, num_q_heads: int, block_size: int,
+              device: torch.device) -> PackedSlots:
+    """key, value: of one layer, placed; heads: KV heads of this process. `.path` says whether kernels serve its decode steps."""
+    why = _why_not(manifest, heads, dim, num_q_heads, block_size, device)
+    if why is None:
+        try:
+            return (CodedSlots(key, value, heads, dim, device) if manifest["codec"]["name"] == "coded" else
+                    Int2Slots(key, value, heads, dim))
+        except ValueError as error:
+            why = str(error)
+    slots = PackedSlots(key, value, heads, dim)
+    slots.path = f"torch: {why}"
+    return slots

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+// torch.ops.oscar.coded_layout of tensors of the CPU, and coded_pack and coded_decode (coded_ops.cpp) of CUDA tensors,
+// in torch's current stream. The latter two can be captured in a CUDA graph. Errors: RuntimeError with the tensor's
+// name.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "gpu.hpp"
+#include "gpu_tensors.hpp"
+#include "oscar/coded_pack.h"
+
+namespace oscar::operators {
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+constexpr int64_t kLayoutNumbers = 7;
+
+void check_format(const Tensor& x, const char* name, const Tensor& bits, int64_t width, ScalarType type) {
+  check_tensor(x, name, bits, 2, type);
+  if (!x.is_contiguous()) fail(name, " is not contiguous");
+  if (!(x.size(0) == bits.size(0) && x.size(1) == width))
+    fail(name, " is ", shape_of(x), ", not [", bits.size(0), ", ", width, "]");
+}
+
+/// See coded_ops.cpp.
+std::tuple<Tensor, Tensor> coded_layout(const Tensor& k_bits, const Tensor& v_bits, const Tensor& k_steps,
+                                        const Tensor& v_steps, const Tensor& k_sigmas, const Tensor& v_sigmas) {
+  check_tensor(k_bits, "k_bits", k_bits, 2, ScalarType::Byte);
+  const int64_t heads = k_bits.size(0), blocks = k_bits.size(1);
+  check_format(k_bits, "k_bits", k_bits, blocks, ScalarType::Byte),
+      check_format(v_bits, "v_bits", k_bits, blocks, ScalarType::Byte);
+  check_format(k_steps, "k_steps", k_bits, 8 * blocks, ScalarType::Float),
+      check_format(v_steps, "v_steps", k_bits, 8 * blocks, ScalarType::Float);
+  check_format(k_sigmas, "k_sigmas", k_bits, 8 * blocks, ScalarType::Float),
+      check_format(v_sigmas, "v_sigmas", k_bits, 8 * blocks, ScalarType::Float);
+  const oscar_coded_format format{static_cast<int32_t>(8 * blocks), static_cast<int32_t>(heads),
+                                  k_bits.const_data_ptr<uint8_t>(), v_bits.const_data_ptr<uint8_t>(),
+                                  k_steps.const_data_ptr<float>(),  v_steps.const_data_ptr<float>()};
+  const auto *const ks = k_sigmas.const_data_ptr<float>(), *const vs = v_sigmas.const_data_ptr<float>();
+  oscar_coded_layout layout{};
+  int64_t write_bytes = 0;
+  check_status(oscar_coded_layout_of(&format, &layout, nullptr), "coded_layout", oscar_int2_error);
+  check_status(oscar_coded_pack_table_of(&format, ks, vs, &write_bytes, nullptr), "coded_layout", oscar_int2_error);
+  const Tensor tables = torch::stable::new_empty(k_bits, {layout.table_bytes + write_bytes}, ScalarType::Byte);
+  auto* const to = tables.mutable_data_ptr<uint8_t>();
+  check_status(oscar_coded_layout_of(&format, &layout, to), "coded_layout", oscar_int2_error);
+  check_status(oscar_coded_pack_table_of(&format, ks, vs, &write_bytes, to + layout.table_bytes), "coded_layout",
+               oscar_int2_error);
+  const Tensor numbers = torch::stable::new_empty(k_bits, {kLayoutNumbers}, ScalarType::Long);
+  const int64_t values[kLayoutNumbers] = {layout.head_dim,       layout.num_kv_heads, layout.key_operands,
+                                          layout.value_operands, layout.planes,       layout.token_bytes,
+                                          layout.table_bytes};
+  std::memcpy(numbers.mutable_data_ptr<int64_t>(), values, sizeof values);
+  return {numbers, tables};
+}
+
+oscar_coded_layout layout_of(const std::vector<int64_t>& numbers, const Tensor& tables, const Tensor& like) {
+  if (numbers.size() != kLayoutNumbers) fail("layout has ", numbers.size(), " numbers; give what coded_layout made");
+  check_tensor(tables, "tables", like, 1, ScalarType::Byte);
+  oscar_coded_layout layout{static_cast<int32_t>(numbers[0]),
+                            static_cast<int32_t>(numbers[1]),
+                            static_cast<int32_t>(numbers[2]),
+                            static_cast<int32_t>(numbers[3]),
+                            static_cast<int32_t>(numbers[4]),
+                            numbers[5],
+                            numbers[6],
+                            tables.data_ptr()};
+  if (!(layout.table_bytes > 0 && layout.table_bytes < tables.numel()))
+    fail("tables has ", tables.numel(), " bytes, and the layout is not theirs; give what coded_layout made");
+  return layout;
+}
+
+void check_pages(const Tensor& pages, const Tensor& like, const oscar_coded_layout& layout) {
+  check_tensor(pages, "pages", like, 3, ScalarType::Byte);
+  if (!(pages.size(2) == layout.token_bytes && pages.stride(1) == layout.token_bytes))
+    fail("pages must be (pages, page_size, ", layout.token_bytes, ") with dense pages");
+}
+
+/// x (tokens, num_kv_heads, head_dim); rotation (head_dim, head_dim) or one for each head; mean float32 (1 or heads,
+/// head_dim).
+oscar_coded_rows side_of(const std::optional<Tensor>& x, const std::optional<Tensor>& rotation,
+                         const std::optional<Tensor>& mean, const char* name, const Tensor& slots,
+                         const oscar_coded_layout& layout) {
+  oscar_coded_rows rows{};
+  if (!x) return rows;
+  const int64_t heads = layout.num_kv_heads, dim = layout.head_dim;
+  check_tensor(*x, name, slots, 3, ScalarType::BFloat16);
+  if (!(x->size(0) == slots.size(0) && x->size(1) == heads && x->size(2) == dim))
+    fail(name, " is ", shape_of(*x), ", not [", slots.size(0), ", ", heads, ", ", dim, "]");
+  rows.x = x->data_ptr(), rows.x_token_stride = 2 * x->stride(0), rows.x_head_stride = 2 * x->stride(1);
+  if (rotation) {
+    check_tensor(*rotation, "rotation", slots, rotation->dim() == 2 ? 2 : 3, ScalarType::BFloat16);
+    if (!(rotation->size(-1) == dim && rotation->size(-2) == dim && rotation->stride(-2) == dim))
+      fail("the rotation of ", name, " must be dense (", dim, ", ", dim, ")");
+    const bool one = rotation->dim() == 2 || rotation->size(0) == 1;
+    if (!(one || rotation->size(0) == heads))
+      fail("the rotation of ", name, " has ", rotation->size(0), " heads, not ", heads);
+    rows.rotation = rotation->data_ptr(), rows.rotation_head_stride = one ? 0 : 2 * rotation->stride(0);
+  }
+  if (mean) {
+    check_tensor(*mean, "mean", slots, 2, ScalarType::Float);
+    if (!(mean->size(1) == dim && (mean->size(0) == 1 || mean->size(0) == heads)))
+      fail("the mean of ", name, " is ", shape_of(*mean), ", not [", heads, ", ", dim, "]");
+    rows.mean = mean->const_data_ptr<float>(), rows.mean_head_stride = mean->size(0) == 1 ? 0 : 4 * mean->stride(0);
+  }
+  return rows;
+}
+
+void coded_pack(const Tensor& slots, const Tensor& pages, const std::vector<int64_t>& numbers, const Tensor& tables,
+                const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_rotation,
+                const std::optional<Tensor>& v_rotation, const std::optional<Tensor>& k_mean,
+                const std::optional<Tensor>& v_mean) {
+  check_tensor(slots, "slots", slots, 1, ScalarType::Int);
+  const DeviceGuard guard(slots.get_device_index());
+  const oscar_coded_layout layout = layout_of(numbers, tables, slots);
+  check_pages(pages, slots, layout);
+  oscar_coded_pack_args args{};
+  args.head_dim = layout.head_dim, args.num_kv_heads = layout.num_kv_heads, args.token_bytes = layout.token_bytes;
+  args.table = static_cast<const unsigned char*>(layout.table) + layout.table_bytes;
+  args.num_tokens = static_cast<int32_t>(slots.size(0)), args.slots = slots.const_data_ptr<int32_t>();
+  args.k = side_of(k, k_rotation, k_mean, "k", slots, layout),
+  args.v = side_of(v, v_rotation, v_mean, "v", slots, layout);
+  args.page_size = static_cast<int32_t>(pages.size(1)), args.pages = pages.data_ptr(),
+  args.page_stride = pages.stride(0);
+  if (args.num_tokens == 0) return;
+  check_status(oscar_coded_pack(&args, current_stream(slots)), "coded_pack", oscar_int2_error);
+}
+
+/// out float32 (batch, num_q_heads, head_dim), lse float32 (batch, num_q_heads). q bfloat16 (batch, num_q_heads,
+/// head_dim). workspace: as int2_decode's.
+std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, const std::vector<int64_t>& numbers,
+                                        const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
+                                        const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
+                                        const Tensor& window_lengths, std::optional<double> softmax_scale,
+                                        int64_t split_batch, const std::optional<Tensor>& workspace) {
+  check_tensor(q, "q", q, 3, ScalarType::BFloat16);
+  if (!q.is_contiguous()) fail("q is not contiguous");
+  const DeviceGuard guard(q.get_device_index());
+  oscar_coded_decode_args args{};
+  args.layout = layout_of(numbers, tables, q);
+  const int64_t dim = q.size(2), heads = args.layout.num_kv_heads;
+  if (dim != args.layout.head_dim) fail("q has ", dim, " channels a head, not ", args.layout.head_dim);
+  check_pages(pages, q, args.layout);
+  check_tensor(k_window, "k_window", q, 4, ScalarType::BFloat16),
+      check_tensor(v_window, "v_window", q, 4, ScalarType::BFloat16);
+  if (!(k_window.size(3) == dim && v_window.size(3) == dim)) fail("rows of the window are not ", dim, " wide");
+  const Tensor out = torch::stable::new_empty(q, q.sizes(), ScalarType::Float);
+  const Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1)}, ScalarType::Float);
+  args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(1));
+  args.softmax_scale = static_cast<float>(softmax_scale.value_or(1 / std::sqrt(static_cast<double>(dim))));
+  args.split_batch = static_cast<int32_t>(split_batch), args.q = q.data_ptr();
+  args.pages = pages.data_ptr(), args.page_stride = pages.stride(0);
+  args.history = table_of(page_table, "page_table", lengths, q, pages);
+  args.k_window = rows_of(k_window, "k_window", heads), args.v_window = rows_of(v_window, "v_window", heads);
+  args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window);
+  args.out = out.mutable_data_ptr<float>(), args.lse = lse.mutable_data_ptr<float>();
+  const auto bytes = static_cast<int64_t>(oscar_coded_decode_workspace(&args));
+  if (bytes <= 0) fail("coded_decode: ", oscar_int2_error());
+  const Tensor space = workspace ? *workspace : torch::stable::new_zeros(q, {bytes}, ScalarType::Byte);
+  check_tensor(space, "workspace", q, 1, ScalarType::Byte);
+  args.workspace = space.data_ptr(), args.workspace_bytes = static_cast<std::size_t>(space.numel());
+  check_status(oscar_coded_decode(&args, current_stream(q)), "coded_decode", oscar_int2_error);
+  return {out, lse};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(oscar, CPU, library) { library.impl("coded_layout", TORCH_BOX(&coded_layout)); }
+
+STABLE_TORCH_LIBRARY_IMPL(oscar, CUDA, library) {
+  library.impl("coded_pack", TORCH_BOX(&coded_pack));
+  library.impl("coded_decode", TORCH_BOX(&coded_decode));
+}
+
+}  // namespace oscar::operators

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// torch.ops.oscar.coded_layout, coded_pack and coded_decode: oscar/coded_pack.h and coded_attention.h for tensors. Here
+// their schemas and shapes, in every build; coded_on_gpu.cpp computes.
+//   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
+//   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
+//            operands, planes, bytes of a token, bytes of the reader's tables
+//   tables   uint8: the reader's, then the writer's; made on the CPU, used on the GPU
+//   pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
+//   windows, page tables and lengths as for int2_decode
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "shapes.hpp"
+#include "stable_torch.hpp"
+
+namespace oscar::operators {
+namespace {
+
+using Layout = std::vector<int64_t>;
+
+std::tuple<Tensor, Tensor> coded_decode_shapes(const Tensor& q, const Tensor&, const Layout&, const Tensor&,
+                                               const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                               const Tensor&, const Tensor&, std::optional<double>, int64_t,
+                                               const std::optional<Tensor>&) {
+  return {empty_float_like(q), empty_float_like(torch::stable::select(q, 2, 0))};
+}
+
+void coded_pack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor&, const std::optional<Tensor>&,
+                       const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&,
+                       const std::optional<Tensor>&, const std::optional<Tensor>&) {}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
+  library.def(
+      "coded_layout(Tensor k_bits, Tensor v_bits, Tensor k_steps, Tensor v_steps, Tensor k_sigmas, Tensor v_sigmas) -> "
+      "(Tensor layout, Tensor tables)");
+  library.def(
+      "coded_pack(Tensor slots, Tensor(a!) pages, int[] layout, Tensor tables, *, Tensor? k=None, Tensor? v=None, "
+      "Tensor? k_rotation=None, Tensor? v_rotation=None, Tensor? k_mean=None, Tensor? v_mean=None) -> ()");
+  library.def(
+      "coded_decode(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
+      "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
+      "float? softmax_scale=None, int split_batch=0, Tensor(a!)? workspace=None) -> (Tensor out, Tensor lse)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
+  library.impl("coded_decode", TORCH_BOX(&coded_decode_shapes));
+  library.impl("coded_pack", TORCH_BOX(&coded_pack_shapes));
+}
+
+}  // namespace oscar::operators

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#include "gpu_tensors.hpp"
+
+namespace oscar::operators {
+
+void check_tensor(const Tensor& x, const char* name, const Tensor& like, int64_t dims, ScalarType type) {
+  if (x.device() != like.device()) fail(name, " is on ", text_of(x.device()), ", not on ", text_of(like.device()));
+  if (x.dim() != dims) fail(name, " has ", x.dim(), " dimensions, not ", dims);
+  if (x.scalar_type() != type) fail(name, " is ", x.scalar_type(), ", not ", type);
+  if (x.numel() != 0 && x.stride(-1) != 1) fail(name, "'s rows are not dense");
+}
+
+oscar_paged_rows rows_of(const Tensor& pool, const char* name, int64_t heads) {
+  if (pool.size(2) != heads) fail(name, " has ", pool.size(2), " KV heads, not ", heads);
+  const auto bytes = static_cast<int64_t>(pool.element_size());
+  return {pool.data_ptr(), pool.stride(0) * bytes, pool.stride(1) * bytes, pool.stride(2) * bytes};
+}
+
+oscar_page_table table_of(const Tensor& pages, const char* name, const Tensor& lengths, const Tensor& q,
+                          const Tensor& pool) {
+  check_tensor(pages, name, q, 2, ScalarType::Int);
+  if (!pages.is_contiguous()) fail(name, " is not contiguous");
+  check_tensor(lengths, "lengths", q, 1, ScalarType::Int);
+  if (!(pages.size(0) == q.size(0) && lengths.size(0) == q.size(0)))
+    fail(name, " and its lengths have ", pages.size(0), " and ", lengths.size(0), " sequences, not ", q.size(0));
+  const auto per_sequence = static_cast<int32_t>(pages.size(1)), page_size = static_cast<int32_t>(pool.size(1));
+  return {pages.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(), per_sequence, page_size,
+          per_sequence * page_size};
+}
+
+}  // namespace oscar::operators

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+// oscar_coded_pack(): rotation, codes, scales and pages in one pass. From equal rows y the bytes are those of
+// kernels/reference/coded_row.cpp (compiled without contraction). A warp takes 32 tokens of a head at a time.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cuda/coded_pack_encode.cuh"
+#include "kernels/cuda/int2_launch.cuh"
+
+namespace oscar::cuda {
+namespace {
+
+/// A block's shared memory: the warps' rows, the head's table, the rotation and what it makes of the mean.
+template <int kDim, bool kRotate>
+struct CodedPackPlaces {
+  static constexpr int kWarps = kRotate && kDim == 256 ? 4 : 8;  // what shared memory has room for beside a rotation
+  static constexpr int kTable = kWarps * CodedTile<kDim>::kBytes;
+  static constexpr int kSide = kTable + static_cast<int>(sizeof(CodedPackScales));
+  static constexpr int kRotation = kSide + static_cast<int>(sizeof(CodedPackSide));
+  static constexpr int kBias = kRotation + (kRotate ? 2 * kDim * kDim : 0);
+  static constexpr int kBytes = kBias + (kRotate ? 4 * kDim : 0);
+};
+
+/// Copies 16-byte pieces to shared memory, by all threads of a block.
+__device__ __forceinline__ void copy_whole(unsigned to, const void* from, int bytes) {
+  for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += static_cast<int>(blockDim.x) * 16) {
+    copy_async<16>(to + static_cast<unsigned>(i), static_cast<const unsigned char*>(from) + i);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void copy_rotation(const oscar_coded_rows& rows, int head, unsigned to) {
+  const unsigned char* const from = moved(rows.rotation, rows.rotation_head_stride, head);
+  for (unsigned i = threadIdx.x; i < kDim * kDim / 8; i += blockDim.x) {
+    copy_async<16>(to + place<kDim>(i / (kDim / 8), i % (kDim / 8)), from + i * 16);
+  }
+}
+
+/// bias = -mean R, by all threads of a block.
+template <int kDim>
+__device__ __forceinline__ void make_bias(const oscar_coded_rows& rows, int head, const unsigned char* rotation,
+                                          float* bias) {
+  const auto* const mean = reinterpret_cast<const float*>(moved(rows.mean, rows.mean_head_stride, head));
+  for (unsigned i = threadIdx.x; i < kDim; i += blockDim.x) {
+    float sum = 0;
+    for (unsigned k = 0; rows.mean != nullptr && k < kDim; ++k) {
+      const unsigned char* const at = rotation + place<kDim>(k, i / 8) + i % 8 * 2;
+      sum = __fmaf_rn(-mean[k], float_of(*reinterpret_cast<const unsigned short*>(at)), sum);
+    }
+    bias[i] = sum;
+  }
+}
+
+/// Grid: (any number, sides * num_kv_heads); blocks of a head and side share its tiles.
+template <int kDim, bool kRotate>
+__global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes, kDim <= 128 ? 2 : 1)
+    coded_pack(const __grid_constant__ CodedPackParams p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  using Shared = CodedPackPlaces<kDim, kRotate>;
+  const int heads = p.args.num_kv_heads, which = static_cast<int>(blockIdx.y);
+  const int value_side = p.first_side + which / heads, head = which % heads;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+  const oscar_coded_rows& rows = value_side == 0 ? p.args.k : p.args.v;
+  const CodedTile<kDim> tile(rows, head, shared + warp * CodedTile<kDim>::kBytes);
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const auto* const table = static_cast<const CodedPackTable*>(p.args.table);
+  const auto& side = *reinterpret_cast<const CodedPackSide*>(shared + Shared::kSide);
+  const auto& scales = *reinterpret_cast<const CodedPackScales*>(shared + Shared::kTable);
+  follow_previous_launch();
+  copy_whole(target + Shared::kTable, &table->scales, sizeof(CodedPackScales));
+  copy_whole(target + Shared::kSide, &table->side[value_side * heads + head], sizeof(CodedPackSide));
+  if constexpr (kRotate) copy_rotation<kDim>(rows, head, target + Shared::kRotation);
+  commit_copies();
+  const int step = static_cast<int>(gridDim.x) * Shared::kWarps * kCodedPackTokens;
+  int first = (warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * kCodedPackTokens;
+  if (first < p.args.num_tokens) tile.copy(first, p.args.num_tokens);
+  wait_for_copies<0>();
+  __syncthreads();
+  if constexpr (kRotate) {
+    make_bias<kDim>(rows, head, shared + Shared::kRotation, reinterpret_cast<float*>(shared + Shared::kBias));
+    __syncthreads();
+  }
+  for (; first < p.args.num_tokens; first += step) {
+    const int slot = first + lane < p.args.num_tokens ? p.args.slots[first + lane] : -1;
+    wait_for_copies<0>();
+    __syncwarp();
+    if constexpr (kRotate) {
+      tile.rotate(target + Shared::kRotation, reinterpret_cast<const float*>(shared + Shared::kBias));
+    }
+    const PagePlaces places(p, side, slot);
+    CodedEncoder<kDim, kRotate>(tile, side, scales, places, value_side).run();
+    __syncwarp();  // every lane has read its rows
+    if (first + step < p.args.num_tokens) tile.copy(first + step, p.args.num_tokens);
+  }
+}
+
+template <int kDim, bool kRotate>
+int launch(const CodedPackParams& p, cudaStream_t stream) {
+  constexpr int kShared = CodedPackPlaces<kDim, kRotate>::kBytes, kWarps = CodedPackPlaces<kDim, kRotate>::kWarps;
+  constexpr int kBlocks = kDim <= 128 ? 2 * 132 : 132;  // what an H100 holds at once
+  const int parts = p.sides * p.args.num_kv_heads, rows = kCodedPackTokens * kWarps;
+  const int blocks = (p.args.num_tokens + rows - 1) / rows;
+  const dim3 grid(static_cast<unsigned>(std::min(blocks, std::max(1, kBlocks / parts))), static_cast<unsigned>(parts));
+  return launch_overlapping<coded_pack<kDim, kRotate>>(p, grid, kWarps * kLanes, kShared, kShared, stream);
+}
+
+template <int kDim>
+int launch_either(const CodedPackParams& p, cudaStream_t stream) {
+  const oscar_coded_rows& rows = p.first_side == 0 ? p.args.k : p.args.v;
+  return rows.rotation != nullptr ? launch<kDim, true>(p, stream) : launch<kDim, false>(p, stream);
+}
+
+const char* side_problem(const oscar_coded_rows& rows) {
+  if (const char* wrong = rows_problem({rows.x, 0, rows.x_token_stride, rows.x_head_stride}, 16)) return wrong;
+  if (rows.mean != nullptr && rows.rotation == nullptr) return "a mean needs a rotation";
+  if (const char* wrong = rows_problem({rows.mean, 0, 0, rows.mean_head_stride}, 4)) return wrong;
+  return rows_problem({rows.rotation, 0, 0, rows.rotation_head_stride}, 16);
+}
+
+const char* problem(const oscar_coded_pack_args& a) {
+  if (a.num_tokens < 0 || a.num_kv_heads < 1 || a.num_kv_heads > 32767)
+    return "num_tokens or num_kv_heads is out of range";
+  if (const char* wrong = shape_problem(a.head_dim, a.head_dim, OSCAR_FLOAT32)) return wrong;
+  if (a.table == nullptr || reinterpret_cast<std::uintptr_t>(a.table) % 16 != 0) {
+    return "table must be device memory, 16-byte aligned";
+  }
+  if (a.k.x == nullptr && a.v.x == nullptr) return "there are rows neither of keys nor of values";
+  for (const oscar_coded_rows* rows : {&a.k, &a.v}) {
+    if (rows->x == nullptr) continue;
+    if (const char* wrong = side_problem(*rows)) return wrong;
+  }
+  if (a.k.x != nullptr && a.v.x != nullptr && (a.k.rotation == nullptr) != (a.v.rotation == nullptr)) {
+    return "keys and values must both have rotations, or neither; pack them one after another";
+  }
+  if (a.page_size < 4 || a.page_size > 256 || !std::has_single_bit(static_cast<unsigned>(a.page_size))) {
+    return "page_size must be a power of two from 4 to 256";
+  }
+  if (a.slots == nullptr) return "slots must not be null";
+  if (a.pages == nullptr || reinterpret_cast<std::uintptr_t>(a.pages) % 16 != 0) {
+    return "pages must not be null, and 16-byte aligned";
+  }
+  if (a.page_stride < a.page_size * a.token_bytes || a.page_stride % 16 != 0 || a.page_stride > INT32_MAX) {
+    return "page_stride must be a multiple of 16, enough for page_size * token_bytes, and less than 2 GiB";
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace oscar::cuda
+
+using namespace oscar::cuda;
+
+extern "C" __attribute__((visibility("default"))) int oscar_coded_pack(const oscar_coded_pack_args* args,
+                                                                       void* stream) {
+  if (const char* wrong = args == nullptr ? "no arguments" : problem(*args); wrong != nullptr) return refuse(wrong);
+  if (args->num_tokens == 0) return cudaSuccess;
+  const CodedPackParams p{*args, std::countr_zero(static_cast<unsigned>(args->page_size)), args->k.x != nullptr ? 0 : 1,
+                          args->k.x != nullptr && args->v.x != nullptr ? 2 : 1};
+  const auto on = static_cast<cudaStream_t>(stream);
+  switch (args->head_dim) {
+    case 64:
+      return launch_either<64>(p, on);
+    case 128:
+      return launch_either<128>(p, on);
+    default:
+      return launch_either<256>(p, on);
+  }
+}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""The classes of vLLM 0.32 that oscar_kv/vllm_backend.py uses, where there is no vLLM: importing this installs them as modules."""
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+METADATA = TypeVar("METADATA")
+RANK, RANKS = [0], [1]
+
+
+class FakeMetadataBuilder(Generic[METADATA]):
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        self.kv_cache_spec, self.layer_names, self.vllm_config, self.device = kv_cache_spec, layer_names, vllm_config, device
+
+
+class FakeImpl(Generic[METADATA]):
+    pass
+
+
+@dataclass(frozen=True)
+class Spec:
+    block_size: int
+    num_kv_heads: int
+    head_size: int
+    dtype: Any = torch.bfloat16
+    num_head_slots: int | None = None
+    state_content_bytes: int | None = None
+    page_size_padded: int | None = None
+
+    @property
+    def page_size_bytes(self):
+        return self.page_size_padded or self.block_size * (self.state_content_bytes or 4 * self.num_kv_heads * self.head_size)
+
+
+class FakeAttention:
+    def __init__(self, name, backend, spec):
+        self.layer_name, self.attn_backend, self.spec = name, backend, spec
+
+    def get_kv_cache_spec(self, vllm_config):
+        return self.spec
+
+
+def config_of(layers, blocks, requests, tokens):
+    """What a metadata builder reads of vLLM's configuration."""
+    space = types.SimpleNamespace
+    return space(compilation_config=space(static_forward_context=layers), cache_config=space(num_gpu_blocks=blocks),
+                 scheduler_config=space(max_num_seqs=requests, max_num_batched_tokens=tokens))
+
+
+def install(device):
+    """device: "cpu" or "cuda", what vLLM would run on."""
+    def module(name, **members):
+        for i in range(len(parts := name.split("."))):
+            sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
+        vars(sys.modules[name]).update(members)
+
+    model = types.SimpleNamespace(dtype=torch.bfloat16)
+    module("vllm.config", get_current_vllm_config=lambda: types.SimpleNamespace(model_config=model))
+    module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}), AttentionImpl=FakeImpl,
+           AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder)
+    module("vllm.model_executor.layers.attention", Attention=FakeAttention)
+    module("vllm.platforms", current_platform=types.SimpleNamespace(device_type=device))
+    module("vllm.distributed", get_tensor_model_parallel_rank=lambda: RANK[0],
+           get_tensor_model_parallel_world_size=lambda: RANKS[0])

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+"""A few tokens through coded_pack and coded_decode, for compute-sanitizer on a GPU: coded_small.py LIBRARY"""
+import sys
+
+import torch
+
+from coded_ops_test import Cache, check_bytes, check_rotation
+
+torch.manual_seed(0)
+torch.ops.load_library(sys.argv[1])
+for dim, page in ((64, 4), (128, 16), (256, 64)):
+    cache = Cache("cuda", dim, lengths=(70, 9, 1), page=page)
+    cache.prepare()
+    check_bytes(cache, "normal")
+    check_rotation(cache)
+    cache.attend()
+torch.cuda.synchronize()
