@@ -9,11 +9,12 @@
 namespace oscar::verify {
 namespace {
 
-/// The matrices move.
-KvSide side_of(SideTransform& transform, const HistoryCodec& codec) {
+/// published_clip: the clip ratio of a set that does not say its own.
+KvSide side_of(const RotationSet& set, const SideTransform& transform, RowCodec codec, double published_clip) {
   KvSide side;
-  side.transform = std::make_shared<const Transform>(std::move(static_cast<Transform&>(transform)));
-  side.codec = codec;
+  side.transform = std::make_shared<const Transform>(transform);
+  codec.clip_ratio = set.has_clip_ratios ? transform.clip_ratio : published_clip;
+  side.codec = {codec, transform.head_clip_ratios};
   return side;
 }
 
@@ -95,16 +96,13 @@ bool compares_optr(const std::vector<std::string>& names) {
   return std::find(meant.begin(), meant.end(), kOptr) != meant.end();
 }
 
-KvMethod method_of_set(RotationSet set, Windows windows) {
+KvMethod method_of_set(const RotationSet& set, Windows windows) {
   KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
   method.description = "the set under test";
-  for (LayerRotation& layer : set.layers) {
-    if (!set.has_clip_ratios) {
-      layer.key.clip_ratio = kPublishedKeyClip, layer.value.clip_ratio = kPublishedValueClip;
-    }
-    const int dim = layer.key.rotation.dim, value_dim = layer.value.rotation.dim;
-    const HistoryCodec key = layer.key.clipped(set.key_codec), value = layer.value.clipped(set.value_codec);
-    method.layers[layer.layer_id] = {dim, side_of(layer.key, key), side_of(layer.value, value), 1, value_dim};
+  for (const LayerRotation& layer : set.layers) {
+    method.layers[layer.layer_id] = {layer.key.rotation.dim, side_of(set, layer.key, set.key_codec, kPublishedKeyClip),
+                                     side_of(set, layer.value, set.value_codec, kPublishedValueClip), 1,
+                                     layer.value.rotation.dim};
   }
   return method;
 }
@@ -165,10 +163,10 @@ std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comp
   return methods;
 }
 
-std::vector<int> keep_in_bf16(std::vector<KvMethod>& methods, const std::vector<int>& layers) {
-  if (layers.empty() || methods.empty()) return {};
+std::vector<int> bf16_layer_ids(const KvMethod& set, const std::vector<int>& layers) {
+  if (layers.empty()) return {};
   std::vector<int> ids;
-  for (const auto& [id, layer] : methods.back().layers) ids.push_back(id);
+  for (const auto& [id, layer] : set.layers) ids.push_back(id);
   const auto count = static_cast<int>(ids.size());
   std::set<int> kept;
   for (const int layer : layers) {
@@ -184,13 +182,17 @@ std::vector<int> keep_in_bf16(std::vector<KvMethod>& methods, const std::vector<
     throw UsageError("every layer of the set would stay in bfloat16", "--bf16-layers",
                      "leave a layer that is quantised");
   }
+  return {kept.begin(), kept.end()};
+}
+
+std::vector<KvMethod> with_bf16_layers(std::vector<KvMethod> methods, const std::vector<int>& ids) {
   for (KvMethod& method : methods) {
-    for (const int id : kept) {
+    for (const int id : ids) {
       const auto found = method.layers.find(id);
       if (found != method.layers.end()) found->second.key.quantized = found->second.value.quantized = false;
     }
   }
-  return {kept.begin(), kept.end()};
+  return methods;
 }
 
 void warn_of_bf16_layers(VerifyReport& report) {

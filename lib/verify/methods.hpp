@@ -32,8 +32,9 @@ struct Comparison {
 /// All names that `names` may hold, in the order of reports; "pq_1.0" and "pq_1.5" where codebooks are given.
 [[nodiscard]] std::vector<std::string> method_names();
 
-/// The set itself. Clip ratios that it does not know are the published constants.
-[[nodiscard]] KvMethod method_of_set(RotationSet set, Windows windows);
+/// Returns the set itself as a method, which has copies of its matrices. Clip ratios that the set does not know are the
+/// published constants.
+[[nodiscard]] KvMethod method_of_set(const RotationSet& set, Windows windows);
 
 /// Baselines, then a set of another kind than rotations. model: what is known of it. "int3" and "int4" are Hadamard
 /// rotations then. Throws UsageError for an unknown name.
@@ -45,9 +46,11 @@ struct Comparison {
 [[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
                                                 const ModelIdentity& model);
 
-/// Every method keeps these layers in bfloat16. layers: ids, or negative ones that count from the last layer, which is
-/// -1. Returns the ids, ascending. Throws UsageError for a layer that is not there, or if none is left.
-std::vector<int> keep_in_bf16(std::vector<KvMethod>& methods, const std::vector<int>& layers);
+/// Returns the ids, ascending, of layers of the set's that stay in bfloat16. layers: ids, or negative ones that count
+/// from the last layer, which is -1. Throws UsageError for a layer that is not there, or if none is left.
+[[nodiscard]] std::vector<int> bf16_layer_ids(const KvMethod& set, const std::vector<int>& layers);
+/// Returns methods that keep the layers of these ids in bfloat16.
+[[nodiscard]] std::vector<KvMethod> with_bf16_layers(std::vector<KvMethod> methods, const std::vector<int>& ids);
 /// Says so among the warnings of a report where layers are kept.
 void warn_of_bf16_layers(VerifyReport& report);
 

@@ -131,8 +131,9 @@ std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, 
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
   comparison.product_coded = verify::pq_methods(options.product_codes, options.compare,
                                                 verify::method_of_set(set_of(subject), report.windows), model);
-  std::vector<KvMethod> methods = verify::methods_for(subject, comparison, report.windows, model);
-  report.bf16_layers = verify::keep_in_bf16(methods, options.bf16_layers);
+  std::vector<KvMethod> found = verify::methods_for(subject, comparison, report.windows, model);
+  report.bf16_layers = verify::bf16_layer_ids(found.back(), options.bf16_layers);
+  const std::vector<KvMethod> methods = verify::with_bf16_layers(std::move(found), report.bf16_layers);
   for (const KvMethod& method : methods) {
     report.methods.push_back({method.name,
                               method.kind,

@@ -128,8 +128,9 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
                                 options.own_windows,
                                 {},
                                 pq_methods(options.product_codes, options.compare, coded, expected.model)};
-    std::vector<KvMethod> methods = methods_beside(std::move(coded), comparison, expected.model);
-    report.bf16_layers = keep_in_bf16(methods, options.bf16_layers);
+    report.bf16_layers = bf16_layer_ids(coded, options.bf16_layers);
+    const std::vector<KvMethod> methods =
+        with_bf16_layers(methods_beside(std::move(coded), comparison, expected.model), report.bf16_layers);
     warn_of_bf16_layers(report);
     for (const KvMethod& method : methods) {
       report.methods.push_back({method.name,

@@ -25,32 +25,32 @@ std::string lone_target(const fs::path& path, const std::string& objective) {
   return fits_values(objective) ? "value" : "";
 }
 
-/// Servers load the .pt file: where a set of ours has one, its matrices are what is under test, with the covariance
-/// that the set carries beside them.
-void take_served_matrices(RotationFile served, SubjectSide& side) {
-  for (auto& [id, transform] : served.layers) {
-    const auto known =
-        std::find_if(side.layers.begin(), side.layers.end(), [id = id](const auto& l) { return l.first == id; });
-    if (known == side.layers.end()) continue;
-    transform.covariance = std::move(known->second.covariance);
-    transform.query_covariance = std::move(known->second.query_covariance);
-    transform.scores = std::move(known->second.scores);
+/// Servers load the .pt file: where a set of ours has one, its matrices are what is under test, with what the set says
+/// beside them of the same layers.
+SubjectSide served_side(const SubjectSide& fitted, RotationFile served) {
+  SubjectSide side{fitted.target, served.objective, {}};
+  for (auto& [id, matrices] : served.layers) {
+    SideTransform& transform = side.layers.emplace_back(id, std::move(matrices)).second;
+    const auto known = std::ranges::find(fitted.layers, id, [](const auto& layer) { return layer.first; });
+    if (known == fitted.layers.end()) continue;
+    transform.covariance = known->second.covariance;
+    transform.query_covariance = known->second.query_covariance;
+    transform.scores = known->second.scores;
     transform.clip_ratio = known->second.clip_ratio;
     transform.head_clip_ratios = known->second.head_clip_ratios;
   }
-  side.objective = served.objective;
-  side.layers = std::move(served.layers);
+  return side;
 }
 
-/// Its matrices move to the sides.
-std::vector<SubjectSide> sides_of(RotationSet& set) {
+/// What was read as a subject: the matrices of the set become its sides.
+Subject subject_of(const fs::path& path, bool ours, RotationSet set, std::vector<std::string> disagreements) {
   std::vector<SubjectSide> sides{{"key", set.key_objective, {}}, {"value", set.value_objective, {}}};
   for (LayerRotation& layer : set.layers) {
     sides[0].layers.emplace_back(layer.layer_id, std::move(layer.key));
     sides[1].layers.emplace_back(layer.layer_id, std::move(layer.value));
   }
   set.layers.clear();
-  return sides;
+  return {path, std::move(sides), std::move(set), ours, nullptr, std::move(disagreements)};
 }
 
 SideTransform without_covariances(const SideTransform& transform) {
@@ -63,42 +63,38 @@ SideTransform without_covariances(const SideTransform& transform) {
 }
 
 /// The files of a folder of ours are independent, and large where every head has matrices.
-void read_folder(const fs::path& folder, const Json& objectives, Subject& subject) {
+Subject read_folder(const fs::path& folder, const Json& objectives) {
   const std::array files{folder / ("k_rotation_" + objectives.value("key", "") + ".pt"),
                          folder / ("v_rotation_" + objectives.value("value", "") + ".pt")};
   std::array<std::optional<RotationFile>, 2> served;
+  std::optional<Subject> fitted;
   parallel_for(files.size() + 1, [&](std::size_t i) {
     if (i == 0) {
-      subject.set = read_rotation_set(folder, ListedFiles::kChecked);
-      subject.disagreements = disagreements(folder, subject.set);
+      RotationSet set = read_rotation_set(folder, ListedFiles::kChecked);
+      std::vector<std::string> found = disagreements(folder, set);
+      fitted = subject_of(folder, true, std::move(set), std::move(found));
     } else if (fs::exists(files[i - 1])) {
       served[i - 1] = read_rotation_pt(files[i - 1]);
     }
   });
-  subject.sides = sides_of(subject.set);
+  std::vector<SubjectSide> sides;
   for (std::size_t i = 0; i < served.size(); ++i) {
-    if (served[i]) take_served_matrices(std::move(*served[i]), subject.sides[i]);
+    SubjectSide& side = fitted->sides[i];
+    sides.push_back(served[i] ? served_side(side, std::move(*served[i])) : std::move(side));
   }
+  return {folder, std::move(sides), std::move(fitted->set), true, nullptr, std::move(fitted->disagreements)};
 }
 
 }  // namespace
 
 Subject read_subject(const fs::path& path) {
-  Subject subject;
-  subject.path = path;
   if (!fs::is_directory(path)) {
     RotationFile file = read_rotation_pt(path);
-    subject.sides.push_back({lone_target(path, file.objective), file.objective, std::move(file.layers)});
-    return subject;
+    return {path, {{lone_target(path, file.objective), file.objective, std::move(file.layers)}}, {}, false, nullptr,
+            {}};
   }
-  subject.ours = fs::exists(path / "manifest.json");
-  if (subject.ours) {
-    read_folder(path, read_json(path / "manifest.json").at("objectives"), subject);
-  } else {
-    subject.set = read_rotation_set(path, ListedFiles::kChecked);
-    subject.sides = sides_of(subject.set);
-  }
-  return subject;
+  if (fs::exists(path / "manifest.json")) return read_folder(path, read_json(path / "manifest.json").at("objectives"));
+  return subject_of(path, false, read_rotation_set(path, ListedFiles::kChecked), {});
 }
 
 RotationSet set_of(const Subject& subject) {
