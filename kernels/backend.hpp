@@ -11,7 +11,6 @@
 
 #include "base/errors.hpp"
 #include "base/status.hpp"
-#include "kernels/decode_timing.hpp"
 #include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/types.hpp"
@@ -83,13 +82,6 @@ class Backend {
   /// Reads of one head dimension, whose keys one rotation turns; codec: of the keys. They must outlive the result.
   [[nodiscard]] virtual std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads,
                                                            const RowCodec& codec, Windows windows) = 0;
-
-  /// Times the INT2 decode attention kernel (oscar/int2_attention.h) with these windows. Throws BackendUnavailable on
-  /// the CPU, which has none, and where a cache does not fit; UsageError for shapes that the kernel refuses.
-  [[nodiscard]] virtual DecodeTimings time_decode(std::span<const DecodeCase>, Windows) {
-    throw BackendUnavailable("the INT2 decode attention kernel needs an NVIDIA GPU", description(),
-                             "run this on a machine with one");
-  }
 };
 
 /// `device`: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU if the build and the machine have one that works,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kColumn = 28, kWidth = 110;  // characters: where descriptions begin, where lines end
 
-constexpr std::array<std::pair<const char*, const char*>, 18> kExamples{{
+constexpr std::array<std::pair<const char*, const char*>, 17> kExamples{{
     {"dump", "oscar dump --model Qwen3-8B --text calibration.txt --out dump"},
     {"fit",
      "oscar fit --model Qwen3-8B --text calibration.jsonl --out set\n"
@@ -44,7 +44,6 @@ constexpr std::array<std::pair<const char*, const char*>, 18> kExamples{{
     {"zoo render", "oscar zoo render --zoo my-zoo --url https://example.org/zoo"},
     {"zoo tag", "oscar zoo tag me/my-model:v1 latest --zoo my-zoo"},
     {"zoo deprecate", "oscar zoo deprecate me/my-model:v1 \"use v2\" --zoo my-zoo"},
-    {"bench", "oscar bench attention --batch 32 --tokens 32768"},
     {"completion", "source <(oscar completion bash)"},
     {"help",
      "oscar help zoo tag\n"

@@ -47,7 +47,6 @@ void register_commands(CLI::App& app, Context& context) {
   register_inspect(app, context);
   register_convert(app, context);
   register_zoo(app, context);
-  register_bench(app, context);
   register_completion(app);
   register_help(app);
   finish_commands(app);

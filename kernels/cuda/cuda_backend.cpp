@@ -70,9 +70,6 @@ class CudaBackend : public Backend {
                                                    Windows windows) override {
     return cuda::hold(lanes_, reads, codec, windows);
   }
-  [[nodiscard]] DecodeTimings time_decode(std::span<const DecodeCase> cases, Windows windows) override {
-    return lanes_.run([&](const Context& context) { return cuda::time_decode(context, cases, windows); });
-  }
 
  private:
   using Context = cuda::Context;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernels/cuda/context.hpp"
-#include "kernels/decode_timing.hpp"
 #include "kernels/types.hpp"
 
 namespace oscar::cuda {
@@ -26,6 +25,5 @@ void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from
             std::span<float> rows);
 void quantize(const Context& context, std::span<const float> rows, int head_dim, const HistoryCodec& codec,
               Precision precision, std::span<float> decoded, QuantizedRows* codes);
-[[nodiscard]] DecodeTimings time_decode(const Context& context, std::span<const DecodeCase> cases, Windows windows);
 
 }  // namespace oscar::cuda

@@ -2,8 +2,8 @@
 // OptR (arXiv 2608.02691) as far as Q, K and V go: the mean key of a head is subtracted before and added after a
 // Hadamard and OSCAR's clipped INT2, as published for QuaRot-INT2 + OptR. Softmax does not see a shift of all keys, so
 // a server need not add it back. The mean comes from calibration: here from the history itself, which favours it. Its
-// refined rotations are fitted on calibration queries and the output projection, which a history of keys does not have:
-// codec/optr has them.
+// refined rotations are not here: 80 steps of Adam on calibration queries and the output projection, which a history
+// of keys does not have.
 #include "base/check.hpp"
 #include "kernels/backend.hpp"
 #include "peers/families.hpp"
@@ -43,7 +43,7 @@ Family optr_methods() {
   return {
       {"optr_centred",
        "OptR's centred keys, Hadamard, clipped INT2; means of the history itself, rotations not refined, for want of "
-       "calibration queries and W_O (--calibration)",
+       "calibration queries and W_O",
        {64, 256},
        centred(rotated(clipped_rows(0.96))),
        rotated(clipped_rows(0.92))}};

@@ -57,12 +57,10 @@ const std::vector<std::string> kUsual{
     "bf16",     "naive", "hadamard",     "hadamard_clip", "saw_int4", "turboquant_k3v3", "kivi_g128", "kitty",
     "rotatekv", "occam", "optr_centred", "kvquant_nuq2",  "skvq",     "q4_0_rot",        "fp8",       "nvfp4"};
 
-const std::string kOptr = "optr", kOptrSubstitute = "optr_centred";
-
 /// The names that need no files.
 std::vector<std::string> free_names() {
   std::vector<std::string> names = baseline_names();
-  names.insert(names.end(), {"int3", "int4", "bisect", kOptr});
+  names.insert(names.end(), {"int3", "int4", "bisect"});
   return names;
 }
 
@@ -79,22 +77,10 @@ std::vector<std::string> names_of(const Comparison& comparison) {
   if (is("all") || is("every")) {
     for (const KvMethod& method : comparison.product_coded) names.push_back(method.name);
   }
-  if (comparison.fit_optr != nullptr) {
-    if (is("all")) std::replace(names.begin(), names.end(), kOptrSubstitute, kOptr);
-  } else if (std::find(names.begin(), names.end(), kOptrSubstitute) != names.end()) {
-    std::erase(names, kOptr);
-  } else {
-    std::replace(names.begin(), names.end(), kOptr, kOptrSubstitute);
-  }
   return names;
 }
 
 }  // namespace
-
-bool compares_optr(const std::vector<std::string>& names) {
-  const std::vector<std::string> meant = names_of({names, false, [](const auto&, Windows) { return KvMethod{}; }});
-  return std::find(meant.begin(), meant.end(), kOptr) != meant.end();
-}
 
 KvMethod method_of_set(const RotationSet& set, Windows windows) {
   KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
@@ -152,9 +138,7 @@ std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comp
     if (name == "int3" || name == "int4") return with_more_bits(set, name == "int3" ? 3 : 4);
     if (name == "bisect") return with_decode_clip(set);
     if (const KvMethod* coded = product_coded(comparison, name)) return *coded;
-    const bool optr = name == kOptr;
-    const Windows theirs = comparison.own_windows ? own_windows(optr ? kOptrSubstitute : name) : windows;
-    if (optr) return comparison.fit_optr(shapes, theirs);
+    const Windows theirs = comparison.own_windows ? own_windows(name) : windows;
     return make_baseline(name, shapes, theirs, subject.set.key_codec.group_size, rope);
   };
   std::vector<KvMethod> methods;

@@ -2,7 +2,6 @@
 // The list of methods that stand side by side in a report.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,15 +18,10 @@ struct Comparison {
   std::vector<std::string> names;
   /// The set's windows for every method, or each method's own.
   bool own_windows = false;
-  /// Makes "optr", which "all" then has in place of its substitute "optr_centred"; null: the substitute.
-  std::function<KvMethod(const std::vector<LayerShape>& layers, Windows windows)> fit_optr;
   /// Keys in product codes (pq_methods.hpp), which stand beside the set where they are named, and with "all" and
   /// "every".
   std::vector<KvMethod> product_coded{};
 };
-
-/// Whether "optr" stands beside the set if it can be made. names: Comparison::names.
-[[nodiscard]] bool compares_optr(const std::vector<std::string>& names);
 
 /// All names that `names` may hold, in the order of reports; "pq_1.0" and "pq_1.5" where codebooks are given.
 [[nodiscard]] std::vector<std::string> method_names();

@@ -80,55 +80,14 @@ void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& met
                             " quantise keys before RoPE, but are measured after it (--model tells)");
 }
 
-/// Empty if it can be.
-std::string why_optr_is_not_fitted(const Subject& subject, const VerifyInputs& inputs) {
-  if (inputs.runner == nullptr || inputs.calibration.texts.empty()) {
-    return "refined rotations need calibration text and W_O (--calibration, --model)";
-  }
-  try {
-    for (const auto& [id, key] : subject.sides.front().layers) (void)inputs.calibration.output_projection(id);
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-/// How "optr" is made, if it can be; what it may look at is compared with what it is measured on.
-verify::Comparison comparison_of(VerifyReport& report, const Subject& subject, const VerifyInputs& inputs,
-                                 const VerifyOptions& options, Backend& backend, Status& status) {
-  verify::Comparison comparison{options.compare, options.own_windows, {}};
-  const verify::OptrCalibration& calibration = inputs.calibration;
-  if (!verify::compares_optr(options.compare)) {
-    if (!calibration.texts.empty()) report.warnings.push_back("--calibration is not used: optr is not compared");
-    return comparison;
-  }
-  if (const std::string lack = why_optr_is_not_fitted(subject, inputs); !lack.empty()) {
-    const bool named = std::find(options.compare.begin(), options.compare.end(), "optr") != options.compare.end();
-    if (named || !calibration.texts.empty()) {
-      report.warnings.push_back("optr is measured as optr_centred: " + lack);
-    }
-    return comparison;
-  }
-  const CalibrationData fitted = describe(calibration.texts);
-  const auto seen = inputs.source != nullptr ? verify::sequences_fitted_on(fitted, inputs.source->calibration())
-                                             : verify::sequences_fitted_on(fitted, inputs.model_data.texts);
-  if (seen.value_or(0) > 0) {
-    report.warnings.push_back("optr is fitted on " + std::to_string(*seen) +
-                              " of the sequences that are measured: give other text to --calibration");
-  }
-  comparison.fit_optr = [&](const std::vector<LayerShape>& layers, Windows windows) {
-    return verify::fitted_optr(calibration, *inputs.runner, layers, windows, backend, status);
-  };
-  return comparison;
-}
-
 /// Both sides are there: methods can be compared.
 std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, ModelIdentity model,
-                                  verify::Comparison comparison, const VerifyOptions& options) {
+                                  const VerifyOptions& options) {
   if (subject.sides.size() < 2) return {};
   const ModelIdentity& fitted = subject.set.model;
   if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
+  verify::Comparison comparison{options.compare, options.own_windows};
   comparison.product_coded = verify::pq_methods(options.product_codes, options.compare,
                                                 verify::method_of_set(set_of(subject), report.windows), model);
   std::vector<KvMethod> found = verify::methods_for(subject, comparison, report.windows, model);
@@ -182,8 +141,7 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   report.other_model = verify::is_of_other_model(subject, expected, report.checks);
   if (measurable(report)) {
     if (subject.sides.size() == 2) verify::require_quantised_texts(inputs.model_data, report.windows);
-    const std::vector<KvMethod> methods = add_methods(
-        report, subject, expected.model, comparison_of(report, subject, inputs, options, backend, status), options);
+    const std::vector<KvMethod> methods = add_methods(report, subject, expected.model, options);
     if (inputs.statistics) check_on_statistics(report, subject, *inputs.statistics);
     verify::measure_set(report, subject, methods, inputs, options, backend, status);
   }

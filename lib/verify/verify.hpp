@@ -16,7 +16,6 @@
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
 #include "moments/statistics.hpp"
-#include "verify/optr_method.hpp"
 #include "verify/pq_methods.hpp"
 #include "verify/predictions/model_metrics.hpp"
 #include "verify/report/report.hpp"
@@ -63,8 +62,6 @@ struct VerifyInputs {
   std::optional<Statistics> statistics;
   ModelRunner* runner = nullptr;
   verify::ModelData model_data;
-  /// What "optr" is fitted on, with the runner; without texts its substitute is measured.
-  verify::OptrCalibration calibration;
   /// The layers to measure; empty: all.
   std::vector<int> layers;
 };

@@ -17,7 +17,6 @@ void register_pull(CLI::App& app, Context& context);
 void register_inspect(CLI::App& app, Context& context);
 void register_zoo(CLI::App& app, Context& context);
 void register_convert(CLI::App& app, Context& context);
-void register_bench(CLI::App& app, Context& context);
 void register_completion(CLI::App& app);
 /// help and version; after all others, whose names help takes.
 void register_help(CLI::App& app);

@@ -32,7 +32,7 @@ namespace {
 
 struct VerifyCommand {
   std::vector<std::filesystem::path> stats;
-  std::filesystem::path rotations, dump, calibration, report;
+  std::filesystem::path rotations, dump, report;
   AnswerFiles needles{"--needle"}, quotes{"--quote"};
   ModelInput input;
   std::string precision = "serving", windows = "common", bf16_layers;
@@ -44,8 +44,8 @@ bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.inp
 
 void check_usage(const VerifyCommand& c) {
   const bool has_probes = c.needles.given() || c.quotes.given();
-  if ((has_text(c) || has_probes || !c.calibration.empty()) && c.input.model.empty()) {
-    throw UsageError("--text, --tokens, --needle, --quote and --calibration need a model to run", "--model",
+  if ((has_text(c) || has_probes) && c.input.model.empty()) {
+    throw UsageError("--text, --tokens, --needle and --quote need a model to run", "--model",
                      "give the folder of the checkpoint");
   }
   if (c.windows == "none" && (c.options.sink || c.options.recent)) {
@@ -65,19 +65,6 @@ verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& con
   read_answers(c.needles, config, data.needles, data.answer_lengths);
   read_answers(c.quotes, config, data.quotes, data.quote_lengths);
   return data;
-}
-
-/// Of --calibration, with W_O from the checkpoint.
-verify::OptrCalibration read_calibration(const VerifyCommand& c, const ModelConfig& config, Status& status) {
-  if (c.calibration.empty()) return {};
-  ModelInput input{.model = c.input.model, .limits = {.seq_len = c.input.limits.seq_len}};
-  if (c.calibration.extension() == ".npy") {
-    input.tokens = c.calibration;
-  } else {
-    input.texts = {c.calibration};
-  }
-  return {read_sequences(input, config, status),
-          [model = c.input.model, config](int layer) { return read_output_projection(model, config, layer); }};
 }
 
 /// Structure checks alone do not replace figures that were measured before, unless they failed.
@@ -138,7 +125,6 @@ void run(VerifyCommand& c, Context& context) {
   if (!c.input.model.empty()) {
     runner = open_exact_model(c.input, context);
     inputs.model_data = read_model_data(c, runner->config(), *context.status);
-    inputs.calibration = read_calibration(c, runner->config(), *context.status);
   }
   inputs.source = source.get();
   inputs.runner = runner.get();
@@ -171,11 +157,6 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
       ->group("Input");
   add_model_input_options(command, c.input);
   command.remove_option(command.get_option("--model-dtype"));  // models are judged in float32, on the CPU
-  command
-      .add_option("--calibration", c.calibration,
-                  "Token ids (.npy), else text, on which the method optr is fitted, with --model")
-      ->type_name("FILE")
-      ->group("Input");
   add_answer_options(command, c.needles, "Token ids of needles, one a row (.npy)",
                      "Number of tokens of each needle's answer (.npy)", "needles");
   add_answer_options(command, c.quotes,

@@ -11,7 +11,7 @@ from pathlib import Path
 BINARY = os.environ["OSCAR_BINARY"]
 DATA = Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
 COMMANDS = ("dump", "fit", "verify", "serve-check", "publish", "pull", "inspect", "convert", "zoo", "zoo render", "zoo tag",
-            "zoo deprecate", "zoo list", "zoo search", "bench", "completion", "help", "version")
+            "zoo deprecate", "zoo list", "zoo search", "completion", "help", "version")
 OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
@@ -57,7 +57,7 @@ class CompletionTest(unittest.TestCase):
     def test_completion_of_commands(self):
         self.assertEqual(completed("f"), ["fit"])
         self.assertEqual(completed("zoo", "d"), ["deprecate"])
-        self.assertEqual(completed("bench", "a"), ["attention"])
+        self.assertEqual(completed("completion", "b"), ["bash"])
         self.assertEqual(completed("fit", "z"), [])  # nothing of the program behind a command
 
     def test_completion_of_options(self):
@@ -80,7 +80,7 @@ class CompletionTest(unittest.TestCase):
         self.assertRegex(fish, "from zoo; and __fish_seen_subcommand_from list' -l zoo -r ")
         self.assertRegex(fish, "from help' -x -a .dump fit ")
         self.assertRegex(fish, "from zoo; and __fish_seen_subcommand_from render' -l url -r ")
-        self.assertRegex(fish, "from bench' -x -a .attention.")
+        self.assertRegex(fish, "from completion' -x -a .bash ")
         self.assertIn("bashcompinit", zsh)
         self.assertTrue(zsh.endswith(printed("completion", "bash")))
         for shell, script in (("fish", fish), ("zsh", zsh)):
