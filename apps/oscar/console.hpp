@@ -12,13 +12,12 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "model/run/progress.hpp"
 #include "progress_lines.hpp"
 
 namespace oscar {
 
 /// Draws what the library reports.
-class Console : public ModelStatus {
+class Console : public Status {
  public:
   struct Options {
     bool quiet = false, verbose = false;

@@ -29,7 +29,7 @@ class MappedFile {
   MappedFile& operator=(MappedFile&&) = delete;
 
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
-  /// For pread().
+  /// Returns the descriptor of the mapped file, for pread().
   [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
 
  private:

@@ -16,22 +16,31 @@
 
 namespace oscar {
 
+/// Reads that servers are asked for at the same time; lib/remote defines it.
+class RemoteReads;
+
 /// A file that is read in parts, by any number of threads.
 class PlacedFile {
  public:
   virtual ~PlacedFile() = default;
-  /// As many addresses as the file has bytes: spans of them name its parts. On disk they hold the bytes. At a server
-  /// only what load_front() loaded is there; touching anything else ends the process.
+  /// Returns as many addresses as the file has bytes: spans of them name its parts. On disk they hold the bytes. At a
+  /// server only what load_front() loaded is there; touching anything else ends the process.
   [[nodiscard]] virtual std::span<const std::byte> bytes() const = 0;
-  /// The first `count` bytes of bytes(), or all of them, can be touched from now on. For one thread.
+  /// Makes the first `count` bytes of bytes(), or all of them, readable by their addresses. For one thread.
   virtual void load_front(std::uint64_t count) = 0;
   /// Copies to.size() bytes from `offset` on. Throws DataError if the file ends before.
   virtual void read(std::uint64_t offset, std::span<std::byte> to) const = 0;
-  /// For pread(); negative: the file is not on disk.
+  /// Adds such a read to those that RemotePlaces::read() asks servers for. A file that is not at a server reads at
+  /// once.
+  virtual void add_to(RemoteReads& reads, std::uint64_t offset, std::span<std::byte> to) const {
+    (void)reads;
+    read(offset, to);
+  }
+  /// Returns a descriptor for pread(), or a negative number for a file that is not on disk.
   [[nodiscard]] virtual int descriptor() const = 0;
-  /// Another one means other content: an ETag, or the time of the last change. Empty: not known, or on disk.
+  /// Returns an ETag, or the time of the last change: another one means other content. Empty: not known, or on disk.
   [[nodiscard]] virtual std::string version() const = 0;
-  /// How many read() calls at the same time are worth while; 0: as many as the caller has processors for.
+  /// Returns how many read() calls at the same time are worth while; 0: as many as the caller has processors for.
   [[nodiscard]] virtual int readers() const = 0;
 };
 
@@ -41,7 +50,7 @@ struct FilePart {
   std::span<std::byte> to;
 };
 
-/// What is known by the same name and revision wherever it lies.
+/// A folder that is known by the same name and revision wherever it lies.
 struct Publication {
   std::string repository;  // "ORG/REPO"
   std::string revision;    // a commit
@@ -55,40 +64,43 @@ class RemotePlaces {
   /// Returns a place in its shortest form; credentials in it are kept for later requests and taken out, so that no
   /// message and no file can show them.
   [[nodiscard]] virtual std::filesystem::path settle(const std::string& place) = 0;
-  /// Throws DataError for a file that does not exist.
+  /// Returns the text of a file. Throws DataError for a file that does not exist.
   [[nodiscard]] virtual std::string text(const std::filesystem::path& file) = 0;
-  /// Nothing for a file that does not exist, or may not be read: some stores do not tell the two apart.
+  /// Returns the text of a file; nothing if it does not exist, or may not be read: some stores do not tell the two
+  /// apart.
   [[nodiscard]] virtual std::optional<std::string> optional_text(const std::filesystem::path& file) = 0;
-  /// optional_text() will have one; may fetch the text, and keep it for text().
+  /// Tells whether optional_text() will have a text; may fetch it, and keep it for text().
   [[nodiscard]] virtual bool exists(const std::filesystem::path& file) = 0;
-  /// Names of what lies in a folder, sorted; nothing where the server gives no listings.
+  /// Returns the names of what lies in a folder, sorted; nothing where the server gives no listings.
   [[nodiscard]] virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
   /// Returns the name and commit of a folder that is a whole repository of a hub; nothing for others.
   [[nodiscard]] virtual std::optional<Publication> publication(const std::filesystem::path&) { return std::nullopt; }
-  /// Asks for nothing yet.
+  /// Returns the file at an address. Asks the server for nothing yet.
   [[nodiscard]] virtual std::unique_ptr<PlacedFile> open(const std::filesystem::path& file) = 0;
-  /// PlacedFile::read() of several parts at the same time. All files are this object's.
+  /// Does several reads (PlacedFile::read) at the same time. All files are of this object.
   virtual void read(std::span<const FilePart> parts) = 0;
 };
 
-/// Once, by main or a test; null: none. It must stay as long as it is registered.
+/// Registers who reads addresses; null: nobody. Called once, by main or a test. `places` must stay as long as it is
+/// registered.
 void set_remote_places(RemotePlaces* places);
-/// Throws BackendUnavailable if none are registered.
+/// Returns who reads addresses. Throws BackendUnavailable if nobody is registered.
 [[nodiscard]] RemotePlaces& remote_places();
 
-/// Whether a place is an address.
+/// Tells whether a place is an address.
 [[nodiscard]] bool is_remote(const std::filesystem::path& place);
 
-/// A file that is there and may be read.
+/// Tells whether a file, on disk or at a server, is there and may be read.
 [[nodiscard]] bool place_exists(const std::filesystem::path& file);
-/// As read_text(); or that if the file exists.
+/// Returns the text of a file, on disk or at a server. Throws as read_text() does.
 [[nodiscard]] std::string place_text(const std::filesystem::path& file);
 [[nodiscard]] std::optional<std::string> optional_text(const std::filesystem::path& file);
-/// Sorted; nothing where a server gives no listings, or there is no such folder.
+/// Returns the names of what lies in a folder, sorted; nothing where a server gives no listings, or there is no such
+/// folder.
 [[nodiscard]] std::optional<std::vector<std::string>> list_place(const std::filesystem::path& folder);
-/// What RemotePlaces::publication() says of an address; nothing of a folder on disk.
+/// Returns the name and commit of a folder that is a whole repository of a hub; nothing of other folders.
 [[nodiscard]] std::optional<Publication> publication_of(const std::filesystem::path& folder);
-/// Throws DataError if the file is missing; at a server that shows only later.
+/// Opens a file, on disk or at a server. Throws DataError if it is missing; at a server that shows only later.
 [[nodiscard]] std::unique_ptr<PlacedFile> open_place(const std::filesystem::path& file);
 
 }  // namespace oscar

@@ -28,10 +28,10 @@ class Sha256 {
 };
 
 [[nodiscard]] std::string sha256_hex(std::string_view text);
-/// Throws DataError or IoError as read_text does.
+/// Returns the SHA-256 of a file as 64 hex digits. Throws DataError or IoError as read_text does.
 [[nodiscard]] std::string sha256_file(const std::filesystem::path& path);
 
-/// What git calls a file with this content: SHA-1 of "blob <size>\0" and the content, as 40 digits.
+/// Returns what git calls a file with this content: SHA-1 of "blob <size>\0" and the content, as 40 digits.
 [[nodiscard]] std::string git_blob_sha1(std::string_view content);
 
 }  // namespace oscar

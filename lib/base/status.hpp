@@ -11,6 +11,17 @@
 
 namespace oscar {
 
+/// How far a model has come that takes a text through its layers.
+struct ModelProgress {
+  std::int64_t tokens = 0;  // of the text
+  int layers = 0;           // to run
+  /// Counts tokens times layers. In a layer with experts, what comes before those is a half.
+  std::int64_t done = 0;
+  std::uint64_t bytes = 0;  // of weights read so far
+
+  [[nodiscard]] std::int64_t to_do() const { return tokens * layers - done; }
+};
+
 /// Receives what a long operation has to say. All methods may be called from any thread; the default ignores
 /// everything.
 class Status {
@@ -20,6 +31,8 @@ class Status {
   virtual void progress(const std::string& stage, std::int64_t done, std::int64_t total) {
     (void)stage, (void)done, (void)total;
   }
+  /// A model that takes a text through its layers stands at `at`.
+  virtual void model_progress(const ModelProgress& at) { (void)at; }
   /// Something the user should know although nothing is wrong, for example a chunk that was left out.
   virtual void notice(const std::string& text) { (void)text; }
   /// Something that may make the result less good than the user believes.

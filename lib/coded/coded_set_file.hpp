@@ -16,8 +16,8 @@ namespace oscar {
 /// Writes the folder whole or not at all. replace: a folder that holds a set of ours and nothing else may be there.
 void write_coded_set(const std::filesystem::path& folder, const CodedSet& set, bool replace);
 
-/// Throws DataError: not a coded set, files of other bytes than the manifest lists, tensors that are missing, of
-/// another shape or not finite, or formats that cannot be packed.
+/// Reads a coded set. Throws DataError: not a coded set, files of other bytes than the manifest lists, tensors that are
+/// missing, of another shape or not finite, or formats that cannot be packed.
 [[nodiscard]] CodedSet read_coded_set(const std::filesystem::path& folder);
 
 /// Throws DataError unless the folder holds a set of either kind, of rotations or of the coded cache, whose files are

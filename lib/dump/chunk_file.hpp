@@ -13,17 +13,17 @@
 
 namespace oscar {
 
-/// In the order in which a folder is searched.
+/// The suffixes of chunks, in the order in which a folder is searched for them.
 inline constexpr std::array<std::string_view, 3> kChunkSuffixes{".pt", ".h5", ".safetensors"};
 
 /// "pt", "h5" or "safetensors" -> ".pt" …; throws UsageError that lists them.
 [[nodiscard]] std::string chunk_suffix(std::string_view format);
 
-/// Without reading the payload. Throws DataError: missing, truncated, no such tensor, not contiguous (h5: chunked or
-/// compressed).
+/// Tells where the tensor of a chunk lies in its file, without reading the payload. Throws DataError: missing,
+/// truncated, no such tensor, not contiguous (h5: chunked or compressed).
 [[nodiscard]] TensorLocation locate_chunk(const std::filesystem::path& file, const std::string& what);
 [[nodiscard]] Tensor read_chunk(const std::filesystem::path& file, const std::string& what);
-/// Atomically.
+/// Writes the tensor as a file of the format that the suffix names, atomically.
 void write_chunk(const std::filesystem::path& file, const std::string& what, const Tensor& tensor);
 
 }  // namespace oscar

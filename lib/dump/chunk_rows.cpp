@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
+#include "dump/chunk_rows.hpp"
+
 #include <array>
 #include <numeric>
 
 #include "dump/chunk_record.hpp"
-#include "dump/remote_chunks.hpp"
 
 namespace oscar {
 namespace {

@@ -41,13 +41,13 @@ class DumpIndex {
  public:
   /// Throws DataError: missing folder, no layers, a manifest that does not fit.
   explicit DumpIndex(std::filesystem::path folder);
-  /// What one rank wrote, in folders.
+  /// Indexes what one rank of a server wrote, in folders.
   DumpIndex(const RankLayout& layout, int rank);
   DumpIndex(const DumpIndex&) = delete;  // the path of a layer refers to it
   DumpIndex& operator=(const DumpIndex&) = delete;
 
   [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
-  /// Null if the dump is in the published layout.
+  /// Returns the manifest; null if the dump is in the published layout, which has none.
   [[nodiscard]] const Json& manifest() const noexcept { return manifest_; }
   /// Ascending; possibly sparse.
   [[nodiscard]] const std::vector<int>& layer_ids() const noexcept { return layer_ids_; }

@@ -13,6 +13,7 @@
 #include "base/sha256.hpp"
 #include "dump/dump_data.hpp"
 #include "dump/dump_index.hpp"
+#include "dump/rank_file.hpp"
 #include "dump/rank_source.hpp"
 #include "dump/remote_chunks.hpp"
 

@@ -11,7 +11,8 @@
 
 namespace oscar {
 
-/// By layer, for every layout that open_dump() reads; "" for a layer without files. Throws IoError.
+/// Returns a fingerprint of each layer's files, for every layout that open_dump() reads; "" for a layer without files.
+/// Throws IoError.
 [[nodiscard]] std::map<int, std::string> fingerprint_layers(const std::filesystem::path& dump,
                                                             std::span<const int> layer_ids);
 

@@ -34,7 +34,7 @@ class LayerRows {
   LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots, ChunkRange own,
             const ModelRunner& runner);
 
-  /// Where the rows of a sequence belong.
+  /// Returns the memory that the rows of a sequence belong in.
   [[nodiscard]] QkvBuffers at(const SequenceSlot& slot) const;
   /// Reads the rows, and keeps them. shared: where other processes have the rest of them.
   [[nodiscard]] static std::unique_ptr<LayerStream> stream(std::shared_ptr<const LayerRows> rows,

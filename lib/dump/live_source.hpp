@@ -26,17 +26,19 @@ struct LiveOptions {
   std::vector<int> layers;
   /// Sequences share a chunk until it has this many tokens; a longer sequence has a chunk of its own.
   std::int64_t chunk_tokens = 8192;
-  /// Of the first token of each sequence (PassOptions); empty: 0.
+  /// Positions of the first token of each sequence (PassOptions); empty: 0.
   std::vector<std::int64_t> first_positions;
-  /// Where several processes run the model, each over a part of the text: all of them open the same layers.
+  /// The part of the text that this process runs, where several processes run the model: all of them open the same
+  /// layers.
   std::optional<TextShare> share = {};
 };
 
 class LiveSource : public QkvSource {
  public:
-  /// Before the first open(): keeps hidden states in a folder and goes on with those there (live_states.hpp).
+  /// Keeps hidden states in a folder, and goes on with those that lie there (live_states.hpp). Called before the first
+  /// open().
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
-  /// Until the model can take its first layer at full speed. Throws what loading throws.
+  /// Waits until the model can take its first layer at full speed. Throws what loading throws.
   virtual void wait_until_ready() = 0;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// layer_<id>_rank<r>.pt: what one rank saw of a layer, in one file that is read whole.
+#include "dump/rank_file.hpp"
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -10,7 +11,6 @@
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "dump/dump_index.hpp"
-#include "dump/rank_source.hpp"
 #include "tensor/pt.hpp"
 
 namespace oscar {

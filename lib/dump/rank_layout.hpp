@@ -14,11 +14,12 @@ struct RankLayout {
   int ranks = 0;          // 0: a dump without ranks
   bool in_files = false;  // else in folders
   std::vector<int> layer_ids;
-  /// Folder or file.
+  /// Returns the folder or file that holds a layer of a rank.
   std::function<std::filesystem::path(int layer_id, int rank)> path;
 };
 
-/// Throws DataError that names a rank which a layer lacks, or if ranks lie beside a dump without.
+/// Finds how the ranks of a dump lie in its folder. Throws DataError that names a rank which a layer lacks, or if ranks
+/// lie beside a dump without.
 [[nodiscard]] RankLayout find_ranks(const std::filesystem::path& folder);
 
 }  // namespace oscar

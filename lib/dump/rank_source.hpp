@@ -6,17 +6,13 @@
 #include <memory>
 #include <vector>
 
-#include "dump/rank_layout.hpp"
 #include "dump/source.hpp"
 
 namespace oscar {
 
-/// By rank. Memory: a chunk of all ranks. Throws DataError, here or while reading, that names what differs: layers,
-/// tokens, types, or key heads that are neither the same nor different.
+/// Makes one source of the sources of all ranks, in the order of ranks. It holds a chunk of all ranks in memory. Throws
+/// DataError, here or while reading, that names what differs: layers, tokens, types, or key heads that are neither the
+/// same nor different.
 [[nodiscard]] std::unique_ptr<QkvSource> merge_ranks(std::vector<std::unique_ptr<QkvSource>> ranks);
-
-/// One rank of a layout of files.
-[[nodiscard]] std::unique_ptr<QkvSource> open_rank_files(const RankLayout& layout, int rank,
-                                                         const SourceLimits& limits);
 
 }  // namespace oscar

@@ -20,31 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/places.hpp"
-#include "dump/dump_index.hpp"
-#include "kernels/types.hpp"
+#include "dump/chunk_rows.hpp"
 
 namespace oscar {
-
-/// The rows of a chunk that its sequences cover.
-class ChunkRows {
- public:
-  struct Files {
-    std::unique_ptr<PlacedFile> q, k, v;
-  };
-  [[nodiscard]] static Files files_of(const DumpChunk& chunk);
-  [[nodiscard]] static std::uint64_t bytes_of(const DumpChunk& chunk);
-
-  /// Reads all three files at the same time. Throws what RemotePlaces::read() throws.
-  ChunkRows(const DumpChunk& chunk, const Files& files);
-  [[nodiscard]] const QkvView& view() const noexcept { return view_; }
-  /// Returns views of the chunk's shapes that have no data.
-  [[nodiscard]] static QkvView shapes_of(const DumpChunk& chunk);
-
- private:
-  std::unique_ptr<std::byte[]> bytes_;
-  QkvView view_;
-};
 
 class RemoteChunks {
  public:
@@ -59,16 +37,16 @@ class RemoteChunks {
   void expect(std::vector<int> layer_ids);
   /// Says that only chunks [first, last) of this layer are to be read ahead.
   void expect_part(int layer_id, std::size_t first, std::size_t last);
-  /// Nothing is read ahead, or planned, from now on; what is on its way ends at once.
+  /// Ends reading ahead and planning, at once.
   void stop();
-  /// Someone is going to read this layer; close() when done. Any number may at the same time.
+  /// Says that somebody is going to read this layer, and calls close() when done. Any number may at the same time.
   void open(int layer_id);
   void close(int layer_id);
-  /// Who was going to read this layer does not: what was read ahead of it may make room.
+  /// Says that who was going to read this layer does not: what was read ahead of it may make room.
   void pass_over(int layer_id);
-  /// What the plan of a layer is; nothing is read yet.
+  /// Returns the plan of a layer; nothing is read yet.
   [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id);
-  /// Rows of a chunk of an open layer, waiting for them. Throws what reading threw, and what
+  /// Returns the rows of a chunk of an open layer, waiting for them. Throws what reading threw, and what
   /// throw_if_interrupted() throws.
   [[nodiscard]] std::shared_ptr<const ChunkRows> get(int layer_id, std::size_t index);
 

@@ -14,7 +14,7 @@
 
 namespace oscar {
 
-/// Once per process; harmless to call again.
+/// Initialises libcurl for the process; harmless to call again.
 void init_curl();
 
 /// Everything but RFC 3986's unreserved characters and '/' as %XX: a path from an index cannot grow a query or a host.
@@ -23,7 +23,7 @@ void init_curl();
 /// "https://host:port" of a URL.
 [[nodiscard]] std::string_view origin_of(std::string_view url);
 
-/// That are followed.
+/// How many redirects are followed.
 inline constexpr long kMaxRedirects = 5;
 
 class CurlHandle {
@@ -36,21 +36,21 @@ class CurlHandle {
   void set(CURLoption option, Value value) {
     OSCAR_CHECK(curl_easy_setopt(handle_.get(), option, value) == CURLE_OK);
   }
-  /// What all transfers share. Credentials and tokens go to the location's own host only, not where it redirects.
+  /// Sets what all transfers share. Credentials and tokens go to the location's own host only, not where it redirects.
   void configure(const StoreLocation& location, double timeout_seconds);
   void add_header(const std::string& line);
 
   [[nodiscard]] CURL* get() const noexcept { return handle_.get(); }
   /// HTTP status of the answer; 0: none yet.
   [[nodiscard]] long status() const;
-  /// A header of the (last) answer; empty: it has none.
+  /// Returns a header of the (last) answer; empty: it has none.
   [[nodiscard]] std::string header(const char* name) const;
-  /// Where the answer redirects to, in full; empty: it does not, or it was followed.
+  /// Returns where the answer redirects to, in full; empty: it does not, or it was followed.
   [[nodiscard]] std::string redirect() const;
-  /// What a store's refusal says of its reason, as something to do: a clock that is off, another region; empty:
+  /// Returns what a store's refusal says of its reason, as something to do: a clock that is off, another region; empty:
   /// nothing.
   [[nodiscard]] std::string advice() const;
-  /// What the server asked for, in seconds; 0: nothing.
+  /// Returns how many seconds the server asked to wait; 0: none.
   [[nodiscard]] double retry_after() const;
   /// Whether a transfer that ended with `code` failed in a way that may go away by itself.
   [[nodiscard]] bool may_pass(CURLcode code) const;

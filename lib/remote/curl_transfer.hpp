@@ -21,7 +21,7 @@ struct CurlTransfer {
   bool directly = false;  // to where a redirect is known to lead
   std::exception_ptr failure;
 
-  /// Once, before the first byte of the answer or at its end.
+  /// Called once, before the first byte of the answer or at its end.
   void begin();
   /// Passes bytes of the answer on to the request's sink.
   void take(std::span<const std::byte> bytes);
@@ -30,7 +30,7 @@ struct CurlTransfer {
   void check(CURLcode code, const std::string& where) const;
 };
 
-/// For CURLOPT_WRITEFUNCTION; user: the CurlTransfer.
+/// Receives bytes of the answer, as CURLOPT_WRITEFUNCTION; user: the CurlTransfer.
 std::size_t on_transfer_bytes(char* data, std::size_t size, std::size_t count, void* user);
 
 /// The failure of a transfer as one that costs no try; others (a full disk) stay what they are.

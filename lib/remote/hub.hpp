@@ -16,9 +16,10 @@ struct HubAddress {
   std::string folder;             // in the repository, or a file there; may be empty
   std::string revision = "main";  // branch, tag or commit
 
-  /// As a user would write it.
+  /// Returns the address as a user would write it.
   [[nodiscard]] std::string text() const;
-  /// With the revision before the folder, so that "/" appends names: "hf://ORG/REPO@REVISION/FOLDER".
+  /// Returns the address with the revision before the folder, so that "/" appends names:
+  /// "hf://ORG/REPO@REVISION/FOLDER".
   [[nodiscard]] std::string place() const;
 };
 
@@ -30,7 +31,7 @@ struct HubAddress {
 /// The address that HubAddress::place() gave, with whatever names were appended.
 [[nodiscard]] HubAddress hub_address_of_place(const std::string& place);
 
-/// A revision as one part of an address: '/' and what else addresses do not have become percent codes.
+/// Returns a revision as one part of an address: '/' and what else addresses do not have become percent codes.
 [[nodiscard]] std::string as_one_name(const std::string& revision);
 
 /// 40 hexadecimal digits: what git calls a commit, or a file's content.
@@ -40,9 +41,10 @@ struct HubAddress {
 [[nodiscard]] StoreLocation hub_endpoint();
 /// The files of a repository, below the endpoint: "ORG/REPO/resolve/<revision>".
 [[nodiscard]] std::string hub_files(const HubAddress& address);
-/// What the hub answers about a repository, below the endpoint.
+/// Returns the path, below the endpoint, of what the hub answers about a repository.
 [[nodiscard]] std::string hub_api(const HubAddress& address);
-/// What the hub knows of a revision, below the endpoint; and the commit in its answer. Throws DataError.
+/// Returns the path, below the endpoint, of what the hub knows of a revision; and the commit in its answer. Throws
+/// DataError.
 [[nodiscard]] std::string hub_commit_path(const HubAddress& address);
 [[nodiscard]] std::string commit_in(const Json& answer, const std::string& where);
 

@@ -158,12 +158,9 @@ std::unique_ptr<PlacedFile> NetworkPlaces::open(const fs::path& file) {
 }
 
 void NetworkPlaces::read(std::span<const FilePart> parts) {
-  std::map<Server*, std::vector<RangeRequest>> by_server;
-  for (const FilePart& part : parts) {
-    const auto& file = dynamic_cast<const RemoteFile&>(*part.file);
-    by_server[&file.server()].push_back(file.request(part.offset, part.to));
-  }
-  for (const auto& [server, requests] : by_server) server->read(requests);
+  RemoteReads reads;
+  for (const FilePart& part : parts) part.file->add_to(reads, part.offset, part.to);
+  for (const auto& [server, requests] : reads.by_server) server->read(requests);
 }
 
 }  // namespace oscar

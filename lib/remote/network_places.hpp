@@ -23,7 +23,7 @@ class NetworkPlaces : public RemotePlaces {
   explicit NetworkPlaces(const TransferOptions& options = {});
   ~NetworkPlaces() override;
 
-  /// What servers have to say from now on; must outlive this. Before the first request.
+  /// Says who hears what servers have to say from now on; `status` must outlive this. Called before the first request.
   void talk_to(Status& status);
 
   [[nodiscard]] std::filesystem::path settle(const std::string& place) override;

@@ -25,10 +25,10 @@ class RemoteObject {
 
   /// At the server, '/'-separated.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// Nothing before the first answer.
+  /// Returns the size of the object; nothing before the first answer.
   [[nodiscard]] std::optional<std::uint64_t> size() const;
   [[nodiscard]] std::string version() const;
-  /// What requests say in If-Match: the version, if it is a strong ETag; empty: nothing.
+  /// Returns what requests say in If-Match: the version, if it is a strong ETag; empty: nothing.
   [[nodiscard]] std::string condition() const;
   /// Takes in the answer to a request for `length` bytes from `offset` on. where: names the file. Throws Changed if it
   /// is of another file than answers before, TransportError if the server does not send what was asked for.

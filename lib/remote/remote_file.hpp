@@ -15,6 +15,11 @@
 
 namespace oscar {
 
+class RemoteReads {
+ public:
+  std::map<Server*, std::vector<RangeRequest>> by_server;
+};
+
 class RemoteFile : public PlacedFile {
  public:
   /// `server` must outlive the file. Nothing is asked for yet.
@@ -26,18 +31,19 @@ class RemoteFile : public PlacedFile {
   [[nodiscard]] std::span<const std::byte> bytes() const override;
   void load_front(std::uint64_t count) override;
   void read(std::uint64_t offset, std::span<std::byte> to) const override;
+  void add_to(RemoteReads& reads, std::uint64_t offset, std::span<std::byte> to) const override {
+    reads.by_server[&server_].push_back(request(offset, to));
+  }
   [[nodiscard]] int descriptor() const override { return -1; }
   [[nodiscard]] std::string version() const override;
   [[nodiscard]] int readers() const override;
 
-  [[nodiscard]] Server& server() const noexcept { return server_; }
-  [[nodiscard]] RangeRequest request(std::uint64_t offset, std::span<std::byte> to) const {
-    return {&object_, offset, to, nullptr};
-  }
-
  private:
   using Block = std::vector<std::byte>;
 
+  [[nodiscard]] RangeRequest request(std::uint64_t offset, std::span<std::byte> to) const {
+    return {&object_, offset, to, nullptr};
+  }
   void make_known() const;
   void read(const RangeRequest& request) const;
   void read_by_blocks(std::uint64_t offset, std::span<std::byte> to) const;

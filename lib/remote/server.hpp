@@ -24,7 +24,7 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  /// A whole file of up to `most` bytes. Throws NotFound, Denied, TransportError, Interrupted.
+  /// Reads a whole file of up to `most` bytes. Throws NotFound, Denied, TransportError, Interrupted.
   [[nodiscard]] std::string text(const std::string& path, std::uint64_t most);
   /// The file at `path`, always the same object; it lives as long as the server.
   [[nodiscard]] RemoteObject& object(const std::string& path);
@@ -41,7 +41,7 @@ class Server {
   [[nodiscard]] std::string where(const std::string& path) const;
 
  protected:
-  /// What explain_missing() throws.
+  /// Makes the error that explain_missing() throws.
   [[nodiscard]] virtual DataError missing(const std::string& where);
 
  private:

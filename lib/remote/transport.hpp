@@ -106,7 +106,7 @@ class Transport {
   void get_one(PieceRequest request);
   /// Streams many pieces at the same time; transports that cannot stream one after the other.
   virtual void get_pieces(const PieceSource& source);
-  /// How many pieces at once are worth while; 1: pieces do not help, ask for whole resources.
+  /// Returns how many pieces at once are worth while; 1: pieces do not help, ask for whole resources.
   [[nodiscard]] virtual int concurrency() const { return 1; }
   /// Names the resource in messages.
   [[nodiscard]] virtual std::string where(const std::string& path) const = 0;

@@ -30,25 +30,25 @@ enum class SetFormat {
 /// Throws UsageError.
 [[nodiscard]] SetFormat set_format_from_name(std::string_view name);
 
-/// By content. Throws DataError: nothing there, or nothing that holds rotations.
+/// Tells the format of a set by its content. Throws DataError: nothing there, or nothing that holds rotations.
 [[nodiscard]] SetFormat recognise_set(const std::filesystem::path& path);
 /// Reads whatever recognise_set knows; pair: which one of a folder of bare .pt files, empty: its only one. origin is
 /// filled if it is not ours. Throws DataError.
 [[nodiscard]] RotationSet read_any_set(const std::filesystem::path& path, const std::string& pair = "");
 
-/// What `format` has no place for, of what `set` has; empty: nothing is lost.
+/// Lists what `set` has and `format` has no place for; empty: nothing is lost.
 [[nodiscard]] std::vector<std::string> losses(const RotationSet& set, SetFormat format);
 
 struct ConvertOptions {
   /// Default: by the output's extension; a name without one is a folder in our format.
   std::optional<SetFormat> to;
-  /// For GGUF: the model to copy.
+  /// The model to copy, for GGUF.
   std::filesystem::path model;
-  /// Of a folder of bare .pt files with several pairs: which.
+  /// The name of the pair to read, in a folder of bare .pt files with several.
   std::string pair;
-  /// For kPt: 1, 2 or 3; 0: the lowest that holds the set.
+  /// The version of .pt files: 1, 2 or 3; 0: the lowest that holds the set.
   int pt_version = 0;
-  /// For kSet.
+  /// The files to write, for kSet.
   RotationFormats formats;
   bool replace = false;
 };

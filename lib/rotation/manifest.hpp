@@ -33,8 +33,8 @@ namespace oscar {
 /// fit its schema.
 [[nodiscard]] RotationSet set_from_manifest(const Json& manifest, const std::string& where);
 
-/// What may be replaced by a set, for an AtomicFolder: if `replace`, a folder that holds a rotation set and nothing but
-/// the files that its manifest lists; else nothing.
+/// Returns what a new set may replace, for an AtomicFolder: if `replace`, a folder that holds a rotation set and
+/// nothing but the files that its manifest lists; else nothing.
 [[nodiscard]] RequireOurs replaceable_set(bool replace);
 
 /// Checks that every listed file is there, has its size and its sha256. Throws DataError that names the first that does

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What manifest.json says of matrices, and of itself, twice.
+#include "rotation/manifest_truth.hpp"
+
 #include <cmath>
 #include <set>
 
 #include "rotation/manifest.hpp"
-#include "rotation/one_truth.hpp"
 
 namespace oscar {
 namespace {

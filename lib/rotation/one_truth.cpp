@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/manifest_truth.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
 #include "rotation/set_h5.hpp"

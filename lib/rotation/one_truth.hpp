@@ -27,8 +27,4 @@ void require_sound_set(const std::filesystem::path& folder);
 /// A function like require_sound_set(), for callers that let others choose how a set is looked at.
 using ExamineSet = std::function<void(const std::filesystem::path& folder)>;
 
-/// Returns a clause for each thing that the manifest of `set` says of its matrices and that they do not have: layers
-/// that stand once and within the model, numbers of heads, dimensions, and summaries of eigenvalues.
-[[nodiscard]] std::vector<std::string> manifest_disagreements(const RotationSet& set);
-
 }  // namespace oscar

@@ -13,8 +13,8 @@ struct RotationPair {
   std::string key_file, value_file;
 };
 
-/// Sorted by name. Files pair by the same name, then by the same composition (qqt_r_h_pbr and sst_r_h_pbr), then the
-/// last two that are left.
+/// Returns the pairs of key and value files, sorted by name. Files pair by the same name, then by the same composition
+/// (qqt_r_h_pbr and sst_r_h_pbr), then the last two that are left.
 [[nodiscard]] std::vector<RotationPair> rotation_pairs(const std::vector<std::string>& files);
 
 /// The pair of this name; of an empty one the only pair. Throws DataError if there is no pair, UsageError that names

@@ -20,8 +20,8 @@ struct PtSide {
   PtDict transform, calibration;
 };
 
-/// What the file holds. Layers in the order given; eigenvalues that are not known are left out. version: 0 = the lowest
-/// that holds them. Throws DataError, with `where`, if that version cannot hold them.
+/// Returns what a .pt file of these layers holds, in the order given; eigenvalues that are not known are left out.
+/// version: 0 = the lowest that holds them. Throws DataError, with `where`, if that version cannot hold them.
 [[nodiscard]] PtValue rotation_pt(const std::string& objective,
                                   const std::vector<std::pair<int, const SideTransform*>>& layers, int version,
                                   const PtSide& side_info, const std::string& where);

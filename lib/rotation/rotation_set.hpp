@@ -39,7 +39,7 @@ struct LayerRotation {
 };
 
 struct RotationSet {
-  /// As in the .pt files: "<objective>_<composition>", "hadamard" or "uresidual".
+  /// Objectives as the .pt files name them: "<objective>_<composition>", "hadamard" or "uresidual".
   std::string key_objective, value_objective;
   /// Ascending by layer_id, possibly sparse.
   std::vector<LayerRotation> layers;

@@ -16,7 +16,7 @@ namespace oscar {
 /// SHA-256 of the files that a server loads, by name: the .pt files of both sides, with mean keys also those; of latent
 /// rows one file per layer.
 using ServedFiles = std::map<std::string, std::string>;
-/// As the manifest lists them; without those that it does not.
+/// Returns the files that a server reads as the manifest lists them; without those that it does not.
 [[nodiscard]] ServedFiles served_files(const RotationSet& set);
 /// Hashes the files in `folder` that a server loads.
 [[nodiscard]] ServedFiles hash_served_files(const std::filesystem::path& folder, const RotationSet& set);
@@ -26,7 +26,7 @@ using ServedFiles = std::map<std::string, std::string>;
 /// server cannot use, comments that say why. Holds no text of the set but names from rotation/objective.hpp.
 [[nodiscard]] std::string serve_env(const RotationSet& set, const ServedFiles& files);
 
-/// What goes on the server's command line, besides: groups of options, a line each.
+/// Returns what goes on the server's command line, besides: groups of options, a line each.
 [[nodiscard]] std::vector<std::string> server_arguments(const RotationSet& set);
 
 struct ServerSettings {
@@ -34,16 +34,17 @@ struct ServerSettings {
   std::vector<std::string> arguments;                            // server_arguments()
   std::vector<std::string> notes;  // which tree the variables were read from, and what others do not know
 };
-/// For a set that lies in `folder`. Throws DataError, with the reason, for a set that the server cannot use.
+/// Returns how a server is told of a set that lies in `folder`. Throws DataError, with the reason, for a set that the
+/// server cannot use.
 [[nodiscard]] ServerSettings server_settings(const RotationSet& set, const std::filesystem::path& folder);
 
-/// By file name; none if the clip ratios are not known. k_clip_per_layer.json, v_clip_per_layer.json: one ratio per
-/// layer id from 0 (layers without KV cache get the scalar); k_clip_per_head.json, v_clip_per_head.json:
-/// {"<layer>,<head>": ratio}.
+/// Returns the tables of clip ratios by file name; none if the ratios are not known. k_clip_per_layer.json,
+/// v_clip_per_layer.json: one ratio per layer id from 0 (layers without KV cache get the scalar); k_clip_per_head.json,
+/// v_clip_per_head.json: {"<layer>,<head>": ratio}.
 [[nodiscard]] std::map<std::string, Json> clip_tables(const RotationSet& set);
 
-/// A set of latent rows, which MLA models cache in the place of keys and values: made of a folder with a file per
-/// layer.
+/// Tells whether a set is of latent rows, which MLA models cache in the place of keys and values, made of a folder with
+/// a file per layer.
 [[nodiscard]] bool is_latent(const RotationSet& set);
 [[nodiscard]] bool has_key_means(const RotationSet& set);
 

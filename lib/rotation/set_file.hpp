@@ -20,11 +20,11 @@ void fill_from_h5(const std::filesystem::path& path, RotationSet& set);
 /// Fills the matrices of the layers that `set` lists from a rotations.safetensors. Throws DataError.
 void fill_from_safetensors(const std::filesystem::path& path, RotationSet& set);
 
-/// What in a rotations.safetensors beside a manifest does not follow from `set`.
+/// Lists what in a rotations.safetensors beside a manifest does not follow from `set`.
 [[nodiscard]] std::vector<std::string> safetensors_disagreements(const std::filesystem::path& path,
                                                                  const RotationSet& set);
 
-/// Throws DataError: not a set, or one that does not fit together.
+/// Reads a set from one file. Throws DataError: not a set, or one that does not fit together.
 [[nodiscard]] RotationSet read_set_file(const std::filesystem::path& path, SetFileKind kind);
 
 }  // namespace oscar

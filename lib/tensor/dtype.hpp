@@ -36,7 +36,7 @@ enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8
 
 /// float rounded to the nearest bfloat16.
 [[nodiscard]] inline float round_to_bf16(float value) { return float_from_bf16(bf16_from_float(value)); }
-/// All of them, in place.
+/// Rounds all values to bfloat16, in place.
 void round_to_bf16(std::span<float> values);
 
 /// IEEE half bits to float, exact.

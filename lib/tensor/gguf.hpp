@@ -36,8 +36,8 @@ struct GgufTensor {
 
 class GgufFile {
  public:
-  /// A path or an address. Throws DataError: missing, truncated, another version, a header that does not fit the file,
-  /// names twice.
+  /// Opens a file by a path or an address. Throws DataError: missing, truncated, another version, a header that does
+  /// not fit the file, names twice.
   explicit GgufFile(const std::filesystem::path& path);
 
   [[nodiscard]] std::uint32_t version() const noexcept { return version_; }
@@ -45,15 +45,15 @@ class GgufFile {
   [[nodiscard]] const std::vector<GgufEntry>& entries() const noexcept { return entries_; }
   [[nodiscard]] const std::vector<GgufTensor>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const GgufTensor* find(const std::string& name) const;
-  /// A metadata string; nullopt if absent or of another type.
+  /// Returns a metadata string; nullopt if absent or of another type.
   [[nodiscard]] std::optional<std::string> text(const std::string& key) const;
-  /// A metadata integer of 32 bits; nullopt if absent or of another type.
+  /// Returns a metadata integer of 32 bits; nullopt if absent or of another type.
   [[nodiscard]] std::optional<std::uint32_t> number(const std::string& key) const;
-  /// A metadata value of any type; null if absent. Numbers of 32 bits are told by their shortest decimal form. Throws
-  /// DataError for a list whose length is not true.
+  /// Returns a metadata value of any type; null if absent. Numbers of 32 bits are told by their shortest decimal form.
+  /// Throws DataError for a list whose length is not true.
   [[nodiscard]] Json value(const std::string& key) const;
   [[nodiscard]] const PlacedFile& file() const noexcept { return *file_; }
-  /// Where bytes of a tensor lie in the file.
+  /// Returns where bytes of a tensor lie in the file.
   [[nodiscard]] std::uint64_t offset_of(std::span<const std::byte> data) const {
     return static_cast<std::uint64_t>(data.data() - file_->bytes().data());
   }

@@ -27,7 +27,7 @@ class Hdf5Writer {
   /// Groups on the way ("/layers/0/key") are created. float16 and bfloat16 are 16-bit floats of HDF5, which its
   /// readers convert (h5py: the first to float16, the second to float32).
   void write(const std::string& dataset, const Tensor& tensor);
-  /// On a group (created if missing) or dataset; "/" is the root.
+  /// Sets an attribute on a group (created if missing) or dataset; "/" is the root.
   void attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value);
   /// Closes, syncs, renames. Throws IoError.
   void commit();
@@ -42,7 +42,8 @@ enum class Hdf5Source { kOthers, kOwn };
 
 class Hdf5Reader {
  public:
-  /// Throws DataError if the file is missing, truncated or not HDF5, or forged so that the HDF5 library fails on it.
+  /// Opens a file. Throws DataError if it is missing, truncated or not HDF5, or forged so that the HDF5 library fails
+  /// on it.
   explicit Hdf5Reader(const std::filesystem::path& path, Hdf5Source source = Hdf5Source::kOthers);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
@@ -55,14 +56,15 @@ class Hdf5Reader {
   [[nodiscard]] bool has(const std::string& object) const;
   /// Names of the members of a group, in alphabetical order. Throws DataError if it is missing.
   [[nodiscard]] std::vector<std::string> members(const std::string& group) const;
-  /// Throws DataError if the dataset is missing or of a foreign type.
+  /// Reads a dataset. Throws DataError if it is missing or of a foreign type.
   [[nodiscard]] Tensor read(const std::string& dataset) const;
-  /// Where a dataset lies in the file. Throws DataError as read() does, and if it is chunked, compressed or external.
+  /// Tells where a dataset lies in the file. Throws DataError as read() does, and if it is chunked, compressed or
+  /// external.
   [[nodiscard]] TensorLocation locate(const std::string& dataset) const;
   /// Returns the names of the attributes of a group or dataset, in no order. Throws DataError if it is missing.
   [[nodiscard]] std::vector<std::string> attribute_names(const std::string& object) const;
   [[nodiscard]] bool has_attribute(const std::string& object, const std::string& name) const;
-  /// Throws DataError if it is missing, or not finite.
+  /// Reads an attribute. Throws DataError if it is missing, or not finite.
   [[nodiscard]] Hdf5Attribute attribute(const std::string& object, const std::string& name) const;
 
  private:

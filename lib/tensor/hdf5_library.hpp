@@ -29,14 +29,14 @@ class Handle {
   herr_t (*close_)(hid_t);
 };
 
-/// Before anything else of the library. A file that could not be written would take the process down at its end, where
-/// the library tries to write it again.
+/// Silences the library; called before anything else of it. A file that could not be written would take the process
+/// down at its end, where the library tries to write it again.
 inline void silence_library() {
   H5dont_atexit();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
 
-/// A little-endian 16-bit float with these widths of exponent and mantissa, as HDF5 describes such types.
+/// Makes a little-endian 16-bit float with these widths of exponent and mantissa, as HDF5 describes such types.
 inline hid_t make_half(std::size_t exponent, std::size_t mantissa) {
   const hid_t type = H5Tcopy(H5T_IEEE_F32LE);
   H5Tset_fields(type, 15, mantissa, exponent, 0, mantissa);

@@ -11,13 +11,13 @@
 
 namespace oscar {
 
-/// Throws DataError: missing, truncated, big-endian, Fortran order, unknown type.
+/// Reads a .npy file. Throws DataError: missing, truncated, big-endian, Fortran order, unknown type.
 [[nodiscard]] Tensor read_npy(const std::filesystem::path& path);
 /// Reads a file's bytes as read_npy() does. where: names them in errors.
 [[nodiscard]] Tensor parse_npy(std::span<const std::byte> file, const std::string& where);
 /// Writes atomically (version 1.0).
 void write_npy(const std::filesystem::path& path, const Tensor& tensor);
-/// What write_npy writes.
+/// Returns the bytes that write_npy writes.
 [[nodiscard]] std::string npy_bytes(const Tensor& tensor);
 
 }  // namespace oscar

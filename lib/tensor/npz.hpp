@@ -17,13 +17,14 @@ namespace oscar {
 
 class NpzFile {
  public:
-  /// Throws DataError: missing, truncated, no zip archive, compressed, members that lie outside the file.
+  /// Opens a .npz file. Throws DataError: missing, truncated, no zip archive, compressed, members that lie outside the
+  /// file.
   explicit NpzFile(const std::filesystem::path& path);
 
   /// Name in the archive ("x.npy") -> its bytes.
   [[nodiscard]] const std::map<std::string, std::span<const std::byte>>& members() const noexcept { return members_; }
   [[nodiscard]] bool has(const std::string& array) const { return members_.contains(array + ".npy"); }
-  /// Throws DataError if it is missing, damaged or of a foreign type.
+  /// Reads an array. Throws DataError if it is missing, damaged or of a foreign type.
   [[nodiscard]] Tensor read(const std::string& array) const;
 
  private:

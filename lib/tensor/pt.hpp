@@ -57,8 +57,8 @@ void open_pt_support();
 /// Writes atomically.
 void write_pt(const std::filesystem::path& path, const PtValue& value);
 
-/// Where the one tensor of an archive lies, without reading the payload. Throws DataError as read_pt_tensor does, and
-/// for a tensor that is not contiguous.
+/// Tells where the one tensor of an archive lies, without reading the payload. Throws DataError as read_pt_tensor does,
+/// and for a tensor that is not contiguous.
 [[nodiscard]] TensorLocation locate_pt_tensor(const std::filesystem::path& path);
 
 }  // namespace oscar

@@ -24,28 +24,30 @@ struct TensorRef {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
   std::span<const std::byte> data;
-  /// An owning copy; not of a file at a server.
+  /// Returns an owning copy; not of a file at a server.
   [[nodiscard]] Tensor copy() const;
 };
 
 class SafetensorsFile {
  public:
-  /// A path or an address. Throws DataError if the file is missing, truncated, or its header does not fit its payload.
+  /// Opens a file by a path or an address. Throws DataError if it is missing, truncated, or its header does not fit its
+  /// payload.
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   [[nodiscard]] const std::map<std::string, TensorRef>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
-  /// Throws DataError that names the file and the tensor.
+  /// Returns a tensor by its name. Throws DataError that names the file and the tensor.
   [[nodiscard]] const TensorRef& at(const std::string& name) const;
   /// Reads a tensor into memory, from wherever the file is. Throws DataError if its checksum is another.
   [[nodiscard]] Tensor load(const std::string& name) const;
   /// Whether the file has checksums (Checksums::kYes).
   [[nodiscard]] bool has_checksums() const noexcept { return !checksums_.empty(); }
-  /// On disk: throws DataError if a tensor is not as it was written. Does nothing in a file without checksums.
+  /// Compares a tensor on disk with its checksum. Throws DataError if it is not as it was written. Does nothing in a
+  /// file without checksums.
   void verify(const std::string& name) const;
   void verify_all() const;
   [[nodiscard]] TensorLocation locate(const std::string& name) const;
-  /// Where bytes of a TensorRef of this file lie in it; nothing for bytes of something else.
+  /// Tells where bytes of a TensorRef of this file lie in it; nothing for bytes of something else.
   [[nodiscard]] std::optional<std::uint64_t> find(std::span<const std::byte> bytes) const;
   [[nodiscard]] const PlacedFile& file() const noexcept { return *file_; }
 

@@ -27,7 +27,7 @@ struct Tensor {
   Tensor() = default;
   /// Zeros.
   Tensor(DType dtype, std::vector<std::int64_t> shape);
-  /// A float32 tensor with these values; their number must be that of the shape.
+  /// Returns a float32 tensor with these values; their number must be that of the shape.
   [[nodiscard]] static Tensor from(std::vector<std::int64_t> shape, std::span<const float> values);
   [[nodiscard]] static Tensor from(std::vector<std::int64_t> shape, std::span<const double> values);
   [[nodiscard]] static Tensor from(std::vector<std::int64_t> shape, std::span<const std::int32_t> values);
@@ -44,7 +44,7 @@ struct Tensor {
   [[nodiscard]] std::span<T> values() {
     return {reinterpret_cast<T*>(data.data()), data.size() / sizeof(T)};
   }
-  /// All elements converted to double (exact for every float type and for int32) or to int64 (integers only; throws
+  /// Converts all elements to double (exact for every float type and for int32) or to int64 (integers only; throws
   /// DataError).
   [[nodiscard]] std::vector<double> to_doubles() const;
   [[nodiscard]] std::vector<std::int64_t> to_int64() const;
@@ -118,10 +118,10 @@ struct MatrixStack {
   [[nodiscard]] std::span<const double> operator[](int i) const { return std::span(data).subspan(offset(i), stride()); }
   /// The matrix that serves head `h`: its own, or the only one.
   [[nodiscard]] std::span<const double> for_head(int h) const { return (*this)[count == 1 ? 0 : h]; }
-  /// From a float32 or float64 tensor [d, d] or [n, d, d]. Throws DataError naming `what`.
+  /// Makes matrices of a float32 or float64 tensor [d, d] or [n, d, d]. Throws DataError naming `what`.
   [[nodiscard]] static MatrixStack from(const Tensor& tensor, const std::string& what);
   [[nodiscard]] static MatrixStack identity(int dim);
-  /// As float32 [n, d, d]; [d, d] if there is one matrix and `squeeze` is set.
+  /// Returns the matrices as float32 [n, d, d]; [d, d] if there is one matrix and `squeeze` is set.
   [[nodiscard]] Tensor to_f32(bool squeeze) const;
 
  private:

@@ -19,13 +19,14 @@ class SetCache {
   explicit SetCache(std::filesystem::path root);
 
   [[nodiscard]] std::filesystem::path set_folder(const std::string& manifest_sha256) const;
-  /// Where a set is put together; what is left there when a pull ends early is where the next one goes on.
+  /// Returns the folder where a set is put together; what is left there when a pull ends early is where the next one
+  /// goes on.
   [[nodiscard]] std::filesystem::path partial_folder(const std::string& manifest_sha256) const;
   [[nodiscard]] std::filesystem::path lock_file(const std::string& manifest_sha256) const;
 
-  /// Where the signatures of a manifest are kept.
+  /// Returns the file that keeps the signatures of a manifest.
   [[nodiscard]] std::filesystem::path signature_file(const std::string& manifest_sha256) const;
-  /// Where the keys that signed the sets of `source` are remembered.
+  /// Returns the file that remembers the keys which signed the sets of `source`.
   [[nodiscard]] std::filesystem::path key_file(const std::string& source) const;
 
   /// Hash of the manifest that `name` stood for when it was last pulled from `zoo`.

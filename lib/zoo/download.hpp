@@ -22,7 +22,7 @@ struct ByteLimits {
   std::uint64_t least = 0, most = 0;
 };
 
-/// A whole document. Fewer bytes than limits.least are a lost connection, more than limits.most are refused.
+/// Fetches a whole document. Fewer bytes than limits.least are a lost connection, more than limits.most are refused.
 [[nodiscard]] std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,
                                      const TransferOptions& options, Status& status);
 
@@ -32,7 +32,7 @@ struct Document {
   std::exception_ptr absent;  // the NotFound or Denied that says so; null: it is there
   bool denied = false;        // Denied: it may be there for others
 
-  /// Throws it, or gives the text.
+  /// Returns the text, or throws the error that there was instead.
   [[nodiscard]] const std::string& required() const;
 };
 /// Several documents of at most max_bytes each, at the same time.

@@ -16,7 +16,7 @@
 
 namespace oscar {
 
-/// Where a zoo is that is read: a folder, file://, http(s)://, or a folder on the Hub. Throws UsageError.
+/// Returns where a zoo is that is read: a folder, file://, http(s)://, or a folder on the Hub. Throws UsageError.
 [[nodiscard]] StoreLocation zoo_location(const std::string& zoo);
 
 /// The files directly in the folder, paths being their names. One small request for every thousand of them. Throws
@@ -29,8 +29,8 @@ namespace oscar {
 void make_set_of_files(const std::filesystem::path& files_folder, const std::filesystem::path& set,
                        const std::string& source);
 
-/// Those that may hold rotations; of several pairs of .pt files those of `pair`. Throws DataError if there are none,
-/// UsageError if the pair is not there, or several are and none is named.
+/// Returns those of the files that may hold rotations; of several pairs of .pt files those of `pair`. Throws DataError
+/// if there are none, UsageError if the pair is not there, or several are and none is named.
 [[nodiscard]] std::vector<FileDigest> rotation_files(std::vector<FileDigest> files, const std::string& pair,
                                                      const HubAddress& address);
 

@@ -38,7 +38,8 @@ class IncomingFile {
   IncomingFile(const IncomingFile&) = delete;
   IncomingFile& operator=(const IncomingFile&) = delete;
 
-  /// A piece to ask for now, marked busy; null: none at the moment. split: several pieces may be under way at once.
+  /// Returns a piece to ask for now, marked busy; null: none at the moment. split: several pieces may be under way at
+  /// once.
   [[nodiscard]] Piece* next_piece(bool split);
   /// The next bytes of a piece. partial: the server sends ranges. Throws TransportError (too many), IoError.
   void take(Piece& piece, std::span<const std::byte> bytes, bool partial);

@@ -35,16 +35,16 @@ struct ZooEntry {
 
 class ZooIndex {
  public:
-  /// An index without entries.
+  /// Makes an index without entries.
   ZooIndex();
-  /// Throws DataError: not JSON, another schema, malformed, unsafe names or paths, a name twice.
+  /// Reads an index. Throws DataError: not JSON, another schema, malformed, unsafe names or paths, a name twice.
   ZooIndex(std::string_view text, const std::string& where);
 
   /// The entry with this tag, or with this content.
   [[nodiscard]] std::optional<ZooEntry> find(const SetName& name) const;
-  /// All of them, in the order of the document.
+  /// Returns all entries, in the order of the document.
   [[nodiscard]] std::vector<ZooEntry> entries() const;
-  /// As find, but an unknown name is a DataError that suggests known ones.
+  /// Finds an entry as find() does, but an unknown name is a DataError that suggests known ones.
   [[nodiscard]] ZooEntry require(const SetName& name, const std::string& where) const;
   /// Adds an entry, or replaces the one with its name and tag. Entries stay sorted by name and tag.
   void put(const ZooEntry& entry);

@@ -18,7 +18,7 @@ struct ListOptions {
   /// A pattern with * or ? is matched with the whole name "ORG/MODEL:TAG", and other text with any part of it. Case
   /// does not count. An empty pattern fits all.
   std::string pattern;
-  /// All of them must stand somewhere in the name, the model's id, the recipe, the codec or the verdict.
+  /// Words that must all stand somewhere in the name, the model's id, the recipe, the codec or the verdict.
   std::vector<std::string> words;
   TransferOptions transfer;
 };
@@ -41,7 +41,7 @@ struct ZooList {
   std::vector<ListedSet> sets;
 };
 
-/// Throws UsageError, TransportError, and DataError for a malformed index.
+/// Lists what a zoo has. Throws UsageError, TransportError, and DataError for a malformed index.
 [[nodiscard]] ZooList list_zoo(const ListOptions& options, Status& status,
                                const TransportFactory& open = open_transport);
 

@@ -9,7 +9,7 @@
 
 namespace oscar {
 
-/// A path to index.json means the folder that it lies in. Throws UsageError.
+/// Parses where a zoo is; a path to index.json means the folder that it lies in. Throws UsageError.
 [[nodiscard]] StoreLocation parse_zoo_location(const std::string& text);
 
 /// The zoo that was installed or built with this binary; empty if there is none.

@@ -3,8 +3,8 @@
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
-#include "base/file_lock.hpp"
 #include "base/files.hpp"
+#include "zoo/file_lock.hpp"
 #include "zoo/index.hpp"
 #include "zoo/location.hpp"
 #include "zoo/publish.hpp"

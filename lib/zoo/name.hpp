@@ -9,7 +9,7 @@
 
 namespace oscar {
 
-/// What a name without a tag means. Nothing moves it by itself: it is a tag like any other.
+/// The tag that a name without one means. Nothing moves it by itself: it is a tag like any other.
 inline constexpr char kDefaultTag[] = "latest";
 
 struct SetName {
@@ -17,14 +17,14 @@ struct SetName {
   std::string tag;              // empty if the content is given
   std::string manifest_sha256;  // empty if the tag is given
 
-  /// As the user would write it: "ORG/MODEL:TAG" or "ORG/MODEL@sha256:HEX".
+  /// Returns the name as the user would write it: "ORG/MODEL:TAG" or "ORG/MODEL@sha256:HEX".
   [[nodiscard]] std::string text() const;
 };
 
-/// Where publish puts a set in a zoo: "ORG/MODEL/TAG".
+/// Returns where publish puts a set in a zoo: "ORG/MODEL/TAG".
 [[nodiscard]] std::string published_path(const SetName& name);
 
-/// Throws UsageError.
+/// Parses the name of a set. Throws UsageError.
 [[nodiscard]] SetName parse_set_name(const std::string& text);
 /// True for "ORG/MODEL" as above.
 [[nodiscard]] bool is_model_name(std::string_view text);

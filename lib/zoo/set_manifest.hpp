@@ -31,9 +31,10 @@ struct SetManifest {
   std::uint64_t total_size = 0;  // manifest and files
 };
 
-/// Throws DataError: not a rotation set's manifest, or a file list with unsafe or colliding paths.
+/// Parses the manifest of a set. Throws DataError: not a rotation set's manifest, or a file list with unsafe or
+/// colliding paths.
 [[nodiscard]] SetManifest parse_set_manifest(std::string text, const std::string& where);
-/// From a set's folder.
+/// Reads the manifest in a set's folder.
 [[nodiscard]] SetManifest read_set_manifest(const std::filesystem::path& folder);
 
 enum class SetCheck { sizes, hashes };

@@ -24,7 +24,7 @@ struct PublicKey {
   friend bool operator==(const PublicKey&, const PublicKey&) = default;
 };
 
-/// From a PEM file with a public or private Ed25519 key. Throws DataError.
+/// Reads a public key from a PEM file with a public or private Ed25519 key. Throws DataError.
 [[nodiscard]] PublicKey read_public_key(const std::filesystem::path& path);
 
 /// True if signature.json is about the manifest with this hash, whether its signatures are good or not.

@@ -28,10 +28,10 @@ class ZooStore {
   /// Whether replace() refuses what somebody else has changed: some servers do not look at conditions. Tries it on the
   /// document at `path`, which has this text and keeps it.
   [[nodiscard]] virtual bool checks_versions(const std::string& path, const std::string& text) = 0;
-  /// Where conditions are not looked at: keeps other publishers out until the result is gone. Null: this store has no
-  /// locks. Throws TransportError if another process holds it for too long.
+  /// Keeps other publishers out until the result is gone, for servers that do not look at conditions. Null: this store
+  /// has no locks. Throws TransportError if another process holds the lock for too long.
   [[nodiscard]] virtual std::shared_ptr<void> lock(const std::string&) { return nullptr; }
-  /// Names a resource in messages.
+  /// Returns the name of a resource for messages.
   [[nodiscard]] virtual std::string where(const std::string& path) const = 0;
 };
 

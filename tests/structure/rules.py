@@ -23,7 +23,6 @@ MAY_INCLUDE = {
     "lib/dump": ["lib/base", "lib/tensor", "kernels", *MODEL],
     "lib/moments": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump"],
     "lib/codec": ["lib/base", "lib/tensor", "kernels", "kernels/reference"],
-    "lib/codec/optr": ["lib/base", "lib/tensor", "kernels", "lib/codec", "lib/peers"],
     "lib/peers": ["lib/base", "lib/tensor", "kernels", "lib/codec"],
     "lib/rotation": ["lib/base", "lib/tensor", "kernels", *MODEL],
     "lib/coded": ["lib/base", "lib/tensor", "kernels", "kernels/reference", *MODEL, "lib/codec", "lib/rotation"],
@@ -33,7 +32,7 @@ MAY_INCLUDE = {
                 "lib/rotation", "lib/coded", "lib/work"],
     # The checker shares no code with what it checks: neither fit nor method.
     "lib/verify": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/codec",
-                   "lib/codec/optr", "lib/peers", "lib/rotation", "lib/coded", "lib/work"],
+                   "lib/peers", "lib/rotation", "lib/coded", "lib/work"],
     "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/peers", "lib/rotation", "lib/coded", "lib/verify"],
     "lib/ranks": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/work"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/rotation", "lib/coded"],

@@ -21,14 +21,15 @@ class ConfigFile {
 
   [[nodiscard]] const Json& json() const { return json_; }
   [[nodiscard]] bool has(const char* name) const;
-  /// A positive whole number. Throws DataError if there is none.
+  /// Returns the positive whole number of this name. Throws DataError if there is none.
   [[nodiscard]] int dimension(const char* name) const;
   [[nodiscard]] int dimension(const char* name, int otherwise) const { return has(name) ? dimension(name) : otherwise; }
-  /// A whole number that may be 0. Throws DataError if it is neither that nor missing.
+  /// Returns the whole number of this name, which may be 0, or `otherwise` where it is missing. Throws DataError for
+  /// anything else.
   [[nodiscard]] int dimension_or_zero(const char* name, int otherwise) const {
     return has(name) && json_.at(name) == 0 ? 0 : dimension(name, otherwise);
   }
-  /// A positive number.
+  /// Returns the positive number of this name in `parent`. Throws DataError if there is none.
   [[nodiscard]] double positive(const Json& parent, const char* name) const;
   [[nodiscard]] double positive(const char* name, double otherwise) const {
     return has(name) ? positive(json_, name) : otherwise;
@@ -37,7 +38,7 @@ class ConfigFile {
   [[nodiscard]] std::string text(const char* name, const std::string& otherwise) const;
 
   [[noreturn]] void refuse(const std::string& what, const std::string& remedy = "fetch the checkpoint again") const;
-  /// A setting that this program does not know to execute.
+  /// Throws DataError for a setting that this program does not know to execute.
   [[noreturn]] void unsupported(const std::string& what) const;
 
  private:

@@ -22,10 +22,10 @@ inline constexpr const char* kLinearAttention = "linear_attention";
 /// The type of every layer; `otherwise` tells it where the file does not.
 [[nodiscard]] std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
                                                         const std::function<std::string(int)>& otherwise);
-/// One block for all layers, with a window in those that slide. Other types are refused.
+/// Gives all layers this block, with a window in those that slide. Refuses other types of layers.
 void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block,
                  const std::vector<std::string>& layer_types);
-/// One block for all layers, none of which has a window.
+/// Gives all layers this block without a window.
 void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block);
 
 // families_dense.cpp

@@ -14,8 +14,9 @@ struct RopeDefaults {
   bool alpha = false;  // "dynamic" may have an "alpha", by which the base grows once and for all
 };
 
-/// For heads of `head_dim` channels in layers of this type ("full_attention", "sliding_attention", …; matters only
-/// where the file tells them apart). Throws DataError: a type that is not supported, or a member that is missing.
+/// Reads the rotary embedding of heads of `head_dim` channels in layers of this type ("full_attention",
+/// "sliding_attention", …; matters only where the file tells them apart). Throws DataError: a type that is not
+/// supported, or a member that is missing.
 [[nodiscard]] RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
                                  const RopeDefaults& defaults = {});
 

@@ -20,10 +20,11 @@ struct GgufWeightName {
   bool one_row = false;   // a vector that is a matrix of one row there
 };
 
-/// Throws DataError: an architecture that is not supported, a member that is missing or of another type.
+/// Returns a config.json that says what the GGUF file does. Throws DataError: an architecture that is not supported, a
+/// member that is missing or of another type.
 [[nodiscard]] Json gguf_config(const GgufModel& model);
-/// What a tensor is called in a checkpoint; nothing for one that the configuration tells ("rope_freqs.weight") or that
-/// is unknown.
+/// Returns what a tensor is called in a checkpoint; nothing for one that the configuration tells ("rope_freqs.weight")
+/// or that is unknown.
 [[nodiscard]] std::optional<GgufWeightName> gguf_weight_name(const GgufModel& model, const std::string& tensor);
 
 }  // namespace oscar

@@ -25,8 +25,8 @@ class GgufModel {
     const GgufTensor* tensor = nullptr;
   };
 
-  /// A path or an address of the file, or of the first part. Throws DataError: a bad or missing file or part, a later
-  /// part, no architecture.
+  /// Opens a file by a path or an address, which may be that of its first part. Throws DataError: a bad or missing file
+  /// or part, a later part, no architecture.
   explicit GgufModel(const std::filesystem::path& path);
 
   [[nodiscard]] const std::string& where() const noexcept { return where_; }
@@ -51,7 +51,7 @@ class GgufModel {
   std::map<std::string, Place> tensors_;
 };
 
-/// A metadata value for messages. What is no UTF-8 in it is replaced.
+/// Returns a metadata value for messages. What is no UTF-8 in it is replaced.
 [[nodiscard]] inline std::string gguf_text(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -59,60 +59,62 @@ class Decoder {
 
   /// "cpu, float32"
   [[nodiscard]] virtual std::string description() const = 0;
-  /// Sequences to work on at a time; 0 = one per thread.
+  /// Returns how many sequences to work on at a time; 0 = one per thread.
   [[nodiscard]] virtual int concurrent_sequences() const = 0;
-  /// Tokens that experts should see together, so that a GPU has enough to do; 1: each sequence alone.
+  /// Returns how many tokens experts should see together, so that a GPU has enough to do; 1: each sequence alone.
   [[nodiscard]] virtual std::int64_t tokens_at_once() const = 0;
   [[nodiscard]] virtual bool is_gpu() const = 0;
-  /// Host memory that copies reach at full speed.
+  /// Returns host memory that copies reach at full speed.
   [[nodiscard]] virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes) const = 0;
-  /// Called before embed(): hidden states of this many tokens will live at a time; on the host if need be.
+  /// Makes room for the hidden states of this many tokens at a time; on the host if need be. Called before embed().
   virtual void make_room(std::int64_t num_tokens) = 0;
   /// Waits for what was started. Weights may go after that.
   virtual void finish() const = 0;
 
-  /// Hidden states: token embeddings. first_position: of the first token.
+  /// Returns hidden states: token embeddings. first_position: of the first token.
   [[nodiscard]] virtual std::unique_ptr<Rows> embed(std::span<const std::int32_t> tokens,
                                                     std::int64_t first_position) const = 0;
-  /// All that goes on to the next layer, on the host, in the type that this decoder computes in: (T, hidden_size), and
-  /// behind that keys and values which several layers read.
+  /// Copies all that goes on to the next layer to the host, in the type that this decoder computes in: (T,
+  /// hidden_size), and behind that keys and values which several layers read.
   [[nodiscard]] virtual Tensor copy_hidden(const Rows& hidden) const = 0;
-  /// From such a copy of the same tokens. Throws DataError for one of another type or shape.
+  /// Returns hidden states from a copy that copy_hidden() made of the same tokens. Throws DataError for one of another
+  /// type or shape.
   [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::span<const std::int32_t> tokens,
                                                           std::int64_t first_position) const = 0;
 
   [[nodiscard]] virtual std::unique_ptr<LoadedWeights> load_layer(int layer) const = 0;
   [[nodiscard]] virtual std::vector<std::unique_ptr<LoadedWeights>> load_experts(
       int layer, std::span<const int> experts) const = 0;
-  /// How many experts to load together, so that reading is fast and memory small.
+  /// Returns how many experts to load together, so that reading is fast and memory small.
   [[nodiscard]] virtual int experts_at_once(int layer) const = 0;
 
-  /// Post-RoPE q, k and v of a layer that attends. Scores are q . k / sqrt(d): where a model
-  /// scales otherwise, q has the rest. Keys and values that several layers read are kept in, or come from, `hidden`.
+  /// Returns post-RoPE q, k and v of a layer that attends. Scores are q . k / sqrt(d): where a model scales otherwise,
+  /// q has the rest. Keys and values that several layers read are kept in, or come from, `hidden`.
   [[nodiscard]] virtual std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const = 0;
   /// Starts copies of q, k and v.
   virtual void copy_qkv(Rows& qkv, const QkvBuffers& out) const = 0;
-  /// Waits for them. The first of q, k, v that has a value which is not finite in the type of the copy, or "".
+  /// Waits for the copies. Returns the first of q, k, v that has a value which is not finite in the type of the copy,
+  /// or "".
   [[nodiscard]] virtual std::string finish_copy(Rows& qkv) const = 0;
 
-  /// hidden += what the layer makes of exact causal attention.
+  /// Adds to `hidden` what the layer makes of exact causal attention.
   virtual void add_exact_attention(const LoadedWeights& layer, const Rows& qkv, Rows& hidden) const = 0;
-  /// hidden += what the layer makes of attention outputs (T, Hq, d_v).
+  /// Adds to `hidden` what the layer makes of attention outputs (T, Hq, d_v).
   virtual void add_attention(const LoadedWeights& layer, std::span<const float> attention, Rows& hidden) const = 0;
-  /// hidden += what a layer without a cache makes of it.
+  /// Adds to `hidden` what a layer without a cache makes of it.
   virtual void add_recurrent(const LoadedWeights& layer, Rows& hidden) const = 0;
 
-  /// hidden += mlp(hidden), of a layer without experts.
+  /// Adds mlp(hidden) to `hidden`, in a layer without experts.
   virtual void add_mlp(const LoadedWeights& layer, Rows& hidden) const = 0;
   /// Chooses the experts of a layer for sequences that are taken together, and starts their sum with what shared
   /// experts give.
   [[nodiscard]] virtual std::unique_ptr<Rows> route(const LoadedWeights& layer,
                                                     std::span<const Rows* const> hidden) const = 0;
-  /// Experts that tokens were routed to, ascending.
+  /// Returns the experts that tokens were routed to, ascending.
   [[nodiscard]] virtual std::vector<int> chosen_experts(const Rows& routed) const = 0;
-  /// The sum += what an expert gives to the tokens that were routed to it.
+  /// Adds to the sum what an expert gives to the tokens that were routed to it.
   virtual void add_expert(const LoadedWeights& layer, int expert, const LoadedWeights& weights, Rows& routed) const = 0;
-  /// hidden += the sum; the same sequences.
+  /// Adds the sum to `hidden`, the states of the sequences that route() saw.
   virtual void add_experts_sum(const LoadedWeights& layer, const Rows& routed, std::span<Rows* const> hidden) const = 0;
 
   /// Loads the final norm and the output head, or returns those that somebody still holds.
@@ -121,11 +123,11 @@ class Decoder {
   virtual void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
                       std::span<float> logits) const = 0;
 
-  /// Hidden states behind a whole layer of those before it, which stay.
+  /// Returns hidden states behind a whole layer of those before it, which stay.
   [[nodiscard]] virtual std::unique_ptr<Rows> behind(const LoadedWeights& layer, Experts experts,
                                                      const Rows& before) const = 0;
-  /// The gradient, by the hidden states of a sequence that has passed all layers, of the sum of log-likelihoods of
-  /// tokens that are drawn from what the model predicts at each position. draws: for each token a number in [0, 1).
+  /// Returns the gradient, by the hidden states of a sequence that has passed all layers, of the sum of log-likelihoods
+  /// of tokens that are drawn from what the model predicts at each position. draws: for each token a number in [0, 1).
   [[nodiscard]] virtual std::unique_ptr<Rows> likelihood_gradient(const LoadedWeights& head, const Rows& hidden,
                                                                   std::span<const float> draws) const = 0;
   /// Turns a gradient by hidden states behind a layer into that by those before it. If the layer attends, writes the

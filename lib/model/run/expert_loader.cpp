@@ -56,9 +56,4 @@ void ExpertLoader::release(std::size_t count) {
   changed_.notify_all();
 }
 
-bool ExpertLoader::finished() {
-  const std::lock_guard lock(mutex_);
-  return error_ || loaded_ == groups_.size();
-}
-
 }  // namespace oscar

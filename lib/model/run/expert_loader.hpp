@@ -28,14 +28,11 @@ class ExpertLoader {
   ExpertLoader(const ExpertLoader&) = delete;
   ExpertLoader& operator=(const ExpertLoader&) = delete;
 
-  [[nodiscard]] int layer() const { return layer_; }
   [[nodiscard]] std::size_t groups() const { return groups_.size(); }
-  /// Group number i; waits for it. Throws what loading throws.
+  /// Waits for group number i. Throws what loading throws.
   [[nodiscard]] const Group& at(std::size_t i);
-  /// Its first so many groups are not needed any more.
+  /// Says that the first so many groups are not needed any more.
   void release(std::size_t count);
-  /// Whether all have been loaded.
-  [[nodiscard]] bool finished();
 
  private:
   void load();

@@ -11,11 +11,11 @@
 
 namespace oscar {
 
-/// By which a token is drawn at each position: numbers in [0, 1), the same on every machine. sample: the number of the
-/// sequence; in a later draw, behind those of the draws before.
+/// Returns the numbers in [0, 1) by which a token is drawn at each position, the same on every machine. sample: the
+/// number of the sequence; in a later draw, behind those of the draws before.
 [[nodiscard]] std::vector<float> draws_for(std::size_t sample, std::size_t tokens);
 
-/// As ModelRunner::history_gradients, of sequences that were checked.
+/// Does what ModelRunner::history_gradients() says, for sequences that were checked.
 void take_gradients(const Decoder& decoder, const ModelConfig& config, const HistoryQuestion& question,
                     const HistoryHook& hook, Status& status);
 

@@ -53,12 +53,12 @@ Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& co
       part_(options.part),
       first_positions_(options.first_positions),
       status_(status),
-      watcher_(dynamic_cast<ModelStatus*>(&status)),
       hidden_(sequences.size()) {
   check_sequences(sequences, options.first_positions, config);
   checkpoint_.stop_reads(false);
   choose_units(options.part);
   decoder_.make_room(tokens_);
+  experts_.emplace(decoder_, config_, layers_, tokens_);
   if (!options.prepare || layers_ == 0 || units_.empty()) return;
   start_loading(layer_);
   preparing_ = std::async(std::launch::async, [this] { prepare(); });
@@ -113,7 +113,7 @@ void Pass::restore(const std::filesystem::path& path) {
   hidden_ = std::move(hidden);
   layer_ = behind;
   next_ = {};
-  experts_.reset();
+  experts_->drop();
 }
 
 std::unique_ptr<FinalStates> Pass::final_states() {
@@ -164,8 +164,7 @@ void Pass::choose_units(const TextPart& part) {
 
 /// Of the layer that runs.
 void Pass::tell_progress(std::int64_t tokens) {
-  if (watcher_ == nullptr) return;
-  watcher_->model_progress({tokens_, layers_, layer_ * tokens_ + tokens, checkpoint_.bytes_read()});
+  status_.model_progress({tokens_, layers_, layer_ * tokens_ + tokens, checkpoint_.bytes_read()});
 }
 
 void Pass::start_loading(int layer) {
@@ -183,7 +182,7 @@ void Pass::prepare() {
     block().attends() ? attend(s, *weights, {}, false) : decoder_.add_recurrent(*weights, *hidden_[s]);
     if (block().mlp.experts.count == 0) decoder_.add_mlp(*weights, *hidden_[s]);
   }
-  if (block().mlp.experts.count > 0) prepare_experts(*weights);
+  if (block().mlp.experts.count > 0) experts_->try_out(layer_, *weights, hidden_of(unit));
   decoder_.finish();
   for (std::size_t s = unit.begin; s < unit.end; ++s) hidden_[s].reset();
 }
@@ -210,8 +209,8 @@ void Pass::run_layer(const Mixer& mix, bool observe_only, int at_once) {
   next_ = {};
   if (after < layers_) start_loading(after);
   const bool experts = !observe_only && block().mlp.experts.count > 0;
-  if (observe_only) experts_.reset();  // they were loaded ahead
-  load_experts_early(experts);
+  if (observe_only) experts_->drop();  // they were loaded ahead
+  experts_->load_early(layer_, experts);
   std::atomic<std::int64_t> passed{0};
   const auto take = [&](std::size_t s) {
     block().attends() ? mix(s, *weights) : decoder_.add_recurrent(*weights, *hidden_[s]);
@@ -222,9 +221,22 @@ void Pass::run_layer(const Mixer& mix, bool observe_only, int at_once) {
   for_each_sequence(take, at_once);
   if (experts) run_experts(*weights);
   decoder_.finish();  // or the weights would go while a GPU computes with them
-  if (experts) experts_ = std::move(experts_ahead_);
+  if (experts) experts_->next_layer();
   layer_ = after;
   ended_ = observe_only;
+}
+
+void Pass::run_experts(const LoadedWeights& weights) {
+  std::vector<LayerExperts::Unit> units;
+  for (const Unit& unit : units_) units.push_back(hidden_of(unit));
+  const auto for_each = [&](std::size_t count, const std::function<void(std::size_t)>& task) {
+    in_parallel(count, task, decoder_.concurrent_sequences());
+  };
+  const auto done = [&](std::size_t i, std::size_t groups) {
+    tell_progress(tokens_ / 2 +
+                  (tokens_ - tokens_ / 2) * static_cast<std::int64_t>(i) / static_cast<std::int64_t>(groups));
+  };
+  experts_->run(layer_, weights, units, for_each, done);
 }
 
 void Pass::attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only) {

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "model/run/expert_loader.hpp"
-#include "model/run/progress.hpp"
+#include "model/run/layer_experts.hpp"
 #include "model/run/runner.hpp"
 #include "model/weights/checkpoint.hpp"
 
@@ -51,9 +51,6 @@ class Pass : public ModelPass {
   void choose_units(const TextPart& part);
   void prepare();
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const;
-  void for_each_unit(const std::function<void(std::size_t)>& task) const {
-    in_parallel(units_.size(), task, decoder_.concurrent_sequences());
-  }
   void for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const;
   void tell_progress(std::int64_t tokens);
   [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
@@ -63,14 +60,9 @@ class Pass : public ModelPass {
   void attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention, bool observe_only);
   void check_finite(std::size_t sequence, const std::string& what, DType dtype) const;
 
-  [[nodiscard]] bool all_will_be_chosen(int layer) const;
-  [[nodiscard]] std::unique_ptr<ExpertLoader> load_experts_of(int layer, std::vector<int> experts) const;
-  [[nodiscard]] std::unique_ptr<ExpertLoader> load_all_experts_of(int layer) const;
-  void load_experts_early(bool experts);
-  void prepare_experts(const LoadedWeights& weights);
-  [[nodiscard]] std::unique_ptr<Rows> route(const Unit& unit, const LoadedWeights& weights) const;
-  void add_experts(const ExpertLoader::Group& group, const LoadedWeights& weights, Rows& routed) const;
-  void add_experts_sum(const Unit& unit, const LoadedWeights& weights, const Rows& routed);
+  [[nodiscard]] LayerExperts::Unit hidden_of(const Unit& unit) const {
+    return std::span(hidden_).subspan(unit.begin, unit.end - unit.begin);
+  }
   void run_experts(const LoadedWeights& weights);
 
   Decoder& decoder_;
@@ -82,12 +74,11 @@ class Pass : public ModelPass {
   TextPart part_;            // that is captured
   std::vector<std::int64_t> first_positions_;
   Status& status_;
-  ModelStatus* watcher_;     // the same, if it wants to know more
   std::vector<Unit> units_;  // that run
   std::vector<std::unique_ptr<Rows>> hidden_;
   int layer_ = 0;
   bool ended_ = false;
-  std::unique_ptr<ExpertLoader> experts_, experts_ahead_;  // of the layer that runs and the next; null: not yet known
+  std::optional<LayerExperts> experts_;
   std::shared_future<std::shared_ptr<const LoadedWeights>> next_;  // of the layer that runs next
   std::future<void> preparing_;                                    // last, since it uses the others
 };

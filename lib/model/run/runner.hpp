@@ -47,12 +47,12 @@ class FinalStates {
 /// All hooks are optional.
 struct RunHooks {
   AttentionHook attention;
-  /// All sequences have passed `layer`.
+  /// Called when all sequences have passed `layer`.
   std::function<void(int layer)> layer_done;
-  /// Without this or the next, the last layer stops after attention was seen.
+  /// Sees logits. Without this or `final_states`, the last layer stops after attention was seen.
   LogitsHook logits;
   LastLogits last_logits;
-  /// Takes what is behind the last layer.
+  /// Takes the states behind the last layer.
   std::function<void(std::unique_ptr<FinalStates>)> final_states;
 };
 
@@ -63,14 +63,15 @@ struct TextPart {
 };
 
 struct PassOptions {
-  /// The first so many layers will be run.
+  /// How many layers will be run, from the first on.
   int layers = 0;
-  /// Whose rows are captured: only these sequences run, and those whose rows experts must see beside theirs. What is
-  /// captured does not depend on the part. Without any sequence steps do nothing.
+  /// The sequences whose rows are captured: only these run, and those whose rows experts must see beside theirs. What
+  /// is captured does not depend on the part. Without any sequence steps do nothing.
   TextPart part = {};
-  /// At once load what the first step needs, and on a GPU try it out.
+  /// Loads at once what the first step needs, and on a GPU tries it out.
   bool prepare = false;
-  /// Of the first token of each sequence; empty: 0. Where each token is, but not how far from others, changes keys.
+  /// Positions of the first token of each sequence; empty: 0. Where each token is, but not how far from others, changes
+  /// keys.
   std::vector<std::int64_t> first_positions = {};
 };
 
@@ -93,9 +94,10 @@ using HistoryHook =
 class ModelPass {
  public:
   virtual ~ModelPass() = default;
-  /// The layer that the next step runs; at least as many as there are after the last.
+  /// Returns the layer that the next step runs; at least as many as there are after the last.
   [[nodiscard]] virtual int layer() const = 0;
-  /// Takes all sequences through one layer. observe_only: ends once `attention` has seen all; nothing can follow.
+  /// Takes all sequences through one layer. observe_only: the pass ends once `attention` has seen all; nothing can
+  /// follow.
   virtual void step(const AttentionHook& attention, bool observe_only) = 0;
   /// Takes all sequences through one layer with exact attention, and keeps q, k and v. Throws DataError for a value
   /// that is not finite in the type of its copy.
@@ -104,10 +106,11 @@ class ModelPass {
   /// hidden_size values in the type that the model computes in, and keys and values that several layers read. Throws
   /// IoError.
   virtual void save(const std::filesystem::path& path) const = 0;
-  /// Goes on where a pass was that saved. Before the first step. Throws DataError for a damaged file, or one of other
-  /// sequences or another type.
+  /// Goes on where the pass was that save() wrote. Called before the first step. Throws DataError for a damaged file,
+  /// or one of other sequences or another type.
   virtual void restore(const std::filesystem::path& path) = 0;
-  /// Until the first step can run at full speed: weights are loaded, and a GPU's kernels. Throws what loading throws.
+  /// Waits until the first step can run at full speed: weights are loaded, and a GPU's kernels. Throws what loading
+  /// throws.
   virtual void wait_until_ready() = 0;
   /// Hands over what is behind the last layer; nothing can follow. Loads the head.
   [[nodiscard]] virtual std::unique_ptr<FinalStates> final_states() = 0;
@@ -117,16 +120,16 @@ class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
   [[nodiscard]] virtual const ModelConfig& config() const = 0;
-  /// How a layer that has a cache turns scores into shares: what attention that replaces its own must do.
+  /// Returns how a layer that has a cache turns scores into shares: what attention that replaces its own must do.
   [[nodiscard]] virtual ScoreRule score_rule(int layer) const = 0;
-  /// Where it computes and in what: "cpu, float32".
+  /// Says where the model computes and in what: "cpu, float32".
   [[nodiscard]] virtual std::string description() const = 0;
-  /// For what is captured: host memory that a GPU's copies reach at full speed.
+  /// Returns host memory for what is captured, which a GPU's copies reach at full speed.
   [[nodiscard]] virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes) const = 0;
-  /// Whether host_memory() takes long, but is quick to give the same memory again.
+  /// Tells whether host_memory() takes long, but is quick to give the same memory again.
   [[nodiscard]] virtual bool keeps_host_memory() const = 0;
-  /// Throws DataError for a token id outside the vocabulary, an empty sequence, or one longer than the model's context.
-  /// `sequences` and `status`, which may be a ModelStatus (progress.hpp), must outlive the pass.
+  /// Begins a pass. Throws DataError for a token id outside the vocabulary, an empty sequence, or one longer than the
+  /// model's context. `sequences` and `status` must outlive the pass.
   [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences,
                                                          const PassOptions& options, Status& status) = 0;
   /// Shows the gradients of what the model predicts by the keys and values that it finds in the history. What is

@@ -3,7 +3,7 @@
 
 #include "base/errors.hpp"
 #include "base/json.hpp"
-#include "base/text_stream.hpp"
+#include "model/tokenizer/text_stream.hpp"
 
 namespace oscar {
 namespace {

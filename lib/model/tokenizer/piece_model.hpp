@@ -21,7 +21,7 @@ struct Piece {
 class PieceModel {
  public:
   virtual ~PieceModel() = default;
-  /// In order of id.
+  /// Returns all pieces in the order of their ids.
   [[nodiscard]] virtual std::vector<Piece> pieces() const = 0;
   /// Id of begin-of-sequence; -1 if it has none.
   [[nodiscard]] virtual std::int32_t begin_id() const = 0;

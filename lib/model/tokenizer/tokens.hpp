@@ -25,22 +25,22 @@ struct TokenLimits {
 
 enum class Pipes { kRefuse, kRead };
 
-/// `.npy` (int32/int64; 1-D, or 2-D with one sequence a row) or `.jsonl` (one list of ids a line); lines may also come
-/// from a pipe, or from stdin ("-"), if pipes are read. Throws DataError for a damaged file, or a pipe that is refused;
-/// UsageError for another kind of file.
+/// Reads token ids from `.npy` (int32/int64; 1-D, or 2-D with one sequence a row) or `.jsonl` (one list of ids a line);
+/// lines may also come from a pipe, or from stdin ("-"), if pipes are read. Throws DataError for a damaged file, or a
+/// pipe that is refused; UsageError for another kind of file.
 [[nodiscard]] std::vector<TokenSequence> read_tokens(const std::filesystem::path& path, const TokenLimits& limits,
                                                      Pipes pipes = Pipes::kRefuse);
-/// Text files (documents.hpp), pipes and stdin ("-", plain text), encoded with the tokenizer of the checkpoint `model`
-/// (tokenizer_of). Plain files are joined; documents stay apart. Both are cut into sequences of at most seq_len, each
-/// of which starts with what the tokenizer puts before texts. No more is read than the limits need, and at most 1 GiB
-/// of a plain file.
+/// Reads text files (documents.hpp), pipes and stdin ("-", plain text), encoded with the tokenizer of the checkpoint
+/// `model` (tokenizer_of). Plain files are joined; documents stay apart. Both are cut into sequences of at most
+/// seq_len, each of which starts with what the tokenizer puts before texts. No more is read than the limits need, and
+/// at most 1 GiB of a plain file.
 [[nodiscard]] std::vector<TokenSequence> read_texts(const std::filesystem::path& model,
                                                     const std::vector<std::filesystem::path>& texts,
                                                     const TokenLimits& limits);
 /// Returns where each sequence begins if they are spread evenly over `context` positions, neighbours far from each
 /// other (multiples of the golden ratio): then keys are seen as they stand at all positions. 0 for longer sequences.
 [[nodiscard]] std::vector<std::int64_t> spread_over(std::int64_t context, const std::vector<TokenSequence>& sequences);
-/// tokens, sequences and the hash defined in identity.hpp.
+/// Counts tokens and sequences, and makes the hashes that config/identity.hpp defines.
 [[nodiscard]] CalibrationData describe(const std::vector<TokenSequence>& sequences);
 
 }  // namespace oscar

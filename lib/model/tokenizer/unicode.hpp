@@ -11,7 +11,7 @@ namespace oscar {
 
 /// Byte offset of the first byte that is not part of well-formed UTF-8.
 [[nodiscard]] std::optional<std::size_t> find_invalid_utf8(std::string_view text);
-/// Without the bytes at the end that begin a character which more bytes could make whole.
+/// Returns `text` without the bytes at its end that begin a character which more bytes could make whole.
 [[nodiscard]] std::string_view whole_characters(std::string_view text);
 /// Normal form C of valid UTF-8.
 [[nodiscard]] std::string to_nfc(std::string_view text);

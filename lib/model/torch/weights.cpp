@@ -197,16 +197,6 @@ at::Tensor load_tensor(const WeightRoute& route, const std::string& name) {
   return loaded;
 }
 
-at::Tensor load_rows(const WeightRoute& route, const std::string& name, std::int64_t begin, std::int64_t end) {
-  const SideStream loading(route.device, route.device.layer_stream(), SideStream::Starts::kNow);
-  Fetch fetch(route.store, route.device);
-  const StoredWeight stored = want_rows(fetch, route.store, name, begin, end);
-  fetch.run();
-  at::Tensor loaded = stored.unpack(route.device.dtype());
-  loading.finish();
-  return loaded;
-}
-
 std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer) {
   const SideStream loading(route.device, route.device.layer_stream(), SideStream::Starts::kNow);
   auto weights = std::make_unique<Weights>(route.config, route.config.blocks[static_cast<std::size_t>(layer)]);

@@ -53,12 +53,8 @@ struct WeightRoute {
   const Device& device;
 };
 
-/// A whole tensor in the device's type, float8 with the scales beside it.
+/// Loads a whole tensor in the device's type, float8 with the scales beside it.
 [[nodiscard]] at::Tensor load_tensor(const WeightRoute& route, const std::string& name);
-/// Rows [begin, end) of a tensor of a float type.
-[[nodiscard]] at::Tensor load_rows(const WeightRoute& route, const std::string& name, std::int64_t begin,
-                                   std::int64_t end);
-
 [[nodiscard]] std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer);
 [[nodiscard]] std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRoute& route, int layer,
                                                                               std::span<const int> experts);

@@ -17,20 +17,21 @@ namespace oscar {
 
 class Checkpoint : public WeightStore {
  public:
-  /// What is read of a model at a server from now on is kept for the next time, up to 2 GiB.
+  /// Keeps what is read of a model at a server from now on for the next time, up to 2 GiB.
   virtual void keep_reads() const = 0;
-  /// With `true`, what is being read and all that is asked for later end with Interrupted, for nobody waits for it;
-  /// files on disk are done before that. With `false`, reads work again. Any thread may call this.
+  /// Ends reads, or lets them work again. With `true`, what is being read and all that is asked for later end with
+  /// Interrupted, for nobody waits for it; files on disk are done before that. Any thread may call this.
   virtual void stop_reads(bool stop) const = 0;
-  /// A whole weight in memory.
+  /// Reads a whole weight into memory.
   [[nodiscard]] virtual Tensor load(const std::string& name) const = 0;
-  /// The files of weights by file name.
+  /// Returns the files of weights by file name.
   [[nodiscard]] virtual std::map<std::string, const PlacedFile*> files() const = 0;
-  /// The bytes that were read from files and servers so far. Rows of mapped files do not count.
+  /// Returns how many bytes were read from files and servers so far. Rows of mapped files do not count.
   [[nodiscard]] virtual std::uint64_t bytes_read() const = 0;
 };
 
-/// Throws DataError: no weights, an index that is malformed or names files outside the folder, a bad file.
+/// Opens the weights of a model. Throws DataError: no weights, an index that is malformed or names files outside the
+/// folder, a bad file.
 [[nodiscard]] std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model);
 
 }  // namespace oscar

@@ -20,7 +20,7 @@ inline constexpr std::uint64_t kKeptBytes = std::uint64_t{2} << 30;
 /// Any thread may use it.
 class KeptBytes {
  public:
-  /// From now on as many bytes as this are kept. Before, none are.
+  /// Keeps as many bytes as this from now on. Before the first call, none are kept.
   void allow(std::uint64_t bytes);
   /// Copies what was kept of exactly these bytes, which are a name and are not touched; false: nothing was.
   [[nodiscard]] bool copy(std::span<const std::byte> name, std::byte* to) const;

@@ -35,14 +35,14 @@ inline constexpr const char* kFinalNormBiasName = "model.norm.bias";
   return config.tie_word_embeddings ? kEmbeddingName : "lm_head.weight";
 }
 
-/// How experts are stored differs between checkpoints of one architecture: looks which names there are.
+/// Settles how experts are stored, which differs between checkpoints of one architecture, by the names that there are.
 void settle_expert_layouts(ModelConfig& config, const WeightStore& weights);
 
-/// What a layer always needs: everything but routed experts.
+/// Lists what a layer always needs: everything but routed experts.
 [[nodiscard]] std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer);
-/// What one routed expert of a layer needs; of stacked experts, the whole stacks.
+/// Lists what one routed expert of a layer needs; of stacked experts, the whole stacks.
 [[nodiscard]] std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int expert);
-/// Every weight of a checkpoint with this config, by its full name.
+/// Lists every weight of a checkpoint with this config, by its full name.
 [[nodiscard]] std::vector<WeightSpec> expected_weights(const ModelConfig& config);
 
 /// Throws DataError that names the first weight which is missing, has another shape, or is of a type that the config

@@ -15,7 +15,7 @@ namespace oscar {
 class WeightStore {
  public:
   virtual ~WeightStore() = default;
-  /// Valid as long as the store. Throws DataError if the checkpoint has no such tensor.
+  /// Finds a weight. The result is valid as long as the store. Throws DataError if the checkpoint has no such tensor.
   [[nodiscard]] virtual const TensorRef& at(const std::string& name) const = 0;
   [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
   /// Copies bytes that at() showed by reading their file: no page faults, and nothing stays in this process's memory.
@@ -24,7 +24,7 @@ class WeightStore {
   /// Copies bytes [begin, begin + count) of the named rows of a matrix, one row after the other, as read() does.
   virtual void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
                          std::size_t count, std::byte* to) const = 0;
-  /// How many read() calls at the same time are worth while; 0: as many as there are processors for.
+  /// Returns how many read() calls at the same time are worth while; 0: as many as there are processors for.
   [[nodiscard]] virtual int readers() const = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "base/text_stream.hpp"
+#include "model/tokenizer/text_stream.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "base/file_lock.hpp"
+#include "zoo/file_lock.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>
