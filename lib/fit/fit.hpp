@@ -26,7 +26,7 @@ struct FitResult {
 };
 
 /// What a candidate does to the model: mean KL of its predictions on held-out sequences, and the share of the probes'
-/// answers that it finds, with the standard error of that.
+/// answers that it finds, with the standard error of that: not a number for a candidate that was not asked for them.
 struct ModelScore {
   double kld = 0, probe = 0, probe_error = 0;
 };

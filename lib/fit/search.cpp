@@ -83,6 +83,8 @@ std::vector<std::size_t> near_best(const std::vector<Scored>& scored, const Scor
                        "look for NaN or Inf in the calibration data, or choose a recipe");
 }
 
+bool was_probed(const ModelScore& score) { return !std::isnan(score.probe); }
+
 }  // namespace
 
 AttentionScore Scored::mean() const {
@@ -186,7 +188,8 @@ Json to_json(const std::vector<Scored>& scored) {
     Json json{{"name", each.name},
               {"softmax_kl", each.mean().softmax_kl},
               {"output_rel_error", each.mean().output_rel_error}};
-    if (each.model) json["model"] = {{"kld_mean", each.model->kld}, {"probes", each.model->probe}};
+    if (each.model) json["model"] = {{"kld_mean", each.model->kld}};
+    if (each.model && was_probed(*each.model)) json["model"]["probes"] = each.model->probe;
     list.push_back(std::move(json));
   }
   return list;
@@ -196,7 +199,8 @@ std::string describe(const Scored& scored) {
   std::string text = fmt::format("{:40} softmax KL {:.5f}, output error {:.5f}", scored.name, scored.mean().softmax_kl,
                                  scored.mean().output_rel_error);
   if (scored.model) {
-    text += fmt::format(", model KL {:.5f}, probes {:.1f} %", scored.model->kld, 100 * scored.model->probe);
+    text += fmt::format(", model KL {:.5f}", scored.model->kld);
+    if (was_probed(*scored.model)) text += fmt::format(", probes {:.1f} %", 100 * scored.model->probe);
   }
   return text + fmt::format(", {:.2f} s", scored.seconds);
 }
