@@ -78,32 +78,37 @@ struct SharedMemory {
 /// As INT2's rule, but a step is twice as long and a block begins with more work: in batches splits are longer, and a
 /// single sequence's window is one block, so that its history has one more. A multiprocessor's shared memory must have
 /// room for the blocks that its registers have room for.
-void choose_rule(std::int64_t units, CodedParams& p) {
+void choose_rule(std::int64_t batch, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const oscar_coded_layout& layout = p.args.layout;
   const SharedMemory memory;
-  SplitRule& rule = p.rule = SplitRule::of(units, layout.num_kv_heads);
-  const bool two = rule.warps == 8 && p.part_heads <= 8 && layout.value_operands <= few_value_operands(layout.head_dim);
-  p.most_shared_bytes = memory.block - kOther;
-  const int room = two ? std::min(memory.multiprocessor / 2 - 4 * 1024, p.most_shared_bytes) : p.most_shared_bytes;
-  const int copies = room - 128 * layout.key_operands * ((p.part_heads + 3) / 4);
+  const int key_tiles = (p.part_heads + 3) / 4, units = layout.num_kv_heads * p.parts;
+  SplitRule& rule = p.rule = SplitRule::of(batch * units, units);
   if (rule.warps == 4) {
     rule.least_tokens = 4096;
   } else {
     rule.history_pieces += rule.window_pieces - 1;
     rule.window_pieces = 1;
   }
-  rule.warps = std::clamp(copies / coded_warp_bytes(layout.planes, kMostCodedStep), 1, rule.warps);
+  const bool two = few_coded_operands(layout.head_dim, layout.value_operands);
+  const int blocks = (two ? 16 : 8) / rule.warps;  // at once, by registers
+  p.most_shared_bytes = memory.block - kOther;
+  const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
+  const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * key_tiles;
+  const int team = coded_team(key_tiles), teams = copies / coded_warp_bytes(layout.planes, key_tiles) / team;
+  rule.warps = team * std::clamp(teams, 1, rule.warps / team);
 }
 
-CodedParams params_of(const oscar_coded_decode_args& a) {
+CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
   CodedParams p{};
-  const int dim = a.layout.head_dim, kv_heads = a.layout.num_kv_heads, heads = a.num_q_heads / kv_heads;
+  const int dim = a.layout.head_dim, kv_heads = a.layout.num_kv_heads, per_token = a.num_q_heads / kv_heads;
+  const int heads = per_token * query_tokens, most = dim == 256 ? 8 : 16;  // of a block
   p.args = a;
   p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
-  p.parts = dim == 256 && heads > 8 ? 2 : 1;
+  p.query_tokens = query_tokens, p.per_token_inverse = (65536 + per_token - 1) / per_token;
+  p.parts = (heads + most - 1) / most;
   p.part_heads = (heads + p.parts - 1) / p.parts;
-  choose_rule(std::int64_t{a.split_batch > 0 ? a.split_batch : a.batch} * kv_heads, p);
+  choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, p);
   p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
   p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);
@@ -126,27 +131,38 @@ using namespace oscar::cuda;
 
 extern "C" {
 
-__attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args) {
+__attribute__((visibility("default"))) size_t oscar_coded_decode_tokens_workspace(const oscar_coded_decode_args* args,
+                                                                                  int32_t query_tokens) {
   const char* wrong = args == nullptr ? "no arguments" : problem(*args);
+  if (wrong == nullptr && (query_tokens < 1 || query_tokens > 8)) wrong = "query_tokens must be 1 to 8";
   if (wrong != nullptr) {
     (void)refuse(wrong);
     return 0;
   }
-  const CodedParams p = params_of(*args);
+  const CodedParams p = params_of(*args, query_tokens);
   return ticket_bytes(p) +
          sizeof(float) * static_cast<std::size_t>(p.unit_floats) * args->batch * args->layout.num_kv_heads * p.parts;
 }
 
-__attribute__((visibility("default"))) int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream) {
-  const std::size_t needed = oscar_coded_decode_workspace(args);
+__attribute__((visibility("default"))) int oscar_coded_decode_tokens(const oscar_coded_decode_args* args,
+                                                                     int32_t query_tokens, void* stream) {
+  const std::size_t needed = oscar_coded_decode_tokens_workspace(args, query_tokens);
   if (needed == 0) return cudaErrorInvalidValue;
   if (args->workspace == nullptr || args->workspace_bytes < needed) {
     return refuse("the workspace must have " + std::to_string(needed) + " bytes");
   }
-  CodedParams p = params_of(*args);
+  CodedParams p = params_of(*args, query_tokens);
   p.tickets = static_cast<int*>(args->workspace);
   p.partials = reinterpret_cast<float*>(static_cast<char*>(args->workspace) + ticket_bytes(p));
   return launch(p, static_cast<cudaStream_t>(stream));
+}
+
+__attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args) {
+  return oscar_coded_decode_tokens_workspace(args, 1);
+}
+
+__attribute__((visibility("default"))) int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream) {
+  return oscar_coded_decode_tokens(args, 1, stream);
 }
 
 }  // extern "C"

@@ -11,9 +11,10 @@ namespace oscar::cuda {
 
 template <class S>
 int launch(CodedParams p, cudaStream_t stream) {
-  const int queries = CodedQueries<S>::bytes(p.args.layout.key_operands), step = CodedHistoryWarp<S>::kStep;
-  p.stage_bytes = coded_stage_bytes(p.args.layout.planes, step);
-  p.warp_bytes = std::max(coded_warp_bytes(p.args.layout.planes, step), kCodedMergeBytes<S>);
+  static_assert(S::kTeam * kTeamMergeBytes<S> > 0 && kMostDecodeWarps % S::kTeam == 0);
+  const int planes = p.args.layout.planes, queries = CodedQueries<S>::bytes(p.args.layout.key_operands);
+  p.stage_bytes = coded_stage_bytes(planes, coded_step(S::kKeyTiles));
+  p.warp_bytes = std::max({coded_warp_bytes(planes, S::kKeyTiles), kTeamMergeBytes<S> / S::kTeam, kMergeBytes<S>});
   const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts),
                   static_cast<unsigned>(p.args.batch));
   const int bytes = p.rule.warps * p.warp_bytes + queries;

@@ -14,7 +14,8 @@ struct CodedParams {
   oscar_coded_decode_args args;
   PagedRows k_window, v_window;
   SplitRule rule;
-  int parts, part_heads;
+  int query_tokens, per_token_inverse;  // see CodedHeads
+  int parts, part_heads;                // of a KV head's query heads of all tokens
   int max_splits;
   SplitPlan longest;
   int history_shift, window_shift;
@@ -27,13 +28,23 @@ struct CodedParams {
   int stage_bytes, warp_bytes;  // of a step's copies; of all that a warp has in shared memory
 };
 
-/// Up to so many operands of the values a multiprocessor's registers have room for 16 warps of up to 8 query heads.
+/// Up to so many operands of the values a multiprocessor's registers have room for 16 warps.
 constexpr int few_value_operands(int head_dim) { return head_dim == 64 ? 8 : head_dim == 128 ? 12 : 0; }
-inline constexpr int kMostCodedStep = 64;  // tokens that a warp takes at a time
-/// Bytes of shared memory of the copies of a step: its rows' planes and scales.
+constexpr bool few_coded_operands(int head_dim, int operands) { return operands <= few_value_operands(head_dim); }
+/// Tokens that a warp takes at a time, and warps that share them, by key tiles.
+constexpr int coded_step(int key_tiles) { return key_tiles <= 1 ? 64 : 32; }
+constexpr int coded_team(int key_tiles) { return key_tiles <= 2 ? 1 : 4; }
+/// Steps whose copies a warp has room for. A warp alone copies keys and values of the next step as soon as it has read
+/// them; a second step would take room that other warps need.
+constexpr int coded_stages(int key_tiles) { return coded_team(key_tiles) == 1 ? 1 : 2; }
+/// Bytes of shared memory of a step's copies: its rows' planes and scales.
 constexpr int coded_stage_bytes(int planes, int step) { return step * (16 * planes + 4); }
-/// Two steps of copies, and the scales of one as float32.
-constexpr int coded_warp_bytes(int planes, int step) { return 2 * coded_stage_bytes(planes, step) + 16 * step; }
+/// Bytes of a warp: copies, then the scales of a step as float32, then the weights of a step, 16 bytes a token for each
+/// class of scales and 8 heads, or for both classes of 4 heads.
+constexpr int coded_warp_bytes(int planes, int key_tiles) {
+  const int step = coded_step(key_tiles), sets = key_tiles <= 1 ? 1 : key_tiles <= 2 ? 2 : 4;
+  return coded_stages(key_tiles) * coded_stage_bytes(planes, step) + 16 * step * (1 + sets);
+}
 
 /// Launches the kernel for kDim channels a head. Returns a cudaError_t.
 template <int kDim>

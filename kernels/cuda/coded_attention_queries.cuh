@@ -28,9 +28,31 @@ __device__ __forceinline__ unsigned load_shared_word(unsigned from) {
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(x) : "r"(from));
   return x;
 }
+__device__ __forceinline__ void store_shared_word(unsigned to, unsigned x) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(to), "r"(x) : "memory");
+}
 __device__ __forceinline__ void store_shared(unsigned to, float4 x) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }
+
+/// The query heads of a block: heads of one KV head, those of each query token together.
+struct CodedHeads {
+  const __nv_bfloat16* q;            // of the sequence's first token and the KV head's first query head
+  int count, first;                  // heads; the first of them
+  int per_token, per_token_inverse;  // heads of a KV head; 2^16 / per_token, rounded up
+  int stride, tokens, window;        // query heads of a token; query tokens; tokens of the window
+
+  __device__ __forceinline__ int token(int head) const { return (first + head) * per_token_inverse >> 16; }
+  /// The index of a head's row, in rows from q on.
+  __device__ __forceinline__ int row(int head) const {
+    const int of_token = token(head);
+    return of_token * (stride - per_token) + first + head;
+  }
+  /// The end of the part of the window up to `end` that the head sees: not the query tokens after its own.
+  __device__ __forceinline__ int window_end(int head, int end) const {
+    return min(end, window - (tokens - 1 - token(head)));
+  }
+};
 
 /// What a block reads again and again of its KV head's table, in shared memory.
 template <class S>
@@ -75,31 +97,25 @@ class CodedQueries {
 
   __device__ explicit CodedQueries(unsigned* words, float* units) : words_(words), units_(units) {}
 
-  /// q: (num_heads, kDim) of this KV head; a warp takes heads warp, warp + warps, ...
-  __device__ __forceinline__ void store(const __nv_bfloat16* q, int num_heads, const CodedHeadTable& table, int warp,
-                                        int warps, float score_scale) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp, count = 8 * table.key_end[1][1];  // of words of one head
-    for (int head = warp; head < S::kHeads; head += warps) {
-      const __nv_bfloat16* const row = head < num_heads ? q + head * S::kDim : nullptr;
-      float top = 0;
+  /// A warp takes heads warp, warp + warps, ..., so many at once that their loads are one wait.
+  __device__ __forceinline__ void store(const CodedHeads& heads, const CodedHeadTable& table, int warp, int warps,
+                                        float score_scale) const {
+    for (int first = warp; first < S::kHeads; first += kAtOnce * warps) {
+      const __nv_bfloat16* rows[kAtOnce];
+      float per_unit[kAtOnce];
 #pragma unroll
-      for (int i = lane; i < S::kDim; i += kWarp) top = fmaxf(top, fabsf(value(row, i) * table.key_top[i]));
-      top = warp_max(top);
-      const float per_unit = top == 0 ? 0.0F : kLargest / top;
-      if (lane == 0) units_[head] = top == 0 ? 1.0F : top / kLargest * score_scale;
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int head = first + n * warps;
+        rows[n] = head < heads.count ? heads.q + heads.row(head) * S::kDim : nullptr;
+      }
+      find_units(rows, first, warps, table, score_scale, per_unit);
 #pragma unroll 2
-      for (int i = lane; i < count; i += kWarp) {
+      for (int i = lane(); i < 8 * table.key_end[1][1]; i += kWarp) {
         const CodedKeyWord word = table.key_word[i / 4][i % 4];
-        int x[4];
 #pragma unroll
-        for (int byte = 0; byte < 4; ++byte) {
-          x[byte] = __float2int_rn(value(row, word.channel[byte]) * word.factor[byte] * per_unit);
+        for (int n = 0; n < kAtOnce; ++n) {
+          if (first + n * warps < S::kHeads) store_word(word, rows[n], per_unit[n], first + n * warps, i);
         }
-        unsigned* const to =
-            words_ + ((i / 8 * S::kKeyTiles + head / 4) * kWarp + head % 4 * 8 + i % 4) * 2 + i / 4 % 2;
-        to[8] = bytes_of(x);  // lane (2 * head + 1, t)
-        for (int& each : x) each = (each + 128) >> 8;
-        to[0] = bytes_of(x);
       }
     }
   }
@@ -113,6 +129,43 @@ class CodedQueries {
 
  private:
   static constexpr float kLargest = 127 * 256;
+  static constexpr int kAtOnce = S::kKeyTiles;
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+
+  /// What a unit of each head is worth, to units_, and how many units a product of 1 is.
+  __device__ __forceinline__ void find_units(const __nv_bfloat16* const (&rows)[kAtOnce], int first, int warps,
+                                             const CodedHeadTable& table, float score_scale,
+                                             float (&per_unit)[kAtOnce]) const {
+    float tops[kAtOnce] = {};
+#pragma unroll
+    for (int i = lane(); i < S::kDim; i += kWarp) {
+      const float factor = table.key_top[i];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) tops[n] = fmaxf(tops[n], fabsf(value(rows[n], i) * factor));
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const float top = warp_max(tops[n]);
+      per_unit[n] = top == 0 ? 0.0F : kLargest / top;
+      const bool writes = lane() == 0 && first + n * warps < S::kHeads;
+      if (writes) units_[first + n * warps] = top == 0 ? 1.0F : top / kLargest * score_scale;
+    }
+  }
+
+  /// The i-th word of a head.
+  __device__ __forceinline__ void store_word(const CodedKeyWord& word, const __nv_bfloat16* row, float per_unit,
+                                             int head, int i) const {
+    int x[4];
+#pragma unroll
+    for (int byte = 0; byte < 4; ++byte) {
+      x[byte] = __float2int_rn(value(row, word.channel[byte]) * word.factor[byte] * per_unit);
+    }
+    unsigned* const to = words_ + ((i / 8 * S::kKeyTiles + head / 4) * kWarp + head % 4 * 8 + i % 4) * 2 + i / 4 % 2;
+    to[8] = bytes_of(x);  // lane (2 * head + 1, t)
+    for (int& each : x) each = (each + 128) >> 8;
+    to[0] = bytes_of(x);
+  }
 
   __device__ static float value(const __nv_bfloat16* row, int channel) {
     return row == nullptr || channel < 0 ? 0.0F : __bfloat162float(row[channel]);

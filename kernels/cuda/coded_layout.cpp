@@ -177,6 +177,7 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     table.first_byte = layout.token_bytes;
     table.full_planes = k_bytes / 2 + v_bytes / 2;
     table.half_planes = k_bytes % 2 + v_bytes % 2;
+    table.key_full_planes = k_bytes / 2, table.key_half_planes = k_bytes % 2;
     const std::vector<CodedPart> k_parts = parts_of(k_bits, blocks), v_parts = parts_of(v_bits, blocks);
     for (auto& words : table.key_word) {  // of empty slots
       for (CodedKeyWord& word : words) std::fill_n(word.channel, 4, std::int16_t{-1});

@@ -55,7 +55,7 @@ struct alignas(16) CodedHeadTable {
   std::int64_t first_byte;                // of the head in a page of one token
   std::int32_t full_planes, half_planes;  // of 16 and of 8 bytes a token
   std::int32_t key_end[2][2];  // pairs of each class of channels end here, those of lower and those of upper halves
-  std::int32_t value_pairs, unused[3];
+  std::int32_t value_pairs, key_full_planes, key_half_planes, unused;
   CodedKeyPair key_pair[kMostKeyOperands / 2 + 1];  // one more, so that a reader can look ahead
   CodedValuePair value_pair[kMostValueOperands / 2 + 1];
   CodedKeyWord key_word[kMostKeyOperands][4];

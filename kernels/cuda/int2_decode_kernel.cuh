@@ -121,12 +121,13 @@ __device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool pack
   }
 }
 
-/// Adds up the splits of a sequence's part and writes its outputs: rows (heads, kDim) of out, and lse if it is not
-/// null. Four heads at a time. `scratch`: 8 floats a split.
-template <class S>
+/// Adds up the splits of a sequence's part and writes its outputs: rows of kDim channels of out, and lse if it is not
+/// null, of which heads.row() says which is whose. Four heads at a time. `scratch`: 8 floats a split.
+template <class S, class Heads>
 class SplitMerge {
  public:
-  __device__ SplitMerge(PartialView all, int splits, float* scratch) : all_(all), splits_(splits), scratch_(scratch) {}
+  __device__ SplitMerge(PartialView all, int splits, const Heads& heads, float* scratch)
+      : all_(all), splits_(splits), heads_(heads), scratch_(scratch) {}
 
   __device__ __forceinline__ void run(float* out, float* lse) const {
     for (int first = 0; first < all_.heads; first += 4) {
@@ -145,7 +146,8 @@ class SplitMerge {
           load(first, i, s, parts);
           add(i, s, parts, total);
         }
-        reinterpret_cast<float2*>(out + first * S::kDim)[i] = total;
+        const int row = heads_.row(first + i / (S::kDim / 2));
+        reinterpret_cast<float2*>(out + row * S::kDim)[i % (S::kDim / 2)] = total;
       }
     }
   }
@@ -188,11 +190,12 @@ class SplitMerge {
     }
     for (int step = 1; step < kWarp; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     for (int i = lane; i < splits_; i += kWarp) factors[i] *= sum > 0 ? 1 / sum : 0.0F;
-    if (lane == 0 && lse != nullptr) lse[first + h] = (top + log2f(sum)) * 0.6931471805599453F;
+    if (lane == 0 && lse != nullptr) lse[heads_.row(first + h)] = (top + log2f(sum)) * 0.6931471805599453F;
   }
 
   PartialView all_;
   int splits_;
+  const Heads& heads_;
   float* scratch_;
 };
 
@@ -221,8 +224,9 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   const int heads_per_kv = p.args.num_q_heads / p.args.num_kv_heads, part_first = part % p.parts * p.part_heads;
   const int first_head = kv_head * heads_per_kv + part_first;
   const int num_heads = min(p.part_heads, heads_per_kv - part_first);
-  const auto* q = static_cast<const __nv_bfloat16*>(p.args.q) +
-                  (std::int64_t{sequence} * p.args.num_q_heads + first_head) * S::kDim;
+  const QueryHeads heads{static_cast<const __nv_bfloat16*>(p.args.q) +
+                             (std::int64_t{sequence} * p.args.num_q_heads + first_head) * S::kDim,
+                         num_heads};
   HistoryWarp<S> history(p, sequence, kv_head, shared + warp * DecodeStages<S>::kWarpBytes);
   // Most sequences are as long as the longest: its pages are looked up while the length is on its way.
   const int longest = p.args.history.max_length, likely_first = p.longest.history_first(split);
@@ -230,7 +234,7 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   if (likely_first >= 0 && likely_first < longest) {
     history.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
   }
-  const auto fetched = BlockQueries<S>::fetch(q, num_heads, warp, p.rule.warps);
+  const auto fetched = BlockQueries<S>::fetch(heads.q, num_heads, warp, p.rule.warps);
   const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
   const bool likely = length == longest && window == p.args.window.max_length;
   const SplitPlan plan = likely ? p.longest : SplitPlan(length, window, p.rule);
@@ -241,7 +245,7 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   if (!packed) {
     const int first = split * plan.window_tokens;
     WindowWarp<S, DecodeParams>(p, sequence, kv_head)
-        .run(first, min(first + plan.window_tokens, window), warp, q, num_heads, state);
+        .run(first, min(first + plan.window_tokens, window), warp, heads, state);
   } else {
     __shared__ BlockQueries<S> queries;
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
@@ -259,7 +263,7 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
                  [&](int tile, float* rows) { write_packed<S>(state, tile, rows); });
   if (!is_last_block(p.tickets + unit, plan.count())) return;
   const std::int64_t row = std::int64_t{sequence} * p.args.num_q_heads + first_head;
-  SplitMerge<S>(all, plan.count(), reinterpret_cast<float*>(shared))
+  SplitMerge<S, QueryHeads>(all, plan.count(), heads, reinterpret_cast<float*>(shared))
       .run(p.args.out + row * S::kDim, p.args.lse == nullptr ? nullptr : p.args.lse + row);
 }
 

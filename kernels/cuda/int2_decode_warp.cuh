@@ -78,7 +78,6 @@ struct WarpState {
 #pragma unroll
       for (auto& tile : out[i / 2]) {
         tile[i % 2] *= factor, tile[i % 2 + 2] *= factor;
-        if (S::kKeyTiles == 1) tile[1] *= factor, tile[3] *= factor;  // a kernel may use the free columns, too
       }
 #pragma unroll
       for (float& group : zero[i]) group *= factor;

@@ -11,9 +11,20 @@ struct __align__(16) Eight {
   unsigned word[4];
 };
 
+/// The query heads of a block of one query token: rows that follow each other, each of which sees the whole window.
+struct QueryHeads {
+  const __nv_bfloat16* q;  // (count, head_dim)
+  int count;
+
+  /// The index of a head's row, in rows from q on.
+  __device__ __forceinline__ int row(int head) const { return head; }
+  /// The end of the part of the window up to `end` that the head sees.
+  __device__ __forceinline__ int window_end(int, int end) const { return end; }
+};
+
 /// Tile 4 * c + w of the values has at row g (odd = 0) or g + 8 (odd = 1) the channel 64 * c + 8 * g + 2 * w + odd; the
 /// steps of K Q^T take the channels of 16-byte pieces as they come. A lane so reads 16 bytes at a time.
-/// Params: DecodeParams, or others that name the window alike.
+/// Params: DecodeParams, or others that name the window alike. Heads: QueryHeads, or others that have the same members.
 template <class S, class Params>
 class WindowWarp {
  public:
@@ -23,8 +34,9 @@ class WindowWarp {
         kv_head_(kv_head),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
-  /// Tokens [first, end), of which this warp has every `warps`-th 16 from its own on. q: (num_heads, kDim).
-  __device__ void run(int first, int end, int warp, const __nv_bfloat16* q, int num_heads, WarpState<S>& state) const {
+  /// Tokens [first, end), of which this warp has every `warps`-th 16 from its own on.
+  template <class Heads>
+  __device__ void run(int first, int end, int warp, const Heads& heads, WarpState<S>& state) const {
     const int t = lane_ % 4, g = lane_ / 4;
     for (int begin = first + 16 * warp; begin < end; begin += 16 * p_.rule.warps) {
       float products[S::kValueTiles][4] = {};
@@ -37,7 +49,7 @@ class WindowWarp {
         for (int n = 0; n < S::kValueTiles; ++n) {
           const int head = head_of_column(n, g);
           Eight query{};
-          if (head < num_heads) query = reinterpret_cast<const Eight*>(q + head * S::kDim)[k];
+          if (head < heads.count) query = reinterpret_cast<const Eight*>(heads.q + heads.row(head) * S::kDim)[k];
 #pragma unroll
           for (int w = 0; w < 4; w += 2) {
             mma<Half::kBfloat16>(products[n], a.word[w], b.word[w], a.word[w + 1], b.word[w + 1], query.word[w],
@@ -45,7 +57,7 @@ class WindowWarp {
           }
         }
       }
-      finish(products, begin, end, state);
+      finish(products, begin, end, heads, state);
     }
   }
 
@@ -56,14 +68,17 @@ class WindowWarp {
     return reinterpret_cast<const Eight*>(rows.at(rows.head(kv_head_), page, slot));
   }
 
-  __device__ void finish(const float (&products)[S::kValueTiles][4], int begin, int end, WarpState<S>& state) const {
+  template <class Heads>
+  __device__ void finish(const float (&products)[S::kValueTiles][4], int begin, int end, const Heads& heads,
+                         WarpState<S>& state) const {
     const int t = lane_ % 4, g = lane_ / 4;
     float scores[S::kKeyTiles][2], tops[S::kKeyTiles];
 #pragma unroll
     for (int i = 0; i < S::kKeyTiles; ++i) {
+      const int end_of_head = heads.window_end(4 * i + t, end);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const bool counts = begin + token_of_row(g + 8 * r) < end;
+        const bool counts = begin + token_of_row(g + 8 * r) < end_of_head;
         scores[i][r] = counts ? products[i / 2][2 * r + i % 2] * p_.score_scale : -INFINITY;
       }
       tops[i] = fmaxf(scores[i][0], scores[i][1]);
@@ -76,7 +91,8 @@ class WindowWarp {
       float weight[2 * S::kValueTiles] = {};
 #pragma unroll
       for (int i = 0; i < S::kKeyTiles; ++i) {
-        weight[i] = fast_exp2(scores[i][r] - state.highest[i]);
+        // A head that has seen nothing yet may see nothing here, too.
+        weight[i] = scores[i][r] == -INFINITY ? 0.0F : fast_exp2(scores[i][r] - state.highest[i]);
         state.sum[i] += weight[i];
       }
 #pragma unroll

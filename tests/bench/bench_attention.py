@@ -164,10 +164,10 @@ def check(library):
     return {"cases": count, "largest_relative_error": worst, "largest_lse_error": worst_lse}
 
 
-def time_sdpa(batch, heads, kv_heads, dim, length, layers):
+def time_sdpa(batch, heads, kv_heads, dim, length, layers, tokens=1):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     best = {}
-    q = torch.randn(batch, heads, 1, dim, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(batch, heads, tokens, dim, device="cuda", dtype=torch.bfloat16)
     kv = [torch.randn(2, batch, kv_heads, length, dim, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
     for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
         try:

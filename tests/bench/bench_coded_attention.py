@@ -15,8 +15,8 @@ import random
 import torch
 
 from bench_attention import Case, Pool, time_sdpa
-from coded_library import CodedFormat, DecodeArgs, decode_rows, random_pages
-from int2_library import call, copy_rate, open_library, time_graph
+from coded_library import CodedFormat, DecodeArgs, coded_workspace, decode_rows, decode_tokens, random_pages
+from int2_library import copy_rate, open_library, time_graph
 
 
 def steps_for(bits, dim):
@@ -26,8 +26,8 @@ def steps_for(bits, dim):
 
 
 class CodedCase:
-    def __init__(self, library, heads, k_bits, v_bits, lengths, windows, page_size, peak=1.0, split_batch=0):
-        self.kernels, self.page_size = library, page_size
+    def __init__(self, library, heads, k_bits, v_bits, lengths, windows, page_size, peak=1.0, split_batch=0, tokens=1):
+        self.kernels, self.page_size, self.tokens = library, page_size, tokens
         kv_heads, dim, batch = len(k_bits), 8 * len(k_bits[0]), len(lengths)
         self.format = CodedFormat(library, k_bits, v_bits, steps_for(k_bits, dim), steps_for(v_bits, dim))
 
@@ -43,9 +43,9 @@ class CodedCase:
         for b, count in enumerate(counts):
             self.table[b, :count] = order[sum(counts[:b]):sum(counts[:b + 1])]
         self.lengths = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-        self.q = (peak * torch.randn(batch, heads, dim, device="cuda")).bfloat16()
-        self.out = torch.full((batch, heads, dim), float("nan"), device="cuda")
-        self.lse = torch.full((batch, heads), float("nan"), device="cuda")
+        self.q = (peak * torch.randn(batch, tokens, heads, dim, device="cuda")).bfloat16()
+        self.out = torch.full((batch, tokens, heads, dim), float("nan"), device="cuda")
+        self.lse = torch.full((batch, tokens, heads), float("nan"), device="cuda")
         a = self.args = DecodeArgs(layout=self.format.layout, batch=batch, num_q_heads=heads, softmax_scale=dim**-0.5,
                                    split_batch=split_batch, page_stride=self.pages.stride(0))
         a.q, a.out, a.lse, a.pages = (t.data_ptr() for t in (self.q, self.out, self.lse, self.pages))
@@ -54,15 +54,14 @@ class CodedCase:
         a.history.pages_per_sequence, a.history.page_size = self.table.shape[1], page_size
         a.history.max_length = max(lengths)
         self.window.fill(None, a.window)
-        library.oscar_coded_decode_workspace.restype = ctypes.c_size_t
-        a.workspace_bytes = library.oscar_coded_decode_workspace(ctypes.byref(a))
+        a.workspace_bytes = coded_workspace(library, a, tokens)
         if a.workspace_bytes == 0:
             raise ValueError(library.oscar_int2_error().decode())
         self.workspace = torch.zeros(a.workspace_bytes, dtype=torch.uint8, device="cuda")
         a.workspace = self.workspace.data_ptr()
 
     def run(self):
-        call(self.kernels, "oscar_coded_decode", self.args)
+        decode_tokens(self.kernels, self.args, self.tokens)
 
     def rows(self, side, b):
         """(kv_heads, tokens, dim), fp64: history, then window."""
@@ -74,17 +73,20 @@ class CodedCase:
     def errors(self):
         """Largest relative error of a sequence's outputs; largest error of lse relative to max(1, |lse|)."""
         worst, worst_lse = 0.0, 0.0
-        batch, heads, dim = self.q.shape
-        for b in range(batch):
+        heads, dim = self.q.shape[2:]
+        for b in range(self.q.shape[0]):
             k, v = self.rows(0, b), self.rows(1, b)
-            if k.shape[1] == 0:
-                assert float(self.out[b].abs().max()) == 0 and float(self.lse[b].max()) == -math.inf
-                continue
-            q = self.q[b].double().reshape(k.shape[0], heads // k.shape[0], dim)
-            scores = q @ k.transpose(1, 2) * dim**-0.5
-            out, lse = (scores.softmax(-1) @ v).reshape(heads, dim), scores.logsumexp(-1).reshape(heads)
-            worst = max(worst, float((self.out[b] - out).norm() / out.norm()))
-            worst_lse = max(worst_lse, float(((self.lse[b] - lse).abs() / lse.abs().clamp(min=1)).max()))
+            history, window = int(self.lengths[b]), k.shape[1] - int(self.lengths[b])
+            for i in range(self.tokens):
+                seen = history + max(0, window - (self.tokens - 1 - i))
+                if seen == 0:
+                    assert float(self.out[b, i].abs().max()) == 0 and float(self.lse[b, i].max()) == -math.inf
+                    continue
+                q = self.q[b, i].double().reshape(k.shape[0], heads // k.shape[0], dim)
+                scores = q @ k[:, :seen].transpose(1, 2) * dim**-0.5
+                out, lse = (scores.softmax(-1) @ v[:, :seen]).reshape(heads, dim), scores.logsumexp(-1).reshape(heads)
+                worst = max(worst, float((self.out[b, i] - out).norm() / out.norm()))
+                worst_lse = max(worst_lse, float(((self.lse[b, i] - lse).abs() / lse.abs().clamp(min=1)).max()))
         return worst, worst_lse
 
 
@@ -93,8 +95,19 @@ def random_bits(rng, blocks, most):
                    for _ in range(blocks)), reverse=True)
 
 
+def check_case(case):
+    """The errors; the same bits in two runs."""
+    case.run()
+    first = case.out.clone()
+    case.out.fill_(float("nan"))
+    case.run()
+    torch.cuda.synchronize()
+    assert torch.equal(first, case.out), "not the same bits"
+    return case.errors()
+
+
 def check(library):
-    """Every class of shapes; returns the largest errors."""
+    """Every class of shapes, with one query token and with several; returns the largest errors."""
     rng, worst, count = random.Random(3), (0.0, 0.0), 0
     for heads, kv_heads in ((32, 8), (4, 4), (12, 2), (7, 1), (24, 2), (13, 1), (16, 1)):
         for dim in (64, 128, 256):
@@ -105,39 +118,51 @@ def check(library):
                 bits = [[random_bits(rng, dim // 8, most) for _ in range(kv_heads)] for _ in range(2)]
                 if count % 5 == 0:
                     bits[0][0], bits[1][0] = [0] * (dim // 8), [1] + [0] * (dim // 8 - 1)
-                case = CodedCase(library, heads, *bits, [0, 1, 31, 257, 1000, 5003], [1, 0, 320, 17, 64, 319], page_size, peak,
-                                 split_batch=count % 2 * 300)
-                case.run()
-                first = case.out.clone()
-                case.out.fill_(float("nan"))
-                case.run()
-                torch.cuda.synchronize()
-                assert torch.equal(first, case.out), "not the same bits"
-                errors = case.errors()
-                if not (errors[0] < 2e-3 and errors[1] < 5e-3):
-                    print("FAILED", heads, kv_heads, dim, page_size, peak, most, errors, flush=True)
-                worst, count = tuple(map(max, worst, errors)), count + 1
-    return {"cases": count, "largest_relative_error": worst[0], "largest_lse_error": worst[1]}
+                for tokens in (1, 2 + count % 7):
+                    case = CodedCase(library, heads, *bits, [0, 1, 31, 257, 1000, 5003], [1, 0, 320, 17, 64, 319], page_size,
+                                     peak, split_batch=count % 2 * 300, tokens=tokens)
+                    errors = check_case(case)
+                    if not (errors[0] < 2e-3 and errors[1] < 5e-3):
+                        print("FAILED", heads, kv_heads, dim, page_size, peak, most, tokens, errors, flush=True)
+                    worst = tuple(map(max, worst, errors))
+                count += 1
+    return {"cases": 2 * count, "largest_relative_error": worst[0], "largest_lse_error": worst[1]}
 
 
 def dealt(heads, count, layer):
     return [heads[(layer + i) % len(heads)] for i in range(count)]
 
 
+def bench_peers(library, name, batch, length, heads, kv_heads, tokens, window):
+    """INT2, which takes one query token, and bfloat16, whose query tokens see all others: a mask would not make it faster."""
+    row = {"case": name}
+    if tokens == 1:
+        cases = [Case(library, heads, kv_heads, 128, 128, torch.float32, [length - window] * batch, [window] * batch, 64)
+                 for _ in range(5 if batch == 1 else 2)]
+        row["int2_microseconds"] = time_graph(lambda i: cases[i % len(cases)].run(), 2 * len(cases), 15)
+        del cases
+    row["bf16_microseconds"] = time_sdpa(batch, heads, kv_heads, 128, length, 5 if batch * length < 1e6 else 2, tokens)
+    print(f"{name:16} peers {row}", flush=True)
+    return row
+
+
 def bench(library, plans, with_peers):
     rate, rows = copy_rate(), []
-    for name, batch, length, heads, kv_heads in (("B=1, 100K", 1, 100000, 32, 8), ("B=32, 32K", 32, 32768, 32, 8),
-                                                 ("B=1, 32K", 1, 32768, 32, 8), ("B=1, 100K, 96/8", 1, 100000, 96, 8)):
+    for name, batch, length, heads, kv_heads, tokens in (
+            ("B=1, 100K", 1, 100000, 32, 8, 1), ("B=32, 32K", 32, 32768, 32, 8, 1), ("B=1, 32K", 1, 32768, 32, 8, 1),
+            ("B=1, 100K, 96/8", 1, 100000, 96, 8, 1), ("B=1, 100K, 2 query tokens", 1, 100000, 32, 8, 2),
+            ("B=1, 100K, 4 query tokens", 1, 100000, 32, 8, 4), ("B=1, 100K, 8 query tokens", 1, 100000, 32, 8, 8),
+            ("B=32, 32K, 2 query tokens", 32, 32768, 32, 8, 2), ("B=32, 32K, 4 query tokens", 32, 32768, 32, 8, 4)):
         window = 320
         for plan_name, plan in plans.items():
             dim, by_layer = plan["head_dim"], []
             for layer in range(len(plan["layers"])):
                 bits = [dealt(plan["layers"][layer][side], kv_heads, layer) for side in ("key", "value")]
-                first = CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64)
+                first = CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64, tokens=tokens)
                 layer_bytes = batch * ((length - window) * first.format.layout.token_bytes + kv_heads * window * 4 * dim)
                 copies = max(2, int(200e6 / layer_bytes) + 1)
-                cases = [first] + [CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64)
-                                   for _ in range(copies - 1)]
+                cases = [first] + [CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64,
+                                             tokens=tokens) for _ in range(copies - 1)]
                 us = time_graph(lambda i: cases[i % copies].run(), copies * (2 if batch == 1 else 1), 15)
                 by_layer.append({"microseconds": us, "bytes": layer_bytes, "operands":
                                  [first.format.layout.key_operands, first.format.layout.value_operands]})
@@ -145,16 +170,10 @@ def bench(library, plans, with_peers):
             mean = sum(row["microseconds"] for row in by_layer) / len(by_layer)
             bytes_ = sum(row["bytes"] for row in by_layer) / len(by_layer)
             rows.append({"case": name, "plan": plan_name, "microseconds": mean, "bytes": bytes_, "layers": by_layer})
-            print(f"{name:16} {plan_name:14} {mean:8.2f} us {bytes_ / mean / 1e6:5.2f} TB/s  {bytes_ / mean / 1e6 / rate:5.1%} of copy  "
+            print(f"{name:26} {plan_name:14} {mean:8.2f} us {bytes_ / mean / 1e6:5.2f} TB/s  {bytes_ / mean / 1e6 / rate:5.1%} of copy  "
                   + " ".join(f"{row['microseconds']:.1f}" for row in by_layer), flush=True)
         if with_peers:
-            cases = [Case(library, heads, kv_heads, 128, 128, torch.float32, [length - window] * batch, [window] * batch, 64)
-                     for _ in range(5 if batch == 1 else 2)]
-            us = time_graph(lambda i: cases[i % len(cases)].run(), 2 * len(cases), 15)
-            del cases
-            peers = time_sdpa(batch, heads, kv_heads, 128, length, 5 if batch * length < 1e6 else 2)
-            rows.append({"case": name, "int2_microseconds": us, "bf16_microseconds": peers})
-            print(f"{name:16} INT2 {us:8.2f} us  bf16 {peers}", flush=True)
+            rows.append(bench_peers(library, name, batch, length, heads, kv_heads, tokens, window))
     return {"copy_tb_per_s": rate, "cases": rows}
 
 

@@ -60,24 +60,28 @@ def words_of_case(case):
 
 
 def decode_rows(document):
-    """(case, cache, bytes of a layer or None, microseconds, those of bfloat16, commit): rows of INT2, and of plans of the coded cache."""
+    """(case, cache, GPU, bytes of a layer or None, microseconds, those of bfloat16, commit): rows of INT2, and of plans of the coded
+    cache."""
+    gpu = next(iter(document.get("gpu", "").removeprefix("NVIDIA ").split()), "")
     peers = {row["case"]: min(row["bf16_microseconds"].values()) for row in document["cases"] if "bf16_microseconds" in row}
     for row in document["cases"]:
+        if "microseconds" not in row and "int2_microseconds" not in row:
+            continue
         name = f"coded, {row['plan']}" if "plan" in row else "INT2" if "microseconds" in row else "INT2, in the run of the coded cache"
-        yield (row["case"], name, row.get("bytes"), row.get("microseconds", row.get("int2_microseconds")), peers[row["case"]],
+        yield (row["case"], name, gpu, row.get("bytes"), row.get("microseconds", row.get("int2_microseconds")), peers[row["case"]],
                document["commit"][:7])
 
 
 def decode_speed():
-    return decode_table({name: kept(name) for name in ("int2_attention_h200.json", "coded_attention_h200.json") if (RESULTS / name).exists()})
+    return decode_table({name: kept(name) for name in ("int2_attention_h200.json", "coded_attention_h100.json") if (RESULTS / name).exists()})
 
 
 def decode_table(documents):
     rows = [row for document in documents.values() for row in decode_rows(document)]
     cases = list(dict.fromkeys(row[0] for row in rows))
-    lines = [[words_of_case(case), name, f"{size / 1e6:.1f}" if size else "", f"{us:.1f}", f"{bf16:.1f}", f"{bf16 / us:.1f}", commit]
-             for case, name, size, us, bf16, commit in sorted(rows, key=lambda row: cases.index(row[0]))]
-    head = ["one decode step of a layer", "cache", "MB read", "us", "us in bfloat16", "times as fast", "commit"]
+    lines = [[words_of_case(case), name, gpu, f"{size / 1e6:.1f}" if size else "", f"{us:.1f}", f"{bf16:.1f}", f"{bf16 / us:.1f}", commit]
+             for case, name, gpu, size, us, bf16, commit in sorted(rows, key=lambda row: cases.index(row[0]))]
+    head = ["one decode step of a layer", "cache", "GPU", "MB read", "us", "us in bfloat16", "times as fast", "commit"]
     missing = "" if len(documents) == 2 else "\nThe coded cache has a decode kernel, too; its times are not kept here yet.\n"
     return f"From {' and '.join(map(source, documents))}:\n\n{table(head, lines)}\n{missing}"
 

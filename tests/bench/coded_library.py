@@ -26,6 +26,20 @@ class DecodeArgs(ctypes.Structure):
                  ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t)])
 
 
+def coded_workspace(library, args, tokens):
+    """Bytes of workspace for `tokens` query tokens a sequence; 0 if the arguments are refused."""
+    library.oscar_coded_decode_tokens_workspace.restype = ctypes.c_size_t
+    return library.oscar_coded_decode_tokens_workspace(ctypes.byref(args), ctypes.c_int32(tokens))
+
+
+def decode_tokens(library, args, tokens):
+    """Enqueues the decode kernel for `tokens` query tokens a sequence in torch's current stream."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    status = library.oscar_coded_decode_tokens(ctypes.byref(args), ctypes.c_int32(tokens), stream)
+    if status != 0:
+        raise RuntimeError(f"cuda error {status}: {library.oscar_int2_error().decode()}")
+
+
 class CodedFormat:
     """Bits (kv_heads, head_dim / 8) and steps (kv_heads, head_dim) of keys and values, and the layout on the device."""
 

@@ -76,6 +76,14 @@ typedef struct {
 size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args);
 int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream);
 
+/* The same for 1 to 8 query tokens a sequence at once, as speculative decoding verifies them: q, out and lse then are
+ * (batch, query_tokens, num_q_heads, ...). The query tokens of a sequence are its newest tokens: the last query_tokens of its
+ * window, in their order. Query token i does not see the query_tokens - 1 - i tokens after it; it sees the rest of the window
+ * and the whole history. Where a sequence has fewer new tokens, they are its last query tokens, and what the ones before
+ * give has no use. */
+size_t oscar_coded_decode_tokens_workspace(const oscar_coded_decode_args* args, int32_t query_tokens);
+int oscar_coded_decode_tokens(const oscar_coded_decode_args* args, int32_t query_tokens, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -21,6 +21,7 @@ struct CodedCaseShape {
   std::vector<int> lengths{300}, windows{70};
   int split_batch = 0;
   int most_bits = 4;
+  int query_tokens = 1;
 };
 
 inline int code_layout(const oscar_coded_format& format, oscar_coded_layout& layout, void* table) {
@@ -89,8 +90,8 @@ class CheckedCodedDecode {
         history_(s.lengths, s.page_size, engine_),
         recent_(s.windows, 16, engine_),
         windows_{RowPool(recent_.total, s.kv_heads, 16, 2 * s.dim), RowPool(recent_.total, s.kv_heads, 16, 2 * s.dim)},
-        out(s.lengths.size() * static_cast<std::size_t>(s.q_heads * s.dim) * 4, 0xFF),
-        lse(s.lengths.size() * static_cast<std::size_t>(s.q_heads) * 4, 0xFF) {
+        out(queries() * static_cast<std::size_t>(s.q_heads * s.dim) * 4, 0xFF),
+        lse(queries() * static_cast<std::size_t>(s.q_heads) * 4, 0xFF) {
     const oscar_coded_format format{s.dim,
                                     s.kv_heads,
                                     sides_[0].bits.data(),
@@ -103,16 +104,21 @@ class CheckedCodedDecode {
     args.layout.table = upload(table);
     fill_pages();
     fill_args();
-    args.workspace_bytes =
-        plugin_function<decltype(oscar_coded_decode_workspace)>("oscar_coded_decode_workspace")(&args);
+    args.workspace_bytes = plugin_function<decltype(oscar_coded_decode_tokens_workspace)>(
+        "oscar_coded_decode_tokens_workspace")(&args, s.query_tokens);
     workspace_ = std::make_unique<DeviceBytes>(args.workspace_bytes);
     args.workspace = workspace_->get();
   }
 
-  /// Runs, and says whether all outputs were written and nothing else was.
+  /// Runs, and says whether all outputs were written and nothing else was. One query token goes through the function of
+  /// one, whose workspace is the same.
   bool run() {
     out.fill(0xFF), lse.fill(0xFF);
-    if (plugin_function<decltype(oscar_coded_decode)>("oscar_coded_decode")(&args, nullptr) != 0) return false;
+    const int status = s.query_tokens == 1
+                           ? plugin_function<decltype(oscar_coded_decode)>("oscar_coded_decode")(&args, nullptr)
+                           : plugin_function<decltype(oscar_coded_decode_tokens)>("oscar_coded_decode_tokens")(
+                                 &args, s.query_tokens, nullptr);
+    if (status != 0) return false;
     check_cuda(cudaDeviceSynchronize());
     const auto is_nan = [](float x) { return std::isnan(x); };
     const auto values = out.download_as<float>(), sums = lse.download_as<float>();
@@ -120,12 +126,16 @@ class CheckedCodedDecode {
            std::none_of(sums.begin(), sums.end(), is_nan);
   }
 
-  /// See decode_errors().
+  /// See decode_errors(); each query token counts as a sequence, which lacks the tokens after it.
   std::pair<double, double> errors() {
     const DecodeResult result{
         s.q_heads, s.kv_heads, s.dim, queries_, out.download_as<float>(), lse.download_as<float>()};
-    return decode_errors(result, static_cast<int>(s.lengths.size()),
-                         [this](bool keys, int b, int head) { return rows(keys ? 0 : 1, b, head); });
+    return decode_errors(result, static_cast<int>(queries()), [this](bool keys, int query, int head) {
+      const int b = query / s.query_tokens, after = s.query_tokens - 1 - query % s.query_tokens;
+      DecodedRows seen = rows(keys ? 0 : 1, b, head);
+      seen.resize(seen.size() - static_cast<std::size_t>(std::min(after, s.windows[static_cast<std::size_t>(b)])));
+      return seen;
+    });
   }
 
   CodedCaseShape s;
@@ -146,9 +156,11 @@ class CheckedCodedDecode {
       for (std::size_t i = 0; i < pool.host.size(); i += 2) store(normal(engine_), OSCAR_BFLOAT16, &pool.host[i]);
     }
     std::normal_distribution<float> of_queries(0, s.peak);
-    queries_.resize(s.lengths.size() * static_cast<std::size_t>(s.q_heads * s.dim) * 2);
+    queries_.resize(queries() * static_cast<std::size_t>(s.q_heads * s.dim) * 2);
     for (std::size_t i = 0; i < queries_.size(); i += 2) store(of_queries(engine_), OSCAR_BFLOAT16, &queries_[i]);
   }
+  /// Query tokens of all sequences.
+  [[nodiscard]] std::size_t queries() const { return s.lengths.size() * static_cast<std::size_t>(s.query_tokens); }
   unsigned engine() { return static_cast<unsigned>(engine_()); }
   void fill_args() {
     args.batch = static_cast<int>(s.lengths.size());

@@ -62,6 +62,33 @@ TEST_CASE("coded_decode_matches_cpu, any page size") {
   }
 }
 
+TEST_CASE("coded_decode_matches_cpu, any number of query tokens: each sees none of those after it") {
+  if (gpu_or_skip() == nullptr) return;
+  for (int tokens = 2; tokens <= 8; ++tokens) {
+    for (const int per_kv_head : {1, 3, 4, 12}) {
+      for (const int dim : {64, 128, 256}) {
+        check_coded({.q_heads = 2 * per_kv_head,
+                     .kv_heads = 2,
+                     .dim = dim,
+                     .lengths = {0, 131, 700},
+                     .windows = {3, 70, 0},
+                     .query_tokens = tokens},
+                    static_cast<unsigned>(800 + 10 * tokens + per_kv_head));
+      }
+    }
+  }
+}
+
+TEST_CASE("small: coded_decode") {
+  if (gpu_or_skip() == nullptr) return;
+  unsigned seed = 900;
+  for (const int tokens : {1, 2}) {
+    for (const int dim : {64, 128, 256}) {
+      check_coded({.dim = dim, .lengths = {1, 140}, .windows = {20, 3}, .query_tokens = tokens}, seed++);
+    }
+  }
+}
+
 TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   if (gpu_or_skip() == nullptr) return;
   CheckedCodedDecode test({});
@@ -76,6 +103,8 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   test.args.page_stride = 8, refuses("page_stride must be a multiple of 16"), test.args = good;
   test.args.layout.table = nullptr, refuses("layout.table must be device memory"), test.args = good;
   test.args.workspace_bytes -= 1, refuses("the workspace must have"), test.args = good;
+  for (const int tokens : {-1, 9}) test.s.query_tokens = tokens, refuses("query_tokens must be 1 to 8");
+  test.s.query_tokens = 1;
   CHECK(test.run());
 }
 
