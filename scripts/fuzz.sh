@@ -33,11 +33,11 @@ mkdir -p out/fuzz
 run() {
   local target=$1 work=out/fuzz/$1 status=0 TIMEFORMAT='%U %S'
   mkdir -p "$work"
-  # libtorch leaks some bytes of every archive that is none; memory without bounds is found by rss_limit_mb.
-  # libhdf5 and libtorch ask for as much as a file says, take no for an answer, and use no more than is read. What takes
+  # Memory without bounds is found by rss_limit_mb. libhdf5 asks for as much as a file says, takes no for an answer, and uses no
+  # more than is read. What takes
   # down the process that tries an HDF5 file is kept as crash-… too, and no finding: the file is refused.
   local more=()
-  [[ $target != hdf5 && $target != set && $target != pt ]] || more=(-malloc_limit_mb=1000000000)
+  [[ $target != hdf5 && $target != set ]] || more=(-malloc_limit_mb=1000000000)
   { time ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 build-fuzz/tests/"fuzz_$target" -max_total_time="$2" -max_len=65536 -rss_limit_mb=2048 -timeout=120 \
     -print_final_stats=1 "${more[@]}" -artifact_prefix="$work/crash-" "$work" "tests/fuzz/corpus/$target" >"out/fuzz/$target.log" 2>&1; } 2>"out/fuzz/$target.time" || status=$?
   local executions units processor

@@ -3,24 +3,25 @@
 # Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --build-tests also what building its
 # tests needs, with --tests what running them needs, too; with --vllm a vLLM for CPUs, for the tests that run a real
 # server; with --sglang the Python sources of SGLang, for the test of its plugin; with --server-torch the torch of newer
-# servers, for the tests of the operators. It installs nothing that is already there. libtorch lives in a virtual
-# environment under the user's cache, named by a hash of scripts/requirements.txt, so that every clone with the same
-# requirements shares it; .venv links to it.
+# servers, for the tests of the operators; with --wheel what scripts/wheel.sh needs. It installs nothing that is already
+# there. libtorch lives in a virtual environment under the user's cache, named by a hash of scripts/requirements.txt, so
+# that every clone with the same requirements shares it; .venv links to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-build_tests=0 tests=0 vllm=0 sglang=0 server_torch=0
+build_tests=0 tests=0 vllm=0 sglang=0 server_torch=0 wheel=0
 for option in "$@"; do
   case "$option" in
     --build-tests) build_tests=1 ;;
-    --tests) build_tests=1 tests=1 ;;
+    --tests) build_tests=1 tests=1 wheel=1 ;;
     --vllm) vllm=1 ;;
     --sglang) sglang=1 ;;
     --server-torch) server_torch=1 ;;
-    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--sglang] [--server-torch]\n' >&2; exit 2 ;;
+    --wheel) wheel=1 ;;
+    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--sglang] [--server-torch] [--wheel]\n' >&2; exit 2 ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
@@ -28,7 +29,7 @@ command -v apt-get >/dev/null || die "apt-get not found; install the packages li
 
 packages=(
   g++ cmake ninja-build ccache pkg-config python3 python3-venv ca-certificates
-  libcli11-dev libfmt-dev libcurl4-openssl-dev libhdf5-dev libssl-dev
+  libcli11-dev libfmt-dev libcurl4-openssl-dev libhdf5-dev libssl-dev zlib1g-dev
   libeigen3-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
   libsentencepiece-dev libjs-chart.js
 )
@@ -89,14 +90,14 @@ install_torch() {
   touch "$mark"
 }
 
-# An environment of its own for what has another torch: install_apart NAME, of scripts/requirements-NAME.txt. $store/NAME is a
-# link to it.
+# An environment of its own: install_apart NAME DISK FETCH, of scripts/requirements-NAME.txt; DISK in GB, FETCH for people.
+# $store/NAME is a link to it.
 install_apart() {
   local name=$1 wanted="scripts/requirements-$1.txt" venv
   venv="$store/$name-$( { "$python" --version; cat "$wanted"; } | sha256sum | cut -c1-16)"
   if [ ! -e "$venv/complete" ]; then
-    need_gb 8
-    say "installing $wanted into $venv (3 GB to fetch, once)"
+    need_gb "$2"
+    say "installing $wanted into $venv ($3 to fetch, once)"
     rm -rf "$venv"
     "$python" -m venv "$venv"
     pip_install --no-deps -r "$wanted"
@@ -155,9 +156,10 @@ mkdir -p "$store"
     install_browser
     unpack_nginx
   fi
-  if [ "$vllm" = 1 ]; then install_apart vllm; fi
-  if [ "$server_torch" = 1 ]; then install_apart server-torch; fi
+  if [ "$vllm" = 1 ]; then install_apart vllm 8 "3 GB"; fi
+  if [ "$server_torch" = 1 ]; then install_apart server-torch 8 "3 GB"; fi
   if [ "$sglang" = 1 ]; then install_sglang; fi
+  if [ "$wheel" = 1 ]; then install_apart wheel 1 "3 MB"; fi
 ) 9>"$store/lock"
 if [ "$(readlink .venv 2>/dev/null || true)" != "$venv" ]; then
   [ ! -e .venv ] || [ -L .venv ] || die ".venv exists and is not a link; move it away"

@@ -23,7 +23,7 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// Returns the path at which writers that open files by name (HDF5, libtorch) must write.
+  /// Returns the path at which writers that open files by name (HDF5) must write.
   [[nodiscard]] const std::filesystem::path& temporary_path() const noexcept { return temporary_; }
   /// Syncs and renames; or copies into a device or pipe. Throws IoError (for example: disk full).
   void commit();

@@ -2,7 +2,6 @@
 #include "fit/fit.hpp"
 
 #include <chrono>
-#include <mutex>
 
 #include "base/check.hpp"
 #include "base/clock.hpp"
@@ -24,14 +23,9 @@ void fit_by_recipe(QkvSource& source, std::span<const int> ids, const FitOptions
   const Recipe recipe = resolve_recipe(options);
   const ClipChoice clip(options, recipe, backend, status);
   const TakePlan plan = plan_of(recipe, options, clip, hooks.output_projection);
-  std::once_flag first;
   LayerSteps<LayerData> steps{.name = "fit: layer"};
   // Take: moments by one walk over the rows, and a second one where a moment needs finished sums; then a few rows.
-  steps.read = [&](int id, LayerStream& rows) {
-    LayerData data{take_moments(id, rows, plan, backend), {}, {}};
-    if (hooks.first_layer_read) std::call_once(first, hooks.first_layer_read);
-    return data;
-  };
+  steps.read = [&](int id, LayerStream& rows) { return LayerData{take_moments(id, rows, plan, backend), {}, {}}; };
   steps.sample = [&](LayerStream& rows, LayerData& data) { take_samples(rows, plan, data); };
   steps.make = [&](const std::vector<LayerData>& batch) {
     // Solve: the eigenproblems of all layers of a batch together.

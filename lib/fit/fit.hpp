@@ -39,8 +39,6 @@ struct FitHooks {
   ModelJudge judge = {};
   /// Gives value objective output its weights.
   OutputProjection output_projection = {};
-  /// Called once, when the first layer is read. Recipe auto does not call it.
-  std::function<void()> first_layer_read = {};
   /// Where layers are kept as soon as they are fitted, and where those that are there already are taken from. Recipe
   /// auto, which decides by all layers together, keeps what it looks at again of each: sums and samples.
   const PartialFolder* kept = nullptr;

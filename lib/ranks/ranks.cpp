@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/plugin.hpp"
 #include "base/status.hpp"
+#include "base/torch_plugin.hpp"
 #include "base/wait.hpp"
 #include "ranks/process_name.hpp"
 #include "ranks/store.hpp"
@@ -42,7 +42,7 @@ std::unique_ptr<RankStore> open_store(const Place& place, const RankOptions& opt
                              .prefix = "oscar/" + place.job,
                              .join_seconds = options.join_seconds};
   const auto open =
-      reinterpret_cast<decltype(&oscar_open_rank_store)>(plugin_symbol("rank_store", "oscar_open_rank_store"));
+      reinterpret_cast<decltype(&oscar_open_rank_store)>(torch_plugin_symbol("rank_store", "oscar_open_rank_store"));
   return std::unique_ptr<RankStore>(open(&address));
 }
 

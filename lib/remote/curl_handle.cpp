@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
 #include <mutex>
 
 #include "base/status.hpp"
@@ -17,6 +18,17 @@ constexpr long kMaxConnectSeconds = 15;
 constexpr double kMaxClockSkewSeconds = 300;
 /// Whoever sends less than this for as long as a silent server is waited for has stalled, or holds us up on purpose.
 constexpr long kMinBytesPerSecond = 100;
+
+/// The file of authorities to trust; empty: the one that libcurl was built to read. OpenSSL's own variable, which
+/// libcurl does not read, is for private servers; the other places are those of systems that libcurl was not built for.
+std::string certificates() {
+  if (std::string given = environment({"SSL_CERT_FILE"}); !given.empty()) return given;
+  for (const char* place : {"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
+                            "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}) {
+    if (std::filesystem::exists(place)) return place;
+  }
+  return "";
+}
 
 int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return interrupt_requested() ? 1 : 0; }
 
@@ -71,8 +83,7 @@ void CurlHandle::configure(const StoreLocation& location, double timeout_seconds
   set(CURLOPT_NOPROGRESS, 0L);
   set(CURLOPT_NOSIGNAL, 1L);
   set(CURLOPT_ERRORBUFFER, reason_.get());
-  // OpenSSL's own variable, which libcurl does not read: private servers with private certificates.
-  if (const std::string bundle = environment({"SSL_CERT_FILE"}); !bundle.empty()) set(CURLOPT_CAINFO, bundle.c_str());
+  if (const std::string bundle = certificates(); !bundle.empty()) set(CURLOPT_CAINFO, bundle.c_str());
   if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
   signing_ = location.aws_sigv4;
   if (!signing_.empty()) set(CURLOPT_AWS_SIGV4, signing_.c_str());

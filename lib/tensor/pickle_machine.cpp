@@ -8,23 +8,13 @@
 #include <string_view>
 
 #include "base/errors.hpp"
+#include "tensor/pickled_storages.hpp"
 
 namespace oscar::pickle {
 namespace {
 
 constexpr char kRemedy[] = "fetch or write the file again; only zip archives made by torch.save can be read";
 constexpr int kProtocol = 2;
-
-constexpr std::array<std::pair<std::string_view, DType>, 10> kStorages{{{"DoubleStorage", DType::kF64},
-                                                                        {"FloatStorage", DType::kF32},
-                                                                        {"HalfStorage", DType::kF16},
-                                                                        {"BFloat16Storage", DType::kBF16},
-                                                                        {"LongStorage", DType::kI64},
-                                                                        {"IntStorage", DType::kI32},
-                                                                        {"ShortStorage", DType::kI16},
-                                                                        {"CharStorage", DType::kI8},
-                                                                        {"ByteStorage", DType::kU8},
-                                                                        {"BoolStorage", DType::kBool}}};
 
 /// What shapes and names may have: each tensor keeps copies of its own.
 constexpr std::size_t kMostDimensions = 64, kLongestName = 256;

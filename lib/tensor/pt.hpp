@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // PyTorch archives (torch.save, zip format), read against an allow-list and written so that
-// torch.load(weights_only=True) takes them. The work is done by libtorch, in a plug-in that is opened on the first
-// call, so that commands which touch no .pt file never load it. Nothing in an archive is ever executed: only dicts,
-// lists, tuples, numbers, strings, None and tensors are built, and any other global is an error that names it.
-// Non-goals: the legacy (non-zip) format, sparse or quantised tensors, views with strides (they are made contiguous).
+// torch.load(weights_only=True) takes them: a zip archive (zip.hpp) of a pickle (pickle.hpp) and of one member for the
+// elements of each tensor. Nothing in an archive is ever executed: only dicts, lists, tuples, numbers, strings, None
+// and tensors are built, and any other global is an error that names it. Non-goals: the legacy (non-zip) format,
+// compressed members, sparse or quantised tensors, views with strides (they are made contiguous).
 #pragma once
 
 #include <cstdint>
@@ -46,9 +46,6 @@ struct PtItem {
 
 inline bool PtValue::operator==(const PtValue& other) const { return value == other.value; }
 
-/// Opens libtorch now, which takes a tenth of a second or more, instead of in the first call below. For a thread that
-/// has nothing else to do; throws what that call would throw.
-void open_pt_support();
 /// Reads a whole archive, on disk or at a server (base/places.hpp). Throws DataError: missing, truncated, not an
 /// archive, a forbidden global.
 [[nodiscard]] PtValue read_pt(const std::filesystem::path& path);

@@ -2,7 +2,6 @@
 #include "zoo/pull.hpp"
 
 #include <algorithm>
-#include <future>
 #include <optional>
 
 #include "base/atomic_file.hpp"
@@ -13,7 +12,6 @@
 #include "base/text.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/verdict.hpp"
-#include "tensor/pt.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
 #include "zoo/file_lock.hpp"
@@ -120,9 +118,6 @@ class Pull {
     pinned.revision = commit_in(parse_json(answers[1].required(), transport->where(commit)), transport->where(commit));
     const auto files =
         rotation_files(list_hub_folder(*transport, pinned, options_.transfer, status_), options_.pair, *hub_);
-    // What will read them takes as long to load as they to come. If it cannot, reading them says so.
-    const bool pickles = std::ranges::any_of(files, [](const auto& file) { return file.path.ends_with(".pt"); });
-    const auto reader = pickles ? std::async(std::launch::async, open_pt_support) : std::future<void>();
     return deliver_foreign(pinned, files, {*transport, join_path(hub_files(pinned), hub_->folder)});
   }
 
@@ -190,10 +185,6 @@ class Pull {
   /// What contradicts itself is not kept, not even for the next attempt.
   void fetch_examined(const Source& source, const SetManifest& manifest, const fs::path& folder,
                       const FetchOptions& options) {
-    // What reads .pt files takes as long to load as they to come.
-    const bool pickles =
-        std::ranges::any_of(manifest.files, [](const auto& file) { return file.path.ends_with(".pt"); });
-    const auto reader = pickles ? std::async(std::launch::async, open_pt_support) : std::future<void>();
     fetch_set(source.transport, source.prefix, manifest, folder, options, status_);
     try {
       examine_(folder);

@@ -10,6 +10,7 @@ pkg_check_modules(HDF5 REQUIRED IMPORTED_TARGET hdf5-serial)
 find_package(Eigen3 REQUIRED NO_MODULE)
 find_package(CLI11 REQUIRED)
 find_package(CURL REQUIRED)
+find_package(ZLIB REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 
@@ -48,14 +49,17 @@ target_include_directories(oscar_libtorch SYSTEM INTERFACE
 target_link_directories(oscar_libtorch INTERFACE ${OSCAR_TORCH_ROOT}/lib)
 target_link_libraries(oscar_libtorch INTERFACE torch_cpu c10)
 
-# A wheel finds libtorch in the torch package beside it; any other installation brings a copy.
-set(OSCAR_PLUGIN_RPATH "$ORIGIN")
+# "2.11": plug-ins that need libtorch load no other (base/torch_plugin.hpp).
+file(STRINGS ${OSCAR_TORCH_ROOT}/include/torch/headeronly/version.h torch_version REGEX "define TORCH_VERSION_M[AI][JN]OR ")
+string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]*([0-9]+).*" "\\1.\\2" OSCAR_TORCH_VERSION "${torch_version}")
+
+# An installation brings a copy of libtorch; a wheel finds it, and libraries of CUDA, in the packages that it lies beside.
+set(OSCAR_PLUGIN_RPATH "$ORIGIN" "$ORIGIN/../../../torch/lib" "$ORIGIN/../../../nvidia/cu13/lib")
 if(SKBUILD)
-  list(APPEND OSCAR_PLUGIN_RPATH "$ORIGIN/../../../torch/lib")
   return()
 endif()
 # What an installed libtorch needs beside it: its own libraries, and the CUDA runtime parts that libtorch_cpu links.
 file(GLOB OSCAR_TORCH_RUNTIME
   ${OSCAR_TORCH_ROOT}/lib/libtorch_cpu.so ${OSCAR_TORCH_ROOT}/lib/libc10.so ${OSCAR_TORCH_ROOT}/lib/libgomp*.so*
   ${OSCAR_TORCH_ROOT}/../nvidia/cu13/lib/libcupti.so.13 ${OSCAR_TORCH_ROOT}/../nvidia/cu13/lib/libcudart.so.13)
-install(FILES ${OSCAR_TORCH_RUNTIME} DESTINATION ${CMAKE_INSTALL_LIBDIR}/oscar)
+install(FILES ${OSCAR_TORCH_RUNTIME} DESTINATION ${CMAKE_INSTALL_LIBDIR}/oscar COMPONENT libtorch)

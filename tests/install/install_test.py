@@ -56,8 +56,10 @@ def check_commands(prefix, source):
     assert run(oscar, "--version").startswith("oscar 0.")
     data = source / "tests/data"
     assert "NumPy file" in run(oscar, "inspect", str(data / "tensor/f4_2x3.npy"))
-    # Only libtorch reads .pt: the installed plug-in was found and opened.
     assert "posix.system" in run(oscar, "inspect", str(data / "malformed/forbidden_global.pt"), exit_code=1)
+    # Only libtorch runs models: the installed plug-in was found and opened.
+    run(oscar, "dump", "--model", str(source / "tests/data/qwen3-2m"), "--text", str(source / "README.md"), "--max-tokens", "64",
+        "--device", "cpu", "--out", str(prefix / "dump"))
 
 
 def main():

@@ -44,6 +44,22 @@ class PackageTest(unittest.TestCase):
             oscar_kv.run("convert", SAMPLE, self.folder / name)
             self.assert_sample(oscar_kv.read_set(self.folder / name))
 
+    def test_torch_reads_the_files_that_are_written(self):
+        """As SGLang does, and mapped: the elements of tensors are aligned."""
+        oscar_kv.run("convert", SAMPLE, self.folder / "pt", "--to", "pt")
+        for pattern in ("k_rotation*.pt", "v_rotation*.pt"):
+            written, = (self.folder / "pt").glob(pattern)
+            before, = SAMPLE.glob(pattern)
+            old = torch.load(before, weights_only=True)
+            for mapped in (False, True):
+                new = torch.load(written, weights_only=True, mmap=mapped)
+                self.assertEqual({key: value for key, value in new.items() if key != "layers"},
+                                 {key: value for key, value in old.items() if key != "layers"})
+                self.assertEqual(list(new["layers"]), list(old["layers"]))
+                for i, entry in new["layers"].items():
+                    self.assertTrue(torch.equal(entry["rotation"], old["layers"][i]["rotation"]))
+                    self.assertEqual(entry["rotation"].data_ptr() % 64, 0)
+
     def test_tensors_on_request(self):
         rotations = oscar_kv.read_set(SAMPLE).to_torch(dtype=torch.bfloat16)
         key = rotations.layers[2].key

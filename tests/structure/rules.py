@@ -43,8 +43,9 @@ MAY_INCLUDE = {
 
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.
 WRAPPERS = {
-    ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/tensor/pt", "lib/model/torch/", "lib/ranks/", "apps/torch/"],
+    ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/model/torch/", "lib/ranks/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5_library.hpp"],
+    ("zlib",): ["lib/tensor/zip.cpp"],
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],

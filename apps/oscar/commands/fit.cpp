@@ -22,7 +22,6 @@
 #include "fit/warm_up.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
-#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {
@@ -123,7 +122,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
     status.notice("recipe oscar instead of auto: " + std::string(error.what()));
   }
   command.fit.recipe = "oscar";
-  hooks = {.first_layer_read = std::move(hooks.first_layer_read)};  // the others refer to the input
+  hooks = {};  // they refer to the input
   std::vector<TokenSequence> sequences = input->sequences();
   input.reset();  // a live model cannot go back
   input = std::make_unique<FitInput>(command, context, std::nullopt, std::move(sequences));
@@ -166,17 +165,10 @@ void fit_alone(FitCommand& command, std::vector<TokenSequence> sequences, Contex
   std::optional<PartialFolder> partial;
   keep_layers(command, *input, PartialFolder::Earlier::kUse, partial, *context.status);
   FitHooks hooks{.kept = partial ? &*partial : nullptr};
-  // libtorch, which writes .pt files at the end, takes a fifth of a second: much of a fit on a GPU, nothing beside one
-  // on the CPU, where its memory would come on top of the rows'.
-  std::future<void> writer_ready;
-  if (formats.pt && backend->work_shape().layers_per_batch > 1) {
-    hooks.first_layer_read = [&] { writer_ready = std::async(std::launch::async, open_pt_support); };
-  }
   input->wait_until_ready();
   Times times{.startup = seconds_since(context.started)};
   const FitResult result = fit_input(command, input, *backend, hooks, partial, context);
   const auto fitted = std::chrono::steady_clock::now();
-  if (writer_ready.valid()) writer_ready.get();
   write_rotation_set(command.out, result.set, formats, command.force);
   if (partial) partial->remove();
   times.writing = seconds_since(fitted);

@@ -104,7 +104,8 @@ def _require_all_covered(layers: dict[str, Any]) -> None:
     others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not _is_packed(layer)
               and ((found := LAYER.search(name)) is None or int(found[1]) in covered)]
     if others:
-        _refuse(f"another attention backend has {', '.join(others)}, whose attention does not read the whole text as it is")
+        _refuse(f"another attention backend has {', '.join(others)}, whose attention has sliding windows or is another special one; "
+                "unset OSCAR_KV_SET")
 
 
 def _is_packed(layer: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PROTOCOL, STOP, TUPLE2, MARK, TUPLE, REDUCE = b"\x80\x02", b".", b"\x86", b"(", b"t", b"R"
 PERSISTENT = b"Q"
-MEGABYTES = 700  # libtorch itself takes about 200, sanitizers twice that
+MEGABYTES = 700  # of which sanitizers take most
 
 
 def put(i):

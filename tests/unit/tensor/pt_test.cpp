@@ -82,7 +82,7 @@ TEST_CASE("a tensor that claims more elements than its record holds is refused")
   CHECK_ERROR(read_pt(test::data("malformed/repeated_element.pt")), DataError, "more elements than the archive");
 }
 
-TEST_CASE("a quantised tensor is refused, which libtorch's own reader would end the process for") {
+TEST_CASE("a quantised tensor is refused by name") {
   CHECK_ERROR(read_pt(test::data("malformed/quantised.pt")), DataError, "torch._utils._rebuild_qtensor");
 }
 
