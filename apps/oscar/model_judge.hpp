@@ -19,7 +19,7 @@ using MethodJudge = std::function<std::vector<ModelScore>(std::span<const KvMeth
 /// sequences: those that the fit calibrates on, in the same order. runner and backend must outlive the judge.
 [[nodiscard]] MethodJudge make_method_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
                                             const FitOptions& options, Backend& backend);
-/// The same for rotation sets.
+/// Returns a judge of rotation sets.
 [[nodiscard]] ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
                                           const FitOptions& options, Backend& backend);
 

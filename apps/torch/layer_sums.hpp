@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What observe() remembers of a layer, in host memory and without torch: fp64 sums of outer products per KV head, as in
-// stats/moments.hpp, and a uniform sample of (k, v) rows, which stands in for a second pass over the data
+// moments/take.hpp, and a uniform sample of (k, v) rows, which stands in for a second pass over the data
 // (score-weighted value moments, "sst", need the query moments of everything). Memory is bounded by the shape.
 // Non-goals: softmax objectives (oto, fisher), sliding windows.
 #pragma once

@@ -82,7 +82,7 @@ class CodedCopies {
 #pragma unroll
     for (int i = 0; i < kPlaneFactor; ++i) pages_[i] = table_[token(i) >> p_.history_shift];
   }
-  /// After the end, the last token again: its weight will be 0.
+  /// Returns the lane's token; after the end the last token again, whose weight will be 0.
   __device__ int token(int group) const { return min(ahead_ + 32 * group + lane_, end_ - 1); }
   /// task.operator()<6>() for pages of 64 tokens, so that the compiler knows where their planes lie, else <0>.
   template <class Task>

@@ -11,7 +11,7 @@ namespace oscar::cuda {
 /// Classes of channels, in the order of their operands.
 inline constexpr int kWideClass = 0, kNarrowClass = 1;
 
-/// At an address in shared memory: 16, 8 or 4 bytes.
+/// Loads 16, 8 or 4 bytes at an address in shared memory.
 __device__ __forceinline__ uint4 load_shared(unsigned from) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));

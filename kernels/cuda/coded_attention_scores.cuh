@@ -30,8 +30,8 @@ class CodedScores {
     find_middles(queries);
   }
 
-  /// Of token 16 * half + g + 8 * row of this warp the two scales of one side; a token has four: keys wide, keys
-  /// narrow, values wide, values narrow.
+  /// Returns the two scales of one side of token 16 * half + g + 8 * row of this warp; a token has four: keys wide,
+  /// keys narrow, values wide, values narrow.
   __device__ __forceinline__ float2 scales(int half, int row, int side) const {
     const uint2 x = load_shared_pair(scales_ + 16 * (16 * half + 8 * row) + 8 * side);
     return {__uint_as_float(x.x), __uint_as_float(x.y)};

@@ -139,7 +139,7 @@ class CodedTeam {
     return any;
   }
 
-  /// As WarpState::raise(), for the whole team.
+  /// Raises the state of the whole team, as WarpState::raise() does that of a warp.
   __device__ __forceinline__ void raise(const float (&scores)[S::kKeyTiles][S::kHalves][2], TeamState<S>& state) const {
     constexpr float kHeadroom = 8;  // float16 holds 2^8 as well as 1
     float tops[S::kKeyTiles];

@@ -43,7 +43,7 @@ class PagePlaces {
       *reinterpret_cast<unsigned*>(pages_[group] + (at * page_size_ + entries_[group])) = words[group];
     }
   }
-  /// The same for the low bytes of the halves.
+  /// Writes the low bytes of the halves.
   __device__ __forceinline__ void write_half(int at, const unsigned (&words)[kLaneTokens / 2]) const {
 #pragma unroll
     for (int group = 0; group < kLaneTokens / 2; ++group) {

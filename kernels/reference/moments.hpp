@@ -12,7 +12,7 @@ namespace oscar::reference {
 /// grams[h] += sum_t row^T row over the x.num_heads / grams.count heads of group h.
 void accumulate_grams(HeadsView x, MatrixStack& grams);
 
-/// With w = k[t, h] forms[h] k[t, h]^T: grams[h] += sum_t max(w, 0) v[t, h]^T v[t, h], weights[h] += sum_t w.
+/// grams[h] += sum_t max(w, 0) v[t, h]^T v[t, h] and weights[h] += sum_t w, where w = k[t, h] forms[h] k[t, h]^T.
 void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
                                std::span<double> weights);
 

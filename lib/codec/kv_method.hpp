@@ -25,12 +25,12 @@ enum class MethodKind {
 
 /// Keys, or values, of one layer.
 struct KvSide {
-  /// Null: rows are stored as they are.
+  /// How rows are transformed before they are stored. Null: they are stored as they are.
   std::shared_ptr<const Transform> transform;
   HistoryCodec codec;
   bool quantized = true;
-  /// Not null: decodes the history, in native coordinates, in place of the transform, which is null then, and the
-  /// codec.
+  /// A method that decodes the history in native coordinates, in place of the transform, which is null then, and the
+  /// codec. Null: there is none.
   std::shared_ptr<const SideMethod> method = nullptr;
 };
 

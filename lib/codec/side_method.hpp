@@ -25,7 +25,8 @@ struct Rope {
 
 /// What a method may know beside the rows.
 struct SequenceContext {
-  /// None: the source does not tell. Methods that quantise keys before RoPE then work on them as they are.
+  /// The rotary embedding of keys. None: the source does not tell; methods that quantise keys before RoPE then work on
+  /// them as they are.
   std::optional<Rope> rope;
   /// kServing: rows are bfloat16 where an engine stores them so.
   Precision precision = Precision::kServing;

@@ -22,7 +22,7 @@ namespace oscar {
 struct LiveOptions {
   /// float32, bfloat16 or float16; "auto" = the checkpoint's own.
   std::string dtype = "auto";
-  /// Only these layers; empty = those whose cache grows with the whole text (config.hpp).
+  /// The layers that are opened; empty: those whose cache grows with the whole text (config.hpp).
   std::vector<int> layers;
   /// Sequences share a chunk until it has this many tokens; a longer sequence has a chunk of its own.
   std::int64_t chunk_tokens = 8192;

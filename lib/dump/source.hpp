@@ -68,7 +68,7 @@ struct SourceLimits {
   std::int64_t max_tokens = 30000;
   /// Sequences per layer at most. 0 = all.
   std::int64_t max_sequences = 0;
-  /// Only these layers; empty = all.
+  /// The layers to use; empty: all.
   std::vector<int> layers;
 };
 

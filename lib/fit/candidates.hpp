@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the search over the layers of a source does with its candidates besides keeping them.
+// The candidates of a search, once they are fitted: how each layer is scored, and which of them compete once more,
+// refined.
 #pragma once
 
 #include <vector>

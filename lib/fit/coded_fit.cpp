@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "base/errors.hpp"
-#include "base/threads.hpp"
 #include "fit/coded_kept.hpp"
 #include "work/run_layers.hpp"
 

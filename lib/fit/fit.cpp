@@ -5,7 +5,6 @@
 
 #include "base/check.hpp"
 #include "base/clock.hpp"
-#include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/fitted_layer.hpp"
@@ -20,6 +19,7 @@ namespace {
 void fit_by_recipe(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
                    Status& status, const FitHooks& hooks, KeptLayers<FittedLayer>& kept) {
   // Plan: what the recipe needs of each layer.
+  require_output_projection(options, hooks.output_projection);
   const Recipe recipe = resolve_recipe(options);
   const ClipChoice clip(options, recipe, backend, status);
   const TakePlan plan = plan_of(recipe, options, clip, hooks.output_projection);
@@ -52,7 +52,6 @@ void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& o
 }
 
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
-  require_output_projection(options, hooks.output_projection);
   const auto start = std::chrono::steady_clock::now();
   FitResult result;
   if (options.recipe == "auto") {

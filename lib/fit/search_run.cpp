@@ -2,7 +2,6 @@
 // The search of search.hpp over the layers of a source.
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 
 #include "base/clock.hpp"
 #include "base/threads.hpp"
@@ -40,17 +39,12 @@ std::vector<LayerParts> take_all(QkvSource& source, const TakePlan& plan, const 
   KeptLayers<LayerParts> kept(folder, write_parts, read_parts);
   LayerSteps<LayerParts> steps{.name = "auto: layer"};
   steps.read = [&](int id, LayerStream& rows) {
-    LayerParts parts = take_parts(id, rows, plan, split, judging_options(options), backend);
-    if (folder != nullptr) kept.add(id, parts);
-    return parts;
+    return take_parts(id, rows, plan, split, judging_options(options), backend);
   };
   steps.make = [&](std::vector<LayerParts> batch) {
-    for (LayerParts& parts : batch) {
-      const int id = parts.whole.moments.layer_id;
-      if (folder == nullptr) kept.add(id, std::move(parts));
-    }
+    for (LayerParts& parts : batch) kept.add(parts.whole.moments.layer_id, std::move(parts));
   };
-  run_layers(source, kept.missing(source.layer_ids()), steps, backend.work_shape(), status);
+  run_layers(source, kept.missing(source.layer_ids()), steps, one_by_one(backend.work_shape()), status);
   return kept.take(source.layer_ids());
 }
 
@@ -206,6 +200,7 @@ RotationSet fit_best(QkvSource& source, const FitOptions& asked, const FitHooks&
   FitOptions options = asked;
   if (source.layer_ids().size() > kFewLayers) options.refining = lighter(options.refining);
   // Plan, and take: of every layer what all candidates need.
+  require_output_projection(options, hooks.output_projection);
   std::vector<Candidate> candidates = search_candidates(options);
   const ClipChoice clip(candidates.front().options, candidates.front().recipe, backend, status);
   const TakePlan plan = plan_of_all(candidates, options, clip, hooks.output_projection);

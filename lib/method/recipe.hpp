@@ -40,7 +40,8 @@ struct Recipe {
   /// "<objective>_<composition>" with "stretch_" and "refined_" before it where they apply; "hadamard" or "uresidual".
   [[nodiscard]] std::string key_name() const;
   [[nodiscard]] std::string value_name() const;
-  /// The moments that must be taken from rows before anything is solved; kKeys: sums of keys, for their mean.
+  /// Returns the moments that must be known before anything is solved: kOutput is made of W_O, the others of rows.
+  /// kKeys stands for sums of keys, for their mean.
   [[nodiscard]] std::set<Moment> moments() const;
 };
 

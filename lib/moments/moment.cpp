@@ -11,6 +11,8 @@ namespace {
 constexpr std::array<std::string_view, 11> kNames{
     "fisher", "fisher_key", "key_residual", "keys", "ktk", "oto", "output", "qqt", "sst", "value_residual", "vtv"};
 
+static_assert(kNames.size() == static_cast<std::size_t>(Moment::kVtv) + 1);
+
 }  // namespace
 
 std::string_view name_of(Moment moment) { return kNames[static_cast<std::size_t>(moment)]; }

@@ -16,7 +16,7 @@ enum class Moment {
   kKeys,           // "keys": keys themselves, whose mean is subtracted from them
   kKtk,            // "ktk": of keys
   kOto,            // "oto": of exact attention outputs
-  kOutput,         // "output": of values, counted as the output projection weighs them
+  kOutput,         // "output": what an error of a value costs behind the output projection, W_O^T W_O
   kQqt,            // "qqt": of queries
   kSst,            // "sst": of values, weighted by attention scores
   kValueResidual,  // "value_residual": of what INT2 loses of rotated values

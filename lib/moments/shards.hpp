@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Files of tensor-parallel ranks, which hold different KV heads of the same data, as if they were one. For stats/ only.
+// Files of tensor-parallel ranks, which hold different KV heads of the same data, as if they were one. For moments/
+// only.
 #pragma once
 
 #include <filesystem>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // How the sums over a layer come about where several processes share its text: each process sums its own blocks, and
-// blocks are added in the order of the text, as one process adds them. For stats/ only.
+// blocks are added in the order of the text, as one process adds them. For moments/ only.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dump/text_share.hpp"
-#include "moments/take.hpp"
+#include "moments/sums.hpp"
 
 namespace oscar {
 

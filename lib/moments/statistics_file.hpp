@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One file of statistics (stats/statistics.hpp): its manifest at once, its sums layer by layer. For stats/ only.
+// One file of statistics (moments/statistics.hpp): its manifest at once, its sums layer by layer. For moments/ only.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@ class StatisticsFile {
   /// Returns what the file says of itself, without sums.
   [[nodiscard]] const Statistics& manifest() const { return manifest_; }
   /// The layer with its sums; throws DataError if their shapes do not fit together, a checksum is another, or they
-  /// cannot be sums over rows (stats/statistics_check.hpp).
+  /// cannot be sums over rows (moments/statistics_check.hpp).
   [[nodiscard]] LayerStatistics read(const LayerStatistics& layer) const;
 
  private:

@@ -2,7 +2,6 @@
 #include "moments/take.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -104,6 +103,10 @@ class SumsOfPart {
  public:
   SumsOfPart(const SumsWanted& wanted, Backend& backend) {
     const auto takes = [&](Moment moment) { return wanted.moments.contains(moment); };
+    for (const Moment other :
+         {Moment::kFisherKey, Moment::kKeyResidual, Moment::kOutput, Moment::kSst, Moment::kValueResidual}) {
+      OSCAR_CHECK(!takes(other));  // rows alone do not give it
+    }
     if (takes(Moment::kKtk)) squares_.emplace(Moment::kKtk, plain_sum(&QkvView::k, backend));
     if (takes(Moment::kOto)) squares_.emplace(Moment::kOto, output_sum(backend));
     if (takes(Moment::kQqt)) squares_.emplace(Moment::kQqt, plain_sum(&QkvView::q, backend));

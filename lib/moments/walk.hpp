@@ -87,8 +87,10 @@ class BlockwiseSum : public RunningSum {
   [[nodiscard]] Sums total(LayerStream& layer) {
     if (!nothing_) throw_no_tokens();
     if (SharedLayer* const shared = layer.shared()) {
-      if (auto sum = sum_of_all(blocks_, *nothing_, *shared)) return std::move(*sum);
-      throw_no_tokens();
+      std::optional<Sums> sum = sum_of_all(blocks_, *nothing_, *shared);
+      blocks_.clear();
+      if (!sum) throw_no_tokens();
+      return std::move(*sum);
     }
     return std::move(blocks_.front());
   }

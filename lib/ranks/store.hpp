@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The key-value store by which ranks talk: c10d's TCPStore, in a plug-in (store_torch.cpp). For lib/cluster only.
+// The key-value store by which ranks talk: c10d's TCPStore, in a plug-in (store_torch.cpp). For lib/ranks only.
 // Sums, samples of rows and finished layers go through it, some hundred kilobytes to some megabytes each. c10d's Gloo
 // needs Gloo's own headers, which torch does not ship.
 #pragma once

@@ -23,7 +23,7 @@ class RemoteObject {
   RemoteObject(const RemoteObject&) = delete;
   RemoteObject& operator=(const RemoteObject&) = delete;
 
-  /// At the server, '/'-separated.
+  /// Returns the path at the server, '/'-separated.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   /// Returns the size of the object; nothing before the first answer.
   [[nodiscard]] std::optional<std::uint64_t> size() const;

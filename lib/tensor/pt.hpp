@@ -20,7 +20,7 @@ namespace oscar {
 struct PtValue;
 /// Lists and tuples.
 using PtList = std::vector<PtValue>;
-/// In file order; keys are strings or integers.
+/// A dictionary in file order; keys are strings or integers.
 struct PtItem;
 using PtDict = std::vector<PtItem>;
 

@@ -32,7 +32,8 @@ struct LayerSteps {
   std::function<Data(int layer_id, LayerStream& rows)> read;
   /// Takes the few rows that `make` looks at besides, perhaps while the next layer is read. Empty: there are none.
   std::function<void(LayerStream& rows, Data& data)> sample = {};
-  /// Makes something of neighbouring layers, ascending. Called for one batch at a time, from any thread.
+  /// Makes something of neighbouring layers, ascending. Called for one batch at a time, from any thread; a batch that
+  /// is read meanwhile waits, so that no more than one holds what it works with.
   std::function<void(std::vector<Data> batch)> make;
 };
 
@@ -60,6 +61,7 @@ class LayerRun {
   void run() {
     std::atomic<std::int64_t> done = 0;
     for_each_layer(source_, ids_, shape_.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
+      if (failed_) return;  // what was handed on throws below
       Data data = steps_.read(ids_[i], *stream);
       if (source_.fits(ids_[i])) {
         hand_on(place_of(ids_[i]), std::move(data), std::move(stream));
@@ -97,16 +99,29 @@ class LayerRun {
     batch.data[i] = std::move(data);
     const bool beside = shape_.concurrent_layers > 1 || stream->shared() != nullptr;
     auto task = [this, &batch, i, stream = std::shared_ptr(std::move(stream))]() mutable {
-      if (steps_.sample) steps_.sample(*stream, batch.data[i]);
-      stream.reset();  // a future keeps what it ran: rows of a live model would pile up
-      if (--batch.missing > 0) return;
-      const std::lock_guard one_at_a_time(making_);
-      steps_.make(std::exchange(batch.data, {}));
+      try {
+        finish(batch, i, std::move(stream));
+      } catch (...) {
+        failed_ = true;
+        throw;
+      }
     };
     if (!beside) return task();
-    if (shape_.concurrent_layers == 1 && last_ != nullptr) last_->wait();  // or rows and samples would pile up
+    if (shape_.concurrent_layers > 1) {
+      batch.handed_on[i] = std::async(std::launch::async, std::move(task));
+      return;
+    }
+    if (last_ != nullptr) last_->wait();  // or rows and samples would pile up
     batch.handed_on[i] = std::async(std::launch::async, std::move(task));
     last_ = &batch.handed_on[i];
+  }
+
+  void finish(Batch& batch, std::size_t i, std::shared_ptr<LayerStream> stream) {
+    if (steps_.sample) steps_.sample(*stream, batch.data[i]);
+    stream.reset();  // rows of a live model would pile up
+    if (--batch.missing > 0) return;
+    const std::lock_guard one_at_a_time(making_);
+    steps_.make(std::exchange(batch.data, {}));
   }
 
   QkvSource& source_;
@@ -115,8 +130,9 @@ class LayerRun {
   WorkShape shape_;
   Status& status_;
   std::mutex making_;
-  const std::future<void>* last_ = nullptr;
-  std::deque<Batch> batches_;
+  std::atomic<bool> failed_ = false;
+  const std::future<void>* last_ = nullptr;  // that was handed on, where layers go one by one
+  std::deque<Batch> batches_;                // last, since what is handed on uses all of the above
 };
 
 /// Runs the steps over layers of the source, ascending. Processes that share a text all call it with the same layers,

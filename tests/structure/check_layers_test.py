@@ -47,6 +47,11 @@ class CheckLayers(unittest.TestCase):
     def test_an_early_stage_may_not_see_a_later_one(self):
         self.finds("lib/base/x.hpp", SPDX + '#include "fit/fit.hpp"\n', "lib/fit, which lib/base may not see")
 
+    def test_a_public_comment_names_its_subject(self):
+        self.finds("lib/base/x.hpp", SPDX + "/// Of the layer.\nint f();\n", 'line 2: a public comment begins with "Of"')
+        code, output = check({"lib/base/x.hpp": SPDX + "/// Returns the size\n/// of the layer.\nint f();\n// Of no concern.\n"})
+        self.assertEqual(code, 0, output)
+
     def test_two_classes_need_two_names(self):
         one = {"lib/base/one.hpp": SPDX + "class ConfigFile {\n};\nclass Other;\n"}
         code, output = check({**one, "lib/fit/two.hpp": SPDX + "class ConfigFile : public Other {\n};\n"})

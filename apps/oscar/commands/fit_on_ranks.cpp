@@ -60,9 +60,9 @@ void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context) {
 }
 
 void statistics_on_ranks(Ranks& ranks, const FitCommand& command, const Statistics* first_pass, Context& context) {
-  const auto start = std::chrono::steady_clock::now();
   fit_together(ranks, command, context, [&](FitInput& input, Backend& backend) {
     auto taker = std::make_shared<StatisticsTaker>(input.source(), command.fit, first_pass, backend, *context.status);
+    const auto start = std::chrono::steady_clock::now();
     RankedFit fit{{.record = statistics_record(input, command, *taker), .folder = statistics_folder(command)}};
     fit.work.make = [taker](std::span<const int> layers, const PartialFolder& kept) { taker->take(layers, kept); };
     fit.finish = [taker, start, &command, &context](const PartialFolder& kept) {

@@ -99,7 +99,11 @@ void fit_together(Ranks& ranks, const FitCommand& command, Context& context,
     RankedFit fit = plan(input, backend);
     fit.work.arithmetic = arithmetic_of(input, backend);
     fit.work.resume = command.resume;
-    input.wait_until_ready();
+    fit.work.make = [&input, make = std::move(fit.work.make)](std::span<const int> layers,
+                                                              const PartialFolder& folder) {
+      input.wait_until_ready();
+      make(layers, folder);
+    };
     const auto kept = make_together(fit.work, input.source(), ranks, *context.status);
     if (!kept) return;
     fit.finish(*kept);

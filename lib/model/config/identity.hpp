@@ -11,7 +11,8 @@
 
 namespace oscar {
 
-/// Empty strings and zeros mean "not known": a foreign dump does not say what model it came from.
+/// What is known of a model. Empty strings and zeros mean "not known": a foreign dump does not say what model it came
+/// from.
 struct ModelIdentity {
   std::string id;             // "Qwen/Qwen3-8B", or the folder's name
   std::string revision;       // commit of the checkpoint, if the folder tells
@@ -30,14 +31,14 @@ struct ModelIdentity {
 
 /// What the moments were taken over.
 struct CalibrationData {
-  /// For our dumps the hash of the token ids (int32, little-endian, each sequence preceded by its length), for foreign
-  /// ones that of the files' names, sizes and directory records.
+  /// A hash that tells data apart: for our dumps of the token ids (int32, little-endian, each sequence preceded by its
+  /// length), for foreign ones of the files' names, sizes and directory records.
   std::string data_sha256;
   std::int64_t tokens = 0;
   std::int64_t sequences = 0;
-  /// For each sequence the first kBlockDigits hex digits of the SHA-256 of every block of kBlockTokens token ids
-  /// (int32, little-endian), joined. A last block that is shorter is left out, unless it is the only one. Empty if they
-  /// are not known.
+  /// The first kBlockDigits hex digits of the SHA-256 of every block of kBlockTokens token ids (int32, little-endian),
+  /// joined, one string for each sequence. A last block that is shorter is left out, unless it is the only one. Empty
+  /// if they are not known.
   std::vector<std::string> blocks;
 
   static constexpr std::size_t kBlockTokens = 128, kBlockDigits = 16;

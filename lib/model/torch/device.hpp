@@ -19,7 +19,7 @@ namespace oscar {
 
 class Device {
  public:
-  /// As in DecoderOptions. Throws BackendUnavailable, UsageError.
+  /// Opens a device by its name in DecoderOptions. Throws BackendUnavailable, UsageError.
   Device(const std::string& device, const std::string& dtype);
 
   [[nodiscard]] c10::Device place() const { return place_; }
@@ -38,7 +38,8 @@ class Device {
   /// lasting: of a pool that passing needs, like readers, do not use up.
   [[nodiscard]] c10::Stream new_stream(bool lasting = false) const;
   [[nodiscard]] c10::Stream current_stream() const;
-  /// None on the CPU. One loads layers, one experts: what one load frees, another may not overwrite too early.
+  /// Return the streams that load layers, and experts: what one load frees, another may not overwrite too early. There
+  /// are none on the CPU.
   [[nodiscard]] const std::optional<c10::Stream>& layer_stream() const { return layers_; }
   [[nodiscard]] const std::optional<c10::Stream>& expert_stream() const { return experts_; }
   [[nodiscard]] const std::optional<c10::Stream>& copying_stream() const { return copying_; }

@@ -27,7 +27,7 @@ class SharedHead {
 /// (T, hidden_size).
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits);
 
-/// The same logits of all rows of hidden, (T, vocab_size) in fp32, as a tensor that gradients go through.
+/// Returns the logits of all rows of hidden, (T, vocab_size) in fp32, as a tensor that gradients go through.
 [[nodiscard]] at::Tensor logits_of(const Weights& head, const at::Tensor& hidden);
 
 }  // namespace oscar

@@ -11,12 +11,12 @@
 
 namespace oscar {
 
-/// As decoder.hpp's project: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).
+/// What a layer projects, as in decoder.hpp: q (T, Hq, d), k (T, Hkv, d), v (T, Hkv, d_v).
 struct Projected {
   at::Tensor q, k, v;
 };
 
-/// Without k and v if the layer reads those of another. first_position: of the first row of x.
+/// Projects rows; there are no k and v if the layer reads those of another. first_position: of the first row of x.
 [[nodiscard]] Projected project_attention(const Weights& layer, const at::Tensor& x, std::int64_t first_position);
 /// The scores (heads, 1, 1) of query heads [first, first + heads) that have no value; undefined if there are none.
 [[nodiscard]] at::Tensor sinks_of(const Weights& layer, std::int64_t first, std::int64_t heads);

@@ -21,11 +21,12 @@ struct HistoryGradients {
 [[nodiscard]] HistoryGradients history_gradients(const Weights& layer, const Projected& qkv, const at::Tensor& outputs,
                                                  Windows windows);
 
-/// As decoder.hpp's behind.
+/// Returns hidden states behind the layer, as Decoder::behind does.
 [[nodiscard]] std::unique_ptr<HiddenRows> behind_layer(const WeightRoute& route, const Weights& layer,
                                                        Decoder::Experts experts, const RowBatches& by_rows,
                                                        const HiddenRows& before);
-/// As decoder.hpp's pull_back; experts: of this layer, by number. Undefined gradients if the layer does not attend.
+/// Pulls gradients back, as Decoder::pull_back does. experts: of this layer, by number. Gradients are undefined if the
+/// layer does not attend.
 [[nodiscard]] HistoryGradients pull_back(const WeightRoute& route, const Weights& layer, Decoder::Experts experts,
                                          const RowBatches& by_rows, const HiddenRows& before, HiddenRows& gradient,
                                          Windows windows);

@@ -10,7 +10,7 @@ namespace oscar {
 
 class RotaryEmbedding {
  public:
-  /// Of positions [first, end): some variants depend on `end`, as if the text had begun at 0.
+  /// Makes the embedding of positions [first, end): some variants depend on `end`, as if the text had begun at 0.
   RotaryEmbedding(const RopeSpec& spec, std::int64_t first, std::int64_t end, c10::Device device);
   /// x (T, heads, d), d at least spec.dim. In fp32.
   [[nodiscard]] at::Tensor apply(const at::Tensor& x) const;

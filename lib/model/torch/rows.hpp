@@ -16,7 +16,7 @@
 
 namespace oscar {
 
-/// On the device, or on the host while nobody computes with it.
+/// Hidden states, on the device, or on the host while nobody computes with them.
 struct HiddenRows : Rows {
   at::Tensor x;  // (T, hidden_size)
   std::int64_t first_position = 0;

@@ -20,7 +20,7 @@ class Weights : public LoadedWeights {
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const BlockSpec& block() const { return block_; }
   [[nodiscard]] bool contains(const std::string& name) const { return tensors_.contains(name); }
-  /// By its name within the layer, "self_attn.sinks"; of an expert, "gate", "up", "down".
+  /// Returns a weight by its name within the layer, "self_attn.sinks"; of an expert, "gate", "up", "down".
   [[nodiscard]] const at::Tensor& at(const std::string& name) const { return tensors_.at(name); }
   void put(const std::string& name, at::Tensor tensor) { tensors_[name] = std::move(tensor); }
   /// Packs the matrices that only linear() reads (packed_weight.hpp), where that makes it faster. Nothing may be taken

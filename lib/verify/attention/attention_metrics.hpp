@@ -30,7 +30,7 @@ struct AttentionSums {
   [[nodiscard]] AttentionMetrics metrics() const;
 };
 
-/// Of one or more sequences of one layer.
+/// Sums over one or more sequences of one layer.
 struct LayerSums {
   AttentionSums all;
   std::vector<AttentionSums> heads;  // query heads
@@ -38,7 +38,8 @@ struct LayerSums {
   void add(const LayerSums& other);
 };
 
-/// Of what the figures of one method would be on other sequences, by the JSON names of the figures.
+/// Returns the intervals of what the figures of one method would be on other sequences, by the JSON names of the
+/// figures.
 [[nodiscard]] Intervals intervals_of(std::span<const AttentionSums> sequences);
 
 /// Positions of the queries to look at: the last one and every `stride`-th before it, ascending.

@@ -15,9 +15,10 @@ namespace oscar::verify {
 struct ProbeOptions {
   int count = 16;
   int span_tokens = 24;
-  /// Of the repeated span: what the model is given before it has to go on by itself.
+  /// How many tokens of the repeated span the model is given before it has to go on by itself.
   int cue_tokens = 8;
-  /// At most; the span begins behind `first` and ends `distance` tokens or more before its repetition.
+  /// The length is at most this; the span begins behind `first` and ends `distance` tokens or more before its
+  /// repetition.
   std::int64_t length = 1024, first = 64, distance = 320;
   std::uint64_t seed = 0;
 };

@@ -14,8 +14,8 @@ struct Interval {
   double low = 0, high = 0;
 };
 
-/// Of sum(numerators) / sum(denominators); one of each a sequence, of equal number. None for fewer than two sequences,
-/// or if some draw's denominators add up to nothing.
+/// Returns the interval of sum(numerators) / sum(denominators); one of each a sequence, of equal number. None for fewer
+/// than two sequences, or if some draw's denominators add up to nothing.
 [[nodiscard]] std::optional<Interval> bootstrap(std::span<const double> numerators,
                                                 std::span<const double> denominators);
 

@@ -35,7 +35,7 @@ struct Limit {
   std::string measured_on;  // the models that a default limit comes from; empty if the limit is given
 };
 
-/// By name of a figure.
+/// Intervals by the name of their figure.
 using Intervals = std::map<std::string, verify::Interval>;
 
 /// Errors of attention over a quantised cache against exact attention; definitions in kernels/README.md.
@@ -114,7 +114,7 @@ struct LayerClips {
   std::vector<double> key, value;
 };
 
-/// Of a coded set: how many channels of one KV head are stored in 0, 1, … 8 bits.
+/// How many channels of one KV head of a coded set are stored in 0, 1, … 8 bits.
 struct HeadPlan {
   int layer = 0;
   std::string target;

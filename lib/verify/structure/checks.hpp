@@ -18,8 +18,8 @@ namespace oscar::verify {
 
 /// max |R^T R - I| of the float32 matrices.
 inline constexpr double kOrthogonalityLimit = 1e-5;
-/// The same after the cast to bfloat16: 2 * 2^-8, which rounding alone cannot exceed (Cauchy-Schwarz). Published files:
-/// 0.002.
+/// The limit of orthogonality after the cast to bfloat16: 2 * 2^-8, which rounding alone cannot exceed
+/// (Cauchy-Schwarz). Published files: 0.002.
 inline constexpr double kBf16OrthogonalityLimit = 0x1p-7;
 /// |U^T Sigma U - Lambda| / |Lambda| (Frobenius) with the matrix that was decomposed, which is stored in float32.
 inline constexpr double kDecompositionLimit = 1e-4;
@@ -35,11 +35,11 @@ inline constexpr int kMinCalibrationTokensPerDim = 2;
 inline constexpr double kStretchLimit = 1e-3;
 /// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
 inline constexpr double kSameTokensLimit = 0.02;
-/// By how many octaves, as a root mean square, stored coordinates may vary otherwise than a coded set says. Measured on
+/// How many octaves, as a root mean square, stored coordinates may vary otherwise than a coded set says. Measured on
 /// held-out text of the sample model: 0.08 to 0.36 for the right matrices (0.08 to 0.19 on a model of 15M parameters),
 /// 0.3 to 6 for those of another layer or side.
 inline constexpr double kScaleLimit = 1;
-/// From here on another matrix of the set that is nearer by this factor tells that they were exchanged.
+/// The deviation from which on another matrix of the set that is nearer by this factor tells that they were exchanged.
 inline constexpr double kScaleDoubt = 0.5, kClearlyBetter = 1.5;
 /// max |R - constant| for rotations that are made without data.
 inline constexpr double kConstantLimit = 1e-6;

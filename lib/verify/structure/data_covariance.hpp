@@ -19,8 +19,8 @@ namespace oscar::verify {
 [[nodiscard]] std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer,
                                                        Backend& backend);
 
-/// The same from saved sums, of every layer and side that they know; where they lack those that an objective names, a
-/// check says that it is unknown. Throws DataError if KV heads are missing.
+/// Returns covariances from saved sums, of every layer and side that they know; where they lack those that an objective
+/// names, a check says that it is unknown. Throws DataError if KV heads are missing.
 [[nodiscard]] std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
                                                          std::vector<Check>& checks);
 
@@ -28,8 +28,8 @@ namespace oscar::verify {
 [[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& set, bool same_tokens,
                                             Backend& backend);
 
-/// The same from saved sums, of every layer that has those of keys and values (ktk, keys, vtv); of others a check says
-/// that it is unknown. Throws DataError if KV heads are missing.
+/// Returns moments from saved sums, of every layer that has those of keys and values (ktk, keys, vtv); of others a
+/// check says that it is unknown. Throws DataError if KV heads are missing.
 [[nodiscard]] std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::vector<Check>& checks);
 
 /// What a report says of the sums that a set was held against.

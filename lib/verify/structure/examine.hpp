@@ -15,7 +15,8 @@ namespace oscar::verify {
 /// What a side of a layer diagonalises, by the set itself or by data; count 0: not known.
 using Covariances = std::function<MatrixStack(const SubjectSide&, int layer, const SideTransform&)>;
 
-/// Of a whole stack: the largest error of its matrices, and in words what is wrong with the first above the limit.
+/// What was found of a whole stack: the largest error of its matrices, and in words what is wrong with the first above
+/// the limit.
 struct Finding {
   double error = 0;
   std::string message;

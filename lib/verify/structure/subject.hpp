@@ -30,7 +30,7 @@ struct Subject {
   bool ours = false;
   /// A set of the coded cache, which has no sides; null: of rotations.
   const CodedSet* coded = nullptr;
-  /// Of such a folder: what its files say differently (rotation/one_truth.hpp).
+  /// What the files of such a folder say differently (rotation/one_truth.hpp).
   std::vector<std::string> disagreements;
 };
 

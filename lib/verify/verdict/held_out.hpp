@@ -19,7 +19,7 @@ namespace oscar::verify {
 [[nodiscard]] std::optional<std::int64_t> sequences_fitted_on(const CalibrationData& fitted,
                                                               const CalibrationData& measured);
 
-/// The same for token ids.
+/// Returns how many of the measured sequences, given as token ids, the set was fitted on.
 [[nodiscard]] std::optional<std::int64_t> sequences_fitted_on(const CalibrationData& fitted,
                                                               std::span<const TokenSequence> measured);
 

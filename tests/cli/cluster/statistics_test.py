@@ -51,7 +51,7 @@ class StatisticsTest(RanksCase):
         self.assertEqual(codes[0], 1, errors)
         self.assertRegex(errors[0], rf"rank 1 \(.*process {processes[1].pid}\) shows no sign of life")
         kept = self.kept("killed.partial")
-        self.assertIn("layer_1", kept)
+        self.assertLessEqual({"layer_0", "layer_1"}, kept)  # each rank keeps what it has made
         for layer in kept:
             self.addCleanup(self.spoil(int(layer[len("layer_"):])))  # nobody may read these again
         codes, errors = self.finish(self.start("--dump", "dump", "--save-stats", "killed", "--resume"))
