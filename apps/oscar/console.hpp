@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/status.hpp"
 #include "progress_lines.hpp"
 
 namespace oscar {
