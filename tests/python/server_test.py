@@ -126,6 +126,10 @@ class ServerTest(unittest.TestCase):
             def check_and_update_config(cls, vllm_config):
                 pass
 
+            @classmethod
+            def update_block_size_for_backend(cls, vllm_config):
+                pass
+
         self.platform = Platform()
         self.module("vllm.platforms", current_platform=self.platform)
         self.enum = enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "fake_flash.Backend", "CUSTOM": None})

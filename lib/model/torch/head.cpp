@@ -2,32 +2,19 @@
 #include "model/torch/head.hpp"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "base/check.hpp"
-#include "model/torch/packed_weight.hpp"
 #include "model/weights/layout.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr std::int64_t kHeadBlock = 8192;  // rows of the head whose products are in memory at a time
-
-/// Rows [i * kHeadBlock, …) of the head.
-std::string head_part(std::int64_t i) { return "head." + std::to_string(i); }
-
-void put_head(Weights& weights, const at::Tensor& matrix) {
-  for (std::int64_t begin = 0; begin < matrix.size(0); begin += kHeadBlock) {
-    const at::Tensor rows = matrix.narrow(0, begin, std::min(matrix.size(0) - begin, kHeadBlock));
-    weights.put(head_part(begin / kHeadBlock) + ".weight", packed(rows));
-  }
-}
 
 }  // namespace
 
@@ -37,31 +24,27 @@ std::shared_ptr<const Weights> SharedHead::take(const WeightRoute& route) {
   auto weights = std::make_shared<Weights>(route.config, route.config.blocks.front());
   weights->put("norm.weight", load_tensor(route, kFinalNormName));
   if (route.config.norm_bias) weights->put("norm.bias", load_tensor(route, kFinalNormBiasName));
-  put_head(*weights, load_tensor(route, head_weight_name(route.config)));
+  weights->put("head", load_tensor(route, head_weight_name(route.config)));
   weights_ = weights;
   return weights;
 }
 
 at::Tensor logits_of(const Weights& head, const at::Tensor& hidden) {
-  const at::Tensor normed = head.norm(hidden, "norm");
-  std::vector<at::Tensor> parts;
-  for (std::int64_t i = 0; i * kHeadBlock < head.config().vocab_size; ++i) {
-    parts.push_back(head.linear(normed, head_part(i)));
-  }
-  at::Tensor logits = at::cat(parts, -1).to(at::kFloat);
+  at::Tensor logits = at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat);
   if (head.config().logit_scale != 1) logits = logits * head.config().logit_scale;
   const double cap = head.config().logit_soft_cap;
   return cap > 0 ? at::tanh(logits / cap) * cap : logits;
 }
 
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {
-  const std::int64_t vocab = head.config().vocab_size, wanted = static_cast<std::int64_t>(logits.size()) / vocab;
+  const at::Tensor& matrix = head.at("head");
+  const std::int64_t vocab = matrix.size(0), wanted = static_cast<std::int64_t>(logits.size()) / vocab;
   OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && first + wanted <= hidden.size(0));
   const at::Tensor normed = head.norm(hidden.narrow(0, first, wanted), "norm");
   const at::Tensor out = at::from_blob(logits.data(), {wanted, vocab}, at::kFloat);
   for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
     const std::int64_t rows = std::min(vocab - begin, kHeadBlock);
-    out.narrow(1, begin, rows).copy_(head.linear(normed, head_part(begin / kHeadBlock)));
+    out.narrow(1, begin, rows).copy_(at::linear(normed, matrix.narrow(0, begin, rows)));
   }
   if (head.config().logit_scale != 1) out.mul_(head.config().logit_scale);
   const double cap = head.config().logit_soft_cap;

@@ -12,7 +12,7 @@
 
 namespace oscar {
 
-/// The final norm as "norm" and the head's matrix (vocab_size, hidden_size) in parts, in memory while somebody holds
+/// The final norm as "norm" and the head's matrix (vocab_size, hidden_size) as "head", in memory while somebody holds
 /// them. May be taken concurrently.
 class SharedHead {
  public:

@@ -148,7 +148,7 @@ HistoryGradients pull_back(const WeightRoute& route, const Weights& layer, Decod
 }
 
 at::Tensor likelihood_gradient(const Weights& head, const at::Tensor& hidden, std::span<const float> draws) {
-  const std::int64_t rows = hidden.size(0), at_once = std::max<std::int64_t>(1, kLogits / head.config().vocab_size);
+  const std::int64_t rows = hidden.size(0), at_once = std::max<std::int64_t>(1, kLogits / head.at("head").size(0));
   const at::Tensor numbers = at::from_blob(const_cast<float*>(draws.data()), {rows, 1}, at::kFloat).to(hidden.device());
   std::vector<at::Tensor> parts;
   for (std::int64_t begin = 0; begin < rows; begin += at_once) {

@@ -7,7 +7,6 @@
 
 #include <optional>
 
-#include "model/torch/packed_weight.hpp"
 #include "model/torch/stored_weight.hpp"
 #include "model/weights/layout.hpp"
 
@@ -159,12 +158,9 @@ at::Tensor normalize(const at::Tensor& x, double eps) {
 }
 
 at::Tensor Weights::linear(const at::Tensor& x, const std::string& part) const {
-  const at::Tensor& weight = at(part + ".weight");
-  const at::Tensor bias = contains(part + ".bias") ? at(part + ".bias").to(x.scalar_type()) : at::Tensor();
-  if (weight.is_mkldnn() && !at::GradMode::is_enabled() && x.scalar_type() == at::kFloat && x.numel() > 0) {
-    return packed_linear(x, weight, bias);
-  }
-  return at::linear(x, unpacked(weight).to(x.scalar_type()), bias.defined() ? std::optional(bias) : std::nullopt);
+  const std::string bias = part + ".bias";
+  return at::linear(x, at(part + ".weight").to(x.scalar_type()),
+                    contains(bias) ? std::optional(at(bias).to(x.scalar_type())) : std::nullopt);
 }
 
 at::Tensor Weights::exact_norm(const at::Tensor& x, const std::string& part) const {
@@ -178,13 +174,6 @@ at::Tensor Weights::exact_norm(const at::Tensor& x, const std::string& part) con
 
 at::Tensor Weights::norm(const at::Tensor& x, const std::string& part) const {
   return exact_norm(x, part).to(x.scalar_type());
-}
-
-void Weights::pack() {
-  for (auto& [name, tensor] : tensors_) {
-    const bool multiplied = name.ends_with(".weight") && name != "self_attn.kv_b_proj.weight";
-    if (multiplied) tensor = packed(tensor);
-  }
 }
 
 at::Tensor load_tensor(const WeightRoute& route, const std::string& name) {
@@ -212,7 +201,6 @@ std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer)
     weight = {};
   }
   take_apart(*weights);
-  weights->pack();
   loading.finish();
   return weights;
 }
@@ -231,7 +219,6 @@ std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRout
   for (StoredExpert& expert : stored) {
     auto weights = std::make_unique<Weights>(route.config, block);
     unpack_expert(expert, e, route.device.dtype(), *weights);
-    weights->pack();
     expert = {};
     loaded.push_back(std::move(weights));
   }

@@ -23,9 +23,6 @@ class Weights : public LoadedWeights {
   /// Returns a weight by its name within the layer, "self_attn.sinks"; of an expert, "gate", "up", "down".
   [[nodiscard]] const at::Tensor& at(const std::string& name) const { return tensors_.at(name); }
   void put(const std::string& name, at::Tensor tensor) { tensors_[name] = std::move(tensor); }
-  /// Packs the matrices that only linear() reads (packed_weight.hpp), where that makes it faster. Nothing may be taken
-  /// apart after that.
-  void pack();
 
   /// x W^T + b, with the bias if there is one, in the type of x. x (…, in).
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
