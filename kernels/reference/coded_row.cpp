@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "kernels/reference/strand_sum.hpp"
 
 namespace oscar::reference {
 namespace {
@@ -35,17 +36,6 @@ double sixteenths(int n) {
 
 int bits_of(int levels) { return std::countr_zero(static_cast<unsigned>(levels)); }
 
-/// The sum of term(i) over the channels below `count`, in the order that the header defines.
-template <class Term>
-float ordered_sum(std::size_t count, const Term& term) {
-  std::array<float, 32> sums{};
-  for (std::size_t i = 0; i < count; ++i) sums[i % 32] += term(i);
-  for (std::size_t half = 16; half > 0; half /= 2) {
-    for (std::size_t l = 0; l < half; ++l) sums[l] += sums[l + half];
-  }
-  return sums[0];
-}
-
 /// Channels [0, wide) are wide, [wide, stored) narrow.
 struct Classes {
   explicit Classes(const CodedFormat& format) {
@@ -57,7 +47,7 @@ struct Classes {
 /// The scale byte of the channels [begin, end); 0 if there are none.
 std::uint8_t class_scale(const CodedFormat& format, std::span<const float> row, std::size_t begin, std::size_t end) {
   if (begin == end) return 0;
-  const float sum = ordered_sum(row.size(), [&](std::size_t i) {
+  const float sum = strand_sum<float>(row.size(), [&](std::size_t i) {
     if (i < begin || i >= end) return 0.0F;
     const float ratio = row[i] * (1.0F / format.sigma[i]);
     return ratio * ratio;
@@ -111,8 +101,10 @@ void unpack_block(std::span<const std::uint8_t> bytes, int bits, std::span<int> 
 
 /// Returns the gain that makes <y, gain y^> = <y, y>, held to 1/2 … 2; 1 for rows of zeros, and beyond float32.
 float gain_of(std::span<const float> row, std::span<const float> decoded, std::size_t stored) {
-  const float energy = ordered_sum(row.size(), [&](std::size_t i) { return i < stored ? row[i] * row[i] : 0.0F; });
-  const float shared = ordered_sum(row.size(), [&](std::size_t i) { return i < stored ? row[i] * decoded[i] : 0.0F; });
+  const float energy =
+      strand_sum<float>(row.size(), [&](std::size_t i) { return i < stored ? row[i] * row[i] : 0.0F; });
+  const float shared =
+      strand_sum<float>(row.size(), [&](std::size_t i) { return i < stored ? row[i] * decoded[i] : 0.0F; });
   if (!(energy > 0)) return 1;
   const float gain = energy / shared;
   if (std::isnan(gain)) return 1;  // both sums are beyond float32

@@ -2,13 +2,13 @@
 #include "kernels/reference/row_codec.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <numbers>
 
 #include "kernels/arguments.hpp"
+#include "kernels/reference/strand_sum.hpp"
 
 namespace oscar::reference {
 namespace {
@@ -18,18 +18,6 @@ struct Group {
   std::vector<int> codes;
   float scale = 0, zero = 0;
 };
-
-/// Returns the sum of term(i) for i below `count`. Terms i, i + 32, ... go into strand i; then each strand takes in the
-/// one 16 behind it, 8, 4, 2 and 1.
-template <class Term>
-double strand_sum(std::size_t count, const Term& term) {
-  std::array<double, 32> strands{};
-  for (std::size_t i = 0; i < count; ++i) strands[i % 32] += term(i);
-  for (std::size_t step = 16; step > 0; step /= 2) {
-    for (std::size_t i = 0; i < step; ++i) strands[i] += strands[i + step];
-  }
-  return strands[0];
-}
 
 Group encode_min_max(std::span<const float> x, int levels) {
   const auto [low, high] = std::minmax_element(x.begin(), x.end());
@@ -86,9 +74,10 @@ double starting_step(int levels) {
 
 Group encode_least_squares(std::span<const float> x, int levels) {
   const auto size = static_cast<double>(x.size());
-  const double mean = strand_sum(x.size(), [&](std::size_t i) { return double{x[i]}; }) / size;
+  const double mean = strand_sum<double>(x.size(), [&](std::size_t i) { return double{x[i]}; }) / size;
   const auto from_mean = [&](std::size_t i) { return x[i] - mean; };
-  const double variance = strand_sum(x.size(), [&](std::size_t i) { return from_mean(i) * from_mean(i); }) / size;
+  const double variance =
+      strand_sum<double>(x.size(), [&](std::size_t i) { return from_mean(i) * from_mean(i); }) / size;
   double scale = std::sqrt(variance) * starting_step(levels) + 1e-8;
   double low = mean - (levels - 1) / 2.0 * scale;
   Group group{std::vector<int>(x.size()), 0, 0};
@@ -100,16 +89,18 @@ Group encode_least_squares(std::span<const float> x, int levels) {
   };
   for (int refit = 0; refit < 3; ++refit) {
     take_codes();
-    const double mean_code = strand_sum(x.size(), code) / size;
+    const double mean_code = strand_sum<double>(x.size(), code) / size;
     const auto code_from_mean = [&](std::size_t i) { return code(i) - mean_code; };
-    const double covariance = strand_sum(x.size(), [&](std::size_t i) { return code_from_mean(i) * from_mean(i); });
-    const double spread = strand_sum(x.size(), [&](std::size_t i) { return code_from_mean(i) * code_from_mean(i); });
+    const double covariance =
+        strand_sum<double>(x.size(), [&](std::size_t i) { return code_from_mean(i) * from_mean(i); });
+    const double spread =
+        strand_sum<double>(x.size(), [&](std::size_t i) { return code_from_mean(i) * code_from_mean(i); });
     scale = std::max(covariance / std::max(spread, 1e-6), 1e-8);
     low = mean - scale * mean_code;
   }
   take_codes();
-  const double energy = strand_sum(x.size(), [&](std::size_t i) { return double{x[i]} * x[i]; });
-  const double projection = strand_sum(x.size(), [&](std::size_t i) { return x[i] * (code(i) * scale + low); });
+  const double energy = strand_sum<double>(x.size(), [&](std::size_t i) { return double{x[i]} * x[i]; });
+  const double projection = strand_sum<double>(x.size(), [&](std::size_t i) { return x[i] * (code(i) * scale + low); });
   group.scale = static_cast<float>(scale * (energy / std::max(projection, 1e-9)));
   group.zero = static_cast<float>(-low / scale);
   return group;
@@ -118,8 +109,9 @@ Group encode_least_squares(std::span<const float> x, int levels) {
 Group encode_lloyd_max(std::span<const float> x) {
   constexpr double kThreshold = 0.98107, kOuterLevel = 1.50956, kWider = 1.16;
   const auto size = static_cast<double>(x.size());
-  const double mean = strand_sum(x.size(), [&](std::size_t i) { return double{x[i]}; }) / size;
-  const double variance = strand_sum(x.size(), [&](std::size_t i) { return (x[i] - mean) * (x[i] - mean); }) / size;
+  const double mean = strand_sum<double>(x.size(), [&](std::size_t i) { return double{x[i]}; }) / size;
+  const double variance =
+      strand_sum<double>(x.size(), [&](std::size_t i) { return (x[i] - mean) * (x[i] - mean); }) / size;
   const double deviation = std::sqrt(variance + 1e-8), scale = kWider * (2 * kOuterLevel / 3) * deviation;
   Group group;
   for (const float value : x) {

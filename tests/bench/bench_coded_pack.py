@@ -61,12 +61,12 @@ def bench(plans, rate):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
+    parser.add_argument("operators", help="liboscar_torch.so")
     parser.add_argument("--plans")
     parser.add_argument("--out")
     parser.add_argument("--commit", default="", help="of the library, for the results")
     options = parser.parse_args()
-    torch.ops.load_library(options.library)
+    torch.ops.load_library(options.operators)
     torch.manual_seed(0)
     plans = {"2 bits": {"head_dim": 128, "layers": [{"key": [[2] * 16], "value": [[2] * 16]}]}}
     if options.plans:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "apps/python"))
 from oscar_kv.coded_pages import CodedPages  # noqa: E402
 from oscar_kv.coded_rows import CodedCodec  # noqa: E402
 
-from int2_ops_test import expect_error  # noqa: E402
+from int2_ops_test import attend_with, expect_error  # noqa: E402
 
 # Bits of blocks: all widths, runs that are cut at bytes, an odd and an even number of bytes, one class only, nothing at all.
 PLANS = {64: ([8, 7, 6, 5, 4, 3, 2, 1], [2] * 8, [4, 4, 4, 4, 0, 0, 0, 0], [3, 3, 3, 1, 1, 0, 0, 0], [1] + [0] * 7, [0] * 8),
@@ -192,20 +192,12 @@ def check_graph(cache, rows, expected):
 
 
 def check_refusals(cache):
-    def with_change(name, value):
-        before = getattr(cache, name)
-        setattr(cache, name, value)
-        try:
-            cache.attend()
-        finally:
-            setattr(cache, name, before)
-
-    expect_error("q is ", lambda: with_change("q", cache.q.float()))
-    expect_error("q has 128 channels", lambda: with_change("q", cache.q[..., :128].contiguous()))
-    expect_error("layout has 2 numbers", lambda: with_change("layout", [1, 2]))
-    expect_error("pages must be (pages, page_size", lambda: with_change("pages", cache.pages[..., :16]))
-    expect_error("page_table and its lengths have 2", lambda: with_change("table", cache.table[:2]))
-    expect_error("is on cpu", lambda: with_change("tables", cache.tables.cpu()))
+    expect_error("q is ", lambda: attend_with(cache, "q", cache.q.float()))
+    expect_error("q has 128 channels", lambda: attend_with(cache, "q", cache.q[..., :128].contiguous()))
+    expect_error("layout has 2 numbers", lambda: attend_with(cache, "layout", [1, 2]))
+    expect_error("pages must be (pages, page_size", lambda: attend_with(cache, "pages", cache.pages[..., :16]))
+    expect_error("page_table and its lengths have 2", lambda: attend_with(cache, "table", cache.table[:2]))
+    expect_error("is on cpu", lambda: attend_with(cache, "tables", cache.tables.cpu()))
     slots = torch.zeros(3, dtype=torch.int32, device="cuda")
     x = torch.randn(3, cache.heads, cache.dim, device="cuda").bfloat16()
 

@@ -129,20 +129,22 @@ def check_graph(cache, expected):
     assert torch.equal(out, expected)
 
 
-def check_refusals(cache):
-    def with_change(name, value):
-        before = getattr(cache, name)
-        setattr(cache, name, value)
-        try:
-            cache.attend()
-        finally:
-            setattr(cache, name, before)
+def attend_with(cache, name, value):
+    """Attends with another value of one of the cache's members, which is put back."""
+    before = getattr(cache, name)
+    setattr(cache, name, value)
+    try:
+        cache.attend()
+    finally:
+        setattr(cache, name, before)
 
-    expect_error("q is ", lambda: with_change("q", cache.q.float()))
-    expect_error("q is not contiguous", lambda: with_change("q", cache.q.transpose(0, 1).contiguous().transpose(0, 1)))
-    expect_error("v_codes has 16 bytes a row", lambda: with_change("codes", [cache.codes[0], cache.codes[1][..., :16]]))
-    expect_error("pages and its lengths have 2", lambda: with_change("pages", cache.pages[:2]))
-    expect_error("is on cpu", lambda: with_change("lengths", cache.lengths.cpu()))
+
+def check_refusals(cache):
+    expect_error("q is ", lambda: attend_with(cache, "q", cache.q.float()))
+    expect_error("q is not contiguous", lambda: attend_with(cache, "q", cache.q.transpose(0, 1).contiguous().transpose(0, 1)))
+    expect_error("v_codes has 16 bytes a row", lambda: attend_with(cache, "codes", [cache.codes[0], cache.codes[1][..., :16]]))
+    expect_error("pages and its lengths have 2", lambda: attend_with(cache, "pages", cache.pages[:2]))
+    expect_error("is on cpu", lambda: attend_with(cache, "lengths", cache.lengths.cpu()))
     x, slots = torch.randn(3, KV_HEADS, DIM, device="cuda").bfloat16(), torch.zeros(3, dtype=torch.int32, device="cuda")
     pack = torch.ops.oscar.int2_pack
     expect_error("grid is \"best\"", lambda: pack(x, slots, cache.codes[0], cache.params[0], grid="best"))
