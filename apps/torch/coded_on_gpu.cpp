@@ -130,40 +130,72 @@ void coded_pack(const Tensor& slots, const Tensor& pages, const std::vector<int6
   check_status(oscar_coded_pack(&args, current_stream(slots)), "coded_pack", oscar_int2_error);
 }
 
-/// out float32 (batch, num_q_heads, head_dim), lse float32 (batch, num_q_heads). q bfloat16 (batch, num_q_heads,
-/// head_dim). workspace: as int2_decode's.
-std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, const std::vector<int64_t>& numbers,
-                                        const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
-                                        const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
-                                        const Tensor& window_lengths, std::optional<double> softmax_scale,
-                                        int64_t split_batch, const std::optional<Tensor>& workspace) {
-  check_tensor(q, "q", q, 3, ScalarType::BFloat16);
-  if (!q.is_contiguous()) fail("q is not contiguous");
-  const DeviceGuard guard(q.get_device_index());
+struct CodedDecode {
   oscar_coded_decode_args args{};
+  int32_t tokens = 1;
+};
+
+/// All but outputs and workspace. q bfloat16 (batch, num_q_heads, head_dim), or with several query tokens
+/// (batch, query tokens, num_q_heads, head_dim).
+CodedDecode decode_of(const Tensor& q, const Tensor& pages, const std::vector<int64_t>& numbers, const Tensor& tables,
+                      const Tensor& page_table, const Tensor& lengths, const Tensor& k_window, const Tensor& v_window,
+                      const Tensor& window_pages, const Tensor& window_lengths, std::optional<double> softmax_scale,
+                      int64_t split_batch) {
+  check_tensor(q, "q", q, q.dim() == 4 ? 4 : 3, ScalarType::BFloat16);
+  if (!q.is_contiguous()) fail("q is not contiguous");
+  CodedDecode decode;
+  oscar_coded_decode_args& args = decode.args;
   args.layout = layout_of(numbers, tables, q);
-  const int64_t dim = q.size(2), heads = args.layout.num_kv_heads;
+  const int64_t dim = q.size(-1), heads = args.layout.num_kv_heads;
   if (dim != args.layout.head_dim) fail("q has ", dim, " channels a head, not ", args.layout.head_dim);
   check_pages(pages, q, args.layout);
   check_tensor(k_window, "k_window", q, 4, ScalarType::BFloat16),
       check_tensor(v_window, "v_window", q, 4, ScalarType::BFloat16);
   if (!(k_window.size(3) == dim && v_window.size(3) == dim)) fail("rows of the window are not ", dim, " wide");
-  const Tensor out = torch::stable::new_empty(q, q.sizes(), ScalarType::Float);
-  const Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1)}, ScalarType::Float);
-  args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(1));
+  if (q.dim() == 4) decode.tokens = static_cast<int32_t>(q.size(1));
+  args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(-2));
   args.softmax_scale = static_cast<float>(softmax_scale.value_or(1 / std::sqrt(static_cast<double>(dim))));
   args.split_batch = static_cast<int32_t>(split_batch), args.q = q.data_ptr();
   args.pages = pages.data_ptr(), args.page_stride = pages.stride(0);
   args.history = table_of(page_table, "page_table", lengths, q, pages);
   args.k_window = rows_of(k_window, "k_window", heads), args.v_window = rows_of(v_window, "v_window", heads);
   args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window);
-  args.out = out.mutable_data_ptr<float>(), args.lse = lse.mutable_data_ptr<float>();
-  const auto bytes = static_cast<int64_t>(oscar_coded_decode_workspace(&args));
+  return decode;
+}
+
+int64_t bytes_of(const CodedDecode& decode) {
+  const auto bytes = static_cast<int64_t>(oscar_coded_decode_tokens_workspace(&decode.args, decode.tokens));
   if (bytes <= 0) fail("coded_decode: ", oscar_int2_error());
-  const Tensor space = workspace ? *workspace : torch::stable::new_zeros(q, {bytes}, ScalarType::Byte);
+  return bytes;
+}
+
+int64_t coded_decode_workspace(const Tensor& q, const Tensor& pages, const std::vector<int64_t>& numbers,
+                               const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
+                               const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
+                               const Tensor& window_lengths, std::optional<double> softmax_scale, int64_t split_batch) {
+  const DeviceGuard guard(q.get_device_index());
+  return bytes_of(decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages,
+                            window_lengths, softmax_scale, split_batch));
+}
+
+/// out float32 of q's shape, lse float32 without the last dimension. workspace: as int2_decode's.
+std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, const std::vector<int64_t>& numbers,
+                                        const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
+                                        const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
+                                        const Tensor& window_lengths, std::optional<double> softmax_scale,
+                                        int64_t split_batch, const std::optional<Tensor>& workspace) {
+  const DeviceGuard guard(q.get_device_index());
+  CodedDecode decode = decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages,
+                                 window_lengths, softmax_scale, split_batch);
+  const Tensor out = torch::stable::new_empty(q, q.sizes(), ScalarType::Float);
+  const auto sizes = q.sizes();
+  const Tensor lse = torch::stable::new_empty(q, {sizes.data(), sizes.size() - 1}, ScalarType::Float);
+  decode.args.out = out.mutable_data_ptr<float>(), decode.args.lse = lse.mutable_data_ptr<float>();
+  const Tensor space = workspace ? *workspace : torch::stable::new_zeros(q, {bytes_of(decode)}, ScalarType::Byte);
   check_tensor(space, "workspace", q, 1, ScalarType::Byte);
-  args.workspace = space.data_ptr(), args.workspace_bytes = static_cast<std::size_t>(space.numel());
-  check_status(oscar_coded_decode(&args, current_stream(q)), "coded_decode", oscar_int2_error);
+  decode.args.workspace = space.data_ptr(), decode.args.workspace_bytes = static_cast<std::size_t>(space.numel());
+  check_status(oscar_coded_decode_tokens(&decode.args, decode.tokens, current_stream(q)), "coded_decode",
+               oscar_int2_error);
   return {out, lse};
 }
 
@@ -174,6 +206,7 @@ STABLE_TORCH_LIBRARY_IMPL(oscar, CPU, library) { library.impl("coded_layout", TO
 STABLE_TORCH_LIBRARY_IMPL(oscar, CUDA, library) {
   library.impl("coded_pack", TORCH_BOX(&coded_pack));
   library.impl("coded_decode", TORCH_BOX(&coded_decode));
+  library.impl("coded_decode_workspace", TORCH_BOX(&coded_decode_workspace));
 }
 
 }  // namespace oscar::operators

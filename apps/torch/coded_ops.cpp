@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
-// torch.ops.oscar.coded_layout, coded_pack and coded_decode: oscar/coded_pack.h and coded_attention.h for tensors. Here
-// their schemas and shapes, in every build; coded_on_gpu.cpp computes.
+// torch.ops.oscar.coded_layout, coded_pack, coded_decode and coded_decode_workspace (bytes that coded_decode needs):
+// oscar/coded_pack.h and coded_attention.h for tensors. Here their schemas and shapes, in every build; coded_on_gpu.cpp
+// computes.
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
 //   tables   uint8: the reader's, then the writer's; made on the CPU, used on the GPU
 //   pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
 //   windows, page tables and lengths as for int2_decode
+//   q        bfloat16 (batch, num_q_heads, head_dim), or (batch, 2 to 8 query tokens, num_q_heads, head_dim): a
+//   sequence's
+//            newest tokens, the last of its window, each of which sees those before it
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -23,7 +27,7 @@ std::tuple<Tensor, Tensor> coded_decode_shapes(const Tensor& q, const Tensor&, c
                                                const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                const Tensor&, const Tensor&, std::optional<double>, int64_t,
                                                const std::optional<Tensor>&) {
-  return {empty_float_like(q), empty_float_like(torch::stable::select(q, 2, 0))};
+  return {empty_float_like(q), empty_float_like(torch::stable::select(q, -1, 0))};
 }
 
 void coded_pack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor&, const std::optional<Tensor>&,
@@ -43,6 +47,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "coded_decode(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
       "float? softmax_scale=None, int split_batch=0, Tensor(a!)? workspace=None) -> (Tensor out, Tensor lse)");
+  library.def(
+      "coded_decode_workspace(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
+      "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
+      "float? softmax_scale=None, int split_batch=0) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {

@@ -39,26 +39,20 @@ oscar_dtype dtype_of(const Tensor& params, const char* name) {
   }
 }
 
-/// out float32 (batch, num_q_heads, head_dim), lse float32 (batch, num_q_heads). q bfloat16 (batch, num_q_heads,
-/// head_dim). workspace: bytes that were zeroed once, reused by every call of one stream; without it each call
-/// allocates its own.
-std::tuple<Tensor, Tensor> int2_decode(const Tensor& q, const Tensor& k_codes, const Tensor& v_codes,
-                                       const Tensor& k_params, const Tensor& v_params, const Tensor& pages,
-                                       const Tensor& lengths, const Tensor& k_window, const Tensor& v_window,
-                                       const Tensor& window_pages, const Tensor& window_lengths,
-                                       std::optional<double> softmax_scale, int64_t split_batch,
-                                       const std::optional<Tensor>& workspace) {
+/// All but outputs and workspace. q bfloat16 (batch, num_q_heads, head_dim).
+oscar_int2_decode_args decode_of(const Tensor& q, const Tensor& k_codes, const Tensor& v_codes, const Tensor& k_params,
+                                 const Tensor& v_params, const Tensor& pages, const Tensor& lengths,
+                                 const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
+                                 const Tensor& window_lengths, std::optional<double> softmax_scale,
+                                 int64_t split_batch) {
   check_tensor(q, "q", q, 3, ScalarType::BFloat16);
   if (!q.is_contiguous()) fail("q is not contiguous");
-  const DeviceGuard guard(q.get_device_index());
   const int64_t dim = q.size(2);
   if (!(k_params.dim() == 5 && k_params.size(3) > 0)) fail("k_params must be (pages, page_size, heads, groups, 2)");
   const int64_t heads = k_params.size(2);
   check_tensor(k_window, "k_window", q, 4, ScalarType::BFloat16),
       check_tensor(v_window, "v_window", q, 4, ScalarType::BFloat16);
   if (!(k_window.size(3) == dim && v_window.size(3) == dim)) fail("rows of the window are not ", dim, " wide");
-  const Tensor out = torch::stable::new_empty(q, q.sizes(), ScalarType::Float);
-  const Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1)}, ScalarType::Float);
   oscar_int2_decode_args args{};
   args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(1));
   args.num_kv_heads = static_cast<int32_t>(heads), args.head_dim = static_cast<int32_t>(dim);
@@ -72,10 +66,38 @@ std::tuple<Tensor, Tensor> int2_decode(const Tensor& q, const Tensor& k_codes, c
   args.history = table_of(pages, "pages", lengths, q, k_codes);
   args.k_window = rows_of(k_window, "k_window", heads), args.v_window = rows_of(v_window, "v_window", heads);
   args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window);
-  args.out = out.mutable_data_ptr<float>(), args.lse = lse.mutable_data_ptr<float>();
+  return args;
+}
+
+int64_t bytes_of(const oscar_int2_decode_args& args) {
   const auto bytes = static_cast<int64_t>(oscar_int2_decode_workspace(&args));
   if (bytes <= 0) fail("int2_decode: ", oscar_int2_error());
-  const Tensor space = workspace ? *workspace : torch::stable::new_zeros(q, {bytes}, ScalarType::Byte);
+  return bytes;
+}
+
+int64_t int2_decode_workspace(const Tensor& q, const Tensor& k_codes, const Tensor& v_codes, const Tensor& k_params,
+                              const Tensor& v_params, const Tensor& pages, const Tensor& lengths,
+                              const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
+                              const Tensor& window_lengths, std::optional<double> softmax_scale, int64_t split_batch) {
+  return bytes_of(decode_of(q, k_codes, v_codes, k_params, v_params, pages, lengths, k_window, v_window, window_pages,
+                            window_lengths, softmax_scale, split_batch));
+}
+
+/// out float32 (batch, num_q_heads, head_dim), lse float32 (batch, num_q_heads). workspace: bytes that were zeroed
+/// once, reused by every call of one stream; without it each call allocates its own.
+std::tuple<Tensor, Tensor> int2_decode(const Tensor& q, const Tensor& k_codes, const Tensor& v_codes,
+                                       const Tensor& k_params, const Tensor& v_params, const Tensor& pages,
+                                       const Tensor& lengths, const Tensor& k_window, const Tensor& v_window,
+                                       const Tensor& window_pages, const Tensor& window_lengths,
+                                       std::optional<double> softmax_scale, int64_t split_batch,
+                                       const std::optional<Tensor>& workspace) {
+  const DeviceGuard guard(q.get_device_index());
+  oscar_int2_decode_args args = decode_of(q, k_codes, v_codes, k_params, v_params, pages, lengths, k_window, v_window,
+                                          window_pages, window_lengths, softmax_scale, split_batch);
+  const Tensor out = torch::stable::new_empty(q, q.sizes(), ScalarType::Float);
+  const Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1)}, ScalarType::Float);
+  args.out = out.mutable_data_ptr<float>(), args.lse = lse.mutable_data_ptr<float>();
+  const Tensor space = workspace ? *workspace : torch::stable::new_zeros(q, {bytes_of(args)}, ScalarType::Byte);
   check_tensor(space, "workspace", q, 1, ScalarType::Byte);
   args.workspace = space.data_ptr(), args.workspace_bytes = static_cast<std::size_t>(space.numel());
   check_status(oscar_int2_decode(&args, current_stream(q)), "int2_decode", oscar_int2_error);
@@ -122,6 +144,7 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, CUDA, library) {
   library.impl("int2_decode", TORCH_BOX(&int2_decode));
+  library.impl("int2_decode_workspace", TORCH_BOX(&int2_decode_workspace));
   library.impl("int2_pack", TORCH_BOX(&int2_pack));
 }
 

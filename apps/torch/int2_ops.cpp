@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// torch.ops.oscar.int2_decode and int2_pack: oscar/int2_attention.h for tensors. Here their schemas and shapes, in
-// every build; int2_on_gpu.cpp computes. Sizes, strides and types come from the tensors; rows must be dense, everything
-// else may be strided.
+// torch.ops.oscar.int2_decode, int2_pack and int2_decode_workspace (bytes that int2_decode needs):
+// oscar/int2_attention.h for tensors. Here their schemas and shapes, in every build; int2_on_gpu.cpp computes. Sizes,
+// strides and types come from the tensors; rows must be dense, everything else may be strided.
 //   pools      (pages, page_size, num_kv_heads, width): codes uint8, width d / 4; windows bfloat16, width d;
 //              params (pages, page_size, num_kv_heads, groups, 2) of scale and zero
 //   page table (batch, pages_per_sequence) and lengths (batch), both int32
@@ -31,6 +31,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "int2_decode(Tensor q, Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params, Tensor pages, "
       "Tensor lengths, Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
       "float? softmax_scale=None, int split_batch=0, Tensor(a!)? workspace=None) -> (Tensor out, Tensor lse)");
+  library.def(
+      "int2_decode_workspace(Tensor q, Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params, Tensor pages, "
+      "Tensor lengths, Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
+      "float? softmax_scale=None, int split_batch=0) -> int");
   library.def(
       "int2_pack(Tensor x, Tensor slots, Tensor(a!) codes, Tensor(b!) params, *, Tensor? rotation=None, "
       "str grid=\"minmax\", float clip_ratio=0.0) -> ()");

@@ -120,8 +120,7 @@ CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
 }
 
 std::size_t ticket_bytes(const CodedParams& p) {
-  const std::size_t bytes = sizeof(int) * static_cast<std::size_t>(p.args.batch) * p.args.layout.num_kv_heads * p.parts;
-  return (bytes + 255) / 256 * 256;
+  return counter_bytes(static_cast<std::size_t>(p.args.batch) * p.args.layout.num_kv_heads * p.parts);
 }
 
 }  // namespace

@@ -123,8 +123,7 @@ DecodeParams params_of(const oscar_int2_decode_args& a) {
 }
 
 std::size_t ticket_bytes(const oscar_int2_decode_args& a, const DecodeParams& p) {
-  const std::size_t bytes = sizeof(int) * static_cast<std::size_t>(a.batch) * a.num_kv_heads * p.parts;
-  return (bytes + 255) / 256 * 256;
+  return counter_bytes(static_cast<std::size_t>(a.batch) * a.num_kv_heads * p.parts);
 }
 
 std::size_t partial_bytes(const oscar_int2_decode_args& a, const DecodeParams& p) {

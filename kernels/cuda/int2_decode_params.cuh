@@ -9,6 +9,14 @@
 
 namespace oscar::cuda {
 
+/// Bytes of a workspace that counters of finished splits take: the same for all calls of up to 16384 counters, so that
+/// calls of different shapes can share a workspace, which expect zeros there.
+constexpr std::size_t counter_bytes(std::size_t counters) {
+  constexpr std::size_t kLeast = 64 * 1024;
+  const std::size_t bytes = (4 * counters + 255) / 256 * 256;
+  return bytes < kLeast ? kLeast : bytes;
+}
+
 inline constexpr int kMostDecodeWarps = 8;  // of a block
 inline constexpr int kStepTokens = 32;      // of a warp
 

@@ -78,7 +78,7 @@ def spec_of(found, name=NAME):
 
 def builder(found=None, blocks=40, requests=4, tokens=64):
     config = vllm_fakes.config_of(found or layers(), blocks, requests, tokens)
-    return vllm_backend.PackedMetadataBuilder(SPEC, [], config, torch.device(DEVICE))
+    return vllm_backend.PackedMetadataBuilder(SPEC, list(config.compilation_config.static_forward_context), config, torch.device(DEVICE))
 
 
 class Server:
@@ -89,11 +89,18 @@ class Server:
         self.layer = self.layers[NAME]
         spec = spec_of(self.layers)
         self.cache = torch.zeros(blocks, spec.num_head_slots, BLOCK, spec.state_content_bytes, dtype=spec.dtype, device=DEVICE)
+        self.layer.kv_cache = self.cache
         self.free = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).tolist()
         self.tables, self.builder = {}, builder(self.layers, blocks, **limits)
 
     def step(self, rows, seen):
         """rows: {request: (q, k, v) of new tokens}, seen: {request: tokens before}."""
+        call, outputs = self.prepared(rows, seen)
+        call()
+        return outputs
+
+    def prepared(self, rows, seen):
+        """What a step runs in a layer, and where its outputs will be."""
         slots, lengths, starts = [], [], [0]
         for name, (q, _, _) in rows.items():
             table, length = self.tables.setdefault(name, []), seen[name] + len(q)
@@ -111,8 +118,14 @@ class Server:
         q, k, v = (torch.cat([each[i] for each in rows.values()] + [torch.zeros_like(next(iter(rows.values()))[i][:1])])
                    for i in range(3))
         output = torch.full_like(q, 7)
-        self.layer.impl.forward(self.layer, q, k, v, self.cache, self.builder.build(0, common), output)
-        return {name: output[a:b] for name, a, b in zip(rows, starts, starts[1:])}
+        self.metadata = self.builder.build(0, common)
+        metadata = self.metadata
+
+        def call():
+            self.layer.impl.forward(self.layer, q, k, v, self.cache, metadata, output)
+
+        call.inputs, call.output = (q, k, v), output
+        return call, {name: output[a:b] for name, a, b in zip(rows, starts, starts[1:])}
 
 
 class Expected:
@@ -143,7 +156,7 @@ class Expected:
             keys, values = (x.transpose(0, 1) for x in (k, v))
         else:
             keys, values = (torch.where(is_packed[:, None], packed[:, :len(tokens)], exact[:, :len(tokens)])
-                            for packed, exact in zip(self.unrounded if self.by_kernels and count == 1 else self.packed, self.exact))
+                            for packed, exact in zip(self.unrounded if self.by_kernels and count <= 8 else self.packed, self.exact))
         keys, values = (x.double().repeat_interleave(HEADS // KV_HEADS, 0) for x in (keys, values))
         for i in range(count):
             scores = (keys[:, :before + i + 1] @ q[i].double()[:, :, None])[:, :, 0] * SCALE
@@ -264,17 +277,25 @@ class BackendTest(unittest.TestCase):
         self.run_steps(server, {"e": Expected(rotations, rows, lost=range(48), by_kernels=by_kernels)}, [{"e": 1}] * 12, {"e": 48})
 
     def test_drafts_that_are_rejected_leave_nothing_behind(self):
+        self.check_drafts(coded_set())
+
+    def test_drafts_by_kernels(self):
+        self.by_kernels()
+        self.check_drafts(coded_set(sink=16), by_kernels=True)
+        self.check_drafts(set_of(sink=16), by_kernels=True)
+
+    def check_drafts(self, rotations, by_kernels=False):
         """Steps of five tokens, of which the first two stay."""
-        rotations = coded_set()
         self.serve(rotations)
         server, rows = Server(), rows_of(110, 10)
-        expected = Expected(rotations, rows)
+        expected = Expected(rotations, rows, by_kernels=by_kernels)
         self.run_steps(server, {"a": expected}, [{"a": 50}])
         for seen in range(50, 100, 2):
             drafts = [torch.cat([x[seen:seen + 2], y[:3]]) for x, y in zip(rows, rows_of(3, seen))]
             found = server.step({"a": drafts}, {"a": seen})["a"][:2].double()
             want = expected.step(seen, 2)
             self.assertLess(float((found - want).norm() / want.norm()), 0.01, seen)
+            self.assertEqual(server.metadata.requests == [], by_kernels)  # those that torch reads
 
     def test_a_step_of_padding_alone(self):
         self.serve(set_of())

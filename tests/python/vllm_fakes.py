@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The classes of vLLM 0.32 that oscar_kv/vllm_backend.py uses, where there is no vLLM: importing this installs them as modules."""
+import enum
 import sys
 import types
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def install(device):
     model = types.SimpleNamespace(dtype=torch.bfloat16)
     module("vllm.config", get_current_vllm_config=lambda: types.SimpleNamespace(model_config=model))
     module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}), AttentionImpl=FakeImpl,
+           AttentionCGSupport=enum.Enum("AttentionCGSupport", ["NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH"], start=0),
            AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder)
     module("vllm.model_executor.layers.attention", Attention=FakeAttention)
     module("vllm.platforms", current_platform=types.SimpleNamespace(device_type=device))

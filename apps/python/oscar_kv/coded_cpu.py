@@ -52,7 +52,16 @@ def coded_pack(slots: Tensor, pages: Tensor, layout: list[int], tables: Tensor, 
 def coded_decode(q: Tensor, pages: Tensor, layout: list[int], tables: Tensor, page_table: Tensor, lengths: Tensor, k_window: Tensor,
                  v_window: Tensor, window_pages: Tensor, window_lengths: Tensor, *, softmax_scale: float | None = None,
                  split_batch: int = 0, workspace: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """q: bfloat16 (batch, query heads, d) -> out float32 of that shape, log-sum-exp float32 (batch, query heads)."""
+    """q: bfloat16 (batch, query heads, d), or (batch, query tokens, query heads, d) -> out float32 of that shape, log-sum-exp float32
+    of the same without the last dimension."""
+    if q.dim() == 4:
+        tokens = q.shape[1]
+        assert tokens <= 8, f"{tokens} query tokens"
+        before = torch.arange(tokens - 1, -1, -1, dtype=torch.int32)  # a token does not see those after it
+        each = [torch.ops.oscar.coded_decode(q[:, t].contiguous(), pages, layout, tables, page_table, lengths, k_window, v_window, window_pages,
+                                             (window_lengths - before[t]).clamp(min=0), softmax_scale=softmax_scale) for t in range(tokens)]
+        out, lse = (torch.stack(x, 1) for x in zip(*each))
+        return out, lse
     (batch, heads, dim), kv_heads = q.shape, layout[1]
     assert q.dtype == torch.bfloat16 and q.is_contiguous() and heads % kv_heads == 0 and heads // kv_heads <= 16, q.shape
     for table, counts in ((page_table, lengths), (window_pages, window_lengths)):

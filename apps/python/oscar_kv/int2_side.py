@@ -16,6 +16,8 @@ from .coded_rows import CodedCodec
 from .rotation_set import Side
 from .row_codec import RowCodec
 
+PRODUCTS_OF_BFLOAT16 = ["cuda"]  # devices; elsewhere the same products are of float32
+
 # What the published serving scripts use, for sets that do not say.
 _PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}
 
@@ -56,6 +58,7 @@ class Int2Side:
         self.rotation = side.rotation.bfloat16().float()
         self.read_rotation = side.read_rotation.bfloat16().float()
         self.mean = None if side.mean is None else side.mean.float().reshape(-1, 1, side.mean.shape[-1])
+        self._expanded: dict[tuple[int, int], Tensor] = {}
 
     def place(self, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> None:
         """Checks the shape of rows of this device and type, and moves the matrices to them."""
@@ -73,10 +76,11 @@ class Int2Side:
         if isinstance(ratios, Tensor) and len(ratios) != heads:
             raise ValueError(f"layer {self.layer_id}: {self.name} clip ratios of {len(ratios)} heads for {heads}")
         # The same products: bfloat16 in, float32 sums.
-        product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
+        product_type = torch.bfloat16 if device.type in PRODUCTS_OF_BFLOAT16 and dtype == torch.bfloat16 else torch.float32
         self.rotation = self.rotation.to(device, product_type)
         self.read_rotation = self.read_rotation.to(device, product_type)
         self.mean = None if self.mean is None else self.mean.to(device)
+        self._expanded = {}
 
     def stored(self, native: Tensor) -> Tensor:
         """bfloat16."""
@@ -91,3 +95,50 @@ class Int2Side:
     def queries(self, native: Tensor) -> Tensor:
         """Queries for stored keys, bfloat16; scores of a query are off by one constant if keys are centred."""
         return _product(native.bfloat16().to(self.read_rotation.dtype), self.read_rotation).bfloat16()
+
+    def store(self, native: Tensor, out: Tensor) -> None:
+        """stored() of rows (tokens, KV heads, d) into bfloat16 of that shape."""
+        if self.rotation.dtype != torch.bfloat16:
+            out.copy_(self.stored(native.transpose(0, 1)).transpose(0, 1))
+            return
+        if self.mean is not None:
+            native = torch.sub(native, self.mean.transpose(0, 1), out=torch.empty_like(out))
+        _multiply(native, self.rotation, out)
+
+    def turn(self, queries: Tensor, out: Tensor) -> None:
+        """queries() of (tokens, query heads, d) into bfloat16 of that shape."""
+        read = self._of_query_heads(self.read_rotation, queries.shape[1])
+        if read.dtype == torch.bfloat16:
+            _multiply(queries, read, out)
+        else:
+            out.copy_((queries.transpose(0, 1).bfloat16().to(read.dtype) @ read).transpose(0, 1))
+
+    def turn_back(self, stored: Tensor, out: Tensor) -> None:
+        """native() of outputs (tokens, query heads, d), bfloat16, into bfloat16 of that shape."""
+        read = self._of_query_heads(self.read_rotation, stored.shape[1]).transpose(1, 2)
+        if read.dtype == torch.bfloat16:
+            _multiply(stored, read, out)
+        else:
+            out.copy_((stored.transpose(0, 1).to(read.dtype) @ read).transpose(0, 1))
+        if self.mean is not None:
+            out += self._of_query_heads(self.mean, stored.shape[1]).transpose(0, 1)
+
+    def place_for_queries(self, heads: int) -> None:
+        """Makes what turn() and turn_back() keep for so many query heads, as the capture of a graph must not."""
+        for x in (self.read_rotation, self.mean):
+            if x is not None:
+                self._of_query_heads(x, heads)
+
+    def _of_query_heads(self, x: Tensor, heads: int) -> Tensor:
+        """(KV heads or 1, ...) as (query heads, ...), the same tensor in each call."""
+        if len(x) == 1:
+            return x.expand(heads, *x.shape[1:])
+        key = (x.data_ptr(), heads)
+        if key not in self._expanded:
+            self._expanded[key] = x.repeat_interleave(heads // len(x), 0)
+        return self._expanded[key]
+
+
+def _multiply(rows: Tensor, matrices: Tensor, out: Tensor) -> None:
+    """rows (tokens, heads, d) by (heads or 1, d, d) into `out`: one product, which copies nothing."""
+    torch.bmm(rows.transpose(0, 1), matrices.expand(rows.shape[1], -1, -1), out=out.transpose(0, 1))

@@ -11,7 +11,30 @@ from . import coded_kernel, int2_kernel
 from .int2_side import Int2Side
 from .packed_slots import PackedSlots
 
+_MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
 ON_CPU = False  # tests: take the operators' references, int2_cpu.py and coded_cpu.py
+
+
+_workspaces: list[Tensor] = []  # all that ever were: graphs know their places; the last is the largest
+_workspace_bytes: dict[tuple[Any, ...], int] = {}
+
+
+def workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float) -> Tensor | None:
+    """A workspace for torch.ops.oscar.<kind>_decode that all layers share, since they take turns in one stream. None: the operator
+    makes its own, as on the CPU, or for calls of so many sequences that they cannot share one."""
+    q = arguments[0]
+    if q.device.type != "cuda" or q.numel() // q.shape[-1] > _MOST_SHARED:
+        return None
+    key = (kind, q.device.index, *(x.shape for x in arguments if isinstance(x, Tensor)))
+    if key not in _workspace_bytes:
+        _workspace_bytes[key] = getattr(torch.ops.oscar, f"{kind}_decode_workspace")(*arguments, softmax_scale=scaling)
+    fitting = [x for x in _workspaces if x.device == q.device and len(x) >= _workspace_bytes[key]]
+    if not fitting and torch.cuda.is_current_stream_capturing():
+        return None  # it would be filled with zeros by the graph alone
+    if not fitting:
+        fitting = [torch.zeros(_workspace_bytes[key] * 5 // 4, dtype=torch.uint8, device=q.device)]
+        _workspaces.extend(fitting)
+    return fitting[-1]
 
 
 class Int2Slots(PackedSlots):
@@ -38,15 +61,16 @@ class Int2Slots(PackedSlots):
         return keys, values
 
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        pools, slots = self._pools(cache), slots.int()
+        pools = self._pools(cache)
         for number, (side, rows) in enumerate(zip(self.sides, (keys, values))):
-            int2_kernel.pack(side.codec, rows, slots, *pools[number::2])
+            int2_kernel.pack(side.codec, rows, slots.int(), *pools[number::2])
 
     def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
-        """q: bfloat16 (sequences, query heads, d) -> float32. windows: pools of keys and values; tables: pages and lengths of the
-        history, and of the window."""
-        out, _ = torch.ops.oscar.int2_decode(q, *self._pools(cache), *tables[:2], *windows, *tables[2:], softmax_scale=scaling)
-        return out
+        """q: bfloat16 (sequences, tokens, query heads, d) -> float32 of that shape. windows: pools of keys and values; tables: pages
+        and lengths of the history, and of the window, of each token."""
+        rows = q.flatten(0, 1), *self._pools(cache), *tables[:2], *windows, *tables[2:]
+        out, _ = torch.ops.oscar.int2_decode(*rows, softmax_scale=scaling, workspace=workspace_of("int2", rows, scaling))
+        return out.unflatten(0, q.shape[:2])
 
 
 class CodedSlots(PackedSlots):
@@ -65,8 +89,10 @@ class CodedSlots(PackedSlots):
         return keys, values
 
     def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
-        """As Int2Slots.decode()."""
-        return self.pages.decode(q, cache[:, 0], windows, tables, scaling)
+        """As Int2Slots.decode(), but tables are those of sequences."""
+        rows = q if q.shape[1] > 1 else q[:, 0], cache[:, 0], self.pages.layout, self.pages.tables, *tables[:2], *windows, *tables[2:]
+        out, _ = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=workspace_of("coded", rows, scaling))
+        return out.reshape(q.shape)
 
 
 def _why_not(manifest: dict[str, Any], heads: int, dim: int, num_q_heads: int, block_size: int, device: torch.device) -> str | None:

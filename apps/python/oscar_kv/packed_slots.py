@@ -26,8 +26,10 @@ class PackedSlots:
             self.bytes = -(-self.bytes // _ALIGNED) * _ALIGNED
 
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """cache: uint8 (blocks, 1, tokens, bytes); slots: int64 (tokens), places in all blocks; keys, values: (tokens, heads, d) as
-        stored, packed into the slots."""
+        """cache: uint8 (blocks, 1, tokens, bytes); slots: int64 (tokens), places in all blocks; negative ones are not written; keys,
+        values: (tokens, heads, d) as stored, packed into the slots."""
+        written = slots >= 0
+        slots, keys, values = (x[written] for x in (slots.long(), keys, values))
         parts = [side.codec.encode_parts(rows.transpose(0, 1)) for side, rows in zip(self.sides, (keys, values))]
         first = 0
         for data in (part for both in zip(*parts) for part in both):

@@ -6,13 +6,12 @@
 vLLM's paged cache holds packed rows only, so a GiB holds as many more tokens as the set has fewer bits. What windows keep in
 bfloat16 lies beside it, in copies of the blocks that they read (window_blocks.py): chunked prefill, prefix caching and preemption
 work. A prompt's tokens see each other as they are, those of earlier chunks as the cache has them: packed between the windows.
-The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, kv_cache_interface.py). On CUDA, requests of one new token are read
-by kernels, all at once, where these know the set (kernel_slots.py); else arithmetic is torch's, on any device: packed rows are decoded
-a request at a time. Non-goals, refused: soft caps, sinks, ALiBi, layers that share caches, more ranks than KV heads.
+The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
+read by kernels, all at once, where these know the set (kernel_slots.py); steps of such requests alone can be CUDA graphs. Else
+arithmetic is torch's, on any device: packed rows are decoded a request at a time. Non-goals, refused: soft caps, sinks, ALiBi, layers that share caches, more ranks than KV heads.
 """
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,15 +22,16 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadata, AttentionMetadataBuilder
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder
 
+from .decode_step import DecodeStep, PackedMetadata, Request, StepBuffers, chosen_of
 from .int2_side import Int2Side, of_heads
 from .kernel_slots import slots_for
 from .packed_slots import PackedSlots
 from .places import manifest_hash, set_path
 from .rotation_set import RotationSet, Side
 from .vllm_start import LAYER, served_set
-from .window_blocks import DecodeTables, WindowBlocks
+from .window_blocks import MOST_NEW, WindowBlocks
 
 _log = logging.getLogger("vllm.oscar_kv")  # below vLLM's own, so that it is seen where vLLM's lines are
 
@@ -64,6 +64,7 @@ def slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, devi
     for name, side in (("key", own.key), ("value", own.value)):
         sides.append(Int2Side(rotations.manifest, name, number, _of_rank(side, name, number, heads)))
         sides[-1].place(heads, dim, device, dtype)
+        sides[-1].place_for_queries(q_heads)
     return slots_for(rotations.manifest, sides[0], sides[1], heads, dim, q_heads, block_size, device)
 
 
@@ -94,64 +95,62 @@ def _pack_specs() -> None:
     Attention.get_kv_cache_spec = get_kv_cache_spec
 
 
-@dataclass
-class _Request:
-    begin: int  # its first token in the step, and its end
-    end: int
-    before: int  # tokens that the cache has of it
-    history: Tensor  # slots of packed tokens between the windows
-    windows: Tensor  # slots of copies of tokens in the windows
-
-
-@dataclass
-class PackedMetadata(AttentionMetadata):
-    """One step. Slots count places in all blocks, those of copies in all copies of blocks (window_blocks.py)."""
-
-    num_actual_tokens: int
-    tokens: Tensor  # those that are written, and their slots
-    slots: Tensor
-    copied: Tensor  # those that have copies, and their slots
-    copies: Tensor
-    restored: tuple[Tensor, Tensor]  # slots of older tokens, and of the copies that are made of them
-    copy_count: int  # slots of copies in all
-    requests: list[_Request]  # those that torch reads
-    decoded: Tensor  # the tokens that kernels read, and what they see
-    tables: DecodeTables | None
-
-
 class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
+    """Waits for the device once a step, outside of what a CUDA graph of the step holds."""
+
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layers = vllm_config.compilation_config.static_forward_context
-        packed = [layer.impl.prepare(layer, kv_cache_spec.block_size, device) for layer in layers.values()
-                  if isinstance(getattr(layer, "impl", None), PackedImpl)]
-        self.by_kernels = any(each.path == "kernels" for each in packed)
-        self.by_torch = any(each.path != "kernels" for each in packed)
+        for layer in _packed_layers(vllm_config):
+            layer.impl.prepare(layer, kv_cache_spec.block_size, device)
+        own = [layer for layer in _packed_layers(vllm_config) if layer.layer_name in layer_names]
+        self.by_kernels = any(layer.impl.packed.path == "kernels" for layer in own)
+        self.by_torch = any(layer.impl.packed.path != "kernels" for layer in own)
         cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
         self.windows = WindowBlocks(cache.num_gpu_blocks, kv_cache_spec.block_size, *_served_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
+        self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
+        self.buffers = StepBuffers(scheduler.max_num_seqs, _served_set().manifest["codec"]["name"] == "coded")
+        for layer in own:
+            layer.impl.make_copies(self.windows.nowhere + 1, device)
         _report(layers, self.windows)
 
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PackedMetadata:
-        common, windows = common_attn_metadata, self.windows
-        starts, lengths = common.query_start_loc_cpu.tolist(), common.seq_lens.tolist()
-        rows = [(i, begin, end, lengths[i] - (end - begin)) for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin]
-        table = common.block_table_tensor[torch.tensor([row[0] for row in rows], dtype=torch.long)]
-        before, after = (torch.tensor(counts, dtype=torch.long, device=table.device)
-                         for counts in ([row[3] for row in rows], [lengths[row[0]] for row in rows]))
-        written = common.slot_mapping[:common.num_actual_tokens].long()
-        step = windows.begin(table, before, after, written)
-        tokens, copied = (torch.nonzero(slots >= 0)[:, 0] for slots in (written, step.kept))
-        # Kernels read requests of one token behind others; torch reads the rest.
-        single = [n for n, (_, begin, end, seen) in enumerate(rows) if self.by_kernels and end - begin == 1 and seen > 0]
-        decoded = torch.tensor([rows[n][1] for n in single], dtype=torch.long, device=table.device)
-        tables = windows.decode_tables(table[single], [rows[n][3] for n in single], written[decoded]) if single else None
-        others = [n for n in range(len(rows)) if self.by_torch or n not in set(single)]
-        return PackedMetadata(common.num_actual_tokens, tokens, written[tokens], copied, step.kept[copied], step.restored,
-                              windows.entries * windows.block_size, self._requests([rows[n] for n in others], table[others], before[others]),
-                              decoded, tables)
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Steps of equally many new tokens of each request, at most 8, if kernels serve all layers. Formats that are packed in torch
+        wait for the device."""
+        packed = [layer.impl.prepare(layer, kv_cache_spec.block_size, torch.device(current_platform.device_type))
+                  for layer in _packed_layers(vllm_config)]
+        by_kernels = all(each.path == "kernels" for each in packed) and _served_set().manifest["codec"]["name"] != "lloyd-max"
+        if not by_kernels:
+            return AttentionCGSupport.NEVER
+        drafts = getattr(getattr(vllm_config, "speculative_config", None), "num_speculative_tokens", None) or 0
+        return AttentionCGSupport.UNIFORM_BATCH if drafts < MOST_NEW else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
-    def _requests(self, rows: list[tuple[int, int, int, int]], table: Tensor, before: Tensor) -> list[_Request]:
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PackedMetadata:
+        common, windows, table = common_attn_metadata, self.windows, common_attn_metadata.block_table_tensor
+        starts, all_tokens = common.query_start_loc_cpu.tolist(), common.num_actual_tokens
+        ends = common.query_start_loc_cpu.to(table.device, non_blocking=True).long()
+        count, after = ends[1:] - ends[:-1], common.seq_lens.long()
+        before = (after - count).clamp(min=0)
+        written = common.slot_mapping[:all_tokens].long()
+        step = windows.begin(table, before, torch.where(count > 0, after, before), written)
+        if len(step.restored[0]):
+            for layer in self.layers:
+                layer.impl.restore(layer.kv_cache, *step.restored)
+        chosen = chosen_of(starts) if self.by_kernels else []
+        decoded = self.buffers.build(windows, starts, chosen, table, before, count, all_tokens)
+        others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and (self.by_torch or i not in set(chosen))]
+        rows = []
+        if others:
+            lengths = before.tolist()
+            rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
+        index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
+        requests = [] if index is None else self._requests(rows, table[index], before[index])
+        slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept)))
+        return PackedMetadata(all_tokens, slots, copies, requests, decoded)
+
+    def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
         def split(request: Tensor, slots: Tensor) -> list[Tensor]:
             return list(slots.split(torch.bincount(request, minlength=len(rows)).tolist()))
 
@@ -160,8 +159,13 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         windows = self.windows
         history_of, _, history = windows.history(table, before)
         sinks, recent = (split(of, windows.copies(slots)) for of, _, slots in windows.windows(table, before))
-        return [_Request(begin, end, seen, packed, torch.cat([first, last])) for (_, begin, end, seen), packed, first, last
+        return [Request(begin, end, seen, packed, torch.cat([first, last])) for (begin, end, seen), packed, first, last
                 in zip(rows, split(history_of, history), sinks, recent)]
+
+
+def _packed_layers(vllm_config: Any) -> list[Any]:
+    return [layer for layer in vllm_config.compilation_config.static_forward_context.values()
+            if isinstance(getattr(layer, "impl", None), PackedImpl)]
 
 
 @cache
@@ -196,7 +200,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.dtype = get_current_vllm_config().model_config.dtype
         self.packed: PackedSlots | None = None
-        self._copies: tuple[Tensor, Tensor] | None = None  # keys and values, bfloat16 (slots, KV heads, d), as stored
+        self._copies: Tensor | None = None  # keys and values, bfloat16 (2, slots, KV heads, d), as stored
 
     def prepare(self, layer: Any, block_size: int, device: torch.device) -> PackedSlots:
         """Finds and checks the layer's matrices, while the server starts."""
@@ -212,22 +216,16 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         if attn_metadata is None:  # a profiling run
             return output.fill_(0)
         step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
-        stored = [side.stored(x[:step.num_actual_tokens].transpose(0, 1)).transpose(0, 1)
-                  for side, x in zip(packed.sides, (key, value))]
-        packed.write(kv_cache, step.slots, *(x[step.tokens] for x in stored))
-        if self._copies is None:
-            shape = step.copy_count, self.num_kv_heads, self.head_size
-            self._copies = tuple(torch.zeros(shape, dtype=torch.bfloat16, device=query.device) for _ in range(2))
-        for copies, rows in zip(self._copies, stored):
-            copies[step.copies] = rows[step.copied]
-        if len(step.restored[0]):
-            for copies, rows in zip(self._copies, packed.read(kv_cache, step.restored[0])):
-                copies[step.restored[1]] = rows.transpose(0, 1).bfloat16()
-        by_kernels = step.tables is not None and packed.path == "kernels"
+        stored = torch.empty(2, step.num_actual_tokens, *key.shape[1:], dtype=torch.bfloat16, device=key.device)
+        for side, x, rows in zip(packed.sides, (key, value), stored):
+            side.store(x[:step.num_actual_tokens], rows)
+        packed.write(kv_cache, step.slots, *stored)
+        self._copies.index_copy_(1, step.copies, stored)
+        by_kernels = step.decoded is not None and packed.path == "kernels"
         if by_kernels:
-            output[step.decoded] = self._decode(query[step.decoded], step.tables, packed, kv_cache)
+            self._decode(query, step.decoded, packed, kv_cache, output)
         for request in step.requests:
-            if by_kernels and request.end - request.begin == 1 and request.before > 0:
+            if by_kernels and request.end - request.begin <= MOST_NEW:
                 continue
             own = slice(request.begin, request.end)
             rows = (query[own], key[own], value[own])
@@ -235,17 +233,26 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
                 request, query[own], [x[own] for x in stored], packed, kv_cache)
         return output
 
-    def _decode(self, q: Tensor, tables: DecodeTables, packed: Any, kv_cache: Tensor) -> Tensor:
-        """One token of each request, (requests, query heads, d), native."""
-        count, (key_side, value_side) = len(q), packed.sides
+    def make_copies(self, slots: int, device: torch.device) -> None:
+        """Room for so many copies, of which the last is for tokens that have none."""
+        self._copies = torch.zeros(2, slots, self.num_kv_heads, self.head_size, dtype=torch.bfloat16, device=device)
 
-        def by_heads(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (requests, query heads, d) by KV heads, and back
-            grouped = x.unflatten(1, (self.num_kv_heads, -1)).transpose(0, 1).flatten(1, 2)
-            return change(grouped).unflatten(1, (count, -1)).transpose(0, 1).flatten(1, 2)
+    def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor) -> None:
+        """Makes copies of packed rows."""
+        for own, rows in zip(self._copies, self.packed.read(kv_cache, slots)):
+            own[copies] = rows.transpose(0, 1).bfloat16()
 
-        windows = [copies[:, None] for copies in self._copies or ()]  # pages of one token
-        out = packed.decode(kv_cache, by_heads(key_side.queries, q).contiguous(), windows, tables, self.scale)
-        return by_heads(value_side.native, out.bfloat16()).to(q.dtype)
+    def _decode(self, query: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
+        """New tokens of requests, whose outputs are written."""
+        (key_side, value_side), q = packed.sides, step.queries(query)
+        turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+        key_side.turn(q, turned)
+        windows = [copies[:, None] for copies in self._copies]  # pages of one token
+        out = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), windows, step.tables, self.scale)
+        native = output[:len(q)] if step.gather is None else torch.empty_like(q)
+        value_side.turn_back(out.flatten(0, 1).bfloat16(), native)
+        if step.gather is not None:
+            output[step.places] = native[step.real]
 
     def _prompt(self, *rows: Tensor) -> Tensor:
         """Tokens that have none before them, (tokens, heads, d)."""
@@ -253,11 +260,11 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
                                            enable_gqa=self.num_heads != self.num_kv_heads)
         return out[0].transpose(0, 1)
 
-    def _behind(self, request: _Request, q: Tensor, new: list[Tensor], packed: PackedSlots, kv_cache: Tensor) -> Tensor:
+    def _behind(self, request: Request, q: Tensor, new: list[Tensor], packed: PackedSlots, kv_cache: Tensor) -> Tensor:
         """Tokens behind others: (tokens, query heads, d), native."""
         count, (key_side, value_side) = len(q), packed.sides
         keys, values = (torch.cat([history.bfloat16(), copies[request.windows].transpose(0, 1), rows.transpose(0, 1)], 1).float()
-                        for history, copies, rows in zip(packed.read(kv_cache, request.history), self._copies or (), new))
+                        for history, copies, rows in zip(packed.read(kv_cache, request.history), self._copies, new))
         grouped = (self.num_kv_heads, -1, self.head_size)  # the query heads of a KV head, a token after another
         stored = key_side.queries(q.transpose(0, 1).reshape(grouped)).float().reshape(1, self.num_heads, count, -1)
         mask = None

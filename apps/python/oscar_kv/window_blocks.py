@@ -6,7 +6,7 @@ A request reads its first `sink` tokens and its last `recent` ones as they were 
 so requests that share a prefix share its copies, a request that is preempted or moved finds its own again, and a block that is given to
 another request is simply written anew. There are as many entries, of one block each, as all requests at once can read; the one that
 was longest not read makes room. A block that comes back without a copy, by a prefix cache whose copy has made room, is restored from
-its packed rows. Needs torch only; runs on the device, which it waits for once a step.
+its packed rows. Needs torch only; runs on the device, with shapes that depend on no data, and waits for it once a step.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 
+MOST_NEW = 8  # new tokens of a request that kernels read at once
+
+
 @dataclass
 class WindowStep:
     """Slots count places: those of tokens in all blocks, those of copies in all entries.
 
-    kept: for each token of the step, the slot of its copy, -1: none. restored: (slots, slots of copies) of older tokens, whose
+    kept: for each token of the step, the slot of its copy; WindowBlocks.nowhere: none. restored: (slots, slots of copies) of older tokens, whose
     copies are made of packed rows before anything is read."""
 
     kept: Tensor
@@ -27,13 +30,19 @@ class WindowStep:
 
 
 class DecodeTables(NamedTuple):
-    """What one token of each request sees, int32: pages and lengths of its history, whose first page is the first behind the sink;
-    slots of copies and lengths of its windows, itself the last."""
+    """What the new tokens of each request see, int32: pages and lengths of its history, whose first page is the first behind the
+    sink; slots of copies and lengths of its windows, the new tokens last."""
 
-    pages: Tensor  # (requests, pages of the longest)
+    pages: Tensor  # (requests, pages of a request)
     lengths: Tensor
-    copies: Tensor  # (requests, sink + recent), pages of one token
+    copies: Tensor  # (requests, sink + recent - 1 + new tokens), pages of one token
     copy_lengths: Tensor
+
+    def of_tokens(self, count: int) -> "DecodeTables":
+        """As if each of so many new tokens were a request of its own: (requests * count)."""
+        pages, lengths, copies, copy_lengths = (x.repeat_interleave(count, 0) for x in self)
+        after = torch.arange(count - 1, -1, -1, dtype=torch.int32, device=lengths.device).repeat(len(self.lengths))
+        return DecodeTables(pages, lengths, copies, (copy_lengths - after).clamp(min=0))
 
 
 class WindowBlocks:
@@ -42,9 +51,12 @@ class WindowBlocks:
     def __init__(self, blocks: int, block_size: int, sink: int, recent: int, requests: int, tokens: int, device: torch.device):
         self.block_size, self.sink, self.recent = block_size, sink, recent
         self.entries = min(blocks, self.most_entries(block_size, sink, recent, requests, tokens))
-        self._entry_of = torch.full((blocks,), -1, dtype=torch.long, device=device)
-        self._block_of = torch.full((self.entries,), -1, dtype=torch.long, device=device)
-        self._read_in = torch.zeros(self.entries, dtype=torch.long, device=device)  # the step
+        self.nowhere = self.entries * block_size  # a slot behind all copies
+        # The last element of each stands for no block, or no entry.
+        self._entry_of = torch.full((blocks + 1,), -1, dtype=torch.long, device=device)
+        self._block_of = torch.full((self.entries + 1,), -1, dtype=torch.long, device=device)
+        self._read_in = torch.zeros(self.entries + 1, dtype=torch.long, device=device)  # the step
+        self._first = torch.zeros(blocks + 1, dtype=torch.long, device=device)
         self._step = 0
 
     @staticmethod
@@ -69,20 +81,41 @@ class WindowBlocks:
 
     def begin(self, table: Tensor, before: Tensor, after: Tensor, written: Tensor) -> WindowStep:
         """A step that takes requests from `before` tokens to `after` (int64 (requests)) and writes the slots `written` (-1: none).
-        Lets the blocks that this step reads in windows, and the next one, have copies."""
+        Lets the blocks that this step reads in windows, and the next one, have copies, and those of a few new tokens, which see
+        each other there. Requests without new tokens take no part."""
         self._step += 1
-        reads = self._window(before)
-        next_reads = self._window(after)
-        slots = torch.cat([self.places(table, *part)[2] for part in (*reads, *next_reads)])
-        needed = (slots // self.block_size).unique()
-        fresh = needed[self._entry_of[needed] < 0]
-        self._read_in[self._entry_of[needed[self._entry_of[needed] >= 0]]] = self._step
-        self._give(fresh)
-        old = slots[:0]
-        if len(fresh):
-            old = torch.cat([self.places(table, *part)[2] for part in reads]).unique()
-            old = old[torch.isin(old // self.block_size, fresh) & ~torch.isin(old, written)]
-        return WindowStep(torch.where(written >= 0, self.copies(written.clamp(min=0)), -1), (old, self.copies(old)))
+        (_, sinks), (begin, _) = self._window(before)
+        few = after - before <= MOST_NEW
+        parts = [self._blocks(table, *part) for part in (
+            (torch.zeros_like(before), torch.where(after > before, after.clamp(max=self.sink), 0), self.sink),
+            (begin, torch.where(few & (after > before), after, before), self.recent + MOST_NEW),
+            (self.recent_begin(after), torch.where(after > before, after, 0), self.recent))]
+        ids, firsts = (torch.cat(x, 1) for x in zip(*parts))
+        had = self._entry_of[ids]
+        fresh = (had < 0) & (ids < len(self._entry_of) - 1)
+        self._read_in.index_fill_(0, torch.where(had >= 0, had, self.entries).flatten(), self._step)
+        is_full = self._give(ids.flatten(), fresh.flatten())
+        seen = torch.cat([sinks[:, None].expand_as(parts[0][0]), *(before[:, None].expand_as(part[0]) for part in parts[1:])], 1)
+        full, is_old = torch.stack([is_full, (fresh & (firsts < seen)).any()]).tolist()
+        if full:
+            raise RuntimeError(f"windows need more than the {self.entries} blocks of {self.block_size} tokens that were set aside")
+        old = before[:0]
+        if is_old:
+            taking = after > before
+            reads = [tuple(x[taking] for x in part) for part in self._window(before)]
+            old = torch.cat([self.places(table[taking], *part)[2] for part in reads]).unique()
+            old = old[torch.isin(old // self.block_size, ids[fresh]) & ~torch.isin(old, written)]
+        kept = self.copies(written.clamp(min=0))
+        return WindowStep(torch.where((written >= 0) & (kept >= 0), kept, self.nowhere), (old, self.copies(old)))
+
+    def _blocks(self, table: Tensor, first: Tensor, end: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """The blocks of the tokens [first, end) of each request, at most so many tokens, and their first tokens: (requests, any)
+        each. Where a request has fewer, they are no block."""
+        width = -(-most // self.block_size) + 1
+        number = (first // self.block_size)[:, None] + torch.arange(width, device=table.device)
+        token = number * self.block_size
+        ids = table.gather(1, number.clamp(max=table.shape[1] - 1)).long()
+        return torch.where((token < end[:, None]) & (first < end)[:, None], ids, len(self._entry_of) - 1), token
 
     def _window(self, seen: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """(first token, count) of both windows in front of a request's next token, which is the last of `recent` itself."""
@@ -103,30 +136,33 @@ class WindowBlocks:
         first = before.clamp(max=self.sink)
         return self.places(table, first, self.recent_begin(before) - first)
 
-    def decode_tables(self, table: Tensor, before: list[int], own: Tensor) -> DecodeTables:
-        """Of requests whose next token, behind so many, has the slot `own`. The sink is a multiple of the block size, and recent
-        tokens are two or more, so that the token itself has a copy."""
-        device, seen = table.device, torch.tensor(before, dtype=torch.long, device=table.device)
-        (sinks, sink_counts), (begin, recent_counts) = self._window(seen)
-        lengths = begin - sink_counts
-        copies = torch.zeros(len(before), self.sink + self.recent, dtype=torch.long, device=device)
-        for (request, token, slots), first in zip(self.windows(table, seen), (sinks, begin - sink_counts)):
-            copies[request, token - first[request]] = self.copies(slots)
-        last = sink_counts + recent_counts
-        copies[torch.arange(len(before), device=device), last] = self.copies(own)
-        most = max(max(n + 1 - self.recent, min(n, self.sink)) - min(n, self.sink) for n in before)
-        first_page = self.sink // self.block_size
-        pages = table[:, first_page:first_page + max(-(-most // self.block_size), 1)]
-        return DecodeTables(pages.int().contiguous(), lengths.int(), copies.int(), (last + 1).int())
+    def decode_tables(self, table: Tensor, before: Tensor, count: Tensor, tokens: int) -> DecodeTables:
+        """Of requests with `count` new tokens behind `before` (int64 (requests)), at most `tokens`; a request of none sees nothing.
+        The sink is a multiple of the block size, and recent tokens are two or more."""
+        sinks, begin = before.clamp(max=self.sink), self.recent_begin(before)
+        place = torch.arange(self.sink + self.recent - 1 + tokens, device=table.device)
+        token = torch.where(place < sinks[:, None], place, place + (begin - sinks)[:, None])
+        block = table.gather(1, (token // self.block_size).clamp(max=table.shape[1] - 1)).long()
+        copies = (self._entry_of[block] * self.block_size + token % self.block_size).clamp(min=0)
+        taking = count > 0
+        lengths = torch.where(taking, begin - sinks, 0), torch.where(taking, sinks + before - begin + count, 0)
+        first_page = min(self.sink // self.block_size, table.shape[1] - 1)
+        return DecodeTables(table[:, first_page:].int().contiguous(), lengths[0].int(), copies.int(), lengths[1].int())
 
-    def _give(self, blocks: Tensor) -> None:
-        """Entries to blocks that have none."""
-        if not len(blocks):
-            return
-        order = torch.argsort(self._read_in, stable=True)[:len(blocks)]
-        if len(order) < len(blocks) or bool((self._read_in[order] == self._step).any()):
-            raise RuntimeError(f"windows need more than the {self.entries} blocks of {self.block_size} tokens that were set aside")
-        former = self._block_of[order]
-        self._entry_of[former[former >= 0]] = -1
-        self._entry_of[blocks], self._block_of[order] = order, blocks
-        self._read_in[order] = self._step
+    def _give(self, ids: Tensor, fresh: Tensor) -> Tensor:
+        """Entries to the blocks that are fresh, of which some may stand there several times: those that were longest not read.
+        Returns whether there are too few, bool ()."""
+        nowhere, places = len(self._entry_of) - 1, torch.arange(len(ids), device=ids.device)
+        self._first[ids] = places
+        chosen = fresh & (self._first[ids] == places)
+        rank = chosen.cumsum(0) - 1
+        entry = torch.argsort(self._read_in[:-1], stable=True)[rank.clamp(0, self.entries - 1)]
+        is_full = (chosen & ((rank >= self.entries) | (self._read_in[entry] == self._step))).any()
+        former = self._block_of[entry]
+        self._entry_of.index_fill_(0, torch.where(chosen & (former >= 0), former, nowhere), -1)
+        self._entry_of[torch.where(chosen, ids, nowhere)] = entry
+        self._entry_of[nowhere] = -1
+        at = torch.where(chosen, entry, self.entries)
+        self._block_of[at] = ids
+        self._read_in.index_fill_(0, at, self._step)
+        return is_full
