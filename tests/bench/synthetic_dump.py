@@ -109,7 +109,9 @@ def write_layer(folder, tensors, chunk, pool):
 
 
 def write_manifest(out, layers, tokens, query_heads, kv_heads, dim):
-    """The warm-up, chunk 0, is no part of a dump of ours."""
+    """The warm-up, chunk 0, is no part of a dump of ours, which refuses files that its manifest does not list."""
+    for warm_up in out.glob("layer_*/*/0.pt"):
+        warm_up.unlink()
     model = {"id": "synthetic", "revision": "", "config_sha256": "", "num_layers": len(layers),
              "num_attention_heads": query_heads, "num_key_value_heads": kv_heads, "head_dim": dim}
     manifest = {"schema": "oscar.dump.v1", "oscar_version": "0.1.0", "model": model,
@@ -126,7 +128,7 @@ def make(out, layers, tokens, query_heads, kv_heads, dim, chunk, spectra, seed, 
         query_roots = [decaying_root(dim, generator) for _ in range(layers)]
         value_roots = [decaying_root(dim, generator) for _ in range(layers)]
     total = tokens + WARM_UP_TOKENS
-    torch.serialization.set_crc32_options(False)  # they would take most of the time, and no reader looks at them
+    torch.serialization.set_crc32_options(False)  # they would take most of the time
     entries = []
     with ThreadPoolExecutor(8) as pool:
         for layer in range(layers):

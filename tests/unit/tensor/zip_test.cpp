@@ -77,6 +77,23 @@ TEST_CASE("members come back, aligned as they were asked to be") {
   CHECK_ERROR((void)directory.find("d"), DataError, "no member d");
 }
 
+TEST_CASE("a checksum of zero says that the writer took none, as torch.save can be told to") {
+  Sparse archive;
+  ZipWriter writer([&](std::string_view bytes) { archive.write(bytes); }, 64);
+  const std::string content(37, 'a');
+  writer.add("a", content);
+  writer.finish();
+
+  const ZipDirectory directory = archive.directory();
+  ZipMember member = directory.find("a");
+  const auto bytes = std::as_bytes(std::span(content));
+  member.checksum = 0;
+  CHECK_NOTHROW(directory.check("a", member, bytes));
+  CHECK_ERROR(directory.check("a", member, bytes.first(36)), DataError, "checksum");
+  member.checksum = 1;
+  CHECK_ERROR(directory.check("a", member, bytes), DataError, "checksum");
+}
+
 TEST_CASE("archives and members of more than 4 GB have zip64 records") {
   const Zeros zeros(kLarge);
   Sparse archive;
