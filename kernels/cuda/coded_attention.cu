@@ -41,8 +41,6 @@ const char* problem(const oscar_coded_decode_args& a) {
   if (a.page_stride < 0 || a.page_stride % 16 != 0 || a.page_stride > std::numeric_limits<int>::max()) {
     return "page_stride must be a multiple of 16, and less than 2 GiB";
   }
-  if (a.out == nullptr || reinterpret_cast<std::uintptr_t>(a.out) % 8 != 0)
-    return "out must not be null, and 8-byte aligned";
   return nullptr;
 }
 
@@ -147,6 +145,9 @@ __attribute__((visibility("default"))) int oscar_coded_decode_tokens(const oscar
                                                                      int32_t query_tokens, void* stream) {
   const std::size_t needed = oscar_coded_decode_tokens_workspace(args, query_tokens);
   if (needed == 0) return cudaErrorInvalidValue;
+  if (args->out == nullptr || reinterpret_cast<std::uintptr_t>(args->out) % 8 != 0) {
+    return refuse("out must not be null, and 8-byte aligned");
+  }
   if (args->workspace == nullptr || args->workspace_bytes < needed) {
     return refuse("the workspace must have " + std::to_string(needed) + " bytes");
   }

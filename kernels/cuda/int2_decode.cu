@@ -39,9 +39,8 @@ const char* problem(const oscar_int2_decode_args& a) {
   for (const oscar_page_table* table : {&a.history, &a.window}) {
     if (const char* wrong = table_problem(*table)) return wrong;
   }
-  if (a.q == nullptr || a.out == nullptr) return "q and out must not be null";
-  if (reinterpret_cast<std::uintptr_t>(a.q) % 16 != 0 || reinterpret_cast<std::uintptr_t>(a.out) % 8 != 0) {
-    return "q must be 16-byte aligned, out 8-byte";
+  if (a.q == nullptr || reinterpret_cast<std::uintptr_t>(a.q) % 16 != 0) {
+    return "q must not be null, and 16-byte aligned";
   }
   return nullptr;
 }
@@ -150,6 +149,9 @@ __attribute__((visibility("default"))) size_t oscar_int2_decode_workspace(const 
 __attribute__((visibility("default"))) int oscar_int2_decode(const oscar_int2_decode_args* args, void* stream) {
   const std::size_t needed = oscar_int2_decode_workspace(args);
   if (needed == 0) return cudaErrorInvalidValue;
+  if (args->out == nullptr || reinterpret_cast<std::uintptr_t>(args->out) % 8 != 0) {
+    return refuse("out must not be null, and 8-byte aligned");
+  }
   if (args->workspace == nullptr || args->workspace_bytes < needed) {
     return refuse("the workspace must have " + std::to_string(needed) + " bytes");
   }

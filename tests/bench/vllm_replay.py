@@ -133,6 +133,7 @@ def wall(call, most=50):
 
 
 def speed(batches, heads=32, kv_heads=8, dim=128):
+    oscar_kv.load_library()
     rows = []
     for batch, length in batches:
         blocks = batch * -(-(length + 1) // BLOCK)

@@ -55,9 +55,10 @@ typedef struct {
   size_t workspace_bytes;
 } oscar_int2_decode_args;
 
-/* Bytes of workspace that these arguments need. The workspace must be zeroed once; every call leaves it ready for the
- * next. Calls of different arguments, of a coded cache too, may take turns on one workspace that has the bytes of each, if
- * none has more than 16384 units: batch * num_kv_heads * ceil(query rows of a KV head / 8). 0 if the arguments are refused. */
+/* Bytes of workspace that these arguments need; out, lse and workspace are not looked at. The workspace must be zeroed
+ * once; every call leaves it ready for the next. Calls of different arguments, of a coded cache too, may take turns on one
+ * workspace that has the bytes of each, if none has more than 16384 units: batch * num_kv_heads * ceil(query rows of a KV
+ * head / 8). 0 if the arguments are refused. */
 size_t oscar_int2_decode_workspace(const oscar_int2_decode_args* args);
 
 /* Enqueues the work on `stream` (a cudaStream_t). Returns 0, or a cudaError_t: cudaErrorInvalidValue if the arguments

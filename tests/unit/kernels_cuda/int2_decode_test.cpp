@@ -128,7 +128,7 @@ TEST_CASE("int2_decode refuses what it cannot do, and says why") {
   refused([](auto& a) { a.history.max_length = 10000; }, "pages_per_sequence");
   refused([](auto& a) { a.window.page_size = 512; }, "page_size");
   refused([](auto& a) { a.window.lengths = nullptr; }, "lengths and pages");
-  refused([](auto& a) { a.out = nullptr; }, "q and out");
+  refused([](auto& a) { a.out = nullptr; }, "out must not be null");
   refused([](auto& a) { a.workspace_bytes -= 1; }, "the workspace must have");
 }
 
