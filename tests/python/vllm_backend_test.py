@@ -301,8 +301,9 @@ class BackendTest(unittest.TestCase):
         self.serve(set_of())
         server = Server()
         common = types.SimpleNamespace(
-            query_start_loc_cpu=torch.tensor([0, 0, 0]), num_actual_tokens=3, seq_lens=torch.zeros(2, dtype=torch.int32),
-            block_table_tensor=torch.zeros(2, 4, dtype=torch.int32, device=DEVICE), slot_mapping=torch.full((3,), -1, device=DEVICE))
+            query_start_loc_cpu=torch.tensor([0, 0, 0]), num_actual_tokens=3,
+            seq_lens=torch.zeros(2, dtype=torch.int32, device=DEVICE), block_table_tensor=torch.zeros(2, 4, dtype=torch.int32, device=DEVICE),
+            slot_mapping=torch.full((3,), -1, device=DEVICE))
         q, k, v = rows_of(3, 0)
         server.layer.impl.forward(server.layer, q, k, v, server.cache, server.builder.build(0, common), torch.empty_like(q))
         self.assertEqual(int(server.cache.sum()), 0)
