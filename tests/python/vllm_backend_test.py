@@ -109,7 +109,7 @@ class Server:
             slots += [table[t // BLOCK] * BLOCK + t % BLOCK for t in range(seen[name], length)]
             lengths.append(length)
             starts.append(starts[-1] + len(q))
-        width = max(len(self.tables[name]) for name in rows) + 2  # of the longest that a server allows
+        width = max(12, *(len(self.tables[name]) + 2 for name in rows))  # vLLM's table is as wide as its longest request in every step
         tables = torch.tensor([self.tables[name] + [0] * (width - len(self.tables[name])) for name in rows], dtype=torch.int32)
         common = types.SimpleNamespace(
             query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32), num_actual_tokens=starts[-1] + 1,

@@ -78,10 +78,7 @@ class LaunchesTest(unittest.TestCase):
 class GraphTest(unittest.TestCase):
     serve, by_kernels = backends.BackendTest.serve, backends.BackendTest.by_kernels
 
-    @unittest.expectedFailure
     def test_a_graph_of_one_step_computes_the_next(self):
-        """It does not yet: at 74 tokens a coded set's replayed step is 10 % from the expected one, so the backend declares no
-        support for graphs of whole steps."""
         self.by_kernels()
         for rotations in (coded_set(sink=16), set_of(sink=16)):
             for count in (1, 3):

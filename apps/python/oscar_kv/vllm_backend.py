@@ -117,8 +117,8 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Whole decode steps are not captured: on an H100 a captured step of a coded set was replayed with wrong outputs once a
-        request grew (tests/python/vllm_launches_test.py)."""
+        """Whole decode steps are not captured, since no vLLM with CUDA has replayed them yet. The layer's part of a step can be:
+        tests/python/vllm_launches_test.py replays one."""
         return AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PackedMetadata:
