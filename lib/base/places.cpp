@@ -52,15 +52,6 @@ std::optional<std::string> optional_text(const fs::path& file) {
   return fs::exists(file) ? std::optional(read_text(file)) : std::nullopt;
 }
 
-std::optional<std::vector<std::string>> list_place(const fs::path& folder) {
-  if (is_remote(folder)) return remote_places().list(folder);
-  if (!fs::is_directory(folder)) return std::nullopt;
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 std::optional<Publication> publication_of(const fs::path& folder) {
   return is_remote(folder) ? remote_places().publication(folder) : std::nullopt;
 }

@@ -12,7 +12,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace oscar {
 
@@ -71,8 +70,6 @@ class RemotePlaces {
   [[nodiscard]] virtual std::optional<std::string> optional_text(const std::filesystem::path& file) = 0;
   /// Tells whether optional_text() will have a text; may fetch it, and keep it for text().
   [[nodiscard]] virtual bool exists(const std::filesystem::path& file) = 0;
-  /// Returns the names of what lies in a folder, sorted; nothing where the server gives no listings.
-  [[nodiscard]] virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
   /// Returns the name and commit of a folder that is a whole repository of a hub; nothing for others.
   [[nodiscard]] virtual std::optional<Publication> publication(const std::filesystem::path&) { return std::nullopt; }
   /// Returns the file at an address. Asks the server for nothing yet.
@@ -95,9 +92,6 @@ void set_remote_places(RemotePlaces* places);
 /// Returns the text of a file, on disk or at a server. Throws as read_text() does.
 [[nodiscard]] std::string place_text(const std::filesystem::path& file);
 [[nodiscard]] std::optional<std::string> optional_text(const std::filesystem::path& file);
-/// Returns the names of what lies in a folder, sorted; nothing where a server gives no listings, or there is no such
-/// folder.
-[[nodiscard]] std::optional<std::vector<std::string>> list_place(const std::filesystem::path& folder);
 /// Returns the name and commit of a folder that is a whole repository of a hub; nothing of other folders.
 [[nodiscard]] std::optional<Publication> publication_of(const std::filesystem::path& folder);
 /// Opens a file, on disk or at a server. Throws DataError if it is missing; at a server that shows only later.

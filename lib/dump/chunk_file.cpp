@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "base/places.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/pt.hpp"
 #include "tensor/safetensors.hpp"
@@ -17,25 +16,14 @@ std::string chunk_suffix(std::string_view format) {
   throw UsageError("unknown dump format \"" + std::string(format) + "\"", "--format", "use pt, h5 or safetensors");
 }
 
-namespace {
-
-/// The HDF5 library opens files by their names.
-Hdf5Reader open_hdf5(const std::filesystem::path& file) {
-  if (!is_remote(file)) return Hdf5Reader(file, Hdf5Source::kOwn);
-  throw DataError("an .h5 file at a server can be read only where a manifest.json tells what lies where in it",
-                  file.string(), "copy the dump to disk, or write it as .pt or .safetensors");
-}
-
-}  // namespace
-
 TensorLocation locate_chunk(const std::filesystem::path& file, const std::string& what) {
-  if (file.extension() == ".h5") return open_hdf5(file).locate("/" + what);
+  if (file.extension() == ".h5") return Hdf5Reader(file, Hdf5Source::kOwn).locate("/" + what);
   if (file.extension() == ".safetensors") return SafetensorsFile(file).locate(what);
   return locate_pt_tensor(file);
 }
 
 Tensor read_chunk(const std::filesystem::path& file, const std::string& what) {
-  if (file.extension() == ".h5") return open_hdf5(file).read("/" + what);
+  if (file.extension() == ".h5") return Hdf5Reader(file, Hdf5Source::kOwn).read("/" + what);
   if (file.extension() == ".safetensors") return SafetensorsFile(file).load(what);
   return read_pt_tensor(file);
 }

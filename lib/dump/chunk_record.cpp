@@ -6,7 +6,6 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "dump/chunk_file.hpp"
 
@@ -113,25 +112,7 @@ void require_recorded(const ChunkTensor& tensor, const std::string& role, const 
 
 void require_recorded_small_file(const fs::path& file, const Json& record) {
   if (!record.is_null() && record != record_small_file(file))
-    refuse_changed({file, {}, true, record}, regular_file_size(file));
-}
-
-void require_recorded(const ChunkTensor& tensor, const PlacedFile& file, std::span<const std::byte> rows) {
-  if (!tensor.from_manifest) return;
-  const std::uint64_t size = file.bytes().size();
-  if (tensor.record.is_null()) {
-    // Whatever stands behind the payload in any format is short.
-    if (holds(size, tensor.location) && size - tensor.location.offset - payload_bytes(tensor.location) <= kFrameBytes) {
-      return;
-    }
-    throw DataError("the file has " + std::to_string(size) +
-                        " bytes, which does not fit what the dump's manifest says: " + words(tensor.location),
-                    tensor.file.string(), kRemedy);
-  }
-  const bool whole = rows.size() == payload_bytes(tensor.location);
-  if (tensor.record["size"] != size || (whole && tensor.record["sample_sha256"] != hash_of_pages(rows))) {
-    refuse_changed(tensor, size);
-  }
+    refuse_changed({file, {}, record}, regular_file_size(file));
 }
 
 void require_unchanged(const ChunkTensor& tensor) {

@@ -5,15 +5,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <span>
 #include <string>
 
 #include "base/json.hpp"
 #include "dump/dump_index.hpp"
 
 namespace oscar {
-
-class PlacedFile;
 
 /// Says in words what a file of this chunk is for. Its hashes cover them, so that a file in the place of another
 /// differs. what: q, k or v.
@@ -29,10 +26,6 @@ class PlacedFile;
 /// file's own header must say what the manifest says.
 void require_recorded(const ChunkTensor& tensor, const std::string& role, const char* what);
 void require_recorded_small_file(const std::filesystem::path& file, const Json& record);
-
-/// Looks at a file at a server after its rows were read, without another request. Throws DataError unless its size is
-/// that recorded, and its pages are, where all rows were read.
-void require_recorded(const ChunkTensor& tensor, const PlacedFile& file, std::span<const std::byte> rows);
 
 /// Reads a whole file on disk. Throws DataError unless every byte is as recorded; does nothing without a record.
 void require_unchanged(const ChunkTensor& tensor);

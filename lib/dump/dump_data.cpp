@@ -2,10 +2,9 @@
 #include "dump/dump_data.hpp"
 
 #include <algorithm>
-#include <memory>
 
 #include "base/errors.hpp"
-#include "base/places.hpp"
+#include "base/files.hpp"
 #include "base/sha256.hpp"
 
 namespace oscar {
@@ -17,10 +16,9 @@ std::string fingerprint(const std::vector<DumpChunk>& chunks, int layer_id) {
     add("layer " + std::to_string(layer_id) + " chunk " + std::to_string(chunk.number));
     for (const std::int64_t length : chunk.seq_lens) add(" " + std::to_string(length));
     for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) {
-      const std::unique_ptr<PlacedFile> file = open_place(tensor->file);
-      const std::uint64_t size = file->bytes().size();
+      const std::uint64_t size = regular_file_size(tensor->file);
       std::vector<std::byte> tail(std::min<std::uint64_t>(size, 4096));
-      file->read(size - tail.size(), tail);
+      read_at(tensor->file, size - tail.size(), tail);
       add(std::to_string(size));
       hash.update(tail);
     }

@@ -5,7 +5,6 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/places.hpp"
 #include "base/text.hpp"
 #include "dump/chunk_file.hpp"
 #include "dump/chunk_record.hpp"
@@ -33,7 +32,6 @@ void check_tensor(const ChunkTensor& tensor) {
   }
   if (num_elements(location.shape) == 0) fail("the tensor is empty: " + shape_text(location.shape), tensor.file);
   const auto bytes = static_cast<std::uint64_t>(num_elements(location.shape)) * size_of(location.dtype);
-  if (is_remote(tensor.file)) return;  // reading it will tell
   const std::uint64_t size = regular_file_size(tensor.file);
   if (bytes > size || location.offset > size - bytes) fail("the file is truncated", tensor.file);
 }
@@ -83,7 +81,6 @@ DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs:
   const auto place = [&](const char* what, const char* heads, std::int64_t size) {
     return ChunkTensor{chunk_path(layer, what, chunk.number, suffix),
                        {dtype, {tokens, model.at(heads), size}, entry.at("offsets").at(what)},
-                       true,
                        record_of(entry, what)};
   };
   chunk.q = place("q", "num_attention_heads", dim);
@@ -120,7 +117,7 @@ void check_lengths(const DumpChunk& chunk, const fs::path& file, const Json& rec
   fail("the sequence lengths are others than those in the dump's manifest", file);
 }
 
-/// On disk: the files are those that the manifest describes.
+/// The files are those that the manifest describes.
 void check_files(int layer_id, const fs::path& layer, const std::vector<DumpChunk>& chunks, const Json& entries) {
   for (const char* const what : {"q", "k", "v", "seq_lens"}) {
     for (const std::string_view suffix : kChunkSuffixes) {
@@ -177,11 +174,12 @@ DumpIndex::DumpIndex(fs::path folder)
     : folder_(std::move(folder)),
       layer_folder_([this](int layer_id) { return folder_ / ("layer_" + std::to_string(layer_id)); }) {
   const fs::path manifest = folder_ / "manifest.json";
-  if (is_remote(folder_)) {
-    find_at_server(manifest);
-  } else {
-    find_on_disk(manifest);
+  if (!fs::is_directory(folder_)) throw DataError("no such folder", folder_.string(), "check --dump");
+  layer_ids_ = numbered_entries(folder_, "layer_", "");
+  if (layer_ids_.empty()) {
+    throw DataError("no layer_<id> folders", folder_.string(), "name a folder that \"oscar dump\" or a server wrote");
   }
+  if (fs::exists(manifest)) manifest_ = read_json(manifest);
   if (manifest_.is_null()) return;
   validate_json(manifest_, "oscar.dump.v1", manifest.string());
   require_ascending(manifest_["layers"], "layer_id", manifest.string());
@@ -198,28 +196,6 @@ DumpIndex::DumpIndex(fs::path folder)
   if (layer_ids_.empty()) throw DataError("the dump has no layers", manifest.string(), "dump again");
 }
 
-void DumpIndex::find_on_disk(const fs::path& manifest) {
-  if (!fs::is_directory(folder_)) throw DataError("no such folder", folder_.string(), "check --dump");
-  layer_ids_ = numbered_entries(folder_, "layer_", "");
-  if (layer_ids_.empty()) {
-    throw DataError("no layer_<id> folders", folder_.string(), "name a folder that \"oscar dump\" or a server wrote");
-  }
-  if (fs::exists(manifest)) manifest_ = read_json(manifest);
-}
-
-/// A manifest makes listings needless, which web servers do not have.
-void DumpIndex::find_at_server(const fs::path& manifest) {
-  if (const auto text = optional_text(manifest)) {
-    manifest_ = parse_json(*text, manifest.string());
-    return;
-  }
-  if (!list_place(folder_)) (void)place_text(manifest);  // says why there is none
-  layer_ids_ = numbered_entries(folder_, "layer_", "");
-  if (!layer_ids_.empty()) return;
-  throw DataError("there is no dump: neither manifest.json nor layer_<id> folders", folder_.string(),
-                  "check the bucket and the prefix");
-}
-
 std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
   const fs::path layer = layer_folder_(layer_id);
   std::vector<DumpChunk> chunks;
@@ -227,7 +203,7 @@ std::vector<DumpChunk> DumpIndex::chunks(int layer_id, Status& status) const {
     for (const Json& entry : manifest_["layers"]) {
       if (entry["layer_id"] != layer_id) continue;
       for (const Json& chunk : entry["chunks"]) chunks.push_back(chunk_from_manifest(chunk, manifest_, layer));
-      if (!is_remote(folder_)) check_files(layer_id, layer, chunks, entry["chunks"]);
+      check_files(layer_id, layer, chunks, entry["chunks"]);
     }
   } else {
     for (const std::string_view suffix : kChunkSuffixes) {

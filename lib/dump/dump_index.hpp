@@ -2,8 +2,7 @@
 // What a dump folder holds: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt (or .h5, .safetensors: chunk_file.hpp), tensors
 // q [T, Hq, d], k and v [T, Hkv, d], and int32 sequence lengths. Our own dumps have a manifest.json (oscar.dump.v1)
 // that tells where payloads lie, so that libtorch is not needed to read them; in the published layout every file is
-// looked at. A dump may lie at a server (base/places.hpp), one without a manifest only at one that lists what it has.
-// Non-goal: reading payloads.
+// looked at. Non-goal: reading payloads.
 #pragma once
 
 #include <filesystem>
@@ -22,7 +21,6 @@ namespace oscar {
 struct ChunkTensor {
   std::filesystem::path file;
   TensorLocation location;
-  bool from_manifest = false;
   Json record = {};  // of the manifest (chunk_record.hpp); null: there is none
 };
 
@@ -51,15 +49,12 @@ class DumpIndex {
   [[nodiscard]] const Json& manifest() const noexcept { return manifest_; }
   /// Ascending; possibly sparse.
   [[nodiscard]] const std::vector<int>& layer_ids() const noexcept { return layer_ids_; }
-  /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths; on disk also
-  /// file sizes, and that the files are those of the manifest, and no others (chunk_record.hpp). A tiny chunk 0 of the
+  /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths, file sizes, and
+  /// that the files are those of the manifest, and no others (chunk_record.hpp). A tiny chunk 0 of the
   /// published layout (a warm-up) is left out with a notice. Throws DataError.
   [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id, Status& status) const;
 
  private:
-  void find_on_disk(const std::filesystem::path& manifest);
-  void find_at_server(const std::filesystem::path& manifest);
-
   std::filesystem::path folder_;
   Json manifest_;
   std::vector<int> layer_ids_;

@@ -15,13 +15,9 @@
 #include "dump/dump_index.hpp"
 #include "dump/rank_file.hpp"
 #include "dump/rank_source.hpp"
-#include "dump/remote_chunks.hpp"
 
 namespace oscar {
 namespace {
-
-/// For chunks at a server: a layer or more of most models, with the default number of tokens.
-constexpr std::uint64_t kMemoryBytes = std::uint64_t{2} << 30;
 
 /// Cuts chunks to the limits: whole sequences while they fit, the last one shortened.
 std::vector<DumpChunk> limited(std::vector<DumpChunk> chunks, const SourceLimits& limits) {
@@ -51,7 +47,6 @@ std::vector<SequenceRange> ranges_of(const std::vector<std::int64_t>& lengths) {
   return ranges;
 }
 
-/// Chunks on disk.
 class FolderStream : public LayerStream {
  public:
   explicit FolderStream(std::vector<DumpChunk> chunks) : chunks_(std::move(chunks)) {}
@@ -95,95 +90,33 @@ class FolderStream : public LayerStream {
   std::size_t next_ = 0;
 };
 
-/// Chunks at a server.
-class RemoteStream : public LayerStream {
- public:
-  RemoteStream(std::shared_ptr<RemoteChunks> memory, int layer_id)
-      : memory_(std::move(memory)), layer_id_(layer_id), chunks_(memory_->chunks(layer_id)) {}
-  ~RemoteStream() override {
-    if (open_) {
-      memory_->close(layer_id_);
-    } else {
-      memory_->pass_over(layer_id_);
-    }
-  }
-
-  bool next(QkvChunk& out) override {
-    if (!open_) memory_->open(layer_id_);  // only now: before, rows may be needed by nobody
-    open_ = true;
-    const std::size_t index = next_;
-    out = {};  // what it held may be needed to make room
-    if (!skip(out)) return false;
-    const std::shared_ptr<const ChunkRows> rows = memory_->get(layer_id_, index);
-    out.view = rows->view();
-    out.owner = rows;
-    return true;
-  }
-
-  bool skip(QkvChunk& out) override {
-    if (next_ == chunks_.size()) return false;
-    const DumpChunk& chunk = chunks_[next_++];
-    out = {ChunkRows::shapes_of(chunk), nullptr, ranges_of(chunk.seq_lens), chunk.q.file.string()};
-    return true;
-  }
-
-  void rewind() override { next_ = 0; }
-
- private:
-  std::shared_ptr<RemoteChunks> memory_;
-  int layer_id_;
-  std::vector<DumpChunk> chunks_;
-  std::size_t next_ = 0;
-  bool open_ = false;
-};
-
-/// Keeps what there is to say until someone hears it.
-struct KeptNotices : Status {
-  std::vector<std::string> lines;
-  void notice(const std::string& line) override { lines.push_back(line); }
-};
+/// Does not show the address, which may hold a password.
+[[noreturn]] void refuse_address(const std::string& address) {
+  throw UsageError("a dump is read from a folder on disk, not from an address",
+                   "--dump " + address.substr(0, address.find("://") + 3) + "…",
+                   "copy the folder to disk; or run \"oscar fit --dump DIR --save-stats FILE\" where it lies, and fit with "
+                   "--stats FILE");
+}
 
 class FolderSource : public QkvSource {
  public:
-  /// memory_bytes: for chunks at a server. index: arguments of a DumpIndex.
+  /// index: arguments of a DumpIndex.
   template <class... Index>
-  FolderSource(SourceLimits limits, Status& status, std::uint64_t memory_bytes, const Index&... index)
+  FolderSource(SourceLimits limits, Status& status, const Index&... index)
       : index_(index...), limits_(std::move(limits)), status_(status) {
     layer_ids_ = chosen_layers(index_.layer_ids(), limits_.layers, index_.folder());
-    if (is_remote(index_.folder())) {
-      const auto plan = [this](int layer_id) { return chunks_at_server(layer_id); };
-      memory_ = std::make_shared<RemoteChunks>(layer_ids_, plan, memory_bytes);
-    }
     describe();
   }
-
-  ~FolderSource() override {
-    if (memory_ != nullptr) memory_->stop();  // streams may keep it
-  }
-  FolderSource(const FolderSource&) = delete;
-  FolderSource& operator=(const FolderSource&) = delete;
 
   [[nodiscard]] const ModelIdentity& model() const override { return model_; }
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
-  void expect(std::span<const int> layer_ids) override {
-    if (memory_ != nullptr) memory_->expect({layer_ids.begin(), layer_ids.end()});
-  }
-  void expect_part(int layer_id, std::size_t first, std::size_t last) override {
-    if (memory_ != nullptr) memory_->expect_part(layer_id, first, last);
-  }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     Status silent;
     Status& listener = is_first_opening(layer_id) ? status_ : silent;
-    if (memory_ == nullptr) {
-      std::vector<DumpChunk> chunks = limited(index_.chunks(layer_id, listener), limits_);
-      require_same_tokens(chunks, first_layer_);
-      return std::make_unique<FolderStream>(std::move(chunks));
-    }
-    auto stream = std::make_unique<RemoteStream>(memory_, layer_id);
-    const std::lock_guard lock(mutex_);
-    for (const std::string& line : notices_[layer_id]) listener.notice(line);
-    return stream;
+    std::vector<DumpChunk> chunks = limited(index_.chunks(layer_id, listener), limits_);
+    require_same_tokens(chunks, first_layer_);
+    return std::make_unique<FolderStream>(std::move(chunks));
   }
 
  private:
@@ -192,25 +125,10 @@ class FolderSource : public QkvSource {
     return opened_.insert(layer_id).second;
   }
 
-  /// Layers are looked at before they are opened, each once.
-  [[nodiscard]] std::vector<DumpChunk> chunks_at_server(int layer_id) {
-    KeptNotices notices;
-    std::vector<DumpChunk> chunks = limited(index_.chunks(layer_id, notices), limits_);
-    if (layer_id != layer_ids_.front()) require_same_tokens(chunks, memory_->chunks(layer_ids_.front()));
-    const std::lock_guard lock(mutex_);
-    notices_[layer_id] = std::move(notices.lines);
-    return chunks;
-  }
-
-  /// Without a word: open() says it.
-  [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id) {
-    Status silent;
-    return memory_ != nullptr ? memory_->chunks(layer_id) : limited(index_.chunks(layer_id, silent), limits_);
-  }
-
   void describe() {
     const int layer_id = layer_ids_.front();
-    first_layer_ = chunks(layer_id);
+    Status silent;  // open() says it
+    first_layer_ = limited(index_.chunks(layer_id, silent), limits_);
     const std::vector<DumpChunk>& first = first_layer_;
     for (const DumpChunk& chunk : first) {
       calibration_.sequences += static_cast<std::int64_t>(chunk.seq_lens.size());
@@ -243,16 +161,15 @@ class FolderSource : public QkvSource {
   CalibrationData calibration_;
   std::vector<DumpChunk> first_layer_;
   std::mutex mutex_;
-  std::set<int> opened_;                             // layers whose notices were said
-  std::map<int, std::vector<std::string>> notices_;  // by layer
-  std::shared_ptr<RemoteChunks> memory_;             // null: a dump on disk
+  std::set<int> opened_;  // layers whose notices were said
 };
 
 }  // namespace
 
 std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits& limits, Status& status) {
+  if (is_remote(folder)) refuse_address(folder.string());
   const RankLayout layout = find_ranks(folder);
-  if (layout.ranks == 0) return std::make_unique<FolderSource>(limits, status, kMemoryBytes, folder);
+  if (layout.ranks == 0) return std::make_unique<FolderSource>(limits, status, folder);
   std::vector<std::unique_ptr<QkvSource>> ranks;
   static Status silent;
   for (int rank = 0; rank < layout.ranks; ++rank) {
@@ -260,8 +177,7 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
     if (layout.in_files) {
       ranks.push_back(open_rank_files(layout, rank, limits));
     } else {
-      const std::uint64_t share = kMemoryBytes / static_cast<std::uint64_t>(layout.ranks);
-      ranks.push_back(std::make_unique<FolderSource>(limits, own, share, layout, rank));
+      ranks.push_back(std::make_unique<FolderSource>(limits, own, layout, rank));
     }
   }
   return merge_ranks(std::move(ranks));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Whether layers of a dump are what they were, told without reading them: by the names, the sizes and the last 4 KB of
-// their files, where archives keep their directory with its checksums; at a server by names, sizes and versions.
-// Non-goal: finding damage.
+// their files, where archives keep their directory with its checksums. Non-goal: finding damage.
 #pragma once
 
 #include <filesystem>

@@ -10,8 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/places.hpp"
-
 namespace oscar {
 
 [[nodiscard]] inline std::optional<int> parse_number(std::string_view text) {
@@ -21,13 +19,19 @@ namespace oscar {
   return value;
 }
 
-/// Numbers n with `folder`/<prefix>n<suffix>, ascending; none of a folder that cannot be listed.
+/// Returns the names of what lies in a folder; none of what is no folder.
+[[nodiscard]] inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  if (!std::filesystem::is_directory(folder)) return names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  return names;
+}
+
+/// Numbers n with `folder`/<prefix>n<suffix>, ascending; none of what is no folder.
 [[nodiscard]] inline std::vector<int> numbered_entries(const std::filesystem::path& folder, std::string_view prefix,
                                                        std::string_view suffix) {
   std::vector<int> numbers;
-  const auto names = list_place(folder);
-  if (!names) return numbers;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names_in(folder)) {
     if (!name.starts_with(prefix) || !name.ends_with(suffix) || name.size() <= prefix.size() + suffix.size()) continue;
     const auto middle = std::string_view(name).substr(prefix.size(), name.size() - prefix.size() - suffix.size());
     if (const auto number = parse_number(middle)) numbers.push_back(*number);

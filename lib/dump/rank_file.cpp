@@ -7,7 +7,6 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "dump/dump_index.hpp"
@@ -46,8 +45,6 @@ std::vector<SequenceRange> sequences_of(const PtValue& dict, std::int64_t tokens
   return ranges;
 }
 
-std::string hash_of(const fs::path& file) { return is_remote(file) ? sha256_hex(place_text(file)) : sha256_file(file); }
-
 class RowsStream : public LayerStream {
  public:
   RowsStream(std::shared_ptr<const Rows> rows, std::string where) : rows_(std::move(rows)), where_(std::move(where)) {}
@@ -81,7 +78,7 @@ class FileSource : public QkvSource {
     model_.head_dim = heads_view(rows.q, "q").head_dim;
     calibration_.sequences = static_cast<std::int64_t>(rows.sequences.size());
     for (const SequenceRange& range : rows.sequences) calibration_.tokens += range.size();
-    calibration_.data_sha256 = sha256_hex(hash_of(path(first)) + " first " + std::to_string(calibration_.tokens));
+    calibration_.data_sha256 = sha256_hex(sha256_file(path(first)) + " first " + std::to_string(calibration_.tokens));
   }
 
   [[nodiscard]] const ModelIdentity& model() const override { return model_; }

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "base/errors.hpp"
-#include "base/places.hpp"
 #include "dump/numbered.hpp"
 
 namespace oscar {
@@ -52,10 +51,7 @@ RankLayout layout_of(std::map<int, std::vector<int>> found, RankLayout layout) {
 }  // namespace
 
 RankLayout find_ranks(const fs::path& folder) {
-  // Our own dumps have no ranks; not every store lists what it has.
-  if (is_remote(folder) && place_exists(folder / "manifest.json")) return {};
-  const auto entries = list_place(folder);
-  if (!entries) return {};
+  const std::vector<std::string> entries = names_in(folder);
   const auto beside = [folder](const std::string& suffix) {
     return [folder, suffix](int layer, int rank) {
       return folder / ("layer_" + std::to_string(layer) + "_rank" + std::to_string(rank) + suffix);
@@ -64,14 +60,13 @@ RankLayout find_ranks(const fs::path& folder) {
   const auto inside = [folder](int layer, int rank) {
     return folder / ("layer_" + std::to_string(layer)) / ("rank_" + std::to_string(rank));
   };
-  const RankLayout layouts[] = {layout_of(ranks_beside(*entries, ""), {.path = beside("")}),
-                                layout_of(ranks_beside(*entries, ".pt"), {.in_files = true, .path = beside(".pt")}),
+  const RankLayout layouts[] = {layout_of(ranks_beside(entries, ""), {.path = beside("")}),
+                                layout_of(ranks_beside(entries, ".pt"), {.in_files = true, .path = beside(".pt")}),
                                 layout_of(ranks_inside(folder), {.path = inside})};
   const RankLayout* only = nullptr;
   bool plain = false;
   for (const int layer : numbered_entries(folder, "layer_", "")) {
-    const auto inner = list_place(folder / ("layer_" + std::to_string(layer)));
-    plain = plain || (inner && std::ranges::count(*inner, "q") > 0);
+    plain = plain || fs::exists(folder / ("layer_" + std::to_string(layer)) / "q");
   }
   for (const RankLayout& layout : layouts) {
     if (layout.ranks == 0) continue;

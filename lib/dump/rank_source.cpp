@@ -169,7 +169,7 @@ class MergedSource : public QkvSource {
     for (const auto& rank : ranks_) hashes += rank->calibration().data_sha256;
     calibration_.data_sha256 = sha256_hex(hashes);
     QkvChunk chunk;
-    if (!first_chunk(chunk)) return;
+    if (!open(layer_ids().front())->next(chunk)) return;
     model_.num_attention_heads = chunk.view.q.num_heads;
     model_.num_key_value_heads = chunk.view.k.num_heads;
   }
@@ -177,12 +177,6 @@ class MergedSource : public QkvSource {
   [[nodiscard]] const ModelIdentity& model() const override { return model_; }
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return ranks_.front()->layer_ids(); }
-  void expect(std::span<const int> layer_ids) override {
-    for (const auto& rank : ranks_) rank->expect(layer_ids);
-  }
-  void expect_part(int layer_id, std::size_t first, std::size_t last) override {
-    for (const auto& rank : ranks_) rank->expect_part(layer_id, first, last);
-  }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     std::vector<std::unique_ptr<LayerStream>> streams;
     for (const auto& rank : ranks_) streams.push_back(rank->open(layer_id));
@@ -190,17 +184,6 @@ class MergedSource : public QkvSource {
   }
 
  private:
-  /// Of the first layer; nothing is read ahead behind it.
-  bool first_chunk(QkvChunk& chunk) {
-    const int layer_id = layer_ids().front();
-    expect({});
-    expect_part(layer_id, 0, 0);
-    const bool found = open(layer_id)->next(chunk);
-    expect(layer_ids());
-    expect_part(layer_id, 0, SIZE_MAX);
-    return found;
-  }
-
   std::vector<std::unique_ptr<QkvSource>> ranks_;
   ModelIdentity model_;
   CalibrationData calibration_;

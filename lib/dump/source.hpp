@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -31,7 +30,7 @@ class LayerStream {
   virtual ~LayerStream() = default;
   /// Fills `chunk` and returns true, or returns false at the end. Throws DataError.
   virtual bool next(QkvChunk& chunk) = 0;
-  /// Goes on by a chunk as next() does, without its rows: the views may have no data. At a server no rows are read.
+  /// Goes on by a chunk as next() does, without its rows: the views may have no data.
   virtual bool skip(QkvChunk& chunk) { return next(chunk); }
   /// Back to the first chunk.
   virtual void rewind() = 0;
@@ -47,12 +46,6 @@ class QkvSource {
   [[nodiscard]] virtual const CalibrationData& calibration() const = 0;
   /// Ascending; may be sparse (hybrid models).
   [[nodiscard]] virtual const std::vector<int>& layer_ids() const = 0;
-  /// Which layers will be opened next, and in which order: a source at a server reads ahead.
-  virtual void expect(std::span<const int> layer_ids) { (void)layer_ids; }
-  /// Says that only chunks [first, last) of this layer will be read, so that no others are read ahead.
-  virtual void expect_part(int layer_id, std::size_t first, std::size_t last) {
-    (void)layer_id, (void)first, (void)last;
-  }
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
   /// Says which layers will be worked on, ascending. Returns whether several processes share the source's text: then

@@ -2,7 +2,6 @@
 #include "remote/hub_server.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "base/errors.hpp"
 #include "remote/curl_call.hpp"
@@ -69,16 +68,6 @@ HubServer::HubServer(const StoreLocation& hub, const HubAddress& pinned, std::op
       pinned_(pinned),
       files_(std::move(files)),
       has_token_(!hub.bearer_token.empty()) {}
-
-std::optional<std::vector<std::string>> HubServer::list(const std::string& prefix) {
-  if (!files_) return std::nullopt;
-  std::set<std::string> names;
-  for (const std::string& file : *files_) {
-    if (file.starts_with(prefix))
-      names.insert(file.substr(prefix.size(), file.find('/', prefix.size()) - prefix.size()));
-  }
-  return std::vector<std::string>(names.begin(), names.end());
-}
 
 DataError HubServer::missing(const std::string& where) {
   const auto is_weights = [](const std::string& file) { return file.ends_with(kWeightsSuffix); };

@@ -20,7 +20,6 @@ class HubServer : public Server {
             const TransferOptions& options, Status& status);
 
   [[nodiscard]] const std::string& commit() const noexcept { return pinned_.revision; }
-  [[nodiscard]] std::optional<std::vector<std::string>> list(const std::string& prefix) override;
   void explain_denied(const Denied& error) const override;
 
  protected:

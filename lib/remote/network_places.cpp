@@ -143,15 +143,6 @@ std::optional<std::string> NetworkPlaces::optional_text(const fs::path& file) {
   }
 }
 
-std::optional<std::vector<std::string>> NetworkPlaces::list(const fs::path& folder) {
-  const auto [server, path] = find(folder);
-  try {
-    return server->list(path.empty() ? "" : path + "/");
-  } catch (const NotFound&) {
-    server->explain_missing(server->where(path));
-  }
-}
-
 std::unique_ptr<PlacedFile> NetworkPlaces::open(const fs::path& file) {
   const auto [server, path] = find(file);
   return std::make_unique<RemoteFile>(*server, path);

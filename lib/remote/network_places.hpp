@@ -30,7 +30,6 @@ class NetworkPlaces : public RemotePlaces {
   [[nodiscard]] std::string text(const std::filesystem::path& file) override;
   [[nodiscard]] std::optional<std::string> optional_text(const std::filesystem::path& file) override;
   [[nodiscard]] bool exists(const std::filesystem::path& file) override;
-  [[nodiscard]] std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override;
   [[nodiscard]] std::optional<Publication> publication(const std::filesystem::path& folder) override;
   [[nodiscard]] std::unique_ptr<PlacedFile> open(const std::filesystem::path& file) override;
   void read(std::span<const FilePart> parts) override;

@@ -7,7 +7,6 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "remote/curl_handle.hpp"
-#include "remote/listing.hpp"
 #include "remote/retries.hpp"
 
 namespace oscar {
@@ -89,31 +88,14 @@ void Server::read(std::span<const RangeRequest> requests) {
 DataError Server::missing(const std::string& where) {
   if (bucket_.empty()) return DataError("there is no such file", where, "check the address");
   try {
-    (void)list("-");  // of a bucket that is there: nothing, as a rule
+    // Of a bucket that is there the store lists, as a rule, nothing. The query stands as signatures want it: sorted.
+    (void)text_of("", "list-type=2&max-keys=1&prefix=-", kMaxDocumentBytes, nullptr);
   } catch (const NotFound&) {
     return DataError("there is no bucket \"" + bucket_ + "\"", location_.url,
                      "check its name, and which store AWS_ENDPOINT_URL_S3 and AWS_REGION name");
   } catch (const TransportError&) {  // listing may be forbidden: nothing more is known
   }
   return DataError("there is no such object", where, "check the bucket and the prefix");
-}
-
-std::optional<std::vector<std::string>> Server::list(const std::string& prefix) {
-  if (bucket_.empty()) return std::nullopt;
-  std::vector<std::string> names;
-  for (std::string token;;) {
-    const ListingPage page =
-        parse_listing(text_of("", listing_query(prefix, token), kMaxDocumentBytes, nullptr), where(""));
-    for (const std::string& key : page.keys) {
-      std::string name = key.substr(std::min(prefix.size(), key.size()));
-      if (name.ends_with('/')) name.pop_back();
-      if (!name.empty()) names.push_back(std::move(name));
-    }
-    if (page.next.empty() || page.next == token) break;
-    token = page.next;
-  }
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 std::string Server::where(const std::string& path) const { return location_.url + "/" + percent_encoded(path); }

@@ -30,8 +30,6 @@ class Server {
   [[nodiscard]] RemoteObject& object(const std::string& path);
   /// Throws what read_ranges() throws, and DataError for a file that does not exist.
   void read(std::span<const RangeRequest> requests);
-  /// Names in a "folder" of a bucket ("" or one that ends with '/'), sorted; nothing for a web server.
-  [[nodiscard]] virtual std::optional<std::vector<std::string>> list(const std::string& prefix);
   /// Throws DataError that says what is missing: a bucket, or what `where` names in it.
   [[noreturn]] void explain_missing(const std::string& where) { throw missing(where); }
   /// Throws DataError where the server tells apart what may not be read and what is not there; returns where it does

@@ -9,7 +9,7 @@
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
-#include "base/places.hpp"
+#include "base/files.hpp"
 #include "tensor/pickle.hpp"
 #include "tensor/zip.hpp"
 
@@ -28,11 +28,12 @@ class Archive {
  public:
   explicit Archive(const std::filesystem::path& path)
       : path_(path.string()),
-        file_(open_place(path)),
+        file_(path),
         directory_(
-            file_->bytes().size(), [this](std::uint64_t offset, std::span<std::byte> to) { file_->read(offset, to); },
-            path_, kPtRemedy),
-        bytes_left_(kMaxCopies * file_->bytes().size()) {
+            file_.bytes().size(),
+            [this](std::uint64_t offset, std::span<std::byte> to) { read_at(file_.descriptor(), offset, to); }, path_,
+            kPtRemedy),
+        bytes_left_(kMaxCopies * file_.bytes().size()) {
     for (const std::string& name : directory_.names()) {
       if (!name.ends_with(kPickle) || name.find('/') != name.size() - kPickle.size()) continue;
       if (!folder_.empty()) throw DataError("the archive has two pickles", path_, kPtRemedy);
@@ -46,7 +47,7 @@ class Archive {
     const std::string name = folder_ + "data.pkl";
     const ZipMember member = directory_.find(name);
     std::string pickle(member.size, '\0');
-    file_->read(member.offset, std::as_writable_bytes(std::span(pickle)));
+    read_at(file_.descriptor(), member.offset, std::as_writable_bytes(std::span(pickle)));
     directory_.check(name, member, std::as_bytes(std::span(pickle)));
     return read_pickle(pickle, make, path_);
   }
@@ -59,10 +60,7 @@ class Archive {
                       "save them with .contiguous(), each of them once");
     }
     bytes_left_ -= elements * size_of(tensor.dtype);
-    if (file_->descriptor() >= 0) return gather(tensor, file_->bytes().subspan(record.offset, record.size));
-    std::vector<std::byte> copy(record.size);
-    if (!copy.empty()) file_->read(record.offset, copy);
-    return gather(tensor, copy);
+    return gather(tensor, file_.bytes().subspan(record.offset, record.size));
   }
 
   [[nodiscard]] std::uint64_t offset_of(const PickledTensor& tensor) const {
@@ -81,7 +79,7 @@ class Archive {
   }
 
   std::string path_;
-  std::unique_ptr<PlacedFile> file_;
+  MappedFile file_;
   ZipDirectory directory_;
   std::uint64_t bytes_left_;
   std::string folder_;  // that all members are in, with its slash

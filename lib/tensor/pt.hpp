@@ -46,8 +46,7 @@ struct PtItem {
 
 inline bool PtValue::operator==(const PtValue& other) const { return value == other.value; }
 
-/// Reads a whole archive, on disk or at a server (base/places.hpp). Throws DataError: missing, truncated, not an
-/// archive, a forbidden global.
+/// Reads a whole archive. Throws DataError: missing, truncated, not an archive, a forbidden global.
 [[nodiscard]] PtValue read_pt(const std::filesystem::path& path);
 /// Reads an archive that holds one bare tensor. Throws DataError if it holds something else.
 [[nodiscard]] Tensor read_pt_tensor(const std::filesystem::path& path);

@@ -14,7 +14,6 @@ namespace oscar {
 
 void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
                     const std::function<void(std::size_t, std::unique_ptr<LayerStream>)>& task) {
-  source.expect(ids);
   std::mutex mutex;
   std::size_t next = 0;
   const auto work = [&] {

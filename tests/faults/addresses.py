@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Models and dumps at addresses, and files of strangers on a hub."""
+"""Models at addresses, and files of strangers on a hub."""
 import contextlib
 
-import drifted_dumps
 import edit
 from harness import Fault
 from peers import Hub, RangeServer
@@ -38,7 +37,7 @@ def hubs():
 
 
 def streams():
-    """Models and dumps at addresses."""
+    """Models at addresses."""
     def ranges(prefix, **options):
         def serve(folder):
             return RangeServer({f"x/{name}": content for name, content in read_folder(folder / prefix).items()}, **options)
@@ -72,19 +71,6 @@ def streams():
                     f"weights at an address: {name}",
                     dump, ("model", "tokens.npy"),
                     serve=model(change))
-    fit = ("fit", "--dump", "{url}/x", "--recipe", "oscar", "--clip", "0.96,0.92", "--out", "out")
-    for name, plant in {
-            "k-float32": drifted_dumps.chunk(1, "k", lambda rows: rows.float()),
-            "k-fewer": drifted_dumps.chunk(1, "k", lambda rows: rows[:800].clone()),
-            "k-layers": drifted_dumps.exchange("layer_0/k/1.pt", "layer_1/k/1.pt"), "k-bit": drifted_dumps.chunk(1, "k", drifted_dumps.flipped),
-            "cut": lambda place: edit.text_file(place / "dump/layer_1/k/1.pt", lambda raw: raw[:len(raw) // 2])
-    }.items():
-        yield Fault(f"transport/dump/{name}",
-                    f"a dump at an address has changed: {name}",
-                    fit, ("dump",),
-                    plant,
-                    serve=ranges("dump"))
-
 
 def faults():
     for group in (hubs, streams):

@@ -27,7 +27,7 @@ class MemoryStream : public LayerStream {
     out.where = "chunk " + std::to_string(next_++);
     return true;
   }
-  /// As a stream at a server.
+  /// As a stream that has no rows of what is skipped.
   bool skip(QkvChunk& out) override {
     if (!next(out)) return false;
     for (HeadsView* side : {&out.view.q, &out.view.k, &out.view.v}) side->data = nullptr;
@@ -61,35 +61,6 @@ class MemorySource : public QkvSource {
   std::vector<int> layer_ids_;
   ModelIdentity model_;
   CalibrationData calibration_;
-};
-
-/// Notes what may be read ahead when a layer is opened.
-class WatchedSource : public MemorySource {
- public:
-  using MemorySource::MemorySource;
-  struct Opening {
-    int layer_id;
-    std::size_t first = 0, last = SIZE_MAX;  // chunks of it
-    std::size_t layers = 0;                  // that are expected
-  };
-  void expect(std::span<const int> layer_ids) override { expected_ = layer_ids.size(); }
-  void expect_part(int layer_id, std::size_t first, std::size_t last) override { parts_[layer_id] = {first, last}; }
-  [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
-    const auto [first, last] = part(layer_id);
-    openings.push_back({layer_id, first, last, expected_});
-    return MemorySource::open(layer_id);
-  }
-  [[nodiscard]] std::pair<std::size_t, std::size_t> part(int layer_id) const {
-    const auto found = parts_.find(layer_id);
-    return found == parts_.end() ? std::pair<std::size_t, std::size_t>(0, SIZE_MAX) : found->second;
-  }
-  [[nodiscard]] std::size_t expected() const { return expected_; }
-
-  std::vector<Opening> openings;
-
- private:
-  std::size_t expected_ = SIZE_MAX;
-  std::map<int, std::pair<std::size_t, std::size_t>> parts_;
 };
 
 }  // namespace oscar::test

@@ -206,10 +206,9 @@ void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();
   command->fit.recipe = "auto";
   CLI::App* fit = app.add_subcommand("fit", "Fit per-layer K and V rotations and clip ratios");
-  allow_address(
-      fit->add_option("--dump", command->dump, "Folder written by oscar dump or by a server, or its address: streamed")
-          ->type_name("DIR")
-          ->group("Input"));
+  fit->add_option("--dump", command->dump, "Folder written by oscar dump or by a server")
+      ->type_name("DIR")
+      ->group("Input");
   fit->add_option(
          "--stats", command->stats,
          "Files of --save-stats instead of data, added up; or, beside data, what to weigh it by. Recipe coded: "

@@ -149,9 +149,7 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
       .add_option("ROTATIONS", c.rotations,
                   "A rotation set, a folder with k_rotation*.pt and v_rotation*.pt, or one .pt file")
       ->required();
-  allow_address(command.add_option("--dump", c.dump, "Measure attention on this dump; may be an address, as --model")
-                    ->type_name("DIR")
-                    ->group("Input"));
+  command.add_option("--dump", c.dump, "Measure attention on this dump")->type_name("DIR")->group("Input");
   command.add_option("--stats", c.stats, "Hold rotations against sums that fit --save-stats, or a server, saved")
       ->type_name("FILE")
       ->group("Input");

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A server of models and dumps that does what a test tells it to."""
+"""A server of models that does what a test tells it to."""
 import base64
 import http.server
 import threading
@@ -9,7 +9,7 @@ from peers import Serving, requested_range
 
 
 class FaultyServer(Serving):
-    """Serves {path: bytes} with ranges and ETags, and lists them as a store does, the first folder as the bucket.
+    """Serves {path: bytes} with ranges and ETags.
     fault(request, path, nth, asked): called for each request, the nth one for its path; true: it has answered itself.
     With `password`, "user:password" is asked for. closing: set when the test is over."""
 
@@ -23,9 +23,7 @@ class FaultyServer(Serving):
 
             def do_GET(self):
                 asked_for = urllib.parse.urlsplit(self.path)  # of a proxy: with the host
-                path, query = urllib.parse.unquote(asked_for.path).lstrip("/"), asked_for.query
-                if "list-type=2" in query:
-                    return self.reply(200, outer.listing(path, urllib.parse.parse_qs(query).get("prefix", [""])[0]))
+                path = urllib.parse.unquote(asked_for.path).lstrip("/")
                 with outer.counting:
                     outer.seen.append(path)
                     nth = outer.seen.count(path)
@@ -60,13 +58,6 @@ class FaultyServer(Serving):
                 pass
 
         super().__init__(Handler)
-
-    def listing(self, bucket, prefix):
-        inside = [path[len(bucket):].strip("/")[len(prefix):] for path in self.files if path.startswith(f"{bucket.strip('/')}/{prefix}")]
-        keys = {prefix + name.split("/")[0] + ("/" if "/" in name else "") for name in inside}
-        found = "".join(f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>" if key.endswith("/") else
-                        f"<Contents><Key>{key}</Key></Contents>" for key in sorted(keys))
-        return f"<ListBucketResult>{found}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
 
     def etag(self, path):
         return self.etag_of(self.files[path])

@@ -29,37 +29,6 @@ class RanksTest(RemoteCase):
         errors = [rank.communicate(timeout=200)[1] for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [0] * size, errors)
 
-    def test_statistics_of_a_dump(self):
-        self.succeed("dump", "-q", "--model", MODEL, *LONG, "--out", "dump")
-        self.succeed("fit", "-q", "--dump", "dump", "--save-stats", "here")
-        here = (self.folder / "here").read_bytes()
-        whole = self.size_of_layers("dump")
-        for size in (1, 2, 3, 5):  # of four layers: whole ones, and some in pieces
-            server = self.serving(self.folder / "dump")
-            with server as url:
-                self.fit_together(size, "--dump", f"{url}/dump", "--save-stats", f"of_{size}")
-            self.assertEqual((self.folder / f"of_{size}").read_bytes(), here)
-            self.assertLess(self.bytes_asked(server, "/layer_"), whole)
-
-    def test_statistics_of_a_tensor_parallel_dump(self):
-        for rank in range(2):
-            self.split_dump("dump", layers=2, chunks=13, tokens=1024, suffix=f"_rank{rank}", seed=rank)
-        self.succeed("fit", "-q", "--dump", "dump", "--save-stats", "here")
-        self.fit_together(3, "--dump", self.bucket().upload(self.folder / "dump", "dump"), "--save-stats", "there")
-        self.assertEqual((self.folder / "there").read_bytes(), (self.folder / "here").read_bytes())
-
-    def test_a_set_of_a_dump(self):
-        dump = self.dump()
-        here = self.fit("here", "--dump", dump, "--recipe", "oscar")
-        whole = self.size_of_layers("dump")
-        for size in (2, 3):
-            server = self.serving(dump)
-            with server as url:
-                self.fit_together(size, "--dump", f"{url}/dump", "--recipe", "oscar", "--out", f"of_{size}")
-            there = read_folder(self.folder / f"of_{size}")
-            self.assertEqual([path for path in {**here, **there} if here.get(path) != there.get(path)], [])
-            self.assertLess(self.bytes_asked(server, "/layer_"), whole)
-
     def test_a_set_of_a_model(self):
         options = ["--recipe", "oscar", *LONG, "--max-tokens", "0"]  # two blocks
         here = self.fit("here", "--model", MODEL, *options)

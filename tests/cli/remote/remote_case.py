@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of streaming share: the sample model, small dumps of it, an S3 server that checks signatures, and web
+"""What the tests of streaming share: the sample model, a small dump of it, an S3 server that checks signatures, and web
 servers."""
 import importlib
 import json
@@ -115,24 +115,6 @@ class RemoteCase(unittest.TestCase):
         self.succeed("dump", "-q", "--model", MODEL, *TOKENS, "--out", name, *arguments)
         return self.folder / name
 
-    def split_dump(self, name, layers=3, chunks=5, tokens=40, suffix="", seed=5):
-        """A dump in the published layout, of random rows: many chunks, one of them a warm-up, one without lengths.
-        suffix: "_rank0" for a tensor-parallel server's first rank."""
-        numpy, torch = importlib.import_module("numpy"), importlib.import_module("torch")
-        random = numpy.random.default_rng(seed)
-        for layer in range(layers):
-            for chunk in range(chunks):
-                rows = 8 if chunk == 0 else tokens + chunk
-                parts = {"q": (rows, 4, 32), "k": (rows, 2, 32), "v": (rows, 2, 32)}
-                tensors = {side: torch.tensor(random.standard_normal(shape, dtype=numpy.float32)) for side, shape in parts.items()}
-                if chunk != 2:
-                    tensors["seq_lens"] = torch.tensor([rows // 2, rows - rows // 2], dtype=torch.int32)
-                for side, tensor in tensors.items():
-                    path = self.folder / name / f"layer_{2 * layer}{suffix}" / side / f"{chunk}.pt"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    torch.save(tensor, path)
-        return self.folder / name
-
     def fit(self, out, *arguments, **more):
         """The files of the set that is fitted."""
         self.succeed("fit", "-q", "--out", out, *arguments, **more)
@@ -147,9 +129,6 @@ class RemoteCase(unittest.TestCase):
         ranges = [asked for path, asked in server.seen if part in path]
         self.assertNotIn(None, ranges)
         return sum(end - begin for begin, end in ranges)
-
-    def size_of_layers(self, dump):
-        return sum(len(content) for path, content in read_folder(self.folder / dump).items() if path.startswith("layer_"))
 
     def copy(self, source, name):
         shutil.copytree(source, self.folder / name)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models and dumps that are streamed give the bytes that the same folders on disk give: stream_test.py
-[StreamTest.test_…]."""
+"""Models that are streamed give the bytes that the same folders on disk give: stream_test.py [StreamTest.test_…]."""
 import json
 import shutil
 import subprocess
@@ -41,28 +40,6 @@ class StreamTest(RemoteCase):
         self.assertNotIn(None, asked)
         self.assertLess(sum(end - begin for begin, end in asked), len(weights) * 0.6)
 
-    def test_dumps_in_a_bucket(self):
-        bucket = self.bucket()
-        for format in ("pt", "h5", "safetensors"):
-            dump = self.dump(f"dump-{format}", "--format", format)
-            address = bucket.upload(dump, f"dumps/{format}")
-            options = ["--max-tokens", "500", "--recipe", "oscar"]
-            self.assertEqual(self.fit(f"a-{format}", "--dump", dump, *options),
-                             self.fit(f"b-{format}", "--dump", address, *options), format)
-
-    def test_the_default_recipe_and_verify_fetch_a_dump_once(self):
-        dump = self.dump()
-        server = self.serving(dump)
-        with server as url:
-            self.assertEqual(self.fit("a", "--dump", dump), self.fit("b", "--dump", f"{url}/dump"))
-        self.assertLess(self.bytes_asked(server, "/layer_"), self.size_of_layers("dump"))
-        server = self.serving(dump)
-        verify = ["verify", "-q", "a", "--compare", "naive", "--no-default-limits", "--recent", "64", "--json"]
-        with server as url:
-            figures = [json.loads(self.succeed(*verify, "--dump", place).stdout)["methods"] for place in (dump, f"{url}/dump")]
-        self.assertEqual(*figures)
-        self.assertLess(self.bytes_asked(server, "/layer_"), self.size_of_layers("dump"))
-
     def test_verify_fetches_a_model_no_more_often_for_more_methods(self):
         self.fit("a", "--model", MODEL, *TOKENS, "--recipe", "oscar")
         verify = ["verify", "-q", "a", *TOKENS, "--compare", "naive,fp8", "--no-default-limits", "--recent", "64", "--json"]
@@ -73,33 +50,6 @@ class StreamTest(RemoteCase):
         self.assertGreater(len(figures[0]), 2)
         # Once for its rows, and once for all methods; embeddings, a sixth of this small model, come a third time.
         self.assertLess(self.bytes_asked(server, "00001.safetensors"), 2.8 * (MODEL / "model-00001-of-00001.safetensors").stat().st_size)
-
-    def test_the_published_layout_in_a_bucket(self):
-        dump = self.split_dump("dump")
-        address = self.bucket().upload(dump, "a folder/dump+1")
-        here = self.succeed("fit", "--dump", dump, "--recipe", "oscar", "--out", "a")
-        there = self.succeed("fit", "--dump", address, "--recipe", "oscar", "--out", "b")
-        self.assertEqual(read_folder(self.folder / "a"), read_folder(self.folder / "b"))
-        for said in (here, there):
-            self.assertEqual(said.stderr.count("is a warm-up"), 3)
-            self.assertEqual(said.stderr.count("counts as one sequence"), 3)
-
-    def test_ranks_in_a_bucket(self):
-        dump = self.split_dump("plain", layers=2, chunks=3)
-        for layer in dump.iterdir():
-            for rank in range(2):  # both hold the same heads of keys, and other queries for all anyone knows
-                shutil.copytree(layer, self.folder / "ranks" / f"{layer.name}_rank{rank}")
-        address = self.bucket().upload(self.folder / "ranks", "ranks")
-        self.assertEqual(self.fit("a", "--dump", self.folder / "ranks", "--recipe", "oscar"),
-                         self.fit("b", "--dump", address, "--recipe", "oscar"))
-
-    def test_verify_measures_a_dump_in_a_bucket(self):
-        dump = self.dump()
-        address = self.bucket().upload(dump, "dump")
-        self.fit("a", "--dump", dump, "--recipe", "oscar")
-        verify = ["verify", "-q", "a", "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]
-        figures = [json.loads(self.succeed(*verify, "--dump", place).stdout)["methods"] for place in (dump, address)]
-        self.assertEqual(*figures)
 
     def test_nginx_over_http2(self):
         shutil.copytree(MODEL, self.folder / "www/a+b/qwen3-2m")
@@ -119,18 +69,6 @@ class StreamTest(RemoteCase):
         options = ["--recipe", "oscar", "--resume", "--model", address, *TOKENS]
         self.assertEqual(self.fit("a", "--recipe", "oscar", "--model", MODEL, *TOKENS), self.fit("b", *options))
 
-    def test_a_resumed_fit_knows_the_dump_again(self):
-        bucket = self.bucket()
-        dump = self.dump()
-        address = bucket.upload(dump, "dump")
-        options = ["--dump", address, "--recipe", "oscar", "--resume", "--out", "set"]
-        cut = (dump / "layer_3/v/1.pt").read_bytes()[:5000]
-        bucket.s3.put_object(Bucket=bucket.NAME, Key="dump/layer_3/v/1.pt", Body=cut)
-        self.assertIn("layer_3/v/1.pt", self.run_oscar("fit", *options).stderr)
-        bucket.upload(dump, "dump")
-        self.assertGreater(len(list((self.folder / "set.partial").rglob("*"))), 1)
-        self.succeed("fit", *options)
-        self.assertEqual(self.fit("a", "--dump", dump, "--recipe", "oscar"), read_folder(self.folder / "set"))
 
 
 if __name__ == "__main__":

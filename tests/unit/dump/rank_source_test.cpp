@@ -133,30 +133,6 @@ TEST_CASE("limits cut the dumps of ranks as they cut others") {
   }
 }
 
-TEST_CASE("to learn what ranks hold nothing is read ahead, later everything") {
-  std::vector<std::unique_ptr<QkvSource>> ranks;
-  std::vector<test::WatchedSource*> watched;
-  for (std::uint64_t rank = 0; rank < 2; ++rank) {
-    std::map<int, std::vector<test::MemoryChunk>> layers;
-    for (const int id : {3, 5}) {
-      layers[id].push_back({random_rows(2, rank), random_rows(1, rank + 2), random_rows(1, rank + 4), {{0, kTokens}}});
-    }
-    auto source = std::make_unique<test::WatchedSource>(std::move(layers));
-    watched.push_back(source.get());
-    ranks.push_back(std::move(source));
-  }
-  const auto merged = merge_ranks(std::move(ranks));
-  CHECK(merged->model().num_attention_heads == 4);
-  for (const test::WatchedSource* rank : watched) {
-    REQUIRE(rank->openings.size() == 1);
-    CHECK(rank->openings.front().layer_id == 3);
-    CHECK(rank->openings.front().last == 0);
-    CHECK(rank->openings.front().layers == 0);
-    CHECK(rank->part(3).second == SIZE_MAX);
-    CHECK(rank->expected() == 2);
-  }
-}
-
 TEST_CASE("a missing rank, keys that are almost copies, and two dumps in one folder are refused") {
   const Server server;
   {
