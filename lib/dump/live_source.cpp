@@ -2,16 +2,102 @@
 #include "dump/live_source.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <functional>
 #include <future>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "dump/live_states.hpp"
+#include "base/status.hpp"
+#include "model/run/runner.hpp"
 #include "model/tokenizer/tokens.hpp"
 
 namespace oscar {
 namespace {
+
+namespace fs = std::filesystem;
+
+// Hidden states of a live model in a folder, so that a fit that ended early need not run the layers again that it is
+// done with. One file of a row per token (hidden_size values, and the keys and values that later layers share), two at
+// most: a file counts only once everything was fitted that came before it. Writing takes a twentieth of the time at
+// most.
+class LiveStates {
+ public:
+  /// layers: those that open, ascending. is_kept: whether what was made of one of them is safe; may be called from any
+  /// thread. `status` must outlive this.
+  LiveStates(std::filesystem::path folder, std::vector<int> layers, std::function<bool(int layer)> is_kept,
+             Status& status);
+
+  /// Takes a pass that has not begun behind as many layers as possible, and says so.
+  void restore(ModelPass& pass);
+  /// Called between steps: keeps the states if it is time to. Where that fails, it warns and gives up.
+  void offer(const ModelPass& pass);
+
+ private:
+  [[nodiscard]] std::filesystem::path file_of(int layer) const;
+  [[nodiscard]] bool counts(int layer) const;
+  void remove_before(int layer) const;
+
+  std::filesystem::path folder_;
+  std::vector<int> layers_;
+  std::function<bool(int layer)> is_kept_;
+  Status& status_;
+  int newest_ = 0;  // that is there; 0 = none
+  bool failed_ = false;
+  std::chrono::steady_clock::time_point not_before_{};
+};
+
+constexpr int kShare = 20;  // of the time, that writing may take: one in so many
+
+LiveStates::LiveStates(fs::path folder, std::vector<int> layers, std::function<bool(int)> is_kept, Status& status)
+    : folder_(std::move(folder)), layers_(std::move(layers)), is_kept_(std::move(is_kept)), status_(status) {}
+
+void LiveStates::restore(ModelPass& pass) {
+  for (int layer = layers_.empty() ? 0 : layers_.back(); layer > 0; --layer) {
+    if (!fs::exists(file_of(layer)) || !counts(layer)) continue;
+    try {
+      pass.restore(file_of(layer));
+    } catch (const DataError& error) {
+      status_.notice("the model runs again from its first layer: " + std::string(error.what()));
+      return;
+    }
+    newest_ = layer;
+    status_.notice("the model goes on at layer " + std::to_string(layer) + ", with hidden states that were kept");
+    return;
+  }
+}
+
+void LiveStates::offer(const ModelPass& pass) {
+  const int layer = pass.layer();
+  const auto begin = std::chrono::steady_clock::now();
+  if (failed_ || layer <= newest_ || !counts(newest_) || begin < not_before_) return;
+  try {
+    remove_before(newest_);
+    pass.save(file_of(layer));
+    newest_ = layer;
+    if (counts(layer)) remove_before(layer);
+  } catch (const IoError& error) {
+    failed_ = true;
+    status_.warning(std::string("hidden states are not kept, --resume will run all layers again: ") + error.what());
+  }
+  const auto end = std::chrono::steady_clock::now();
+  not_before_ = end + kShare * (end - begin);
+}
+
+fs::path LiveStates::file_of(int layer) const { return folder_ / ("hidden_" + std::to_string(layer) + ".safetensors"); }
+
+bool LiveStates::counts(int layer) const {
+  return std::ranges::all_of(layers_, [&](int id) { return id >= layer || is_kept_(id); });
+}
+
+void LiveStates::remove_before(int layer) const {
+  std::error_code ignored;
+  for (int older = 1; older < layer; ++older) fs::remove(file_of(older), ignored);
+}
 
 constexpr int kLayersAtATime = 3;  // of whose rows a fit on a GPU takes sums, while the next is captured
 

@@ -35,7 +35,7 @@ struct LiveOptions {
 
 class LiveSource : public QkvSource {
  public:
-  /// Keeps hidden states in a folder, and goes on with those that lie there (live_states.hpp). Called before the first
+  /// Keeps hidden states in a folder, and goes on with those that lie there. Called before the first
   /// open().
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
   /// Waits until the model can take its first layer at full speed. Throws what loading throws.

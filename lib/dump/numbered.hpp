@@ -23,7 +23,8 @@ namespace oscar {
 [[nodiscard]] inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   if (!std::filesystem::is_directory(folder)) return names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   return names;
 }
 

@@ -9,13 +9,46 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/json.hpp"
 #include "base/version.hpp"
 #include "dump/chunk_file.hpp"
 #include "dump/chunk_record.hpp"
-#include "dump/replaceable.hpp"
 
 namespace oscar {
 namespace {
+
+std::set<fs::path> files_by_manifest(const fs::path& folder) {
+  const fs::path path = folder / "manifest.json";
+  const Json manifest = read_json(path);
+  validate_json(manifest, "oscar.dump.v1", path.string());
+  const std::string suffix = chunk_suffix(manifest.value("format", "pt"));
+  std::set<fs::path> files{"manifest.json"};
+  for (const Json& layer : manifest["layers"]) {
+    const fs::path own = "layer_" + std::to_string(layer["layer_id"].get<int>());
+    for (const Json& chunk : layer["chunks"]) {
+      for (const char* what : {"q", "k", "v", "seq_lens"}) {
+        files.insert(own / what / (std::to_string(chunk["chunk"].get<int>()) + suffix));
+      }
+    }
+  }
+  return files;
+}
+
+/// Returns what a new dump may replace, for an AtomicFolder: if `replace`, a folder that holds a dump of ours and
+/// nothing but the files that its manifest tells of; else nothing.
+RequireOurs replaceable_dump(bool replace) {
+  if (!replace) return {};
+  return [](const fs::path& folder) {
+    std::set<fs::path> ours;
+    try {
+      ours = files_by_manifest(folder);
+    } catch (const Error&) {
+      throw UsageError("refusing to replace a folder that is not a dump of oscar", folder.string(),
+                       "choose another output, or remove the folder yourself");
+    }
+    require_only(folder, ours, "a dump");
+  };
+}
 
 constexpr const char* kSchema = "oscar.dump.v1";
 

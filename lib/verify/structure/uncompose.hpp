@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Takes a rotation apart: the eigenvectors U inside R, by the name of the composition, with H and P of
-// constant_matrices.hpp:
+// Takes a rotation apart: the eigenvectors U inside R, by the name of the composition, with H and P as uncompose.cpp
+// defines them:
 //   plain U   br UP   br_h128 UPH   r_h UH   r_h_pbr UHP   h_r_pbr HUP   h_pbr_r HPU   pbr P   h_pbr HP (no U inside)
 #pragma once
 

@@ -3,12 +3,17 @@
 // fitted on the last 6 calibration sequences, measured on 6 held-out sequences and 40 needles.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "peers/baselines.hpp"
 #include "support/backend.hpp"
-#include "support/figures.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "verify/methods.hpp"
@@ -16,6 +21,23 @@
 
 namespace oscar {
 namespace {
+
+// Figures of a model that libtorch runs: another processor adds in another order, last bits move, codes on an edge
+// flip, and the figure moves with them. How far is measured by tests/bench/bench_last_bits.py, which reads the lines
+// that are printed; bounds are some standard deviations of that.
+
+/// Whether $OSCAR_TEST_BOUNDS is "off": figures are printed and not compared.
+bool only_prints_figures() {
+  const char* bounds = std::getenv("OSCAR_TEST_BOUNDS");
+  return bounds != nullptr && std::string_view(bounds) == "off";
+}
+
+/// Prints "figure: <name> <seen>", and checks that it is within `bound` of what is expected.
+void check_figure(const std::string& name, double seen, double expected, double bound) {
+  std::printf("figure: %s %.9g\n", name.c_str(), seen);
+  if (only_prints_figures()) return;
+  CHECK_MESSAGE(std::abs(seen - expected) <= bound, name, " is ", seen, ", expected ", expected, " within ", bound);
+}
 
 constexpr std::size_t kTexts = 6, kNeedles = 40;
 
@@ -64,11 +86,11 @@ struct Bench {
 void check_row(const std::string& name, const FitOptions& options, const Row& expected) {
   Bench bench;
   const ModelMetrics seen = bench.measured(bench.fitted(options));
-  test::check_figure(name + ", exact perplexity", seen.ppl / seen.ppl_ratio, kExactPpl, kBounds.exact_ppl);
-  test::check_figure(name + ", perplexity", seen.ppl, expected.ppl, kBounds.ppl);
-  test::check_figure(name + ", KLD", seen.kld_mean, expected.kl, kBounds.kld_share * expected.kl);
-  test::check_figure(name + ", same top", seen.same_top, expected.same_top, kBounds.same_top);
-  test::check_figure(name + ", needles", static_cast<double>(seen.needle_hits), expected.needles, kBounds.needles);
+  check_figure(name + ", exact perplexity", seen.ppl / seen.ppl_ratio, kExactPpl, kBounds.exact_ppl);
+  check_figure(name + ", perplexity", seen.ppl, expected.ppl, kBounds.ppl);
+  check_figure(name + ", KLD", seen.kld_mean, expected.kl, kBounds.kld_share * expected.kl);
+  check_figure(name + ", same top", seen.same_top, expected.same_top, kBounds.same_top);
+  check_figure(name + ", needles", static_cast<double>(seen.needle_hits), expected.needles, kBounds.needles);
 }
 
 }  // namespace
@@ -76,8 +98,8 @@ void check_row(const std::string& name, const FitOptions& options, const Row& ex
 TEST_CASE("golden row: exact attention") {
   Bench bench;
   const ModelMetrics seen = bench.measured(make_baseline("bf16", {{0, 128}, {1, 128}, {2, 128}, {3, 128}}, {}, 0));
-  test::check_figure("exact, perplexity", seen.ppl, kExactPpl, kBounds.exact_ppl);
-  test::check_figure("exact, needles", static_cast<double>(seen.needle_hits), 38, kBounds.exact_needles);
+  check_figure("exact, perplexity", seen.ppl, kExactPpl, kBounds.exact_ppl);
+  check_figure("exact, needles", static_cast<double>(seen.needle_hits), 38, kBounds.exact_needles);
   CHECK(seen.kld_mean < 1e-9);
   CHECK(seen.same_top == 1);
 }
