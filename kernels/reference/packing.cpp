@@ -26,6 +26,8 @@ void write_bits(std::span<std::uint8_t> bytes, std::size_t at, unsigned word) {
   if (shifted > 0xFFU) bytes[byte + 1] = static_cast<std::uint8_t>(bytes[byte + 1] | shifted >> 8U);
 }
 
+bool is_int2(int levels, std::size_t count) { return levels == 4 && count % 4 == 0; }
+
 }  // namespace
 
 void pack_int2(std::span<const std::uint8_t> codes, std::span<std::uint8_t> bytes) {
@@ -99,38 +101,6 @@ void unpack_radix(std::span<const std::uint8_t> bytes, int levels, std::span<std
   }
 }
 
-bool fit_nibble(int key_levels, int value_levels) { return key_levels * value_levels <= 16; }
-
-void pack_nibbles(std::span<const std::uint8_t> keys, int key_levels, std::span<const std::uint8_t> values,
-                  int value_levels, std::span<std::uint8_t> bytes) {
-  const std::size_t half = bytes.size();
-  OSCAR_CHECK(fit_nibble(key_levels, value_levels));
-  OSCAR_CHECK(keys.size() == values.size() && half == (keys.size() + 1) / 2);
-  std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    OSCAR_CHECK(keys[i] < key_levels && values[i] < value_levels);
-    const unsigned nibble = keys[i] + static_cast<unsigned>(key_levels) * values[i];
-    bytes[i % half] = static_cast<std::uint8_t>(bytes[i % half] | nibble << (i < half ? 0U : 4U));
-  }
-}
-
-void unpack_nibbles(std::span<const std::uint8_t> bytes, int key_levels, std::span<std::uint8_t> keys,
-                    std::span<std::uint8_t> values) {
-  const std::size_t half = bytes.size();
-  OSCAR_CHECK(key_levels >= 1 && keys.size() == values.size() && half == (keys.size() + 1) / 2);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const unsigned nibble = (bytes[i % half] >> (i < half ? 0U : 4U)) & 0xFU;
-    keys[i] = static_cast<std::uint8_t>(nibble % static_cast<unsigned>(key_levels));
-    values[i] = static_cast<std::uint8_t>(nibble / static_cast<unsigned>(key_levels));
-  }
-}
-
-namespace {
-
-bool is_int2(int levels, std::size_t count) { return levels == 4 && count % 4 == 0; }
-
-}  // namespace
-
 std::size_t code_bytes(int levels, std::size_t count) {
   return is_int2(levels, count) ? count / 4 : radix_bytes(levels, count);
 }
@@ -182,7 +152,7 @@ double bits_per_code(int levels, int head_dim) {
 
 double bits_per_pair(int key_levels, int value_levels, int head_dim) {
   const double apart = bits_per_code(key_levels, head_dim) + bits_per_code(value_levels, head_dim);
-  if (!fit_nibble(key_levels, value_levels)) return apart;
+  if (key_levels * value_levels > 16) return apart;
   return std::min(apart, 8.0 * ((head_dim + 1) / 2) / head_dim);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the codes of a row of d channels, and the scales and zeros of its groups, become bytes. There are three layouts
+// How the codes of a row of d channels, and the scales and zeros of its groups, become bytes. There are two layouts
 // of codes.
 //
 // INT2 is what servers read (oscar/int2_attention.h): 4 levels, d a multiple of 4, d / 4 bytes.
@@ -9,10 +9,6 @@
 // fewest bits a code in words of at most 8 bits: three codes of 5 levels in 7, five of 3 levels in 8, powers of two by
 // themselves. Words follow each other from the lowest bit of the first byte on. Zeros fill the last word and the last
 // byte.
-//
-// Nibbles hold a key and a value code of the same channel together, for products of levels up to 16 (4 x 4, 5 x 3,
-// 8 x 2).
-//   nibble[i] = k[i] + K v[i],   byte[i] = nibble[i] | nibble[i + h] << 4 with h = d/2 rounded up
 //
 // Every function throws std::logic_error for codes that have more than their levels, and for spans of the wrong size.
 #pragma once
@@ -43,16 +39,7 @@ void pack_radix(std::span<const std::uint8_t> codes, int levels, std::span<std::
 /// Unpacks what pack_radix() wrote.
 void unpack_radix(std::span<const std::uint8_t> bytes, int levels, std::span<std::uint8_t> codes);
 
-/// Whether a key code and a value code fit into 4 bits together.
-[[nodiscard]] bool fit_nibble(int key_levels, int value_levels);
-/// Packs d codes of keys and d of values into d/2 bytes, rounded up.
-void pack_nibbles(std::span<const std::uint8_t> keys, int key_levels, std::span<const std::uint8_t> values,
-                  int value_levels, std::span<std::uint8_t> bytes);
-/// Unpacks what pack_nibbles() wrote.
-void unpack_nibbles(std::span<const std::uint8_t> bytes, int key_levels, std::span<std::uint8_t> keys,
-                    std::span<std::uint8_t> values);
-
-/// Returns how many bytes the codes of a row of its own take: as INT2 where that is possible, else in radix words.
+/// Returns how many bytes the codes of a row take: as INT2 where that is possible, else in radix words.
 [[nodiscard]] std::size_t code_bytes(int levels, std::size_t count);
 /// Packs codes into code_bytes(levels, codes.size()) bytes.
 void pack_codes(std::span<const std::uint8_t> codes, int levels, std::span<std::uint8_t> bytes);
@@ -66,8 +53,8 @@ void unpack_parameters(std::span<const std::uint8_t> bytes, DType dtype, std::sp
 
 /// Returns the bits of one code in a row of head_dim codes, padding included.
 [[nodiscard]] double bits_per_code(int levels, int head_dim);
-/// Returns the bits that a key code and a value code take together, padding included: in nibbles if they fit and take
-/// less, else in rows of their own.
+/// Returns the bits that a key code and a value code take together, padding included: in rows of their own, or as one
+/// number k + K v in 4 bits, two channels a byte, where K V levels fit into 16 and that takes less.
 [[nodiscard]] double bits_per_pair(int key_levels, int value_levels, int head_dim);
 
 }  // namespace oscar::reference

@@ -161,13 +161,6 @@ void refine_key(std::span<const SampledSequence> sample, const RowCodec& codec, 
 
 }  // namespace
 
-std::vector<SampledSequence> sample_for_refining(LayerStream& layer, Windows windows, const RefineOptions& options,
-                                                 const TakesSequence& takes) {
-  std::vector<SampledSequence> sample = sample_layer(layer, windows, options.sample, takes);
-  for (SampledSequence& sequence : sample) sequence.v = {};
-  return sample;
-}
-
 void refine_keys(std::span<const std::span<const SampledSequence>> samples, const RowCodec& codec, Windows windows,
                  const RefineOptions& options, std::vector<LayerRotation>& layers, Backend& backend, Status& status) {
   parallel_for(layers.size(), [&](std::size_t i) {

@@ -23,14 +23,8 @@ struct RefineOptions {
   SampleOptions sample{.sample_tokens = 6144, .max_sequence_tokens = 2048, .query_rows = 4096, .seed = 4};
 };
 
-/// Returns the keys and queries that refine_keys() looks at, from the sequences that `takes` says; empty if none of
-/// them is longer than the windows.
-[[nodiscard]] std::vector<SampledSequence> sample_for_refining(LayerStream& layer, Windows windows,
-                                                               const RefineOptions& options,
-                                                               const TakesSequence& takes = {});
-
 /// Turns the key transforms of layers in place, and records what it did under their scores["refine"]. samples: by
-/// layer; a layer without one stays as it is, with a warning. codec: of the keys.
+/// layer, whose values are not looked at; a layer without one stays as it is, with a warning. codec: of the keys.
 void refine_keys(std::span<const std::span<const SampledSequence>> samples, const RowCodec& codec, Windows windows,
                  const RefineOptions& options, std::vector<LayerRotation>& layers, Backend& backend, Status& status);
 

@@ -119,6 +119,13 @@ void require_quantised_texts(const ModelData& data, Windows windows) {
   }
 }
 
+void list_methods(VerifyReport& report, const std::vector<KvMethod>& methods, std::int64_t context) {
+  for (const KvMethod& method : methods) {
+    report.methods.push_back(
+        {method.name, method.kind, method.description, method.windows, bits_per_element(method, context), {}, {}, {}});
+  }
+}
+
 void measure_set(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
                  const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
   if (inputs.runner != nullptr && !methods.empty()) warn_of_score_rules(report, methods, *inputs.runner);

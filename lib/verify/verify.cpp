@@ -93,16 +93,7 @@ std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, 
   std::vector<KvMethod> found = verify::methods_for(subject, comparison, report.windows, model);
   report.bf16_layers = verify::bf16_layer_ids(found.back(), options.bf16_layers);
   const std::vector<KvMethod> methods = verify::with_bf16_layers(std::move(found), report.bf16_layers);
-  for (const KvMethod& method : methods) {
-    report.methods.push_back({method.name,
-                              method.kind,
-                              method.description,
-                              method.windows,
-                              bits_per_element(method, options.context),
-                              {},
-                              {},
-                              {}});
-  }
+  verify::list_methods(report, methods, options.context);
   warn_of_missing_rope(report, methods);
   verify::warn_of_bf16_layers(report);
   if (!subject.set.has_clip_ratios) {

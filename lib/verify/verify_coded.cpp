@@ -130,16 +130,7 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
     const std::vector<KvMethod> methods =
         with_bf16_layers(methods_beside(std::move(coded), comparison, expected.model), report.bf16_layers);
     warn_of_bf16_layers(report);
-    for (const KvMethod& method : methods) {
-      report.methods.push_back({method.name,
-                                method.kind,
-                                method.description,
-                                method.windows,
-                                bits_per_element(method, options.context),
-                                {},
-                                {},
-                                {}});
-    }
+    list_methods(report, methods, options.context);
     if (inputs.statistics) {
       check_coded_on_data(set, coded_moments_of(*inputs.statistics, report.checks), report.checks);
       report.data["statistics"] = description_of(*inputs.statistics);

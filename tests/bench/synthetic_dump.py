@@ -3,8 +3,8 @@
 
 synthetic_dump.py OUT [--layers 4] [--tokens 30000] [--query-heads 32] [--kv-heads 8] [--head-dim 128] [--chunk 4096]
                   [--spectra FOLDER] [--seed 0] [--device cpu] [--manifest]
---device cuda draws on the GPU: other numbers of the same distribution. --manifest makes it a dump of ours as well:
-manifest.json (oscar.dump.v1) tells where the payloads lie.
+OUT must be empty, or not there. --device cuda draws on the GPU: other numbers of the same distribution. --manifest makes
+it a dump of ours as well: manifest.json (oscar.dump.v1) tells where the payloads lie.
 --spectra: a folder with one k_rotation*.pt and one v_rotation*.pt of the published format; queries are drawn with the
 covariance that the key file was fitted to, values with that of the value file, keys with a mixture of the query
 covariance and an independent one. Without it, eigenvalues decay like a power law in a random basis per layer.
@@ -120,7 +120,13 @@ def write_manifest(out, layers, tokens, query_heads, kv_heads, dim):
     (out / "manifest.json").write_text(json.dumps(manifest) + "\n")
 
 
+def require_empty(out):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        sys.exit(f"{out}: there is something already; name a new folder, or an empty one")
+
+
 def make(out, layers, tokens, query_heads, kv_heads, dim, chunk, spectra, seed, device="cpu", manifest=False):
+    require_empty(out)
     generator = torch.Generator(device).manual_seed(seed)
     if spectra:
         query_roots, value_roots = ([root.to(device) for root in read_roots(spectra, side, layers, dim)] for side in "kv")

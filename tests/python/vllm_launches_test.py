@@ -51,7 +51,13 @@ class LaunchesTest(unittest.TestCase):
         """What a layer computes in a step of one token, and of three, of each request, as on CUDA: a CUDA graph can hold it, and finds
         the tensors of the next step where those of this one were."""
         self.by_kernels()
-        products = mock.patch.object(int2_side, "PRODUCTS_OF_BFLOAT16", ["cpu", "cuda"])
+        place = int2_side.Int2Side.place
+
+        def place_as_on_cuda(side, *shape):
+            place(side, *shape)
+            side.rotation, side.read_rotation = side.rotation.bfloat16(), side.read_rotation.bfloat16()
+
+        products = mock.patch.object(int2_side.Int2Side, "place", place_as_on_cuda)
         products.start()
         self.addCleanup(products.stop)
         for rotations, launches in ((coded_set(sink=16), 9), (set_of(sink=16), 10)):

@@ -91,7 +91,7 @@ TEST_CASE("what is recorded is the KL that the transform has on the sample") {
   Status status;
   FitOptions options = refined_options();
   const RotationSet set = fit(source, options, *backend, status).set;
-  const auto sample = sample_for_refining(*source.open(3), options.windows, options.refining);
+  const auto sample = sample_layer(*source.open(3), options.windows, options.refining.sample);
   std::vector<LayerRotation> again(1);
   again[0].key = set.layers[0].key;
   options.refining.steps = 0;

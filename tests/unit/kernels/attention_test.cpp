@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What attention on the CPU promises beside agreement with the reference: the same bits for any number of threads and
-// for candidates together or alone, and what becomes of tiny probabilities.
+// for candidates together or alone, what becomes of tiny probabilities, that a transform and its read side cancel, and
+// codecs that do not fit the heads are refused.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -14,6 +15,49 @@
 namespace oscar {
 
 using namespace test;
+
+namespace {
+
+/// Diagonal, and different for each KV head, so that its inverse is plain to see.
+Transform stretched(const Sequence& s, std::vector<double> mean) {
+  const int dim = s.shape.head_dim;
+  Transform transform{MatrixStack(s.kv_heads, dim), MatrixStack(s.kv_heads, dim), std::move(mean)};
+  for (int h = 0; h < s.kv_heads; ++h) {
+    for (int i = 0; i < dim; ++i) {
+      const double factor = std::ldexp(1.0, i - h);
+      transform.rotation[h][static_cast<std::size_t>(i * dim + i)] = factor;
+      transform.read_rotation[h][static_cast<std::size_t>(i * dim + i)] = 1 / factor;
+    }
+  }
+  return transform;
+}
+
+std::vector<float> attend(const Sequence& s, const SequenceInput& input, const HistoryCodecs& codecs) {
+  std::vector<float> out(s.out_size());
+  cpu::hold(input)->attend(codecs, {2, 5}, out);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a transform and its read side, and a mean key, leave attention as it was") {
+  const Sequence s({DType::kF32, 4, 40}, 4, 2, {});
+  const Transform key = stretched(s, {1, -2, 3, 0.5, -1, 0, 2, 4}), value = stretched(s, {});
+  const SequenceInput plain = s.input(Precision::kExact, false);
+  SequenceInput turned = plain, only_values = plain;
+  turned.key = &key, turned.value = &value, only_values.value = &value;
+  CHECK(largest_difference(attend(s, turned, {}), attend(s, plain, {})) < 1e-5);
+  // The codec sees the transformed rows, so here it makes a difference.
+  CHECK(largest_difference(attend(s, turned, {RowCodec{}, {}}), attend(s, only_values, {RowCodec{}, {}})) > 1e-3);
+}
+
+TEST_CASE("formats of the coded cache and clip ratios must be as many as KV heads") {
+  const Sequence s({DType::kF32, 8, 40}, 4, 2, {});
+  const SequenceInput input = s.input(Precision::kExact, false);
+  CHECK_THROWS_AS(attend(s, input, {coded(1, 8), {}}), std::logic_error);
+  CHECK_THROWS_AS(attend(s, input, {HistoryCodec{{}, {0.5}}, {}}), std::logic_error);
+  CHECK_NOTHROW(attend(s, input, {coded(2, 8), HistoryCodec{{}, {0.5, 0.9}}}));
+}
 
 TEST_CASE("exp of what softmax feeds it is accurate to the last bits") {
   std::vector<double> x;

@@ -93,20 +93,4 @@ TEST_CASE("the gradient of the softmax KL equals its differences, and the KL its
   }
 }
 
-TEST_CASE("turning keys and queries before is turning the basis") {
-  const KeyReads sample = reads();
-  std::vector<float> rotation(kKeyDim * kKeyDim);  // swaps neighbours, and a sign
-  for (std::size_t i = 0; i < kKeyDim; ++i) rotation[i * kKeyDim + (i ^ 1U)] = i % 2 == 0 ? -1 : 1;
-  KeyReads turned = sample;
-  for (auto rows : {&KeyReads::keys, &KeyReads::queries}) {
-    for (std::size_t i = 0; i < (sample.*rows).size(); ++i) {
-      (turned.*rows)[i ^ 1U] = (i % 2 == 0 ? -1.0F : 1.0F) * (sample.*rows)[i];
-    }
-  }
-  const KlGradient a = gradient(sample, rotation);
-  const KlGradient b = gradient(turned, identity());
-  CHECK(a.softmax_kl == b.softmax_kl);
-  CHECK(a.gradient == b.gradient);
-}
-
 }  // namespace oscar

@@ -84,37 +84,10 @@ TEST_CASE("unpacking words gives back every code, for any number of levels and c
   }
 }
 
-TEST_CASE("golden bytes: a key and a value code in a nibble, half a row apart") {
-  Bytes bytes(2);
-  pack_nibbles(Bytes{4, 0, 2, 1}, 5, Bytes{2, 1, 0, 2}, 3, bytes);
-  CHECK(bytes == Bytes{(4 + 5 * 2) | (2 + 5 * 0) << 4, (0 + 5 * 1) | (1 + 5 * 2) << 4});
-  pack_nibbles(Bytes{7, 0, 3}, 8, Bytes{1, 1, 0}, 2, bytes);  // the last byte has one channel
-  CHECK(bytes == Bytes{(7 + 8) | 3 << 4, 8});
-}
-
-TEST_CASE("unpacking nibbles gives back both codes") {
-  for (int k = 2; k <= 8; ++k) {
-    for (int v = 2; fit_nibble(k, v); ++v) {
-      for (const std::size_t count : {1, 33, 128}) {
-        const Bytes keys = random_codes(count, k, 1), values = random_codes(count, v, 2);
-        Bytes bytes((count + 1) / 2), keys_again(count), values_again(count);
-        pack_nibbles(keys, k, values, v, bytes);
-        unpack_nibbles(bytes, k, keys_again, values_again);
-        CHECK(keys_again == keys);
-        CHECK(values_again == values);
-      }
-    }
-  }
-  CHECK(fit_nibble(5, 3));
-  CHECK_FALSE(fit_nibble(6, 3));
-}
-
 TEST_CASE("codes beyond their levels, and spans that do not fit, are refused") {
   Bytes bytes(1);
   CHECK_THROWS_AS(pack_radix(Bytes{5}, 5, bytes), std::logic_error);
   CHECK_THROWS_AS(pack_radix(Bytes{1, 1, 1, 1}, 5, bytes), std::logic_error);
-  CHECK_THROWS_AS(pack_nibbles(Bytes{0}, 4, Bytes{4}, 4, bytes), std::logic_error);
-  CHECK_THROWS_AS(pack_nibbles(Bytes{0}, 6, Bytes{0}, 3, bytes), std::logic_error);
 }
 
 }  // namespace oscar::reference

@@ -67,32 +67,6 @@ std::vector<T> copy_of(const Tensor& tensor) {
 
 }  // namespace
 
-TEST_CASE("a row by hand: codes, scale, zero and decoded values") {
-  const std::vector<float> row{-1.0F, 0.0F, 0.4F, 2.0F};
-  std::vector<float> decoded(4);
-  QuantizedRows codes;
-
-  quantize(row, 4, RowCodec{}, Precision::kExact, decoded, &codes);
-
-  CHECK(codes.codes == std::vector<std::uint8_t>{0, 1, 1, 3});
-  CHECK(codes.scale == std::vector<float>{1.0F});
-  CHECK(codes.zero == std::vector<float>{1.0F});
-  CHECK(decoded == std::vector<float>{-1.0F, 0.0F, 0.0F, 2.0F});
-}
-
-TEST_CASE("groups have their own scale, and more levels are finer") {
-  const std::vector<float> row{0.0F, 3.0F, 0.0F, 30.0F};
-  std::vector<float> decoded(4);
-  QuantizedRows codes;
-
-  quantize(row, 4, RowCodec{.levels = 4, .group_size = 2}, Precision::kExact, decoded, &codes);
-  CHECK(codes.scale == std::vector<float>{1.0F, 10.0F});
-  CHECK(decoded == row);
-
-  quantize(row, 4, RowCodec{.levels = 16}, Precision::kExact, decoded, &codes);
-  CHECK(codes.codes == std::vector<std::uint8_t>{0, 2, 0, 15});
-}
-
 TEST_CASE("the clip threshold is the rank-th magnitude of the whole row, and bisection brackets it") {
   const std::vector<float> row{-8.0F, 1.0F, -2.0F, 3.0F, 4.0F, -5.0F, 6.0F, 7.0F};
   std::vector<float> scratch(row.size());
@@ -153,15 +127,6 @@ TEST_CASE("lsq starts from the best uniform grid for a Gaussian") {
   CHECK(lsq_start(16).centre == 7.5);
 }
 
-TEST_CASE("lsq of rows without range decodes to zero or to the constant") {
-  for (const float value : {0.0F, -5.0F, 1e-30F, 3e4F}) {
-    const std::vector<float> row(8, value);
-    std::vector<float> decoded(8);
-    quantize(row, 8, RowCodec{.grid = Grid::kLeastSquares}, Precision::kExact, decoded, nullptr);
-    for (const float x : decoded) CHECK(x == doctest::Approx(value).epsilon(0.004));
-  }
-}
-
 TEST_CASE("lloyd-max by hand: published thresholds and evenly spaced levels, after the clip") {
   const std::vector<float> row{-3.0F, -1.0F, 1.0F, 3.0F};  // mean 0, standard deviation 5^1/2
   std::vector<float> decoded(4);
@@ -202,52 +167,41 @@ TEST_CASE("scales and zeros are what their dtype holds; codes are taken before")
   CHECK_ERROR(check_codec({.scale_dtype = DType::kF64}), UsageError, "scales cannot be float64");
 }
 
-TEST_CASE("signal to noise of Gaussian rows is what theory and measurement say") {
-  const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
-  CHECK(gaussian_sqnr_db({}) == near(6.01));
-  CHECK(gaussian_sqnr_db({.group_size = 64}) == near(6.94));
-  CHECK(gaussian_sqnr_db({.group_size = 32}) == near(8.12));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.98}) == near(7.04));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.96}) == near(8.07));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.94}) == near(8.51));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.92}) == near(8.96));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.90}) == near(9.14));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.88}) == near(9.27));
-  CHECK(gaussian_sqnr_db({.levels = 8}) == near(13.40));
-  CHECK(gaussian_sqnr_db({.levels = 16}) == near(20.03));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.96, .clip_search = ClipSearch::kBisect}) == near(8.27));
+TEST_CASE("signal to noise of Gaussian rows is what theory and scripts/reference say") {
+  // lsq is below the best grid, 9.25 dB for 4 levels: unbiased logits cost (1 - D) / D instead of 1 / D.
+  constexpr Grid kLsq = Grid::kLeastSquares, kLloyd = Grid::kLloydMax;
+  const std::vector<std::pair<RowCodec, double>> expected{
+      {{}, 6.01},
+      {{.group_size = 64}, 6.94},
+      {{.group_size = 32}, 8.12},
+      {{.clip_ratio = 0.98}, 7.04},
+      {{.clip_ratio = 0.96}, 8.07},
+      {{.clip_ratio = 0.92}, 8.96},
+      {{.clip_ratio = 0.88}, 9.27},
+      {{.levels = 8}, 13.40},
+      {{.levels = 16}, 20.03},
+      {{.clip_ratio = 0.96, .clip_search = ClipSearch::kBisect}, 8.27},
+      {{.levels = 2, .grid = kLsq}, 2.590},
+      {{.levels = 3, .grid = kLsq}, 6.510},
+      {{.grid = kLsq}, 8.965},
+      {{.levels = 5, .grid = kLsq}, 10.785},
+      {{.levels = 8, .grid = kLsq}, 14.493},
+      {{.group_size = 32, .grid = kLsq}, 9.696},
+      {{.grid = kLsq, .scale_dtype = DType::kBF16}, 8.965},
+      {{.grid = kLloyd}, 8.361},
+      {{.clip_ratio = 0.96, .grid = kLloyd}, 8.513},
+      {{.group_size = 32, .grid = kLloyd}, 8.556}};
+  for (const auto& [codec, db] : expected) CHECK(gaussian_sqnr_db(codec) == doctest::Approx(db).epsilon(0.004));
 }
 
-TEST_CASE("signal to noise of Gaussian rows under lsq is what scripts/reference measures") {
-  // Below that of the best grid, 9.25 dB for 4 levels: unbiased logits cost (1 - D) / D instead of 1 / D.
-  const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
-  const auto lsq = [](int levels, int group_size) {
-    return gaussian_sqnr_db({.levels = levels, .group_size = group_size, .grid = Grid::kLeastSquares});
-  };
-  CHECK(lsq(2, 0) == near(2.590));
-  CHECK(lsq(3, 0) == near(6.510));
-  CHECK(lsq(4, 0) == near(8.965));
-  CHECK(lsq(5, 0) == near(10.785));
-  CHECK(lsq(6, 0) == near(12.236));
-  CHECK(lsq(8, 0) == near(14.493));
-  CHECK(lsq(4, 64) == near(9.216));
-  CHECK(lsq(4, 32) == near(9.696));
-  CHECK(gaussian_sqnr_db({.grid = Grid::kLeastSquares, .scale_dtype = DType::kBF16}) == near(8.965));
-}
-
-TEST_CASE("signal to noise of Gaussian rows under lloyd-max is what scripts/reference measures") {
-  const auto near = [](double db) { return doctest::Approx(db).epsilon(0.004); };
-  CHECK(gaussian_sqnr_db({.grid = Grid::kLloydMax}) == near(8.361));
-  CHECK(gaussian_sqnr_db({.clip_ratio = 0.96, .grid = Grid::kLloydMax}) == near(8.513));
-  CHECK(gaussian_sqnr_db({.group_size = 32, .grid = Grid::kLloydMax}) == near(8.556));
-}
-
-TEST_CASE("rows without range, and values of any size, decode to finite numbers") {
+TEST_CASE("rows without range decode to what they hold, and values of any size to finite numbers") {
   for (const float value : {0.0F, -5.0F, 1e-30F, 3e4F}) {
-    const std::vector<float> row(8, value);
-    std::vector<float> decoded(8);
-    quantize(row, 8, RowCodec{.clip_ratio = 0.9}, Precision::kServing, decoded, nullptr);
-    for (const float x : decoded) CHECK(x == doctest::Approx(value).epsilon(0.004));
+    for (const RowCodec& codec : {RowCodec{.clip_ratio = 0.9}, RowCodec{.grid = Grid::kLeastSquares}}) {
+      const std::vector<float> row(8, value);
+      std::vector<float> decoded(8);
+      quantize(row, 8, codec, Precision::kServing, decoded, nullptr);
+      for (const float x : decoded) CHECK(x == doctest::Approx(value).epsilon(0.004));
+    }
   }
   const std::vector<float> wild{std::numeric_limits<float>::infinity(), std::nanf(""), 1.0F, -1.0F};
   std::vector<float> decoded(4);

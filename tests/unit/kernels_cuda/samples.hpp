@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "unit/kernels/samples.hpp"
+#include "unit/kernels/agreement.hpp"
 
 namespace oscar::test {
 
