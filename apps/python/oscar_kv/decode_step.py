@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What one step of vLLM is to the layers; of requests of a few new tokens what kernels are told, which is the same for all layers.
+"""What a layer of vLLM's model is told of one step: where the step's tokens are written, and which tokens of which requests are read.
+Kernels read the requests that have a few new tokens, and torch reads the others. What kernels are told is computed once for all layers.
 
-Where all requests have equally many tokens, these tensors lie where they lay in the step before, so that a CUDA graph of a step
-finds those of the next. Non-goals: what a layer computes (vllm_backend.py).
+Where all requests have equally many tokens, the tensors for kernels have the same addresses in every step, so that a CUDA graph
+that was captured in one step can be replayed in the next. Non-goals: what a layer computes (vllm_backend.py).
 """
 from dataclasses import dataclass
 
@@ -15,8 +16,12 @@ from .window_blocks import MOST_NEW, DecodeTables, WindowBlocks
 
 @dataclass
 class DecodeStep:
-    """gather: for each request its tokens in the step, int64 (requests * tokens), those that it lacks stand for any; None: they
-    are the step's first, in order. real: which of these there are, and to be written to `places`."""
+    """The requests that kernels read, each as `tokens` tokens, of which one with fewer new tokens has its own last.
+
+    gather: int64 (requests * tokens), which token of the step each of them is; where a request has fewer, any token of its own
+    stands for those before its first. None: they are the first tokens of the step, in order.
+    real: int64, which entries of `gather` are tokens that the request has. places: int64, the tokens of the step that those are,
+    where their outputs belong. Both are None where `gather` is."""
 
     requests: int
     tokens: int
@@ -41,25 +46,26 @@ class Request:
 
 @dataclass
 class PackedMetadata(AttentionMetadata):
-    """One step. Slots count places in all blocks, those of copies in all copies of blocks (window_blocks.py)."""
+    """What every layer gets with a step. A slot is a number of a token's place, counted through all blocks of the cache; a copy is
+    one through all copies of blocks that hold tokens of the windows in bfloat16 (window_blocks.py)."""
 
     num_actual_tokens: int
     slots: Tensor  # int32, of each token; negative: it is not written
-    copies: Tensor  # int64, of each token; those without copies have one behind all others
+    copies: Tensor  # int64, of each token; tokens that get no copy have a place behind all copies
     requests: list[Request]  # those that torch reads
     decoded: DecodeStep | None  # those that kernels read
 
 
 class StepBuffers:
-    """requests: as many as run at once; by_sequence: kernels take several tokens of a request at once (DecodeTables as they are),
-    else each is a request to them."""
+    """Makes the DecodeStep of each step, in tensors that stay where they are. requests: how many run at once. by_sequence: whether
+    kernels take all new tokens of a request together, as those of the coded cache do; else they take each token as a request."""
 
     def __init__(self, requests: int, by_sequence: bool):
         self.requests, self.by_sequence = requests, by_sequence
         self._kept: dict[tuple[str, int], Tensor] = {}
 
     def hold(self, name: str, x: Tensor, most: int) -> Tensor:
-        """x, at the place of those of this name and width before; x itself if it has more than `most` rows."""
+        """A copy of x in the tensor that is kept for this name and width, `most` rows long; x itself if it has more rows."""
         if len(x) > most:
             return x
         key = (name, x[0].numel() if len(x) else 1)
@@ -69,7 +75,9 @@ class StepBuffers:
 
     def build(self, windows: WindowBlocks, starts: list[int], chosen: list[int], table: Tensor, before: Tensor, count: Tensor,
               all_tokens: int) -> DecodeStep | None:
-        """starts: where the requests' tokens begin; chosen: the requests that kernels read; table, before, count: of all requests."""
+        """None if kernels read no request. starts: where the tokens of each request begin in the step, and where the last one's end;
+        chosen: the requests that kernels read, ascending; table, before, count: of all requests, as WindowBlocks.decode_tables() has
+        them; all_tokens: tokens of the step, with those that fill it up."""
         if not chosen:
             return None
         counts = [starts[i + 1] - starts[i] for i in chosen]
@@ -95,5 +103,5 @@ class StepBuffers:
 
 
 def chosen_of(starts: list[int]) -> list[int]:
-    """The requests that kernels read: those of a few new tokens."""
+    """The requests that kernels read: those with 1 to MOST_NEW new tokens."""
     return [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if 0 < end - begin <= MOST_NEW]
