@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """A server of models that does what a test tells it to."""
 import base64
-import http.server
 import threading
 import urllib.parse
 
-from peers import Serving, requested_range
+from peers import Handler, Serving, requested_range
 
 
 class FaultyServer(Serving):
@@ -18,9 +17,7 @@ class FaultyServer(Serving):
         self.files, self.seen, self.conditions, self.hosts = files, [], [], set()
         self.closing, self.counting = threading.Event(), threading.Lock()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Faulty(Handler):
             def do_GET(self):
                 asked_for = urllib.parse.urlsplit(self.path)  # of a proxy: with the host
                 path = urllib.parse.unquote(asked_for.path).lstrip("/")
@@ -42,22 +39,9 @@ class FaultyServer(Serving):
                 outer.conditions.append(wanted)
                 if wanted and wanted != etag:
                     return self.reply(412)
-                begin, end = asked or (0, len(body))
-                extra = {"Content-Range": f"bytes {begin}-{end - 1}/{len(body)}"} if asked else {}
-                self.reply(206 if asked else 200, body[begin:end], ETag=etag, **extra)
+                self.reply_file(body, asked, ETag=etag)
 
-            def reply(self, status, body=b"", length=None, **headers):
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(body) if length is None else length), **headers}.items():
-                    self.send_header(name.replace("_", "-"), value)
-                self.end_headers()
-                self.wfile.write(body)
-                return True
-
-            def log_message(self, *_):
-                pass
-
-        super().__init__(Handler)
+        super().__init__(Faulty)
 
     def etag(self, path):
         return self.etag_of(self.files[path])

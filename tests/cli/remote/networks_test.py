@@ -2,14 +2,13 @@
 """What lies between a run and a server: redirects, proxies, addresses of version 6, hosts of buckets, regions, clocks:
 networks_test.py [NetworksTest.test_…]."""
 import email.utils
-import http.server
 import json
 import socket
 import time
 
 from remote_case import MODEL, TOKENS, RemoteCase, main, read_folder
 from faulty_server import FaultyServer
-from peers import Serving
+from peers import Handler, Serving
 from support import NAME, make_set
 
 KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
@@ -23,34 +22,22 @@ class UploadServer(Serving):
         outer = self
         self.files, self.headers = {}, []
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Uploads(Handler):
             def do_GET(self):
                 if elsewhere and elsewhere[0] == 307:
-                    return self.answer(307, Location=elsewhere[1] + self.path)
+                    return self.reply(307, Location=elsewhere[1] + self.path)
                 body = outer.files.get(self.path)
-                self.answer(404 if body is None else 200, body or b"")
+                self.reply(404 if body is None else 200, body or b"")
 
             def do_PUT(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 outer.headers.append(dict(self.headers))
                 if elsewhere:
-                    return self.answer(elsewhere[0], Location=elsewhere[1] + self.path)
+                    return self.reply(elsewhere[0], Location=elsewhere[1] + self.path)
                 outer.files[self.path] = body
-                self.answer(201)
+                self.reply(201)
 
-            def answer(self, status, body=b"", **headers):
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        super().__init__(Handler)
+        super().__init__(Uploads)
 
 
 class ServerOfVersion6(FaultyServer):
@@ -122,7 +109,7 @@ class NetworksTest(RemoteCase):
         self.same(self.here(), there)
 
     def refused(self, status, expected, **headers):
-        class Refusing(http.server.BaseHTTPRequestHandler):
+        class Refusing(Handler):
             def do_GET(self):
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 self.send_response_only(status)
@@ -131,9 +118,6 @@ class NetworksTest(RemoteCase):
                 self.end_headers()
 
             do_PUT = do_GET
-
-            def log_message(self, *_):
-                pass
 
         with Serving(Refusing) as url:
             env = {"AWS_ENDPOINT_URL_S3": url, **KEYS}

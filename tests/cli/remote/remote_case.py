@@ -6,21 +6,17 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
+from support import ZooTest, read_folder  # noqa: E402
+
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
 DATA = PROJECT / "tests/data"
 MODEL = DATA / "qwen3-2m"
 TOKENS = ["--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "3", "--seq-len", "300"]
-
-
-def read_folder(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
 def main():
@@ -73,34 +69,12 @@ class Bucket:
         return f"s3://{self.NAME}/{prefix}"
 
 
-class RemoteCase(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-remote-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
-        # No proxies, keys or caches of whoever runs the tests.
-        self.environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder)}
-        for variable in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"):
-            if variable in os.environ:
-                self.environment[variable] = os.environ[variable]
-
+class RemoteCase(ZooTest):
     def bucket(self):
         bucket = Bucket.only = Bucket.only or Bucket()
         bucket.empty()
         self.environment.update(bucket.environment)
         return bucket
-
-    def command(self, *arguments):
-        return [os.environ["OSCAR_BINARY"], *map(str, arguments)]
-
-    def run_oscar(self, *arguments, **more):
-        return subprocess.run(self.command(*arguments), capture_output=True, text=True, cwd=self.folder, timeout=250,
-                              env={**self.environment, **more.pop("env", {})}, **more)
-
-    def succeed(self, *arguments, **more):
-        done = self.run_oscar(*arguments, **more)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done
 
     def fail_with(self, fragments, *arguments, code=1, **more):
         done = self.run_oscar(*arguments, **more)

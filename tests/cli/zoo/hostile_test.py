@@ -19,11 +19,11 @@ def understate(server, request, path):
     """Announces half and sends all."""
     body = server.files[path]
     request.close_connection = True
-    servers.reply(request, 200, body, length=len(body) // 2)
+    request.reply(200, body, length=len(body) // 2)
 
 
 def page(server, request, path):
-    servers.reply(request, 200, b"<html>Please log in</html>", Content_Type="text/html")
+    request.reply(200, b"<html>Please log in</html>", Content_Type="text/html")
 
 
 class Changing(dict):

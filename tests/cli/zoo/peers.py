@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -33,6 +34,32 @@ def pinned(name):
     return importlib.import_module(name)
 
 
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Speaks HTTP/1.1 and keeps no log."""
+    protocol_version = "HTTP/1.1"
+
+    def reply(self, status, body=b"", length=None, **headers):
+        """length: what is announced, if it is not the body's; headers: X_Name for X-Name."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        return True
+
+    def reply_file(self, body, asked, **headers):
+        """The body, or the range (begin, end) of it that is asked for."""
+        begin, end = asked or (0, len(body))
+        if asked:
+            headers["Content_Range"] = f"bytes {begin}-{end - 1}/{len(body)}"
+        return self.reply(206 if asked else 200, body[begin:end], **headers)
+
+    def log_message(self, *_):
+        pass
+
+
 class Quiet(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
@@ -45,11 +72,17 @@ class Serving:
     """A server on localhost for the time of a `with`; gives its address."""
     host = "127.0.0.1"
 
-    def __init__(self, handler):
+    def __init__(self, handler, certificate=None):
+        """certificate: its file and that of its key; without one it is http."""
         handler.disable_nagle_algorithm = True  # as web servers do; else a body may wait 40 ms behind its header
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         self.server = type("Server", (Quiet,), {"address_family": family})((self.host, 0), handler)
-        self.url = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.server.server_address[1]}"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.url = f"{'https' if certificate else 'http'}://{host}:{self.server.server_address[1]}"
 
     def __enter__(self):
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -77,13 +110,9 @@ class RangeServer(Serving):
         self.seen, self.sent, self.at_once, self.most_at_once = [], 0, 0, 0
         self.closing, self.lock = threading.Event(), threading.Lock()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Ranges(Handler):
             def do_HEAD(self):
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.reply(200)
 
             def do_GET(self):
                 path = urllib.parse.unquote(self.path).lstrip("/")
@@ -124,10 +153,7 @@ class RangeServer(Serving):
                     with outer.lock:
                         outer.sent += len(chunk)
 
-            def log_message(self, *_):
-                pass
-
-        super().__init__(Handler)
+        super().__init__(Ranges)
 
     def __exit__(self, *_):
         self.closing.set()
@@ -144,38 +170,17 @@ class Hub:
         self.seen, self.storage_headers = [], []
         outer = self
 
-        class Storage(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Storage(Handler):
             def do_GET(self):
                 outer.storage_headers.append(dict(self.headers))
                 body = outer.files.get(urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).lstrip("/"))
-                if body is None:
-                    self.send_error(404)
-                    return
-                asked = requested_range(self, len(body))
-                begin, end = asked or (0, len(body))
-                self.send_response(206 if asked else 200)
-                if asked:
-                    self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(body)}")
-                self.send_header("Content-Length", str(end - begin))
-                self.end_headers()
-                self.wfile.write(body[begin:end])
+                self.reply(404) if body is None else self.reply_file(body, requested_range(self, len(body)))
 
-            def log_message(self, *_):
-                pass
-
-        class Api(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Api(Handler):
             def do_HEAD(self):
                 outer.answer(self)
 
-            def do_GET(self):
-                outer.answer(self)
-
-            def log_message(self, *_):
-                pass
+            do_GET = do_HEAD
 
         self.storage, self.api = Serving(Storage), Serving(Api)
         self.url = self.api.url
@@ -250,13 +255,7 @@ class Hub:
         self.reply(request, 200, json.dumps(value).encode(), Content_Type="application/json", **headers)
 
     def reply(self, request, status, body, **headers):
-        request.send_response(status)
-        request.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            request.send_header(name.replace("_", "-"), value)
-        request.end_headers()
-        if request.command != "HEAD":
-            request.wfile.write(body)
+        request.reply(status, body, **headers)
 
 
 class Relay:

@@ -75,7 +75,7 @@ class ZooTest(unittest.TestCase):
 
     def run_oscar(self, *arguments, **more):
         environment = {**self.environment, **more.pop("env", {})}
-        return subprocess.run(self.command(*arguments), capture_output=True, text=True, env=environment, timeout=120,
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, env=environment, timeout=250,
                               cwd=self.folder, **more)
 
     def start_oscar(self, *arguments):

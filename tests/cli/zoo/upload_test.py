@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 import unittest
-from http.server import BaseHTTPRequestHandler
 
-from peers import Nginx, Serving, pinned
+from peers import Handler, Nginx, Serving, pinned
 from support import KEYS, NAME, ZooTest, make_set, read_folder
 from writable_hub import WritableHub
 
@@ -31,12 +30,10 @@ class PutServer(Serving):
         def etag(body):
             return f'"{hashlib.md5(body).hexdigest()}"'
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Putting(Handler):
             def do_GET(self):
                 body = b"" if self.path in (folders or ()) else files.get(self.path.lstrip("/"))
-                self.answer(404 if body is None else 200, body or b"", body)
+                self.reply(404) if body is None else self.reply(200, body, ETag=etag(body))
 
             def do_PUT(self):
                 path, body = self.path.lstrip("/"), self.rfile.read(int(self.headers["Content-Length"]))
@@ -46,9 +43,9 @@ class PutServer(Serving):
                 wanted, none = self.headers.get("If-Match"), self.headers.get("If-None-Match")
                 fits = (not wanted or (there is not None and etag(there) == wanted)) and not (none and there is not None)
                 if not fits and not lazy:
-                    return self.answer(412)
+                    return self.reply(412)
                 files[path] = body
-                self.answer(201)
+                self.reply(201)
 
             def do_MKCOL(self):
                 outer.methods.append(("MKCOL", self.path))
@@ -56,26 +53,15 @@ class PutServer(Serving):
                 if fresh:
                     folders.add(self.path)
                     outer.after_folder(self.path)
-                self.answer(201 if fresh else 405)
+                self.reply(201 if fresh else 405)
 
             def do_DELETE(self):
                 outer.methods.append(("DELETE", self.path))
                 if removes:
                     folders.remove(self.path)
-                self.answer(204 if removes else 405)
+                self.reply(204 if removes else 405)
 
-            def answer(self, status, body=b"", tagged=None):
-                self.send_response(status)
-                if tagged is not None:
-                    self.send_header("ETag", etag(tagged))
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        super().__init__(Handler)
+        super().__init__(Putting)
 
 
 class UploadTest(ZooTest):
@@ -179,15 +165,12 @@ class UploadTest(ZooTest):
             self.assertNotIn("may be lost", self.published_at(url).stderr)
 
     def test_what_servers_refuse_is_told(self):
-        class Static(BaseHTTPRequestHandler):
+        class Static(Handler):
             def do_GET(self):
                 self.send_error(404)
 
             def do_PUT(self):
                 self.send_error(405)
-
-            def log_message(self, *_):
-                pass
 
         with Serving(Static) as url:
             done = self.publish(url, NAME, )
