@@ -2,7 +2,6 @@
 #include "context.hpp"
 
 #include <charconv>
-#include <cmath>
 
 #include "base/errors.hpp"
 #include "console.hpp"

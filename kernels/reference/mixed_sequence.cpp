@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/reference/mixed_sequence.hpp"
 
-#include <cmath>
-
 #include "base/check.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/reference/attention.hpp"

@@ -2,7 +2,6 @@
 #include "dump/chunk_record.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"

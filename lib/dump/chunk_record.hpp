@@ -3,7 +3,6 @@
 // for what the manifest says: sizes, hashes of samples that every reader compares, and hashes of whole files.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <string>
 

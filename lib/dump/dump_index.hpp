@@ -7,7 +7,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "base/status.hpp"

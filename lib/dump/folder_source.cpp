@@ -2,7 +2,6 @@
 #include "dump/folder_source.hpp"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <set>
 #include <string>

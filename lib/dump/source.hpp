@@ -4,7 +4,6 @@
 // Sequences never cross chunks. Non-goals: random access, writing.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>

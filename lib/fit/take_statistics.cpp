@@ -2,7 +2,6 @@
 #include "fit/take_statistics.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 
 #include "base/check.hpp"

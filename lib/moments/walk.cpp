@@ -7,7 +7,6 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/stop.hpp"
 
 namespace oscar {
 namespace {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "ranks/ranks.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>

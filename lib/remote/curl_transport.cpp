@@ -3,11 +3,9 @@
 // so that the index, the manifest and the files share connections: over HTTP/2 all of them one.
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <list>
 #include <map>
-#include <string_view>
 #include <utility>
 
 #include "base/check.hpp"

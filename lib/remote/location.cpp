@@ -2,7 +2,6 @@
 #include "remote/location.hpp"
 
 #include <cstdlib>
-#include <optional>
 #include <string_view>
 
 #include "base/errors.hpp"

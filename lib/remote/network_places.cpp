@@ -2,7 +2,6 @@
 #include "remote/network_places.hpp"
 
 #include <utility>
-#include <vector>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"

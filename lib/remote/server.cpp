@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "remote/server.hpp"
 
-#include <algorithm>
-
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"

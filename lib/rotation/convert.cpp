@@ -11,7 +11,6 @@
 #include "rotation/foreign.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/set_file.hpp"
-#include "tensor/npz.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <functional>
-#include <limits>
 #include <numeric>
 
 #include "base/check.hpp"

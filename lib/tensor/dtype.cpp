@@ -6,7 +6,6 @@
 #include <limits>
 #include <string>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/vector_clones.hpp"
 

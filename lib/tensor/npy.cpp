@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <string_view>
 

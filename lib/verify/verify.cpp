@@ -6,16 +6,13 @@
 #include <cmath>
 
 #include "base/errors.hpp"
-#include "base/text.hpp"
 #include "coded/coded_manifest.hpp"
-#include "model/tokenizer/tokens.hpp"
 #include "verify/measure_set.hpp"
 #include "verify/methods.hpp"
 #include "verify/report/set_figures.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
 #include "verify/structure/expectation.hpp"
-#include "verify/verdict/held_out.hpp"
 #include "verify/verdict/quantised.hpp"
 #include "verify/verdict/verdict.hpp"
 #include "verify/verify_coded.hpp"

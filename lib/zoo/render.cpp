@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "zoo/render.hpp"
 
-#include <cmath>
 #include <cstdio>
-#include <map>
 #include <optional>
 
 #include "rotation/verdict.hpp"

@@ -4,8 +4,6 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 
-#include <algorithm>
-
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"

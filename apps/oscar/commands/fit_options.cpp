@@ -6,7 +6,6 @@
 
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
-#include "commands/on_ranks.hpp"
 #include "fit/targets.hpp"
 #include "outputs.hpp"
 

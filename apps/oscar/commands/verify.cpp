@@ -4,7 +4,6 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <ctime>
 #include <memory>
 
@@ -18,7 +17,6 @@
 #include "console.hpp"
 #include "dump/folder_source.hpp"
 #include "help.hpp"
-#include "model/weights/output_projection.hpp"
 #include "model_input.hpp"
 #include "outputs.hpp"
 #include "verify/methods.hpp"

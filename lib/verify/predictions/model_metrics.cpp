@@ -2,7 +2,6 @@
 #include "verify/predictions/model_metrics.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 
 #include "base/errors.hpp"

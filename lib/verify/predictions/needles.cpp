@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "verify/predictions/needles.hpp"
 
-#include <algorithm>
-
 #include "verify/predictions/token_distribution.hpp"
 
 namespace oscar::verify {

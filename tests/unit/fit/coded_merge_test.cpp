@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <filesystem>
 
 #include "fit/coded_data_file.hpp"
 #include "fit/coded_data_merge.hpp"

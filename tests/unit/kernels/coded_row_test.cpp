@@ -5,8 +5,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <numeric>
-#include <random>
 #include <string>
 
 #include "kernels/reference/attention.hpp"

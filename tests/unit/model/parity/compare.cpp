@@ -4,8 +4,6 @@
 // of its largest magnitude, and the largest difference; exit status 1 if there is one.
 #include <fmt/format.h>
 
-#include <cstdio>
-
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
 #include "unit/model/parity.hpp"
