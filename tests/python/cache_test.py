@@ -55,9 +55,7 @@ def set_for(config, levels=(256, 256), windows=(4, 8), layers=None):
 
 class CacheTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-cache-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-cache-")))
 
     def sample(self):
         return transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()

@@ -26,9 +26,7 @@ SAMPLE = PROJECT / "zoo/sample/qwen3-2m/coded"
 
 class CodedTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-coded-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name) / "set"
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-coded-"))) / "set"
 
     def test_rows_have_the_bytes_of_the_definition(self):
         tensors = load_file(PROJECT / "tests/data/codec/coded_rows.safetensors")

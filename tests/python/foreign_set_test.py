@@ -29,9 +29,7 @@ SAMPLE, MODEL = PROJECT / "zoo/sample/qwen3-2m/latest", PROJECT / "tests/data/qw
 
 class ForeignSetTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-foreign-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name) / "set"
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-foreign-"))) / "set"
         self.again()
 
     def again(self):

@@ -22,9 +22,7 @@ SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
 
 class PackageTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-python-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-python-")))
 
     def assert_sample(self, rotations):
         """The sample set, whose .pt files torch reads on its own."""

@@ -89,9 +89,7 @@ class FakeHooks:
 
 class ServerTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-server-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-server-")))
         self.rank, self.ranks, self.overrides = 0, 1, {}
         transformers.LlamaConfig(hidden_size=HEADS * DIM, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
                                  num_key_value_heads=KV_HEADS).save_pretrained(self.folder / "model")

@@ -33,9 +33,7 @@ def tokens(shape, vocabulary, seed=0):
 
 class TapTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-tap-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-tap-")))
         warnings.simplefilter("error")  # a forgotten save, unless a test expects it
         self.addCleanup(warnings.resetwarnings)
 

@@ -42,9 +42,7 @@ def sums_of(q, k, v):
 
 class ObserveOpsTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-observe-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-observe-")))
 
     def saved(self, state, name="x.safetensors", **options):
         """{"qqt": sums, "qqt.total": …} of layer 0."""

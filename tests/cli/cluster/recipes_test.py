@@ -43,8 +43,7 @@ wc -l <"$WORK/sbatch.txt"
 
 class RecipesTest(unittest.TestCase):
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="oscar-recipes-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-recipes-")))
         (self.folder / "parts").mkdir()
         tokens = numpy.load(DATA / "golden/qwen3-2m/tokens_calib.npy")
         for i in range(2):

@@ -14,8 +14,8 @@ GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
 WEIGHTS = MODEL / "model-00001-of-00001.safetensors"
 
 
-def oscar(*arguments, status=0):
-    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True)
+def oscar(*arguments, status=0, stdin=None):
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, input=stdin)
     assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -32,14 +32,10 @@ def same_files(test, one, other):
 class CodedStatisticsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(tempfile.mkdtemp())
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.sums, cls.direct = cls.folder / "sums.safetensors", cls.folder / "direct"
         cls.data = ["--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy", "--sequences", "2", "--seq-len", "512"]
         fit(*cls.data, "--save-stats", cls.sums, "--bits", "2.5", "--out", cls.direct)
-
-    @classmethod
-    def tearDownClass(cls):
-        shutil.rmtree(cls.folder)
 
     def test_the_set_has_the_bytes_of_a_fit_from_the_data(self):
         again = self.folder / "again"

@@ -16,8 +16,7 @@ TEXTS = ("--tokens", GOLDEN / "tokens_calib.npy", "--sequences", "2", "--seq-len
 
 class CodedResumeTest(unittest.TestCase):
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def command(self, *options):
         return [BINARY, *map(str, options), "--device", "cpu"]

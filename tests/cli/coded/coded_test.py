@@ -4,37 +4,26 @@ method of more bits in the same report, with room for the last bits of another p
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import unittest
 from pathlib import Path
 
 import numpy
 
-BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
-GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
+from coded_proof_test import DATA, GOLDEN, MODEL, oscar
+
 SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/coded"
 # Most of a fit is asking what errors cost, of eight texts at most: of 512 tokens each that takes a fifth of the time that texts
 # of 2,048 take. In all they are three blocks of sums.
 TEXTS = ("--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", "12288", "--seq-len", "512")
 
 
-def oscar(*arguments, status=0, stdin=None):
-    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, input=stdin)
-    assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
-
-
 class CodedTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(tempfile.mkdtemp())
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.set = cls.folder / "set"  # for what needs any set
         shutil.copytree(SAMPLE, cls.set)
-
-    @classmethod
-    def tearDownClass(cls):
-        shutil.rmtree(cls.folder)
 
     @classmethod
     def fit(cls, out, *options, status=0):

@@ -28,9 +28,7 @@ def need(name):
 
 class ConvertTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-convert-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-convert-")))
 
     def oscar(self, *arguments, exit_code=0):
         done = subprocess.run([os.environ["OSCAR_BINARY"], *map(str, arguments)], capture_output=True, text=True,

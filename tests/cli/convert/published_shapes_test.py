@@ -37,9 +37,7 @@ def ids(chosen, count, step=1):
 
 class PublishedShapesTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-shapes-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-shapes-")))
         (self.folder / "in").mkdir()
 
     def oscar(self, *arguments):

@@ -17,9 +17,7 @@ def blocks_of(page):
 
 class ReadmeTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="oscar-readme-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-readme-")))
         (self.folder / "build").mkdir()
         (self.folder / "build/oscar").symlink_to(BINARY)
         for part in ("scripts", "tests", "zoo"):

@@ -45,9 +45,7 @@ def gitlab():
 
 class CiExamplesTest(unittest.TestCase):
     def setUp(self):
-        keeper = tempfile.TemporaryDirectory(prefix="oscar-ci-")
-        self.addCleanup(keeper.cleanup)
-        self.folder = Path(keeper.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-ci-")))
         documents = map(json.loads, (PROJECT / "zoo/calibration/mix.jsonl").read_text().splitlines())
         texts = sorted((each["text"] for each in documents if "text" in each), key=len)
         self.texts = {"calibration.txt": "\n\n".join(texts[-3:-1]), "held_out.txt": texts[-1]}

@@ -68,9 +68,7 @@ def sqnr_db(rows, stages):
 class ProductCodesTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.keeper = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.keeper.cleanup)
-        cls.folder = Path(cls.keeper.name)
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.first, cls.second = codebooks(cls.folder)
         cls.one = cls.save("one.pt", codebooks_per_layer=cls.first, tensor="k", n_sub=PIECES)
         cls.two = cls.save("two.pt", codebooks_stage1=cls.first, codebooks_stage2=cls.second)

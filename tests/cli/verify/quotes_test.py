@@ -45,9 +45,7 @@ def answers_by_transformers(rows, lengths):
 
 class QuotesTest(unittest.TestCase):
     def setUp(self):
-        self.keeper = tempfile.TemporaryDirectory()
-        self.folder = Path(self.keeper.name)
-        self.addCleanup(self.keeper.cleanup)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def oscar(self, *arguments, code=0):
         done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, cwd=self.folder)

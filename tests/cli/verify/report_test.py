@@ -90,8 +90,7 @@ def pixels(png):
 class ReportTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.keeper = tempfile.TemporaryDirectory(prefix="oscar-report-")
-        cls.folder = Path(cls.keeper.name)
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="oscar-report-")))
         cls.page = cls.folder / "report.html"
         run = lambda *words: subprocess.run([BINARY, *map(str, words)], check=True, capture_output=True, timeout=300)
         model = ("--model", DATA / "qwen3-2m", "--seq-len", 512)
@@ -112,10 +111,6 @@ class ReportTest(unittest.TestCase):
         run("verify", rotations, *model, "--tokens", tokens, "--sequences", 2, "--compare", "naive,kivi_g128",
             "--needle", GOLDEN / "tokens_passkey.npy", "--needle-answers", GOLDEN / "passkey_answer_len.npy",
             "--max-needles", 2, "--report", cls.page)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.keeper.cleanup()
 
     def test_every_plot_is_drawn_and_nothing_is_fetched(self):
         around = self.folder / "around.html"

@@ -60,9 +60,7 @@ def read_folder(folder):
 
 class ZooTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-zoo-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-zoo-")))
         self.zoo, self.cache, self.out = self.folder / "zoo", self.folder / "cache", self.folder / "out"
         # No proxies, tokens or caches of whoever runs the tests.
         self.environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "OSCAR_CACHE": str(self.cache)}
