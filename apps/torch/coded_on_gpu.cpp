@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// torch.ops.oscar.coded_layout of tensors of the CPU, and coded_pack and coded_decode (coded_ops.cpp) of CUDA tensors,
-// in torch's current stream. The latter two can be captured in a CUDA graph. Errors: RuntimeError with the tensor's
-// name.
+// torch.ops.oscar.coded_layout of tensors of the CPU, and coded_pack, coded_unpack and coded_decode (coded_ops.cpp) of
+// CUDA tensors, in torch's current stream. All but the first can be captured in a CUDA graph. Errors: RuntimeError with
+// the tensor's name.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -130,6 +130,24 @@ void coded_pack(const Tensor& slots, const Tensor& pages, const std::vector<int6
   check_status(oscar_coded_pack(&args, current_stream(slots)), "coded_pack", oscar_int2_error);
 }
 
+void coded_unpack(const Tensor& slots, const Tensor& pages, const std::vector<int64_t>& numbers, const Tensor& tables,
+                  const std::optional<Tensor>& k, const std::optional<Tensor>& v) {
+  check_tensor(slots, "slots", slots, 1, ScalarType::Int);
+  const DeviceGuard guard(slots.get_device_index());
+  const oscar_coded_layout layout = layout_of(numbers, tables, slots);
+  check_pages(pages, slots, layout);
+  oscar_coded_unpack_args args{};
+  args.head_dim = layout.head_dim, args.num_kv_heads = layout.num_kv_heads, args.token_bytes = layout.token_bytes;
+  args.table = static_cast<const unsigned char*>(layout.table) + layout.table_bytes;
+  args.num_tokens = static_cast<int32_t>(slots.size(0)), args.slots = slots.const_data_ptr<int32_t>();
+  args.page_size = static_cast<int32_t>(pages.size(1)), args.pages = pages.data_ptr(),
+  args.page_stride = pages.stride(0);
+  if (k) args.k = target_of(*k, "k", slots, layout.num_kv_heads, layout.head_dim);
+  if (v) args.v = target_of(*v, "v", slots, layout.num_kv_heads, layout.head_dim);
+  if (args.num_tokens == 0) return;
+  check_status(oscar_coded_unpack(&args, current_stream(slots)), "coded_unpack", oscar_int2_error);
+}
+
 struct CodedDecode {
   oscar_coded_decode_args args{};
   int32_t tokens = 1;
@@ -205,6 +223,7 @@ STABLE_TORCH_LIBRARY_IMPL(oscar, CPU, library) { library.impl("coded_layout", TO
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, CUDA, library) {
   library.impl("coded_pack", TORCH_BOX(&coded_pack));
+  library.impl("coded_unpack", TORCH_BOX(&coded_unpack));
   library.impl("coded_decode", TORCH_BOX(&coded_decode));
   library.impl("coded_decode_workspace", TORCH_BOX(&coded_decode_workspace));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// torch.ops.oscar.coded_layout, coded_pack, coded_decode and coded_decode_workspace (bytes that coded_decode needs):
-// oscar/coded_pack.h and coded_attention.h for tensors. Here their schemas and shapes, in every build; coded_on_gpu.cpp
-// computes.
+// torch.ops.oscar.coded_layout, coded_pack, coded_unpack, coded_decode and coded_decode_workspace (bytes that it
+// needs): oscar/coded_pack.h and coded_attention.h for tensors. Here their schemas and shapes, in every build;
+// coded_on_gpu.cpp computes.
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
@@ -34,6 +34,9 @@ void coded_pack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor
                        const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&,
                        const std::optional<Tensor>&, const std::optional<Tensor>&) {}
 
+void coded_unpack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor&, const std::optional<Tensor>&,
+                         const std::optional<Tensor>&) {}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
@@ -43,6 +46,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
   library.def(
       "coded_pack(Tensor slots, Tensor(a!) pages, int[] layout, Tensor tables, *, Tensor? k=None, Tensor? v=None, "
       "Tensor? k_rotation=None, Tensor? v_rotation=None, Tensor? k_mean=None, Tensor? v_mean=None) -> ()");
+  library.def(
+      "coded_unpack(Tensor slots, Tensor pages, int[] layout, Tensor tables, *, Tensor(a!)? k=None, "
+      "Tensor(b!)? v=None) -> ()");
   library.def(
       "coded_decode(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
@@ -55,6 +61,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
   library.impl("coded_decode", TORCH_BOX(&coded_decode_shapes));
+  library.impl("coded_unpack", TORCH_BOX(&coded_unpack_shapes));
   library.impl("coded_pack", TORCH_BOX(&coded_pack_shapes));
 }
 

@@ -16,6 +16,13 @@ oscar_paged_rows rows_of(const Tensor& pool, const char* name, int64_t heads) {
   return {pool.data_ptr(), pool.stride(0) * bytes, pool.stride(1) * bytes, pool.stride(2) * bytes};
 }
 
+oscar_bf16_rows target_of(const Tensor& x, const char* name, const Tensor& slots, int64_t heads, int64_t dim) {
+  check_tensor(x, name, slots, 3, ScalarType::BFloat16);
+  if (!(x.size(0) == slots.size(0) && x.size(1) == heads && x.size(2) == dim))
+    fail(name, " is ", shape_of(x), ", not [", slots.size(0), ", ", heads, ", ", dim, "]");
+  return {x.data_ptr(), 2 * x.stride(0), 2 * x.stride(1)};
+}
+
 oscar_page_table table_of(const Tensor& pages, const char* name, const Tensor& lengths, const Tensor& q,
                           const Tensor& pool) {
   check_tensor(pages, name, q, 2, ScalarType::Int);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// torch.ops.oscar.int2_decode and int2_pack (int2_ops.cpp) of CUDA tensors: oscar/int2_attention.h in torch's current
-// stream. Both can be captured in a CUDA graph. Errors: RuntimeError with the tensor's name.
+// torch.ops.oscar.int2_decode, int2_pack and int2_unpack (int2_ops.cpp) of CUDA tensors: oscar/int2_attention.h in
+// torch's current stream. All can be captured in a CUDA graph. Errors: RuntimeError with the tensor's name.
 #include <cmath>
 #include <optional>
 #include <string>
@@ -140,12 +140,32 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
   check_status(oscar_int2_pack(&args, current_stream(x)), "int2_pack", oscar_int2_error);
 }
 
+void int2_unpack(const Tensor& slots, const Tensor& codes, const Tensor& params, const Tensor& out) {
+  check_tensor(slots, "slots", slots, 1, ScalarType::Int);
+  const DeviceGuard guard(slots.get_device_index());
+  check_tensor(out, "out", slots, 3, ScalarType::BFloat16);
+  const int64_t heads = out.size(1), dim = out.size(2);
+  if (!(params.dim() == 5 && params.size(3) > 0)) fail("params must be (pages, page_size, heads, groups, 2)");
+  oscar_int2_unpack_args args{};
+  args.num_tokens = static_cast<int32_t>(slots.size(0)), args.num_kv_heads = static_cast<int32_t>(heads);
+  args.head_dim = static_cast<int32_t>(dim), args.group_size = static_cast<int32_t>(dim / params.size(3));
+  args.param_dtype = dtype_of(params, "params");
+  args.codes = codes_of(codes, "codes", slots, heads, dim);
+  args.params = params_of(params, "params", slots, heads, params.scalar_type());
+  if (!(codes.size(0) == params.size(0) && codes.size(1) == params.size(1))) fail("codes and params differ in pages");
+  args.slots = slots.const_data_ptr<int32_t>(), args.page_size = static_cast<int32_t>(codes.size(1));
+  args.out = target_of(out, "out", slots, heads, dim);
+  if (args.num_tokens == 0) return;
+  check_status(oscar_int2_unpack(&args, current_stream(slots)), "int2_unpack", oscar_int2_error);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, CUDA, library) {
   library.impl("int2_decode", TORCH_BOX(&int2_decode));
   library.impl("int2_decode_workspace", TORCH_BOX(&int2_decode_workspace));
   library.impl("int2_pack", TORCH_BOX(&int2_pack));
+  library.impl("int2_unpack", TORCH_BOX(&int2_unpack));
 }
 
 }  // namespace oscar::operators

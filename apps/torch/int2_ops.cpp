@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// torch.ops.oscar.int2_decode, int2_pack and int2_decode_workspace (bytes that int2_decode needs):
+// torch.ops.oscar.int2_decode, int2_pack, int2_unpack and int2_decode_workspace (bytes that int2_decode needs):
 // oscar/int2_attention.h for tensors. Here their schemas and shapes, in every build; int2_on_gpu.cpp computes. Sizes,
 // strides and types come from the tensors; rows must be dense, everything else may be strided.
 //   pools      (pages, page_size, num_kv_heads, width): codes uint8, width d / 4; windows bfloat16, width d;
@@ -24,6 +24,8 @@ std::tuple<Tensor, Tensor> decode_shapes(const Tensor& q, const Tensor&, const T
 void pack_shapes(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
                  const std::string&, double) {}
 
+void unpack_shapes(const Tensor&, const Tensor&, const Tensor&, const Tensor&) {}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
@@ -38,11 +40,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
   library.def(
       "int2_pack(Tensor x, Tensor slots, Tensor(a!) codes, Tensor(b!) params, *, Tensor? rotation=None, "
       "str grid=\"minmax\", float clip_ratio=0.0) -> ()");
+  library.def("int2_unpack(Tensor slots, Tensor codes, Tensor params, Tensor(a!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
   library.impl("int2_decode", TORCH_BOX(&decode_shapes));
   library.impl("int2_pack", TORCH_BOX(&pack_shapes));
+  library.impl("int2_unpack", TORCH_BOX(&unpack_shapes));
 }
 
 }  // namespace oscar::operators

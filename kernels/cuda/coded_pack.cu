@@ -123,9 +123,8 @@ const char* problem(const oscar_coded_pack_args& a) {
   if (a.num_tokens < 0 || a.num_kv_heads < 1 || a.num_kv_heads > 32767)
     return "num_tokens or num_kv_heads is out of range";
   if (const char* wrong = shape_problem(a.head_dim, a.head_dim, OSCAR_FLOAT32)) return wrong;
-  if (a.table == nullptr || reinterpret_cast<std::uintptr_t>(a.table) % 16 != 0) {
-    return "table must be device memory, 16-byte aligned";
-  }
+  if (const char* wrong = coded_pages_problem(a.table, a.page_size, a.pages, a.page_stride, a.token_bytes))
+    return wrong;
   if (a.k.x == nullptr && a.v.x == nullptr) return "there are rows neither of keys nor of values";
   for (const oscar_coded_rows* rows : {&a.k, &a.v}) {
     if (rows->x == nullptr) continue;
@@ -134,17 +133,7 @@ const char* problem(const oscar_coded_pack_args& a) {
   if (a.k.x != nullptr && a.v.x != nullptr && (a.k.rotation == nullptr) != (a.v.rotation == nullptr)) {
     return "keys and values must both have rotations, or neither; pack them one after another";
   }
-  if (a.page_size < 4 || a.page_size > 256 || !std::has_single_bit(static_cast<unsigned>(a.page_size))) {
-    return "page_size must be a power of two from 4 to 256";
-  }
-  if (a.slots == nullptr) return "slots must not be null";
-  if (a.pages == nullptr || reinterpret_cast<std::uintptr_t>(a.pages) % 16 != 0) {
-    return "pages must not be null, and 16-byte aligned";
-  }
-  if (a.page_stride < a.page_size * a.token_bytes || a.page_stride % 16 != 0 || a.page_stride > INT32_MAX) {
-    return "page_stride must be a multiple of 16, enough for page_size * token_bytes, and less than 2 GiB";
-  }
-  return nullptr;
+  return a.slots == nullptr ? "slots must not be null" : nullptr;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -51,6 +52,23 @@ const char* table_problem(const oscar_page_table& table) {
   }
   if (table.lengths == nullptr || (table.max_length > 0 && table.pages == nullptr)) {
     return "lengths and pages must not be null";
+  }
+  return nullptr;
+}
+
+const char* coded_pages_problem(const void* table, int page_size, const void* pages, std::int64_t page_stride,
+                                std::int64_t token_bytes) {
+  if (table == nullptr || reinterpret_cast<std::uintptr_t>(table) % 16 != 0) {
+    return "table must be device memory, 16-byte aligned";
+  }
+  if (page_size < 4 || page_size > 256 || !std::has_single_bit(static_cast<unsigned>(page_size))) {
+    return "page_size must be a power of two from 4 to 256";
+  }
+  if (pages == nullptr || reinterpret_cast<std::uintptr_t>(pages) % 16 != 0) {
+    return "pages must not be null, and 16-byte aligned";
+  }
+  if (page_stride < page_size * token_bytes || page_stride % 16 != 0 || page_stride > INT32_MAX) {
+    return "page_stride must be a multiple of 16, enough for page_size * token_bytes, and less than 2 GiB";
   }
   return nullptr;
 }

@@ -2,6 +2,7 @@
 // What the C functions of oscar/int2_attention.h and oscar/coded_attention.h refuse, and how they say so.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "oscar/int2_attention.h"
@@ -15,6 +16,11 @@ namespace oscar::cuda {
 
 [[nodiscard]] const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale);
 [[nodiscard]] const char* table_problem(const oscar_page_table& table);
+
+/// Returns what is wrong with the pages of a coded cache, or with the table for oscar_coded_pack() and
+/// oscar_coded_unpack(); null: nothing.
+[[nodiscard]] const char* coded_pages_problem(const void* table, int page_size, const void* pages,
+                                              std::int64_t page_stride, std::int64_t token_bytes);
 
 /// Keeps the reason for oscar_int2_error(), and returns cudaErrorInvalidValue.
 int refuse(const std::string& reason);

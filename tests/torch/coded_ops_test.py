@@ -17,10 +17,11 @@ from oscar_kv.coded_rows import CodedCodec  # noqa: E402
 from int2_ops_test import attend_with, expect_error  # noqa: E402
 
 # Bits of blocks: all widths, runs that are cut at bytes, an odd and an even number of bytes, one class only, nothing at all.
-PLANS = {64: ([8, 7, 6, 5, 4, 3, 2, 1], [2] * 8, [4, 4, 4, 4, 0, 0, 0, 0], [3, 3, 3, 1, 1, 0, 0, 0], [1] + [0] * 7, [0] * 8),
+# A head's values have the plan of the next head: in each size some head has 8-byte pieces of both.
+PLANS = {64: ([8, 7, 6, 5, 4, 3, 2, 1], [3] * 8, [2] * 8, [4, 4, 4, 4, 0, 0, 0, 0], [3, 3, 3, 1, 1, 0, 0, 0], [1] + [0] * 7, [0] * 8),
          128: ([8, 4, 4, 4, 2, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0], [2] * 16, [8, 7, 7, 6, 6, 6, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2],
-               [1] * 9 + [0] * 7),
-         256: ([8, 6, 5, 4, 4, 4] + [2] * 12 + [1] * 10 + [0] * 4, [2] * 32, [3] * 3 + [1] * 20 + [0] * 9)}
+               [1] * 9 + [0] * 7, [3] * 11 + [0] * 5, [2] * 10 + [1] * 3 + [0] * 3),
+         256: ([8, 6, 5, 4, 4, 4] + [2] * 12 + [1] * 10 + [0] * 4, [5, 3, 3] + [1] * 22 + [0] * 7, [2] * 32, [3] * 3 + [1] * 20 + [0] * 9)}
 
 
 class Cache:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""A few tokens through coded_pack and coded_decode, for compute-sanitizer on a GPU: coded_small.py LIBRARY"""
+"""A few tokens through coded_pack, coded_decode, coded_unpack and int2_unpack, for compute-sanitizer on a GPU: coded_small.py LIBRARY"""
 import sys
 
 import torch
 
 from coded_ops_test import Cache, check_bytes, check_rotation
+from unpack_ops_test import check_coded, check_int2
 
 torch.manual_seed(0)
 torch.ops.load_library(sys.argv[1])
@@ -14,4 +15,6 @@ for dim, page in ((64, 4), (128, 16), (256, 64)):
     check_bytes(cache, "normal")
     check_rotation(cache)
     cache.attend()
+    check_coded(cache)
+    check_int2("cuda", dim, dim // 32, torch.float32, page)
 torch.cuda.synchronize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch.ops.oscar.coded_pack and coded_decode on the CPU: what the kernels compute (kernels/include/oscar/coded_pack.h and
+"""torch.ops.oscar.coded_pack, coded_unpack and coded_decode on the CPU: what the kernels compute (kernels/include/oscar/coded_pack.h and
 coded_attention.h), a sequence at a time, with coded_pages.py and sums in float64.
 
 Whoever imports this has liboscar_torch.so loaded. It is what kernels and their callers are tested against. Its tables are the
@@ -46,6 +46,19 @@ def coded_pack(slots: Tensor, pages: Tensor, layout: list[int], tables: Tensor, 
         if rotation is not None:
             y = ((y - (0 if mean is None else mean.reshape(-1, 1, layout[0]))) @ rotation.float()).bfloat16().float()
         _pages_of(layout, tables).write(pages, slots, side, y)
+
+
+@library.impl("oscar::coded_unpack", "cpu")
+def coded_unpack(slots: Tensor, pages: Tensor, layout: list[int], tables: Tensor, *, k: Tensor | None = None, v: Tensor | None = None) -> None:
+    """The rows of the slots, written to k and v: bfloat16 (tokens, heads, d)."""
+    assert slots.dtype == torch.int32 and pages.dtype == torch.uint8 and pages.shape[2] == layout[5], f"{slots.dtype}, {pages.shape}"
+    assert pages.shape[1] in (4, 8, 16, 32, 64, 128, 256) and not (k is None and v is None), f"pages of {pages.shape[1]}"
+    read = slots >= 0
+    for side, out in enumerate((k, v)):
+        if out is None:
+            continue
+        assert out.dtype == torch.bfloat16 and out.stride(2) == 1 and out.shape == (len(slots), *layout[1::-1]), f"{out.shape}"
+        out[read] = _pages_of(layout, tables).read(pages, slots[read], side).transpose(0, 1).bfloat16()
 
 
 @library.impl("oscar::coded_decode", "cpu")

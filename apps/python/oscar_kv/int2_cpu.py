@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch.ops.oscar.int2_pack and int2_decode on the CPU: what the kernels compute (kernels/include/oscar/int2_attention.h),
+"""torch.ops.oscar.int2_pack, int2_unpack and int2_decode on the CPU: what the kernels compute (kernels/include/oscar/int2_attention.h),
 a row and a sequence at a time, with the torch codecs and sums in float64.
 
 Whoever imports this has liboscar_torch.so loaded. It is what kernels and their callers are tested against. Non-goals: speed.
@@ -35,6 +35,17 @@ def int2_pack(x: Tensor, slots: Tensor, codes: Tensor, params: Tensor, *, rotati
     if rotation is not None:
         rows = (rows.transpose(0, 1) @ rotation.float()).bfloat16().float().transpose(0, 1)
     _codec(params, x.shape[2], grid, clip_ratio).encode_into(rows, slots, codes, params)
+
+
+@library.impl("oscar::int2_unpack", "cpu")
+def int2_unpack(slots: Tensor, codes: Tensor, params: Tensor, out: Tensor) -> None:
+    """The rows of the slots of the pools, written to out: bfloat16 (tokens, heads, d)."""
+    assert slots.dtype == torch.int32 and out.dtype == torch.bfloat16 and out.stride(2) == 1, f"{slots.dtype}, {out.dtype}"
+    assert len(out) == len(slots), f"{len(out)} rows for {len(slots)} slots"
+    _check_pools(codes, params, *out.shape[1:])
+    read = slots >= 0
+    page, token = slots[read].long() // codes.shape[1], slots[read].long() % codes.shape[1]
+    out[read] = _codec(params, out.shape[2]).decode(codes[page, token], params[page, token], out.shape[2]).bfloat16()
 
 
 def rows_of_pool(pool: Tensor, pages: Tensor, length: int) -> Tensor:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The write path of the coded KV cache on NVIDIA GPUs: rows of keys and values become the pages that oscar_coded_decode()
- * reads (oscar/coded_attention.h), in one launch. C ABI, for servers.
+ * reads (oscar/coded_attention.h), in one launch; and the way back, to rows of bfloat16. C ABI, for servers.
  *
  * A row y is a row x of the caller, or bfloat16((x - mean) R) with float32 sums. Its codes and scales are those of the packed
  * rows of oscar's reference (kernels/reference/coded_row.hpp), to the bit. For each class of channels, wide ones with 4 bits or
@@ -47,6 +47,24 @@ typedef struct {
 /* Enqueues the work on `stream`; returns as oscar_coded_decode() does. Tokens of equal slots must not differ. Nothing is
  * allocated, so that it can be captured in a graph. */
 int oscar_coded_pack(const oscar_coded_pack_args* args, void* stream);
+
+/* The inverse for attention kernels that read only bfloat16 rows, such as prefill's: rows y of the packed tokens, each
+ * s (c_i - (2^w - 1) / 2) step_i of oscar/coded_attention.h in float32, one rounding per operation, the scale last, then
+ * rounded to bfloat16; 0 for channels without bits. */
+typedef struct {
+  int32_t head_dim, num_kv_heads; /* these four as for oscar_coded_pack() */
+  int64_t token_bytes;
+  const void* table;
+  int32_t num_tokens;
+  const int32_t* slots;   /* (num_tokens): page * page_size + token in page; negative: its rows are left as they are */
+  int32_t page_size;      /* a power of two, 4 to 256 */
+  const void* pages;      /* 16-byte aligned */
+  int64_t page_stride;    /* bytes, a multiple of 16 */
+  oscar_bf16_rows k, v;   /* rows i are those of slots[i]; null data: this side is not read */
+} oscar_coded_unpack_args;
+
+/* Enqueues the work on `stream`; returns as oscar_coded_decode() does. */
+int oscar_coded_unpack(const oscar_coded_unpack_args* args, void* stream);
 
 #ifdef __cplusplus
 }

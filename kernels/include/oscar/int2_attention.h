@@ -94,6 +94,28 @@ typedef struct {
 /* Enqueues the work on `stream`; returns as oscar_int2_decode() does. */
 int oscar_int2_pack(const oscar_int2_pack_args* args, void* stream);
 
+/* Rows of bfloat16 that are written: head_dim values per (token, KV head), rows 16-byte aligned. Device memory. */
+typedef struct {
+  void* data;
+  int64_t token_stride, head_stride; /* bytes */
+} oscar_bf16_rows;
+
+/* Packed rows of keys, or of values, become bfloat16 rows, for attention kernels that read only those, such as prefill's:
+ * x = (code - zero) * scale in float32, one rounding per operation, then rounded to bfloat16. */
+typedef struct {
+  int32_t num_tokens, num_kv_heads;
+  int32_t head_dim;               /* 64, 128 or 256 */
+  int32_t group_size;             /* head_dim, 64 or 32 */
+  oscar_dtype param_dtype;
+  const int32_t* slots;           /* (num_tokens): page * page_size + token in page; negative: its row is left as it is */
+  int32_t page_size;              /* any */
+  oscar_paged_rows codes, params; /* as oscar_int2_pack() writes them */
+  oscar_bf16_rows out;            /* row i is that of slots[i] */
+} oscar_int2_unpack_args;
+
+/* Enqueues the work on `stream`; returns as oscar_int2_decode() does. */
+int oscar_int2_unpack(const oscar_int2_unpack_args* args, void* stream);
+
 /* What was wrong with the calling thread's last refused arguments. */
 const char* oscar_int2_error(void);
 
