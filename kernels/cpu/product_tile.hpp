@@ -33,12 +33,15 @@ template <class T>
 namespace {
 
 /// Rows of kVectors vectors of kBytes each. Internal linkage, since the files that use it are compiled for different
-/// instruction sets; where those have fused multiply-adds, -ffp-contract=fast makes one of the sum below.
+/// instruction sets; where those have fused multiply-adds, -ffp-contract=fast makes one of the sum below. Steps that
+/// are constants where this is inlined become parts of addresses.
 template <class T, int kRows, int kVectors, int kBytes>
-void tile_sum(std::int64_t depth, const T* a, std::int64_t row_step, std::int64_t depth_step, const T* panel, T* out) {
+[[gnu::always_inline]] inline void sum_by_steps(std::int64_t depth, const T* a, std::int64_t row_step,
+                                                std::int64_t depth_step, const T* panel, T* out) {
   using Vector [[gnu::vector_size(kBytes), gnu::aligned(sizeof(T)), gnu::may_alias]] = T;
   constexpr int kLanes = kBytes / static_cast<int>(sizeof(T));
   Vector sums[kRows][kVectors] = {};
+#pragma GCC unroll 4
   for (std::int64_t k = 0; k < depth; ++k, a += depth_step, panel += kVectors * kLanes) {
     const auto* const b = reinterpret_cast<const Vector*>(panel);
 #pragma GCC unroll 8
@@ -62,6 +65,18 @@ void tile_sum(std::int64_t depth, const T* a, std::int64_t row_step, std::int64_
   }
   for (int i = 0; i < kRows; ++i) {
     for (int j = 0; j < kVectors; ++j) *reinterpret_cast<Vector*>(out + (i * kVectors + j) * kLanes) = sums[i][j];
+  }
+}
+
+/// Rows that lie one behind the other, or a tile's copy, have loops of their own.
+template <class T, int kRows, int kVectors, int kBytes>
+void tile_sum(std::int64_t depth, const T* a, std::int64_t row_step, std::int64_t depth_step, const T* panel, T* out) {
+  if (row_step == 1 && depth_step == kRows) {
+    sum_by_steps<T, kRows, kVectors, kBytes>(depth, a, 1, kRows, panel, out);
+  } else if (depth_step == 1) {
+    sum_by_steps<T, kRows, kVectors, kBytes>(depth, a, row_step, 1, panel, out);
+  } else {
+    sum_by_steps<T, kRows, kVectors, kBytes>(depth, a, row_step, depth_step, panel, out);
   }
 }
 

@@ -2,6 +2,7 @@
 #include "kernels/cpu/products.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/check.hpp"
 #include "kernels/cpu/product_tile.hpp"
@@ -10,7 +11,10 @@
 namespace oscar::cpu {
 namespace {
 
-constexpr std::int64_t kDepth = 256;  // of a step; a panel of b has 32 KB, which the nearest cache holds
+constexpr std::int64_t kDepth = 256;     // of a step; a panel of b has 16 or 32 KB, which the nearest cache holds
+constexpr std::int64_t kRows = 96;       // of a block, in whole tiles of every kind; the second cache holds them
+constexpr std::int64_t kColumns = 1024;  // whose panels are copied together
+constexpr std::int64_t kColumnsOfCopies = 256;  // from which on copies of rows of a cost less than they save
 
 /// Element (i, j) lies at data[i * row_step + j * column_step].
 template <class T>
@@ -55,43 +59,87 @@ struct Product {
   std::int64_t ldc;
   const ProductTile<T>& tile;
 
-  /// Steps of k outside, so that c takes their sums in order.
+  /// Steps of k outside blocks of rows, so that c takes their sums in order.
   void compute() const {
-    for (std::int64_t first = 0; first < k; first += kDepth) {
-      for (std::int64_t column = 0; column < n; column += tile.columns) {
-        add_panel(first, std::min(kDepth, k - first), column, std::min<std::int64_t>(tile.columns, n - column));
+    for (std::int64_t column = 0; column < n; column += kColumns) {
+      const std::int64_t columns = std::min(kColumns, n - column);
+      for (std::int64_t first = 0; first < k; first += kDepth) {
+        add_step(first, std::min(kDepth, k - first), column, columns);
       }
     }
   }
 
  private:
+  /// Memory of a thread for copies: fresh memory would be cleared, page by page, for each product. Vectors that begin
+  /// at a line of the cache never lie in two.
+  struct Copies {
+    struct alignas(64) Line {
+      T values[64 / sizeof(T)];
+    };
+    std::vector<Line> rows, panels;
+
+    static T* room(std::vector<Line>& lines, std::int64_t count) {
+      lines.resize(static_cast<std::size_t>(count) * sizeof(T) / sizeof(Line) + 1);
+      return lines.front().values;
+    }
+  };
+
   /// What `depth` values of k from `first` on give in `columns` columns of c.
-  void add_panel(std::int64_t first, std::int64_t depth, std::int64_t column, std::int64_t columns) const {
-    alignas(64) T panel[kDepth * kMaxTileBytes / sizeof(T)];
-    alignas(64) T last_rows[kDepth * kMaxTileRows];
-    alignas(64) T sums[kMaxTileRows * kMaxTileBytes / sizeof(T)];
-    copy_panel(Matrix<T>{b.at(first, column), b.row_step, b.column_step}, depth, columns, tile.columns, panel);
+  void add_step(std::int64_t first, std::int64_t depth, std::int64_t column, std::int64_t columns) const {
+    thread_local Copies copies;
+    T* const rows = Copies::room(copies.rows, kDepth * kRows);
+    T* const panels = Copies::room(copies.panels, kDepth * (columns + tile.columns));
+    for (std::int64_t j = 0; j < columns; j += tile.columns) {
+      copy_panel(Matrix<T>{b.at(first, column + j), b.row_step, b.column_step}, depth,
+                 std::min<std::int64_t>(tile.columns, columns - j), tile.columns, panels + j * depth);
+    }
     const std::int64_t end = upper_only ? std::min(m, column + columns) : m;
-    for (std::int64_t row = 0; row < end; row += tile.rows) {
-      Matrix<T> rows{a.at(row, first), a.row_step, a.column_step};
-      const std::int64_t count = std::min<std::int64_t>(tile.rows, m - row);
-      if (count < tile.rows) {
-        copy_panel(Matrix<T>{rows.data, rows.column_step, rows.row_step}, depth, count, tile.rows, last_rows);
-        rows = {last_rows, 1, tile.rows};
-      }
-      tile.sum(depth, rows.data, rows.row_step, rows.column_step, panel, sums);
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t from = upper_only ? std::clamp<std::int64_t>(row + i - column, 0, columns) : 0;
-        take(sums + i * tile.columns, from, columns, accumulate || first > 0, c + (row + i) * ldc + column);
+    for (std::int64_t row = 0; row < end; row += kRows) {
+      add_rows(first, depth, row, std::min(row + kRows, end), column, columns, rows, panels);
+    }
+  }
+
+  /// The same in rows [begin, end). Rows of a that many columns use are copied, too, tile by tile.
+  void add_rows(std::int64_t first, std::int64_t depth, std::int64_t begin, std::int64_t end, std::int64_t column,
+                std::int64_t columns, T* copies, const T* panels) const {
+    alignas(64) T sums[kMaxTileRows * kMaxTileBytes / sizeof(T)];
+    const std::int64_t copied_from = columns >= kColumnsOfCopies ? begin : end - (end - begin) % tile.rows;
+    for (std::int64_t row = copied_from; row < end; row += tile.rows) {
+      copy_panel(Matrix<T>{a.at(row, first), a.column_step, a.row_step}, depth,
+                 std::min<std::int64_t>(tile.rows, end - row), tile.rows, copies + (row - begin) * depth);
+    }
+    for (std::int64_t j = 0; j < columns; j += tile.columns) {
+      const std::int64_t width = std::min<std::int64_t>(tile.columns, columns - j);
+      const T* const panel = panels + j * depth;
+      for (std::int64_t row = begin; row < end && !(upper_only && row >= column + j + width); row += tile.rows) {
+        const std::int64_t count = std::min<std::int64_t>(tile.rows, end - row);
+        for (std::int64_t i = 0; i < count; ++i) __builtin_prefetch(c + (row + i) * ldc + column + j, 1);
+        if (row >= copied_from) {
+          tile.sum(depth, copies + (row - begin) * depth, 1, tile.rows, panel, sums);
+        } else {
+          tile.sum(depth, a.at(row, first), a.row_step, a.column_step, panel, sums);
+        }
+        for (std::int64_t i = 0; i < count; ++i) {
+          const std::int64_t from = upper_only ? std::clamp<std::int64_t>(row + i - column - j, 0, width) : 0;
+          take(sums + i * tile.columns, from, width, accumulate || first > 0, c + (row + i) * ldc + column + j);
+        }
       }
     }
   }
 
+  /// Values [from, to) of a row of a tile; whole rows go by pieces whose length is a constant.
   void take(const T* sums, std::int64_t from, std::int64_t to, bool add, T* out) const {
+    constexpr std::int64_t kPiece = 64 / sizeof(T);
+    for (; from == 0 && to >= kPiece; sums += kPiece, out += kPiece, to -= kPiece) take_some(sums, kPiece, add, out);
+    take_some(sums + from, to - from, add, out + from);
+  }
+
+  [[gnu::always_inline]] void take_some(const T* __restrict sums, std::int64_t count, bool add,
+                                        T* __restrict out) const {
     if (add) {
-      for (std::int64_t j = from; j < to; ++j) out[j] += alpha * sums[j];
+      for (std::int64_t j = 0; j < count; ++j) out[j] += alpha * sums[j];
     } else {
-      for (std::int64_t j = from; j < to; ++j) out[j] = alpha * sums[j];
+      for (std::int64_t j = 0; j < count; ++j) out[j] = alpha * sums[j];
     }
   }
 };

@@ -43,7 +43,9 @@ void define_product(const cpu::Gemm& s, const T* a, const T* b, T* c) {
   }
 }
 
-constexpr std::int64_t kSizes[][3] = {{1, 1, 1}, {8, 32, 256}, {7, 5, 3}, {13, 50, 257}, {30, 9, 600}, {3, 65, 0}};
+/// The last two are larger than a block of rows, and than the columns that are copied together.
+constexpr std::int64_t kSizes[][3] = {{1, 1, 1},    {8, 32, 256}, {7, 5, 3},       {13, 50, 257},
+                                      {30, 9, 600}, {3, 65, 0},   {101, 300, 257}, {5, 1060, 300}};
 
 }  // namespace
 
@@ -78,7 +80,7 @@ TEST_CASE_TEMPLATE("tiles of all instruction sets have the same bits", T, double
 }
 
 TEST_CASE("a gram has the bits of a product, and an untouched lower triangle") {
-  for (const std::int64_t dim : {1, 12, 50, 128}) {
+  for (const std::int64_t dim : {1, 12, 50, 128, 300}) {
     const std::int64_t count = 300;
     const std::vector<double> rows = random_values<double>(count * dim, 4);
     std::vector<double> transposed(rows.size());
