@@ -7,7 +7,7 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "fit/layer_data.hpp"
-#include "work/layer_lanes.hpp"
+#include "work/run_layers.hpp"
 
 namespace oscar {
 namespace {
