@@ -38,6 +38,10 @@ class KernelPages(CodedPages):
         """slots: int32 (tokens); pages: uint8 (pages, page size, token bytes); k, v: bfloat16 (tokens, KV heads, d)."""
         torch.ops.oscar.coded_pack(slots, pages, self.layout, self.tables, **rows)
 
+    def unpack(self, slots: Tensor, pages: Tensor, **rows: Tensor) -> None:
+        """The inverse: k, v are written."""
+        torch.ops.oscar.coded_unpack(slots, pages, self.layout, self.tables, **rows)
+
     def decode(self, q: Tensor, pages: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
         """As KernelRows.decode()."""
         out, _ = torch.ops.oscar.coded_decode(q, pages, self.layout, self.tables, *tables[:2], *windows, *tables[2:],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a layer of vLLM's model is told of one step: where the step's tokens are written, and which tokens of which requests are read.
-Kernels read the requests that have a few new tokens, and torch reads the others. What kernels are told is computed once for all layers.
+Kernels read the requests that have a few new tokens all at once; the others are read one after another. What kernels are told is
+computed once for all layers.
 
 Where all requests have equally many tokens, the tensors for kernels have the same addresses in every step, so that a CUDA graph
 that was captured in one step can be replayed in the next. Non-goals: what a layer computes (vllm_backend.py).
@@ -40,7 +41,7 @@ class Request:
     begin: int  # its first token in the step, and its end
     end: int
     before: int  # tokens that the cache has of it
-    history: Tensor  # slots of packed tokens between the windows
+    history: Tensor  # int32, slots of packed tokens between the windows
     windows: Tensor  # slots of copies of tokens in the windows
 
 
@@ -52,7 +53,7 @@ class PackedMetadata(AttentionMetadata):
     num_actual_tokens: int
     slots: Tensor  # int32, of each token; negative: it is not written
     copies: Tensor  # int64, of each token; tokens that get no copy have a place behind all copies
-    requests: list[Request]  # those that torch reads
+    requests: list[Request]  # those that are read one after another
     decoded: DecodeStep | None  # those that kernels read
 
 

@@ -12,6 +12,7 @@ from .int2_side import Int2Side
 from .packed_slots import PackedSlots
 
 _MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
+MOST_VALUES = 1 << 25  # the kernels take no memory of their own: 128 MiB of keys and values
 ON_CPU = False  # tests: take the operators' references, int2_cpu.py and coded_cpu.py
 
 
@@ -40,7 +41,7 @@ def workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float) -> Tenso
 class Int2Slots(PackedSlots):
     """The rows of a KV head lie behind each other in a block, so that the kernels read whole lines of memory."""
 
-    path = "kernels"
+    path, most_values = "kernels", MOST_VALUES
 
     def _pools(self, cache: Tensor) -> list[Tensor]:
         """Codes of keys, codes of values, params of keys, params of values: views (blocks, tokens, heads, ...)."""
@@ -60,6 +61,11 @@ class Int2Slots(PackedSlots):
         keys, values = (side.codec.decode(*rows[number::2], self.dim) for number, side in enumerate(self.sides))
         return keys, values
 
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        pools = self._pools(cache)
+        for number, out in enumerate((keys, values)):
+            torch.ops.oscar.int2_unpack(slots, *pools[number::2], out.transpose(0, 1))
+
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         pools = self._pools(cache)
         for number, (side, rows) in enumerate(zip(self.sides, (keys, values))):
@@ -74,7 +80,7 @@ class Int2Slots(PackedSlots):
 
 
 class CodedSlots(PackedSlots):
-    path = "kernels"
+    path, most_values = "kernels", MOST_VALUES
 
     def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int, device: torch.device):
         super().__init__(key, value, heads, dim)
@@ -87,6 +93,9 @@ class CodedSlots(PackedSlots):
     def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (self.pages.read(cache[:, 0], slots, side) for side in range(2))
         return keys, values
+
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        self.pages.unpack(slots, cache[:, 0], k=keys.transpose(0, 1), v=values.transpose(0, 1))
 
     def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
         """As Int2Slots.decode(), but tables are those of sequences."""

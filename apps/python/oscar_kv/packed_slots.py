@@ -15,6 +15,7 @@ class PackedSlots:
     (kernel_slots.py), else "torch: why"."""
 
     path = "torch"
+    most_values = 1 << 22  # of keys, and as many of values, for which unpack() takes memory that a server can spare
 
     def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int):
         self.sides, self.heads, self.dim = (key, value), heads, dim
@@ -43,3 +44,8 @@ class PackedSlots:
         key, value = (side.codec.decode_parts(list(parts[number::2]), self.heads, self.dim)
                       for number, side in enumerate(self.sides))
         return key, value
+
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """read() of int32 slots into bfloat16 (heads, tokens, d), any strides."""
+        for out, rows in zip((keys, values), self.read(cache, slots)):
+            out.copy_(rows)

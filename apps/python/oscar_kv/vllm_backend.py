@@ -7,8 +7,8 @@ vLLM's paged cache holds packed rows only, so a GiB holds as many more tokens as
 bfloat16 lies beside it, in copies of the blocks that they read (window_blocks.py): chunked prefill, prefix caching and preemption
 work. A prompt's tokens see each other as they are, those of earlier chunks as the cache has them: packed between the windows.
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
-read by kernels, all at once, where these know the set (kernel_slots.py); steps of such requests alone can be CUDA graphs. Else
-arithmetic is torch's, on any device: packed rows are decoded a request at a time. Non-goals, refused: soft caps, sinks, ALiBi, layers that share caches, more ranks than KV heads.
+read by kernels, all at once, where these know the set (kernel_slots.py); steps of such requests alone can be CUDA graphs. Others
+are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Non-goals, refused: soft caps, sinks, ALiBi, layers that share caches, more ranks than KV heads.
 """
 import logging
 from dataclasses import replace
@@ -24,9 +24,10 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder
 
+from .chunk_attention import attend, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, StepBuffers, chosen_of
 from .int2_side import Int2Side, of_heads
-from .kernel_slots import slots_for
+from .kernel_slots import MOST_VALUES, slots_for
 from .packed_slots import PackedSlots
 from .places import manifest_hash, set_path
 from .rotation_set import RotationSet, Side
@@ -152,6 +153,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
             return []
         windows = self.windows
         history_of, _, history = windows.history(table, before)
+        history = history.int()
         sinks, recent = (split(of, windows.copies(slots)) for of, _, slots in windows.windows(table, before))
         return [Request(begin, end, seen, packed, torch.cat([first, last])) for (begin, end, seen), packed, first, last
                 in zip(rows, split(history_of, history), sinks, recent)]
@@ -208,6 +210,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
                 output_block_scale: Any = None) -> Tensor:
         """query, output: (tokens, query heads, d), key and value: (tokens, KV heads, d); kv_cache: (blocks, 1, tokens, bytes)."""
         if attn_metadata is None:  # a profiling run
+            rehearse(query, MOST_VALUES)
             return output.fill_(0)
         step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
         stored = torch.empty(2, step.num_actual_tokens, *key.shape[1:], dtype=torch.bfloat16, device=key.device)
@@ -222,9 +225,10 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             if by_kernels and request.end - request.begin <= MOST_NEW:
                 continue
             own = slice(request.begin, request.end)
-            rows = (query[own], key[own], value[own])
-            output[own] = self._prompt(*rows) if request.before == 0 else self._behind(
-                request, query[own], [x[own] for x in stored], packed, kv_cache)
+            if request.before == 0:
+                output[own] = self._prompt(query[own], key[own], value[own])
+            else:
+                self._behind(request, query[own], stored[:, own], packed, kv_cache, output[own])
         return output
 
     def make_copies(self, slots: int, device: torch.device) -> None:
@@ -254,20 +258,13 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
                                            enable_gqa=self.num_heads != self.num_kv_heads)
         return out[0].transpose(0, 1)
 
-    def _behind(self, request: Request, q: Tensor, new: list[Tensor], packed: PackedSlots, kv_cache: Tensor) -> Tensor:
-        """Tokens behind others: (tokens, query heads, d), native."""
-        count, (key_side, value_side) = len(q), packed.sides
-        keys, values = (torch.cat([history.bfloat16(), copies[request.windows].transpose(0, 1), rows.transpose(0, 1)], 1).float()
-                        for history, copies, rows in zip(packed.read(kv_cache, request.history), self._copies, new))
-        grouped = (self.num_kv_heads, -1, self.head_size)  # the query heads of a KV head, a token after another
-        stored = key_side.queries(q.transpose(0, 1).reshape(grouped)).float().reshape(1, self.num_heads, count, -1)
-        mask = None
-        if count > 1:
-            mask = torch.ones(count, keys.shape[1], dtype=torch.bool, device=q.device).tril(keys.shape[1] - count)
-        out = scaled_dot_product_attention(stored, keys[None], values[None], attn_mask=mask, scale=self.scale,
-                                           enable_gqa=self.num_heads != self.num_kv_heads)
-        native = value_side.native(out.bfloat16().reshape(grouped)).reshape(self.num_heads, count, -1)
-        return native.transpose(0, 1).to(q.dtype)
+    def _behind(self, request: Request, q: Tensor, new: Tensor, packed: PackedSlots, kv_cache: Tensor, output: Tensor) -> None:
+        """Tokens behind others: q (tokens, query heads, d), of which outputs are written; new: their keys and values as stored."""
+        key_side, value_side = packed.sides
+        turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+        key_side.turn(q, turned)
+        out = attend(turned, new, self._copies[:, request.windows], packed, kv_cache, request.history, self.scale)
+        value_side.turn_back(out.bfloat16(), output)
 
 
 class PackedBackend(AttentionBackend):

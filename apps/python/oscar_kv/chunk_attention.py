@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Attention of a chunk of a prompt to the packed tokens before it and to its own, in memory that does not grow with the history.
+
+Keys are taken in pieces: packed tokens, a bounded number at a time, are decoded into one scratch, behind them lie the copies that windows
+keep; all queries see all of these, so no piece needs a mask. The chunk's own tokens are one causal piece. Each piece is attended to by
+torch's flash attention, which also returns the log of the sum of exp(scores); pieces are joined by it in float32:
+
+    out = sum_i exp(lse_i - lse) out_i,   lse = log sum_i exp(lse_i)
+
+Rows are in the coordinates of the set. Needs torch only. Non-goals: decode steps (kernel_slots.py), how rows are packed.
+"""
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .packed_slots import PackedSlots
+
+_SCORES = 1 << 25  # that _by_products() has at once
+
+
+def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor, scaling: float) -> Tensor:
+    """q: bfloat16 (tokens, query heads, d); own: keys and values of these tokens, bfloat16 (2, tokens, KV heads, d); windows: those of
+    earlier tokens, the same; slots: int32, the packed tokens in `cache`. -> float32 (tokens, query heads, d)."""
+    rows = q.transpose(0, 1)
+    if q.device.type == "cpu":
+        rows = rows.float()  # flash attention of CPUs rounds weights to the type of its rows
+    found = _Joined(*_attention(rows, *own.transpose(1, 2), scaling, is_causal=True))
+    for keys, values in _pieces(windows.transpose(1, 2), packed, cache, slots):
+        found.add(*_attention(rows, keys, values, scaling))
+    return found.out.transpose(0, 1)
+
+
+def rehearse(query: Tensor, values: int) -> None:
+    """Takes as much memory as attend() does for as many queries and pieces of so many values, and gives it back: a server that measures
+    its peak without a history leaves room for it."""
+    torch.empty(4 * values + 12 * query.numel(), dtype=torch.uint8, device=query.device)
+
+
+class _Joined:
+    """What queries see of the keys of several pieces. out: float32 (query heads, tokens, d); lse: float32 (query heads, tokens)."""
+
+    def __init__(self, out: Tensor, lse: Tensor):
+        self.out, self.lse = out.float(), lse
+
+    def add(self, out: Tensor, lse: Tensor) -> None:
+        self.out.lerp_(out.float(), torch.sigmoid(lse - self.lse)[..., None])
+        self.lse = torch.logaddexp(self.lse, lse)
+
+
+def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) -> Iterator[Tensor]:
+    """(2, KV heads, tokens, d) each, in the same memory: first the packed tokens, then those of the windows."""
+    _, heads, copies, dim = windows.shape
+    history, room = len(slots), max(packed.most_values // (heads * dim), 1)
+    total = history + copies
+    scratch = torch.empty(2, heads, min(room, total), dim, dtype=torch.bfloat16, device=windows.device)
+    for begin in range(0, total, room):
+        piece = scratch[:, :, :min(room, total - begin)]
+        count = min(max(history - begin, 0), piece.shape[2])
+        if count > 0:
+            packed.unpack(cache, slots[begin:begin + count], *piece[:, :, :count])
+        first = begin + count - history
+        if count < piece.shape[2]:
+            piece[:, :, count:] = windows[:, :, first:first + piece.shape[2] - count]
+        yield piece
+
+
+def _attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool = False) -> tuple[Tensor, Tensor]:
+    """q (query heads, tokens, d), keys, values (KV heads, any, d), any strides -> out of q's shape, lse float32 (query heads, tokens).
+    is_causal: query i sees keys 0 to i."""
+    rows = [x.to(q.dtype)[None] for x in (q, keys, values)]
+    if q.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*rows, 0.0, is_causal, scale=scaling)
+    elif q.shape[2] > 256 or q.shape[2] % 8:
+        return _by_products(q, keys, values, scaling, is_causal)
+    else:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(*rows, 0.0, is_causal, scale=scaling)[:2]
+    return out[0], lse[0]
+
+
+def _by_products(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """The same for rows that flash attention does not take, a block of queries at a time, in float32."""
+    (heads, count, dim), (kv_heads, seen, _) = q.shape, keys.shape
+    keys, values, blocks = keys.float(), values.float(), []
+    each = max(_SCORES // (heads * seen), 1)
+    for begin in range(0, count, each):
+        block = q[:, begin:begin + each].float().reshape(kv_heads, -1, dim)  # the query heads of a KV head one after another
+        scores = (block @ keys.transpose(1, 2) * scaling).unflatten(1, (heads // kv_heads, -1))
+        if is_causal:
+            scores.masked_fill_(torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(begin + 1), -torch.inf)
+        lse = scores.logsumexp(-1)
+        out = (scores - lse[..., None]).exp_().flatten(1, 2) @ values
+        blocks.append((out.unflatten(1, (heads // kv_heads, -1)).flatten(0, 1), lse.flatten(0, 1)))
+    outs, sums = zip(*blocks)
+    return torch.cat(outs, 1), torch.cat(sums, 1)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""Attention of a prompt's chunk in pieces against all rows at once in float64: chunk_attention_test.py [ChunkTest.test_…]
+
+On a GPU if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
+"""
+import sys
+import unittest
+from unittest import mock
+
+try:
+    import torch
+    import vllm_backend_test as backends
+    from oscar_kv import chunk_attention, kernel_slots, packed_slots
+    from vllm_backend_test import DEVICE, KV_HEADS, DIM, coded_set, random, set_of
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
+    sys.exit(77)
+
+SCALE = 0.3
+LIMIT = 3e-6 if DEVICE == "cpu" else 4e-3  # torch's flash attention of bfloat16 rounds weights and outputs
+
+
+def expected(q, keys, values, is_causal):
+    """q (tokens, heads, d), keys, values (any, KV heads, d); the last keys are the queries' own. In float64."""
+    q, keys, values = (x.double().transpose(0, 1) for x in (q, keys, values))
+    keys, values = (x.repeat_interleave(len(q) // len(x), 0) for x in (keys, values))
+    scores = q @ keys.transpose(1, 2) * SCALE
+    if is_causal:
+        scores.masked_fill_(torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(scores.shape[2] - scores.shape[1] + 1), -torch.inf)
+    return (scores.softmax(-1) @ values).transpose(0, 1), scores.logsumexp(-1)
+
+
+class Rows:
+    """Packed tokens that are rows as they are; what is asked for is remembered."""
+
+    def __init__(self, most_tokens, heads, dim):
+        self.most_values, self.asked = most_tokens * heads * dim + heads * dim - 1, []
+
+    def unpack(self, cache, slots, keys, values):
+        self.asked.append(len(slots))
+        for out, rows in zip((keys, values), cache):
+            out.copy_(rows[slots.long()].transpose(0, 1))
+
+
+def error_of(found, want):
+    return float((found.double() - want).norm() / want.norm())
+
+
+class ChunkTest(unittest.TestCase):
+    def rows(self, count, heads, dim, seed):
+        return random(count, heads, dim, seed=seed).bfloat16().to(DEVICE)
+
+    def check(self, count, history, windows, room, heads=6, kv_heads=2, dim=64):
+        q = self.rows(count, heads, dim, 1)
+        cache, kept, own = ([self.rows(n, kv_heads, dim, seed + side) for side in range(2)] for n, seed in ((50, 2), (windows, 4), (count, 6)))
+        slots = torch.randperm(50, generator=torch.Generator().manual_seed(8))[:history].int().to(DEVICE)
+        packed = Rows(room, kv_heads, dim)
+        out = chunk_attention.attend(q, torch.stack(own), torch.stack(kept), packed, cache, slots, SCALE)
+        rows = [torch.cat([packed_rows[slots.long()], copies, new]) for packed_rows, copies, new in zip(cache, kept, own)]
+        want, _ = expected(q, *rows, is_causal=True)
+        self.assertEqual((out.dtype, out.shape), (torch.float32, q.shape))
+        self.assertLess(error_of(out, want), LIMIT, (count, history, windows, room))
+        self.assertEqual(sum(packed.asked), history)
+        self.assertLessEqual(max(packed.asked, default=0), room)
+
+    def test_pieces_that_end_anywhere(self):
+        for count, history, windows, room in ((9, 40, 5, 50), (9, 40, 5, 45), (9, 40, 5, 7), (9, 40, 5, 20), (9, 40, 5, 40), (1, 13, 3, 4),
+                                              (9, 0, 5, 2), (9, 40, 0, 8), (30, 1, 1, 1), (9, 38, 5, 40)):
+            self.check(count, history, windows, room)
+
+    def test_shapes_of_heads(self):
+        self.check(9, 40, 5, 16, heads=4, kv_heads=4, dim=128)
+        self.check(9, 40, 5, 16, heads=8, kv_heads=1, dim=256)
+        self.check(9, 40, 5, 16, dim=320)  # wider than flash attention on CUDA
+
+    def test_pieces_whose_scores_are_far_apart(self):
+        """A piece whose weights are all 0 beside those of another adds nothing, in any order."""
+        q, count = self.rows(3, 2, 64, 1), 20
+        keys, values = (self.rows(count, 2, 64, seed) for seed in (2, 3))
+        keys[7] = 400 * q[0]
+        own = torch.stack([self.rows(3, 2, 64, seed) for seed in (4, 5)])
+        windows, packed = torch.stack([keys[:0], values[:0]]), Rows(4, 2, 64)
+        slots = torch.arange(count, dtype=torch.int32, device=DEVICE)
+        out = chunk_attention.attend(q, own, windows, packed, (keys, values), slots, SCALE)
+        want, _ = expected(q, torch.cat([keys, own[0]]), torch.cat([values, own[1]]), is_causal=True)
+        self.assertLess(error_of(out, want), LIMIT)
+
+    def test_products_are_attention_too(self):
+        """What wide heads take on CUDA, in blocks of queries."""
+        q, keys, values = self.rows(11, 6, 320, 1), self.rows(11, 2, 320, 2), self.rows(11, 2, 320, 3)
+        for scores in (6 * 11 * 4, 1 << 25):
+            with mock.patch.object(chunk_attention, "_SCORES", scores):
+                for is_causal in (False, True):
+                    out, lse = chunk_attention._by_products(*(x.transpose(0, 1) for x in (q, keys, values)), SCALE, is_causal)
+                    want, sums = expected(q, keys, values, is_causal)
+                    self.assertLess(error_of(out.transpose(0, 1), want), 3e-6)
+                    self.assertLess(float((lse.double() - sums).abs().max()), 1e-4)
+
+    serve, be_rank, run_steps = (getattr(backends.BackendTest, name) for name in ("serve", "be_rank", "run_steps"))
+    check_steps, by_kernels, worst = backends.BackendTest.check, backends.BackendTest.by_kernels, 0.0
+
+    def served_in_pieces(self, where):
+        """Of 7 tokens."""
+        patch = mock.patch.object(where, "most_values", 7 * KV_HEADS * DIM)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def test_a_server_reads_in_pieces(self):
+        self.served_in_pieces(packed_slots.PackedSlots)
+        self.check_steps(set_of(name="lsq", group_size=32, scale_dtype="bfloat16"))
+        self.check_steps(coded_set())
+
+    def test_a_server_reads_by_kernels(self):
+        """Chunks read nothing by torch's codecs."""
+        self.by_kernels()
+        for slots, rotations in ((kernel_slots.CodedSlots, coded_set(sink=32)), (kernel_slots.Int2Slots, set_of(sink=16)),
+                                 (kernel_slots.Int2Slots, set_of(name="lsq", group_size=32, scale_dtype="float16", sink=0))):
+            self.served_in_pieces(slots)
+            with mock.patch.object(slots, "read", side_effect=AssertionError("read by torch")):
+                self.check_steps(rotations, path="kernels")
+
+
+if __name__ == "__main__":
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        print("skipped: needs an NVIDIA GPU")
+        sys.exit(77)
+    unittest.main()
