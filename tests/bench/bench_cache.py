@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""oscar_kv.Int2Cache beside the bfloat16 cache of transformers: bench_cache.py [--json FILE] [--commit HASH] [--gpu TEXT] [OPTION...]
+"""oscar_kv.Int2Cache beside bfloat16 caches: bench_cache.py [--json FILE] [--commit HASH] [--gpu TEXT] [OPTION...]
 
-Speed: a model of Qwen3-8B's shape with fewer layers and random weights, bfloat16, a random rotation set; a prompt in one
-pass (the second one is timed), then a token at a time for the whole batch.
-  decode_tokens_per_s  wall time of steps as transformers makes them: mostly how fast Python launches
-  gpu_ms_per_step      what the GPU itself worked of that
-  graph_tokens_per_s   wall time of one step that is captured as a CUDA graph and replayed: a server's speed at this context
-  cache_bytes          after the prompt
-bf16 is what torch chooses, "bf16, flash" without cuDNN, which plans anew for every length of a cache that grows.
+Speed: a model of Qwen3-8B's shape with random weights, bfloat16; rows of random keys and values fill the caches, then the model writes a
+token at a time for the whole batch.
+  graph_tokens_per_s   steps replayed as CUDA graphs; sets by oscar_kv.DecodeGraph, bfloat16 in place, in room that was there before
+  decode_tokens_per_s  steps as transformers makes them: mostly how fast Python launches
+  cache_bytes          of the rows at that length; peak_bytes: of all that the GPU held while steps were replayed, weights included
+bf16 is what torch chooses, "bf16, flash" without cuDNN. coded has 2.125 bits a value, int2 2.5 (float32 scales). A way that the GPU
+has no room for says what its rows would take.
 Fidelity: the KL divergence of sets of the sample model through the cache beside what `oscar verify` finds for them.
 Exit status 1 if one differs by more than 5 %. --shape tiny --device cpu tries the script where there is no GPU.
 """
 import argparse
 import dataclasses
+import gc
 import json
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from transformers.cache_utils import CacheLayerMixin
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "apps/python"))
@@ -34,31 +36,72 @@ SHAPES = {"qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_att
           "tiny": {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
                    "head_dim": 64, "vocab_size": 200}}
 WINDOWS = {"sink": 64, "recent": 256}
-WAYS = {"bf16": "sdpa", "bf16, flash": "sdpa", "int2 kernel": oscar_kv.INT2_ATTENTION, "int2 torch": oscar_kv.INT2_ATTENTION}
+WAYS = ("bf16", "bf16, flash", "int2", "coded")
+CODED_BITS = [4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 0]  # of 16 blocks of channels: 2 bits a value, and 2 bytes of scales a row
+FILL = 1 << 18  # tokens of all sequences that are stored at once
 
 
 def random_model(options):
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(**SHAPES[options.shape], num_hidden_layers=options.layers, max_position_embeddings=40960,
+    config = transformers.Qwen3Config(**SHAPES[options.shape], num_hidden_layers=options.layers, max_position_embeddings=1 << 18,
                                       tie_word_embeddings=False)
     with torch.device(options.device):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def random_set(config):
+def random_set(config, codec):
+    heads, dim = config.num_key_value_heads, config.head_dim
+    bits = torch.tensor(CODED_BITS)[::128 // dim].repeat_interleave(8).expand(heads, dim)
+
     def side(clip):
-        rotation = torch.linalg.qr(torch.randn(1, config.head_dim, config.head_dim))[0]
+        rotation = torch.linalg.qr(torch.randn(heads, dim, dim))[0]
+        if codec == "coded":
+            return oscar_kv.Side(rotation, rotation, None, None, None, None, 2**bits, 4.0 / 2**bits, torch.ones(heads, dim))
         return oscar_kv.Side(rotation, rotation, None, clip, None, None)
 
-    manifest = {"codec": {"name": "minmax", "levels": [4, 4], "group_size": 0}, "windows": WINDOWS}
+    described = {"name": "coded"} if codec == "coded" else {"name": "minmax", "levels": [4, 4], "group_size": 0}
     layers = {i: oscar_kv.Layer(i, side(0.96), side(0.92)) for i in range(config.num_hidden_layers)}
-    return oscar_kv.RotationSet(manifest, layers)
+    return oscar_kv.RotationSet({"codec": described, "windows": WINDOWS}, layers)
 
 
-def cache_of(way, rotations, config):
+class InPlaceLayer(CacheLayerMixin):
+    """bfloat16 rows in room that was there before; a step writes where the last one wrote and reads all."""
+
+    is_sliding = False
+
+    def __init__(self, room):
+        super().__init__()
+        self.room, self.length = room, 0
+
+    def lazy_initialization(self, key_states, value_states):
+        self.keys, self.values = (x.new_empty(*x.shape[:2], self.room, x.shape[3]) for x in (key_states, value_states))
+        self.is_initialized = True
+
+    def update(self, key_states, value_states, *_, **__):
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        first = min(self.length, self.room - key_states.shape[2])
+        self.length = first + key_states.shape[2]
+        for held, new in ((self.keys, key_states), (self.values, value_states)):
+            held[:, :, first:self.length] = new
+        return self.keys[:, :, :self.length], self.values[:, :, :self.length]
+
+    def get_seq_length(self):
+        return self.length
+
+    def get_mask_sizes(self, query_length):
+        return self.length + query_length, 0
+
+    def get_max_length(self):
+        return self.room
+
+    get_max_cache_shape = get_max_length
+
+
+def cache_of(way, sets, config, length):
     if way.startswith("bf16"):
-        return transformers.DynamicCache(config=config)
-    return oscar_kv.Int2Cache(rotations, config, path=way.removeprefix("int2 "), exact_prompt=True)
+        return transformers.Cache(layers=[InPlaceLayer(length) for _ in range(config.num_hidden_layers)])
+    return oscar_kv.Int2Cache(sets[way], config, path="kernel", exact_prompt=True, max_length=length + 1024)
 
 
 def bytes_of(cache):
@@ -67,85 +110,85 @@ def bytes_of(cache):
     return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
 
 
-def now(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def fill(cache, config, batch, length, device):
+    """Random rows of so many tokens for each sequence."""
+    each = max(FILL // batch, 1)
+    rows = torch.randn(2, batch, config.num_key_value_heads, min(each, length), config.head_dim, dtype=torch.bfloat16, device=device)
+    for layer in range(config.num_hidden_layers):
+        for first in range(0, length, each):
+            k, v = rows[:, :, :, :min(each, length - first)]
+            cache.update(k, v, layer)
 
 
 def timed(step, device, most_seconds, most_steps):
     """Seconds of a step."""
-    begin, steps = now(device), 0
-    while steps < most_steps and (steps == 0 or now(device) - begin < most_seconds):
+    def now():
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    begin, steps = now(), 0
+    while steps < most_steps and (steps == 0 or now() - begin < most_seconds):
         for _ in range(min(10, most_steps - steps)):
             step()
             steps += 1
-    return (now(device) - begin) / steps
+    return (now() - begin) / steps
 
 
-def gpu_ms_per_step(step, steps=8):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profile.key_averages()) / 1000 / steps
-
-
-def graph_seconds(step):
-    """Of a step that is captured at the present length; None if it cannot be."""
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            step()
-    except RuntimeError as error:
-        print("no graph:", str(error).splitlines()[0], file=sys.stderr)
-        torch.cuda.synchronize()
-        return None
-    timed(graph.replay, "cuda", 1, 20)
-    return timed(graph.replay, "cuda", 2, 200)
-
-
-def next_of(model, tokens, cache):
-    """Without a mask, which transformers would make while a graph is captured."""
-    out = model(tokens, past_key_values=cache, logits_to_keep=1, attention_mask={"full_attention": None})
-    return out.logits[:, -1:].argmax(-1)
+def in_place_graph(model, token, cache):
+    """A step of the model over bfloat16 rows, captured."""
+    call = lambda: model(token, past_key_values=cache, logits_to_keep=1, attention_mask={"full_attention": None}).logits
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        token.copy_(call().argmax(-1))
+    return graph.replay
 
 
 @torch.no_grad()
-def measure(model, make_cache, prompt, options):
-    device, first = options.device, 0
-    for _ in range(2):
-        cache, token = make_cache(), None  # the last one's memory is free again
-        begin = now(device)
-        token = next_of(model, prompt, cache)
-        first = now(device) - begin
-    found = {"prefill_tokens_per_s": prompt.numel() / first, "cache_bytes": bytes_of(cache)}
+def measure(model, way, sets, batch, length, options):
+    """length: of the tokens before the first step."""
+    device, config = options.device, model.config
+    cache = cache_of(way, sets, config, length)
+    fill(cache, config, batch, length, device)
+    token = torch.ones(batch, 1, dtype=torch.long, device=device)
 
-    def step():
-        token.copy_(next_of(model, token, cache))
+    def by_python():
+        token.copy_(model(token, past_key_values=cache, logits_to_keep=1, attention_mask={"full_attention": None}).logits.argmax(-1))
 
-    timed(step, device, 1, options.steps)
-    found["decode_tokens_per_s"] = len(prompt) / timed(step, device, 3, options.steps)
+    found = {"cache_bytes": bytes_of(cache), "decode_tokens_per_s": batch / timed(by_python, device, 1, options.steps)}
     if device == "cuda":
-        found["gpu_ms_per_step"] = gpu_ms_per_step(step)
-        read = [vars(layer).copy() for layer in cache.layers]  # a replay reads what the step before it left
-        seconds = graph_seconds(step) if getattr(cache, "path", "kernel") == "kernel" else None
-        del read
-        found["graph_tokens_per_s"] = seconds and len(prompt) / seconds
-    return found | {"path": cache.path} if isinstance(cache, oscar_kv.Int2Cache) else found
+        if way.startswith("bf16"):
+            step = in_place_graph(model, token, cache)
+        else:
+            graph = oscar_kv.DecodeGraph(model, cache)
+            step = lambda: token.copy_(graph(token).argmax(-1))
+            step()
+        timed(step, device, 0.3, 20)
+        torch.cuda.reset_peak_memory_stats()
+        found["graph_tokens_per_s"] = batch / timed(step, device, 1, 200)
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return found
 
 
 def speed(options):
     model = random_model(options)
-    rotations, rows = random_set(model.config), []
+    config, rows = model.config, []
+    sets = {name: random_set(config, name) for name in ("int2", "coded")}
     for context in options.contexts:
         for batch in options.batches:
-            prompt = torch.randint(model.config.vocab_size, (batch, context), device=options.device)
             row = {"context": context, "batch": batch}
-            for way, attention in WAYS.items():
-                model.set_attn_implementation(attention)
+            for way in WAYS:
+                model.set_attn_implementation("sdpa" if way.startswith("bf16") else oscar_kv.INT2_ATTENTION)
                 torch.backends.cuda.enable_cudnn_sdp(way != "bf16, flash")
-                row[way] = measure(model, lambda way=way: cache_of(way, rotations, model.config), prompt, options)
+                try:
+                    row[way] = measure(model, way, sets, batch, context, options)
+                except torch.OutOfMemoryError:
+                    row[way] = {"fits": False}
+                gc.collect()
+                torch.cuda.empty_cache()
                 print(context, batch, way, row[way], flush=True)
             rows.append(row)
     return rows
@@ -185,15 +228,15 @@ def main():
     parser.add_argument("--gpu", default="")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-8b")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--contexts", type=int, nargs="*", default=[4096, 32768])
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
-    parser.add_argument("--steps", type=int, default=100, help="at most, in 3 s")
+    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--contexts", type=int, nargs="*", default=[4096, 32768, 131072])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--steps", type=int, default=100, help="at most, in a second")
     parser.add_argument("--fidelity-tokens", type=int, default=1024)
     options = parser.parse_args()
     result = {"gpu": options.gpu, "torch": torch.__version__, "transformers": transformers.__version__,
               "commit": options.commit, "shape": options.shape, "layers": options.layers, "windows": WINDOWS}
-    result["fidelity"] = [fidelity(name, options) for name in ("latest", "lsq")]
+    result["fidelity"] = [fidelity(name, options) for name in ("latest", "lsq", "coded")]
     result["speed"] = speed(options)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -18,6 +18,7 @@ try:
     import torch
     import transformers
     from oscar_kv import int2_attend, int2_kernel
+    from oscar_kv.decode_clock import DecodeClock
     from oscar_kv.int2_rows import SideRows
     from oscar_kv.row_codec import Layout
 except ImportError as missing:
@@ -62,12 +63,18 @@ def attended(rows, calls, described, dim=64, mask=None, **options):
     value = rows(described, "value", 0, side(2, dim, 7, **options), SINK, RECENT)
     q, k, v = random(2, 6, 30, dim, seed=1), random(2, 2, 30, dim, seed=2), random(2, 2, 30, dim, seed=3)
     key.begin(k), value.begin(v)
-    ways = [int2_attend] + [int2_kernel] * (rows is int2_kernel.KernelRows)
+    by_kernels, clock = rows is int2_kernel.KernelRows, DecodeClock(SINK, RECENT)
+    ways = [int2_attend] + [int2_kernel] * by_kernels
     outs, first = [[] for _ in ways], 0
     for qs, ks, vs in zip(*(x.split(calls, 2) for x in (q, k, v))):
-        key.append(ks), value.append(vs)
-        attends = [way.attention_of(key, value) for way in ways]
-        key.evict(), value.evict()
+        if by_kernels and calls == 1:
+            step = int2_kernel.step_of(key, value, ks, vs, clock)
+            everything = torch.ones(2, 1, 1, key.length, dtype=torch.bool, device=DEVICE)
+            attends = [lambda q, part, scaling: step(q, everything if part is None else part, scaling), step]
+        else:
+            key.append(ks), value.append(vs)
+            attends = [way.attention_of(key, value) for way in ways]
+            key.evict(), value.evict()
         part = None if mask is None else mask[:, :, first:first + qs.shape[2], :key.length]
         for out, attend in zip(outs, attends):
             out.append(attend(qs, part, 0.2))
@@ -207,6 +214,59 @@ class KernelTest(unittest.TestCase):
         held = sum(len(side.pages) for layer in cache.layers for side in (layer.key, layer.value))
         self.assertEqual((cache.nbytes(), held), (0, 0))
         self.assertTrue(torch.equal(log_probabilities(model, ids, cache, 3), first))
+
+    def test_room_from_the_start_and_steps_between_calls(self):
+        """Steps, a prompt in parts and steps again say what a cache of torch says; no tensor moves where there is room."""
+        model = self.model()
+        ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :400]).long().to(DEVICE)
+        for name in ("latest", "coded"):
+            roomy, plain = self.cache(model, name, path="kernel", max_length=400), self.cache(model, name, path="torch")
+            parts, places = [], set()
+            for cache in (roomy, plain):
+                out = [log_probabilities(model, ids[:, :5], cache, 1), log_probabilities(model, ids[:, 5:370], cache, 365)]
+                for first in range(370, 400):
+                    out.append(log_probabilities(model, ids[:, first:first + 1], cache, 1))
+                    if cache is roomy:
+                        places.add(tuple(place for layer in cache.layers for place in layer.places()))
+                parts.append(torch.cat(out, 1))
+                self.assertEqual(cache.get_seq_length(), 400)
+            self.assertEqual(len(places), 1)
+            found, expected = parts
+            self.assertLess(float((expected.exp() * (expected - found)).sum(-1).mean()), 1e-3, name)
+
+    def graph_cases(self):
+        for name in ("latest", "lsq", "coded"):
+            for max_length in (700, 0):  # the second grows, by 256 tokens
+                yield name, max_length
+
+    @unittest.skipUnless(DEVICE == "cuda", "graphs are CUDA's")
+    def test_a_graph_says_what_calls_of_the_model_say(self):
+        model = self.model()
+        ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :600]).long().to(DEVICE)
+        for name, max_length in self.graph_cases():
+            graphed, plain = (self.cache(model, name, path="kernel", max_length=max_length) for _ in range(2))
+            for cache in (graphed, plain):
+                log_probabilities(model, ids[:, :40], cache, 40)
+            step = oscar_kv.DecodeGraph(model, graphed)
+            found = torch.cat([step(ids[:, i:i + 1]).clone() for i in range(40, 600)], 1).float().log_softmax(-1)
+            expected = log_probabilities(model, ids[:, 40:600], plain, 1)
+            self.assertLess(distance(found, expected), 1e-4, (name, max_length))
+            self.assertEqual(graphed.get_seq_length(), 600)
+            after = [log_probabilities(model, ids[:, :7], cache, 7) for cache in (graphed, plain)]
+            self.assertLess(distance(*after), 1e-4, (name, max_length))
+
+    def test_a_graph_says_why_it_cannot_be(self):
+        model = self.model()
+        cache = self.cache(model)
+        with self.assertRaisesRegex(ValueError, "the cache is empty; give it the prompt first"):
+            oscar_kv.DecodeGraph(model, cache)
+        log_probabilities(model, torch.ones(1, 3, dtype=torch.long, device=DEVICE), cache, 3)
+        if DEVICE == "cpu":
+            with self.assertRaisesRegex(ValueError, "layer 0 of this cache cannot be part of a CUDA graph: it is served by torch: rows are on cpu"):
+                oscar_kv.DecodeGraph(model, cache)
+        model.set_attn_implementation("sdpa")
+        with self.assertRaisesRegex(ValueError, "DecodeGraph needs model.set_attn_implementation..oscar_int2"):
+            oscar_kv.DecodeGraph(model, cache)
 
     def test_indices_are_kept_for_each_stream_but_not_for_graphs(self):
         get = int2_kernel._kept(4)(lambda count, device: torch.arange(count))

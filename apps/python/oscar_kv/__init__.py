@@ -13,10 +13,11 @@ from .rotation_set import Layer, RotationSet, Side, read_set
 from .tap import Tap, observe
 
 if TYPE_CHECKING:
+    from .decode_graph import DecodeGraph
     from .int2_cache import INT2_ATTENTION, Int2Cache
 
-__all__ = ["INT2_ATTENTION", "Int2Cache", "Layer", "OscarError", "RotationSet", "Side", "Tap", "fit", "load_library",
-           "observe", "read_set", "run", "verify"]
+__all__ = ["INT2_ATTENTION", "DecodeGraph", "Int2Cache", "Layer", "OscarError", "RotationSet", "Side", "Tap", "fit",
+           "load_library", "observe", "read_set", "run", "verify"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from . import int2_cache
 
         return getattr(int2_cache, name)
+    if name == "DecodeGraph":
+        from .decode_graph import DecodeGraph
+
+        return DecodeGraph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .coded_pages import CodedPages
 from .coded_rows import CodedCodec
-from .int2_kernel import KernelRows, slots_of
+from .int2_kernel import KernelRows, slots_of, stream_of
 from .int2_rows import RING_PAGE, ROOM, SideRows
+from .kernel_workspace import workspace_of
 
 
 class KernelPages(CodedPages):
@@ -44,8 +45,8 @@ class KernelPages(CodedPages):
 
     def decode(self, q: Tensor, pages: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
         """As KernelRows.decode()."""
-        out, _ = torch.ops.oscar.coded_decode(q, pages, self.layout, self.tables, *tables[:2], *windows, *tables[2:],
-                                              softmax_scale=scaling)
+        rows = q, pages, self.layout, self.tables, *tables[:2], *windows, *tables[2:]
+        out, _ = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=workspace_of("coded", rows, scaling, stream_of(q)))
         return out
 
 
@@ -107,15 +108,29 @@ class CodedKernelRows(KernelRows):
         history.reserve(1)
         key.history_of_layer = value.history_of_layer = history
 
+    def held(self) -> tuple[Tensor, ...]:
+        return self.ring, self.history_of_layer.data
+
     def history_room(self) -> int:
         return self.history_of_layer.data.shape[1]
 
+    def reserve(self, count: int) -> None:
+        self.history_of_layer.reserve(self.codes.length + count)
+
     def _pack(self, rows: Tensor) -> None:
         history, (batch, _, count, _) = self.history_of_layer, rows.shape
-        history.reserve(self.codes.length + count)
+        self.reserve(count)
         slots = slots_of(batch, self.history_room() * ROOM, self.codes.length, count, rows.device)
         history.pages.pack(slots, history.paged(), **{self.name[0]: rows.transpose(1, 2).flatten(0, 1)})
         self.codes.length += count
+
+    def pack_step(self, values: KernelRows, slots: Tensor, rows: list[Tensor]) -> None:
+        history = self.history_of_layer
+        history.pages.pack(slots, history.paged(), k=rows[0], v=rows[1])
+
+    def advance(self) -> None:
+        self.length += 1
+        self.codes.length = max(self.length - self.recent + 1 - self.sink, 0)
 
     def decode(self, values: KernelRows, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
         history = self.history_of_layer

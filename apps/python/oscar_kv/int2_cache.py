@@ -11,15 +11,17 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
 - model.set_attn_implementation(oscar_kv.INT2_ATTENTION) stays in transformed coordinates and gives each token its own
   windows, however many come at once: on CUDA by the kernels of liboscar_torch.so where they know the set's codec and
   shapes (int2_kernel.py), else in torch (int2_attend.py); Int2Cache.path says which, and why. Calls that transformers gives
-  a mask, which are padded ones and those of several tokens after others, are read in torch in either case.
-Padding counts as tokens. Non-goals: static shapes, taking back tokens (crop), models whose attention has sinks or soft
+  a mask, which are padded ones and those of several tokens after others, are read in torch in either case. Calls of one token by
+  the kernels can be a CUDA graph: decode_graph.py.
+Padding counts as tokens. Non-goals: taking back tokens (crop), models whose attention has sinks or soft
 caps in the second way.
 """
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -27,6 +29,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import coded_kernel, identity, int2_attend, int2_kernel
+from .decode_clock import DecodeClock
 from .int2_rows import SideRows
 from .rotation_set import Layer, RotationSet
 from .set_check import check_for_model
@@ -52,14 +55,27 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     return out.transpose(1, 2).contiguous(), None
 
 
+def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """transformers' interface, with which it makes a mask while a graph is captured even for one token that sees all others."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if kwargs.get("q_length") == 1 and kwargs.get("attention_mask") is None:
+            return None
+    return sdpa_mask(*args, **kwargs)
+
+
 ALL_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, _attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, sdpa_mask)
+ALL_MASK_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, _mask)
 
 
 @dataclass(frozen=True)
 class _Options:
     path: str
     exact_prompt: bool
+    max_length: int
+    clocks: dict[torch.device, DecodeClock] = field(default_factory=dict)
+
+    def clock_of(self, rows: SideRows, device: torch.device) -> DecodeClock:
+        return self.clocks.setdefault(device, DecodeClock(rows.sink, rows.recent))
 
 
 class Int2Layer(CacheLayerMixin):
@@ -106,17 +122,44 @@ class Int2Layer(CacheLayerMixin):
         self.path = "kernel" if why is None else f"torch: {why}"
         of_kernel = coded_kernel.CodedKernelRows if self.is_coded else int2_kernel.KernelRows
         self._begin(of_kernel if why is None else SideRows)
+        self.by_kernels = why is None
         self._attention_of = int2_kernel.attention_of if why is None else int2_attend.attention_of
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key.begin(key_states)
         self.value.begin(value_states)
+        if self.by_kernels:
+            self.reserve(max(self._options.max_length - self.key.sink - self.key.recent + 1, 0))
         self.is_initialized = True
+
+    def reserve(self, count: int) -> None:
+        """Makes room for so many more packed tokens of the kernels' cache."""
+        self.key.reserve(count)
+        self.value.reserve(count)
+
+    def why_no_graph(self) -> str | None:
+        """Why a step cannot be part of a CUDA graph (decode_graph.py); None: it can."""
+        if not self.is_initialized or not self.by_kernels:
+            return f"it is served by {self.path}"
+        if self.device.type != "cuda":
+            return f"it is on {self.device.type}"
+        if any(getattr(side.codec, "grid", "minmax") not in ("minmax", "lsq") for side in (self.key, self.value)):
+            return f"rows of {self._rotations.manifest['codec']['name']} are packed by torch, which asks the device how many"
+        return None
+
+    def places(self) -> list[int]:
+        """Where the tensors lie that a step of the kernels reads and writes."""
+        return [x.data_ptr() for side in (self.key, self.value) for x in side.held()]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Adds (batch, heads, tokens, d) and returns all rows as the first of these tokens sees them; for INT2_ATTENTION
         what it was given, with a note of what to read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.by_kernels and key_states.shape[2] == 1 and self._in_transformed_coordinates():
+            clock = self._options.clock_of(self.key, key_states.device)
+            key_states.oscar_seen = int2_kernel.step_of(self.key, self.value, key_states, value_states, clock)
+            _call.noted = True
+            return key_states, value_states
         is_prompt = self.key.length == 0 and key_states.shape[2] > 1
         self.key.append(key_states)
         self.value.append(value_states)
@@ -175,16 +218,17 @@ class Int2Cache(Cache):
     """config: the model's, from which layers that are no full attention (sliding windows, recurrent states) get what
     transformers gives them; without it all layers are taken for full attention, and no attention but native rows is known.
     path: "kernel" or "torch" takes no other way; the CPU has "kernel" as a slow reference. exact_prompt: with INT2_ATTENTION,
-    a prompt in an empty cache sees itself exactly, by the model's own rows, as in servers.
+    a prompt in an empty cache sees itself exactly, by the model's own rows, as in servers. max_length: tokens that the kernels' caches
+    have room for from the start; caches of more grow by a quarter at a time.
 
     Raises ValueError if the set is for another model, a layer of full attention has no rotation, or one of another shape,
     windows keep all that the model can read, or the path cannot be taken."""
 
     def __init__(self, rotations: RotationSet, config: Any = None, *, path: Literal["auto", "kernel", "torch"] = "auto",
-                 exact_prompt: bool = False):
+                 exact_prompt: bool = False, max_length: int = 0):
         if path not in ("auto", "kernel", "torch"):
             raise ValueError(f"path is {path!r}, not \"auto\", \"kernel\" or \"torch\"")
-        rotations = rotations.to_torch()
+        rotations, options = rotations.to_torch(), _Options(path, exact_prompt, max_length)
         if config is None:
             count = max(rotations.layers) + 1
             layers: list[Any] = [DynamicLayer() for _ in range(count)]
@@ -199,10 +243,10 @@ class Int2Cache(Cache):
                 continue
             if i not in rotations.layers:
                 raise ValueError(f"the rotation set has no layer {i}; it has {sorted(rotations.layers)}")
-            layers[i] = Int2Layer(rotations, rotations.layers[i], config, _Options(path, exact_prompt))
+            layers[i] = Int2Layer(rotations, rotations.layers[i], config, options)
         if not any(isinstance(layer, Int2Layer) for layer in layers):
             raise ValueError("the model has no layer of full attention, whose cache a rotation set is for")
-        self._layer_ids = sorted(rotations.layers)
+        self._layer_ids, self._options = sorted(rotations.layers), options
         super().__init__(layers=layers)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -214,6 +258,18 @@ class Int2Cache(Cache):
     def path(self) -> str:
         """What serves the layers of full attention: "kernel", or "torch: why"; "none yet" before the first call."""
         return "; ".join(sorted({layer.path for layer in self.layers if isinstance(layer, Int2Layer)}))
+
+    def position(self, device: torch.device) -> Tensor:
+        """int64 (1): how many tokens the cache has, as a step of the kernels on this device finds it, and changes it."""
+        return self._options.clocks[device].position.clone()
+
+    def follow(self) -> None:
+        """A CUDA graph has added a token to all layers."""
+        for layer in self.layers:
+            layer.key.advance()
+            layer.value.advance()
+        for clock in self._options.clocks.values():
+            clock.follow()
 
     def nbytes(self) -> int:
         """Bytes of all layers' rows, those that stay as they are included."""

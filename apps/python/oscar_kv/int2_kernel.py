@@ -2,11 +2,12 @@
 """An Int2Cache on the kernels of liboscar_torch.so: int2_pack writes the history, int2_decode reads ring and history. Of
 codecs with 4 levels, lloyd-max alone is packed in torch. Rows of a coded cache are those of coded_kernel.py.
 
-A sequence's history is a run of pages of its own. A call of one token is one launch of int2_decode with the ring as it is;
-in the first call of many, each token is a sequence to the kernel, with its own windows in one pool and lengths of the same
-history. Tensors of indices are the same for all layers of a step and are kept for them. Non-goals: CUDA graphs; calls
-with a mask, which go to int2_attend.py, over the same rows: those with padding, and those of several tokens after others (a
-second turn, a prompt in parts), for which transformers makes one.
+A sequence's history is a run of pages of its own. A call of one token is one launch of int2_decode with the ring as it is; what
+changes from token to token is in tensors (decode_clock.py), so that a CUDA graph of such a call can be replayed. In the first call
+of many, each token is a sequence to the kernel, with its own windows in one pool and lengths of the same history. Tensors of
+indices are the same for all layers of a step and are kept for them. Non-goals: calls with a mask, which go to int2_attend.py,
+over the same rows: those with padding, and those of several tokens after others (a second turn, a prompt in parts), for which
+transformers makes one.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .decode_clock import DecodeClock
 from .int2_attend import Attention, Seen, attend
 from .int2_rows import RING_PAGE, ROOM, SideRows
+from .kernel_workspace import workspace_of
 from .places import load_library
 from .row_codec import RowCodec
 
@@ -82,11 +85,6 @@ def _pages(batch: int, each: int, device: torch.device) -> Tensor:
     return torch.arange(batch * each, dtype=torch.int32, device=device).reshape(batch, each)
 
 
-@_kept(8)
-def _lengths(batch: int, length: int, device: torch.device) -> Tensor:
-    return torch.full((batch,), length, dtype=torch.int32, device=device)
-
-
 @_kept(4)
 def slots_of(batch: int, room: int, first: int, count: int, device: torch.device) -> Tensor:
     """int32 (batch * count): where the tokens from `first` on go."""
@@ -109,6 +107,11 @@ def pack(codec: RowCodec, rows: Tensor, slots: Tensor, codes: Tensor, params: Te
         torch.ops.oscar.int2_pack(rows[:, own], slots, codes[:, :, own], params[:, :, own], grid=codec.grid, clip_ratio=ratio)
 
 
+def stream_of(x: Tensor) -> int:
+    """The current stream of a CUDA tensor's device; 0 on the CPU."""
+    return torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
+
+
 def _paged(x: Tensor, size: int) -> Tensor:
     """(batch, tokens, ...) as (pages, size, ...)."""
     return x.flatten(0, 1).unflatten(0, (-1, size))
@@ -123,9 +126,16 @@ class KernelRows(SideRows):
 
     def begin(self, states: Tensor) -> None:
         super().begin(states)
-        self.codes.reserve(1)
-        self.params.reserve(1)
+        self.reserve(1)
         self._view()
+
+    def reserve(self, count: int) -> None:
+        """Makes room for so many more packed tokens."""
+        room = self.codes.data.shape[1]
+        self.codes.reserve(count)
+        self.params.reserve(count)
+        if self.pages and self.codes.data.shape[1] != room:
+            self._view()
 
     def _view(self) -> None:
         """Ring, codes and params as pages, made anew where these are."""
@@ -133,15 +143,26 @@ class KernelRows(SideRows):
             (self.ring, RING_PAGE), (self.codes.data, ROOM), (self.params.data, ROOM)))
 
     def _pack(self, rows: Tensor) -> None:
-        batch, count, room = rows.shape[0], rows.shape[2], self.codes.data.shape[1]
-        self.codes.reserve(count)
-        self.params.reserve(count)
-        if self.codes.data.shape[1] != room:
-            self._view()
+        batch, count = rows.shape[0], rows.shape[2]
+        self.reserve(count)
         slots = slots_of(batch, self.codes.data.shape[1], self.codes.length, count, rows.device)
         pack(self.codec, rows.transpose(1, 2).flatten(0, 1), slots, *self.pages[1:])
         self.codes.length += count
         self.params.length += count
+
+    def pack_step(self, values: "KernelRows", slots: Tensor, rows: list[Tensor]) -> None:
+        """Keys and values that leave the windows, bfloat16 (batch, heads, d), go to these slots of their histories."""
+        for side, leaving in zip((self, values), rows):
+            pack(side.codec, leaving, slots, *side.pages[1:])
+
+    def advance(self) -> None:
+        """A token more was stored on the device."""
+        self.length += 1
+        self.codes.length = self.params.length = max(self.length - self.recent + 1 - self.sink, 0)
+
+    def held(self) -> tuple[Tensor, ...]:
+        """What the kernels read and write."""
+        return self.ring, self.codes.data, self.params.data
 
     def history_room(self) -> int:
         """Pages of ROOM tokens of each sequence."""
@@ -151,8 +172,8 @@ class KernelRows(SideRows):
         """q: bfloat16 (sequences, query heads, d) for these keys and those values -> float32. windows: pools of both; tables:
         pages and lengths of the history, and of the window."""
         (_, k_codes, k_params), (_, v_codes, v_params) = self.pages, values.pages
-        out, _ = torch.ops.oscar.int2_decode(q, k_codes, v_codes, k_params, v_params, *tables[:2], *windows, *tables[2:],
-                                             softmax_scale=scaling)
+        rows = q, k_codes, v_codes, k_params, v_params, *tables[:2], *windows, *tables[2:]
+        out, _ = torch.ops.oscar.int2_decode(*rows, softmax_scale=scaling, workspace=workspace_of("int2", rows, scaling, stream_of(q)))
         return out
 
     def change(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -161,56 +182,75 @@ class KernelRows(SideRows):
 
 
 @dataclass(frozen=True)
+class _Step:
+    """What one token of each sequence sees, once it is stored."""
+
+    key: KernelRows
+    value: KernelRows
+    clock: DecodeClock
+
+    def __call__(self, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        sides = self.key, self.value
+        if mask is not None:
+            packed = max(self.key.length - self.key.recent - self.key.sink, 0)  # by the calls before
+            return attend(query, *(Seen(side, side.window(packed), packed, side.length) for side in sides), mask, scaling)
+        q = torch.empty(query[:, :, 0].shape, dtype=torch.bfloat16, device=query.device)
+        self.key.turn(query[:, :, 0], q)
+        pages, rings = _pages(len(q), self.key.history_room(), q.device), [side.pages[0] for side in sides]
+        tables = pages, self.clock.lengths[0], _pages(len(q), len(rings[0]) // len(q), q.device), self.clock.lengths[1]
+        out = self.key.decode(self.value, q, rings, tables, scaling)
+        native = torch.empty(q.shape, dtype=query.dtype, device=q.device)
+        self.value.turn_back(out.bfloat16(), native)
+        return native[:, :, None]
+
+
+def step_of(key: KernelRows, value: KernelRows, keys: Tensor, values: Tensor, clock: DecodeClock) -> Attention:
+    """Stores one token of each sequence, native (batch, KV heads, 1, d), and packs the one that leaves the window, with nothing
+    read from the device."""
+    sides = key, value
+    for side in sides:
+        side.reserve(1)
+    clock.begin(key.length, len(keys), key.history_room() * ROOM, keys.device)
+    for side, states in zip(sides, (keys, values)):
+        rows = torch.empty(states[:, :, 0].shape, dtype=torch.bfloat16, device=states.device)
+        side.store(states[:, :, 0], rows)
+        side.ring.index_copy_(1, clock.ring, rows[:, None])
+    key.pack_step(value, clock.slots, [side.ring.index_select(1, clock.leaving)[:, 0] for side in sides])
+    for side in sides:
+        side.advance()
+    return _Step(key, value, clock)
+
+
+@dataclass(frozen=True)
 class _Call:
-    """What the tokens of a call see: rows after evict, and what they were before. windows: None for one token, who finds
-    all in the ring."""
+    """What the tokens of a call see: rows after evict, and what they were before."""
 
     key: KernelRows
     value: KernelRows
     packed: int  # tokens of the history before
-    windows: tuple[Seen, Seen] | None
+    windows: tuple[Seen, Seen]
 
     def __call__(self, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
         if mask is not None:
-            return attend(query, *(self.windows or self._from_rings()), mask, scaling)
-        batch, heads, tokens, dim = query.shape
+            return attend(query, *self.windows, mask, scaling)
+        batch, _, _, dim = query.shape
         kv_heads = self.key.ring.shape[2]
         q = self.key.queries(query.reshape(batch, kv_heads, -1, dim)).reshape(query.shape)
-        out = self._one(q, scaling) if self.windows is None else self._many(q, scaling)
-        out = self.value.native(out.bfloat16().reshape(batch, kv_heads, -1, dim))
+        out = self.value.native(self._many(q, scaling).bfloat16().reshape(batch, kv_heads, -1, dim))
         return out.reshape(query.shape).to(query.dtype)
-
-    def _from_rings(self) -> tuple[Seen, Seen]:
-        key, value = (Seen(side, side.window(self.packed), self.packed, side.length) for side in (self.key, self.value))
-        return key, value
-
-    def _decode(self, q: Tensor, pages: Tensor, lengths: Tensor, windows: list[Tensor], window_pages: Tensor,
-                window_lengths: Tensor, scaling: float) -> Tensor:
-        """(sequences, query heads, d), bfloat16 -> float32."""
-        return self.key.decode(self.value, q.contiguous(), windows, (pages, lengths, window_pages, window_lengths), scaling)
-
-    def _history_pages(self, batch: int, device: torch.device) -> Tensor:
-        return _pages(batch, self.key.history_room(), device)
-
-    def _one(self, q: Tensor, scaling: float) -> Tensor:
-        batch, length, kept, device = q.shape[0], self.key.length, self.key.sink + self.key.recent, q.device
-        rings = [side.pages[0] for side in (self.key, self.value)]
-        return self._decode(q[:, :, 0], self._history_pages(batch, device), _lengths(batch, max(length - kept, 0), device),
-                            rings, _pages(batch, rings[0].shape[0] // batch, device),
-                            _lengths(batch, min(length, kept), device), scaling)
 
     def _many(self, q: Tensor, scaling: float) -> Tensor:
         batch, _, count, _ = q.shape
         rows = [seen.window.transpose(1, 2) for seen in self.windows]
         pools, width = [x.flatten(0, 1).contiguous()[:, None] for x in rows], rows[0].shape[1]
-        history_pages, blocks = self._history_pages(batch, q.device), []
+        history_pages, blocks = _pages(batch, self.key.history_room(), q.device), []
         each, first = max(_SEQUENCES // batch, 1), self.key.length - count
         for begin in range(0, count, each):
             block = q[:, :, begin:begin + each]
             tokens = torch.arange(first + begin, first + begin + block.shape[2], dtype=torch.int32, device=q.device)
             history, window, pages = self._tables(tokens, batch, width)
-            out = self._decode(block.transpose(1, 2).flatten(0, 1), history_pages.repeat_interleave(len(tokens), 0), history,
-                               pools, pages, window, scaling)
+            tables = history_pages.repeat_interleave(len(tokens), 0), history, pages, window
+            out = self.key.decode(self.value, block.transpose(1, 2).flatten(0, 1).contiguous(), pools, tables, scaling)
             blocks.append(out.unflatten(0, (batch, -1)).transpose(1, 2))
         return torch.cat(blocks, 2)
 
@@ -228,6 +268,5 @@ class _Call:
 
 
 def attention_of(key: KernelRows, value: KernelRows) -> Attention:
-    """Between append and evict."""
-    many = key.new.shape[2] > 1
-    return _Call(key, value, key.codes.length, (Seen.by(key), Seen.by(value)) if many else None)
+    """For the tokens of one call, between append and evict."""
+    return _Call(key, value, key.codes.length, (Seen.by(key), Seen.by(value)))

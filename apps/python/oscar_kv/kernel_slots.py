@@ -9,33 +9,11 @@ from torch import Tensor
 
 from . import coded_kernel, int2_kernel
 from .int2_side import Int2Side
+from .kernel_workspace import workspace_of
 from .packed_slots import PackedSlots
 
-_MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
 MOST_VALUES = 1 << 25  # the kernels take no memory of their own: 128 MiB of keys and values
 ON_CPU = False  # tests: take the operators' references, int2_cpu.py and coded_cpu.py
-
-
-_workspaces: list[Tensor] = []  # all that ever were: graphs know their places; the last is the largest
-_workspace_bytes: dict[tuple[Any, ...], int] = {}
-
-
-def workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float) -> Tensor | None:
-    """A workspace for torch.ops.oscar.<kind>_decode that all layers share, since they take turns in one stream. None: the operator
-    makes its own, as on the CPU, or for calls of so many sequences that they cannot share one."""
-    q = arguments[0]
-    if q.device.type != "cuda" or q.numel() // q.shape[-1] > _MOST_SHARED:
-        return None
-    key = (kind, q.device.index, *(x.shape for x in arguments if isinstance(x, Tensor)))
-    if key not in _workspace_bytes:
-        _workspace_bytes[key] = getattr(torch.ops.oscar, f"{kind}_decode_workspace")(*arguments, softmax_scale=scaling)
-    fitting = [x for x in _workspaces if x.device == q.device and len(x) >= _workspace_bytes[key]]
-    if not fitting and torch.cuda.is_current_stream_capturing():
-        return None  # it would be filled with zeros by the graph alone
-    if not fitting:
-        fitting = [torch.zeros(_workspace_bytes[key] * 5 // 4, dtype=torch.uint8, device=q.device)]
-        _workspaces.extend(fitting)
-    return fitting[-1]
 
 
 class Int2Slots(PackedSlots):
