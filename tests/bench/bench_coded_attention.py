@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Decode attention over a coded cache on a GPU: checked against fp64, then timed beside INT2 and bfloat16 attention.
+"""Decode attention over a coded cache on a GPU: checked against fp64, then timed beside INT2, torch and FlashInfer.
 
 bench_coded_attention.py KERNELS [--check] [--plans FILE.json] [--out FILE.json] [--commit HASH]
 KERNELS: the shared object with oscar_coded_decode (oscar_cuda.so). FILE: {name: {"head_dim": d, "layers": [{"key": bits of
@@ -16,6 +16,7 @@ import torch
 
 from bench_attention import Case, Pool, time_sdpa
 from coded_library import CodedFormat, DecodeArgs, coded_workspace, decode_rows, decode_tokens, random_pages
+from flashinfer_peer import time_flashinfer
 from int2_library import copy_rate, open_library, time_graph
 
 
@@ -134,13 +135,14 @@ def dealt(heads, count, layer):
 
 
 def bench_peers(library, name, batch, length, heads, kv_heads, tokens, window):
-    """INT2, which takes one query token, and bfloat16, whose query tokens see all others: a mask would not make it faster."""
+    """INT2 and FlashInfer, of one query token, and bfloat16, whose query tokens see all others: a mask would not make it faster."""
     row = {"case": name}
     if tokens == 1:
         cases = [Case(library, heads, kv_heads, 128, 128, torch.float32, [length - window] * batch, [window] * batch, 64)
                  for _ in range(5 if batch == 1 else 2)]
         row["int2_microseconds"] = time_graph(lambda i: cases[i % len(cases)].run(), 2 * len(cases), 15)
         del cases
+        row["flashinfer"] = time_flashinfer(batch, heads, kv_heads, 128, length, 5 if batch * length < 1e6 else 2)
     row["bf16_microseconds"] = time_sdpa(batch, heads, kv_heads, 128, length, 5 if batch * length < 1e6 else 2, tokens)
     print(f"{name:16} peers {row}", flush=True)
     return row
