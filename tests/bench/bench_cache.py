@@ -8,7 +8,7 @@ token at a time for the whole batch.
   decode_tokens_per_s  steps as transformers makes them: mostly how fast Python launches
   cache_bytes          of the rows at that length; peak_bytes: of all that the GPU held while steps were replayed, weights included
 bf16 is what torch chooses, "bf16, flash" without cuDNN. coded has 2.125 bits a value, int2 2.5 (float32 scales). A way that the GPU
-has no room for says what its rows would take.
+has no room for has "fits": false.
 Fidelity: the KL divergence of sets of the sample model through the cache beside what `oscar verify` finds for them.
 Exit status 1 if one differs by more than 5 %. --shape tiny --device cpu tries the script where there is no GPU.
 """
