@@ -249,6 +249,31 @@ class BackendTest(unittest.TestCase):
             with mock.patch.object(kernel_slots, "ON_CPU", False):
                 self.check(set_of(sink=16), path="torch: the cache is on cpu, the kernels on CUDA")
 
+    def test_whole_steps_are_captured_where_kernels_serve_all_their_tokens(self):
+        def support(rotations, drafts):
+            self.serve(rotations)
+            found = layers()
+            return vllm_backend.PackedMetadataBuilder.get_cudagraph_support(vllm_fakes.config_of(found, 40, 4, 64, drafts), SPEC).name
+
+        self.by_kernels()
+        for drafts, expected in ((0, "UNIFORM_BATCH"), (7, "UNIFORM_BATCH"), (8, "NEVER")):
+            self.assertEqual(support(coded_set(sink=16), drafts), expected)
+        self.assertEqual(support(set_of(sink=20), 0), "NEVER")  # a sink that is no whole number of blocks
+
+    def test_a_builder_before_the_cache_has_its_size(self):
+        """While vLLM measures what graphs take it has no number of blocks, and all tables name the first one."""
+        self.by_kernels()
+        self.serve(coded_set(sink=16))
+        found = layers()
+        found[NAME].kv_cache = None
+        made = builder(found, blocks=None)
+        zeros = torch.zeros(4, 12, dtype=torch.int32, device=DEVICE)
+        common = types.SimpleNamespace(
+            query_start_loc_cpu=torch.arange(5, dtype=torch.int32), num_actual_tokens=4, block_table_tensor=zeros,
+            seq_lens=torch.ones(4, dtype=torch.int32, device=DEVICE), slot_mapping=torch.full((4,), -1, device=DEVICE))
+        step = made.build(0, common)
+        self.assertEqual((step.decoded.requests, step.requests), (4, []))
+
     def test_a_rank_takes_its_own_heads(self):
         self.check(set_of(heads=2 * KV_HEADS), rank=1)
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)

@@ -44,10 +44,11 @@ class FakeAttention:
         return self.spec
 
 
-def config_of(layers, blocks, requests, tokens):
+def config_of(layers, blocks, requests, tokens, drafts=0):
     """What a metadata builder reads of vLLM's configuration."""
     space = types.SimpleNamespace
-    return space(compilation_config=space(static_forward_context=layers), cache_config=space(num_gpu_blocks=blocks),
+    return space(speculative_config=space(num_speculative_tokens=drafts), compilation_config=space(static_forward_context=layers),
+                 cache_config=space(num_gpu_blocks=blocks),
                  scheduler_config=space(max_num_seqs=requests, max_num_batched_tokens=tokens))
 
 
@@ -62,7 +63,8 @@ def install(device):
     module("vllm.config", get_current_vllm_config=lambda: types.SimpleNamespace(model_config=model))
     module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}), AttentionImpl=FakeImpl,
            AttentionCGSupport=enum.Enum("AttentionCGSupport", ["NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH"], start=0),
-           AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder)
+           AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder,
+           max_decode_query_len=lambda config: 1 + config.speculative_config.num_speculative_tokens)
     module("vllm.model_executor.layers.attention", Attention=FakeAttention)
     module("vllm.platforms", current_platform=types.SimpleNamespace(device_type=device))
     module("vllm.distributed", get_tensor_model_parallel_rank=lambda: RANK[0],

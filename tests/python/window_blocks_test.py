@@ -17,9 +17,9 @@ PACKED = 1000000  # added to a token's number where a copy was restored from pac
 class Server:
     """Blocks, requests that share prefixes, and copies, of which each token is a number of its own."""
 
-    def __init__(self, seed, block=8, sink=4, recent=13, requests=4, tokens=24, blocks=60):
+    def __init__(self, seed, block=8, sink=4, recent=13, requests=4, tokens=24, blocks=60, counts=(1, 1, 1, 5, 17)):
         self.random, self.block, self.sink, self.recent = random.Random(seed), block, sink, recent
-        self.requests, self.budget = requests, tokens
+        self.requests, self.budget, self.counts = requests, tokens, counts
         self.windows = WindowBlocks(blocks, block, sink, recent, requests, tokens, torch.device("cpu"))
         self.cache = torch.full((blocks * block,), -1)
         self.copies = torch.full((self.windows.entries * block,), -1)
@@ -47,7 +47,7 @@ class Server:
             self.ended.append(ended)
         budget, batch = self.budget, []
         for request in self.random.sample(self.running, len(self.running)):
-            count = min(self.random.choice([1, 1, 1, 5, 17]), budget)
+            count = min(self.random.choice(self.counts), budget)
             need = -(-(request[1] + count) // self.block) - len(request[0])
             if not count or need > len(self.free):
                 continue
@@ -98,7 +98,7 @@ class WindowsTest(unittest.TestCase):
     def test_every_token_of_a_window_is_there_whatever_the_server_does(self):
         restored = 0
         for seed, changes in enumerate(({}, {"sink": 0}, {"recent": 1}, {"recent": 8}, {"block": 16}, {"block": 4, "sink": 9},
-                                        {"blocks": 24})):
+                                        {"blocks": 24}, {"tokens": 160, "counts": (1, 30, 50)})):
             server = Server(seed, **changes)
             for _ in range(80):
                 server.run(self, server.step())
@@ -112,6 +112,17 @@ class WindowsTest(unittest.TestCase):
         server.running.append([server.running[0][0][:3] + [server.free[9]], 24])
         server.run(self, [(server.running[1], 3)])
         self.assertEqual(server.restored, 0)
+
+    def test_what_is_set_aside_suffices_for_chunks_of_any_length(self):
+        """Each request has all its windows at once, at any place in its blocks."""
+        for new in (9, 14, 60):
+            for before in range(40, 48):
+                windows = WindowBlocks(200, 8, 4, 13, 4, 4 * new, torch.device("cpu"))
+                table, zero = torch.arange(80, dtype=torch.int32).reshape(4, 20), torch.zeros(4, dtype=torch.long)
+                for seen in (zero, zero + before):
+                    count = before if seen is zero else new
+                    windows.begin(table, seen, seen + count, windows.places(table, seen, zero + count)[2])
+                self.assertLessEqual(windows.entries, 4 * 6 + 4 * 2)
 
     def test_more_windows_than_were_set_aside_are_an_error(self):
         windows = WindowBlocks(100, 8, 4, 13, 1, 8, torch.device("cpu"))

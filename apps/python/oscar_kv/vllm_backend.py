@@ -22,7 +22,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, max_decode_query_len
 
 from .chunk_attention import attend, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, StepBuffers, chosen_of
@@ -108,19 +108,25 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.by_kernels = any(layer.impl.packed.path == "kernels" for layer in own)
         self.by_torch = any(layer.impl.packed.path != "kernels" for layer in own)
         cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
-        self.windows = WindowBlocks(cache.num_gpu_blocks, kv_cache_spec.block_size, *_served_set().windows, scheduler.max_num_seqs,
+        blocks = cache.num_gpu_blocks or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
+        self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *_served_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
         self.buffers = StepBuffers(scheduler.max_num_seqs, _served_set().manifest["codec"]["name"] == "coded")
         for layer in own:
             layer.impl.make_copies(self.windows.nowhere + 1, device)
-        _report(layers, self.windows)
+        if cache.num_gpu_blocks:
+            _report(layers, self.windows)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Whole decode steps are not captured, since no vLLM with CUDA has replayed them yet. The layer's part of a step can be:
-        tests/python/vllm_launches_test.py replays one."""
-        return AttentionCGSupport.NEVER
+        """Steps in which each request has equally many tokens, as many as kernels read at once, are captured whole where kernels serve
+        all packed layers: build() then leaves what a step reads where the step before had it."""
+        layers = [layer.impl.prepare(layer, kv_cache_spec.block_size, torch.device(current_platform.device_type))
+                  for layer in _packed_layers(vllm_config)]
+        if max_decode_query_len(vllm_config) > MOST_NEW or any(slots.path != "kernels" for slots in layers):
+            return AttentionCGSupport.NEVER
+        return AttentionCGSupport.UNIFORM_BATCH
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PackedMetadata:
         common, windows, table = common_attn_metadata, self.windows, common_attn_metadata.block_table_tensor

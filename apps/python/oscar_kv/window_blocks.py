@@ -61,9 +61,9 @@ class WindowBlocks:
 
     @staticmethod
     def most_entries(block_size: int, sink: int, recent: int, requests: int, tokens: int) -> int:
-        """Entries that suffice for any step."""
-        of_request = -(-sink // block_size) + (recent - 1) // block_size + 3
-        return requests * of_request + -(-tokens // block_size)
+        """Entries that suffice for any step: each request reads the window before its new tokens, and leaves that behind them."""
+        of_request, window = -(-sink // block_size) + (recent - 1) // block_size + 3, -(-recent // block_size)
+        return requests * of_request + min(-(-tokens // block_size), requests * window)
 
     def places(self, table: Tensor, first: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens [first, first + count) of each request (each int64 (requests)), whose blocks `table` (requests, any) lists:
