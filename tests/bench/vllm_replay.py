@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -76,7 +77,7 @@ def replay(record, rotations):
         if not step["calls"]:
             continue
         common = {name: x if name == "query_start_loc_cpu" else on_gpu(x) for name, x in step.items() if name != "calls"}
-        metadata = backend.build(**common)
+        metadata = backend.build(query_start_loc=on_gpu(step["query_start_loc_cpu"]), req_idx=None, is_prefilling=None, **common)
         starts = step["query_start_loc_cpu"]
         single = int((starts[1:] - starts[:-1]).max()) == 1
         for name, (q, k, v, expected) in step["calls"].items():
@@ -112,7 +113,9 @@ def decode_step(backend, batch, length, heads, kv_heads, dim):
         rows = [torch.randn(len(part), kv_heads, dim, device="cuda").bfloat16() for _ in range(2)]
         packed.write(cache, part, *rows)
     last = table[:, length // BLOCK].long() * BLOCK + length % BLOCK
-    common = {"query_start_loc_cpu": torch.arange(batch + 1, dtype=torch.int32), "num_actual_tokens": batch,
+    starts = torch.arange(batch + 1, dtype=torch.int32)
+    common = {"query_start_loc_cpu": starts, "query_start_loc": starts.cuda(), "num_actual_tokens": batch,
+              "req_idx": np.arange(batch), "is_prefilling": torch.zeros(batch, dtype=torch.bool),
               "seq_lens": torch.full((batch,), length + 1, dtype=torch.int32, device="cuda"), "block_table_tensor": table,
               "slot_mapping": last}
     metadata = backend.build(**common)

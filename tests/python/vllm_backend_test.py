@@ -30,6 +30,7 @@ SPEC = vllm_fakes.Spec(BLOCK, KV_HEADS, DIM)
 
 vllm_fakes.install(DEVICE)
 from oscar_kv import vllm_backend  # noqa: E402
+from oscar_kv.window_blocks import MOST_NEW  # noqa: E402
 
 
 def random(*shape, seed):
@@ -91,7 +92,7 @@ class Server:
         self.cache = torch.zeros(blocks, spec.num_head_slots, BLOCK, spec.state_content_bytes, dtype=spec.dtype, device=DEVICE)
         self.layer.kv_cache = self.cache
         self.free = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).tolist()
-        self.tables, self.builder = {}, builder(self.layers, blocks, **limits)
+        self.tables, self.places, self.builder = {}, {}, builder(self.layers, blocks, **limits)
 
     def step(self, rows, seen):
         """rows: {request: (q, k, v) of new tokens}, seen: {request: tokens before}."""
@@ -110,11 +111,10 @@ class Server:
             lengths.append(length)
             starts.append(starts[-1] + len(q))
         width = max(12, *(len(self.tables[name]) + 2 for name in rows))  # vLLM's table is as wide as its longest request in every step
-        tables = torch.tensor([self.tables[name] + [0] * (width - len(self.tables[name])) for name in rows], dtype=torch.int32)
-        common = types.SimpleNamespace(
-            query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32), num_actual_tokens=starts[-1] + 1,
-            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
-            block_table_tensor=tables.to(DEVICE), slot_mapping=torch.tensor([*slots, -1], device=DEVICE))  # one token is padding
+        tables = [self.tables[name] + [0] * (width - len(self.tables[name])) for name in rows]
+        common = vllm_fakes.step_of(
+            starts, lengths, tables, [*slots, -1], [self.places.setdefault(name, len(self.places)) for name in rows],
+            [len(q) > MOST_NEW or seen[name] == 0 for name, (q, _, _) in rows.items()], DEVICE)  # one token is padding
         q, k, v = (torch.cat([each[i] for each in rows.values()] + [torch.zeros_like(next(iter(rows.values()))[i][:1])])
                    for i in range(3))
         output = torch.full_like(q, 7)
@@ -260,6 +260,20 @@ class BackendTest(unittest.TestCase):
             self.assertEqual(support(coded_set(sink=16), drafts), expected)
         self.assertEqual(support(set_of(sink=20), 0), "NEVER")  # a sink that is no whole number of blocks
 
+    def test_steps_of_the_same_requests_wait_for_nothing(self):
+        """A request that comes, comes back or takes the place of another makes a step look for copies that it has not."""
+        self.by_kernels()
+        self.serve(coded_set(sink=16))
+        server, rows, seen, steady = Server(), rows_of(200, 10), dict.fromkeys("abc", 0), []
+        begin = server.builder.windows.begin
+        server.builder.windows.begin = lambda *step: steady.append(step[-1]) or begin(*step)
+        for counts in ({"a": 50}, {"a": 1}, {"a": 1, "b": 20}, {"a": 3, "b": 1}, {"b": 1}, {"b": 1, "a": 1}, {"a": 1}, {"c": 5}, {"c": 1}):
+            if "c" in counts and not seen["c"]:
+                server.places["c"] = server.places.pop("a")
+            server.step({name: [x[seen[name]:seen[name] + count] for x in rows] for name, count in counts.items()}, seen)
+            seen = {name: before + counts.get(name, 0) for name, before in seen.items()}
+        self.assertEqual(steady, [False, True, False, True, True, False, True, False, True])
+
     def test_a_builder_before_the_cache_has_its_size(self):
         """While vLLM measures what graphs take it has no number of blocks, and all tables name the first one."""
         self.by_kernels()
@@ -267,10 +281,7 @@ class BackendTest(unittest.TestCase):
         found = layers()
         found[NAME].kv_cache = None
         made = builder(found, blocks=None)
-        zeros = torch.zeros(4, 12, dtype=torch.int32, device=DEVICE)
-        common = types.SimpleNamespace(
-            query_start_loc_cpu=torch.arange(5, dtype=torch.int32), num_actual_tokens=4, block_table_tensor=zeros,
-            seq_lens=torch.ones(4, dtype=torch.int32, device=DEVICE), slot_mapping=torch.full((4,), -1, device=DEVICE))
+        common = vllm_fakes.step_of(range(5), [1] * 4, [[0] * 12] * 4, [-1] * 4, range(4), [False] * 4, DEVICE)
         step = made.build(0, common)
         self.assertEqual((step.decoded.requests, step.requests), (4, []))
 
@@ -325,10 +336,7 @@ class BackendTest(unittest.TestCase):
     def test_a_step_of_padding_alone(self):
         self.serve(set_of())
         server = Server()
-        common = types.SimpleNamespace(
-            query_start_loc_cpu=torch.tensor([0, 0, 0]), num_actual_tokens=3,
-            seq_lens=torch.zeros(2, dtype=torch.int32, device=DEVICE), block_table_tensor=torch.zeros(2, 4, dtype=torch.int32, device=DEVICE),
-            slot_mapping=torch.full((3,), -1, device=DEVICE))
+        common = vllm_fakes.step_of([0, 0, 0], [0, 0], [[0] * 4] * 2, [-1] * 3, [], [], DEVICE)
         q, k, v = rows_of(3, 0)
         server.layer.impl.forward(server.layer, q, k, v, server.cache, server.builder.build(0, common), torch.empty_like(q))
         self.assertEqual(int(server.cache.sum()), 0)

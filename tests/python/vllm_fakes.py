@@ -6,6 +6,7 @@ import types
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
 METADATA = TypeVar("METADATA")
@@ -50,6 +51,18 @@ def config_of(layers, blocks, requests, tokens, drafts=0):
     return space(speculative_config=space(num_speculative_tokens=drafts), compilation_config=space(static_forward_context=layers),
                  cache_config=space(num_gpu_blocks=blocks),
                  scheduler_config=space(max_num_seqs=requests, max_num_batched_tokens=tokens))
+
+
+def step_of(starts, lengths, tables, slots, requests, prompts, device):
+    """What a metadata builder is told of a step. starts: where requests' tokens begin, and where the last one's end; lengths: tokens
+    of each with the step's; tables: blocks of each; slots: of each token, with padding; requests: their places; prompts: which of them
+    have a prompt that is not computed yet."""
+    starts = torch.tensor(starts, dtype=torch.int32)
+    return types.SimpleNamespace(
+        query_start_loc_cpu=starts, query_start_loc=starts.to(device), num_actual_tokens=len(slots),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device), slot_mapping=torch.tensor(slots, device=device),
+        block_table_tensor=torch.tensor(tables, dtype=torch.int32, device=device), req_idx=np.array(requests),
+        is_prefilling=torch.tensor(prompts, dtype=torch.bool))
 
 
 def install(device):

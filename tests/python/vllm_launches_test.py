@@ -111,6 +111,27 @@ class GraphTest(unittest.TestCase):
                     self.assertLess(float((call.output[:count].double() - want).norm() / want.norm()), 0.01, (rotations.manifest, count, seen))
 
 
+    def test_steps_of_the_same_requests_do_not_wait_for_the_device(self):
+        self.serve(coded_set(sink=16))
+        server, rows = Server(), rows_of(100, 10)
+        for seen, count in ((0, 50), (50, 1)):
+            server.step({"a": [x[seen:seen + count] for x in rows]}, {"a": seen})
+        step, build = server.builder, server.builder.build
+
+        def watched(*arguments):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return build(*arguments)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        step.build = watched
+        for seen in (51, 52):
+            server.step({"a": [x[seen:seen + 1] for x in rows]}, {"a": seen})
+        with self.assertRaisesRegex(RuntimeError, "synchroniz"):
+            server.step({"b": [x[:1] for x in rows]}, {"b": 0})
+
+
 if DEVICE != "cuda":  # a test of the GPU alone is none of the CPU's
     del GraphTest
 

@@ -97,7 +97,7 @@ def _pack_specs() -> None:
 
 
 class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
-    """Waits for the device once a step, outside of what a CUDA graph of the step holds."""
+    """Waits for the device once in a step that has requests which the step before did not have, else not at all."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -112,6 +112,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *_served_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
+        self._former: set[int] = set()  # the requests of the step before, by the places that vLLM gives them
         self.buffers = StepBuffers(scheduler.max_num_seqs, _served_set().manifest["codec"]["name"] == "coded")
         for layer in own:
             layer.impl.make_copies(self.windows.nowhere + 1, device)
@@ -122,20 +123,18 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
         """Steps in which each request has equally many tokens, as many as kernels read at once, are captured whole where kernels serve
         all packed layers: build() then leaves what a step reads where the step before had it."""
-        layers = [layer.impl.prepare(layer, kv_cache_spec.block_size, torch.device(current_platform.device_type))
-                  for layer in _packed_layers(vllm_config)]
-        if max_decode_query_len(vllm_config) > MOST_NEW or any(slots.path != "kernels" for slots in layers):
-            return AttentionCGSupport.NEVER
-        return AttentionCGSupport.UNIFORM_BATCH
+        device, layers = torch.device(current_platform.device_type), _packed_layers(vllm_config)
+        known = all(layer.impl.prepare(layer, kv_cache_spec.block_size, device).path == "kernels" for layer in layers)
+        return AttentionCGSupport.UNIFORM_BATCH if known and max_decode_query_len(vllm_config) <= MOST_NEW else AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PackedMetadata:
         common, windows, table = common_attn_metadata, self.windows, common_attn_metadata.block_table_tensor
         starts, all_tokens = common.query_start_loc_cpu.tolist(), common.num_actual_tokens
-        ends = common.query_start_loc_cpu.to(table.device, non_blocking=True).long()
-        count, after = ends[1:] - ends[:-1], common.seq_lens.long()
+        ends, after = common.query_start_loc.long(), common.seq_lens.long()
+        count = ends[1:] - ends[:-1]
         before = (after - count).clamp(min=0)
         written = common.slot_mapping[:all_tokens].long()
-        step = windows.begin(table, before, torch.where(count > 0, after, before), written)
+        step = windows.begin(table, before, torch.where(count > 0, after, before), written, self._continues(common))
         if len(step.restored[0]):
             for layer in self.layers:
                 layer.impl.restore(layer.kv_cache, *step.restored)
@@ -150,6 +149,13 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         requests = [] if index is None else self._requests(rows, table[index], before[index])
         slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept)))
         return PackedMetadata(all_tokens, slots, copies, requests, decoded)
+
+    def _continues(self, common: Any) -> bool:
+        """Whether all requests of a step took part in the one before. A place of a request that ended is given to one whose prompt
+        is not computed yet."""
+        former, index, prompts = self._former, common.req_idx, common.is_prefilling
+        self._former = set() if index is None else set(index.tolist())
+        return prompts is not None and bool(self._former) and self._former <= former and not bool(prompts.any())
 
     def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
         def split(request: Tensor, slots: Tensor) -> list[Tensor]:

@@ -6,7 +6,8 @@ A request reads its first `sink` tokens and its last `recent` ones as they were 
 so requests that share a prefix share its copies, a request that is preempted or moved finds its own again, and a block that is given to
 another request is simply written anew. There are as many entries, of one block each, as all requests at once can read; the one that
 was longest not read makes room. A block that comes back without a copy, by a prefix cache whose copy has made room, is restored from
-its packed rows. Needs torch only; runs on the device, with shapes that depend on no data, and waits for it once a step.
+its packed rows. Needs torch only; runs on the device, with shapes that depend on no data, and waits for it once a step, if requests have
+come that the step before did not have.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,9 +62,10 @@ class WindowBlocks:
 
     @staticmethod
     def most_entries(block_size: int, sink: int, recent: int, requests: int, tokens: int) -> int:
-        """Entries that suffice for any step: each request reads the window before its new tokens, and leaves that behind them."""
+        """Entries that suffice for any step: each request reads the window before its new tokens, and leaves that behind them. One
+        is for the block that steps without requests name."""
         of_request, window = -(-sink // block_size) + (recent - 1) // block_size + 3, -(-recent // block_size)
-        return requests * of_request + min(-(-tokens // block_size), requests * window)
+        return 1 + requests * of_request + min(-(-tokens // block_size), requests * window)
 
     def places(self, table: Tensor, first: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens [first, first + count) of each request (each int64 (requests)), whose blocks `table` (requests, any) lists:
@@ -79,10 +81,11 @@ class WindowBlocks:
         entry = self._entry_of[slots // self.block_size]
         return torch.where(entry >= 0, entry * self.block_size + slots % self.block_size, -1)
 
-    def begin(self, table: Tensor, before: Tensor, after: Tensor, written: Tensor) -> WindowStep:
+    def begin(self, table: Tensor, before: Tensor, after: Tensor, written: Tensor, steady: bool = False) -> WindowStep:
         """A step that takes requests from `before` tokens to `after` (int64 (requests)) and writes the slots `written` (-1: none).
         Lets the blocks that this step reads in windows, and the next one, have copies, and those of a few new tokens, which see
-        each other there. Requests without new tokens take no part."""
+        each other there. Requests without new tokens take no part. steady: all requests took part in the step before, which left
+        copies of all that they read now: then nothing is restored, and the device is not waited for."""
         self._step += 1
         (_, sinks), (begin, _) = self._window(before)
         few = after - before <= MOST_NEW
@@ -95,6 +98,10 @@ class WindowBlocks:
         fresh = (had < 0) & (ids < len(self._entry_of) - 1)
         self._read_in.index_fill_(0, torch.where(had >= 0, had, self.entries).flatten(), self._step)
         is_full = self._give(ids.flatten(), fresh.flatten())
+        kept = self.copies(written.clamp(min=0))
+        kept = torch.where((written >= 0) & (kept >= 0), kept, self.nowhere)
+        if steady:
+            return WindowStep(kept, (before[:0], before[:0]))
         seen = torch.cat([sinks[:, None].expand_as(parts[0][0]), *(before[:, None].expand_as(part[0]) for part in parts[1:])], 1)
         full, is_old = torch.stack([is_full, (fresh & (firsts < seen)).any()]).tolist()
         if full:
@@ -105,8 +112,7 @@ class WindowBlocks:
             reads = [tuple(x[taking] for x in part) for part in self._window(before)]
             old = torch.cat([self.places(table[taking], *part)[2] for part in reads]).unique()
             old = old[torch.isin(old // self.block_size, ids[fresh]) & ~torch.isin(old, written)]
-        kept = self.copies(written.clamp(min=0))
-        return WindowStep(torch.where((written >= 0) & (kept >= 0), kept, self.nowhere), (old, self.copies(old)))
+        return WindowStep(kept, (old, self.copies(old)))
 
     def _blocks(self, table: Tensor, first: Tensor, end: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """The blocks of the tokens [first, end) of each request, at most so many tokens, and their first tokens: (requests, any)
