@@ -249,42 +249,6 @@ class BackendTest(unittest.TestCase):
             with mock.patch.object(kernel_slots, "ON_CPU", False):
                 self.check(set_of(sink=16), path="torch: the cache is on cpu, the kernels on CUDA")
 
-    def test_whole_steps_are_captured_where_kernels_serve_all_their_tokens(self):
-        def support(rotations, drafts):
-            self.serve(rotations)
-            found = layers()
-            return vllm_backend.PackedMetadataBuilder.get_cudagraph_support(vllm_fakes.config_of(found, 40, 4, 64, drafts), SPEC).name
-
-        self.by_kernels()
-        for drafts, expected in ((0, "UNIFORM_BATCH"), (7, "UNIFORM_BATCH"), (8, "NEVER")):
-            self.assertEqual(support(coded_set(sink=16), drafts), expected)
-        self.assertEqual(support(set_of(sink=20), 0), "NEVER")  # a sink that is no whole number of blocks
-
-    def test_steps_of_the_same_requests_wait_for_nothing(self):
-        """A request that comes, comes back or takes the place of another makes a step look for copies that it has not."""
-        self.by_kernels()
-        self.serve(coded_set(sink=16))
-        server, rows, seen, steady = Server(), rows_of(200, 10), dict.fromkeys("abc", 0), []
-        begin = server.builder.windows.begin
-        server.builder.windows.begin = lambda *step: steady.append(step[-1]) or begin(*step)
-        for counts in ({"a": 50}, {"a": 1}, {"a": 1, "b": 20}, {"a": 3, "b": 1}, {"b": 1}, {"b": 1, "a": 1}, {"a": 1}, {"c": 5}, {"c": 1}):
-            if "c" in counts and not seen["c"]:
-                server.places["c"] = server.places.pop("a")
-            server.step({name: [x[seen[name]:seen[name] + count] for x in rows] for name, count in counts.items()}, seen)
-            seen = {name: before + counts.get(name, 0) for name, before in seen.items()}
-        self.assertEqual(steady, [False, True, False, True, True, False, True, False, True])
-
-    def test_a_builder_before_the_cache_has_its_size(self):
-        """While vLLM measures what graphs take it has no number of blocks, and all tables name the first one."""
-        self.by_kernels()
-        self.serve(coded_set(sink=16))
-        found = layers()
-        found[NAME].kv_cache = None
-        made = builder(found, blocks=None)
-        common = vllm_fakes.step_of(range(5), [1] * 4, [[0] * 12] * 4, [-1] * 4, range(4), [False] * 4, DEVICE)
-        step = made.build(0, common)
-        self.assertEqual((step.decoded.requests, step.requests), (4, []))
-
     def test_a_rank_takes_its_own_heads(self):
         self.check(set_of(heads=2 * KV_HEADS), rank=1)
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)

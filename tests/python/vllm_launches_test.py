@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a layer of vLLM's attention backend launches in a decode step, and that it waits for nothing: vllm_launches_test.py
+"""What vLLM's attention backend launches in a decode step, that it waits for nothing, and which steps vLLM may capture: vllm_launches_test.py
 [LaunchesTest.test_…]. On a GPU if OSCAR_TEST_DEVICE=cuda, where a CUDA graph of the step is replayed too; exit status 77 if there is none.
 """
 import contextlib
@@ -12,7 +12,7 @@ try:
     from oscar_kv import int2_side
     from torch.utils._python_dispatch import TorchDispatchMode
     import vllm_backend_test as backends
-    from vllm_backend_test import DEVICE, Expected, Server, coded_set, rows_of, set_of
+    from vllm_backend_test import DEVICE, NAME, SPEC, Expected, Server, builder, coded_set, layers, rows_of, set_of, vllm_backend, vllm_fakes
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -79,6 +79,65 @@ class LaunchesTest(unittest.TestCase):
                     places.append([x.data_ptr() for x in (step.slots, step.copies, *step.decoded.tables)])
                     seen = {name: before + count for name, before in seen.items()}
                 self.assertEqual(*places)
+
+
+    def test_whole_steps_are_captured_where_kernels_serve_all_their_tokens(self):
+        def support(rotations, drafts):
+            self.serve(rotations)
+            found = layers()
+            return vllm_backend.PackedMetadataBuilder.get_cudagraph_support(vllm_fakes.config_of(found, 40, 4, 64, drafts), SPEC).name
+
+        self.by_kernels()
+        for drafts, expected in ((0, "UNIFORM_BATCH"), (7, "UNIFORM_BATCH"), (8, "NEVER")):
+            self.assertEqual(support(coded_set(sink=16), drafts), expected)
+        self.assertEqual(support(set_of(sink=20), 0), "NEVER")  # a sink that is no whole number of blocks
+
+    def test_steps_of_the_same_requests_wait_for_nothing(self):
+        """A request that comes, comes back or takes the place of another makes a step look for copies that it has not."""
+        self.by_kernels()
+        self.serve(coded_set(sink=16))
+        server, rows, seen, waited = Server(), rows_of(200, 10), dict.fromkeys("abc", 0), []
+        begin = server.builder.windows.begin
+
+        def watched(*step):
+            with mock.patch.object(torch, "stack", side_effect=torch.stack) as asks:  # what the device is asked for
+                found = begin(*step)
+            waited.append(asks.called)
+            return found
+
+        server.builder.windows.begin = watched
+        for counts in ({"a": 50}, {"a": 1}, {"a": 1, "b": 20}, {"a": 3, "b": 1}, {"b": 1}, {"b": 1, "a": 1}, {"a": 1}, {"c": 5}, {"c": 1}):
+            if "c" in counts and not seen["c"]:
+                server.places["c"] = server.places.pop("a")
+            server.step({name: [x[seen[name]:seen[name] + count] for x in rows] for name, count in counts.items()}, seen)
+            seen = {name: before + counts.get(name, 0) for name, before in seen.items()}
+        self.assertEqual(waited, [True, False, True, False, False, True, False, True, False])
+
+    def test_layers_of_other_sizes_share_a_step(self):
+        """Each size has a builder, which vLLM tells the same; a builder that is told the same again makes the step again."""
+        self.serve(coded_set(sink=16))
+        both = layers() | {"model.layers.3.other": layers()[NAME]}
+        both["model.layers.3.other"].layer_name = "model.layers.3.other"
+        first, second = (builder({name: layer for name, layer in both.items() if name != other}) for name, other in
+                         ((NAME, "model.layers.3.other"), ("model.layers.3.other", NAME)))
+        told = [vllm_fakes.step_of([0, 5], [5], [[1, 2]], [16, 17, 18, 19, 20], [0], [True], DEVICE) for _ in range(2)]
+        made = [each.build(0, step) for step in told for each in (first, second)]
+        self.assertIs(made[0], made[1])
+        self.assertIs(made[2], made[3])
+        self.assertIsNot(made[0], made[2])
+        self.assertIs(first.windows, second.windows)
+        self.assertIsNot(first.build(0, told[1]), made[2])
+
+    def test_a_builder_before_the_cache_has_its_size(self):
+        """While vLLM measures what graphs take it has no number of blocks, and all tables name the first one."""
+        self.by_kernels()
+        self.serve(coded_set(sink=16))
+        found = layers()
+        found[NAME].kv_cache = None
+        made = builder(found, blocks=None)
+        common = vllm_fakes.step_of(range(5), [1] * 4, [[0] * 12] * 4, [-1] * 4, range(4), [False] * 4, DEVICE)
+        step = made.build(0, common)
+        self.assertEqual((step.decoded.requests, step.requests), (4, []))
 
 
 class GraphTest(unittest.TestCase):

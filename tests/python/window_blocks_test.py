@@ -25,7 +25,7 @@ class Server:
         self.copies = torch.full((self.windows.entries * block,), -1)
         self.free, self.next_number = list(range(blocks)), 0
         self.running, self.ended = [], []  # [table, tokens so far]
-        self.restored, self.former, self.steady_steps = 0, [], 0
+        self.restored, self.former, self.steady_steps = 0, set(), 0
 
     def start(self):
         table, seen = [], 0
@@ -66,10 +66,10 @@ class Server:
         before = torch.tensor([request[1] for request, _ in batch])
         after = before + torch.tensor([count for _, count in batch])
         _, _, written = self.windows.places(table, before, after - before)
-        names = [id(request) for request, _ in batch]
-        steady = set(names) <= set(self.former)
-        self.former, self.steady_steps = names, self.steady_steps + steady
-        step = self.windows.begin(table, before, after, written, steady)
+        names = frozenset(id(request) for request, _ in batch)
+        self.steady_steps += names <= self.former
+        self.former = names
+        step = self.windows.begin(table, before, after, written, names, False)
         numbers = torch.arange(self.next_number, self.next_number + len(written))
         self.next_number += len(written)
         self.cache[written] = numbers

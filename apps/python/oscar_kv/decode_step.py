@@ -7,6 +7,7 @@ Where all requests have equally many tokens, the tensors for kernels have the sa
 that was captured in one step can be replayed in the next. Non-goals: what a layer computes (vllm_backend.py).
 """
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,24 @@ class PackedMetadata(AttentionMetadata):
     copies: Tensor  # int64, of each token; tokens that get no copy have a place behind all copies
     requests: list[Request]  # those that are read one after another
     decoded: DecodeStep | None  # those that kernels read
+
+
+class SharedStep:
+    """What a builder made of a step, for the builders of other layers that vLLM tells the same: each takes it once, and the maker's
+    windows with it. A step is known by the tensor of its slots, which vLLM makes for each step and each table of blocks. restored: as
+    WindowStep has them."""
+
+    def __init__(self, maker: Any, kind: Any, slots: Tensor, metadata: PackedMetadata, restored: tuple[Tensor, Tensor]):
+        self.metadata, self.restored = metadata, restored
+        self._kind, self._slots, self._taken = kind, slots, [maker]
+
+    def take(self, builder: Any, kind: Any, slots: Tensor) -> bool:
+        """Whether it is of this step, made by a builder of this kind, and new to this one."""
+        if slots is not self._slots or kind != self._kind or builder in self._taken:
+            return False
+        self._taken.append(builder)
+        builder.windows = self._taken[0].windows
+        return True
 
 
 class StepBuffers:
@@ -106,3 +125,10 @@ class StepBuffers:
 def chosen_of(starts: list[int]) -> list[int]:
     """The requests that kernels read: those with 1 to MOST_NEW new tokens."""
     return [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if 0 < end - begin <= MOST_NEW]
+
+
+def running(common: Any) -> tuple[frozenset[int], bool]:
+    """The places of a step's requests, if vLLM tells them, and whether some may be new there: a place whose request ends is given to
+    one whose prompt is not computed yet."""
+    index, prompts = common.req_idx, common.is_prefilling
+    return frozenset() if index is None else frozenset(index.tolist()), prompts is None or bool(prompts.any())

@@ -25,7 +25,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, max_decode_query_len
 
 from .chunk_attention import attend, rehearse
-from .decode_step import DecodeStep, PackedMetadata, Request, StepBuffers, chosen_of
+from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running
 from .int2_side import Int2Side, of_heads
 from .kernel_slots import MOST_VALUES, slots_for
 from .packed_slots import PackedSlots
@@ -97,7 +97,10 @@ def _pack_specs() -> None:
 
 
 class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
-    """Waits for the device once in a step that has requests which the step before did not have, else not at all."""
+    """Waits for the device once in a step that has requests which the step before did not have, else not at all. Layers of a coded
+    cache may have pages of several sizes, and each size its builder: those that vLLM tells the same of a step share what one made."""
+
+    _made: SharedStep | None = None
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -112,7 +115,6 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *_served_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
-        self._former: set[int] = set()  # the requests of the step before, by the places that vLLM gives them
         self.buffers = StepBuffers(scheduler.max_num_seqs, _served_set().manifest["codec"]["name"] == "coded")
         for layer in own:
             layer.impl.make_copies(self.windows.nowhere + 1, device)
@@ -128,16 +130,23 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         return AttentionCGSupport.UNIFORM_BATCH if known and max_decode_query_len(vllm_config) <= MOST_NEW else AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PackedMetadata:
-        common, windows, table = common_attn_metadata, self.windows, common_attn_metadata.block_table_tensor
+        common, kind = common_attn_metadata, (self.windows.block_size, self.by_kernels, self.by_torch)
+        made = PackedMetadataBuilder._made
+        if made is None or not made.take(self, kind, common.slot_mapping):
+            made = PackedMetadataBuilder._made = SharedStep(self, kind, common.slot_mapping, *self._build(common))
+        if len(made.restored[0]):
+            for layer in self.layers:
+                layer.impl.restore(layer.kv_cache, *made.restored)
+        return made.metadata
+
+    def _build(self, common: Any) -> tuple[PackedMetadata, tuple[Tensor, Tensor]]:
+        windows, table = self.windows, common.block_table_tensor
         starts, all_tokens = common.query_start_loc_cpu.tolist(), common.num_actual_tokens
         ends, after = common.query_start_loc.long(), common.seq_lens.long()
         count = ends[1:] - ends[:-1]
         before = (after - count).clamp(min=0)
         written = common.slot_mapping[:all_tokens].long()
-        step = windows.begin(table, before, torch.where(count > 0, after, before), written, self._continues(common))
-        if len(step.restored[0]):
-            for layer in self.layers:
-                layer.impl.restore(layer.kv_cache, *step.restored)
+        step = windows.begin(table, before, torch.where(count > 0, after, before), written, *running(common))
         chosen = chosen_of(starts) if self.by_kernels else []
         decoded = self.buffers.build(windows, starts, chosen, table, before, count, all_tokens)
         others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and (self.by_torch or i not in set(chosen))]
@@ -148,14 +157,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
         requests = [] if index is None else self._requests(rows, table[index], before[index])
         slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept)))
-        return PackedMetadata(all_tokens, slots, copies, requests, decoded)
-
-    def _continues(self, common: Any) -> bool:
-        """Whether all requests of a step took part in the one before. A place of a request that ended is given to one whose prompt
-        is not computed yet."""
-        former, index, prompts = self._former, common.req_idx, common.is_prefilling
-        self._former = set() if index is None else set(index.tolist())
-        return prompts is not None and bool(self._former) and self._former <= former and not bool(prompts.any())
+        return PackedMetadata(all_tokens, slots, copies, requests, decoded), step.restored
 
     def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
         def split(request: Tensor, slots: Tensor) -> list[Tensor]:

@@ -58,7 +58,7 @@ class WindowBlocks:
         self._block_of = torch.full((self.entries + 1,), -1, dtype=torch.long, device=device)
         self._read_in = torch.zeros(self.entries + 1, dtype=torch.long, device=device)  # the step
         self._first = torch.zeros(blocks + 1, dtype=torch.long, device=device)
-        self._step = 0
+        self._step, self._former = 0, frozenset[int]()
 
     @staticmethod
     def most_entries(block_size: int, sink: int, recent: int, requests: int, tokens: int) -> int:
@@ -81,11 +81,14 @@ class WindowBlocks:
         entry = self._entry_of[slots // self.block_size]
         return torch.where(entry >= 0, entry * self.block_size + slots % self.block_size, -1)
 
-    def begin(self, table: Tensor, before: Tensor, after: Tensor, written: Tensor, steady: bool = False) -> WindowStep:
+    def begin(self, table: Tensor, before: Tensor, after: Tensor, written: Tensor, requests: frozenset[int] = frozenset(),
+              has_new: bool = True) -> WindowStep:
         """A step that takes requests from `before` tokens to `after` (int64 (requests)) and writes the slots `written` (-1: none).
         Lets the blocks that this step reads in windows, and the next one, have copies, and those of a few new tokens, which see
-        each other there. Requests without new tokens take no part. steady: all requests took part in the step before, which left
-        copies of all that they read now: then nothing is restored, and the device is not waited for."""
+        each other there. Requests without new tokens take no part. requests: the places of those that take part, where they are
+        known; has_new: some may be others than those that had their places in the step before. Where all took part in the step
+        before, it left copies of all that they read now: nothing is restored, and the device is not waited for."""
+        steady, self._former = bool(requests) and not has_new and requests <= self._former, requests
         self._step += 1
         (_, sinks), (begin, _) = self._window(before)
         few = after - before <= MOST_NEW
@@ -167,7 +170,7 @@ class WindowBlocks:
         former = self._block_of[entry]
         self._entry_of.index_fill_(0, torch.where(chosen & (former >= 0), former, nowhere), -1)
         self._entry_of[torch.where(chosen, ids, nowhere)] = entry
-        self._entry_of[nowhere] = -1
+        self._entry_of[nowhere:].fill_(-1)
         at = torch.where(chosen, entry, self.entries)
         self._block_of[at] = ids
         self._read_in.index_fill_(0, at, self._step)
