@@ -102,6 +102,23 @@ class ServerTest(ServedModel):
                 out |= {key: file.get_tensor(key) for key in file.keys() if key.split(".")[1] in ("qqt", "ktk", "vtv")}
         return out
 
+    def test_compiled_graphs_are_not_those_of_servers_without_a_set(self):
+        """vLLM keeps compiled graphs under a name made of its configuration; with a set they do not write the cache before attention."""
+        names = """import os, sys
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.engine.arg_utils import EngineArgs
+for path in sys.argv[2:]:
+    os.environ.update(OSCAR_KV_SET=path) if path else os.environ.pop("OSCAR_KV_SET", None)
+    print("name:", EngineArgs(model=sys.argv[1], dtype="bfloat16", max_model_len=2048, block_size=32).create_engine_config().compute_hash())
+"""
+        said = subprocess.run([PYTHON, "-B", "-c", names, MODEL, SETS / "coded", "", SETS / "coded"],
+                              env=self.environment() | {"OSCAR_KV_SET": str(SETS / "coded")}, capture_output=True, text=True, timeout=300)
+        found = [line for line in said.stdout.splitlines() if line.startswith("name:")]
+        self.assertEqual(len(found), 3, said.stderr[-3000:])
+        self.assertEqual(found[0], found[2])
+        self.assertNotEqual(found[0], found[1])
+
     def test_starts_that_end_with_one_line(self):
         self.assert_ends("leave --attention-backend out", "--attention-backend", "FLEX_ATTENTION", OSCAR_KV_SET=str(SETS / "coded"))
         self.assert_ends("there is no such file or folder", OSCAR_KV_SET="/nowhere")

@@ -44,12 +44,14 @@ class ServedModel(unittest.TestCase):
             (known / "entry_points.txt").write_text(entries)
         self.log = self.folder / "server.log"
 
+    def environment(self):
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
+        return own | {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+                      "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+
     def start(self, *options, model=MODEL, line=None, **variables):
         """A server as a process of a group of its own, which the test ends; line: of a shell, instead of our own with `options`."""
         self.model = model
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
-        environment |= {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-                        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", 8000 if line else 0))
@@ -57,7 +59,7 @@ class ServedModel(unittest.TestCase):
         command = ["/bin/bash", "-c", line] if line else [PYTHON, "-B", "-m", "vllm.entrypoints.cli.main", "serve", model, "--dtype", "bfloat16", "--port", str(self.port),
                    "--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "4", "--enforce-eager", *options]
         with self.log.open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment | variables,
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=self.environment() | variables,
                                        cwd=self.folder, start_new_session=True)
         self.addCleanup(self.end, process)
         return process

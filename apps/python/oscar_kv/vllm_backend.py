@@ -110,15 +110,15 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         own = [layer for layer in _packed_layers(vllm_config) if layer.layer_name in layer_names]
         self.by_kernels = any(layer.impl.packed.path == "kernels" for layer in own)
         self.by_torch = any(layer.impl.packed.path != "kernels" for layer in own)
-        cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
-        blocks = cache.num_gpu_blocks or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
+        known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
+        blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
         self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *_served_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
         self.buffers = StepBuffers(scheduler.max_num_seqs, _served_set().manifest["codec"]["name"] == "coded")
         for layer in own:
             layer.impl.make_copies(self.windows.nowhere + 1, device)
-        if cache.num_gpu_blocks:
+        if known:
             _report(layers, self.windows)
 
     @classmethod
@@ -150,10 +150,8 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         chosen = chosen_of(starts) if self.by_kernels else []
         decoded = self.buffers.build(windows, starts, chosen, table, before, count, all_tokens)
         others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and (self.by_torch or i not in set(chosen))]
-        rows = []
-        if others:
-            lengths = before.tolist()
-            rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
+        lengths = before.tolist() if others else []
+        rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
         index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
         requests = [] if index is None else self._requests(rows, table[index], before[index])
         slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept)))

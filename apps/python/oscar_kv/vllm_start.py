@@ -91,6 +91,14 @@ def _check_serving(config: Any) -> None:
     _check_set(config.model_config)
 
 
+def _part_compiled_graphs(config: Any) -> None:
+    """vLLM keeps compiled graphs of a model and does not ask for the attention backend when it takes one again, though whether the
+    cache is written before attention or by it is a part of the graph. Graphs with a set get a name of their own."""
+    if not isinstance(config.additional_config, dict):
+        _refuse("additional_config is no dictionary, so compiled graphs cannot be told from those without a set; leave it out")
+    config.additional_config = config.additional_config | {"oscar_kv": "packed cache"}
+
+
 def _is_ours(selector: Any) -> bool:
     """Whether a layer's attention reads the whole text: a set is for those."""
     if selector.use_mla or selector.use_sparse:
@@ -151,6 +159,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
                 vllm_config.cache_config.block_size = _BLOCK_ON_CPUS
             with starting():
                 _check_serving(vllm_config)
+                _part_compiled_graphs(vllm_config)
 
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
         finish(vllm_config)
