@@ -2,11 +2,14 @@
 """What a server in production does, by a real vLLM on the CPU that serves a set: vllm_features_test.py [FeaturesTest.test_…]"""
 import http.client
 import json
+import os
 import shutil
+import signal
 import time
 
 import numpy as np
 import oscar_kv
+from safetensors import safe_open
 from vllm_serving import MODEL, PROJECT, SETS, TOKENS, ServedModel, main
 
 LARGER = PROJECT.parent / "shared/models/qwen3-15m"  # 6 query heads, 2 KV heads
@@ -119,6 +122,29 @@ class FeaturesTest(ServedModel):
         ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1).tolist()
         prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
         self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.05)
+
+    def test_observed_tensor_parallelism(self):
+        """Each of two ranks observes its KV head; their files, joined, have the sums of our own runner."""
+        if not LARGER.is_dir():
+            self.skipTest(f"there is no {LARGER}")
+        model, found = self.in_float32(LARGER), self.folder / "stats.safetensors"
+        self.served("--tensor-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "256", model=model,
+                    OSCAR_OBSERVE=str(found), OSCAR_TORCH_LIBRARY=os.environ["OSCAR_TORCH_LIBRARY"])
+        ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1)
+        prompts = np.stack([ids[:600], ids[9000:9600]]).astype(np.int32)
+        self.complete_all(prompts.tolist())
+        self.server.send_signal(signal.SIGTERM)
+        self.server.wait(100)
+        files = [found.with_suffix(f".rank{rank}.safetensors") for rank in range(2)]
+        self.assertEqual([path.exists() for path in files], [True, True], self.said()[-2000:])
+        joined = self.folder / "joined.safetensors"
+        oscar_kv.fit(stats=files, save_stats=joined)
+        expected = self.sums("own", model, prompts)
+        self.assertEqual(len(expected), 6 * 3 * 2)
+        with safe_open(joined, "pt") as file:
+            worst = max(float((file.get_tensor(name) - x).norm() / x.norm()) for name, x in expected.items())
+        print("figure: difference of sums", worst, flush=True)
+        self.assertLess(worst, 1e-5)  # one token more or less makes 8e-4
 
 
 if __name__ == "__main__":

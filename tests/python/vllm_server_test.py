@@ -3,7 +3,6 @@
 vllm_server_test.py [ServerTest.test_…]"""
 import json
 import os
-import shutil
 import signal
 import subprocess
 
@@ -63,10 +62,7 @@ class ServerTest(ServedModel):
 
     def test_observed_prompts(self):
         """Statistics of a server are those of our own runner: chunks beside decode steps, and a prefix that is there already."""
-        model = self.folder / "qwen3-2m"  # in float32 both compute the same, up to rounding
-        shutil.copytree(MODEL, model)
-        config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+        model = self.in_float32(MODEL)
         found = self.folder / "stats.safetensors"
         self.served("--dtype", "float32", "--max-num-batched-tokens", "512", model=model, OSCAR_OBSERVE=str(found),
                     OSCAR_TORCH_LIBRARY=os.environ["OSCAR_TORCH_LIBRARY"])
@@ -90,17 +86,6 @@ class ServerTest(ServedModel):
         # A row is the result of products of up to 1,024 terms in float32, of which one is off by some 2^-24 sqrt(1024) = 2e-6, and
         # sums are of squares; what products before it were off by differs from token to token. A token more or less makes 6e-4.
         self.assertLess(worst, 4e-6)
-
-    def sums(self, name, model, tokens):
-        """Of the program's own run: {"layer_0.qqt.sums": …}, of queries, keys and values."""
-        np.save(self.folder / f"{name}.npy", tokens)
-        out = {}
-        for recipe in ("oscar", "ktk_vtv"):
-            path = self.folder / f"{name}-{recipe}.safetensors"
-            oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe=recipe)
-            with safe_open(path, "pt") as file:
-                out |= {key: file.get_tensor(key) for key in file.keys() if key.split(".")[1] in ("qqt", "ktk", "vtv")}
-        return out
 
     def test_compiled_graphs_are_not_those_of_servers_without_a_set(self):
         """vLLM keeps compiled graphs under a name made of its configuration; with a set they do not write the cache before attention."""

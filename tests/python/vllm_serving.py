@@ -8,6 +8,7 @@ import concurrent.futures
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import oscar_kv
+from safetensors import safe_open
 
 PROJECT, BINARY = Path(os.environ["OSCAR_PROJECT"]), os.environ["OSCAR_BINARY"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -43,6 +45,25 @@ class ServedModel(unittest.TestCase):
             (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
             (known / "entry_points.txt").write_text(entries)
         self.log = self.folder / "server.log"
+
+    def in_float32(self, model):
+        """A copy of a model, of which a server and our runner compute the same, up to rounding."""
+        copy = self.folder / model.name
+        shutil.copytree(model, copy)
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+        return copy
+
+    def sums(self, name, model, tokens):
+        """Of the program's own run: {"layer_0.qqt.sums": …}, of queries, keys and values."""
+        np.save(self.folder / f"{name}.npy", tokens)
+        out = {}
+        for recipe in ("oscar", "ktk_vtv"):
+            path = self.folder / f"{name}-{recipe}.safetensors"
+            oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe=recipe)
+            with safe_open(path, "pt") as file:
+                out |= {key: file.get_tensor(key) for key in file.keys() if key.split(".")[1] in ("qqt", "ktk", "vtv")}
+        return out
 
     def environment(self):
         own = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
