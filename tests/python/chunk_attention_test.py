@@ -68,6 +68,22 @@ class ChunkTest(unittest.TestCase):
                                               (9, 0, 5, 2), (9, 40, 0, 8), (30, 1, 1, 1), (9, 38, 5, 40)):
             self.check(count, history, windows, room)
 
+    def test_another_attention_takes_the_place_of_torchs(self):
+        """A server's own: it gets the chunk, causal, and each piece, and its sums are joined."""
+        q, asked = self.rows(9, 6, 64, 1), []
+        cache, kept, own = ([self.rows(n, 2, 64, seed + side) for side in range(2)] for n, seed in ((40, 2), (5, 4), (9, 6)))
+        slots = torch.arange(40, dtype=torch.int32, device=DEVICE)
+
+        def other(rows, keys, values, scaling, is_causal):
+            asked.append((keys.shape[1], is_causal))
+            out, lse = expected(*(x.transpose(0, 1) for x in (rows, keys, values)), is_causal)
+            return out.transpose(0, 1), lse.float()
+
+        out = chunk_attention.attend(q, torch.stack(own), torch.stack(kept), Rows(16, 2, 64), cache, slots, SCALE, other)
+        want, _ = expected(q, *(torch.cat(parts) for parts in zip(cache, kept, own)), is_causal=True)
+        self.assertLess(error_of(out, want), LIMIT)
+        self.assertEqual(asked, [(9, True), (16, False), (16, False), (13, False)])
+
     def test_shapes_of_heads(self):
         self.check(9, 40, 5, 16, heads=4, kv_heads=4, dim=128)
         self.check(9, 40, 5, 16, heads=8, kv_heads=1, dim=256)

@@ -16,7 +16,7 @@ try:
     import oscar_kv
     import torch
     import vllm_fakes
-    from oscar_kv import int2_kernel, int2_side, kernel_slots
+    from oscar_kv import chunk_attention, int2_kernel, int2_side, kernel_slots
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -218,6 +218,20 @@ class BackendTest(unittest.TestCase):
 
     def test_requests_of_the_coded_cache(self):
         self.check(coded_set())
+
+    def test_prompts_by_flash_attention_of_the_server(self):
+        """It gets each prompt, and of a later chunk its own tokens and the pieces before them."""
+        rotations, asked = coded_set(), []
+        self.serve(rotations)
+        server = Server()
+
+        def flash(q, keys, values, scaling, is_causal):
+            asked.append((q.shape[1], keys.shape[1], is_causal))
+            return chunk_attention._attention(q, keys, values, scaling, is_causal)
+
+        server.layer.impl._flash = flash
+        self.run_steps(server, {"a": Expected(rotations, rows_of(100, 10))}, [{"a": 50}, {"a": 40}])
+        self.assertEqual(asked, [(50, 50, True), (40, 40, True), (40, 50, False)])
 
     def by_kernels(self):
         """On the CPU by the operators' references."""

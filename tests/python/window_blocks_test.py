@@ -11,6 +11,7 @@ except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
+torch.set_num_threads(1)
 PACKED = 1000000  # added to a token's number where a copy was restored from packed rows
 
 

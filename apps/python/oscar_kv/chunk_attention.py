@@ -9,25 +9,30 @@ torch's flash attention, which also returns the log of the sum of exp(scores); p
 
 Rows are in the coordinates of the set. Needs torch only. Non-goals: decode steps (kernel_slots.py), how rows are packed.
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from .packed_slots import PackedSlots
 
+Attention = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]  # _attention()
+
 _SCORES = 1 << 25  # that _by_products() has at once
 
 
-def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor, scaling: float) -> Tensor:
+def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor, scaling: float,
+           attention: Attention | None = None) -> Tensor:
     """q: bfloat16 (tokens, query heads, d); own: keys and values of these tokens, bfloat16 (2, tokens, KV heads, d); windows: those of
-    earlier tokens, the same; slots: int32, the packed tokens in `cache`. -> float32 (tokens, query heads, d)."""
+    earlier tokens, the same; slots: int32, the packed tokens in `cache`; attention: takes the place of torch's, as _attention() does.
+    -> float32 (tokens, query heads, d)."""
+    attention = attention or _attention
     rows = q.transpose(0, 1)
     if q.device.type == "cpu":
         rows = rows.float()  # flash attention of CPUs rounds weights to the type of its rows
-    found = _Joined(*_attention(rows, *own.transpose(1, 2), scaling, is_causal=True))
+    found = _Joined(*attention(rows, *own.transpose(1, 2), scaling, True))
     for keys, values in _pieces(windows.transpose(1, 2), packed, cache, slots):
-        found.add(*_attention(rows, keys, values, scaling))
+        found.add(*attention(rows, keys, values, scaling, False))
     return found.out.transpose(0, 1)
 
 
@@ -65,7 +70,7 @@ def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) 
         yield piece
 
 
-def _attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool = False) -> tuple[Tensor, Tensor]:
+def _attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
     """q (query heads, tokens, d), keys, values (KV heads, any, d), any strides -> out of q's shape, lse float32 (query heads, tokens).
     is_causal: query i sees keys 0 to i."""
     rows = [x.to(q.dtype)[None] for x in (q, keys, values)]

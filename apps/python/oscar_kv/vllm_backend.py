@@ -31,6 +31,7 @@ from .kernel_slots import MOST_VALUES, slots_for
 from .packed_slots import PackedSlots
 from .places import manifest_hash, set_path
 from .rotation_set import RotationSet, Side
+from .vllm_flash import flash_attention
 from .vllm_start import LAYER, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
@@ -101,7 +102,6 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     cache may have pages of several sizes, and each size its builder: those that vLLM tells the same of a step share what one made."""
 
     _made: SharedStep | None = None
-
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layers = vllm_config.compilation_config.static_forward_context
@@ -202,11 +202,10 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         names = [name for name, value in wrong.items() if isinstance(value, Tensor) or value]
         names += ["attn_type"] * (attn_type != "decoder") + ["kv_cache_dtype"] * (kv_cache_dtype not in ("auto", "bfloat16"))
         if names:
-            raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset "
-                                      "OSCAR_KV_SET to serve it without a set")
+            raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset OSCAR_KV_SET")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
-        self.dtype = get_current_vllm_config().model_config.dtype
+        self.dtype, self._flash = get_current_vllm_config().model_config.dtype, flash_attention(head_size)
         self.packed: PackedSlots | None = None
         self._copies: Tensor | None = None  # keys and values, bfloat16 (2, slots, KV heads, d), as stored
 
@@ -257,8 +256,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         (key_side, value_side), q = packed.sides, step.queries(query)
         turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
         key_side.turn(q, turned)
-        windows = [copies[:, None] for copies in self._copies]  # pages of one token
-        out = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), windows, step.tables, self.scale)
+        pages = [copies[:, None] for copies in self._copies]  # of one token
+        out = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale)
         native = output[:len(q)] if step.gather is None else torch.empty_like(q)
         value_side.turn_back(out.flatten(0, 1).bfloat16(), native)
         if step.gather is not None:
@@ -266,16 +265,17 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
 
     def _prompt(self, *rows: Tensor) -> Tensor:
         """Tokens that have none before them, (tokens, heads, d)."""
-        out = scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in rows), is_causal=True, scale=self.scale,
-                                           enable_gqa=self.num_heads != self.num_kv_heads)
-        return out[0].transpose(0, 1)
+        turned = [x.transpose(0, 1) for x in rows]
+        out = (self._flash(*turned, self.scale, True)[0] if self._flash is not None else scaled_dot_product_attention(
+            *(x[None] for x in turned), is_causal=True, scale=self.scale, enable_gqa=self.num_heads != self.num_kv_heads)[0])
+        return out.transpose(0, 1)
 
     def _behind(self, request: Request, q: Tensor, new: Tensor, packed: PackedSlots, kv_cache: Tensor, output: Tensor) -> None:
         """Tokens behind others: q (tokens, query heads, d), of which outputs are written; new: their keys and values as stored."""
         key_side, value_side = packed.sides
         turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
         key_side.turn(q, turned)
-        out = attend(turned, new, self._copies[:, request.windows], packed, kv_cache, request.history, self.scale)
+        out = attend(turned, new, self._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._flash)
         value_side.turn_back(out.bfloat16(), output)
 
 
