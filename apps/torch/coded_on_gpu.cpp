@@ -110,10 +110,41 @@ oscar_coded_rows side_of(const std::optional<Tensor>& x, const std::optional<Ten
   return rows;
 }
 
+/// See coded_ops.cpp.
+oscar_norm_rope norm_rope_of(const std::optional<Tensor>& weight, double epsilon,
+                             const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin,
+                             bool interleaved, const std::optional<Tensor>& finished, const Tensor& slots,
+                             const oscar_coded_layout& layout) {
+  oscar_norm_rope out{};
+  if (weight) {
+    check_tensor(*weight, "k_norm_weight", slots, 1, weight->scalar_type());
+    if (weight->size(0) != layout.head_dim)
+      fail("k_norm_weight has ", weight->size(0), " channels, not ", layout.head_dim);
+    out.norm_weight = weight->data_ptr(), out.norm_dtype = dtype_of(*weight, "k_norm_weight");
+    out.norm_epsilon = static_cast<float>(epsilon);
+  }
+  if (positions.has_value() != cos_sin.has_value()) fail("positions and cos_sin must be given together");
+  if (interleaved && !cos_sin) fail("interleaved pairs need cos_sin");
+  if (cos_sin) {
+    check_tensor(*cos_sin, "cos_sin", slots, 2, cos_sin->scalar_type());
+    if (!cos_sin->is_contiguous()) fail("cos_sin is not contiguous");
+    const bool is_long = positions->scalar_type() == ScalarType::Long;
+    check_tensor(*positions, "positions", slots, 1, is_long ? ScalarType::Long : ScalarType::Int);
+    if (positions->size(0) != slots.size(0)) fail("positions has ", positions->size(0), " tokens, not ", slots.size(0));
+    out.cos_sin = cos_sin->data_ptr(), out.cos_sin_dtype = dtype_of(*cos_sin, "cos_sin");
+    out.rotary_dim = static_cast<int32_t>(cos_sin->size(1)), out.interleaved = interleaved ? 1 : 0;
+    out.positions = positions->data_ptr(), out.position_bytes = is_long ? 8 : 4;
+  }
+  if (finished) out.rows = target_of(*finished, "k_finished", slots, layout.num_kv_heads, layout.head_dim);
+  return out;
+}
+
 void coded_pack(const Tensor& slots, const Tensor& pages, const std::vector<int64_t>& numbers, const Tensor& tables,
                 const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_rotation,
                 const std::optional<Tensor>& v_rotation, const std::optional<Tensor>& k_mean,
-                const std::optional<Tensor>& v_mean) {
+                const std::optional<Tensor>& v_mean, const std::optional<Tensor>& k_norm_weight, double norm_epsilon,
+                const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin, bool interleaved,
+                const std::optional<Tensor>& k_finished) {
   check_tensor(slots, "slots", slots, 1, ScalarType::Int);
   const DeviceGuard guard(slots.get_device_index());
   const oscar_coded_layout layout = layout_of(numbers, tables, slots);
@@ -124,6 +155,8 @@ void coded_pack(const Tensor& slots, const Tensor& pages, const std::vector<int6
   args.num_tokens = static_cast<int32_t>(slots.size(0)), args.slots = slots.const_data_ptr<int32_t>();
   args.k = side_of(k, k_rotation, k_mean, "k", slots, layout),
   args.v = side_of(v, v_rotation, v_mean, "v", slots, layout);
+  args.norm_rope =
+      norm_rope_of(k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished, slots, layout);
   args.page_size = static_cast<int32_t>(pages.size(1)), args.pages = pages.data_ptr(),
   args.page_stride = pages.stride(0);
   if (args.num_tokens == 0) return;

@@ -7,6 +7,10 @@
 //            operands, planes, bytes of a token, bytes of the reader's tables
 //   tables   uint8: the reader's, then the writer's; made on the CPU, used on the GPU
 //   pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
+//   k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished: oscar_norm_rope. The weight (head_dim)
+//   and
+//            cos_sin (any number, rotary_dim) are float32 or bfloat16; positions int32 or int64 (tokens);
+//            k_finished bfloat16 (tokens, num_kv_heads, head_dim), to be written, k itself if wanted
 //   windows, page tables and lengths as for int2_decode
 //   q        bfloat16 (batch, num_q_heads, head_dim), or (batch, 2 to 8 query tokens, num_q_heads, head_dim): a
 //   sequence's
@@ -32,7 +36,9 @@ std::tuple<Tensor, Tensor> coded_decode_shapes(const Tensor& q, const Tensor&, c
 
 void coded_pack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor&, const std::optional<Tensor>&,
                        const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&,
-                       const std::optional<Tensor>&, const std::optional<Tensor>&) {}
+                       const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&, double,
+                       const std::optional<Tensor>&, const std::optional<Tensor>&, bool, const std::optional<Tensor>&) {
+}
 
 void coded_unpack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor&, const std::optional<Tensor>&,
                          const std::optional<Tensor>&) {}
@@ -45,7 +51,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "(Tensor layout, Tensor tables)");
   library.def(
       "coded_pack(Tensor slots, Tensor(a!) pages, int[] layout, Tensor tables, *, Tensor? k=None, Tensor? v=None, "
-      "Tensor? k_rotation=None, Tensor? v_rotation=None, Tensor? k_mean=None, Tensor? v_mean=None) -> ()");
+      "Tensor? k_rotation=None, Tensor? v_rotation=None, Tensor? k_mean=None, Tensor? v_mean=None, "
+      "Tensor? k_norm_weight=None, float norm_epsilon=0.0, Tensor? positions=None, Tensor? cos_sin=None, "
+      "bool interleaved=False, Tensor(b!)? k_finished=None) -> ()");
   library.def(
       "coded_unpack(Tensor slots, Tensor pages, int[] layout, Tensor tables, *, Tensor(a!)? k=None, "
       "Tensor(b!)? v=None) -> ()");

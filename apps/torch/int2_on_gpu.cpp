@@ -26,19 +26,6 @@ oscar_paged_rows params_of(const Tensor& params, const char* name, const Tensor&
   return rows_of(params, name, heads);
 }
 
-oscar_dtype dtype_of(const Tensor& params, const char* name) {
-  switch (params.scalar_type()) {
-    case ScalarType::Float:
-      return OSCAR_FLOAT32;
-    case ScalarType::Half:
-      return OSCAR_FLOAT16;
-    case ScalarType::BFloat16:
-      return OSCAR_BFLOAT16;
-    default:
-      fail(name, " is ", params.scalar_type(), ", not float32, float16 or bfloat16");
-  }
-}
-
 /// All but outputs and workspace. q bfloat16 (batch, num_q_heads, head_dim).
 oscar_int2_decode_args decode_of(const Tensor& q, const Tensor& k_codes, const Tensor& v_codes, const Tensor& k_params,
                                  const Tensor& v_params, const Tensor& pages, const Tensor& lengths,

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
-// oscar_coded_pack(): rotation, codes, scales and pages in one pass. From equal rows y the bytes are those of
-// kernels/reference/coded_row.cpp (compiled without contraction). A warp takes 32 tokens of a head at a time.
+// oscar_coded_pack(): norm and RoPE of keys, rotation, codes, scales and pages in one pass. From equal rows y the bytes
+// are those of kernels/reference/coded_row.cpp (compiled without contraction). A warp takes 32 tokens of a head at a
+// time.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "kernels/cuda/coded_pack_encode.cuh"
+#include "kernels/cuda/coded_pack_norm_rope.cuh"
 #include "kernels/cuda/int2_launch.cuh"
 
 namespace oscar::cuda {
@@ -16,6 +19,7 @@ namespace {
 template <int kDim, bool kRotate>
 struct CodedPackPlaces {
   static constexpr int kWarps = kRotate && kDim == 256 ? 4 : 8;  // what shared memory has room for beside a rotation
+  static constexpr int kBlocks = kDim <= 128 ? 2 : 1;            // of a multiprocessor
   static constexpr int kTable = kWarps * CodedTile<kDim>::kBytes;
   static constexpr int kSide = kTable + static_cast<int>(sizeof(CodedPackScales));
   static constexpr int kRotation = kSide + static_cast<int>(sizeof(CodedPackSide));
@@ -45,17 +49,21 @@ __device__ __forceinline__ void make_bias(const oscar_coded_rows& rows, int head
   const auto* const mean = reinterpret_cast<const float*>(moved(rows.mean, rows.mean_head_stride, head));
   for (unsigned i = threadIdx.x; i < kDim; i += blockDim.x) {
     float sum = 0;
-    for (unsigned k = 0; rows.mean != nullptr && k < kDim; ++k) {
-      const unsigned char* const at = rotation + place<kDim>(k, i / 8) + i % 8 * 2;
-      sum = __fmaf_rn(-mean[k], float_of(*reinterpret_cast<const unsigned short*>(at)), sum);
+    if (rows.mean != nullptr) {
+#pragma unroll 16
+      for (unsigned k = 0; k < kDim; ++k) {
+        const unsigned char* const at = rotation + place<kDim>(k, i / 8) + i % 8 * 2;
+        sum = __fmaf_rn(-__ldg(mean + k), float_of(*reinterpret_cast<const unsigned short*>(at)), sum);
+      }
     }
     bias[i] = sum;
   }
 }
 
 /// Grid: (any number, sides * num_kv_heads); blocks of a head and side share its tiles.
-template <int kDim, bool kRotate>
-__global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes, kDim <= 128 ? 2 : 1)
+template <int kDim, bool kRotate, bool kNormRope>
+__global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes,
+                                  CodedPackPlaces<kDim, kRotate>::kBlocks)
     coded_pack(const __grid_constant__ CodedPackParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using Shared = CodedPackPlaces<kDim, kRotate>;
@@ -84,8 +92,15 @@ __global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes
   }
   for (; first < p.args.num_tokens; first += step) {
     const int slot = first + lane < p.args.num_tokens ? p.args.slots[first + lane] : -1;
+    int position = 0;
+    if constexpr (kNormRope) {
+      if (value_side == 0) position = position_of(p.args.norm_rope, min(first + lane, p.args.num_tokens - 1));
+    }
     wait_for_copies<0>();
     __syncwarp();
+    if constexpr (kNormRope) {
+      if (value_side == 0) NormRope<kDim>(p.args.norm_rope, head).finish(tile, first, p.args.num_tokens, position);
+    }
     if constexpr (kRotate) {
       tile.rotate(target + Shared::kRotation, reinterpret_cast<const float*>(shared + Shared::kBias));
     }
@@ -96,20 +111,26 @@ __global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes
   }
 }
 
-template <int kDim, bool kRotate>
+template <int kDim, bool kRotate, bool kNormRope>
 int launch(const CodedPackParams& p, cudaStream_t stream) {
-  constexpr int kShared = CodedPackPlaces<kDim, kRotate>::kBytes, kWarps = CodedPackPlaces<kDim, kRotate>::kWarps;
-  constexpr int kBlocks = kDim <= 128 ? 2 * 132 : 132;  // what an H100 holds at once
-  const int parts = p.sides * p.args.num_kv_heads, rows = kCodedPackTokens * kWarps;
+  using Shared = CodedPackPlaces<kDim, kRotate>;
+  constexpr int kBlocks = Shared::kBlocks * 132;  // what an H100 holds at once
+  const int parts = p.sides * p.args.num_kv_heads, rows = kCodedPackTokens * Shared::kWarps;
   const int blocks = (p.args.num_tokens + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(std::min(blocks, std::max(1, kBlocks / parts))), static_cast<unsigned>(parts));
-  return launch_overlapping<coded_pack<kDim, kRotate>>(p, grid, kWarps * kLanes, kShared, kShared, stream);
+  return launch_overlapping<coded_pack<kDim, kRotate, kNormRope>>(p, grid, Shared::kWarps * kLanes, Shared::kBytes,
+                                                                  Shared::kBytes, stream);
+}
+
+template <int kDim, bool kRotate>
+int launch_keys(const CodedPackParams& p, cudaStream_t stream) {
+  return is_wanted(p.args.norm_rope) ? launch<kDim, kRotate, true>(p, stream) : launch<kDim, kRotate, false>(p, stream);
 }
 
 template <int kDim>
 int launch_either(const CodedPackParams& p, cudaStream_t stream) {
   const oscar_coded_rows& rows = p.first_side == 0 ? p.args.k : p.args.v;
-  return rows.rotation != nullptr ? launch<kDim, true>(p, stream) : launch<kDim, false>(p, stream);
+  return rows.rotation != nullptr ? launch_keys<kDim, true>(p, stream) : launch_keys<kDim, false>(p, stream);
 }
 
 const char* side_problem(const oscar_coded_rows& rows) {
@@ -117,6 +138,26 @@ const char* side_problem(const oscar_coded_rows& rows) {
   if (rows.mean != nullptr && rows.rotation == nullptr) return "a mean needs a rotation";
   if (const char* wrong = rows_problem({rows.mean, 0, 0, rows.mean_head_stride}, 4)) return wrong;
   return rows_problem({rows.rotation, 0, 0, rows.rotation_head_stride}, 16);
+}
+
+const char* norm_rope_problem(const oscar_norm_rope& n, const void* keys, int head_dim) {
+  constexpr const char* kTypes = "the norm's weight, and cosines and sines, must be float32 or bfloat16";
+  if (keys == nullptr) return "norm, RoPE and finished rows are of keys, and there are none";
+  if (n.norm_weight != nullptr) {
+    if (n.norm_dtype != OSCAR_FLOAT32 && n.norm_dtype != OSCAR_BFLOAT16) return kTypes;
+    if (!(n.norm_epsilon > 0) || !std::isfinite(n.norm_epsilon)) return "norm_epsilon must be positive";
+    if (const char* wrong = rows_problem({n.norm_weight, 0, 0, 0}, 16)) return wrong;
+  }
+  if (n.cos_sin != nullptr) {
+    if (n.cos_sin_dtype != OSCAR_FLOAT32 && n.cos_sin_dtype != OSCAR_BFLOAT16) return kTypes;
+    if (n.rotary_dim < 8 || n.rotary_dim > head_dim || n.rotary_dim % 8 != 0)
+      return "rotary_dim must be a multiple of 8 from 8 to head_dim";
+    if (n.interleaved != 0 && n.interleaved != 1) return "interleaved must be 0 or 1";
+    if (n.positions == nullptr) return "RoPE needs positions";
+    if (n.position_bytes != 4 && n.position_bytes != 8) return "positions must be of 4 or 8 bytes";
+    if (const char* wrong = rows_problem({n.cos_sin, 0, 0, 0}, 16)) return wrong;
+  }
+  return rows_problem({n.rows.data, 0, n.rows.token_stride, n.rows.head_stride}, 16);
 }
 
 const char* problem(const oscar_coded_pack_args& a) {
@@ -132,6 +173,9 @@ const char* problem(const oscar_coded_pack_args& a) {
   }
   if (a.k.x != nullptr && a.v.x != nullptr && (a.k.rotation == nullptr) != (a.v.rotation == nullptr)) {
     return "keys and values must both have rotations, or neither; pack them one after another";
+  }
+  if (is_wanted(a.norm_rope)) {
+    if (const char* wrong = norm_rope_problem(a.norm_rope, a.k.x, a.head_dim)) return wrong;
   }
   return a.slots == nullptr ? "slots must not be null" : nullptr;
 }

@@ -36,6 +36,11 @@ class CodedTile {
     from_ = moved(rows.x, rows.x_head_stride, head) + lane() % kPieces * 16;
   }
 
+  /// The place of a channel of a row that was not rotated.
+  [[nodiscard]] __device__ __forceinline__ unsigned char* at(unsigned row, unsigned channel) const {
+    return shared_ + place<kDim>(row, channel / 8) + channel % 8 * 2;
+  }
+
   /// Begins to copy the rows of 32 tokens; of tokens after the last, the last again.
   __device__ __forceinline__ void copy(int first_token, int num_tokens) const {
     const int last = num_tokens - 1 - first_token;
@@ -80,7 +85,7 @@ class CodedTile {
       const int half = token / (kCodedPackTokens / kHalves), group = token / 8 % (4 / kHalves);
       at = rotated(half, channel / 8, channel % 8 * 4 + token % 8 / 2) + group * 4 + token % 2 * 2;
     } else {
-      at = shared_ + place<kDim>(static_cast<unsigned>(token), static_cast<unsigned>(channel / 8)) + channel % 8 * 2;
+      at = this->at(static_cast<unsigned>(token), static_cast<unsigned>(channel));
     }
     return __uint_as_float(static_cast<unsigned>(*reinterpret_cast<const unsigned short*>(at)) << 16);
   }

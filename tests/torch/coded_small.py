@@ -4,6 +4,7 @@ import sys
 
 import torch
 
+import norm_rope_ops_test
 from coded_ops_test import Cache, check_bytes, check_rotation
 from unpack_ops_test import check_coded, check_int2
 
@@ -14,6 +15,9 @@ for dim, page in ((64, 4), (128, 16), (256, 64)):
     cache.prepare()
     check_bytes(cache, "normal")
     check_rotation(cache)
+    lacking = norm_rope_ops_test.Case(cache)
+    for interleaved in (False, True):
+        norm_rope_ops_test.check_bytes(lacking, lacking.options(torch.bfloat16, dim, interleaved), interleaved)
     cache.attend()
     check_coded(cache)
     check_int2("cuda", dim, dim // 32, torch.float32, page)

@@ -11,6 +11,7 @@ from torch import Tensor, library
 from .coded_pages import CodedPages
 from .coded_rows import CodedCodec
 from .int2_cpu import rows_of_pool
+from .norm_rope import rms_norm, rope
 
 
 def tables_of(pages: CodedPages) -> tuple[list[int], Tensor]:
@@ -34,10 +35,21 @@ def _pages_of(layout: list[int], tables: Tensor) -> CodedPages:
 @library.impl("oscar::coded_pack", "cpu")
 def coded_pack(slots: Tensor, pages: Tensor, layout: list[int], tables: Tensor, *, k: Tensor | None = None, v: Tensor | None = None,
                k_rotation: Tensor | None = None, v_rotation: Tensor | None = None, k_mean: Tensor | None = None,
-               v_mean: Tensor | None = None) -> None:
-    """k, v: bfloat16 (tokens, heads, d), written to the slots of pages (pages, page size, token bytes)."""
+               v_mean: Tensor | None = None, k_norm_weight: Tensor | None = None, norm_epsilon: float = 0.0, positions: Tensor | None = None,
+               cos_sin: Tensor | None = None, interleaved: bool = False, k_finished: Tensor | None = None) -> None:
+    """k, v: bfloat16 (tokens, heads, d), written to the slots of pages (pages, page size, token bytes); keys after norm and RoPE, as
+    norm_rope.py has them, go to k_finished, too."""
     assert slots.dtype == torch.int32 and pages.dtype == torch.uint8 and pages.shape[2] == layout[5], f"{slots.dtype}, {pages.shape}"
     assert pages.shape[1] in (4, 8, 16, 32, 64, 128, 256) and not (k is None and v is None), f"pages of {pages.shape[1]}"
+    assert (positions is None) == (cos_sin is None), "positions and cos_sin must be given together"
+    if not (k_norm_weight is None and cos_sin is None and k_finished is None):
+        assert k is not None, "norm, RoPE and finished rows are of keys, and there are none"
+        if k_norm_weight is not None:
+            k = rms_norm(k, k_norm_weight, norm_epsilon)
+        if cos_sin is not None:
+            k = rope(k, positions, cos_sin, interleaved)
+        if k_finished is not None:
+            k_finished.copy_(k)
     for side, (rows, rotation, mean) in enumerate(((k, k_rotation, k_mean), (v, v_rotation, v_mean))):
         if rows is None:
             continue

@@ -35,8 +35,9 @@ class KernelPages(CodedPages):
             raise ValueError(str(error).splitlines()[0]) from error
         self.layout, self.tables = layout.tolist(), tables.to(device)
 
-    def pack(self, slots: Tensor, pages: Tensor, **rows: Tensor) -> None:
-        """slots: int32 (tokens); pages: uint8 (pages, page size, token bytes); k, v: bfloat16 (tokens, KV heads, d)."""
+    def pack(self, slots: Tensor, pages: Tensor, **rows: Any) -> None:
+        """slots: int32 (tokens); pages: uint8 (pages, page size, token bytes); k, v: bfloat16 (tokens, KV heads, d). Keys that lack
+        their norm and RoPE come with k_norm_weight, norm_epsilon, positions, cos_sin and k_finished (apps/torch/coded_ops.cpp)."""
         torch.ops.oscar.coded_pack(slots, pages, self.layout, self.tables, **rows)
 
     def unpack(self, slots: Tensor, pages: Tensor, **rows: Tensor) -> None:

@@ -35,7 +35,7 @@ def _scale_bytes(scale: Tensor) -> Tensor:
     return torch.where(scale.isnan(), 0, found.clamp(min=0))
 
 
-def _ordered_sum(values: Tensor) -> Tensor:
+def ordered_sum(values: Tensor) -> Tensor:
     """The last dimension's sum in the order that the definition fixes, float32."""
     padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % _PARTIAL_SUMS)).unflatten(-1, (-1, _PARTIAL_SUMS))
     sums = values.new_zeros(*values.shape[:-1], _PARTIAL_SUMS)
@@ -127,7 +127,7 @@ class CodedRows:
         counts, bytes_ = (self._wide, self.stored - self._wide), []
         for members, count in ((is_wide, counts[0]), (~is_wide, counts[1])):
             own = torch.where(members, ratio, 0)
-            bytes_.append(_scale_bytes((_ordered_sum(own * own) / max(count, 1)).sqrt()) if count else
+            bytes_.append(_scale_bytes((ordered_sum(own * own) / max(count, 1)).sqrt()) if count else
                           torch.zeros(rows.shape[:-1], dtype=torch.long, device=rows.device))
         scales = _scales(rows.device)
         scale = self._of_classes(*(scales[each] for each in bytes_))
@@ -135,7 +135,7 @@ class CodedRows:
         place = y * (1 / self._step) * (1 / scale) + half
         codes = place.floor().nan_to_num(0).clamp(torch.zeros_like(half), (self._levels - 1).float()).long()
         kept = self._values(codes, scale)
-        energy, shared = _ordered_sum(y * y), _ordered_sum(y * kept)
+        energy, shared = ordered_sum(y * y), ordered_sum(y * kept)
         gain = (energy / shared).clamp(0.5, 2)
         gain = torch.where(energy.isinf() & shared.isinf(), 1, torch.where(shared > 0, gain, 2))
         gain = torch.where(energy > 0, gain, 1)
