@@ -121,7 +121,7 @@ class FeaturesTest(ServedModel):
         self.assertEqual(self.metric("oscar_kv_layers"), 6)
         ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1).tolist()
         prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
-        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.05)
+        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.025)
 
     def test_observed_tensor_parallelism(self):
         """Each of two ranks observes its KV head; their files, joined, have the sums of our own runner."""

@@ -131,26 +131,37 @@ class ServedModel(unittest.TestCase):
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(lambda prompt: self.complete(prompt, tokens), prompts))
 
-    def check(self, rotations, status):
-        """What `oscar serve-check` says of the server and this set."""
-        done = subprocess.run([BINARY, "serve-check", rotations, "--url", self.url(""), "--model", PROJECT / self.model, "--tokens", TOKENS, "--json",
-                               "--quiet"], capture_output=True, text=True, timeout=500)
+    def check(self, rotations, status, *options, tokens=TOKENS):
+        """What `oscar serve-check` says of the server and this set; tokens: a file of held-out text."""
+        done = subprocess.run([BINARY, "serve-check", rotations, "--url", self.url(""), "--model", PROJECT / self.model, "--tokens", tokens, "--json",
+                               "--quiet", *options], capture_output=True, text=True, timeout=900)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return json.loads(done.stdout)
 
-    def difference(self, prompts, answers, path, change=lambda model: None):
-        """Mean absolute difference of the log-probabilities of what was generated to those of Int2Cache with this set; change: of the
+    def expected(self, prompts, answers, path, change=lambda model: None):
+        """Log-probabilities of every token at each generated one, (tokens, vocabulary) of each prompt: by Int2Cache with this set, which
+        is given the prompt at once and then token by token, as a server reads its history; path: None for an exact cache; change: of the
         model in transformers."""
         import torch
         import transformers
 
+        torch.set_num_threads(1)  # steps of one token are too small for more
         model = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
         change(model)
-        rotations, differences = oscar_kv.read_set(path), []
-        for prompt, (tokens, logs) in zip(prompts, answers):
-            cache = oscar_kv.Int2Cache(rotations, model.config)
+        rotations = path and oscar_kv.read_set(path)
+        for prompt, (tokens, _) in zip(prompts, answers):
+            cache = oscar_kv.Int2Cache(rotations, model.config) if path else transformers.DynamicCache()
             with torch.no_grad():
-                rows = model(torch.tensor([prompt + tokens[:-1]]), past_key_values=cache).logits[0, len(prompt) - 1:].log_softmax(-1)
+                rows = [model(torch.tensor([ids]), past_key_values=cache, logits_to_keep=1).logits[0]
+                        for ids in (prompt, *([token] for token in tokens[:-1]))]
+            yield torch.cat(rows).log_softmax(-1)
+
+    def difference(self, prompts, answers, path, change=lambda model: None):
+        """Mean absolute difference of the log-probabilities of what was generated to expected()."""
+        import torch
+
+        differences = []
+        for rows, (tokens, logs) in zip(self.expected(prompts, answers, path, change), answers):
             differences += (rows.gather(1, torch.tensor(tokens)[:, None])[:, 0] - torch.tensor(logs)).abs().tolist()
         print("figure: difference", sum(differences) / len(differences), flush=True)
         return sum(differences) / len(differences)
