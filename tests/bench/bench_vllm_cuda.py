@@ -4,7 +4,7 @@
 
 DIR: a checkpoint, or with --dummy its configuration alone. A row of JSON for each batch of --work, BATCHxTOKENS, is printed and appended to
 --out. Run it once for each cache (--set SET, --kv fp8, neither for bfloat16), in the environment of vLLM with this package installed, or
-on PYTHONPATH. Prompts have random tokens; steps are made by Python unless --graphs asks for vLLM's own graphs.
+on PYTHONPATH. Prompts have random tokens; steps are made by Python unless --graphs asks for others.
 """
 import argparse
 import json
@@ -18,7 +18,8 @@ parser.add_argument("--model", required=True)
 parser.add_argument("--dummy", action="store_true", help="random weights")
 parser.add_argument("--set", default="", help="what OSCAR_KV_SET shall name")
 parser.add_argument("--kv", default="auto", help="vLLM's kv_cache_dtype")
-parser.add_argument("--graphs", action="store_true")
+parser.add_argument("--graphs", choices=("none", "decode", "default"), default="none",
+                    help="decode: CUDA graphs of decode steps, without compilation; default: vLLM's, with it")
 parser.add_argument("--cache-gib", type=float, default=50)
 parser.add_argument("--length", type=int, default=32768, help="of the longest request")
 parser.add_argument("--work", default="1x32000,32x8000,8x32000")
@@ -47,7 +48,9 @@ def start():
     batches = [int(work.split("x")[0]) for work in options.work.split(",")]
     arguments = {"model": options.model, "dtype": "bfloat16", "skip_tokenizer_init": True, "max_model_len": options.length,
                  "max_num_seqs": max(64, *batches), "max_num_batched_tokens": options.length, "kv_cache_dtype": options.kv,
-                 "enforce_eager": not options.graphs}
+                 "enforce_eager": options.graphs == "none"}
+    if options.graphs == "decode":
+        arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     if options.dummy:
         arguments["load_format"] = "dummy"
     if ON_GPU:
@@ -96,7 +99,9 @@ def decode(engine, batch, length):
 
 def main():
     engine = start()
-    cache = engine.vllm_config.cache_config
+    cache, layers = engine.vllm_config.cache_config, engine.vllm_config.compilation_config.static_forward_context.values()
+    if options.set and not any(type(getattr(layer, "impl", None)).__name__ == "PackedImpl" for layer in layers):
+        raise SystemExit("vLLM does not serve the set: install oscar_kv, whose entry point tells vLLM of it")
     say(vllm=vllm.__version__, torch=torch.__version__, gpu=torch.cuda.get_device_name() if ON_GPU else "", cache_gib=options.cache_gib,
         kv_tokens=cache.num_gpu_blocks * cache.block_size)
     for work in options.work.split(","):
