@@ -45,7 +45,8 @@ class ServerTest(ServedModel):
 
     def test_a_coded_set(self):
         """Prompts in chunks, requests at once, prefixes that are there already."""
-        self.served("--max-num-batched-tokens", "512", OSCAR_KV_SET=str(SETS / "coded"))
+        # Copies of so many requests' windows hold those of all prompts below.
+        self.served("--max-num-batched-tokens", "512", "--max-num-seqs", "8", OSCAR_KV_SET=str(SETS / "coded"))
         self.assertIn("is served in 4 layers at 2.250 bits a value", self.said())
         self.assertGreater(self.cache_tokens(), 7.1 * GIB / BF16_BYTES)
         self.assertEqual(self.metric("oscar_kv_layers"), 4)
@@ -59,6 +60,20 @@ class ServerTest(ServedModel):
         self.assertLess(self.difference(prompts, again, SETS / "coded"), 0.05)
         self.check(SETS / "coded", 0)
         self.check(SETS / "latest", 3)
+        self.assert_hits_without_copies_are_alike(prompts, again[0], ids)
+
+    def assert_hits_without_copies_are_alike(self, prompts, exact, ids):
+        """Windows that are restored from packed rows hold the same, whichever of the requests that share blocks has read them first."""
+        def make_room(start):
+            self.complete_all([ids[start + 100 * i:][:1000] for i in range(8)], 1)
+
+        make_room(10300)
+        alone = self.complete(prompts[0])
+        self.assertNotEqual(alone, exact)  # its copies were gone
+        for start, other in ((11300, prompts[4]), (12300, prompts[1])):
+            make_room(start)
+            self.complete(other)
+            self.assertEqual(self.complete(prompts[0]), alone)
 
     def test_observed_prompts(self):
         """Statistics of a server are those of our own runner: chunks beside decode steps, and a prefix that is there already."""

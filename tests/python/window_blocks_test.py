@@ -31,12 +31,10 @@ class Server:
     def start(self):
         table, seen = [], 0
         if self.ended and self.random.random() < 0.6:  # a prefix of whole blocks that the cache still has
-            former = self.random.choice(self.ended)
+            former = self.random.choice(self.ended + self.running)
             shared = self.random.randint(0, former[1] // self.block)
-            if all(block in self.free for block in former[0][:shared]):
-                table, seen = former[0][:shared], shared * self.block
-                for block in table:
-                    self.free.remove(block)
+            table, seen = former[0][:shared], shared * self.block
+            self.free = [block for block in self.free if block not in table]
         self.running.append([table, seen])
 
     def step(self):
@@ -44,7 +42,7 @@ class Server:
             self.start()
         if self.running and self.random.random() < 0.15:  # ends, or is preempted
             ended = self.running.pop(self.random.randrange(len(self.running)))
-            self.free += ended[0]
+            self.free += [block for block in ended[0] if all(block not in table for table, _ in self.running)]
             self.ended.append(ended)
         budget, batch = self.budget, []
         for request in self.random.sample(self.running, len(self.running)):
@@ -117,6 +115,15 @@ class WindowsTest(unittest.TestCase):
         server.running.append([server.running[0][0][:3] + [server.free[9]], 24])
         server.run(self, [(server.running[1], 3)])
         self.assertEqual(server.restored, 0)
+
+    def test_a_block_is_restored_whole_for_requests_that_read_more_of_it(self):
+        server = Server(0, tokens=160)
+        server.running.append([server.free[:6], 0])
+        server.run(self, [(server.running[0], 48)])
+        for blocks in (4, 3):  # the window of the first begins within the last block of the second
+            server.running.append([server.running[0][0][:blocks] + [server.free[9 + blocks]], 8 * blocks])
+            server.run(self, [(server.running[-1], 3)])
+        self.assertGreater(server.restored, 0)
 
     def test_what_is_set_aside_suffices_for_chunks_of_any_length(self):
         """Each request has all its windows at once, at any place in its blocks."""

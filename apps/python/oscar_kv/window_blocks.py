@@ -90,7 +90,7 @@ class WindowBlocks:
         before, it left copies of all that they read now: nothing is restored, and the device is not waited for."""
         steady, self._former = bool(requests) and not has_new and requests <= self._former, requests
         self._step += 1
-        (_, sinks), (begin, _) = self._window(before)
+        begin = self.recent_begin(before)
         few = after - before <= MOST_NEW
         parts = [self._blocks(table, *part) for part in (
             (torch.zeros_like(before), torch.where(after > before, after.clamp(max=self.sink), 0), self.sink),
@@ -105,16 +105,15 @@ class WindowBlocks:
         kept = torch.where((written >= 0) & (kept >= 0), kept, self.nowhere)
         if steady:
             return WindowStep(kept, (before[:0], before[:0]))
-        seen = torch.cat([sinks[:, None].expand_as(parts[0][0]), *(before[:, None].expand_as(part[0]) for part in parts[1:])], 1)
-        full, is_old = torch.stack([is_full, (fresh & (firsts < seen)).any()]).tolist()
+        full, is_old = torch.stack([is_full, (fresh & (firsts < before[:, None])).any()]).tolist()
         if full:
             raise RuntimeError(f"windows need more than the {self.entries} blocks of {self.block_size} tokens that were set aside")
         old = before[:0]
-        if is_old:
-            taking = after > before
-            reads = [tuple(x[taking] for x in part) for part in self._window(before)]
-            old = torch.cat([self.places(table[taking], *part)[2] for part in reads]).unique()
-            old = old[torch.isin(old // self.block_size, ids[fresh]) & ~torch.isin(old, written)]
+        if is_old:  # whole blocks: a request that shares one may read more of it
+            place = torch.arange(self.block_size, device=table.device)
+            is_seen = (firsts[..., None] + place < before[:, None, None]) & fresh[..., None]
+            old = (ids[..., None] * self.block_size + place)[is_seen].unique()
+            old = old[~torch.isin(old, written)]
         return WindowStep(kept, (old, self.copies(old)))
 
     def _blocks(self, table: Tensor, first: Tensor, end: Tensor, most: int) -> tuple[Tensor, Tensor]:
