@@ -87,6 +87,17 @@ ServedSet served_set(const std::filesystem::path& rotations) {
   return served;
 }
 
+/// Generated tokens below which a set that the server does not use can agree with it by chance.
+constexpr std::int64_t kFewTokens = 100;
+
+void warn_of_few(const ServeCheckReport& report, Status& status) {
+  if (!report.accepted || !report.has_prediction || report.differences.positions >= kFewTokens) return;
+  status.warning(
+      fmt::format("{} were compared, fewer than {}: so few can agree with a set that the server does not "
+                  "use; raise --prompts or --generate",
+                  plural(report.differences.positions, "generated token"), kFewTokens));
+}
+
 std::string summary(const ServeCheckReport& r) {
   const serve::ServedDifferences& found = r.differences;
   std::string text =
@@ -149,6 +160,7 @@ void run(ServeCheckCommand& c, Context& context) {
     std::ranges::copy(serve::why_worse(figures), std::back_inserter(report.reasons));
     report.accepted = report.reasons.empty();
   }
+  warn_of_few(report, *context.status);
   Json document = to_json(report, c.options);
   if (exact) document["long"] = serve::to_json(figures, exact->task, c.long_answers.options, exact->name);
   document["url"] = server.url;

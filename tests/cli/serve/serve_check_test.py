@@ -54,8 +54,8 @@ class ServeCheckTest(unittest.TestCase):
     def test_accepts_a_server_that_uses_the_set(self):
         for rotations in ("latest", "stretch-5x3"):
             with self.quantised(rotations) as server:
-                code, report, _ = check(server, rotations)
-            self.assertEqual((code, report["verdict"], report["reasons"]), (0, "accepted", []), report)
+                code, report, errors = check(server, rotations)
+            self.assertEqual((code, report["verdict"], report["reasons"], errors), (0, "accepted", [], ""), report)
             self.assertEqual((report["prompts"], report["needles"], report["served_model"]), (3, 2, "sample"))
             self.assertEqual(report["positions"], 5 * 23)
             self.assertGreater(report["agreement"], 0.9)
@@ -129,8 +129,9 @@ class ServeCheckTest(unittest.TestCase):
             def with_settings(answer, told=told):
                 return answer | {"internal_states": [{"env_vars": told}]} if "data" in answer else answer
             with self.quantised("latest", change=with_settings) as server:
-                code, report, _ = check(server, prompts="2", needles="0", generate="8")
+                code, report, errors = check(server, prompts="2", needles="0", generate="8")
             self.assertEqual((code, bool(report["reasons"])), (3, True) if words else (0, False), report)
+            self.assertEqual("14 generated tokens were compared, fewer than 100" in errors, words is None, errors)
             self.assertIn(words or "", " ".join(report["reasons"]))
 
     def test_refuses_a_set_that_a_server_wrote_over(self):
