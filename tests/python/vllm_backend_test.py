@@ -51,11 +51,12 @@ def set_of(heads=KV_HEADS, name="minmax", group_size=0, scale_dtype="float32", l
     return oscar_kv.RotationSet(manifest, {3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))})
 
 
-def coded_set(heads=KV_HEADS, sink=SINK):
-    """Each head with a format of its own."""
+def coded_set(heads=KV_HEADS, sink=SINK, thin=()):
+    """Each head with a format of its own; thin: heads of few bits."""
     def side(seed):
-        widths = [[16, 8, 4, 2, 2, 1, 1, 1], [128, 32, 4, 4, 4, 2, 1, 1]]
-        levels = torch.tensor([widths[(head + seed) % 2] for head in range(heads)], dtype=torch.int32).repeat_interleave(8, 1)
+        widths = [[16, 8, 4, 2, 2, 1, 1, 1], [128, 32, 4, 4, 4, 2, 1, 1], [4, 4, 2, 1, 1, 1, 1, 1]]
+        formats = [widths[2 if head in thin else (head + seed) % 2] for head in range(heads)]
+        levels = torch.tensor(formats, dtype=torch.int32).repeat_interleave(8, 1)
         rotation, read = matrices(heads, seed)
         spread = levels[:, None] / 16  # as fits have it: steps are about equal, and channels of many levels have large values
         return oscar_kv.Side(rotation * spread, read / spread, random(heads, DIM, seed=seed + 1), 0.0, None, None, levels,
@@ -249,6 +250,7 @@ class BackendTest(unittest.TestCase):
         self.check(set_of(clips=torch.tensor([0.8, 0.0]), sink=0), path="kernels")
         self.check(coded_set(sink=32), path="kernels")
         self.check(coded_set(heads=2 * KV_HEADS, sink=16), rank=1, path="kernels")
+        self.check(coded_set(heads=2 * KV_HEADS, sink=16, thin=(2, 3)), rank=1, path="kernels")
 
     def test_a_prefix_whose_copies_made_room_by_kernels(self):
         """Copies are made of pages of a coded cache."""
@@ -266,6 +268,19 @@ class BackendTest(unittest.TestCase):
     def test_a_rank_takes_its_own_heads(self):
         self.check(set_of(heads=2 * KV_HEADS), rank=1)
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)
+        self.check(coded_set(heads=2 * KV_HEADS, thin=(2, 3)), rank=1)
+
+    def test_ranks_whose_heads_take_less_have_as_much_room(self):
+        self.serve(coded_set(heads=2 * KV_HEADS, thin=(2, 3)))
+        rooms, taken = [], []
+        for rank in range(2):
+            self.be_rank(rank, 2)
+            server = Server()
+            rooms.append((server.cache.shape, server.layer.impl.room))
+            taken.append(server.layer.impl.packed.bytes)
+        self.assertEqual(rooms[0], rooms[1])
+        self.assertEqual(rooms[0][1], taken[0])
+        self.assertLess(taken[1], taken[0])
 
     def test_a_prefix_that_another_request_left(self):
         rotations = coded_set()

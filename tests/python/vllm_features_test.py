@@ -80,9 +80,9 @@ class FeaturesTest(ServedModel):
         self.assertLess(self.difference(prompts[:1], tuned, path, tune), 0.05)
         self.assertGreater(self.difference(prompts[:1], tuned, path), 0.2)
 
-    def fitted(self, model, tokens):
+    def fitted(self, model, text, tokens=4096, recipe="oscar", **others):
         """A set for a model that the zoo has none for."""
-        oscar_kv.fit(self.folder / "set", model=model, tokens=tokens, max_tokens=4096, recipe="oscar", format="h5", device="cpu")
+        oscar_kv.fit(self.folder / "set", model=model, tokens=text, max_tokens=tokens, recipe=recipe, device="cpu", **others)
         return self.folder / "set"
 
     def hybrid(self):
@@ -118,6 +118,21 @@ class FeaturesTest(ServedModel):
         path = self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy")
         self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))
         self.assertIn("is served in 6 layers", self.said())
+        self.assertEqual(self.metric("oscar_kv_layers"), 6)
+        ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1).tolist()
+        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
+        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.025)
+
+    def test_tensor_parallelism_of_uneven_heads(self):
+        """A coded set of scope layer: the rank whose heads take fewer bits has as much room as the other."""
+        if not LARGER.is_dir():
+            self.skipTest(f"there is no {LARGER}")
+        path = self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy", tokens=1024, recipe="coded", scope="layer")
+        with safe_open(path / "coded.safetensors", "np") as file:
+            levels = [file.get_tensor(name) for name in file.keys() if name.endswith("levels")]
+        bits = sum(np.log2(x.astype(float)).sum(-1) for x in levels)
+        self.assertNotEqual(*bits.tolist())
+        self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))
         self.assertEqual(self.metric("oscar_kv_layers"), 6)
         ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1).tolist()
         prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]

@@ -26,6 +26,13 @@ class PackedSlots:
         if not isinstance(key.codec, CodedCodec):
             self.bytes = -(-self.bytes // _ALIGNED) * _ALIGNED
 
+    def of_rank(self, cache: Tensor) -> Tensor:
+        """What these tokens take of blocks (blocks, 1, tokens, bytes) whose slots have room for those of any rank."""
+        if cache.shape[3] == self.bytes:
+            return cache
+        tokens = cache.shape[2]
+        return cache.flatten(1)[:, :tokens * self.bytes].unflatten(1, (1, tokens, self.bytes))
+
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """cache: uint8 (blocks, 1, tokens, bytes); slots: int64 (tokens), places in all blocks; negative ones are not written; keys,
         values: (tokens, heads, d) as stored, packed into the slots."""

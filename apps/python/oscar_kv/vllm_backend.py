@@ -43,8 +43,8 @@ def _served_set() -> RotationSet:
     return served_set().to_torch()
 
 
-def _of_rank(side: Side, name: str, number: int, heads: int) -> Side:
-    """A layer's side for this rank's KV heads. Raises ValueError if the set is not for all ranks' heads: vLLM gives a head
+def _of_rank(side: Side, name: str, number: int, heads: int, rank: int) -> Side:
+    """A layer's side for a rank's KV heads. Raises ValueError if the set is not for all ranks' heads: vLLM gives a head
     to several ranks if there are more ranks than heads."""
     ranks = get_tensor_model_parallel_world_size()
     for what, x in (("matrices", side.rotation), ("means", side.mean), ("clip ratios", side.head_clip_ratios)):
@@ -52,22 +52,31 @@ def _of_rank(side: Side, name: str, number: int, heads: int) -> Side:
             raise ValueError(f"layer {number}: the set {set_path()} has {name} {what} of {x.shape[0]} KV "
                              f"heads, but {ranks} ranks have {heads} each; use a set for this model, and no more ranks than "
                              "KV heads")
-    return of_heads(side, get_tensor_model_parallel_rank() * heads, heads)
+    return of_heads(side, rank * heads, heads)
 
 
-def slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, device: torch.device, dtype: torch.dtype) -> PackedSlots:
-    """How a layer's tokens are packed on this rank; shape: its query heads, KV heads and channels. Raises ValueError if the set does
-    not fit the layer."""
+def slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, device: torch.device, dtype: torch.dtype,
+             rank: int | None = None) -> PackedSlots:
+    """How a layer's tokens are packed on a rank, by default this one; shape: its query heads, KV heads and channels. Raises ValueError
+    if the set does not fit the layer."""
+    rank = get_tensor_model_parallel_rank() if rank is None else rank
     rotations, found = _served_set(), LAYER.search(layer_name)
     if found is None or int(found[1]) not in rotations.layers:
         raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(rotations.layers)}")
     number, (q_heads, heads, dim) = int(found[1]), shape
     own, sides = rotations.layers[number], []
     for name, side in (("key", own.key), ("value", own.value)):
-        sides.append(Int2Side(rotations.manifest, name, number, _of_rank(side, name, number, heads)))
+        sides.append(Int2Side(rotations.manifest, name, number, _of_rank(side, name, number, heads, rank)))
         sides[-1].place(heads, dim, device, dtype)
         sides[-1].place_for_queries(q_heads)
     return slots_for(rotations.manifest, sides[0], sides[1], heads, dim, q_heads, block_size, device)
+
+
+def _room_of(*layer: Any) -> int:
+    """Bytes of a token on the rank whose heads take most, as vLLM gives all ranks caches of one shape. layer: as slots_of() takes it."""
+    is_coded = _served_set().manifest["codec"]["name"] == "coded"  # INT2 heads take equally much
+    ranks = range(get_tensor_model_parallel_world_size()) if is_coded else (None,)
+    return max(slots_of(*layer, rank).bytes for rank in ranks)
 
 
 def _pack_specs() -> None:
@@ -79,10 +88,11 @@ def _pack_specs() -> None:
         spec = of_layer(self, vllm_config)
         if not issubclass(self.attn_backend, PackedBackend):
             return spec
+
         def packed_in(block_size: int) -> Any:
-            slots = slots_of(self.layer_name, (self.impl.num_heads, spec.num_kv_heads, spec.head_size), block_size,
-                             torch.device(current_platform.device_type), spec.dtype)
-            return replace(spec, block_size=block_size, dtype=torch.uint8, num_head_slots=1, state_content_bytes=slots.bytes)
+            self.impl.room = _room_of(self.layer_name, (self.impl.num_heads, spec.num_kv_heads, spec.head_size), block_size,
+                                      torch.device(current_platform.device_type), spec.dtype)
+            return replace(spec, block_size=block_size, dtype=torch.uint8, num_head_slots=1, state_content_bytes=self.impl.room)
 
         packed = packed_in(spec.block_size)
         page = max((of_layer(layer, vllm_config).page_size_bytes for layer in
@@ -183,8 +193,9 @@ def _say(text: str) -> None:
 
 def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
     """One line: what is served, and what it takes."""
-    slots = [layer.impl.packed for layer in layers.values() if isinstance(getattr(layer, "impl", None), PackedImpl)]
-    bits = sum(8 * each.bytes for each in slots) / sum(2 * each.heads * each.dim for each in slots)
+    impls = [layer.impl for layer in layers.values() if isinstance(getattr(layer, "impl", None), PackedImpl)]
+    slots = [impl.packed for impl in impls]
+    bits = sum(8 * impl.room for impl in impls) / sum(2 * each.heads * each.dim for each in slots)
     copies = sum(4 * each.heads * each.dim for each in slots) * windows.entries * windows.block_size
     path = set_path() or ""
     _say(f"oscar_kv: the set {path} ({manifest_hash(path)}) is served in {len(slots)} layers at {bits:.3f} bits a value; windows of "
@@ -207,6 +218,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.dtype, self._flash = get_current_vllm_config().model_config.dtype, flash_attention(head_size)
         self.packed: PackedSlots | None = None
+        self.room = 0  # bytes of a token in vLLM's cache
         self._copies: Tensor | None = None  # keys and values, bfloat16 (2, slots, KV heads, d), as stored
 
     def prepare(self, layer: Any, block_size: int, device: torch.device) -> PackedSlots:
@@ -224,6 +236,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             rehearse(query, MOST_VALUES)
             return output.fill_(0)
         step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
+        kv_cache = packed.of_rank(kv_cache)
         stored = torch.empty(2, step.num_actual_tokens, *key.shape[1:], dtype=torch.bfloat16, device=key.device)
         for side, x, rows in zip(packed.sides, (key, value), stored):
             side.store(x[:step.num_actual_tokens], rows)
@@ -248,7 +261,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
 
     def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor) -> None:
         """Makes copies of packed rows."""
-        for own, rows in zip(self._copies, self.packed.read(kv_cache, slots)):
+        for own, rows in zip(self._copies, self.packed.read(self.packed.of_rank(kv_cache), slots)):
             own[copies] = rows.transpose(0, 1).bfloat16()
 
     def _decode(self, query: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
