@@ -20,7 +20,8 @@ parser.add_argument("--set", default="", help="what OSCAR_KV_SET shall name")
 parser.add_argument("--kv", default="auto", help="vLLM's kv_cache_dtype")
 parser.add_argument("--graphs", choices=("none", "decode", "default"), default="none",
                     help="decode: CUDA graphs of decode steps, without compilation; default: vLLM's, with it")
-parser.add_argument("--cache-gib", type=float, default=50)
+parser.add_argument("--ranks", type=int, default=1, help="GPUs that share the heads")
+parser.add_argument("--cache-gib", type=float, default=50, help="on each GPU")
 parser.add_argument("--length", type=int, default=32768, help="of the longest request")
 parser.add_argument("--work", default="1x32000,32x8000,8x32000")
 parser.add_argument("--steps", type=int, default=30)
@@ -38,7 +39,7 @@ ON_GPU = torch.cuda.is_available()
 
 
 def say(**row):
-    text = json.dumps({"set": options.set, "kv": options.kv, "graphs": options.graphs, **row})
+    text = json.dumps({"set": options.set, "kv": options.kv, "graphs": options.graphs, "ranks": options.ranks, **row})
     print(text, flush=True)
     with open(options.out, "a", encoding="utf-8") as out:
         out.write(text + "\n")
@@ -48,7 +49,7 @@ def start():
     batches = [int(work.split("x")[0]) for work in options.work.split(",")]
     arguments = {"model": options.model, "dtype": "bfloat16", "skip_tokenizer_init": True, "max_model_len": options.length,
                  "max_num_seqs": max(64, *batches), "max_num_batched_tokens": options.length, "kv_cache_dtype": options.kv,
-                 "enforce_eager": options.graphs == "none"}
+                 "enforce_eager": options.graphs == "none", "tensor_parallel_size": options.ranks}
     if options.graphs == "decode":
         arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     if options.dummy:
@@ -100,7 +101,8 @@ def decode(engine, batch, length):
 def main():
     engine = start()
     cache, layers = engine.vllm_config.cache_config, engine.vllm_config.compilation_config.static_forward_context.values()
-    if options.set and not any(type(getattr(layer, "impl", None)).__name__ == "PackedImpl" for layer in layers):
+    # Layers of several ranks are in other processes.
+    if options.set and options.ranks == 1 and not any(type(getattr(layer, "impl", None)).__name__ == "PackedImpl" for layer in layers):
         raise SystemExit("vLLM does not serve the set: install oscar_kv, whose entry point tells vLLM of it")
     say(vllm=vllm.__version__, torch=torch.__version__, gpu=torch.cuda.get_device_name() if ON_GPU else "", cache_gib=options.cache_gib,
         kv_tokens=cache.num_gpu_blocks * cache.block_size)
