@@ -80,6 +80,16 @@ class LaunchesTest(unittest.TestCase):
                     seen = {name: before + count for name, before in seen.items()}
                 self.assertEqual(*places)
 
+    def test_windows_are_restored_by_few_launches(self):
+        """A cached prefix whose copies have made room makes its step wait for them."""
+        self.by_kernels()
+        for rotations, launches in ((coded_set(sink=16), 3), (set_of(sink=16), 4)):
+            self.serve(rotations)
+            server = Server()
+            slots, copies = torch.arange(40, device=DEVICE), torch.arange(5, 45, device=DEVICE)
+            with Launches() as found:
+                server.layer.impl.restore(server.cache, slots, copies)
+            self.assertEqual(len(found.launches), launches, found.launches)
 
     def test_whole_steps_are_captured_where_kernels_serve_all_their_tokens(self):
         def support(rotations, drafts):

@@ -261,8 +261,9 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
 
     def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor) -> None:
         """Makes copies of packed rows."""
-        for own, rows in zip(self._copies, self.packed.read(self.packed.of_rank(kv_cache), slots)):
-            own[copies] = rows.transpose(0, 1).bfloat16()
+        rows = self._copies.new_empty(2, len(slots), *self._copies.shape[2:])
+        self.packed.unpack(self.packed.of_rank(kv_cache), slots.int(), *(each.transpose(0, 1) for each in rows))
+        self._copies.index_copy_(1, copies, rows)
 
     def _decode(self, query: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
         """New tokens of requests, whose outputs are written."""
