@@ -7,14 +7,12 @@
 //            operands, planes, bytes of a token, bytes of the reader's tables
 //   tables   uint8: the reader's, then the writer's; made on the CPU, used on the GPU
 //   pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
-//   k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished: oscar_norm_rope. The weight (head_dim)
-//   and
-//            cos_sin (any number, rotary_dim) are float32 or bfloat16; positions int32 or int64 (tokens);
-//            k_finished bfloat16 (tokens, num_kv_heads, head_dim), to be written, k itself if wanted
+//   k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished: what oscar_norm_rope has. float32 or
+//            bfloat16: k_norm_weight (head_dim), cos_sin (any number, rotary_dim). int32 or int64: positions (tokens).
+//            bfloat16: k_finished (tokens, num_kv_heads, head_dim), to be written; it may be k itself
 //   windows, page tables and lengths as for int2_decode
-//   q        bfloat16 (batch, num_q_heads, head_dim), or (batch, 2 to 8 query tokens, num_q_heads, head_dim): a
-//   sequence's
-//            newest tokens, the last of its window, each of which sees those before it
+//   q        bfloat16 (batch, num_q_heads, head_dim), or (batch, 2 to 8 query tokens, num_q_heads, head_dim): the
+//            newest tokens of a sequence, the last of its window, each of which sees those before it
 #include <optional>
 #include <tuple>
 #include <vector>

@@ -7,6 +7,7 @@ Speed: a layer's decode steps of a batch at Qwen3-8B's shape through the backend
 outputs transformed back), each step as Python makes it and as a CUDA graph, beside torch's attention over bfloat16 rows alone.
 """
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -24,7 +25,7 @@ import vllm_fakes  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 vllm_fakes.install(DEVICE)
-from oscar_kv import int2_kernel, vllm_backend  # noqa: E402
+from oscar_kv import int2_kernel, vllm_backend, vllm_cache  # noqa: E402
 
 from bench_attention import time_sdpa  # noqa: E402
 from int2_library import time_graph  # noqa: E402
@@ -54,7 +55,10 @@ class Backend:
         self.path = sorted({layer.impl.packed.path for layer in self.layers.values()})
 
     def serving(self):
-        return mock.patch.multiple(vllm_backend, _served_set=lambda: self.set, _report=lambda *_: None)
+        serving = contextlib.ExitStack()
+        serving.enter_context(mock.patch.object(vllm_cache, "packed_set", lambda: self.set))
+        serving.enter_context(mock.patch.object(vllm_backend, "_report", lambda *_: None))
+        return serving
 
     def build(self, **common):
         return self.builder.build(0, types.SimpleNamespace(**common))

@@ -7,7 +7,6 @@ OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
 import os
 import sys
-import types
 import unittest
 from dataclasses import replace
 from unittest import mock
@@ -29,7 +28,7 @@ NAME = "model.layers.3.self_attn.attn"
 SPEC = vllm_fakes.Spec(BLOCK, KV_HEADS, DIM)
 
 vllm_fakes.install(DEVICE)
-from oscar_kv import vllm_backend  # noqa: E402
+from oscar_kv import vllm_backend, vllm_cache  # noqa: E402
 from oscar_kv.window_blocks import MOST_NEW  # noqa: E402
 
 
@@ -74,8 +73,7 @@ def layers(name=NAME, **others):
 
 
 def spec_of(found, name=NAME):
-    context = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=found))
-    return found[name].get_kv_cache_spec(context)
+    return found[name].get_kv_cache_spec(vllm_fakes.config_of(found, 40, 4, 64))
 
 
 def builder(found=None, blocks=40, requests=4, tokens=64):
@@ -171,7 +169,7 @@ def rows_of(tokens, seed):
 
 class BackendTest(unittest.TestCase):
     def serve(self, rotations):
-        patch = mock.patch.object(vllm_backend, "_served_set", lambda: rotations)
+        patch = mock.patch.object(vllm_cache, "packed_set", lambda: rotations)
         patch.start()
         self.addCleanup(patch.stop)
         said = mock.patch.object(vllm_backend, "_report", lambda *_: None)
@@ -270,18 +268,6 @@ class BackendTest(unittest.TestCase):
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)
         self.check(coded_set(heads=2 * KV_HEADS, thin=(2, 3)), rank=1)
 
-    def test_ranks_whose_heads_take_less_have_as_much_room(self):
-        self.serve(coded_set(heads=2 * KV_HEADS, thin=(2, 3)))
-        rooms, taken = [], []
-        for rank in range(2):
-            self.be_rank(rank, 2)
-            server = Server()
-            rooms.append((server.cache.shape, server.layer.impl.room))
-            taken.append(server.layer.impl.packed.bytes)
-        self.assertEqual(rooms[0], rooms[1])
-        self.assertEqual(rooms[0][1], taken[0])
-        self.assertLess(taken[1], taken[0])
-
     def test_a_prefix_that_another_request_left(self):
         rotations = coded_set()
         self.serve(rotations)
@@ -333,33 +319,6 @@ class BackendTest(unittest.TestCase):
         q, k, v = rows_of(3, 0)
         server.layer.impl.forward(server.layer, q, k, v, server.cache, server.builder.build(0, common), torch.empty_like(q))
         self.assertEqual(int(server.cache.sum()), 0)
-
-    def test_the_cache_takes_what_rows_take(self):
-        self.serve(coded_set())
-        spec = spec_of(layers())
-        heads = [2 + 4 + 3 + 2 + 1 + 1, 2 + 7 + 5 + 2 + 2 + 2 + 1]
-        self.assertEqual((spec.num_head_slots, spec.state_content_bytes, spec.dtype), (1, 2 * sum(heads), torch.uint8))
-        self.serve(set_of())
-        self.assertEqual(spec_of(layers()).state_content_bytes, 2 * KV_HEADS * (DIM // 4 + 8))
-        other = vllm_fakes.FakeAttention(NAME, vllm_fakes.FakeImpl, SPEC)  # another backend's layer keeps its own
-        self.assertIsNone(spec_of({NAME: other}).state_content_bytes)
-
-    def test_pages_beside_layers_with_sliding_windows_hold_as_many_tokens_as_fit(self):
-        self.serve(set_of())
-        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
-        alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
-        self.assertEqual((beside.page_size_bytes, beside.block_size), (SPEC.page_size_bytes, 5 * BLOCK))  # of 96 bytes, not 512
-        self.assertEqual((alone.block_size, beside.state_content_bytes), (BLOCK, alone.state_content_bytes))
-
-    def test_pages_that_kernels_do_not_serve_are_rows(self):
-        """Five blocks of a page that layers with sliding windows share: 80 tokens are no page of the kernels."""
-        self.by_kernels()
-        self.serve(coded_set(sink=16))
-        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
-        alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
-        strings = 2 + 3  # bytes of the strings of the heads: of 13 and 21 bits a channel of each block
-        self.assertEqual(alone.state_content_bytes, 2 * (8 * strings + 2 * 2))
-        self.assertEqual((beside.block_size, beside.state_content_bytes), (5 * BLOCK, 2 * (13 + 21)))
 
     def test_refuses_a_set_that_is_not_for_the_heads_of_all_ranks(self):
         ratios = torch.full((KV_HEADS + 1,), 0.9)

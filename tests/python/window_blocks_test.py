@@ -6,7 +6,7 @@ import unittest
 
 try:
     import torch
-    from oscar_kv.window_blocks import WindowBlocks
+    from oscar_kv.window_blocks import MOST_NEW, WindowBlocks
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -124,6 +124,20 @@ class WindowsTest(unittest.TestCase):
             server.running.append([server.running[0][0][:blocks] + [server.free[9 + blocks]], 8 * blocks])
             server.run(self, [(server.running[-1], 3)])
         self.assertGreater(server.restored, 0)
+
+    def test_a_step_behind_many_rejected_drafts_finds_its_window(self):
+        """32 tokens at once, of which 31 are taken back: the recent window of the next step lies before those that have copies."""
+        windows, table = WindowBlocks(20, 16, 0, 4, 1, 64, torch.device("cpu")), torch.arange(8, dtype=torch.int32)[None]
+        for before, after in ((0, 32), (32, 64), (33, 34)):
+            seen, end = torch.tensor([before]), torch.tensor([after])
+            step = windows.begin(table, seen, end, windows.places(table, seen, end - seen)[2], frozenset({0}), before == 0, after - before > MOST_NEW)
+        self.assertIn(32, step.restored[0].tolist())
+
+    def test_requests_without_new_tokens_take_no_part(self):
+        windows, table, seen = WindowBlocks(20, 16, 0, 40, 1, 64, torch.device("cpu")), torch.arange(8, dtype=torch.int32)[None], torch.tensor([96])
+        step = windows.begin(table, seen, seen, torch.zeros(0, dtype=torch.long))
+        self.assertEqual(len(step.restored[0]), 0)
+        self.assertEqual(int(windows.copies(torch.arange(96)).max()), -1)
 
     def test_what_is_set_aside_suffices_for_chunks_of_any_length(self):
         """Each request has all its windows at once, at any place in its blocks."""

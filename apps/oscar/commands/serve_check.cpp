@@ -93,8 +93,8 @@ constexpr std::int64_t kFewTokens = 100;
 void warn_of_few(const ServeCheckReport& report, Status& status) {
   if (!report.accepted || !report.has_prediction || report.differences.positions >= kFewTokens) return;
   status.warning(
-      fmt::format("{} were compared, fewer than {}: so few can agree with a set that the server does not "
-                  "use; raise --prompts or --generate",
+      fmt::format("only {} compared, fewer than {}: so few can agree with a set that the server does not use; raise "
+                  "--prompts or --generate",
                   plural(report.differences.positions, "generated token"), kFewTokens));
 }
 

@@ -127,8 +127,10 @@ def chosen_of(starts: list[int]) -> list[int]:
     return [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if 0 < end - begin <= MOST_NEW]
 
 
-def running(common: Any) -> tuple[frozenset[int], bool]:
-    """The places of a step's requests, if vLLM tells them, and whether some may be new there: a place whose request ends is given to
-    one whose prompt is not computed yet."""
-    index, prompts = common.req_idx, common.is_prefilling
-    return frozenset() if index is None else frozenset(index.tolist()), prompts is None or bool(prompts.any())
+def running(common: Any) -> tuple[frozenset[int], bool, bool]:
+    """The places of a step's requests, if vLLM tells them; whether some may be new there: a place whose request ends is given to one
+    whose prompt is not computed yet; and whether more than MOST_NEW new tokens of one may be taken back: drafts."""
+    index, prompts, starts = common.req_idx, common.is_prefilling, common.query_start_loc_cpu.tolist()
+    is_prompt = [True] * len(starts) if prompts is None else prompts.tolist()
+    drafts = any(end - begin > MOST_NEW and not prompt for begin, end, prompt in zip(starts, starts[1:], is_prompt))
+    return frozenset() if index is None else frozenset(index.tolist()), any(is_prompt), drafts

@@ -8,10 +8,10 @@ bfloat16 lies beside it, in copies of the blocks that they read (window_blocks.p
 work. A prompt's tokens see each other as they are, those of earlier chunks as the cache has them: packed between the windows.
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (kernel_slots.py); steps of such requests alone can be CUDA graphs. Others
-are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Non-goals, refused: soft caps, sinks, ALiBi, layers that share caches, more ranks than KV heads.
+are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Non-goals, refused: soft caps, sinks, ALiBi,
+layers that share caches, more ranks than KV heads.
 """
 import logging
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,113 +19,43 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from vllm.config import get_current_vllm_config
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
-from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, max_decode_query_len
 
+from . import vllm_cache
 from .chunk_attention import attend, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running
-from .int2_side import Int2Side, of_heads
-from .kernel_slots import MOST_VALUES, slots_for
+from .kernel_slots import MOST_VALUES
 from .packed_slots import PackedSlots
 from .places import manifest_hash, set_path
-from .rotation_set import RotationSet, Side
+from .vllm_cache import pack_specs, packed_layers
 from .vllm_flash import flash_attention
-from .vllm_start import LAYER, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
 _log = logging.getLogger("vllm.oscar_kv")  # below vLLM's own, so that it is seen where vLLM's lines are
 
 
-@cache
-def _served_set() -> RotationSet:
-    return served_set().to_torch()
-
-
-def _of_rank(side: Side, name: str, number: int, heads: int, rank: int) -> Side:
-    """A layer's side for a rank's KV heads. Raises ValueError if the set is not for all ranks' heads: vLLM gives a head
-    to several ranks if there are more ranks than heads."""
-    ranks = get_tensor_model_parallel_world_size()
-    for what, x in (("matrices", side.rotation), ("means", side.mean), ("clip ratios", side.head_clip_ratios)):
-        if x is not None and x.shape[0] not in (1, ranks * heads):
-            raise ValueError(f"layer {number}: the set {set_path()} has {name} {what} of {x.shape[0]} KV "
-                             f"heads, but {ranks} ranks have {heads} each; use a set for this model, and no more ranks than "
-                             "KV heads")
-    return of_heads(side, rank * heads, heads)
-
-
-def slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, device: torch.device, dtype: torch.dtype,
-             rank: int | None = None) -> PackedSlots:
-    """How a layer's tokens are packed on a rank, by default this one; shape: its query heads, KV heads and channels. Raises ValueError
-    if the set does not fit the layer."""
-    rank = get_tensor_model_parallel_rank() if rank is None else rank
-    rotations, found = _served_set(), LAYER.search(layer_name)
-    if found is None or int(found[1]) not in rotations.layers:
-        raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(rotations.layers)}")
-    number, (q_heads, heads, dim) = int(found[1]), shape
-    own, sides = rotations.layers[number], []
-    for name, side in (("key", own.key), ("value", own.value)):
-        sides.append(Int2Side(rotations.manifest, name, number, _of_rank(side, name, number, heads, rank)))
-        sides[-1].place(heads, dim, device, dtype)
-        sides[-1].place_for_queries(q_heads)
-    return slots_for(rotations.manifest, sides[0], sides[1], heads, dim, q_heads, block_size, device)
-
-
-def _room_of(*layer: Any) -> int:
-    """Bytes of a token on the rank whose heads take most, as vLLM gives all ranks caches of one shape. layer: as slots_of() takes it."""
-    is_coded = _served_set().manifest["codec"]["name"] == "coded"  # INT2 heads take equally much
-    ranks = range(get_tensor_model_parallel_world_size()) if is_coded else (None,)
-    return max(slots_of(*layer, rank).bytes for rank in ranks)
-
-
-def _pack_specs() -> None:
-    """Lets each layer that is ours ask vLLM for the bytes that its tokens take packed: vLLM asks a backend for the size of its
-    cache (customize_spec) without telling the layer, and layers of a coded cache have different sizes."""
-    of_layer = Attention.get_kv_cache_spec
-
-    def get_kv_cache_spec(self: Any, vllm_config: Any) -> Any:
-        spec = of_layer(self, vllm_config)
-        if not issubclass(self.attn_backend, PackedBackend):
-            return spec
-
-        def packed_in(block_size: int) -> Any:
-            self.impl.room = _room_of(self.layer_name, (self.impl.num_heads, spec.num_kv_heads, spec.head_size), block_size,
-                                      torch.device(current_platform.device_type), spec.dtype)
-            return replace(spec, block_size=block_size, dtype=torch.uint8, num_head_slots=1, state_content_bytes=self.impl.room)
-
-        packed = packed_in(spec.block_size)
-        page = max((of_layer(layer, vllm_config).page_size_bytes for layer in
-                    vllm_config.compilation_config.static_forward_context.values()
-                    if isinstance(layer, Attention) and not issubclass(layer.attn_backend, PackedBackend)), default=0)
-        if page <= packed.page_size_bytes:
-            return packed
-        # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one. Kernels
-        # may not serve blocks of so many; a token takes no more bytes then.
-        return replace(packed_in(spec.block_size * (page // packed.page_size_bytes)), page_size_padded=page)
-
-    Attention.get_kv_cache_spec = get_kv_cache_spec
-
-
 class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
-    """Waits for the device once in a step that has requests which the step before did not have, else not at all. Layers of a coded
-    cache may have pages of several sizes, and each size its builder: those that vLLM tells the same of a step share what one made."""
+    """Where kernels read all requests of a step and vLLM tells which these are, waits for the device only if some are new or come back;
+    else in every step. Layers of a coded cache may have pages of several sizes, and each size its builder: those that vLLM tells
+    the same of a step share what one made."""
 
     _made: SharedStep | None = None
+
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layers = vllm_config.compilation_config.static_forward_context
-        for layer in _packed_layers(vllm_config):
+        for layer in packed_layers(vllm_config):
             layer.impl.prepare(layer, kv_cache_spec.block_size, device)
-        own = [layer for layer in _packed_layers(vllm_config) if layer.layer_name in layer_names]
+        own = [layer for layer in packed_layers(vllm_config) if layer.layer_name in layer_names]
         self.by_kernels = any(layer.impl.packed.path == "kernels" for layer in own)
         self.by_torch = any(layer.impl.packed.path != "kernels" for layer in own)
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
         blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
-        self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *_served_set().windows, scheduler.max_num_seqs,
+        self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *vllm_cache.packed_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
-        self.buffers = StepBuffers(scheduler.max_num_seqs, _served_set().manifest["codec"]["name"] == "coded")
+        self.buffers = StepBuffers(scheduler.max_num_seqs, vllm_cache.packed_set().manifest["codec"]["name"] == "coded")
         for layer in own:
             layer.impl.make_copies(self.windows.nowhere + 1, device)
         if known:
@@ -135,7 +65,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
         """Steps in which each request has equally many tokens, as many as kernels read at once, are captured whole where kernels serve
         all packed layers: build() then leaves what a step reads where the step before had it."""
-        device, layers = torch.device(current_platform.device_type), _packed_layers(vllm_config)
+        device, layers = torch.device(current_platform.device_type), packed_layers(vllm_config)
         known = all(layer.impl.prepare(layer, kv_cache_spec.block_size, device).path == "kernels" for layer in layers)
         return AttentionCGSupport.UNIFORM_BATCH if known and max_decode_query_len(vllm_config) <= MOST_NEW else AttentionCGSupport.NEVER
 
@@ -181,22 +111,18 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
                 in zip(rows, split(history_of, history), sinks, recent)]
 
 
-def _packed_layers(vllm_config: Any) -> list[Any]:
-    return [layer for layer in vllm_config.compilation_config.static_forward_context.values()
-            if isinstance(getattr(layer, "impl", None), PackedImpl)]
-
-
 @cache
 def _say(text: str) -> None:
     _log.warning("%s", text)
 
 
 def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
-    """One line: what is served, and what it takes."""
-    impls = [layer.impl for layer in layers.values() if isinstance(getattr(layer, "impl", None), PackedImpl)]
+    """One line for all layers whose blocks have as many tokens: what is served, and what it takes."""
+    impls = [layer.impl for layer in layers.values() if isinstance(getattr(layer, "impl", None), PackedImpl)
+             and layer.impl.block_size == windows.block_size]
     slots = [impl.packed for impl in impls]
     bits = sum(8 * impl.room for impl in impls) / sum(2 * each.heads * each.dim for each in slots)
-    copies = sum(4 * each.heads * each.dim for each in slots) * windows.entries * windows.block_size
+    copies = sum(impl.copy_bytes(windows.entries * windows.block_size) for impl in impls)
     path = set_path() or ""
     _say(f"oscar_kv: the set {path} ({manifest_hash(path)}) is served in {len(slots)} layers at {bits:.3f} bits a value; windows of "
          f"{windows.sink} + {windows.recent} tokens in bfloat16 take {copies / 2**20:.1f} MiB beside the cache, in "
@@ -218,21 +144,23 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.dtype, self._flash = get_current_vllm_config().model_config.dtype, flash_attention(head_size)
         self.packed: PackedSlots | None = None
-        self.room = 0  # bytes of a token in vLLM's cache
+        self.block_size, self.room = 0, 0  # tokens of a block, bytes of a token in vLLM's cache
+        self.most_copies = 0  # slots that windows need at most
         self._copies: Tensor | None = None  # keys and values, bfloat16 (2, slots, KV heads, d), as stored
 
     def prepare(self, layer: Any, block_size: int, device: torch.device) -> PackedSlots:
         """Finds and checks the layer's matrices, while the server starts."""
         if self.packed is None:
             shape = self.num_heads, self.num_kv_heads, self.head_size
-            self.packed = slots_of(layer.layer_name, shape, block_size, device, self.dtype)
+            self.packed = vllm_cache.slots_of(layer.layer_name, shape, block_size, device, self.dtype)
         return self.packed
 
     def forward(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
                 attn_metadata: PackedMetadata | None, output: Tensor, output_scale: Any = None,
                 output_block_scale: Any = None) -> Tensor:
         """query, output: (tokens, query heads, d), key and value: (tokens, KV heads, d); kv_cache: (blocks, 1, tokens, bytes)."""
-        if attn_metadata is None:  # a profiling run
+        if attn_metadata is None:  # a profiling run: what it takes is not given to the cache
+            self.make_copies(self.most_copies, query.device)
             rehearse(query, MOST_VALUES)
             return output.fill_(0)
         step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
@@ -255,9 +183,16 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
                 self._behind(request, query[own], stored[:, own], packed, kv_cache, output[own])
         return output
 
+    def copy_bytes(self, slots: int) -> int:
+        """What so many copies of keys and values take."""
+        return 4 * slots * self.num_kv_heads * self.head_size
+
     def make_copies(self, slots: int, device: torch.device) -> None:
-        """Room for so many copies, of which the last is for tokens that have none."""
-        self._copies = torch.zeros(2, slots, self.num_kv_heads, self.head_size, dtype=torch.bfloat16, device=device)
+        """Room for so many copies, of which the last is for tokens that have none; what is there stays if it is enough. Steps write to
+        it, in inference mode or not."""
+        if self._copies is None or self._copies.shape[1] < slots:
+            with torch.inference_mode(False):
+                self._copies = torch.zeros(2, slots, self.num_kv_heads, self.head_size, dtype=torch.bfloat16, device=device)
 
     def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor) -> None:
         """Makes copies of packed rows."""
@@ -311,4 +246,4 @@ class PackedBackend(AttentionBackend):
         return PackedMetadataBuilder
 
 
-_pack_specs()
+pack_specs()

@@ -49,6 +49,8 @@ def _check_options(config: Any) -> None:
             (getattr(parallel, "prefill_context_parallel_size", 1) > 1,
              "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
+            (parallel.use_ubatching, "steps are cut into microbatches; leave --enable-dbo and --ubatch-size out"),
+            (model.is_hybrid, "the model has layers of linear attention or Mamba, whose pages decide how large all others are; unset OSCAR_KV_SET"),
             (parallel.tensor_parallel_size > model.get_total_num_kv_heads(),
              "there are more tensor-parallel ranks than KV heads; use fewer ranks")):
         if is_wrong:
@@ -109,16 +111,17 @@ def _is_ours(selector: Any) -> bool:
 def _require_all_covered(layers: dict[str, Any]) -> None:
     """Raises ValueError if a layer that the set covers, or whose name tells no number, has another backend."""
     covered = served_set().layers
-    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not _is_packed(layer)
+    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not is_packed(layer)
               and ((found := LAYER.search(name)) is None or int(found[1]) in covered)]
     if others:
         _refuse(f"another attention backend has {', '.join(others)}, whose attention has sliding windows or is another special one; "
                 "unset OSCAR_KV_SET")
 
 
-def _is_packed(layer: Any) -> bool:
-    backend = layer.attn_backend
-    return f"{backend.__module__}.{backend.__qualname__}" == SERVING
+def is_packed(layer: Any) -> bool:
+    """Whether a layer of vLLM's forward context has our attention backend."""
+    backend = getattr(layer, "attn_backend", None)
+    return backend is not None and f"{backend.__module__}.{backend.__qualname__}" == SERVING
 
 
 def _leave_time_to_write(config: Any) -> None:

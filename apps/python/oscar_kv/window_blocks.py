@@ -6,8 +6,8 @@ A request reads its first `sink` tokens and its last `recent` ones as they were 
 so requests that share a prefix share its copies, a request that is preempted or moved finds its own again, and a block that is given to
 another request is simply written anew. There are as many entries, of one block each, as all requests at once can read; the one that
 was longest not read makes room. A block that comes back without a copy, by a prefix cache whose copy has made room, is restored from
-its packed rows. Needs torch only; runs on the device, with shapes that depend on no data, and waits for it once a step, if requests have
-come that the step before did not have.
+its packed rows. Needs torch only. In a step of the same requests as the one before it runs on the device, with shapes that depend on no
+data; in others it waits for the device.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -82,19 +82,21 @@ class WindowBlocks:
         return torch.where(entry >= 0, entry * self.block_size + slots % self.block_size, -1)
 
     def begin(self, table: Tensor, before: Tensor, after: Tensor, written: Tensor, requests: frozenset[int] = frozenset(),
-              has_new: bool = True) -> WindowStep:
+              has_new: bool = True, has_drafts: bool = False) -> WindowStep:
         """A step that takes requests from `before` tokens to `after` (int64 (requests)) and writes the slots `written` (-1: none).
         Lets the blocks that this step reads in windows, and the next one, have copies, and those of a few new tokens, which see
         each other there. Requests without new tokens take no part. requests: the places of those that take part, where they are
-        known; has_new: some may be others than those that had their places in the step before. Where all took part in the step
-        before, it left copies of all that they read now: nothing is restored, and the device is not waited for."""
-        steady, self._former = bool(requests) and not has_new and requests <= self._former, requests
+        known; has_new: some may be others than those that had their places in the step before; has_drafts: of more than MOST_NEW new
+        tokens of one, which do not all have copies, some may be taken back. Where all took part in the step before, and none had such
+        drafts, it left copies of all that they read now: nothing is restored, and the device is not waited for."""
+        steady = bool(requests) and not has_new and requests <= self._former
+        self._former = frozenset() if has_drafts else requests
         self._step += 1
         begin = self.recent_begin(before)
         few = after - before <= MOST_NEW
         parts = [self._blocks(table, *part) for part in (
             (torch.zeros_like(before), torch.where(after > before, after.clamp(max=self.sink), 0), self.sink),
-            (begin, torch.where(few & (after > before), after, before), self.recent + MOST_NEW),
+            (begin, torch.where(after > before, torch.where(few, after, before), 0), self.recent + MOST_NEW),
             (self.recent_begin(after), torch.where(after > before, after, 0), self.recent))]
         ids, firsts = (torch.cat(x, 1) for x in zip(*parts))
         had = self._entry_of[ids]
