@@ -47,7 +47,8 @@ class CacheTest(unittest.TestCase):
 
     def test_windows_that_leave_no_room_for_a_cache_end_the_start(self):
         self.serve(set_of())
-        taken = (lambda impl: impl.copy_bytes(impl.most_copies))(Server().layer.impl)
+        impl = Server().layer.impl
+        taken = impl.copy_bytes(impl.most_copies)
         with mock.patch.object(vllm_cache, "current_platform", types.SimpleNamespace(device_type="cuda")), \
                 mock.patch.object(vllm_cache, "slots_of", lambda *_: types.SimpleNamespace(bytes=48)):
             for free, ends in ((2 * taken, False), (2 * taken - 1, True)):
@@ -81,6 +82,16 @@ class CacheTest(unittest.TestCase):
         strings = 2 + 3  # bytes of the strings of the heads: of 13 and 21 bits a channel of each block
         self.assertEqual(alone.state_content_bytes, 2 * (8 * strings + 2 * 2))
         self.assertEqual((beside.block_size, beside.state_content_bytes), (5 * BLOCK, 2 * (13 + 21)))
+
+    def test_each_layer_is_prepared_for_blocks_of_its_own_size(self):
+        """Layers of a coded set may have other blocks than the one whose builder comes first."""
+        self.by_kernels()
+        self.serve(coded_set(sink=16))
+        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
+        found = layers(**{sliding.layer_name: sliding})
+        self.assertEqual(spec_of(found).block_size, 5 * BLOCK)
+        impl = found[NAME].impl
+        self.assertEqual(impl.prepare(found[NAME], BLOCK, torch.device(backends.DEVICE)).bytes, impl.room)
 
 
 if __name__ == "__main__":

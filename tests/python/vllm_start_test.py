@@ -86,8 +86,7 @@ class StartTest(unittest.TestCase):
         space = types.SimpleNamespace
         hf_config = transformers.AutoConfig.from_pretrained(given["path"])
         model = space(hf_config=hf_config, dtype=given["dtype"], max_model_len=given["longest"], is_hybrid=given["hybrid"],
-                      get_head_size=lambda: 128,
-                      get_total_num_kv_heads=lambda: 1)
+                      get_head_size=lambda: 128, get_total_num_kv_heads=lambda: 1)
         return space(model_config=model, additional_config=given["more"], speculative_config=given["speculative"], kv_transfer_config=given["transfer"],
                      attention_config=space(backend=given["backend"], backend_per_kind=given["kinds"]),
                      cache_config=space(cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], block_size=given["block"] or 128,

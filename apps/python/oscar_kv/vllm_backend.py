@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A set served by vLLM in its true size: the attention backend that vllm_plugin.py gives vLLM if OSCAR_KV_SET names a set.
 
-    OSCAR_KV_SET=SET vllm serve MODEL --dtype bfloat16
+    OSCAR_KV_SET=SET vllm serve MODEL --dtype bfloat16 --max-num-seqs 64
 
 vLLM's paged cache holds packed rows only, so a GiB holds as many more tokens as the set has fewer bits. What windows keep in
 bfloat16 lies beside it, in copies of the blocks that they read (window_blocks.py): chunked prefill, prefix caching and preemption
@@ -149,10 +149,10 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self._copies: Tensor | None = None  # keys and values, bfloat16 (2, slots, KV heads, d), as stored
 
     def prepare(self, layer: Any, block_size: int, device: torch.device) -> PackedSlots:
-        """Finds and checks the layer's matrices, while the server starts."""
+        """Finds and checks the layer's matrices, while the server starts. block_size: counts if vLLM has not asked for the layer's own."""
         if self.packed is None:
             shape = self.num_heads, self.num_kv_heads, self.head_size
-            self.packed = vllm_cache.slots_of(layer.layer_name, shape, block_size, device, self.dtype)
+            self.packed = vllm_cache.slots_of(layer.layer_name, shape, self.block_size or block_size, device, self.dtype)
         return self.packed
 
     def forward(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,

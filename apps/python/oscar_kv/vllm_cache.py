@@ -63,7 +63,7 @@ def _room_of(*layer: Any) -> int:
     return max(slots_of(*layer, rank).bytes for rank in ranks)
 
 
-def _require_room_for_windows(impl: Any, vllm_config: Any) -> None:
+def _plan_windows(impl: Any, vllm_config: Any) -> None:
     """Notes how many copies a layer's windows need at most. Raises ValueError if those of all layers are more than half of what the GPU has
     free, while its weights are there and its cache is not."""
     scheduler, requests = vllm_config.scheduler_config, vllm_config.scheduler_config.max_num_seqs
@@ -101,7 +101,7 @@ def pack_specs() -> None:
             # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one. Kernels
             # may not serve blocks of so many; a token takes no more bytes then.
             packed = replace(packed_in(spec.block_size * (page // packed.page_size_bytes)), page_size_padded=page)
-        _require_room_for_windows(self.impl, vllm_config)
+        _plan_windows(self.impl, vllm_config)
         return packed
 
     Attention.get_kv_cache_spec = get_kv_cache_spec
