@@ -15,21 +15,13 @@ Context::Context(Device& device, Ingest& ingest) : device_(device), ingest_(inge
 
 Context::~Context() {
   if (solver_ != nullptr) cusolverDnDestroy(solver_);
-  if (blas_ != nullptr) cublasDestroy(blas_);
   device_.release(blas_workspace_, kBlasWorkspaceBytes, stream_);
   (void)cudaStreamDestroy(stream_);
 }
 
-cublasHandle_t Context::blas() const {
-  if (blas_ == nullptr) {
-    if (blas_workspace_ == nullptr) blas_workspace_ = device_.allocate(kBlasWorkspaceBytes, stream_);
-    cublasHandle_t handle = nullptr;
-    OSCAR_CUDA_TRY(cublasCreate(&handle));
-    blas_ = handle;
-    OSCAR_CUDA_TRY(cublasSetStream(blas_, stream_));  // first, since it takes the workspace away
-    OSCAR_CUDA_TRY(cublasSetWorkspace(blas_, blas_workspace_, kBlasWorkspaceBytes));
-  }
-  return blas_;
+SharedBlas::Turn Context::blas() const {
+  if (blas_workspace_ == nullptr) blas_workspace_ = device_.allocate(kBlasWorkspaceBytes, stream_);
+  return {device_.blas(), stream_, blas_workspace_, kBlasWorkspaceBytes};
 }
 
 cusolverDnHandle_t Context::solver() const {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What one verb works with: a stream of its own, so that several verbs share the GPU, and the library handles that
-// belong to it. All of a verb's work goes to its stream, so the order of operations, and with it every result, is the
-// same in each run. Belongs to one thread at a time (lanes.hpp).
+// What one verb works with: a stream of its own, so that several verbs share the GPU, and what the libraries need for
+// it. All of a verb's work goes to its stream, so the order of operations, and with it every result, is the same in
+// each run. Belongs to one thread at a time (lanes.hpp).
 #pragma once
 
-#include <cublas_v2.h>
 #include <cusolverDn.h>
 
 #include "kernels/cuda/device.hpp"
@@ -22,9 +21,10 @@ class Context {
   [[nodiscard]] Device& device() const { return device_; }
   [[nodiscard]] Ingest& ingest() const { return ingest_; }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
-  /// Handles are made when first asked for, since that takes a while. cuBLAS has a workspace of its own here, without
-  /// which its results could differ from run to run.
-  [[nodiscard]] cublasHandle_t blas() const;
+  /// The GPU's cuBLAS for one call on this stream, with a workspace of its own here, without which its results could
+  /// differ from run to run.
+  [[nodiscard]] SharedBlas::Turn blas() const;
+  /// Made when first asked for, since that takes a while and up to 250 MB of the GPU.
   [[nodiscard]] cusolverDnHandle_t solver() const;
   /// Waits for what has been launched, and throws its errors.
   void synchronize() const { OSCAR_CUDA_TRY(cudaStreamSynchronize(stream_)); }
@@ -33,7 +33,6 @@ class Context {
   Device& device_;
   Ingest& ingest_;
   cudaStream_t stream_ = nullptr;
-  mutable cublasHandle_t blas_ = nullptr;
   mutable void* blas_workspace_ = nullptr;
   mutable cusolverDnHandle_t solver_ = nullptr;
 };

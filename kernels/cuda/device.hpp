@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One GPU as all lanes share it: its memory, how much of a layer may lie there at a time, and whom to tell.
+// One GPU as all lanes share it: its memory, cuBLAS, how much of a layer may lie there at a time, and whom to tell.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/status.hpp"
-#include "kernels/cuda/check.hpp"
+#include "kernels/cuda/shared_blas.hpp"
 
 namespace oscar::cuda {
 
@@ -41,6 +41,7 @@ class Device {
   /// just did. Throws OutOfMemory if that cannot help.
   void work_in_smaller_chunks(std::size_t chunk_bytes, const OutOfMemory& error);
 
+  [[nodiscard]] SharedBlas& blas() { return blas_; }
   [[nodiscard]] Status& status() const { return status_; }
 
  private:
@@ -51,6 +52,7 @@ class Device {
   std::size_t memory_limit_;
   std::atomic<std::size_t> allocated_ = 0;
   std::atomic<std::size_t> chunk_bytes_;
+  SharedBlas blas_;
 };
 
 }  // namespace oscar::cuda
