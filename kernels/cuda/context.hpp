@@ -24,7 +24,7 @@ class Context {
   /// The GPU's cuBLAS for one call on this stream, with a workspace of its own here, without which its results could
   /// differ from run to run.
   [[nodiscard]] SharedBlas::Turn blas() const;
-  /// Made when first asked for, since that takes a while and up to 250 MB of the GPU.
+  /// Made when first asked for, since that takes a while and hundreds of MB of the GPU.
   [[nodiscard]] cusolverDnHandle_t solver() const;
   /// Waits for what has been launched, and throws its errors.
   void synchronize() const { OSCAR_CUDA_TRY(cudaStreamSynchronize(stream_)); }

@@ -20,7 +20,10 @@ constexpr int kLayersPerBatch = 6;
 class CudaBackend : public Backend {
  public:
   CudaBackend(int ordinal, Status& status)
-      : device_(ordinal, status), ingest_(device_), lanes_(device_, ingest_, kConcurrentLayers + kConcurrentClipFits) {}
+      : device_(ordinal, status),
+        ingest_(device_),
+        lanes_(device_, ingest_, kConcurrentLayers + kConcurrentClipFits),
+        solver_(device_, ingest_, 1) {}
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] WorkShape work_shape() const override {
@@ -52,7 +55,7 @@ class CudaBackend : public Backend {
     lanes_.run([&](const Context& context) { cuda::accumulate_residual_grams(context, x, rotation, codec, grams); });
   }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
-    return lanes_.run([&](const Context& context) { return cuda::eigh(context, symmetric); });
+    return solver_.run([&](const Context& context) { return cuda::eigh(context, symmetric); });
   }
   void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
               std::span<float> rows) override {
@@ -77,6 +80,7 @@ class CudaBackend : public Backend {
   cuda::Device device_;
   cuda::Ingest ingest_;
   cuda::Lanes lanes_;
+  cuda::Lanes solver_;  // one lane for all eigenproblems, since each lane that meets some keeps a handle of cuSOLVER
 };
 
 class Plugin : public CudaPlugin {
