@@ -41,7 +41,7 @@ __global__ void weigh_rows(const T* values, const double* weights, std::int64_t 
   weighted[i] = static_cast<T>((weight < 0 ? 0.0 : weight) * static_cast<double>(values[i]));
 }
 
-/// What one slab needs. Rows are (heads, tokens, dim).
+/// What one slab needs. Rows are (heads, tokens, dim). Once keys have become weights, values take their place.
 template <class T>
 class WeightedSums {
  public:
@@ -51,12 +51,10 @@ class WeightedSums {
         key_dim_(forms.dim),
         value_dim_(value_dim),
         forms_(context, std::span(forms.data)),
-        keys_(context, static_cast<std::size_t>(slab_tokens * heads_ * key_dim_)),
-        products_(context, keys_.size()),
+        rows_(context, static_cast<std::size_t>(slab_tokens * heads_ * std::max(key_dim_, value_dim_))),
+        products_(context, rows_.size()),
         weights_(context, static_cast<std::size_t>(slab_tokens * heads_)),
         weight_sums_(context, static_cast<std::size_t>(heads_)),
-        values_(context, static_cast<std::size_t>(slab_tokens * heads_ * value_dim_)),
-        weighted_(context, values_.size()),
         sums_(context, heads_, value_dim) {
     weight_sums_.fill_with_zeros(context);
   }
@@ -64,12 +62,14 @@ class WeightedSums {
   void add(const HeadsView& k, const HeadsView& v, std::int64_t blocks, std::int64_t block_tokens) {
     const std::int64_t tokens = blocks * block_tokens;
     weigh(k, tokens);
-    convert_rows(context_, v, heads_, tokens, values_.data());
+    T* const values = reinterpret_cast<T*>(rows_.data());
+    T* const weighted = reinterpret_cast<T*>(products_.data());
+    convert_rows(context_, v, heads_, tokens, values);
     const std::int64_t rows = heads_ * tokens;
     weigh_rows<<<blocks_for(static_cast<std::size_t>(rows * value_dim_)), kThreads, 0, context_.stream()>>>(
-        values_.data(), weights_.data(), rows, value_dim_, weighted_.data());
+        values, weights_.data(), rows, value_dim_, weighted);
     OSCAR_CUDA_LAUNCHED("weigh_rows");
-    sums_.add(blocks, block_tokens, weighted_.data(), values_.data());
+    sums_.add(blocks, block_tokens, weighted, values);
   }
 
   void add_to(MatrixStack& grams, std::span<double> weights) const {
@@ -80,11 +80,11 @@ class WeightedSums {
 
  private:
   void weigh(const HeadsView& k, std::int64_t tokens) {
-    convert_rows(context_, k, heads_, tokens, keys_.data());
-    gemm(context_, {.m = tokens, .n = key_dim_, .k = key_dim_, .batch = heads_}, keys_.data(), forms_.data(),
+    convert_rows(context_, k, heads_, tokens, rows_.data());
+    gemm(context_, {.m = tokens, .n = key_dim_, .k = key_dim_, .batch = heads_}, rows_.data(), forms_.data(),
          products_.data());
     dot_rows<<<blocks_for(static_cast<std::size_t>(heads_ * tokens * kWarp)), kThreads, 0, context_.stream()>>>(
-        keys_.data(), products_.data(), heads_ * tokens, key_dim_, weights_.data());
+        rows_.data(), products_.data(), heads_ * tokens, key_dim_, weights_.data());
     OSCAR_CUDA_LAUNCHED("dot_rows");
     add_weights<<<static_cast<unsigned>(heads_), kThreads, 0, context_.stream()>>>(weights_.data(), tokens,
                                                                                    weight_sums_.data());
@@ -93,8 +93,7 @@ class WeightedSums {
 
   const Context& context_;
   int heads_, key_dim_, value_dim_;
-  DeviceBuffer<double> forms_, keys_, products_, weights_, weight_sums_;
-  DeviceBuffer<T> values_, weighted_;
+  DeviceBuffer<double> forms_, rows_, products_, weights_, weight_sums_;
   GramSums<T> sums_;
 };
 

@@ -145,7 +145,7 @@ TEST_CASE("with little memory, chunks are smaller and sums are the same to the b
   Notices notices, weighted_notices;
   CHECK(grams(*gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "52", notices)) == grams(*gpu));
   CHECK(notices.mention("GPU memory is short: working in chunks of 8 MiB"));
-  CHECK(weighted_grams(*gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "100", weighted_notices)) == weighted_grams(*gpu));
+  CHECK(weighted_grams(*gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "70", weighted_notices)) == weighted_grams(*gpu));
   CHECK(weighted_notices.mention("GPU memory is short: working in chunks of 8 MiB"));
 }
 
