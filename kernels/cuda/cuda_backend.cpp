@@ -24,6 +24,7 @@ class CudaBackend : public Backend {
         ingest_(device_),
         lanes_(device_, ingest_, kConcurrentLayers + kConcurrentClipFits),
         solver_(device_, ingest_, 1) {}
+  ~CudaBackend() override { device_.tell_memory(); }
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] WorkShape work_shape() const override {

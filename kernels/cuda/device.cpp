@@ -128,4 +128,18 @@ void Device::work_in_smaller_chunks(std::size_t chunk_bytes, const OutOfMemory& 
   status_.notice("GPU memory is short: working in chunks of " + std::to_string(chunk_bytes / 2 / kMebi) + " MiB");
 }
 
+void Device::tell_memory() const {
+  (void)cudaSetDevice(ordinal_);  // whoever drops a backend need not be in a verb
+  std::uint64_t most = 0, reserved = 0;
+  std::size_t free = 0, total = 0;
+  if (cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemHigh, &most) != cudaSuccess ||
+      cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemHigh, &reserved) != cudaSuccess ||
+      cudaMemGetInfo(&free, &total) != cudaSuccess) {
+    return;  // an error of the GPU, which a verb has thrown
+  }
+  status_.detail("GPU memory: at most " + std::to_string(most / kMebi) + " MiB in buffers, " +
+                 std::to_string(reserved / kMebi) + " MiB in their pool; " + std::to_string((total - free) / kMebi) +
+                 " MiB taken by all that runs there");
+}
+
 }  // namespace oscar::cuda

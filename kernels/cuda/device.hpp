@@ -41,6 +41,9 @@ class Device {
   /// just did. Throws OutOfMemory if that cannot help.
   void work_in_smaller_chunks(std::size_t chunk_bytes, const OutOfMemory& error);
 
+  /// Says how much the pool took at most, and how much is taken of the GPU now, by handles and other processes as well.
+  void tell_memory() const;
+
   [[nodiscard]] SharedBlas& blas() { return blas_; }
   [[nodiscard]] Status& status() const { return status_; }
 
