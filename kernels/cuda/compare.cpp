@@ -8,8 +8,7 @@
 namespace oscar::cuda {
 namespace {
 
-/// Bytes of rows, and again of scores: 48 MiB, so that three sequences at a time stay within a layer or two; less where
-/// memory has been short.
+/// Bytes of rows, and again of scores: 96 MiB, less where memory has been short. Two lanes of a fit compare sequences.
 std::size_t pass_budget(const Context& context) { return 3 * context.device().chunk_bytes(); }
 
 }  // namespace
