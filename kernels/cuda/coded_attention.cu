@@ -94,7 +94,9 @@ void choose_rule(std::int64_t batch, CodedParams& p) {
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
   const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * key_tiles;
   const int team = coded_team(key_tiles), teams = copies / coded_warp_bytes(layout.planes, key_tiles) / team;
+  const bool batch_rule = rule.warps == 4;
   rule.warps = team * std::clamp(teams, 1, rule.warps / team);
+  if (!batch_rule) rule.round_tokens = rule.warps * coded_step(key_tiles);
 }
 
 CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
@@ -109,7 +111,7 @@ CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
   choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, p);
   p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
-  p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);
+  p.unit_floats = std::int64_t{p.max_splits + 1} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);
   p.page_stride = static_cast<int>(a.page_stride);
   p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
   p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));

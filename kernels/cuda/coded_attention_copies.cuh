@@ -42,8 +42,11 @@ class CodedCopies {
         half_planes_(uniform(table.half_planes)),
         key_full_planes_(uniform(table.key_full_planes)),
         key_half_planes_(uniform(table.key_half_planes)),
+        lane_slot_(lane_ & ((1 << p.history_shift) - 1)),
         table_(p.args.history.pages + static_cast<std::int64_t>(sequence) * p.args.history.pages_per_sequence),
-        data_(static_cast<const unsigned char*>(p.args.pages) + (table.first_byte << p.history_shift)) {}
+        rows_(kept(static_cast<const unsigned char*>(p.args.pages) + (table.first_byte << p.history_shift) +
+                   16 * lane_slot_)),
+        scales_(kept(place<4>(full_planes_, half_planes_))) {}
 
   /// Takes tokens [first, end), of which this warp has every rule.warps-th step from step `warp` on, and begins to
   /// load which pages hold the first of them.
@@ -76,19 +79,27 @@ class CodedCopies {
   }
 
  private:
-  /// Looks up the pages of the lane's tokens in the step from ahead_ on: lane and 32 + lane.
+  /// Looks up the pages of the lane's tokens in the step from ahead_ on: lane and 32 + lane, after the end of the split
+  /// the page of its last token. A page of 64 tokens has all of a step.
   __device__ __forceinline__ void find_pages() {
     if (ahead_ >= end_) return;
+    if (p_.history_shift == 6) {
+      pages_[0] = table_[ahead_ >> 6];
+      return;
+    }
 #pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) pages_[i] = table_[token(i) >> p_.history_shift];
+    for (int i = 0; i < kPlaneFactor; ++i) {
+      pages_[i] = table_[min(ahead_ + 32 * i + lane_, end_ - 1) >> p_.history_shift];
+    }
   }
-  /// Returns the lane's token; after the end the last token again, whose weight will be 0.
-  __device__ int token(int group) const { return min(ahead_ + 32 * group + lane_, end_ - 1); }
-  /// task.operator()<6>() for pages of 64 tokens, so that the compiler knows where their planes lie, else <0>.
+  /// task.operator()<n>() for pages of 2^n tokens that servers use, so that the compiler knows where their planes lie,
+  /// else <0>.
   template <class Task>
   __device__ __forceinline__ void with_page_size(const Task& task) const {
     if (p_.history_shift == 6) {
       task.template operator()<6>();
+    } else if (p_.history_shift == 4) {
+      task.template operator()<4>();
     } else {
       task.template operator()<0>();
     }
@@ -97,72 +108,94 @@ class CodedCopies {
   __device__ int shift() const {
     return kShift == 0 ? p_.history_shift : kShift;
   }
-  /// Where the rows of 16 bytes lie in plane 0 of the head, and their places in their pages.
-  struct Rows {
-    const unsigned char* at[kPlaneFactor];
-    int slot[kPlaneFactor];
-  };
+  /// The place in its page of token 32 * i of the step, a multiple of 32 or 0; the lane's lies lane_slot_ further.
   template <int kShift>
-  __device__ __forceinline__ Rows rows() const {
-    Rows rows;
+  __device__ __forceinline__ int step_slot(int i) const {
+    const int first = kShift > 0 && 1 << kShift <= kStep ? 0 : ahead_;
+    return (first + 32 * i) & ((1 << shift<kShift>()) - 1);
+  }
+
+  /// From the lane's row of 16 bytes in plane 0 to its row of kBytes behind `full` planes of 16 and `half` of 8 bytes,
+  /// but for what its step adds.
+  template <int kBytes>
+  __device__ __forceinline__ int place(int full, int half) const {
+    return ((16 * full + 8 * half) << p_.history_shift) - (16 - kBytes) * lane_slot_;
+  }
+  /// The lane's rows of kBytes at `place`.
+  template <int kBytes, int kShift>
+  struct Rows {
+    static constexpr bool kOnePage = kShift == 6;
+    const unsigned char* of_page[kOnePage ? 1 : kPlaneFactor];
+
+    __device__ __forceinline__ Rows(const CodedCopies& of, int place) {
 #pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) {
-      rows.slot[i] = token(i) & ((1 << shift<kShift>()) - 1);
-      rows.at[i] = data_ + std::int64_t{p_.page_stride} * pages_[i] + 16 * rows.slot[i];
+      for (int i = 0; i < (kOnePage ? 1 : kPlaneFactor); ++i) {
+        of_page[i] = moved(of.rows_, of.p_.page_stride, of.pages_[i]);
+        if (!kOnePage || kStep < 64 || place != 0)
+          of_page[i] = moved(of_page[i], 1, place + kBytes * of.step_slot<kShift>(i));
+      }
     }
-    return rows;
+    __device__ __forceinline__ const unsigned char* of_group(int i) const {
+      return kOnePage ? of_page[0] + 32 * kBytes * i : of_page[i];
+    }
+  };
+  /// from + by * count, as one instruction.
+  __device__ __forceinline__ static const unsigned char* moved(const unsigned char* from, int by, int count) {
+    const unsigned char* to;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(count), "r"(by), "l"(from));
+    return to;
   }
 
   template <int kShift>
   __device__ __forceinline__ void copy_keys_of(unsigned stage) const {
-    const Rows rows = this->rows<kShift>();
-    copy_planes<16, kShift>(stage, 0, 0, key_full_planes_, rows);
-    if (key_half_planes_ > 0) copy_planes<8, kShift>(stage, full_planes_, 0, 1, rows);
-    copy_planes<4, kShift>(stage, full_planes_, half_planes_, 1, rows);
+    copy_full_planes<kShift>(stage, 0, key_full_planes_);
+    if (key_half_planes_ > 0) copy_plane<8, kShift>(stage, full_planes_, place<8>(full_planes_, 0));
+    copy_plane<4, kShift>(stage, full_planes_ + half_planes_, scales_);
   }
   template <int kShift>
   __device__ __forceinline__ void copy_values_of(unsigned stage) const {
-    const Rows rows = this->rows<kShift>();
-    copy_planes<16, kShift>(stage, key_full_planes_, 0, full_planes_ - key_full_planes_, rows);
-    if (half_planes_ > key_half_planes_) copy_planes<8, kShift>(stage, full_planes_, key_half_planes_, 1, rows);
+    copy_full_planes<kShift>(stage, key_full_planes_, full_planes_ - key_full_planes_);
+    if (half_planes_ > key_half_planes_) {
+      copy_plane<8, kShift>(stage, full_planes_ + key_half_planes_, place<8>(full_planes_, key_half_planes_));
+    }
   }
 
-  /// Copies kBytes of each of the lane's rows in `count` planes, to the stage's planes. Before the first of them lie so
-  /// many planes of 16 and of 8 bytes. The scales are a plane of 4 bytes, which has no gaps in the stage.
-  template <int kBytes, int kShift>
-  __device__ __forceinline__ void copy_planes(unsigned stage, int full, int half, int count, const Rows& rows) const {
-    const int place = (16 * full + 8 * half) << shift<kShift>(), stride = kBytes << shift<kShift>();
-    const unsigned char* from[kPlaneFactor];
+  /// Copies the lane's rows of 16 bytes in planes [first, first + count) to the stage.
+  template <int kShift>
+  __device__ __forceinline__ void copy_full_planes(unsigned stage, int first, int count) const {
+    const int stride = 16 << shift<kShift>();
+    Rows<16, kShift> from(*this, first * stride);
+    unsigned to = stage + static_cast<unsigned>(first * kPlaneBytes + 16 * lane_);
+#pragma unroll 1
+    for (; count > 0; count -= 4, to += 4 * kPlaneBytes) {
 #pragma unroll
-    for (int i = 0; i < kPlaneFactor; ++i) from[i] = rows.at[i] + (place - (16 - kBytes) * rows.slot[i]);
-    constexpr int kLane = kBytes == 4 ? 4 : 16;
-    unsigned to = stage + static_cast<unsigned>((full + half) * kPlaneBytes + kLane * lane_);
-    const auto copy = [&](int planes) {
-#pragma unroll
-      for (int n = 0; n < planes; ++n) {
+      for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int i = 0; i < kPlaneFactor; ++i) {
-          copy_async<kBytes>(to + 32 * kLane * i + kPlaneBytes * n, from[i] + stride * n);
+          if (n < count) copy_async<16>(to + 512 * i + kPlaneBytes * n, from.of_group(i) + stride * n);
         }
       }
 #pragma unroll
-      for (int i = 0; i < kPlaneFactor; ++i) from[i] += stride * planes;
-      to += kPlaneBytes * planes;
-    };
-    if constexpr (kBytes < 16) {
-      copy(1);
-    } else {
-#pragma unroll 1
-      for (; count >= 4; count -= 4) copy(4);
-      if ((count & 2) != 0) copy(2);
-      if ((count & 1) != 0) copy(1);
+      for (const unsigned char*& rows : from.of_page) rows = moved(rows, 4, stride);
     }
+  }
+  /// Copies the lane's rows of 8 or 4 bytes at `place` to plane `plane` of the stage. Scales, rows of 4 bytes, have no
+  /// gaps there, others lie 16 bytes apart.
+  template <int kBytes, int kShift>
+  __device__ __forceinline__ void copy_plane(unsigned stage, int plane, int place) const {
+    constexpr int kApart = kBytes == 4 ? 4 : 16;
+    const Rows<kBytes, kShift> from(*this, place);
+    const unsigned to = stage + static_cast<unsigned>(plane * kPlaneBytes + kApart * lane_);
+#pragma unroll
+    for (int i = 0; i < kPlaneFactor; ++i) copy_async<kBytes>(to + 32 * kApart * i, from.of_group(i));
   }
 
   const CodedParams& p_;
   int lane_, full_planes_, half_planes_, key_full_planes_, key_half_planes_;
+  int lane_slot_;                 // what the lane adds to a token's place in its page
   const std::int32_t* table_;     // of pages, of the sequence
-  const unsigned char* data_;     // of this KV head in page 0
+  const unsigned char* rows_;     // those of this KV head in page 0, for this lane
+  int scales_;                    // from there to those of the scales
   int first_ = 0, end_ = 0;       // the first token of the first step, the end of the split
   int ahead_ = 0;                 // the first token of the step that is copied next
   int pages_[kPlaneFactor] = {};  // of that step

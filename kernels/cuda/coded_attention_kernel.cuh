@@ -6,7 +6,8 @@
 
 namespace oscar::cuda {
 
-/// Grid: (splits, num_kv_heads * parts, batch), blocks of rule.warps warps.
+/// Grid: (num_kv_heads * parts, batch, splits), blocks of rule.warps warps. Windows come last: they are short, and fill
+/// the places that are free when the last pieces of histories are being read.
 template <class S>
 __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     coded_decode(const __grid_constant__ CodedParams p) {
@@ -14,8 +15,8 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   __shared__ __align__(16) CodedOperands<S> operands;
   __shared__ TeamSums<S> sums;
   __shared__ float units[S::kHeads];
-  const int split = static_cast<int>(blockIdx.x), part = static_cast<int>(blockIdx.y);
-  const int sequence = static_cast<int>(blockIdx.z), kv_head = part / p.parts;
+  int split = static_cast<int>(gridDim.z - 1 - blockIdx.z);
+  const int part = static_cast<int>(blockIdx.x), sequence = static_cast<int>(blockIdx.y), kv_head = part / p.parts;
   const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp);
   const int per_token = p.args.num_q_heads / p.args.layout.num_kv_heads, part_first = part % p.parts * p.part_heads;
   const std::int64_t row = std::int64_t{sequence} * p.query_tokens * p.args.num_q_heads + kv_head * per_token;
@@ -40,9 +41,9 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   heads.window = window;
   const bool likely = length == longest && window == p.args.window.max_length;
   const SplitPlan plan = likely ? p.longest : SplitPlan(length, window, p.rule);
-  if (split >= plan.count()) return;
+  if (split >= plan.blocks()) return;
 
-  const std::int64_t unit = std::int64_t{sequence} * gridDim.y + part;
+  const std::int64_t unit = std::int64_t{sequence} * gridDim.x + part;
   const PartialView all{p.partials + unit * p.unit_floats, heads.count, S::kDim};
   if (split < plan.window_splits) {
     const int first = split * plan.window_tokens;
@@ -50,7 +51,12 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     WindowWarp<S, CodedParams>(p, sequence, kv_head)
         .run(first, min(first + plan.window_tokens, window), warp, heads, state);
     merge_warps<S>(state, false, shared, p.warp_bytes, p.rule.warps, all.split(split), [](int, float*) {});
-  } else {
+    if (plan.rest_tokens > 0) {
+      split = plan.blocks();
+      __syncthreads();  // all have done with the shared memory
+    }
+  }
+  if (split >= plan.window_splits) {
     const CodedQueries<S> queries(reinterpret_cast<unsigned*>(shared + p.rule.warps * p.warp_bytes), units);
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
     if (!copies.has(first, end, warp)) copies.look_up(first, end, warp);
@@ -66,7 +72,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     TeamMerge<S>(sums, operands, table.value_pairs, p.rule.warps, reinterpret_cast<float*>(shared))
         .run(state, all.split(split));
   }
-  if (!is_last_block(p.tickets + unit, plan.count())) return;
+  if (!is_last_block(p.tickets + unit, plan.blocks())) return;
   SplitMerge<S, CodedHeads>(all, plan.count(), heads, reinterpret_cast<float*>(shared))
       .run(p.args.out + row * S::kDim, p.args.lse == nullptr ? nullptr : p.args.lse + row);
 }

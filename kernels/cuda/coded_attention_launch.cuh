@@ -15,8 +15,8 @@ int launch(CodedParams p, cudaStream_t stream) {
   const int planes = p.args.layout.planes, queries = CodedQueries<S>::bytes(p.args.layout.key_operands);
   p.stage_bytes = coded_stage_bytes(planes, coded_step(S::kKeyTiles));
   p.warp_bytes = std::max({coded_warp_bytes(planes, S::kKeyTiles), kTeamMergeBytes<S> / S::kTeam, kMergeBytes<S>});
-  const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts),
-                  static_cast<unsigned>(p.args.batch));
+  const dim3 grid(static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
+                  static_cast<unsigned>(p.max_splits));
   const int bytes = p.rule.warps * p.warp_bytes + queries;
   return launch_overlapping<coded_decode<S>>(p, grid, kWarp * p.rule.warps, bytes, p.most_shared_bytes, stream);
 }

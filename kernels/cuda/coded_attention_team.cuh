@@ -108,8 +108,9 @@ class CodedTeam {
         wait_for_copies<2>();
       }
       sync();
-      add_weights(state);
-      add_values(stage, state);
+      OwnWeights weights;
+      add_weights(state, weights);
+      add_values(stage, weights, state);
       if constexpr (S::kStages == 1) {
         sync();
         copies_.copy_values(own());
@@ -212,8 +213,18 @@ class CodedTeam {
                         b);
   }
 
+  /// Right operands that a warp alone has at hand for all operands of the values; a team's would take too many
+  /// registers.
+  struct OwnWeights {
+    static constexpr bool kKept = S::kClassColumns;
+    unsigned of[kKept ? S::kWeightSets * S::kValueTiles * Copies::kPlaneFactor : 1][4];
+  };
+  __device__ static constexpr int index(int set, int tile, int group) {
+    return (set * S::kValueTiles + tile) * Copies::kPlaneFactor + group;
+  }
+
   /// Adds up this warp's weights. They count as they were rounded, so that the middle of the codes goes off exactly.
-  __device__ __forceinline__ void add_weights(TeamState<S>& state) const {
+  __device__ __forceinline__ void add_weights(TeamState<S>& state, OwnWeights& weights) const {
     constexpr unsigned kOnes = 0x00010001;  // 2^-24, as a unit of a code
     const unsigned warp = own() + 16 * lane_;
 #pragma unroll
@@ -221,7 +232,7 @@ class CodedTeam {
       const int group = k % Copies::kPlaneFactor, tile = k / Copies::kPlaneFactor % S::kValueTiles;
       const int set = k / Copies::kPlaneFactor / S::kValueTiles;
       const unsigned low = set == 0 ? kOnes : 0, high = set == 1 ? kOnes : 0;
-      unsigned b[4];
+      unsigned(&b)[4] = weights.of[OwnWeights::kKept ? k : 0];
       load_weights(warp, set, tile, group, b);
       mma<Half::kFloat16>(state.zero[tile], low, high, low, high, b[0], b[1]);
       mma<Half::kFloat16>(state.zero[tile], low, high, low, high, b[2], b[3]);
@@ -229,10 +240,10 @@ class CodedTeam {
   }
 
   /// out += V^T P^T for the team's rows and this warp's operands.
-  __device__ __forceinline__ void add_values(unsigned stage, TeamState<S>& state) const {
+  __device__ __forceinline__ void add_values(unsigned stage, const OwnWeights& weights, TeamState<S>& state) const {
 #pragma unroll
     for (int k = 0; k < S::kOwnPairs; ++k) {
-      if (S::kTeam * k + rank_ >= value_pairs_) break;
+      if (k > 0 && S::kTeam * k + rank_ >= value_pairs_) break;  // a head without values has an empty pair
       const uint4 pair = load_shared(values_ + (S::kTeam * k + rank_) * sizeof(CodedValuePair));
       const unsigned low[2] = {pair.x & kValueBits, pair.z & kValueBits};
       const unsigned high[2] = {pair.y & kValueBits, pair.w & kValueBits};
@@ -249,7 +260,17 @@ class CodedTeam {
           for (int i = 0; i < 2; ++i) {
             const int set = S::kClassColumns || (i == 0 ? pair.y : pair.w) >> 24 == 0 ? 0 : 1;
 #pragma unroll
-            for (int n = 0; n < S::kValueTiles; ++n) load_weights(warp, set, n, group, b[i][n]);
+            for (int n = 0; n < S::kValueTiles; ++n) {
+              if (!OwnWeights::kKept) {
+                load_weights(warp, set, n, group, b[i][n]);
+                continue;
+              }
+#pragma unroll
+              for (int c = 0; c < 4; ++c) {
+                b[i][n][c] =
+                    set == 0 ? weights.of[index(0, n, group)][c] : weights.of[index(S::kWeightSets - 1, n, group)][c];
+              }
+            }
           }
 #pragma unroll
           for (int half = 0; half < 2; ++half) {

@@ -52,8 +52,8 @@ int parts_of(const oscar_int2_decode_args& a) {
 
 template <class S>
 int launch(const DecodeParams& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.args.num_kv_heads * p.parts),
-                  static_cast<unsigned>(p.args.batch));
+  const dim3 grid(static_cast<unsigned>(p.args.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
+                  static_cast<unsigned>(p.max_splits));
   constexpr int kWarpBytes = DecodeStages<S>::kWarpBytes;
   return launch_overlapping<int2_decode<S>>(p, grid, kWarp * p.rule.warps, p.rule.warps * kWarpBytes,
                                             kMostDecodeWarps * kWarpBytes, stream);

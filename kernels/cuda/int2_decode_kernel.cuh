@@ -213,13 +213,14 @@ __device__ inline bool is_last_block(int* ticket, int count) {
   return last;
 }
 
-/// Grid: (splits, num_kv_heads * parts, batch), blocks of rule.warps warps.
+/// Grid: (num_kv_heads * parts, batch, splits), blocks of rule.warps warps. Windows come last: they are short, and fill
+/// the places that are free when the last pieces of histories are being read.
 template <class S>
 __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
     int2_decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const int split = static_cast<int>(blockIdx.x), part = static_cast<int>(blockIdx.y);
-  const int sequence = static_cast<int>(blockIdx.z), kv_head = part / p.parts;
+  const int split = static_cast<int>(gridDim.z - 1 - blockIdx.z);
+  const int part = static_cast<int>(blockIdx.x), sequence = static_cast<int>(blockIdx.y), kv_head = part / p.parts;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int heads_per_kv = p.args.num_q_heads / p.args.num_kv_heads, part_first = part % p.parts * p.part_heads;
   const int first_head = kv_head * heads_per_kv + part_first;
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
     __syncthreads();
     history.run(PackedQueries<S>(queries, lane), state);
   }
-  const std::int64_t unit = std::int64_t{sequence} * gridDim.y + part;
+  const std::int64_t unit = std::int64_t{sequence} * gridDim.x + part;
   const PartialView all{p.partials + unit * p.unit_floats, num_heads, S::kDim};
   using Stages = DecodeStages<S>;
   static_assert(kMergeBytes<S> <= Stages::kWarpBytes);

@@ -37,6 +37,7 @@ struct SplitRule {
   int history_pieces;  // into which a long history is cut at most
   int least_tokens;    // of a piece of a history that is not short
   int window_pieces;
+  int round_tokens;  // that the warps of a block read at a time; 0: see SplitPlan::rest_tokens
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
@@ -47,6 +48,9 @@ struct SplitRule {
 struct SplitPlan {
   int window_tokens = 0, window_splits = 0;  // tokens of a split
   int history_tokens = 0, history_splits = 0;
+  /// Tokens at the end of the history that the window's only block reads, too, so that no other block has a round more
+  /// for few tokens; a split of their own.
+  int rest_tokens = 0;
 
   SplitPlan() = default;
   __host__ __device__ SplitPlan(int length, int window, const SplitRule& rule)
@@ -57,9 +61,11 @@ struct SplitPlan {
     const int eighth = multiple(length, kShortPieces, kQuantum), some = eighth < kShort ? kShort : eighth;
     const int wanted = some < rule.least_tokens ? some : rule.least_tokens;
     if (history_tokens < wanted) history_tokens = wanted;
-    history_splits = (length + history_tokens - 1) / history_tokens;
+    if (rule.round_tokens > 0) leave_rest(length, rule);
+    history_splits = (length - rest_tokens + history_tokens - 1) / history_tokens;
   }
-  __host__ __device__ int count() const { return window_splits + history_splits; }
+  __host__ __device__ int blocks() const { return window_splits + history_splits; }
+  __host__ __device__ int count() const { return blocks() + (rest_tokens > 0 ? 1 : 0); }
   /// First token of a split of the history.
   __device__ int history_first(int split) const { return (split - window_splits) * history_tokens; }
   /// No sequence up to these lengths has a larger count.
@@ -70,6 +76,13 @@ struct SplitPlan {
   }
 
  private:
+  /// If all pieces had as many rounds, but for one that has fewer than they: the window takes about as long as a round.
+  __host__ __device__ void leave_rest(int length, const SplitRule& rule) {
+    const int rounds = history_tokens / rule.round_tokens, tokens = rounds * rule.round_tokens;
+    const int rest = length - rule.history_pieces * tokens;
+    if (rest > 0 && rest <= (rounds - 1) * rule.round_tokens) history_tokens = tokens, rest_tokens = rest;
+  }
+
   static constexpr int kQuantum = 2 * kStepTokens, kShort = 512, kShortPieces = 8;
 
   /// The least multiple of `quantum` of which `count` make `total`.

@@ -116,6 +116,10 @@ __device__ __forceinline__ unsigned kept(unsigned value) {
   asm("" : "+r"(value));
   return value;
 }
+__device__ __forceinline__ int kept(int value) {
+  asm("" : "+r"(value));
+  return value;
+}
 
 /// `target`: an address in shared memory.
 template <int kBytes>
