@@ -94,9 +94,9 @@ void choose_rule(std::int64_t batch, CodedParams& p) {
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
   const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * key_tiles;
   const int team = coded_team(key_tiles), teams = copies / coded_warp_bytes(layout.planes, key_tiles) / team;
-  const bool batch_rule = rule.warps == 4;
+  const bool few_sequences = rule.warps == 8;
   rule.warps = team * std::clamp(teams, 1, rule.warps / team);
-  if (!batch_rule) rule.round_tokens = rule.warps * coded_step(key_tiles);
+  if (few_sequences) rule.round_tokens = rule.warps * coded_step(key_tiles);
 }
 
 CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {

@@ -213,15 +213,12 @@ class CodedTeam {
                         b);
   }
 
-  /// Right operands that a warp alone has at hand for all operands of the values; a team's would take too many
-  /// registers.
+  /// Right operands of the products with values. With few heads a warp keeps those of a step; of more heads they would
+  /// take too many registers.
   struct OwnWeights {
-    static constexpr bool kKept = S::kClassColumns;
-    unsigned of[kKept ? S::kWeightSets * S::kValueTiles * Copies::kPlaneFactor : 1][4];
+    static constexpr bool kKept = S::kClassColumns;  // one set of one tile
+    unsigned of[kKept ? Copies::kPlaneFactor : 1][4];
   };
-  __device__ static constexpr int index(int set, int tile, int group) {
-    return (set * S::kValueTiles + tile) * Copies::kPlaneFactor + group;
-  }
 
   /// Adds up this warp's weights. They count as they were rounded, so that the middle of the codes goes off exactly.
   __device__ __forceinline__ void add_weights(TeamState<S>& state, OwnWeights& weights) const {
@@ -261,14 +258,11 @@ class CodedTeam {
             const int set = S::kClassColumns || (i == 0 ? pair.y : pair.w) >> 24 == 0 ? 0 : 1;
 #pragma unroll
             for (int n = 0; n < S::kValueTiles; ++n) {
-              if (!OwnWeights::kKept) {
-                load_weights(warp, set, n, group, b[i][n]);
-                continue;
-              }
+              if constexpr (OwnWeights::kKept) {
 #pragma unroll
-              for (int c = 0; c < 4; ++c) {
-                b[i][n][c] =
-                    set == 0 ? weights.of[index(0, n, group)][c] : weights.of[index(S::kWeightSets - 1, n, group)][c];
+                for (int c = 0; c < 4; ++c) b[i][n][c] = weights.of[group][c];
+              } else {
+                load_weights(warp, set, n, group, b[i][n]);
               }
             }
           }

@@ -48,8 +48,8 @@ struct SplitRule {
 struct SplitPlan {
   int window_tokens = 0, window_splits = 0;  // tokens of a split
   int history_tokens = 0, history_splits = 0;
-  /// Tokens at the end of the history that the window's only block reads, too, so that no other block has a round more
-  /// for few tokens; a split of their own.
+  /// Tokens at the end of the history that the window's only block reads besides, as a split of their own. Without it
+  /// other blocks would have a round more for these few tokens.
   int rest_tokens = 0;
 
   SplitPlan() = default;
@@ -76,7 +76,8 @@ struct SplitPlan {
   }
 
  private:
-  /// If all pieces had as many rounds, but for one that has fewer than they: the window takes about as long as a round.
+  /// Rounds the pieces of a history down to whole rounds of their blocks if the rest is at least a round less than a
+  /// piece: reading the window takes about as long as a round.
   __host__ __device__ void leave_rest(int length, const SplitRule& rule) {
     const int rounds = history_tokens / rule.round_tokens, tokens = rounds * rule.round_tokens;
     const int rest = length - rule.history_pieces * tokens;
