@@ -9,7 +9,6 @@ from unittest import mock
 
 try:
     import torch
-    from oscar_kv import int2_side
     from torch.utils._python_dispatch import TorchDispatchMode
     import vllm_backend_test as backends
     from vllm_backend_test import DEVICE, NAME, SPEC, Expected, Server, builder, coded_set, layers, rows_of, set_of, vllm_backend, vllm_fakes
@@ -51,16 +50,7 @@ class LaunchesTest(unittest.TestCase):
         """What a layer computes in a step of one token, and of three, of each request, as on CUDA: a CUDA graph can hold it, and finds
         the tensors of the next step where those of this one were."""
         self.by_kernels()
-        place = int2_side.Int2Side.place
-
-        def place_as_on_cuda(side, *shape):
-            place(side, *shape)
-            side.rotation, side.read_rotation = side.rotation.bfloat16(), side.read_rotation.bfloat16()
-
-        products = mock.patch.object(int2_side.Int2Side, "place", place_as_on_cuda)
-        products.start()
-        self.addCleanup(products.stop)
-        for rotations, launches in ((coded_set(sink=16), 9), (set_of(sink=16), 10)):
+        for rotations, launches in ((coded_set(sink=16), 4), (set_of(sink=16), 5)):
             self.serve(rotations)
             server, seen = Server(), {"a": 50, "b": 40}
             rows = {name: rows_of(70, ord(name)) for name in seen}

@@ -72,7 +72,7 @@ class Server:
         numbers = torch.arange(self.next_number, self.next_number + len(written))
         self.next_number += len(written)
         self.cache[written] = numbers
-        has_copy = step.kept < self.windows.nowhere
+        has_copy = step.kept >= 0
         self.copies[step.kept[has_copy]] = numbers[has_copy]
         self.copies[step.restored[1]] = self.cache[step.restored[0]] + PACKED
         self.restored += len(step.restored[0])

@@ -53,7 +53,7 @@ class PackedMetadata(AttentionMetadata):
 
     num_actual_tokens: int
     slots: Tensor  # int32, of each token; negative: it is not written
-    copies: Tensor  # int64, of each token; tokens that get no copy have a place behind all copies
+    copies: Tensor  # int32, of each token; negative: it gets no copy
     requests: list[Request]  # those that are read one after another
     decoded: DecodeStep | None  # those that kernels read
 

@@ -16,10 +16,29 @@ MOST_VALUES = 1 << 25  # the kernels take no memory of their own: 128 MiB of key
 ON_CPU = False  # tests: take the operators' references, int2_cpu.py and coded_cpu.py
 
 
-class Int2Slots(PackedSlots):
-    """The rows of a KV head lie behind each other in a block, so that the kernels read whole lines of memory."""
+class KernelSlots(PackedSlots):
+    """All that a step has to rotate is one launch: so a layer's steps are this one, those that pack, that which reads, and turn_back()."""
 
     path, most_values = "kernels", MOST_VALUES
+
+    def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int):
+        super().__init__(key, value, heads, dim)
+        self._matrices = [x.bfloat16().contiguous() for x in (key.rotation, value.rotation, key.read_rotation)]
+        self._means = [*(side.mean if side.mean is None else side.mean[:, 0].contiguous() for side in self.sides), None]
+        self._back = value.read_rotation.bfloat16().transpose(1, 2).contiguous()
+
+    def rotate(self, rows: tuple[Tensor, Tensor], stored: Tensor, places: Tensor, copies: Tensor, queries: Tensor, turned: Tensor) -> None:
+        torch.ops.oscar.rotate_rows([*rows, queries], self._matrices, self._means, [*stored, turned], places, [*copies])
+
+    def turn(self, queries: Tensor, turned: Tensor) -> None:
+        torch.ops.oscar.rotate_rows([queries], self._matrices[2:], [None], [turned], None, [])
+
+    def turn_back(self, outputs: Tensor, native: Tensor) -> None:
+        torch.ops.oscar.rotate_rows([outputs], [self._back], self._means[1:2], [native], None, [], adds_mean=True)
+
+
+class Int2Slots(KernelSlots):
+    """The rows of a KV head lie behind each other in a block, so that the kernels read whole lines of memory."""
 
     def _pools(self, cache: Tensor) -> list[Tensor]:
         """Codes of keys, codes of values, params of keys, params of values: views (blocks, tokens, heads, ...)."""
@@ -57,9 +76,7 @@ class Int2Slots(PackedSlots):
         return out.unflatten(0, q.shape[:2])
 
 
-class CodedSlots(PackedSlots):
-    path, most_values = "kernels", MOST_VALUES
-
+class CodedSlots(KernelSlots):
     def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int, device: torch.device):
         super().__init__(key, value, heads, dim)
         self.pages = coded_kernel.KernelPages(key.codec, value.codec, device)

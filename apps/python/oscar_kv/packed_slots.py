@@ -33,6 +33,24 @@ class PackedSlots:
         tokens = cache.shape[2]
         return cache.flatten(1)[:, :tokens * self.bytes].unflatten(1, (1, tokens, self.bytes))
 
+    def rotate(self, rows: tuple[Tensor, Tensor], stored: Tensor, places: Tensor, copies: Tensor, queries: Tensor, turned: Tensor) -> None:
+        """What a step has to rotate before it reads. rows: new keys and values (tokens, heads, d), which go as stored to `stored`, bfloat16
+        (2, tokens, heads, d), and to the places int32 (tokens) of copies (2, any number, heads, d); negative: to none. queries (any
+        number, query heads, d) go to `turned`, bfloat16 of that shape."""
+        for side, x, out in zip(self.sides, rows, stored):
+            side.store(x, out)
+        has_copy = places >= 0
+        copies[:, places[has_copy].long()] = stored[:, has_copy]
+        if len(queries):
+            self.turn(queries, turned)
+
+    def turn(self, queries: Tensor, turned: Tensor) -> None:
+        self.sides[0].turn(queries, turned)
+
+    def turn_back(self, outputs: Tensor, native: Tensor) -> None:
+        """outputs of attention (tokens, query heads, d), float32 or bfloat16, as the model has them, into bfloat16 of that shape."""
+        self.sides[1].turn_back(outputs.bfloat16(), native)
+
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """cache: uint8 (blocks, 1, tokens, bytes); slots: int64 (tokens), places in all blocks; negative ones are not written; keys,
         values: (tokens, heads, d) as stored, packed into the slots."""

@@ -23,7 +23,7 @@ MOST_NEW = 8  # new tokens of a request that kernels read at once
 class WindowStep:
     """Slots count places: those of tokens in all blocks, those of copies in all entries.
 
-    kept: for each token of the step, the slot of its copy; WindowBlocks.nowhere: none. restored: (slots, slots of copies) of older tokens, whose
+    kept: for each token of the step, the slot of its copy; negative: none. restored: (slots, slots of copies) of older tokens, whose
     copies are made of packed rows before anything is read."""
 
     kept: Tensor
@@ -52,7 +52,7 @@ class WindowBlocks:
     def __init__(self, blocks: int, block_size: int, sink: int, recent: int, requests: int, tokens: int, device: torch.device):
         self.block_size, self.sink, self.recent = block_size, sink, recent
         self.entries = min(blocks, self.most_entries(block_size, sink, recent, requests, tokens))
-        self.nowhere = self.entries * block_size  # a slot behind all copies
+        self.slots = self.entries * block_size  # of copies
         # The last element of each stands for no block, or no entry.
         self._entry_of = torch.full((blocks + 1,), -1, dtype=torch.long, device=device)
         self._block_of = torch.full((self.entries + 1,), -1, dtype=torch.long, device=device)
@@ -103,8 +103,7 @@ class WindowBlocks:
         fresh = (had < 0) & (ids < len(self._entry_of) - 1)
         self._read_in.index_fill_(0, torch.where(had >= 0, had, self.entries).flatten(), self._step)
         is_full = self._give(ids.flatten(), fresh.flatten())
-        kept = self.copies(written.clamp(min=0))
-        kept = torch.where((written >= 0) & (kept >= 0), kept, self.nowhere)
+        kept = torch.where(written >= 0, self.copies(written.clamp(min=0)), -1)
         if steady:
             return WindowStep(kept, (before[:0], before[:0]))
         full, is_old = torch.stack([is_full, (fresh & (firsts < before[:, None])).any()]).tolist()
