@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/reference/reference_backend.hpp"
 
+#include <algorithm>
+
 #include "base/check.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/reference/eigh.hpp"
