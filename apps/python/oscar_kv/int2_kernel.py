@@ -56,7 +56,7 @@ def why_no_operators(device: str) -> str | None:
     except (FileNotFoundError, OSError) as error:
         return str(error)
     if device == "cpu":
-        from . import coded_cpu, int2_cpu, rotate_cpu  # noqa: F401  (registers them)
+        from . import coded_cpu, int2_cpu, rotate_cpu, window_cpu  # noqa: F401  (registers them)
     elif not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
         return "liboscar_torch.so was built without CUDA"
     return None

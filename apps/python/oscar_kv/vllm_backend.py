@@ -24,7 +24,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 
 from . import vllm_cache
 from .chunk_attention import attend, rehearse
-from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running
+from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
 from .kernel_slots import MOST_VALUES
 from .packed_slots import PackedSlots
 from .places import manifest_hash, set_path
@@ -81,13 +81,16 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
 
     def _build(self, common: Any) -> tuple[PackedMetadata, tuple[Tensor, Tensor]]:
         windows, table = self.windows, common.block_table_tensor
-        starts, all_tokens = common.query_start_loc_cpu.tolist(), common.num_actual_tokens
+        starts, all_tokens, told = common.query_start_loc_cpu.tolist(), common.num_actual_tokens, running(common)
+        chosen = chosen_of(starts) if self.by_kernels else []
+        if not self.by_torch and windows.is_steady(*told[:2]):
+            if made := self._build_by_kernels(common, starts, chosen, told[0]):
+                return made, (table[:0], table[:0])
         ends, after = common.query_start_loc.long(), common.seq_lens.long()
         count = ends[1:] - ends[:-1]
         before = (after - count).clamp(min=0)
         written = common.slot_mapping[:all_tokens].long()
-        step = windows.begin(table, before, torch.where(count > 0, after, before), written, *running(common))
-        chosen = chosen_of(starts) if self.by_kernels else []
+        step = windows.begin(table, before, torch.where(count > 0, after, before), written, *told)
         decoded = self.buffers.build(windows, starts, chosen, table, before, count, all_tokens)
         others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and (self.by_torch or i not in set(chosen))]
         lengths = before.tolist() if others else []
@@ -96,6 +99,18 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         requests = [] if index is None else self._requests(rows, table[index], before[index])
         slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept.int())))
         return PackedMetadata(all_tokens, slots, copies, requests, decoded), step.restored
+
+    def _build_by_kernels(self, common: Any, starts: list[int], chosen: list[int], places: frozenset[int]) -> PackedMetadata | None:
+        """A step like the one before it, as a graph replays it, by two launches. None: a step of other shapes."""
+        all_tokens = common.num_actual_tokens
+        requests, tokens = uniform_of(starts, chosen, all_tokens) or (0, 0)
+        if not 0 < requests <= self.buffers.requests or starts[-1] != len(chosen) * tokens or all_tokens > self.most_tokens:
+            return None
+        table = common.block_table_tensor[:requests]
+        slots, copies, tables = self.buffers.rooms(self.windows, table, tokens, all_tokens, self.most_tokens)
+        self.windows.step(table, common.query_start_loc[:requests + 1], common.seq_lens[:requests], common.slot_mapping[:all_tokens], places,
+                          slots, copies, tables)
+        return PackedMetadata(all_tokens, slots, copies, [], DecodeStep(requests, tokens, tables))
 
     def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
         def split(request: Tensor, slots: Tensor) -> list[Tensor]:
