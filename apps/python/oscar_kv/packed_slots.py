@@ -51,12 +51,12 @@ class PackedSlots:
         """outputs of attention (tokens, query heads, d), float32 or bfloat16, as the model has them, into bfloat16 of that shape."""
         self.sides[1].turn_back(outputs.bfloat16(), native)
 
-    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """cache: uint8 (blocks, 1, tokens, bytes); slots: int64 (tokens), places in all blocks; negative ones are not written; keys,
-        values: (tokens, heads, d) as stored, packed into the slots."""
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        """cache: uint8 (blocks, 1, tokens, bytes); slots: int32 (tokens), places in all blocks; negative ones are not written; stored: keys
+        and values as stored, bfloat16 (2, tokens, heads, d), packed into the slots."""
         written = slots >= 0
-        slots, keys, values = (x[written] for x in (slots.long(), keys, values))
-        parts = [side.codec.encode_parts(rows.transpose(0, 1)) for side, rows in zip(self.sides, (keys, values))]
+        slots, stored = slots[written].long(), stored[:, written]
+        parts = [side.codec.encode_parts(rows.transpose(0, 1)) for side, rows in zip(self.sides, stored)]
         first = 0
         for data in (part for both in zip(*parts) for part in both):
             cache[slots // cache.shape[2], 0, slots % cache.shape[2], first:first + data.shape[1]] = data
