@@ -18,7 +18,7 @@ ON_CPU = False  # tests: take the operators' references, int2_cpu.py and coded_c
 
 
 class KernelSlots(PackedSlots):
-    """All that a step has to rotate is one launch: so a layer's steps are this one, those that pack, that which reads, and turn_back()."""
+    """A layer's step is four launches: rotate(), write(), decode() and turn_back()."""
 
     path, most_values = "kernels", MOST_VALUES
 

@@ -182,7 +182,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         kv_cache = packed.of_rank(kv_cache)
         by_kernels = step.decoded is not None and packed.path == "kernels"
         queries = step.decoded.queries(query) if by_kernels else query[:0]
-        rows, turned = (key[:step.num_actual_tokens], value[:step.num_actual_tokens]), torch.empty(queries.shape, dtype=torch.bfloat16, device=query.device)
+        rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
+        turned = torch.empty(queries.shape, dtype=torch.bfloat16, device=query.device)
         stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
         packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
         packed.write(kv_cache, step.slots, stored)
