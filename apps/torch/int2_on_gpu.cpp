@@ -97,9 +97,11 @@ oscar_grid grid_of(const std::string& name) {
 }
 
 /// x bfloat16 (tokens, num_kv_heads, head_dim); slots int32 (tokens): page * page_size + token, negative: not written;
-/// rotation bfloat16 (head_dim, head_dim), or one for each head.
+/// rotation bfloat16 (head_dim, head_dim), or one for each head; clip_ranks int32 (num_kv_heads), in place of
+/// clip_ratio.
 void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const Tensor& params,
-               const std::optional<Tensor>& rotation, const std::string& grid, double clip_ratio) {
+               const std::optional<Tensor>& rotation, const std::string& grid, double clip_ratio,
+               const std::optional<Tensor>& clip_ranks) {
   check_tensor(x, "x", x, 3, ScalarType::BFloat16);
   const DeviceGuard guard(x.get_device_index());
   check_tensor(slots, "slots", x, 1, ScalarType::Int);
@@ -120,6 +122,11 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
       fail("rotation has ", rotation->size(0), " heads, not ", heads);
     args.rotation = rotation->data_ptr(),
     args.rotation_head_stride = rotation->dim() == 2 ? 0 : 2 * rotation->stride(0);
+  }
+  if (clip_ranks) {
+    check_tensor(*clip_ranks, "clip_ranks", x, 1, ScalarType::Int);
+    if (clip_ranks->size(0) != heads) fail("clip_ranks has ", clip_ranks->size(0), " heads, not ", heads);
+    args.clip_ranks = clip_ranks->const_data_ptr<int32_t>();
   }
   args.slots = slots.const_data_ptr<int32_t>(), args.page_size = static_cast<int32_t>(codes.size(1));
   args.codes = codes_of(codes, "codes", x, heads, dim);

@@ -22,7 +22,7 @@ std::tuple<Tensor, Tensor> decode_shapes(const Tensor& q, const Tensor&, const T
 }
 
 void pack_shapes(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
-                 const std::string&, double) {}
+                 const std::string&, double, const std::optional<Tensor>&) {}
 
 void unpack_shapes(const Tensor&, const Tensor&, const Tensor&, const Tensor&) {}
 
@@ -39,7 +39,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "float? softmax_scale=None, int split_batch=0) -> int");
   library.def(
       "int2_pack(Tensor x, Tensor slots, Tensor(a!) codes, Tensor(b!) params, *, Tensor? rotation=None, "
-      "str grid=\"minmax\", float clip_ratio=0.0) -> ()");
+      "str grid=\"minmax\", float clip_ratio=0.0, Tensor? clip_ranks=None) -> ()");
   library.def("int2_unpack(Tensor slots, Tensor codes, Tensor params, Tensor(a!) out) -> ()");
 }
 

@@ -33,11 +33,13 @@ __device__ __forceinline__ void store_param(unsigned char* to, oscar_dtype type,
 template <int kDim, int kGroups>
 class MinMax {
  public:
-  __device__ __forceinline__ MinMax(const PackParams& p, const RowPair<kDim>& rows) : rows_(rows), ends_(rows) {
-    if (p.clip_rank < 0) return;
+  __device__ __forceinline__ MinMax(const PackParams& p, const RowPair<kDim>& rows, int head)
+      : rows_(rows), ends_(rows) {
+    const int rank = p.args.clip_ranks == nullptr ? p.clip_rank : __ldg(p.args.clip_ranks + head);
+    if (rank < 0) return;
     unsigned highest[2];
     ends_.highest(highest);
-    Thresholds<kDim>(highest, p.clip_rank).find(rows, thresholds_);
+    Thresholds<kDim>(highest, rank).find(rows, thresholds_);
   }
   __device__ __forceinline__ void encode(int group, GroupGrid& grid, PackedCodes<kDim> (&codes)[2]) const {
     encode_min_max<kDim, kGroups>(rows_, ends_, group, thresholds_, grid, codes);
@@ -52,7 +54,7 @@ class MinMax {
 template <int kDim, int kGroups>
 class LeastSquares {
  public:
-  __device__ __forceinline__ LeastSquares(const PackParams& p, const RowPair<kDim>& rows)
+  __device__ __forceinline__ LeastSquares(const PackParams& p, const RowPair<kDim>& rows, int /*head*/)
       : rows_(rows), start_step_(p.lsq_step) {}
   __device__ __forceinline__ void encode(int group, GroupGrid& grid, PackedCodes<kDim> (&codes)[2]) const {
     FloatLeastSquares<kDim, kGroups>(rows_, group, start_step_).encode(grid, codes);
@@ -67,7 +69,7 @@ class LeastSquares {
 template <int kDim, int kGroups, class Grids>
 __device__ __forceinline__ void write_rows(const PackParams& p, const RowPair<kDim>& rows, int head,
                                            const int (&numbers)[2]) {
-  const Grids encoder(p, rows);
+  const Grids encoder(p, rows, head);
   PackedCodes<kDim> codes[2];
   const int param_bytes = p.args.param_dtype == OSCAR_FLOAT32 ? 8 : 4, t = static_cast<int>(threadIdx.x) % 4;
   const Slot slots[2] = {Slot(p, numbers[0]), Slot(p, numbers[1])};
@@ -178,7 +180,8 @@ const char* problem(const oscar_int2_pack_args& a) {
   if (a.grid != OSCAR_MIN_MAX && a.grid != OSCAR_LEAST_SQUARES) return "grid must be min/max or least squares";
   if (a.page_size < 1) return "page_size must be positive";
   if (a.clip_ratio > 1 || std::isnan(a.clip_ratio)) return "clip_ratio must not exceed 1";
-  if (a.clip_ratio > 0 && a.grid != OSCAR_MIN_MAX) return "least squares does not clip: clip_ratio must be 0";
+  if ((a.clip_ratio > 0 || a.clip_ranks != nullptr) && a.grid != OSCAR_MIN_MAX)
+    return "least squares does not clip: clip_ratio must be 0, and clip_ranks null";
   if (a.x == nullptr || a.slots == nullptr || a.codes.data == nullptr || a.params.data == nullptr) {
     return "x, slots, codes and params must not be null";
   }

@@ -71,7 +71,7 @@ class Case:
         self.cache = torch.zeros(blocks, 1, BLOCK, packed.bytes, dtype=torch.uint8, device="cuda")
         self.slots = (torch.randperm(blocks, device="cuda")[:, None] * BLOCK + torch.arange(BLOCK, device="cuda")).flatten()[:history].int()
         for part in self.slots.split(1 << 14):
-            packed.write(self.cache, part, random_rows(len(part), KV_HEADS, DIM), random_rows(len(part), KV_HEADS, DIM))
+            packed.write(self.cache, part, random_rows(2, len(part), KV_HEADS, DIM))
         self.windows = random_rows(2, before - history, KV_HEADS, DIM)
         self.own, self.q = random_rows(2, count, KV_HEADS, DIM), random_rows(count, HEADS, DIM)
         self.output = torch.empty_like(self.q)

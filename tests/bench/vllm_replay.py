@@ -114,8 +114,7 @@ def decode_step(backend, batch, length, heads, kv_heads, dim):
     packed, chunk = backend.layers[name].impl.packed, 1 << 16
     slots = (table[:, :, None] * BLOCK + torch.arange(BLOCK, device="cuda")).reshape(batch, -1)[:, :length].flatten().long()
     for part in slots.split(chunk):
-        rows = [torch.randn(len(part), kv_heads, dim, device="cuda").bfloat16() for _ in range(2)]
-        packed.write(cache, part, *rows)
+        packed.write(cache, part.int(), torch.randn(2, len(part), kv_heads, dim, device="cuda").bfloat16())
     last = table[:, length // BLOCK].long() * BLOCK + length % BLOCK
     starts = torch.arange(batch + 1, dtype=torch.int32)
     common = {"query_start_loc_cpu": starts, "query_start_loc": starts.cuda(), "num_actual_tokens": batch,

@@ -247,6 +247,9 @@ class BackendTest(unittest.TestCase):
         self.check(set_of(name="lsq", group_size=32, scale_dtype="bfloat16", sink=16), path="kernels")
         self.check(set_of(clips=torch.tensor([0.8, 0.0]), sink=0), path="kernels")
         self.check(coded_set(sink=32), path="kernels")
+        centred = set_of(sink=16)
+        centred.layers[3] = replace(centred.layers[3], value=replace(centred.layers[3].value, mean=random(1, DIM, seed=3)))  # of all heads
+        self.check(centred, path="kernels")
         self.check(coded_set(heads=2 * KV_HEADS, sink=16), rank=1, path="kernels")
         self.check(coded_set(heads=2 * KV_HEADS, sink=16, thin=(2, 3)), rank=1, path="kernels")
 

@@ -39,7 +39,7 @@ class CacheTest(unittest.TestCase):
         impl.most_copies = server.layer.impl.most_copies
         q, k, v = rows_of(3, 0)
         self.assertEqual(float(impl.forward(server.layer, q, k, v, server.cache, None, torch.ones_like(q)).abs().sum()), 0)
-        self.assertEqual(impl._copies.shape, (2, server.builder.windows.entries * BLOCK + 1, KV_HEADS, DIM))
+        self.assertEqual(impl._copies.shape, (2, server.builder.windows.entries * BLOCK, KV_HEADS, DIM))
         self.assertEqual(impl._copies.nbytes, impl.copy_bytes(impl.most_copies))
         kept = impl._copies
         impl.make_copies(BLOCK + 1, q.device)  # while vLLM measures what its graphs take

@@ -9,7 +9,6 @@ from unittest import mock
 
 try:
     import torch
-    from oscar_kv import int2_side
     from torch.utils._python_dispatch import TorchDispatchMode
     import vllm_backend_test as backends
     from vllm_backend_test import DEVICE, NAME, SPEC, Expected, Server, builder, coded_set, layers, rows_of, set_of, vllm_backend, vllm_fakes
@@ -49,25 +48,25 @@ class LaunchesTest(unittest.TestCase):
 
     def test_decode_steps_launch_little_and_wait_for_nothing(self):
         """What a layer computes in a step of one token, and of three, of each request, as on CUDA: a CUDA graph can hold it, and finds
-        the tensors of the next step where those of this one were."""
+        the tensors of the next step where those of this one were. What layers share is one operator of two launches, where the step
+        before had the same requests; else it is torch's, in the same tensors."""
         self.by_kernels()
-        place = int2_side.Int2Side.place
 
-        def place_as_on_cuda(side, *shape):
-            place(side, *shape)
-            side.rotation, side.read_rotation = side.rotation.bfloat16(), side.read_rotation.bfloat16()
+        def counted(*step):
+            with Launches() as self.shared:
+                return build(*step)
 
-        products = mock.patch.object(int2_side.Int2Side, "place", place_as_on_cuda)
-        products.start()
-        self.addCleanup(products.stop)
-        for rotations, launches in ((coded_set(sink=16), 9), (set_of(sink=16), 10)):
+        for rotations, launches in ((coded_set(sink=16), 4), (set_of(sink=16), 4), (set_of(sink=16, clips=torch.tensor([0.8, 0.0])), 4)):
             self.serve(rotations)
             server, seen = Server(), {"a": 50, "b": 40}
+            build, server.builder.build = server.builder.build, counted
             rows = {name: rows_of(70, ord(name)) for name in seen}
             server.step({name: [x[:seen[name]] for x in rows[name]] for name in seen}, dict.fromkeys(seen, 0))
             for count in (1, 3):
                 places = []
-                for _ in range(2):
+                for follows in (False, True):
+                    if not follows:
+                        server.builder.windows._former = frozenset()
                     new = {name: [x[seen[name]:seen[name] + count] for x in rows[name]] for name in seen}
                     call, _ = server.prepared(new, seen)
                     call()  # what is kept for later calls
@@ -75,6 +74,7 @@ class LaunchesTest(unittest.TestCase):
                         call()
                     self.assertEqual(found.names & WAITING, set())
                     self.assertEqual(len(found.launches), launches, found.launches)
+                    self.assertEqual(self.shared.launches == ["oscar.window_step"], follows, self.shared.launches)
                     step = server.metadata
                     places.append([x.data_ptr() for x in (step.slots, step.copies, *step.decoded.tables)])
                     seen = {name: before + count for name, before in seen.items()}
@@ -107,15 +107,15 @@ class LaunchesTest(unittest.TestCase):
         self.by_kernels()
         self.serve(coded_set(sink=16))
         server, rows, seen, waited = Server(), rows_of(200, 10), dict.fromkeys("abc", 0), []
-        begin = server.builder.windows.begin
+        build = server.builder.build
 
         def watched(*step):
             with mock.patch.object(torch, "stack", side_effect=torch.stack) as asks:  # what the device is asked for
-                found = begin(*step)
+                found = build(*step)
             waited.append(asks.called)
             return found
 
-        server.builder.windows.begin = watched
+        server.builder.build = watched
         for counts in ({"a": 50}, {"a": 1}, {"a": 1, "b": 20}, {"a": 3, "b": 1}, {"b": 1}, {"b": 1, "a": 1}, {"a": 1}, {"c": 5}, {"c": 1}):
             if "c" in counts and not seen["c"]:
                 server.places["c"] = server.places.pop("a")

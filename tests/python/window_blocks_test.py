@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""Which tokens have copies in windows, against a server that remembers every token: window_blocks_test.py [WindowsTest.test_…]"""
+"""Which tokens have copies in windows, against a server that remembers every token: window_blocks_test.py [WindowsTest.test_…]
+
+On a GPU if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
+"""
+import os
 import random
 import sys
 import unittest
 
 try:
     import torch
-    from oscar_kv.window_blocks import MOST_NEW, WindowBlocks
+    from oscar_kv import int2_kernel
+    from oscar_kv.window_blocks import MOST_NEW, DecodeTables, WindowBlocks, WindowStep
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
+DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
 torch.set_num_threads(1)
 PACKED = 1000000  # added to a token's number where a copy was restored from packed rows
 
@@ -21,12 +27,13 @@ class Server:
     def __init__(self, seed, block=8, sink=4, recent=13, requests=4, tokens=24, blocks=60, counts=(1, 1, 1, 5, 17)):
         self.random, self.block, self.sink, self.recent = random.Random(seed), block, sink, recent
         self.requests, self.budget, self.counts = requests, tokens, counts
-        self.windows = WindowBlocks(blocks, block, sink, recent, requests, tokens, torch.device("cpu"))
+        self.windows = WindowBlocks(blocks, block, sink, recent, requests, tokens, torch.device(DEVICE))
         self.cache = torch.full((blocks * block,), -1)
         self.copies = torch.full((self.windows.entries * block,), -1)
         self.free, self.next_number = list(range(blocks)), 0
         self.running, self.ended = [], []  # [table, tokens so far]
         self.restored, self.former, self.steady_steps = 0, set(), 0
+        self.by_kernels, self.kernel_steps = False, 0
 
     def start(self):
         table, seen = [], 0
@@ -68,11 +75,11 @@ class Server:
         names = frozenset(id(request) for request, _ in batch)
         self.steady_steps += names <= self.former
         self.former = names
-        step = self.windows.begin(table, before, after, written, names, False)
+        step = self.step_by_kernels(test, table, before, after, written, names) or self.windows.begin(table, before, after, written, names, False)
         numbers = torch.arange(self.next_number, self.next_number + len(written))
         self.next_number += len(written)
         self.cache[written] = numbers
-        has_copy = step.kept < self.windows.nowhere
+        has_copy = step.kept >= 0
         self.copies[step.kept[has_copy]] = numbers[has_copy]
         self.copies[step.restored[1]] = self.cache[step.restored[0]] + PACKED
         self.restored += len(step.restored[0])
@@ -83,6 +90,25 @@ class Server:
         self.check_parts(test, table, before)
         for request, count in batch:
             request[1] += count
+
+    def step_by_kernels(self, test, table, before, after, written, names):
+        """A step in which requests have one new token each, or three, where kernels take it; tables of each of their tokens, and padding."""
+        tokens = int((after - before)[0])
+        if not self.by_kernels or tokens not in (1, 3) or bool((after - before != tokens).any()) or not self.windows.is_steady(names, False):
+            return None
+        self.kernel_steps += 1
+        rows, counted = len(table) * tokens, torch.arange(len(table) + 1, dtype=torch.int32) * tokens
+        tables = DecodeTables(*(torch.full((rows, *width), 7, dtype=torch.int32) for width in (
+            (self.windows.page_width(table),), (), (self.windows.seen_at_once(tokens),), ())))
+        slots, kept = torch.full((2, len(written) + 1), 7, dtype=torch.int32)
+        padded = torch.cat([written, torch.tensor([-1])])
+        self.windows.step(table, counted, after.int(), padded, names, slots, kept, tables)
+        want = self.windows.decode_tables(table, before, after - before, tokens).of_tokens(tokens)
+        for name, found, expected in zip(DecodeTables._fields, tables, want):
+            test.assertTrue(torch.equal(found, expected), (name, found, expected))
+        test.assertTrue(torch.equal(slots, padded.int()))
+        test.assertEqual(int(kept[-1]), -1)
+        return WindowStep(kept[:-1].long(), (before[:0], before[:0]))
 
     def check_parts(self, test, table, before):
         """Windows and history are all tokens before a step, each once."""
@@ -108,6 +134,22 @@ class WindowsTest(unittest.TestCase):
         self.assertGreater(restored, 25)  # prefixes whose copies had made room came back
         self.assertGreater(steady, 100)
 
+    def test_steps_by_kernels(self):
+        """A sink of whole blocks; few entries, so that they go from one request to another."""
+        why = int2_kernel.why_no_operators(DEVICE)
+        if why is not None:
+            self.skipTest(why)
+        steps = steady = 0
+        for seed, changes in enumerate(({}, {"sink": 0}, {"recent": 2}, {"block": 16, "sink": 16}, {"blocks": 24}, {"requests": 7, "blocks": 200})):
+            server = Server(seed, **{"sink": 8, "counts": (1,), "tokens": 160} | changes)
+            server.by_kernels = True
+            for number in range(120):
+                server.counts = ((1,), (3,), (1,), (1, 9))[number // 5 % 4]
+                server.run(self, server.step())
+            steps, steady = steps + server.kernel_steps, steady + server.steady_steps
+        self.assertGreater(steps, 200)
+        self.assertGreater(steady, steps)  # torch took the others
+
     def test_a_prefix_that_is_shared_keeps_its_exact_copies(self):
         server = Server(0)
         server.running.append([server.free[:4], 0])
@@ -127,14 +169,14 @@ class WindowsTest(unittest.TestCase):
 
     def test_a_step_behind_many_rejected_drafts_finds_its_window(self):
         """32 tokens at once, of which 31 are taken back: the recent window of the next step lies before those that have copies."""
-        windows, table = WindowBlocks(20, 16, 0, 4, 1, 64, torch.device("cpu")), torch.arange(8, dtype=torch.int32)[None]
+        windows, table = WindowBlocks(20, 16, 0, 4, 1, 64, torch.device(DEVICE)), torch.arange(8, dtype=torch.int32)[None]
         for before, after in ((0, 32), (32, 64), (33, 34)):
             seen, end = torch.tensor([before]), torch.tensor([after])
             step = windows.begin(table, seen, end, windows.places(table, seen, end - seen)[2], frozenset({0}), before == 0, after - before > MOST_NEW)
         self.assertIn(32, step.restored[0].tolist())
 
     def test_requests_without_new_tokens_take_no_part(self):
-        windows, table, seen = WindowBlocks(20, 16, 0, 40, 1, 64, torch.device("cpu")), torch.arange(8, dtype=torch.int32)[None], torch.tensor([96])
+        windows, table, seen = WindowBlocks(20, 16, 0, 40, 1, 64, torch.device(DEVICE)), torch.arange(8, dtype=torch.int32)[None], torch.tensor([96])
         step = windows.begin(table, seen, seen, torch.zeros(0, dtype=torch.long))
         self.assertEqual(len(step.restored[0]), 0)
         self.assertEqual(int(windows.copies(torch.arange(96)).max()), -1)
@@ -143,7 +185,7 @@ class WindowsTest(unittest.TestCase):
         """Each request has all its windows at once, at any place in its blocks."""
         for new in (9, 14, 60):
             for before in range(40, 48):
-                windows = WindowBlocks(200, 8, 4, 13, 4, 4 * new, torch.device("cpu"))
+                windows = WindowBlocks(200, 8, 4, 13, 4, 4 * new, torch.device(DEVICE))
                 table, zero = torch.arange(80, dtype=torch.int32).reshape(4, 20), torch.zeros(4, dtype=torch.long)
                 for seen in (zero, zero + before):
                     count = before if seen is zero else new
@@ -151,7 +193,7 @@ class WindowsTest(unittest.TestCase):
                 self.assertLessEqual(windows.entries, 1 + 4 * 5 + 4 * 2)
 
     def test_more_windows_than_were_set_aside_are_an_error(self):
-        windows = WindowBlocks(100, 8, 4, 13, 1, 8, torch.device("cpu"))
+        windows = WindowBlocks(100, 8, 4, 13, 1, 8, torch.device(DEVICE))
         table, zero = torch.arange(90, dtype=torch.int32).reshape(10, 9), torch.zeros(10, dtype=torch.long)
         written = windows.places(table, zero, zero + 40)[2]
         with self.assertRaisesRegex(RuntimeError, "windows need more than the 7 blocks of 8 tokens"):
@@ -159,4 +201,8 @@ class WindowsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        print("skipped: needs an NVIDIA GPU")
+        sys.exit(77)
+    torch.set_default_device(DEVICE)
     unittest.main()

@@ -110,7 +110,25 @@ def attention():
         assert error < 2e-3, error
         assert all(int(codes.count_nonzero()) > 0 for codes in cache.codes)
         check_graph(cache, out)
+    check_clip_ranks()
     check_refusals(cache)
+
+
+def check_clip_ranks():
+    """Heads with ranks of their own have the bytes of each packed alone by its ratio, rotated or not."""
+    ratios, heads = [0.0, 0.5, 0.92, 1.0], 4
+    x, slots = torch.randn(70, heads, DIM, device="cuda").bfloat16(), torch.randperm(80, device="cuda")[:70].int()
+    ranks = torch.tensor([min(int(ratio * DIM), DIM - 1) if ratio > 0 else -1 for ratio in ratios], dtype=torch.int32, device="cuda")
+    for rotation in (None, torch.linalg.qr(torch.randn(heads, DIM, DIM, device="cuda"))[0].bfloat16().contiguous()):
+        pools = [(torch.zeros(5, 16, heads, DIM // 4, dtype=torch.uint8, device="cuda"), torch.zeros(5, 16, heads, 1, 2, device="cuda"))
+                 for _ in range(2)]
+        torch.ops.oscar.int2_pack(x, slots, *pools[0], rotation=rotation, clip_ranks=ranks)
+        for head, ratio in enumerate(ratios):
+            own = slice(head, head + 1)
+            torch.ops.oscar.int2_pack(x[:, own], slots, *(pool[:, :, own] for pool in pools[1]), clip_ratio=ratio,
+                                      rotation=None if rotation is None else rotation[own])
+        for found, expected in zip(*pools):
+            assert torch.equal(found, expected), int((found != expected).sum())
 
 
 def check_graph(cache, expected):
@@ -149,6 +167,8 @@ def check_refusals(cache):
     pack = torch.ops.oscar.int2_pack
     expect_error("grid is \"best\"", lambda: pack(x, slots, cache.codes[0], cache.params[0], grid="best"))
     expect_error("clip_ratio must", lambda: pack(x, slots, cache.codes[0], cache.params[0], clip_ratio=2.0))
+    expect_error("clip_ranks has 1 heads", lambda: pack(x, slots, cache.codes[0], cache.params[0], clip_ranks=slots[:1]))
+    expect_error("clip_ranks null", lambda: pack(x, slots, cache.codes[0], cache.params[0], grid="lsq", clip_ranks=slots[:KV_HEADS]))
     expect_error("slots has 2 entries", lambda: pack(x, slots[:2], cache.codes[0], cache.params[0]))
 
 

@@ -53,7 +53,7 @@ class PackedMetadata(AttentionMetadata):
 
     num_actual_tokens: int
     slots: Tensor  # int32, of each token; negative: it is not written
-    copies: Tensor  # int64, of each token; tokens that get no copy have a place behind all copies
+    copies: Tensor  # int32, of each token; negative: it gets no copy
     requests: list[Request]  # those that are read one after another
     decoded: DecodeStep | None  # those that kernels read
 
@@ -86,12 +86,23 @@ class StepBuffers:
 
     def hold(self, name: str, x: Tensor, most: int) -> Tensor:
         """A copy of x in the tensor that is kept for this name and width, `most` rows long; x itself if it has more rows."""
-        if len(x) > most:
-            return x
-        key = (name, x[0].numel() if len(x) else 1)
+        return x if len(x) > most else self._room(name, x.shape, most, x).copy_(x)
+
+    def _room(self, name: str, shape: tuple[int, ...], most: int, like: Tensor) -> Tensor:
+        """The first rows of the tensor that is kept for this name and width."""
+        key = (name, shape[1] if len(shape) > 1 else 1)
         if key not in self._kept:
-            self._kept[key] = x.new_zeros(most, *x.shape[1:])
-        return self._kept[key][:len(x)].copy_(x)
+            self._kept[key] = like.new_zeros(most, *shape[1:])
+        return self._kept[key][:shape[0]]
+
+    def rooms(self, windows: WindowBlocks, table: Tensor, tokens: int, all_tokens: int, most_tokens: int) -> tuple[Tensor, Tensor, DecodeTables]:
+        """Where build(), and hold() of "slots" and "kept", would leave what they say of such a step, to be written: of the requests that table
+        (requests, any) has, no more than run at once."""
+        rows, most = (count * (1 if self.by_sequence else tokens) for count in (len(table), self.requests))
+        shapes = (rows, windows.page_width(table)), (rows,), (rows, windows.seen_at_once(tokens)), (rows,)
+        tables = (self._room(f"{name} of {tokens}", shape, most, table) for name, shape in zip(DecodeTables._fields, shapes))
+        slots, kept = (self._room(name, (all_tokens,), most_tokens, table) for name in ("slots", "kept"))
+        return slots, kept, DecodeTables(*tables)
 
     def build(self, windows: WindowBlocks, starts: list[int], chosen: list[int], table: Tensor, before: Tensor, count: Tensor,
               all_tokens: int) -> DecodeStep | None:
@@ -102,11 +113,8 @@ class StepBuffers:
             return None
         counts = [starts[i + 1] - starts[i] for i in chosen]
         tokens, device = max(counts), table.device
-        uniform = chosen == list(range(len(chosen))) and min(counts) == tokens
-        if uniform:  # requests without tokens, behind the others, fill a graph's batch up
-            requests = len(starts) - 1
-            if starts[-1] != len(chosen) * tokens or requests * tokens > all_tokens:
-                requests = len(chosen)
+        if uniform := uniform_of(starts, chosen, all_tokens):
+            requests, _ = uniform
             tables = self._of_tokens(windows.decode_tables(table[:requests], before[:requests], count[:requests], tokens), tokens)
             held = (self.hold(f"{name} of {tokens}", x, self.requests * len(x) // requests) for name, x in zip(tables._fields, tables))
             return DecodeStep(requests, tokens, DecodeTables(*held))
@@ -120,6 +128,17 @@ class StepBuffers:
 
     def _of_tokens(self, tables: DecodeTables, tokens: int) -> DecodeTables:
         return tables if self.by_sequence or tokens == 1 else tables.of_tokens(tokens)
+
+
+def uniform_of(starts: list[int], chosen: list[int], all_tokens: int) -> tuple[int, int] | None:
+    """(requests, tokens of each) if the chosen requests come first and have equally many tokens; requests without tokens, behind the others,
+    fill a graph's batch up."""
+    counts = {starts[i + 1] - starts[i] for i in chosen}
+    if chosen != list(range(len(chosen))) or len(counts) != 1:
+        return None
+    tokens, requests = counts.pop(), len(starts) - 1
+    is_whole = starts[-1] == len(chosen) * tokens and requests * tokens <= all_tokens
+    return requests if is_whole else len(chosen), tokens
 
 
 def chosen_of(starts: list[int]) -> list[int]:

@@ -4,6 +4,8 @@ a row and a sequence at a time, with the torch codecs and sums in float64.
 
 Whoever imports this has liboscar_torch.so loaded. It is what kernels and their callers are tested against. Non-goals: speed.
 """
+from typing import Any
+
 import torch
 from torch import Tensor, library
 
@@ -12,7 +14,7 @@ from .row_codec import RowCodec
 _PARAM_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _codec(params: Tensor, dim: int, grid: str = "minmax", clip_ratio: float = 0.0) -> RowCodec:
+def _codec(params: Tensor, dim: int, grid: str = "minmax", clip_ratio: Any = 0.0) -> RowCodec:
     return RowCodec(grid, 4, dim // params.shape[3], clip_ratio, params.dtype)
 
 
@@ -26,15 +28,20 @@ def _check_pools(codes: Tensor, params: Tensor, heads: int, dim: int) -> None:
 
 @library.impl("oscar::int2_pack", "cpu")
 def int2_pack(x: Tensor, slots: Tensor, codes: Tensor, params: Tensor, *, rotation: Tensor | None = None,
-              grid: str = "minmax", clip_ratio: float = 0.0) -> None:
-    """x: bfloat16 (tokens, heads, d), written to the slots of the pools (pages, page size, heads, ...)."""
+              grid: str = "minmax", clip_ratio: float = 0.0, clip_ranks: Tensor | None = None) -> None:
+    """x: bfloat16 (tokens, heads, d), written to the slots of the pools (pages, page size, heads, ...). clip_ranks: int32 (heads), in
+    place of clip_ratio."""
     assert x.dtype == torch.bfloat16 and x.stride(2) == 1 and slots.dtype == torch.int32, f"{x.dtype}, {slots.dtype}"
     assert grid in ("minmax", "lsq") and not (grid == "lsq" and clip_ratio > 0), f"{grid} with clip ratio {clip_ratio}"
     _check_pools(codes, params, *x.shape[1:])
     rows = x.float()
     if rotation is not None:
         rows = (rows.transpose(0, 1) @ rotation.float()).bfloat16().float().transpose(0, 1)
-    _codec(params, x.shape[2], grid, clip_ratio).encode_into(rows, slots, codes, params)
+    clip: Any = clip_ratio
+    if clip_ranks is not None:
+        assert grid == "minmax" and clip_ranks.dtype == torch.int32 and clip_ranks.shape == x.shape[1:2], f"{clip_ranks.dtype}, {clip_ranks.shape}"
+        clip = torch.where(clip_ranks >= 0, (clip_ranks.double() + 0.5) / x.shape[2], 0)
+    _codec(params, x.shape[2], grid, clip).encode_into(rows, slots, codes, params)
 
 
 @library.impl("oscar::int2_unpack", "cpu")

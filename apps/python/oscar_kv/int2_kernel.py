@@ -56,7 +56,7 @@ def why_no_operators(device: str) -> str | None:
     except (FileNotFoundError, OSError) as error:
         return str(error)
     if device == "cpu":
-        from . import coded_cpu, int2_cpu  # noqa: F401  (registers them)
+        from . import coded_cpu, int2_cpu, rotate_cpu, window_cpu  # noqa: F401  (registers them)
     elif not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
         return "liboscar_torch.so was built without CUDA"
     return None
@@ -92,19 +92,19 @@ def slots_of(batch: int, room: int, first: int, count: int, device: torch.device
     return (torch.arange(0, batch * room, room, dtype=torch.int32, device=device)[:, None] + tokens).flatten()
 
 
-def pack(codec: RowCodec, rows: Tensor, slots: Tensor, codes: Tensor, params: Tensor) -> None:
-    """int2_pack of rows (tokens, KV heads, d) as stored; one launch, or one for each head that has its own clip ratio. What
-    it has no grid for is packed in torch; int2_decode reads it all the same."""
-    clip: Any = codec.clip_ratio
+def clip_ranks(codec: RowCodec, heads: int, dim: int, device: torch.device) -> Tensor:
+    """int32 (heads), as int2_pack takes them of rows of so many channels."""
+    found = codec.clip_ranks(dim) or [-1]
+    return torch.tensor(found if len(found) == heads else found * heads, dtype=torch.int32, device=device)
+
+
+def pack(codec: RowCodec, ranks: Tensor, rows: Tensor, slots: Tensor, codes: Tensor, params: Tensor) -> None:
+    """One int2_pack of rows (tokens, KV heads, d) as stored. What it has no grid for is packed in torch; int2_decode reads it all the same.
+    ranks: clip_ranks() of the codec."""
     if codec.grid not in ("minmax", "lsq"):
         codec.encode_into(rows, slots, codes, params)
-        return
-    if not isinstance(clip, Tensor):
-        torch.ops.oscar.int2_pack(rows, slots, codes, params, grid=codec.grid, clip_ratio=clip or 0.0)
-        return
-    for head, ratio in enumerate(clip.tolist()):
-        own = slice(head, head + 1)
-        torch.ops.oscar.int2_pack(rows[:, own], slots, codes[:, :, own], params[:, :, own], grid=codec.grid, clip_ratio=ratio)
+    else:
+        torch.ops.oscar.int2_pack(rows, slots, codes, params, grid=codec.grid, clip_ranks=ranks if codec.grid == "minmax" else None)
 
 
 def stream_of(x: Tensor) -> int:
@@ -126,6 +126,7 @@ class KernelRows(SideRows):
 
     def begin(self, states: Tensor) -> None:
         super().begin(states)
+        self.ranks = clip_ranks(self.codec, states.shape[1], states.shape[3], states.device)
         self.reserve(1)
         self._view()
 
@@ -146,14 +147,14 @@ class KernelRows(SideRows):
         batch, count = rows.shape[0], rows.shape[2]
         self.reserve(count)
         slots = slots_of(batch, self.codes.data.shape[1], self.codes.length, count, rows.device)
-        pack(self.codec, rows.transpose(1, 2).flatten(0, 1), slots, *self.pages[1:])
+        pack(self.codec, self.ranks, rows.transpose(1, 2).flatten(0, 1), slots, *self.pages[1:])
         self.codes.length += count
         self.params.length += count
 
     def pack_step(self, values: "KernelRows", slots: Tensor, rows: list[Tensor]) -> None:
         """Keys and values that leave the windows, bfloat16 (batch, heads, d), go to these slots of their histories."""
         for side, leaving in zip((self, values), rows):
-            pack(side.codec, leaving, slots, *side.pages[1:])
+            pack(side.codec, side.ranks, leaving, slots, *side.pages[1:])
 
     def advance(self) -> None:
         """A token more was stored on the device."""

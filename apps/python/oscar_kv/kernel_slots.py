@@ -2,6 +2,7 @@
 """PackedSlots that kernels of liboscar_torch.so write and read: blocks of INT2 rows, or pages of a coded cache
 (kernels/include/oscar/coded_attention.h). slots_for() says which, and where only torch can. Non-goals: windows, page tables.
 """
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,22 +17,49 @@ MOST_VALUES = 1 << 25  # the kernels take no memory of their own: 128 MiB of key
 ON_CPU = False  # tests: take the operators' references, int2_cpu.py and coded_cpu.py
 
 
-class Int2Slots(PackedSlots):
-    """The rows of a KV head lie behind each other in a block, so that the kernels read whole lines of memory."""
+class KernelSlots(PackedSlots):
+    """A layer's step is four launches: rotate(), write(), decode() and turn_back()."""
 
     path, most_values = "kernels", MOST_VALUES
 
+    def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int):
+        super().__init__(key, value, heads, dim)
+        self._matrices = [x.bfloat16().contiguous() for x in (key.rotation, value.rotation, key.read_rotation)]
+        self._means = [*(side.mean if side.mean is None else side.mean[:, 0].contiguous() for side in self.sides), None]
+        self._back = value.read_rotation.bfloat16().transpose(1, 2).contiguous()
+
+    def rotate(self, rows: tuple[Tensor, Tensor], stored: Tensor, places: Tensor, copies: Tensor, queries: Tensor, turned: Tensor) -> None:
+        torch.ops.oscar.rotate_rows([*rows, queries], self._matrices, self._means, [*stored, turned], places, [*copies])
+
+    def turn(self, queries: Tensor, turned: Tensor) -> None:
+        torch.ops.oscar.rotate_rows([queries], self._matrices[2:], [None], [turned], None, [])
+
+    def turn_back(self, outputs: Tensor, native: Tensor) -> None:
+        torch.ops.oscar.rotate_rows([outputs], [self._back], self._means[1:2], [native], None, [], adds_mean=True)
+
+
+class Int2Slots(KernelSlots):
+    """The rows of a KV head lie behind each other in a block, so that the kernels read whole lines of memory. Keys and values have formats
+    of the same size: to the packer they are heads of one kind."""
+
+    def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int):
+        super().__init__(key, value, heads, dim)
+        ratios = [side.codec.clip_ratio for side in self.sides]
+        ratios = [x if isinstance(x, Tensor) else torch.full((heads,), x or 0.0, dtype=torch.float64) for x in ratios]
+        self._codec = replace(key.codec, clip_ratio=torch.cat([x.double().cpu() for x in ratios]))
+        self._ranks = int2_kernel.clip_ranks(self._codec, 2 * heads, dim, key.rotation.device)
+
+    def _both(self, cache: Tensor) -> list[Tensor]:
+        """Codes and params of keys and values: views (blocks, tokens, 2 heads, ...)."""
+        data, tokens = cache[:, 0].flatten(1), cache.shape[2]
+        of_codes, of_params = (2 * size * tokens for size in self._sizes[::2])
+        parts = data[:, :of_codes], data[:, of_codes:of_codes + of_params].view(self._codec.param_type)
+        codes, params = (part.unflatten(1, (2 * self.heads, tokens, -1)).transpose(1, 2) for part in parts)
+        return [codes, params.unflatten(-1, (-1, 2))]
+
     def _pools(self, cache: Tensor) -> list[Tensor]:
         """Codes of keys, codes of values, params of keys, params of values: views (blocks, tokens, heads, ...)."""
-        data, tokens, pools, first = cache[:, 0].flatten(1), cache.shape[2], [], 0
-        for number, size in enumerate(self._sizes):
-            part = data[:, first:first + size * tokens]
-            if number >= 2:
-                part = part.view(self.sides[number - 2].codec.param_type)
-            pool = part.unflatten(1, (self.heads, tokens, -1)).transpose(1, 2)
-            pools.append(pool if number < 2 else pool.unflatten(-1, (-1, 2)))
-            first += size * tokens
-        return pools
+        return [part for both in self._both(cache) for part in both.split(self.heads, 2)]
 
     def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         page, token = slots // cache.shape[2], slots % cache.shape[2]
@@ -44,10 +72,8 @@ class Int2Slots(PackedSlots):
         for number, out in enumerate((keys, values)):
             torch.ops.oscar.int2_unpack(slots, *pools[number::2], out.transpose(0, 1))
 
-    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        pools = self._pools(cache)
-        for number, (side, rows) in enumerate(zip(self.sides, (keys, values))):
-            int2_kernel.pack(side.codec, rows, slots.int(), *pools[number::2])
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        int2_kernel.pack(self._codec, self._ranks, stored.transpose(0, 1).flatten(1, 2), slots, *self._both(cache))
 
     def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
         """q: bfloat16 (sequences, tokens, query heads, d) -> float32 of that shape. windows: pools of keys and values; tables: pages
@@ -57,16 +83,14 @@ class Int2Slots(PackedSlots):
         return out.unflatten(0, q.shape[:2])
 
 
-class CodedSlots(PackedSlots):
-    path, most_values = "kernels", MOST_VALUES
-
+class CodedSlots(KernelSlots):
     def __init__(self, key: Int2Side, value: Int2Side, heads: int, dim: int, device: torch.device):
         super().__init__(key, value, heads, dim)
         self.pages = coded_kernel.KernelPages(key.codec, value.codec, device)
         self.bytes = self.pages.token_bytes
 
-    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        self.pages.pack(slots.int(), cache[:, 0], k=keys, v=values)
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        self.pages.pack(slots, cache[:, 0], k=stored[0], v=stored[1])
 
     def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (self.pages.read(cache[:, 0], slots, side) for side in range(2))

@@ -33,12 +33,30 @@ class PackedSlots:
         tokens = cache.shape[2]
         return cache.flatten(1)[:, :tokens * self.bytes].unflatten(1, (1, tokens, self.bytes))
 
-    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """cache: uint8 (blocks, 1, tokens, bytes); slots: int64 (tokens), places in all blocks; negative ones are not written; keys,
-        values: (tokens, heads, d) as stored, packed into the slots."""
+    def rotate(self, rows: tuple[Tensor, Tensor], stored: Tensor, places: Tensor, copies: Tensor, queries: Tensor, turned: Tensor) -> None:
+        """What a step has to rotate before it reads. rows: new keys and values (tokens, heads, d), which go as stored to `stored`, bfloat16
+        (2, tokens, heads, d), and to the places int32 (tokens) of copies (2, any number, heads, d); negative: to none. queries (any
+        number, query heads, d) go to `turned`, bfloat16 of that shape."""
+        for side, x, out in zip(self.sides, rows, stored):
+            side.store(x, out)
+        has_copy = places >= 0
+        copies[:, places[has_copy].long()] = stored[:, has_copy]
+        if len(queries):
+            self.turn(queries, turned)
+
+    def turn(self, queries: Tensor, turned: Tensor) -> None:
+        self.sides[0].turn(queries, turned)
+
+    def turn_back(self, outputs: Tensor, native: Tensor) -> None:
+        """outputs of attention (tokens, query heads, d), float32 or bfloat16, as the model has them, into bfloat16 of that shape."""
+        self.sides[1].turn_back(outputs.bfloat16(), native)
+
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        """cache: uint8 (blocks, 1, tokens, bytes); slots: int32 (tokens), places in all blocks; negative ones are not written; stored: keys
+        and values as stored, bfloat16 (2, tokens, heads, d), packed into the slots."""
         written = slots >= 0
-        slots, keys, values = (x[written] for x in (slots.long(), keys, values))
-        parts = [side.codec.encode_parts(rows.transpose(0, 1)) for side, rows in zip(self.sides, (keys, values))]
+        slots, stored = slots[written].long(), stored[:, written]
+        parts = [side.codec.encode_parts(rows.transpose(0, 1)) for side, rows in zip(self.sides, stored)]
         first = 0
         for data in (part for both in zip(*parts) for part in both):
             cache[slots // cache.shape[2], 0, slots % cache.shape[2], first:first + data.shape[1]] = data

@@ -152,15 +152,21 @@ class RowCodec:
         return RowCodec(codec["name"], levels, codec["group_size"], clip,
                         _PARAM_TYPES[codec.get("scale_dtype", "float32")])
 
-    def _clipped(self, x: Tensor) -> Tensor:
-        """Rows between plus and minus their min(int(ratio d), d - 1)-th smallest magnitude."""
+    def clip_ranks(self, dim: int) -> list[int] | None:
+        """Of rows of so many channels, the rank of each head's threshold, or of that of all heads; -1: no clipping. None: no head is clipped."""
         # As the program has it, in float64: int(0.9 * 80) is 72.
         ratios = self.clip_ratio.tolist() if isinstance(self.clip_ratio, Tensor) else [self.clip_ratio or 0.0]
         if not any(ratio > 0 for ratio in ratios):
-            return x
+            return None
+        return [min(int(ratio * dim), dim - 1) if ratio > 0 else -1 for ratio in ratios]
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        """Rows between plus and minus their min(int(ratio d), d - 1)-th smallest magnitude."""
         dim = x.shape[-1]
-        rank = [min(int(ratio * dim), dim - 1) if ratio > 0 else dim - 1 for ratio in ratios]
-        ranks = torch.tensor(rank, device=x.device)[:, None, None].expand(*x.shape[:-1], 1)
+        found = self.clip_ranks(dim)
+        if found is None:
+            return x
+        ranks = torch.tensor([dim - 1 if rank < 0 else rank for rank in found], device=x.device)[:, None, None].expand(*x.shape[:-1], 1)
         threshold = x.abs().sort(-1).values.gather(-1, ranks)
         return x.clamp(-threshold, threshold)
 

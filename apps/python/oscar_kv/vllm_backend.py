@@ -24,7 +24,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 
 from . import vllm_cache
 from .chunk_attention import attend, rehearse
-from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running
+from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
 from .kernel_slots import MOST_VALUES
 from .packed_slots import PackedSlots
 from .places import manifest_hash, set_path
@@ -57,7 +57,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
         self.buffers = StepBuffers(scheduler.max_num_seqs, vllm_cache.packed_set().manifest["codec"]["name"] == "coded")
         for layer in own:
-            layer.impl.make_copies(self.windows.nowhere + 1, device)
+            layer.impl.make_copies(self.windows.slots, device)
         if known:
             _report(layers, self.windows)
 
@@ -81,21 +81,36 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
 
     def _build(self, common: Any) -> tuple[PackedMetadata, tuple[Tensor, Tensor]]:
         windows, table = self.windows, common.block_table_tensor
-        starts, all_tokens = common.query_start_loc_cpu.tolist(), common.num_actual_tokens
+        starts, all_tokens, told = common.query_start_loc_cpu.tolist(), common.num_actual_tokens, running(common)
+        chosen = chosen_of(starts) if self.by_kernels else []
+        if not self.by_torch and windows.is_steady(*told[:2]):
+            if made := self._build_by_kernels(common, starts, chosen, told[0]):
+                return made, (table[:0], table[:0])
         ends, after = common.query_start_loc.long(), common.seq_lens.long()
         count = ends[1:] - ends[:-1]
         before = (after - count).clamp(min=0)
         written = common.slot_mapping[:all_tokens].long()
-        step = windows.begin(table, before, torch.where(count > 0, after, before), written, *running(common))
-        chosen = chosen_of(starts) if self.by_kernels else []
+        step = windows.begin(table, before, torch.where(count > 0, after, before), written, *told)
         decoded = self.buffers.build(windows, starts, chosen, table, before, count, all_tokens)
         others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and (self.by_torch or i not in set(chosen))]
         lengths = before.tolist() if others else []
         rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
         index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
         requests = [] if index is None else self._requests(rows, table[index], before[index])
-        slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept)))
+        slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept.int())))
         return PackedMetadata(all_tokens, slots, copies, requests, decoded), step.restored
+
+    def _build_by_kernels(self, common: Any, starts: list[int], chosen: list[int], places: frozenset[int]) -> PackedMetadata | None:
+        """A step like the one before it, as a graph replays it, by two launches. None: a step of other shapes."""
+        all_tokens = common.num_actual_tokens
+        requests, tokens = uniform_of(starts, chosen, all_tokens) or (0, 0)
+        if not 0 < requests <= self.buffers.requests or starts[-1] != len(chosen) * tokens or all_tokens > self.most_tokens:
+            return None
+        table = common.block_table_tensor[:requests]
+        slots, copies, tables = self.buffers.rooms(self.windows, table, tokens, all_tokens, self.most_tokens)
+        self.windows.step(table, common.query_start_loc[:requests + 1], common.seq_lens[:requests], common.slot_mapping[:all_tokens], places,
+                          slots, copies, tables)
+        return PackedMetadata(all_tokens, slots, copies, [], DecodeStep(requests, tokens, tables))
 
     def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
         def split(request: Tensor, slots: Tensor) -> list[Tensor]:
@@ -165,14 +180,15 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             return output.fill_(0)
         step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
         kv_cache = packed.of_rank(kv_cache)
-        stored = torch.empty(2, step.num_actual_tokens, *key.shape[1:], dtype=torch.bfloat16, device=key.device)
-        for side, x, rows in zip(packed.sides, (key, value), stored):
-            side.store(x[:step.num_actual_tokens], rows)
-        packed.write(kv_cache, step.slots, *stored)
-        self._copies.index_copy_(1, step.copies, stored)
         by_kernels = step.decoded is not None and packed.path == "kernels"
+        queries = step.decoded.queries(query) if by_kernels else query[:0]
+        rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
+        turned = torch.empty(queries.shape, dtype=torch.bfloat16, device=query.device)
+        stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
+        packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
+        packed.write(kv_cache, step.slots, stored)
         if by_kernels:
-            self._decode(query, step.decoded, packed, kv_cache, output)
+            self._decode(turned, step.decoded, packed, kv_cache, output)
         for request in step.requests:
             if by_kernels and request.end - request.begin <= MOST_NEW:
                 continue
@@ -188,8 +204,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         return 4 * slots * self.num_kv_heads * self.head_size
 
     def make_copies(self, slots: int, device: torch.device) -> None:
-        """Room for so many copies, of which the last is for tokens that have none; what is there stays if it is enough. Steps write to
-        it, in inference mode or not."""
+        """Room for so many copies; what is there stays if it is enough. Steps write to it, in inference mode or not."""
         if self._copies is None or self._copies.shape[1] < slots:
             with torch.inference_mode(False):
                 self._copies = torch.zeros(2, slots, self.num_kv_heads, self.head_size, dtype=torch.bfloat16, device=device)
@@ -200,15 +215,12 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self.packed.unpack(self.packed.of_rank(kv_cache), slots.int(), *(each.transpose(0, 1) for each in rows))
         self._copies.index_copy_(1, copies, rows)
 
-    def _decode(self, query: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
-        """New tokens of requests, whose outputs are written."""
-        (key_side, value_side), q = packed.sides, step.queries(query)
-        turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-        key_side.turn(q, turned)
+    def _decode(self, turned: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
+        """New tokens of requests, whose outputs are written. turned: their queries, rotated."""
         pages = [copies[:, None] for copies in self._copies]  # of one token
         out = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale)
-        native = output[:len(q)] if step.gather is None else torch.empty_like(q)
-        value_side.turn_back(out.flatten(0, 1).bfloat16(), native)
+        native = output[:len(turned)] if step.gather is None else torch.empty_like(turned)
+        packed.turn_back(out.flatten(0, 1), native)
         if step.gather is not None:
             output[step.places] = native[step.real]
 
@@ -221,11 +233,10 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
 
     def _behind(self, request: Request, q: Tensor, new: Tensor, packed: PackedSlots, kv_cache: Tensor, output: Tensor) -> None:
         """Tokens behind others: q (tokens, query heads, d), of which outputs are written; new: their keys and values as stored."""
-        key_side, value_side = packed.sides
         turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-        key_side.turn(q, turned)
+        packed.turn(q, turned)
         out = attend(turned, new, self._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._flash)
-        value_side.turn_back(out.bfloat16(), output)
+        packed.turn_back(out, output)
 
 
 class PackedBackend(AttentionBackend):

@@ -52,8 +52,11 @@ def slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, devi
     for name, side in (("key", own.key), ("value", own.value)):
         sides.append(Int2Side(rotations.manifest, name, number, _of_rank(side, name, number, heads, rank)))
         sides[-1].place(heads, dim, device, dtype)
-        sides[-1].place_for_queries(q_heads)
-    return slots_for(rotations.manifest, sides[0], sides[1], heads, dim, q_heads, block_size, device)
+    slots = slots_for(rotations.manifest, sides[0], sides[1], heads, dim, q_heads, block_size, device)
+    if slots.path != "kernels":
+        for side in sides:
+            side.place_for_queries(q_heads)
+    return slots
 
 
 def _room_of(*layer: Any) -> int:
@@ -68,7 +71,7 @@ def _plan_windows(impl: Any, vllm_config: Any) -> None:
     free, while its weights are there and its cache is not."""
     scheduler, requests = vllm_config.scheduler_config, vllm_config.scheduler_config.max_num_seqs
     entries = WindowBlocks.most_entries(impl.block_size, *packed_set().windows, requests, scheduler.max_num_batched_tokens)
-    impl.most_copies = entries * impl.block_size + 1
+    impl.most_copies = entries * impl.block_size
     if current_platform.device_type != "cuda":
         return
     taken, free = impl.copy_bytes(impl.most_copies) * len(packed_layers(vllm_config)), torch.cuda.mem_get_info()[0]

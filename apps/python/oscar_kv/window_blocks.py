@@ -23,7 +23,7 @@ MOST_NEW = 8  # new tokens of a request that kernels read at once
 class WindowStep:
     """Slots count places: those of tokens in all blocks, those of copies in all entries.
 
-    kept: for each token of the step, the slot of its copy; WindowBlocks.nowhere: none. restored: (slots, slots of copies) of older tokens, whose
+    kept: for each token of the step, the slot of its copy; negative: none. restored: (slots, slots of copies) of older tokens, whose
     copies are made of packed rows before anything is read."""
 
     kept: Tensor
@@ -52,7 +52,7 @@ class WindowBlocks:
     def __init__(self, blocks: int, block_size: int, sink: int, recent: int, requests: int, tokens: int, device: torch.device):
         self.block_size, self.sink, self.recent = block_size, sink, recent
         self.entries = min(blocks, self.most_entries(block_size, sink, recent, requests, tokens))
-        self.nowhere = self.entries * block_size  # a slot behind all copies
+        self.slots = self.entries * block_size  # of copies
         # The last element of each stands for no block, or no entry.
         self._entry_of = torch.full((blocks + 1,), -1, dtype=torch.long, device=device)
         self._block_of = torch.full((self.entries + 1,), -1, dtype=torch.long, device=device)
@@ -89,7 +89,7 @@ class WindowBlocks:
         known; has_new: some may be others than those that had their places in the step before; has_drafts: of more than MOST_NEW new
         tokens of one, which do not all have copies, some may be taken back. Where all took part in the step before, and none had such
         drafts, it left copies of all that they read now: nothing is restored, and the device is not waited for."""
-        steady = bool(requests) and not has_new and requests <= self._former
+        steady = self.is_steady(requests, has_new)
         self._former = frozenset() if has_drafts else requests
         self._step += 1
         begin = self.recent_begin(before)
@@ -103,8 +103,7 @@ class WindowBlocks:
         fresh = (had < 0) & (ids < len(self._entry_of) - 1)
         self._read_in.index_fill_(0, torch.where(had >= 0, had, self.entries).flatten(), self._step)
         is_full = self._give(ids.flatten(), fresh.flatten())
-        kept = self.copies(written.clamp(min=0))
-        kept = torch.where((written >= 0) & (kept >= 0), kept, self.nowhere)
+        kept = torch.where(written >= 0, self.copies(written.clamp(min=0)), -1)
         if steady:
             return WindowStep(kept, (before[:0], before[:0]))
         full, is_old = torch.stack([is_full, (fresh & (firsts < before[:, None])).any()]).tolist()
@@ -117,6 +116,20 @@ class WindowBlocks:
             old = (ids[..., None] * self.block_size + place)[is_seen].unique()
             old = old[~torch.isin(old, written)]
         return WindowStep(kept, (old, self.copies(old)))
+
+    def is_steady(self, requests: frozenset[int], has_new: bool) -> bool:
+        """Whether all these took part in the step before, as begin() has them."""
+        return bool(requests) and not has_new and requests <= self._former
+
+    def step(self, table: Tensor, starts: Tensor, lengths: Tensor, written: Tensor, requests: frozenset[int], slots: Tensor, kept: Tensor,
+             tables: DecodeTables) -> None:
+        """begin() and decode_tables() by kernels, where begin() would wait for nothing and no request has more than MOST_NEW new tokens.
+        starts, lengths: int32 (requests + 1) and (requests), where their tokens begin in the step, and tokens of each with these. slots
+        and kept, int32 (tokens of the step), and tables, of requests or of each of their tokens, are written."""
+        self._former = requests
+        self._step += 1
+        torch.ops.oscar.window_step(table, starts, lengths, written, self._entry_of, self._block_of, self._read_in, self._first, slots, kept,
+                                    *tables, self.block_size, self.sink, self.recent, self._step)
 
     def _blocks(self, table: Tensor, first: Tensor, end: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """The blocks of the tokens [first, end) of each request, at most so many tokens, and their first tokens: (requests, any)
@@ -150,14 +163,21 @@ class WindowBlocks:
         """Of requests with `count` new tokens behind `before` (int64 (requests)), at most `tokens`; a request of none sees nothing.
         The sink is a multiple of the block size, and recent tokens are two or more."""
         sinks, begin = before.clamp(max=self.sink), self.recent_begin(before)
-        place = torch.arange(self.sink + self.recent - 1 + tokens, device=table.device)
+        place = torch.arange(self.seen_at_once(tokens), device=table.device)
         token = torch.where(place < sinks[:, None], place, place + (begin - sinks)[:, None])
         block = table.gather(1, (token // self.block_size).clamp(max=table.shape[1] - 1)).long()
         copies = (self._entry_of[block] * self.block_size + token % self.block_size).clamp(min=0)
         taking = count > 0
         lengths = torch.where(taking, begin - sinks, 0), torch.where(taking, sinks + before - begin + count, 0)
-        first_page = min(self.sink // self.block_size, table.shape[1] - 1)
-        return DecodeTables(table[:, first_page:].int().contiguous(), lengths[0].int(), copies.int(), lengths[1].int())
+        return DecodeTables(table[:, -self.page_width(table):].int().contiguous(), lengths[0].int(), copies.int(), lengths[1].int())
+
+    def seen_at_once(self, tokens: int) -> int:
+        """Tokens of the windows that the last of so many new ones sees at most."""
+        return self.sink + self.recent - 1 + tokens
+
+    def page_width(self, table: Tensor) -> int:
+        """Pages of the history that decode_tables() has of each request."""
+        return max(table.shape[1] - self.sink // self.block_size, 1)
 
     def _give(self, ids: Tensor, fresh: Tensor) -> Tensor:
         """Entries to the blocks that are fresh, of which some may stand there several times: those that were longest not read.

@@ -89,6 +89,8 @@ typedef struct {
   const int32_t* slots;                    /* (num_tokens): page * page_size + token in page; negative: not written */
   int32_t page_size;                       /* any */
   oscar_paged_rows codes, params;          /* written: rows 8-byte aligned, pairs of params aligned to their size */
+  const int32_t* clip_ranks;               /* (num_kv_heads): in place of clip_ratio, the rank of each head's threshold, as above, below
+                                              head_dim; negative: no clipping. Device memory; null: clip_ratio for all */
 } oscar_int2_pack_args;
 
 /* Enqueues the work on `stream`; returns as oscar_int2_decode() does. */

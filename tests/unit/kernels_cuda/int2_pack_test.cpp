@@ -254,7 +254,10 @@ TEST_CASE("int2_pack refuses what it cannot do, and says why") {
   refused(args, "clip_ratio");
   args.clip_ratio = 0.5, args.grid = OSCAR_LEAST_SQUARES;
   refused(args, "does not clip");
-  args.clip_ratio = 0, args.grid = static_cast<oscar_grid>(2);
+  const std::int32_t rank = 3;
+  args.clip_ratio = 0, args.clip_ranks = &rank;
+  refused(args, "does not clip");
+  args.clip_ranks = nullptr, args.grid = static_cast<oscar_grid>(2);
   refused(args, "grid must be");
   args.grid = OSCAR_MIN_MAX;
   refused(args, "must not be null");
