@@ -115,8 +115,8 @@ class CodedCopies {
     return (first + 32 * i) & ((1 << shift<kShift>()) - 1);
   }
 
-  /// From the lane's row of 16 bytes in plane 0 to its row of kBytes behind `full` planes of 16 and `half` of 8 bytes,
-  /// but for what its step adds.
+  /// Returns how many bytes lie between the lane's row of 16 bytes in plane 0 and its row of kBytes behind `full`
+  /// planes of 16 and `half` of 8 bytes; a step adds its own.
   template <int kBytes>
   __device__ __forceinline__ int place(int full, int half) const {
     return ((16 * full + 8 * half) << p_.history_shift) - (16 - kBytes) * lane_slot_;
@@ -139,7 +139,7 @@ class CodedCopies {
       return kOnePage ? of_page[0] + 32 * kBytes * i : of_page[i];
     }
   };
-  /// from + by * count, as one instruction.
+  /// Returns from + by * count by one instruction.
   __device__ __forceinline__ static const unsigned char* moved(const unsigned char* from, int by, int count) {
     const unsigned char* to;
     asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(count), "r"(by), "l"(from));
