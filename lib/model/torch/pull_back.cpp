@@ -17,7 +17,8 @@
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kLogits = std::int64_t{1} << 24;  // in memory at a time
+// Logits in memory at a time, four times over; on the CPU of each thread.
+constexpr std::int64_t kLogits = std::int64_t{1} << 22, kGpuLogits = std::int64_t{1} << 24;
 
 /// A tensor of its own by which gradients can be asked for.
 at::Tensor leaf(const at::Tensor& x, c10::Device place) { return x.to(place).clone().requires_grad_(); }
@@ -132,7 +133,8 @@ std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& l
 
 std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tensor& hidden,
                                              std::span<const std::vector<float>> draws) {
-  const std::int64_t rows = hidden.size(0), at_once = std::max<std::int64_t>(1, kLogits / head.at("head").size(0));
+  const std::int64_t rows = hidden.size(0), logits_at_once = hidden.is_cpu() ? kLogits : kGpuLogits;
+  const std::int64_t at_once = std::max<std::int64_t>(1, logits_at_once / head.at("head").size(0));
   std::vector<std::vector<at::Tensor>> parts(draws.size());
   for (std::int64_t begin = 0; begin < rows; begin += at_once) {
     const std::int64_t count = std::min(at_once, rows - begin);
@@ -140,14 +142,14 @@ std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tens
     const at::Tensor x = leaf(hidden.narrow(0, begin, count), hidden.device());
     // A log-likelihood is the token's logit less the logarithm of a sum, whose gradient is the same for all tokens.
     const at::Tensor logits = logits_of(head, x), shares = at::softmax(logits.detach(), -1);
-    logits.backward(shares.neg());
+    logits.backward(shares);
     const at::Tensor of_sum = take_gradient(x), sums = shares.cumsum(-1);
     for (std::size_t i = 0; i < draws.size(); ++i) {
       const at::Tensor numbers = at::from_blob(const_cast<float*>(draws[i].data()) + begin, {count, 1}, at::kFloat);
       const at::Tensor levels = numbers.to(hidden.device()) * sums.narrow(-1, sums.size(-1) - 1, 1);
       const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
       logits_of(head, x, drawn.flatten()).sum().backward();
-      parts[i].push_back(of_sum + take_gradient(x));
+      parts[i].push_back(take_gradient(x) - of_sum);
     }
   }
   std::vector<at::Tensor> gradients;
