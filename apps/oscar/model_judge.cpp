@@ -15,12 +15,12 @@
 namespace oscar {
 namespace {
 
-/// Held-out text that candidates are judged on. All read the first part; only those that may still be the best, whose
-/// KL is at most kOpen times the lowest, read the rest.
+/// Held-out text that candidates are judged on. All read the first part; only if several of them may still be the best,
+/// because their KL is at most kOpen times the lowest, they read the rest.
 constexpr std::int64_t kFirstTokens = 2048, kAllTokens = 8192;
 constexpr double kOpen = 1.5;
 /// Probes decide among candidates of about the same KL (choose() in lib/fit): only those within this factor of the
-/// lowest are asked for them.
+/// lowest are asked for them, if there are several.
 constexpr double kProbed = 1.2;
 constexpr std::int64_t kProbeTokens = 768;
 
@@ -71,6 +71,12 @@ class Judge {
     ask_probes();
     return scores_;
   }
+  [[nodiscard]] std::vector<double> klds() {
+    read_texts();
+    std::vector<double> found;
+    for (const ModelScore& score : scores_) found.push_back(score.kld);
+    return found;
+  }
 
  private:
   [[nodiscard]] std::vector<ModelMetrics> measure(const verify::ModelData& data,
@@ -98,7 +104,7 @@ class Judge {
     const std::vector<ModelMetrics> first = measure(questions_.first, all);
     for (const std::size_t i : all) scores_[i].kld = first[i].kld_mean;
     const std::vector<std::size_t> open = near(kOpen);
-    if (questions_.rest.texts.empty() || open.empty()) return;
+    if (questions_.rest.texts.empty() || open.size() < 2) return;
     const std::vector<ModelMetrics> rest = measure(questions_.rest, open);
     // What the whole text changes for those who read it, it would have changed for the others as well.
     double whole = 0, part = 0;
@@ -122,7 +128,7 @@ class Judge {
     double asked = 0;
     for (const int length : questions_.probes.answer_lengths) asked += length - 1;
     const std::vector<std::size_t> probed = near(kProbed);
-    if (probed.empty()) return;
+    if (probed.size() < 2) return;
     const std::vector<ModelMetrics> found = measure(questions_.probes, probed);
     for (std::size_t i = 0; i < probed.size(); ++i) {
       // As if tokens were independent, and with one more found and one more missed, or a perfect score had no error.
@@ -141,20 +147,19 @@ class Judge {
 
 }  // namespace
 
-MethodJudge make_method_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
-                              const FitOptions& options, Backend& backend) {
-  return [&runner, &backend, questions = make_questions(sequences, options)](std::span<const KvMethod> methods) {
-    return Judge(runner, questions, backend, methods).scores();
-  };
+std::vector<double> judge_by_kl(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
+                                const FitOptions& options, Backend& backend, std::span<const KvMethod> methods) {
+  const Questions questions = make_questions(sequences, options);
+  return Judge(runner, questions, backend, methods).klds();
 }
 
 ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences, const FitOptions& options,
                             Backend& backend) {
-  return [judge = make_method_judge(runner, sequences, options, backend),
+  return [&runner, &backend, questions = make_questions(sequences, options),
           windows = options.windows](std::span<const RotationSet> sets) {
     std::vector<KvMethod> methods;
     for (const RotationSet& set : sets) methods.push_back(verify::method_of_set(set, windows));
-    return judge(methods);
+    return Judge(runner, questions, backend, methods).scores();
   };
 }
 

@@ -3,7 +3,6 @@
 // them.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -13,13 +12,12 @@
 
 namespace oscar {
 
-/// Judges caches of any kind.
-using MethodJudge = std::function<std::vector<ModelScore>(std::span<const KvMethod>)>;
-
-/// sequences: those that the fit calibrates on, in the same order. runner and backend must outlive the judge.
-[[nodiscard]] MethodJudge make_method_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
-                                            const FitOptions& options, Backend& backend);
-/// Returns a judge of rotation sets.
+/// Returns the KL of the model's predictions with each cache. sequences: those that the fit calibrates on, in the same
+/// order.
+[[nodiscard]] std::vector<double> judge_by_kl(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
+                                              const FitOptions& options, Backend& backend,
+                                              std::span<const KvMethod> methods);
+/// Returns a judge of rotation sets. runner and backend must outlive it.
 [[nodiscard]] ModelJudge make_model_judge(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
                                           const FitOptions& options, Backend& backend);
 

@@ -2,28 +2,66 @@
 #include "kernels/cpu/causal_blocks.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/exp.hpp"
+#include "base/vector_clones.hpp"
 #include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {
+
+/// values -= the highest of them. Maxima go side by side, as many as a processor's vectors hold.
+OSCAR_VECTOR_CLONES void shift_by_highest(double* values, std::int64_t count) {
+  constexpr std::int64_t kLanes = 16;
+  std::array<double, kLanes> highest;
+  highest.fill(values[0]);
+  const std::int64_t whole = count / kLanes * kLanes;
+  for (std::int64_t i = 0; i < whole; i += kLanes) {
+    for (std::int64_t j = 0; j < kLanes; ++j) highest[j] = values[i + j] > highest[j] ? values[i + j] : highest[j];
+  }
+  for (std::int64_t i = whole; i < count; ++i) highest[0] = std::max(highest[0], values[i]);
+  const double top = *std::max_element(highest.begin(), highest.end());
+  for (std::int64_t i = 0; i < count; ++i) values[i] -= top;
+}
+
+OSCAR_VECTOR_CLONES void divide(double* values, std::int64_t count, double by) {
+  for (std::int64_t i = 0; i < count; ++i) values[i] /= by;
+}
+
+void add_growing_rows(const double* rows, std::int64_t count, std::int64_t step, std::int64_t length, double* sums) {
+  std::array<double, kRowsAtOnce> totals{};
+  std::int64_t common = 0;
+  if (count == kRowsAtOnce) {
+    for (; common < length; ++common) {
+      for (std::int64_t r = 0; r < kRowsAtOnce; ++r) totals[r] += rows[r * step + common];
+    }
+  }
+  for (std::int64_t r = 0; r < count; ++r) {
+    for (std::int64_t i = common; i < length + r; ++i) totals[r] += rows[r * step + i];
+    sums[r] = totals[r];
+  }
+}
+
 namespace {
 
 constexpr std::int64_t kQueries = 256;
 
 /// Row i of scores (queries, keys) keeps keys 0 … first_key + i.
 void causal_softmax(double* scores, std::int64_t queries, std::int64_t keys, std::int64_t first_key) {
-  for (std::int64_t i = 0; i < queries; ++i) {
-    const std::span<double> row(scores + i * keys, static_cast<std::size_t>(keys));
-    const std::span<double> seen = row.first(static_cast<std::size_t>(first_key + i + 1));
-    const double top = *std::max_element(seen.begin(), seen.end());
-    for (double& s : seen) s -= top;
-    exp_in_place(seen);
-    double sum = 0;
-    for (const double p : seen) sum += p;
-    for (double& p : seen) p /= sum;
-    std::fill(row.begin() + static_cast<std::ptrdiff_t>(seen.size()), row.end(), 0.0);
+  for (std::int64_t first = 0; first < queries; first += kRowsAtOnce) {
+    const std::int64_t count = std::min(kRowsAtOnce, queries - first), seen = first_key + first + 1;
+    double* const rows = scores + first * keys;
+    for (std::int64_t r = 0; r < count; ++r) {
+      shift_by_highest(rows + r * keys, seen + r);
+      exp_in_place(std::span(rows + r * keys, static_cast<std::size_t>(seen + r)));
+    }
+    std::array<double, kRowsAtOnce> sums;
+    add_growing_rows(rows, count, keys, seen, sums.data());
+    for (std::int64_t r = 0; r < count; ++r) {
+      divide(rows + r * keys, seen + r, sums[r]);
+      std::fill(rows + r * keys + seen + r, rows + (r + 1) * keys, 0.0);
+    }
   }
 }
 
@@ -47,18 +85,17 @@ std::vector<CausalBlock> causal_blocks(std::span<const SequenceRange> sequences,
   return blocks;
 }
 
-std::vector<double> causal_probabilities(const CausalBlock& block, std::span<const double> q, std::span<const double> k,
-                                         int head_dim) {
+void causal_probabilities(const CausalBlock& block, std::span<const double> q, std::span<const double> k, int head_dim,
+                          std::vector<double>& probabilities) {
   const std::int64_t keys = block.keys();
-  std::vector<double> scores(static_cast<std::size_t>(block.queries * keys));
+  probabilities.resize(static_cast<std::size_t>(block.queries * keys));
   gemm({.m = block.queries,
         .n = keys,
         .k = head_dim,
         .b = Transpose::kYes,
         .alpha = 1 / std::sqrt(static_cast<double>(head_dim))},
-       q.data(), head_dim, k.data(), head_dim, scores.data(), keys);
-  causal_softmax(scores.data(), block.queries, keys, block.first_query);
-  return scores;
+       q.data(), head_dim, k.data(), head_dim, probabilities.data(), keys);
+  causal_softmax(probabilities.data(), block.queries, keys, block.first_query);
 }
 
 std::vector<double> query_rows(const HeadsView& q, const CausalBlock& block) {

@@ -23,9 +23,16 @@ struct CausalBlock {
 /// All blocks, sequence by sequence, head by head.
 [[nodiscard]] std::vector<CausalBlock> causal_blocks(std::span<const SequenceRange> sequences, int num_query_heads);
 
-/// probabilities (queries, keys): causal softmax(q k^T / sqrt(d)). q, k: (queries, d), (keys, d).
-[[nodiscard]] std::vector<double> causal_probabilities(const CausalBlock& block, std::span<const double> q,
-                                                       std::span<const double> k, int head_dim);
+/// Writes probabilities (queries, keys): causal softmax(q k^T / sqrt(d)). q, k: (queries, d), (keys, d). They are
+/// large: callers use the same memory for many blocks, since fresh memory is cleared page by page.
+void causal_probabilities(const CausalBlock& block, std::span<const double> q, std::span<const double> k, int head_dim,
+                          std::vector<double>& probabilities);
+
+/// How many rows are added up side by side.
+inline constexpr std::int64_t kRowsAtOnce = 4;
+/// sums[r] = sum of values [0, length + r) of row r in their order, for up to kRowsAtOnce rows that lie `step` apart:
+/// an addition waits for the one before, but not for those of other rows.
+void add_growing_rows(const double* rows, std::int64_t count, std::int64_t step, std::int64_t length, double* sums);
 
 /// Rows of one head of the block's queries, or of its keys (or values).
 [[nodiscard]] std::vector<double> query_rows(const HeadsView& q, const CausalBlock& block);

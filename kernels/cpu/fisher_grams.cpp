@@ -6,12 +6,25 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
+#include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/causal_blocks.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {
+
+/// Turns the probabilities p of one query into weights p (1 - p), and adds these, and p^2, to those of the keys.
+OSCAR_VECTOR_CLONES void add_key_weights(double* __restrict p, std::int64_t count, double* __restrict key_weights,
+                                         double* __restrict value_weights) {
+  for (std::int64_t j = 0; j < count; ++j) {
+    const double probability = p[j], weight = probability * (1 - probability);
+    p[j] = weight;
+    key_weights[j] += weight;
+    value_weights[j] += probability * probability;
+  }
+}
+
 namespace {
 
 /// What one block of queries adds.
@@ -27,21 +40,24 @@ void scale_rows(std::vector<double>& rows, std::span<const double> weights, int 
 
 BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows) {
   const int d = qkv.q.head_dim, head = block.query_head / (qkv.q.num_heads / qkv.k.num_heads);
+  const std::int64_t keys = block.keys();
   std::vector<double> q = query_rows(qkv.q, block);
-  const std::vector<double> p = causal_probabilities(block, q, key_rows(qkv.k, block, head), d);
+  thread_local std::vector<double> p;
+  causal_probabilities(block, q, key_rows(qkv.k, block, head), d, p);
   BlockSums sums{std::vector<double>(static_cast<std::size_t>(d) * d),
-                 std::vector<double>(static_cast<std::size_t>(block.keys())),
-                 std::vector<double>(static_cast<std::size_t>(block.keys()))};
+                 std::vector<double>(static_cast<std::size_t>(keys)),
+                 std::vector<double>(static_cast<std::size_t>(keys))};
+  // A query behind its first history key finds one more than the query before.
   std::vector<double> query_weights(static_cast<std::size_t>(block.queries));
-  for (std::int64_t i = 0; i < block.queries; ++i) {
-    const std::int64_t end = block.first_query + i - windows.recent + 1;
-    for (std::int64_t j = windows.sink; j < end; ++j) {
-      const double probability = p[static_cast<std::size_t>(i * block.keys() + j)];
-      const double weight = probability * (1 - probability);
-      query_weights[static_cast<std::size_t>(i)] += weight;
-      sums.key_weights[static_cast<std::size_t>(j)] += weight;
-      sums.value_weights[static_cast<std::size_t>(j)] += probability * probability;
+  const std::int64_t windows_end = windows.sink + windows.recent - block.first_query;
+  for (std::int64_t first = std::max<std::int64_t>(0, windows_end); first < block.queries; first += kRowsAtOnce) {
+    const std::int64_t count = std::min(kRowsAtOnce, block.queries - first), found = first - windows_end + 1;
+    double* const rows = p.data() + first * keys + windows.sink;
+    for (std::int64_t r = 0; r < count; ++r) {
+      add_key_weights(rows + r * keys, found + r, sums.key_weights.data() + windows.sink,
+                      sums.value_weights.data() + windows.sink);
     }
+    add_growing_rows(rows, count, keys, found, query_weights.data() + first);
   }
   scale_rows(q, query_weights, d);
   add_gram_upper(q.data(), block.queries, d, sums.query_upper.data());

@@ -14,8 +14,8 @@ namespace {
 
 void add_block(const QkvView& qkv, const CausalBlock& block, double* upper) {
   const int dv = qkv.v.head_dim, head = block.query_head / (qkv.q.num_heads / qkv.k.num_heads);
-  const std::vector<double> probabilities =
-      causal_probabilities(block, query_rows(qkv.q, block), key_rows(qkv.k, block, head), qkv.k.head_dim);
+  thread_local std::vector<double> probabilities;
+  causal_probabilities(block, query_rows(qkv.q, block), key_rows(qkv.k, block, head), qkv.k.head_dim, probabilities);
   const std::vector<double> v = key_rows(qkv.v, block, head);
   std::vector<double> outputs(static_cast<std::size_t>(block.queries * dv));
   gemm({.m = block.queries, .n = dv, .k = block.keys()}, probabilities.data(), block.keys(), v.data(), dv,

@@ -88,16 +88,20 @@ CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOp
                                 Backend& backend) {
   CodedLayerData data;
   AdditiveMoments& sums = data.sums.first;
-  sums =
-      take(stream,
-           {.moments = {Moment::kFisher, Moment::kQqt, Moment::kVtv}, .windows = options.windows, .value_reads = true},
-           backend);
+  SumsWanted wanted{.moments = options.more, .windows = options.windows, .value_reads = true};
+  wanted.moments.insert({Moment::kFisher, Moment::kQqt, Moment::kVtv});
+  wanted.moments.erase(Moment::kSst);
+  sums = take(stream, wanted, backend);
   const FisherSums& fisher = *sums.fisher;
   require_blocks(fisher.key, "key", layer_id);
   require_blocks(fisher.value, "value", layer_id);
   (void)mean(fisher, options.windows);  // says so if there is no history
   data.sums.layer_id = layer_id, data.sums.key_dim = fisher.key.dim, data.sums.value_dim = fisher.value.dim;
   data.sums.first_data = {0};
+  if (options.more.contains(Moment::kSst)) {
+    data.sums.sst = take_sst(stream, sums.sums.at(Moment::kQqt).mean(), backend);
+    data.sums.sst_data = {0};
+  }
   if (cost != nullptr) data.cost = *cost;
   data.centred = !options.uncentred.contains(layer_id);
   take_rows(stream, tokens_of(data), options.sample_rows, data);

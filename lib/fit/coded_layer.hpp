@@ -20,7 +20,7 @@ namespace oscar {
 
 /// All that is taken of a layer. Sums add up over parts of the data; costs and damage are means over its tokens.
 struct CodedLayerData {
-  /// The sums qqt, vtv, and fisher with values.
+  /// The sums qqt, vtv, and fisher with values; beside them CodedOptions::more, which files do not keep.
   LayerStatistics sums;
   std::optional<ErrorCost> cost;  // none: no model was asked
   /// What errors of 2-bit codes cost, in a trial set that is fitted to the same data; only where there is no cost.
@@ -36,6 +36,7 @@ struct CodedOptions {
   Windows windows;
   std::int64_t sample_rows = 4096;  // of each layer, from which grids are fitted
   std::set<int> uncentred;          // layers whose keys keep their mean
+  std::set<Moment> more;            // moments that somebody else needs of the same rows
   Json recipe = Json::object();     // CodedData::recipe
 };
 

@@ -160,6 +160,10 @@ Choice choose(const std::vector<Scored>& scored) {
   if (judged) {
     const auto kl = [](const Scored& s) { return s.model ? s.model->kld : std::numeric_limits<double>::infinity(); };
     const std::vector<std::size_t> near = near_best(scored, kl);
+    if (near.size() == 1) {
+      return {near.front(),
+              fmt::format("its model KL, {:.4f}, is the only one within 10 % of the lowest", kl(scored[near.front()]))};
+    }
     const std::size_t most =
         best_of(near, [&](auto a, auto b) { return scored[a].model->probe > scored[b].model->probe; });
     const double enough = scored[most].model->probe - scored[most].model->probe_error;

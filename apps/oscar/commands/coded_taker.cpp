@@ -20,16 +20,16 @@ constexpr CostPlan kCostOnGpu{16, 2048}, kCostOnCpu{8, 2048};
 /// Of fewer texts tokens are drawn more often, so that there are so many samples: with fewer, plans depend on chance.
 constexpr std::size_t kCostSamples = 16;
 
-/// Some of the longest sequences, from all over the data and cut short, since neighbours are often of one kind. Throws
-/// DataError if the windows hold nearly all of them.
+/// Some of the sequences that are at least half as long as the longest, from all over the data and cut short, since
+/// neighbours are often of one kind. Throws DataError if the windows hold nearly all of them.
 std::vector<TokenSequence> cost_texts(std::vector<TokenSequence> sequences, const CostPlan& plan, Windows windows) {
   for (TokenSequence& text : sequences) text.resize(std::min(text.size(), plan.tokens));
   std::ranges::stable_sort(sequences, std::greater<>(), &TokenSequence::size);
-  const auto longest = static_cast<std::size_t>(std::ranges::count_if(
-      sequences, [&](const TokenSequence& text) { return text.size() == sequences.front().size(); }));
+  const auto enough = static_cast<std::size_t>(std::ranges::count_if(
+      sequences, [&](const TokenSequence& text) { return 2 * text.size() >= sequences.front().size(); }));
   std::vector<TokenSequence> texts;
-  for (std::size_t i = 0, count = std::min(plan.texts, longest); i < count; ++i) {
-    texts.push_back(std::move(sequences[(2 * i + 1) * longest / (2 * count)]));
+  for (std::size_t i = 0, count = std::min(plan.texts, enough); i < count; ++i) {
+    texts.push_back(std::move(sequences[(2 * i + 1) * enough / (2 * count)]));
   }
   const verify::ModelData data{.texts = texts};
   verify::require_quantised(verify::keys_of_texts(data, windows), "what errors cost", "--text, --tokens", windows);
@@ -51,8 +51,13 @@ std::filesystem::path coded_partial_folder(const FitCommand& command) {
   return command.save_stats.empty() ? partial_folder(command) : statistics_folder(command);
 }
 
-CodedTaker::CodedTaker(const FitCommand& command, FitInput& input, Backend& backend, Status& status)
-    : command_(command), input_(input), backend_(backend), status_(status), options_{.windows = command.fit.windows} {
+CodedTaker::CodedTaker(const FitCommand& command, FitInput& input, Backend& backend, Status& status,
+                       std::set<Moment> more)
+    : command_(command),
+      input_(input),
+      backend_(backend),
+      status_(status),
+      options_{.windows = command.fit.windows, .more = std::move(more)} {
   const bool live = input.runner() != nullptr;
   if (live) {
     const bool gpu = !backend.description().starts_with("cpu");
@@ -86,8 +91,9 @@ CodedFit CodedTaker::fit() {
   return {input_.source(), options_, measure, backend_, status_};
 }
 
-CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status) {
-  CodedTaker taker(command, input, backend, status);
+CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status,
+                        const std::set<Moment>& more) {
+  CodedTaker taker(command, input, backend, status, more);
   if (!command.resume) return taker.fit().take_all(taker.costs(), nullptr);
   const PartialFolder kept(coded_partial_folder(command), taker.record(), PartialFolder::Earlier::kUse, &status);
   input.keep_states(kept);

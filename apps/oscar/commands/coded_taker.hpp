@@ -2,6 +2,7 @@
 // What oscar fit --recipe coded asks a model and takes from data, for one process and for several.
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include "commands/fit_command.hpp"
@@ -11,8 +12,9 @@ namespace oscar {
 
 class CodedTaker {
  public:
-  /// All must outlive this. Throws DataError for texts that the windows hold nearly all of.
-  CodedTaker(const FitCommand& command, FitInput& input, Backend& backend, Status& status);
+  /// more: CodedOptions::more. All others must outlive this. Throws DataError for texts that the windows hold nearly
+  /// all of.
+  CodedTaker(const FitCommand& command, FitInput& input, Backend& backend, Status& status, std::set<Moment> more = {});
 
   /// All that decides what is taken, with fingerprints.
   [[nodiscard]] Json record();

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -101,8 +102,10 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 /// Recipe coded. Throws UsageError for options that it does not know.
 void fit_coded_set(FitCommand& command, Context& context);
 
-/// What recipe coded takes from its data; with --resume it is kept, and what is there already is not taken again.
-[[nodiscard]] CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status);
+/// What recipe coded takes from its data; with --resume it is kept, and what is there already is not taken again. more:
+/// CodedOptions::more, not with --resume.
+[[nodiscard]] CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status,
+                                      const std::set<Moment>& more = {});
 
 /// Where that is kept, until what is made of it is written.
 [[nodiscard]] std::filesystem::path coded_partial_folder(const FitCommand& command);

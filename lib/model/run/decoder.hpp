@@ -126,14 +126,17 @@ class Decoder {
   /// Returns hidden states behind a whole layer of those before it, which stay.
   [[nodiscard]] virtual std::unique_ptr<Rows> behind(const LoadedWeights& layer, Experts experts,
                                                      const Rows& before) const = 0;
-  /// Returns the gradient, by the hidden states of a sequence that has passed all layers, of the sum of log-likelihoods
-  /// of tokens that are drawn from what the model predicts at each position. draws: for each token a number in [0, 1).
-  [[nodiscard]] virtual std::unique_ptr<Rows> likelihood_gradient(const LoadedWeights& head, const Rows& hidden,
-                                                                  std::span<const float> draws) const = 0;
-  /// Turns a gradient by hidden states behind a layer into that by those before it. If the layer attends, writes the
-  /// gradients by the keys and values that it reads, as far as queries find them in the history (Windows).
-  virtual void pull_back(const LoadedWeights& layer, Experts experts, const Rows& before, Rows& gradient,
-                         Windows windows, const HistoryBuffers& out) const = 0;
+  /// Returns gradients, by the hidden states of a sequence that has passed all layers, of the sum of log-likelihoods of
+  /// tokens that are drawn from what the model predicts at each position: one for each of `draws`, which have a number
+  /// in [0, 1) for each token.
+  [[nodiscard]] virtual std::vector<std::unique_ptr<Rows>> likelihood_gradients(
+      const LoadedWeights& head, const Rows& hidden, std::span<const std::vector<float>> draws) const = 0;
+  /// Turns gradients by hidden states behind a layer into those by the states before it. If the layer attends, writes
+  /// the gradients by the keys and values that it reads, as far as queries find them in the history (Windows), to one
+  /// of `out` for each.
+  virtual void pull_back(const LoadedWeights& layer, Experts experts, const Rows& before,
+                         std::span<const std::unique_ptr<Rows>> gradients, Windows windows,
+                         std::span<const HistoryBuffers> out) const = 0;
 };
 
 /// Opens the plug-in. Throws BackendUnavailable if it, libtorch or the device is not there, UsageError for a device or

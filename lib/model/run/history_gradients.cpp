@@ -19,7 +19,12 @@ struct WholeLayer {
 class GradientRun {
  public:
   GradientRun(const Decoder& decoder, const ModelConfig& config, const HistoryQuestion& question, Status& status)
-      : decoder_(decoder), config_(config), question_(question), status_(status), states_(count()) {}
+      : decoder_(decoder),
+        config_(config),
+        question_(question),
+        status_(status),
+        states_(count()),
+        gradients_(count()) {}
 
   void go_forward() {
     for_each_sequence([&](std::size_t s) {
@@ -35,23 +40,30 @@ class GradientRun {
     }
   }
 
-  void go_back(std::size_t draw, const HistoryHook& hook) const {
-    const std::shared_ptr<const LoadedWeights> head = decoder_.load_head();
-    std::vector<std::unique_ptr<Rows>> gradients(count());
-    for_each_sequence([&](std::size_t s) {
-      const std::vector<float> numbers = draws_for(draw * count() + s, question_.sequences[s].size());
-      gradients[s] = decoder_.likelihood_gradient(*head, *states_[s].back(), numbers);
-    });
-    decoder_.finish();
+  /// All draws together, which share what each layer makes of its hidden states.
+  void go_back(const HistoryHook& hook) {
+    {
+      const std::shared_ptr<const LoadedWeights> head = decoder_.load_head();
+      for_each_sequence([&](std::size_t s) {
+        std::vector<std::vector<float>> numbers;
+        for (std::size_t draw = 0; draw < draws(); ++draw) {
+          numbers.push_back(draws_for(draw * count() + s, question_.sequences[s].size()));
+        }
+        gradients_[s] = decoder_.likelihood_gradients(*head, *states_[s].back(), numbers);
+        states_[s].pop_back();
+      });
+      decoder_.finish();
+    }
     for (int layer = config_.num_layers - 1; layer >= config_.cache_layers().front(); --layer) {
       const WholeLayer whole = loaded(layer);
-      for_each_sequence([&](std::size_t s) { take_back(layer, whole, s, *gradients[s], hook); });
+      for_each_sequence([&](std::size_t s) { take_back(layer, whole, s, hook); });
       finish_layer();
     }
   }
 
  private:
   [[nodiscard]] std::size_t count() const { return question_.sequences.size(); }
+  [[nodiscard]] std::size_t draws() const { return static_cast<std::size_t>(question_.draws); }
 
   template <class F>
   void for_each_sequence(const F& f) const {
@@ -73,31 +85,36 @@ class GradientRun {
     return whole;
   }
 
-  void take_back(int layer, const WholeLayer& whole, std::size_t s, Rows& gradient, const HistoryHook& hook) const {
+  void take_back(int layer, const WholeLayer& whole, std::size_t s, const HistoryHook& hook) {
     const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer)].mixer;
     const std::size_t heads =
         attends(layer) ? question_.sequences[s].size() * static_cast<std::size_t>(mixer.num_kv_heads) : 0;
-    std::vector<float> key(heads * static_cast<std::size_t>(mixer.head_dim)),
-        value(heads * static_cast<std::size_t>(mixer.value_dim));
-    const Rows& before = *states_[s][static_cast<std::size_t>(layer)];
-    decoder_.pull_back(*whole.weights, whole.experts, before, gradient, question_.windows, {key, value});
-    if (attends(layer)) hook(layer, s, key, value);
+    std::vector<std::vector<float>> keys(draws(), std::vector<float>(heads * static_cast<std::size_t>(mixer.head_dim)));
+    std::vector<std::vector<float>> values(draws(),
+                                           std::vector<float>(heads * static_cast<std::size_t>(mixer.value_dim)));
+    std::vector<HistoryBuffers> buffers;
+    for (std::size_t draw = 0; draw < draws(); ++draw) buffers.push_back({keys[draw], values[draw]});
+    decoder_.pull_back(*whole.weights, whole.experts, *states_[s].back(), gradients_[s], question_.windows, buffers);
+    states_[s].pop_back();
+    if (!attends(layer)) return;
+    for (const HistoryBuffers& found : buffers) hook(layer, s, found.key, found.value);
   }
 
   [[nodiscard]] bool attends(int layer) const { return config_.blocks[static_cast<std::size_t>(layer)].attends(); }
 
-  void finish_layer() const {
+  void finish_layer() {
     decoder_.finish();  // or the weights would go while a GPU computes with them
     const std::int64_t back = config_.num_layers - config_.cache_layers().front();
-    status_.progress("layers there and back", ++done_, config_.num_layers + question_.draws * back);
+    status_.progress("layers there and back", ++done_, config_.num_layers + back);
   }
 
   const Decoder& decoder_;
   const ModelConfig& config_;
   const HistoryQuestion& question_;
   Status& status_;
-  std::vector<std::vector<std::unique_ptr<Rows>>> states_;  // of each sequence: before each layer, and behind the last
-  mutable std::int64_t done_ = 0;
+  // Of each sequence: states before each layer that no gradient has passed yet, and behind the last; gradients by draw.
+  std::vector<std::vector<std::unique_ptr<Rows>>> states_, gradients_;
+  std::int64_t done_ = 0;
 };
 
 }  // namespace
@@ -113,7 +130,7 @@ void take_gradients(const Decoder& decoder, const ModelConfig& config, const His
                     const HistoryHook& hook, Status& status) {
   GradientRun run(decoder, config, question, status);
   run.go_forward();
-  for (int draw = 0; draw < question.draws; ++draw) run.go_back(static_cast<std::size_t>(draw), hook);
+  run.go_back(hook);
 }
 
 }  // namespace oscar

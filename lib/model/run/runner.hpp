@@ -81,12 +81,12 @@ struct HistoryQuestion {
   std::span<const TokenSequence> sequences;
   std::vector<std::int64_t> first_positions = {};  // as PassOptions
   Windows windows;
-  /// How often tokens are drawn: each time is a sample of its own, for one more way back.
+  /// How often tokens are drawn: each time is a sample of its own.
   int draws = 1;
 };
 /// Sees, of one sequence in one layer that attends, the gradients by keys (T, Hkv, d) and by values (T, Hkv, d_v) of
-/// the cache that it reads. Called concurrently for different sequences, for layers from the last to the first, draw
-/// after draw.
+/// the cache that it reads. Called concurrently for different sequences, for layers from the last to the first, in each
+/// draw after draw.
 using HistoryHook =
     std::function<void(int layer, std::size_t sequence, std::span<const float> key, std::span<const float> value)>;
 

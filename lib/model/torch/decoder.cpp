@@ -208,22 +208,31 @@ class TorchDecoder : public Decoder {
     });
   }
 
-  [[nodiscard]] std::unique_ptr<Rows> likelihood_gradient(const LoadedWeights& head, const Rows& hidden,
-                                                          std::span<const float> draws) const override {
+  [[nodiscard]] std::vector<std::unique_ptr<Rows>> likelihood_gradients(
+      const LoadedWeights& head, const Rows& hidden, std::span<const std::vector<float>> draws) const override {
     return call([&] {
-      auto gradient = std::make_unique<HiddenRows>();
-      gradient->x = oscar::likelihood_gradient(ours(head), here(hidden), draws);
-      return gradient;
+      std::vector<std::unique_ptr<Rows>> gradients;
+      for (const at::Tensor& found : oscar::likelihood_gradients(ours(head), here(hidden), draws)) {
+        auto own = std::make_unique<HiddenRows>();
+        own->x = found;
+        gradients.push_back(std::move(own));
+      }
+      return gradients;
     });
   }
 
-  void pull_back(const LoadedWeights& layer, Experts experts, const Rows& before, Rows& gradient, Windows windows,
-                 const HistoryBuffers& out) const override {
+  void pull_back(const LoadedWeights& layer, Experts experts, const Rows& before,
+                 std::span<const std::unique_ptr<Rows>> gradients, Windows windows,
+                 std::span<const HistoryBuffers> out) const override {
     call([&] {
-      const HistoryGradients found =
-          oscar::pull_back(route_, ours(layer), experts, by_rows_, state_of(before), state_of(gradient), windows);
-      write_floats(found.key, out.key);
-      write_floats(found.value, out.value);
+      std::vector<HiddenRows*> own;
+      for (const auto& gradient : gradients) own.push_back(&state_of(*gradient));
+      const std::vector<CacheGradients> found =
+          oscar::pull_back(route_, ours(layer), experts, by_rows_, state_of(before), own, windows);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        write_floats(found[i].key, out[i].key);
+        write_floats(found[i].value, out[i].value);
+      }
     });
   }
 

@@ -16,6 +16,13 @@ namespace {
 
 constexpr std::int64_t kHeadBlock = 8192;  // rows of the head whose products are in memory at a time
 
+/// Logits as the model says, of what the head's matrix gives.
+at::Tensor finished(const Weights& head, at::Tensor logits) {
+  if (head.config().logit_scale != 1) logits = logits * head.config().logit_scale;
+  const double cap = head.config().logit_soft_cap;
+  return cap > 0 ? at::tanh(logits / cap) * cap : logits;
+}
+
 }  // namespace
 
 std::shared_ptr<const Weights> SharedHead::take(const WeightRoute& route) {
@@ -30,10 +37,12 @@ std::shared_ptr<const Weights> SharedHead::take(const WeightRoute& route) {
 }
 
 at::Tensor logits_of(const Weights& head, const at::Tensor& hidden) {
-  at::Tensor logits = at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat);
-  if (head.config().logit_scale != 1) logits = logits * head.config().logit_scale;
-  const double cap = head.config().logit_soft_cap;
-  return cap > 0 ? at::tanh(logits / cap) * cap : logits;
+  return finished(head, at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat));
+}
+
+at::Tensor logits_of(const Weights& head, const at::Tensor& hidden, const at::Tensor& tokens) {
+  const at::Tensor rows = head.at("head").index_select(0, tokens).to(at::kFloat);
+  return finished(head, (head.norm(hidden, "norm").to(at::kFloat) * rows).sum(-1));
 }
 
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {

@@ -29,5 +29,7 @@ void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t fi
 
 /// Returns the logits of all rows of hidden, (T, vocab_size) in fp32, as a tensor that gradients go through.
 [[nodiscard]] at::Tensor logits_of(const Weights& head, const at::Tensor& hidden);
+/// Returns the logit of one token for each row, (T), in the same way. tokens: (T), int64.
+[[nodiscard]] at::Tensor logits_of(const Weights& head, const at::Tensor& hidden, const at::Tensor& tokens);
 
 }  // namespace oscar

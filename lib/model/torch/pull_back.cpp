@@ -4,27 +4,27 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/log_softmax.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/softmax.h>
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "model/torch/embedding.hpp"
 #include "model/torch/experts.hpp"
 #include "model/torch/head.hpp"
-#include "model/torch/score_blocks.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kLogits = std::int64_t{1} << 24;  // in memory at a time
+// Logits in memory at a time, four times over; on the CPU of each thread.
+constexpr std::int64_t kLogits = std::int64_t{1} << 22, kGpuLogits = std::int64_t{1} << 24;
 
 /// A tensor of its own by which gradients can be asked for.
 at::Tensor leaf(const at::Tensor& x, c10::Device place) { return x.to(place).clone().requires_grad_(); }
 
-/// A layer on all rows of a sequence, with what gradients are asked for where they are tracked.
+/// A layer on all rows of a sequence, with what gradients are asked for where they are tracked. They end at what
+/// attention gives, and begin again at what it reads.
 struct Layer {
   Layer(const WeightRoute& route, const Weights& layer, Decoder::Experts experts, const RowBatches& by_rows,
         const HiddenRows& before, const at::Tensor& x) {
@@ -43,10 +43,13 @@ struct Layer {
     qkv = project_attention(layer, x, before.first_position);
     if (!m.own_kv) {
       const Projected& kept = before.kept.at(m.kv_layer);
-      qkv.k = leaf(kept.k, route.device.place()), qkv.v = leaf(kept.v, route.device.place());
+      qkv.k = kept.k.to(route.device.place()), qkv.v = kept.v.to(route.device.place());
     }
-    attended = exact_attention(layer, qkv);
-    if (attended.requires_grad()) attended.retain_grad();
+    {
+      const at::AutoGradMode untracked(false);
+      attended = exact_attention(layer, qkv);
+    }
+    attended.requires_grad_(at::GradMode::is_enabled());
     return attention_output(layer, attended, x);
   }
 
@@ -66,50 +69,29 @@ at::Tensor product(const at::Tensor& y, const at::Tensor& gradient) {
   return (y.to(at::kFloat) * gradient.to(y.device()).to(at::kFloat)).sum();
 }
 
+/// The gradient that a leaf has, which it loses.
+at::Tensor take_gradient(const at::Tensor& leaf) { return std::exchange(leaf.mutable_grad(), {}); }
+
 /// Gradients of several layers by the same keys or values add up.
 void add_to(at::Tensor& sum, const at::Tensor& gradient) { sum = sum.defined() ? sum + gradient : gradient; }
 
-}  // namespace
-
-HistoryGradients history_gradients(const Weights& layer, const Projected& qkv, const at::Tensor& outputs,
-                                   Windows windows) {
-  const MixerSpec& m = layer.block().mixer;
-  const std::int64_t tokens = qkv.q.size(0), heads = qkv.q.size(1), group = heads / qkv.k.size(1);
-  const auto zeros_like = [](const at::Tensor& x) { return at::zeros(x.sizes(), x.options().dtype(at::kFloat)); };
-  const HistoryGradients sums{zeros_like(qkv.k), zeros_like(qkv.v)};
-  const std::int64_t together = qkv.q.is_cpu() ? 1 : heads, groups = std::max<std::int64_t>(1, together / group);
-  const double scale = 1 / std::sqrt(static_cast<double>(m.head_dim));
-  for (std::int64_t h = 0; h < heads; h += together) {
-    const auto own = [&](const at::Tensor& x) { return x.narrow(1, h, together).transpose(0, 1); };
-    const auto of_group = [&](const at::Tensor& x) {
-      const at::Tensor rows = x.narrow(1, h / group, groups).transpose(0, 1);
-      return together == 1 ? rows : rows.repeat_interleave(group, 0);
-    };
-    const at::Tensor q = own(qkv.q), k = of_group(qkv.k), v = of_group(qkv.v), sinks = sinks_of(layer, h, together);
-    const at::Tensor by_output = own(outputs);
-    const std::int64_t at_once = queries_at_once(q);
-    for (std::int64_t begin = 0; begin < tokens; begin += at_once) {
-      const std::int64_t end = std::min(tokens, begin + at_once);
-      if (end <= windows.sink + windows.recent) continue;  // these queries have no history
-      const ScoreBlock block = score_block(m, q, k, begin, end);
-      const at::Tensor shares = block.shares(sinks), gradient = block.of_queries(by_output);
-      const at::Tensor by_share = at::matmul(gradient, block.of_keys(v).transpose(1, 2));
-      at::Tensor history = block.behind >= windows.recent;
-      const std::int64_t kept = std::clamp<std::int64_t>(windows.sink - block.first, 0, end - block.first);
-      history.narrow(1, 0, kept).fill_(false);
-      const at::Tensor read = shares * history;
-      at::Tensor by_score = read * (by_share - (shares * by_share).sum(-1, true));
-      if (block.slope.defined()) by_score = by_score * block.slope;
-      const auto add = [&](const at::Tensor& sum, const at::Tensor& rows) {  // rows (together, keys, d)
-        const at::Tensor of_heads = rows.view({groups, together / groups, rows.size(1), rows.size(2)}).sum(1);
-        sum.narrow(0, block.first, end - block.first).narrow(1, h / group, groups).add_(of_heads.transpose(0, 1));
-      };
-      add(sums.key, at::matmul(by_score.transpose(1, 2), block.of_queries(q)) * scale);
-      add(sums.value, at::matmul(read.transpose(1, 2), gradient));
+/// Takes gradients by what attention reads to x, and to the layer whose keys and values these are.
+void pull_reads(const MixerSpec& m, const Projected& qkv, const AttentionGradients& reads, HiddenRows& gradient) {
+  at::Tensor objective = product(qkv.q, reads.query);
+  if (m.own_kv) {
+    objective = objective + product(qkv.k, reads.cache.key) + product(qkv.v, reads.cache.value);
+    if (gradient.kept.contains(m.kv_layer)) {
+      const Projected& later = gradient.kept.at(m.kv_layer);
+      objective = objective + product(qkv.k, later.k) + product(qkv.v, later.v);
     }
+  } else {
+    Projected& shared = gradient.kept[m.kv_layer];
+    add_to(shared.k, reads.cache.key), add_to(shared.v, reads.cache.value);
   }
-  return sums;
+  objective.backward({}, /*retain_graph=*/true);
 }
+
+}  // namespace
 
 std::unique_ptr<HiddenRows> behind_layer(const WeightRoute& route, const Weights& layer, Decoder::Experts experts,
                                          const RowBatches& by_rows, const HiddenRows& before) {
@@ -121,48 +103,58 @@ std::unique_ptr<HiddenRows> behind_layer(const WeightRoute& route, const Weights
   return next;
 }
 
-HistoryGradients pull_back(const WeightRoute& route, const Weights& layer, Decoder::Experts experts,
-                           const RowBatches& by_rows, const HiddenRows& before, HiddenRows& gradient, Windows windows) {
-  const MixerSpec& m = layer.block().mixer;
+std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& layer, Decoder::Experts experts,
+                                      const RowBatches& by_rows, const HiddenRows& before,
+                                      std::span<HiddenRows* const> gradients, Windows windows) {
+  const at::AutoGradMode differentiable(true);
   const at::Tensor x = leaf(before.x, route.device.place());
-  Projected qkv;
-  at::Tensor attended;
-  {
-    const at::AutoGradMode differentiable(true);
-    Layer run(route, layer, experts, by_rows, before, x);
-    at::Tensor objective = product(run.out, gradient.x);
-    qkv = run.qkv, attended = run.attended;
-    if (m.own_kv && gradient.kept.contains(m.kv_layer)) {
-      const Projected& later = gradient.kept.at(m.kv_layer);
-      objective = objective + product(qkv.k, later.k) + product(qkv.v, later.v);
-    }
-    objective.backward();
+  const Layer run(route, layer, experts, by_rows, before, x);
+  const bool attends = layer.block().attends();
+  std::vector<at::Tensor> by_outputs;
+  for (HiddenRows* gradient : gradients) {
+    run.out.backward(gradient->x.to(run.out.options()), /*retain_graph=*/true);
+    gradient->x = take_gradient(x);
+    if (attends) by_outputs.push_back(take_gradient(run.attended));
   }
-  gradient.x = x.grad();
-  if (!layer.block().attends()) return {};
-  if (!m.own_kv) {
-    Projected& shared = gradient.kept[m.kv_layer];
-    add_to(shared.k, qkv.k.grad()), add_to(shared.v, qkv.v.grad());
+  if (!attends) return {};
+  const auto reads = [&] {
+    const at::AutoGradMode untracked(false);
+    const Projected qkv{run.qkv.q.detach(), run.qkv.k.detach(), run.qkv.v.detach()};
+    return attention_gradients(layer, qkv, run.attended.detach(), by_outputs, windows);
+  }();
+  std::vector<CacheGradients> of_history;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    pull_reads(layer.block().mixer, run.qkv, reads[i], *gradients[i]);
+    gradients[i]->x = gradients[i]->x + take_gradient(x);
+    of_history.push_back(reads[i].history);
   }
-  return history_gradients(layer, {qkv.q.detach(), qkv.k.detach(), qkv.v.detach()}, attended.grad(), windows);
+  return of_history;
 }
 
-at::Tensor likelihood_gradient(const Weights& head, const at::Tensor& hidden, std::span<const float> draws) {
-  const std::int64_t rows = hidden.size(0), at_once = std::max<std::int64_t>(1, kLogits / head.at("head").size(0));
-  const at::Tensor numbers = at::from_blob(const_cast<float*>(draws.data()), {rows, 1}, at::kFloat).to(hidden.device());
-  std::vector<at::Tensor> parts;
+std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tensor& hidden,
+                                             std::span<const std::vector<float>> draws) {
+  const std::int64_t rows = hidden.size(0), logits_at_once = hidden.is_cpu() ? kLogits : kGpuLogits;
+  const std::int64_t at_once = std::max<std::int64_t>(1, logits_at_once / head.at("head").size(0));
+  std::vector<std::vector<at::Tensor>> parts(draws.size());
   for (std::int64_t begin = 0; begin < rows; begin += at_once) {
     const std::int64_t count = std::min(at_once, rows - begin);
     const at::AutoGradMode differentiable(true);
     const at::Tensor x = leaf(hidden.narrow(0, begin, count), hidden.device());
-    const at::Tensor likelihoods = at::log_softmax(logits_of(head, x), -1);
-    const at::Tensor sums = likelihoods.detach().exp().cumsum(-1);
-    const at::Tensor passed = sums <= numbers.narrow(0, begin, count) * sums.narrow(-1, sums.size(-1) - 1, 1);
-    const at::Tensor drawn = passed.sum(-1, true).clamp_max(sums.size(-1) - 1);
-    likelihoods.gather(-1, drawn).sum().backward();
-    parts.push_back(x.grad());
+    // A log-likelihood is the token's logit less the logarithm of a sum, whose gradient is the same for all tokens.
+    const at::Tensor logits = logits_of(head, x), shares = at::softmax(logits.detach(), -1);
+    logits.backward(shares);
+    const at::Tensor of_sum = take_gradient(x), sums = shares.cumsum(-1);
+    for (std::size_t i = 0; i < draws.size(); ++i) {
+      const at::Tensor numbers = at::from_blob(const_cast<float*>(draws[i].data()) + begin, {count, 1}, at::kFloat);
+      const at::Tensor levels = numbers.to(hidden.device()) * sums.narrow(-1, sums.size(-1) - 1, 1);
+      const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
+      logits_of(head, x, drawn.flatten()).sum().backward();
+      parts[i].push_back(take_gradient(x) - of_sum);
+    }
   }
-  return at::cat(parts);
+  std::vector<at::Tensor> gradients;
+  for (const std::vector<at::Tensor>& own : parts) gradients.push_back(at::cat(own));
+  return gradients;
 }
 
 }  // namespace oscar

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "fit/held_out.hpp"
 #include "support/backend.hpp"
@@ -147,6 +148,13 @@ TEST_CASE("the choice goes by the model's KL, then by its probes") {
   chance[2].model->probe_error = 0.11;  // 80 % could as well be 90 %
   CHECK(choose(chance).index == 1);
   CHECK(choose(chance).reason.find("2 find as many probes") != std::string::npos);
+  std::vector<Scored> alone = judged;  // nobody was asked for probes
+  for (Scored& each : alone) {
+    if (each.model) each.model = ModelScore{3 * each.model->kld, std::numeric_limits<double>::quiet_NaN()};
+  }
+  alone[2].model->kld = 0.0100;
+  CHECK(choose(alone).index == 2);
+  CHECK(choose(alone).reason.find("the only one within 10 %") != std::string::npos);
 }
 
 TEST_CASE("without a model the choice goes by softmax KL, then by output error") {
