@@ -171,7 +171,7 @@ def bench(library, plans, with_peers):
                 del cases, first
             mean = sum(row["microseconds"] for row in by_layer) / len(by_layer)
             bytes_ = sum(row["bytes"] for row in by_layer) / len(by_layer)
-            rows.append({"case": name, "plan": plan_name, "microseconds": mean, "bytes": bytes_, "layers": by_layer})
+            rows.append({"case": name, "plan": plan_name, "head_dim": dim, "microseconds": mean, "bytes": bytes_, "layers": by_layer})
             print(f"{name:26} {plan_name:14} {mean:8.2f} us {bytes_ / mean / 1e6:5.2f} TB/s  {bytes_ / mean / 1e6 / rate:5.1%} of copy  "
                   + " ".join(f"{row['microseconds']:.1f}" for row in by_layer), flush=True)
         if with_peers:
