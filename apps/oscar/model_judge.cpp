@@ -15,8 +15,8 @@
 namespace oscar {
 namespace {
 
-/// Held-out text that candidates are judged on. All read the first part; only if several of them may still be the best,
-/// because their KL is at most kOpen times the lowest, they read the rest.
+/// Tokens of held-out text that candidates are judged on. Every candidate reads the first part. Those whose KL is at
+/// most kOpen times the lowest may still be the best; if there are several, they also read the rest.
 constexpr std::int64_t kFirstTokens = 2048, kAllTokens = 8192;
 constexpr double kOpen = 1.5;
 /// Probes decide among candidates of about the same KL (choose() in lib/fit): only those within this factor of the

@@ -6,23 +6,16 @@
 #include <cmath>
 
 #include "base/exp.hpp"
+#include "base/highest.hpp"
 #include "base/vector_clones.hpp"
 #include "kernels/cpu/products.hpp"
 
 namespace oscar::cpu {
 
-/// values -= the highest of them. Maxima go side by side, as many as a processor's vectors hold.
+/// values -= the highest of them.
 OSCAR_VECTOR_CLONES void shift_by_highest(double* values, std::int64_t count) {
-  constexpr std::int64_t kLanes = 16;
-  std::array<double, kLanes> highest;
-  highest.fill(values[0]);
-  const std::int64_t whole = count / kLanes * kLanes;
-  for (std::int64_t i = 0; i < whole; i += kLanes) {
-    for (std::int64_t j = 0; j < kLanes; ++j) highest[j] = values[i + j] > highest[j] ? values[i + j] : highest[j];
-  }
-  for (std::int64_t i = whole; i < count; ++i) highest[0] = std::max(highest[0], values[i]);
-  const double top = *std::max_element(highest.begin(), highest.end());
-  for (std::int64_t i = 0; i < count; ++i) values[i] -= top;
+  const double highest = highest_of(values, static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) values[i] -= highest;
 }
 
 OSCAR_VECTOR_CLONES void divide(double* values, std::int64_t count, double by) {

@@ -13,16 +13,6 @@
 
 namespace oscar::cuda {
 
-SplitRule SplitRule::of(std::int64_t units, int num_kv_heads) {
-  SplitRule rule{};
-  rule.warps = units < 64 ? 8 : 4;
-  rule.least_tokens = static_cast<int>(std::clamp<std::int64_t>(8 * units, 512, 2048));
-  rule.window_pieces = units < 256 ? 3 : 1;
-  const int places = 132 * 16 / rule.warps;  // of blocks on an H100, whose multiprocessors have registers for 16 warps
-  rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, 256);
-  return rule;
-}
-
 namespace {
 
 /// What is wrong with the arguments; null if nothing is.

@@ -11,6 +11,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <concepts>
 #include <cstdint>
 
 namespace oscar::cuda {
@@ -112,11 +113,9 @@ __device__ __forceinline__ T* kept(T* pointer) {
   return pointer;
 }
 
-__device__ __forceinline__ unsigned kept(unsigned value) {
-  asm("" : "+r"(value));
-  return value;
-}
-__device__ __forceinline__ int kept(int value) {
+template <std::integral T>
+__device__ __forceinline__ T kept(T value) {
+  static_assert(sizeof(T) == 4);
   asm("" : "+r"(value));
   return value;
 }

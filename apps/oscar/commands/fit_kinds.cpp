@@ -30,7 +30,7 @@ FitOptions rival_of(const FitOptions& options) {
   return rival;
 }
 
-/// Of what the coded fit took.
+/// Returns the sums that the coded fit took, as statistics that a rotation set can be fitted to.
 Statistics statistics_of(const CodedData& data) {
   Statistics statistics{.model = data.model, .data = data.data, .windows = data.windows};
   for (const CodedLayerData& layer : data.layers) statistics.layers.push_back(layer.sums);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/exp.hpp"
+#include "base/highest.hpp"
 #include "base/vector_clones.hpp"
 
 namespace oscar::verify {
@@ -16,19 +17,11 @@ constexpr double kLowestLogProbability = -16;
 /// Sums run side by side, so that the processor's vectors hold them; as many on every machine.
 constexpr std::size_t kSums = 16;
 
-OSCAR_VECTOR_CLONES void subtract(const float* row, std::size_t count, double highest, double* out) {
-  for (std::size_t i = 0; i < count; ++i) out[i] = row[i] - highest;
-}
-
-OSCAR_VECTOR_CLONES float highest_of(const float* row, std::size_t count) {
-  std::array<float, kSums> highest;
-  highest.fill(row[0]);
-  const std::size_t whole = count / kSums * kSums;
-  for (std::size_t i = 0; i < whole; i += kSums) {
-    for (std::size_t j = 0; j < kSums; ++j) highest[j] = row[i + j] > highest[j] ? row[i + j] : highest[j];
-  }
-  for (std::size_t i = whole; i < count; ++i) highest[0] = std::max(highest[0], row[i]);
-  return *std::max_element(highest.begin(), highest.end());
+/// Returns the highest of the row, and out = row - that.
+OSCAR_VECTOR_CLONES float shift_by_highest(const float* row, std::size_t count, double* out) {
+  const float highest = highest_of(row, count);
+  for (std::size_t i = 0; i < count; ++i) out[i] = row[i] - double{highest};
+  return highest;
 }
 
 OSCAR_VECTOR_CLONES double sum_of(const double* values, std::size_t count) {
@@ -57,9 +50,8 @@ OSCAR_VECTOR_CLONES double weighted_differences(const double* w, const float* a,
 void TokenDistribution::read(std::span<const float> logits) {
   logits_ = logits;
   weights_.resize(logits.size());
-  const float highest = highest_of(logits.data(), logits.size());
+  const float highest = shift_by_highest(logits.data(), logits.size(), weights_.data());
   top_ = static_cast<std::size_t>(std::find(logits.begin(), logits.end(), highest) - logits.begin());
-  subtract(logits.data(), logits.size(), highest, weights_.data());
   exp_in_place(weights_);
   weight_sum_ = sum_of(weights_.data(), weights_.size());
   log_sum_ = highest + std::log(weight_sum_);

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+// How the decode kernels cut a sequence into pieces that blocks read side by side: on the host and on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace oscar::cuda {
+
+inline constexpr int kStepTokens = 32;  // that a warp of the INT2 kernel takes at a time
+
+/// What decides how sequences are cut, besides their own lengths.
+struct SplitRule {
+  int warps;           // of a block
+  int history_pieces;  // into which a long history is cut at most
+  int least_tokens;    // of a piece of a history that is not short
+  int window_pieces;
+  int round_tokens;  // that the warps of a block read at a time; 0: see SplitPlan::rest_tokens
+
+  /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
+  /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
+  static SplitRule of(std::int64_t units, int num_kv_heads) {
+    SplitRule rule{};
+    rule.warps = units < 64 ? 8 : 4;
+    rule.least_tokens = static_cast<int>(std::clamp<std::int64_t>(8 * units, 512, 2048));
+    rule.window_pieces = units < 256 ? 3 : 1;
+    const int places =
+        132 * 16 / rule.warps;  // of blocks on an H100, whose multiprocessors have registers for 16 warps
+    rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, 256);
+    return rule;
+  }
+};
+
+/// How a sequence is cut: first the window's splits, then the history's.
+struct SplitPlan {
+  int window_tokens = 0, window_splits = 0;  // tokens of a split
+  int history_tokens = 0, history_splits = 0;
+  /// Tokens at the end of the history that the window's only block reads besides, as a split of their own. Without it
+  /// other blocks would have a round more for these few tokens.
+  int rest_tokens = 0;
+
+  SplitPlan() = default;
+  __host__ __device__ SplitPlan(int length, int window, const SplitRule& rule)
+      : window_tokens(multiple(window, rule.window_pieces, 16 * rule.warps)),
+        window_splits(window > 0 ? (window + window_tokens - 1) / window_tokens : 1),
+        history_tokens(multiple(length, rule.history_pieces, kQuantum)),
+        history_splits(0) {
+    const int eighth = multiple(length, kShortPieces, kQuantum), some = eighth < kShort ? kShort : eighth;
+    const int wanted = some < rule.least_tokens ? some : rule.least_tokens;
+    if (history_tokens < wanted) history_tokens = wanted;
+    if (rule.round_tokens > 0) leave_rest(length, wanted, rule);
+    history_splits = (length - rest_tokens + history_tokens - 1) / history_tokens;
+  }
+  __host__ __device__ int blocks() const { return window_splits + history_splits; }
+  __host__ __device__ int count() const { return blocks() + (rest_tokens > 0 ? 1 : 0); }
+  /// First token of a split of the history.
+  __host__ __device__ int history_first(int split) const { return (split - window_splits) * history_tokens; }
+  /// No sequence up to these lengths has a larger count.
+  static int most(int max_length, int max_window, const SplitRule& rule) {
+    const int by_length = std::max(kShortPieces, (max_length + rule.least_tokens - 1) / rule.least_tokens);
+    const int by_window = std::max(1, (max_window + 16 * rule.warps - 1) / (16 * rule.warps));
+    return std::min(by_length, rule.history_pieces) + std::min(by_window, rule.window_pieces);
+  }
+
+ private:
+  /// Rounds the pieces of a history down to whole rounds of their blocks, of at least `wanted` tokens, if the rest is
+  /// at least a round less than a piece: reading the window takes about as long as a round.
+  __host__ __device__ void leave_rest(int length, int wanted, const SplitRule& rule) {
+    const int rounds = history_tokens / rule.round_tokens, tokens = rounds * rule.round_tokens;
+    const int rest = length - rule.history_pieces * tokens;
+    if (tokens >= wanted && rest > 0 && rest <= (rounds - 1) * rule.round_tokens)
+      history_tokens = tokens, rest_tokens = rest;
+  }
+
+  static constexpr int kQuantum = 2 * kStepTokens, kShort = 512, kShortPieces = 8;
+
+  /// The least multiple of `quantum` of which `count` make `total`.
+  __host__ __device__ static int multiple(int total, int count, int quantum) {
+    const int tokens = (total + count - 1) / count;
+    return tokens < 1 ? quantum : (tokens + quantum - 1) / quantum * quantum;
+  }
+};
+
+}  // namespace oscar::cuda
