@@ -2,10 +2,14 @@
 // How the decode kernels cut a sequence into pieces that blocks read side by side: on the host and on the device.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdint>
+
+#ifdef __CUDACC__
+#define OSCAR_HOST_DEVICE __host__ __device__
+#else
+#define OSCAR_HOST_DEVICE
+#endif
 
 namespace oscar::cuda {
 
@@ -42,7 +46,7 @@ struct SplitPlan {
   int rest_tokens = 0;
 
   SplitPlan() = default;
-  __host__ __device__ SplitPlan(int length, int window, const SplitRule& rule)
+  OSCAR_HOST_DEVICE SplitPlan(int length, int window, const SplitRule& rule)
       : window_tokens(multiple(window, rule.window_pieces, 16 * rule.warps)),
         window_splits(window > 0 ? (window + window_tokens - 1) / window_tokens : 1),
         history_tokens(multiple(length, rule.history_pieces, kQuantum)),
@@ -53,10 +57,10 @@ struct SplitPlan {
     if (rule.round_tokens > 0) leave_rest(length, wanted, rule);
     history_splits = (length - rest_tokens + history_tokens - 1) / history_tokens;
   }
-  __host__ __device__ int blocks() const { return window_splits + history_splits; }
-  __host__ __device__ int count() const { return blocks() + (rest_tokens > 0 ? 1 : 0); }
+  OSCAR_HOST_DEVICE int blocks() const { return window_splits + history_splits; }
+  OSCAR_HOST_DEVICE int count() const { return blocks() + (rest_tokens > 0 ? 1 : 0); }
   /// First token of a split of the history.
-  __host__ __device__ int history_first(int split) const { return (split - window_splits) * history_tokens; }
+  OSCAR_HOST_DEVICE int history_first(int split) const { return (split - window_splits) * history_tokens; }
   /// No sequence up to these lengths has a larger count.
   static int most(int max_length, int max_window, const SplitRule& rule) {
     const int by_length = std::max(kShortPieces, (max_length + rule.least_tokens - 1) / rule.least_tokens);
@@ -67,7 +71,7 @@ struct SplitPlan {
  private:
   /// Rounds the pieces of a history down to whole rounds of their blocks, of at least `wanted` tokens, if the rest is
   /// at least a round less than a piece: reading the window takes about as long as a round.
-  __host__ __device__ void leave_rest(int length, int wanted, const SplitRule& rule) {
+  OSCAR_HOST_DEVICE void leave_rest(int length, int wanted, const SplitRule& rule) {
     const int rounds = history_tokens / rule.round_tokens, tokens = rounds * rule.round_tokens;
     const int rest = length - rule.history_pieces * tokens;
     if (tokens >= wanted && rest > 0 && rest <= (rounds - 1) * rule.round_tokens)
@@ -77,7 +81,7 @@ struct SplitPlan {
   static constexpr int kQuantum = 2 * kStepTokens, kShort = 512, kShortPieces = 8;
 
   /// The least multiple of `quantum` of which `count` make `total`.
-  __host__ __device__ static int multiple(int total, int count, int quantum) {
+  OSCAR_HOST_DEVICE static int multiple(int total, int count, int quantum) {
     const int tokens = (total + count - 1) / count;
     return tokens < 1 ? quantum : (tokens + quantum - 1) / quantum * quantum;
   }
