@@ -8,13 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/host_device.hpp"
 #include "kernels/types.hpp"
-
-#ifdef __CUDACC__
-#define OSCAR_HOST_DEVICE __host__ __device__
-#else
-#define OSCAR_HOST_DEVICE
-#endif
 
 namespace oscar::cuda {
 

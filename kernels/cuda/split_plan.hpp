@@ -5,11 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define OSCAR_HOST_DEVICE __host__ __device__
-#else
-#define OSCAR_HOST_DEVICE
-#endif
+#include "kernels/cuda/host_device.hpp"
 
 namespace oscar::cuda {
 
