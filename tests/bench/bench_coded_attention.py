@@ -108,8 +108,10 @@ def check_case(case):
 
 
 def checked(case, what):
+    """The errors. Outputs over random tokens cancel, the longer the more, so that errors relative to them grow."""
     errors = check_case(case)
-    if not (errors[0] < 2e-3 and errors[1] < 5e-3):
+    bound = 2e-3 * max(1, float(case.lengths.max()) / 33000)**.5
+    if not (errors[0] < bound and errors[1] < 5e-3):
         print("FAILED", *what, errors, flush=True)
     return errors
 
