@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/exp.hpp"
+#include "base/highest.hpp"
 #include "base/threads.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"
@@ -51,7 +52,7 @@ struct Softmax {
 
 /// weights = exp(scores - max), not yet divided by their sum.
 Softmax exponentials(std::span<const double> scores, std::span<double> weights) {
-  const double highest = *std::max_element(scores.begin(), scores.end());
+  const double highest = highest_of(scores.data(), scores.size());
   for (std::size_t j = 0; j < scores.size(); ++j) weights[j] = scores[j] - highest;
   exp_in_place(weights);
   double sum = 0;

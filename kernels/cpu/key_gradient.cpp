@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "base/exp.hpp"
+#include "base/highest.hpp"
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
@@ -25,7 +26,7 @@ std::vector<float> turned(const std::vector<float>& rows, std::span<const float>
 
 /// weights = exp(scores - max); returns their sum, and the maximum in `highest`.
 double exponentials(std::span<const float> scores, std::span<float> weights, float& highest) {
-  highest = *std::max_element(scores.begin(), scores.end());
+  highest = highest_of(scores.data(), scores.size());
   for (std::size_t j = 0; j < scores.size(); ++j) weights[j] = scores[j] - highest;
   exp_in_place(weights);
   return strand_sum(scores.size(), [&](std::size_t j) { return double{weights[j]}; });

@@ -73,21 +73,14 @@ struct SharedMemory {
   }
 };
 
-/// As INT2's rule, but a step is twice as long and a block begins with more work: in batches splits are longer, and a
-/// single sequence's window is one block, so that its history has one more. A multiprocessor's shared memory must have
-/// room for the blocks that its registers have room for.
+/// Chooses how sequences are cut, with so many warps a block that a multiprocessor's shared memory has room for the
+/// blocks that its registers have room for.
 void choose_rule(std::int64_t batch, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const oscar_coded_layout& layout = p.args.layout;
   const SharedMemory memory;
   const int key_tiles = (p.part_heads + 3) / 4, units = layout.num_kv_heads * p.parts;
-  SplitRule& rule = p.rule = SplitRule::of(batch * units, units);
-  if (rule.warps == 4) {
-    rule.least_tokens = 4096;
-  } else {
-    rule.history_pieces += rule.window_pieces - 1;
-    rule.window_pieces = 1;
-  }
+  SplitRule& rule = p.rule = SplitRule::of_coded(batch * units, units);
   const bool two = few_coded_operands(layout.head_dim, layout.value_operands);
   const int blocks = (two ? 16 : 8) / rule.warps;  // at once, by registers
   p.most_shared_bytes = memory.block - kOther;

@@ -31,6 +31,18 @@ struct SplitRule {
     rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, 256);
     return rule;
   }
+  /// Returns the rule for the coded cache. Its blocks begin with more work than those of INT2, so that the pieces of
+  /// batches are longer; the window of a single sequence is one block, so that its history has more of them.
+  static SplitRule of_coded(std::int64_t units, int num_kv_heads) {
+    SplitRule rule = of(units, num_kv_heads);
+    if (rule.warps == 4) {
+      rule.least_tokens = 4096;
+    } else {
+      rule.history_pieces += rule.window_pieces - 1;
+      rule.window_pieces = 1;
+    }
+    return rule;
+  }
 };
 
 /// How a sequence is cut: first the window's splits, then the history's.
@@ -57,7 +69,7 @@ struct SplitPlan {
   OSCAR_HOST_DEVICE int count() const { return blocks() + (rest_tokens > 0 ? 1 : 0); }
   /// First token of a split of the history.
   OSCAR_HOST_DEVICE int history_first(int split) const { return (split - window_splits) * history_tokens; }
-  /// No sequence up to these lengths has a larger count.
+  /// No sequence up to these lengths has more blocks.
   static int most(int max_length, int max_window, const SplitRule& rule) {
     const int by_length = std::max(kShortPieces, (max_length + rule.least_tokens - 1) / rule.least_tokens);
     const int by_window = std::max(1, (max_window + 16 * rule.warps - 1) / (16 * rule.warps));

@@ -7,15 +7,6 @@
 namespace oscar::cuda {
 namespace {
 
-/// The rule of a single sequence's coded cache: one block reads the window, `round` tokens are read by a block at once.
-SplitRule rule_of(int kv_heads, int round) {
-  SplitRule rule = SplitRule::of(kv_heads, kv_heads);
-  rule.history_pieces += rule.window_pieces - 1;
-  rule.window_pieces = 1;
-  rule.round_tokens = round;
-  return rule;
-}
-
 void check_plan(int length, int window, const SplitRule& rule) {
   CAPTURE(length);
   CAPTURE(rule.history_pieces);
@@ -45,7 +36,8 @@ TEST_CASE("decode kernels read each token of a sequence once") {
   for (const int kv_heads : {1, 2, 4, 8, 16, 31, 60, 63}) {
     for (int warps = 1; warps <= 8; ++warps) {
       for (const int step : {32, 64}) {
-        const SplitRule rule = rule_of(kv_heads, warps * step);
+        SplitRule rule = SplitRule::of_coded(kv_heads, kv_heads);
+        rule.round_tokens = warps * step;
         for (int length = 0; length < 140000; length += length < 4000 ? 61 : 997) {
           check_plan(length, length % 321, rule);
           rests += SplitPlan(length, 64, rule).rest_tokens > 0 ? 1 : 0;
@@ -56,11 +48,12 @@ TEST_CASE("decode kernels read each token of a sequence once") {
   CHECK(rests > 1000);  // few would say that the rule leaves out what this test is for
 }
 
-TEST_CASE("decode kernels cut windows and histories of INT2 without gaps") {
+TEST_CASE("decode kernels cut windows and histories of batches without gaps") {
   for (const int units : {1, 8, 40, 64, 255, 256, 4096}) {
     for (const int kv_heads : {1, 8, 128}) {
       for (int length = 0; length < 140000; length += length < 4000 ? 61 : 997) {
         check_plan(length, length % 1501, SplitRule::of(units, kv_heads));
+        check_plan(length, length % 1501, SplitRule::of_coded(units, kv_heads));
       }
     }
   }
