@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Times three jobs on a real language model: a fit by one recipe, the search of `auto`, and `verify` of one set.
 
-bench_real_speed.py --model FILE.gguf --texts DIR [--binary build/oscar] [--out FILE.json] [--only NAME ...]
+bench_real_speed.py --model FILE.gguf --texts DIR [--binary build/oscar] [--device cuda] [--out FILE.json] [--only NAME ...]
 DIR is what real_model_texts.py wrote; `scripts/real_model.sh --fetch-only` fetches model and texts. Of each job the
 document has wall seconds, processor seconds and the largest memory that was resident. The load average says whether
 something else ran: then only processor seconds mean anything. Rows that are not asked for keep what they had.
@@ -57,12 +57,13 @@ class Jobs:
 
     def fit(self, name, *arguments):
         return timed([self.options.binary, "fit", "--model", self.options.model, "--tokens", self.options.texts / "calibrate.npy",
-                      "--max-tokens", FIT_TOKENS, *arguments, "--out", self.set_of(name), "--force", "--quiet", "--device", "cpu"])
+                      "--max-tokens", FIT_TOKENS, *arguments, "--out", self.set_of(name), "--force", "--quiet",
+                      "--device", self.options.device])
 
     def verify(self, name):
         return timed([self.options.binary, "verify", self.set_of(name), "--model", self.options.model, "--tokens", self.text,
-                      "--max-tokens", 0, "--compare", "none", "--no-record", "--no-default-limits", "--quiet", "--device", "cpu",
-                      f"--json={self.report}"])
+                      "--max-tokens", 0, "--compare", "none", "--no-record", "--no-default-limits", "--quiet",
+                      "--device", self.options.device, f"--json={self.report}"])
 
     def set_of(self, name):
         return self.work / f"set-{name}"
@@ -83,12 +84,14 @@ def main():
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--gpu", help="what the document says of the GPU")
     parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/real_speed.json")
     parser.add_argument("--only", nargs="*", default=["fit_oscar", "fit_auto_any"], help="fit_oscar (and verify), fit_auto_any")
     options = parser.parse_args()
     document = json.loads(options.out.read_text()) if options.out.exists() else {}
     document.update(what="tests/bench/bench_real_speed.py", **provenance.machine(), model=options.model.name,
-                    fit_tokens=FIT_TOKENS, verify_tokens=VERIFY_TOKENS)
+                    fit_tokens=FIT_TOKENS, verify_tokens=VERIFY_TOKENS, **({"gpu": options.gpu} if options.gpu else {}))
     with tempfile.TemporaryDirectory() as folder:
         for name, took in Jobs(options, Path(folder)).run():
             document[name] = {**took, "commit": provenance.commit()}

@@ -10,6 +10,9 @@
 namespace oscar {
 namespace {
 
+/// Sequences that a GPU takes at a time: one waits for its results while others hand over work.
+constexpr int kOnGpuAtOnce = 3;
+
 /// All of a layer that computing with it takes.
 struct WholeLayer {
   std::unique_ptr<LoadedWeights> weights;
@@ -31,8 +34,10 @@ class GradientRun {
       const std::int64_t first = question_.first_positions.empty() ? 0 : question_.first_positions[s];
       states_[s].push_back(decoder_.embed(question_.sequences[s], first));
     });
+    load_ahead(0);
     for (int layer = 0; layer < config_.num_layers; ++layer) {
-      const WholeLayer whole = loaded(layer);
+      const WholeLayer whole = next_.get();
+      if (layer + 1 < config_.num_layers) load_ahead(layer + 1);
       for_each_sequence([&](std::size_t s) {
         states_[s].push_back(decoder_.behind(*whole.weights, whole.experts, *states_[s].back()));
       });
@@ -42,6 +47,7 @@ class GradientRun {
 
   /// All draws together, which share what each layer makes of its hidden states.
   void go_back(const HistoryHook& hook) {
+    load_ahead(config_.num_layers - 1);
     {
       const std::shared_ptr<const LoadedWeights> head = decoder_.load_head();
       for_each_sequence([&](std::size_t s) {
@@ -54,8 +60,9 @@ class GradientRun {
       });
       decoder_.finish();
     }
-    for (int layer = config_.num_layers - 1; layer >= config_.cache_layers().front(); --layer) {
-      const WholeLayer whole = loaded(layer);
+    for (int layer = config_.num_layers - 1, last = config_.cache_layers().front(); layer >= last; --layer) {
+      const WholeLayer whole = next_.get();
+      if (layer > last) load_ahead(layer - 1);
       for_each_sequence([&](std::size_t s) { take_back(layer, whole, s, hook); });
       finish_layer();
     }
@@ -73,7 +80,13 @@ class GradientRun {
           throw_if_interrupted();
           f(s);
         },
-        decoder_.concurrent_sequences());
+        decoder_.concurrent_sequences() > 0 ? kOnGpuAtOnce : 0);
+  }
+
+  /// Begins to load the next layer; of experts, of which a layer may have many, only one layer is in memory.
+  void load_ahead(int layer) {
+    const bool experts = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts.count > 0;
+    next_ = std::async(experts ? std::launch::deferred : std::launch::async, [this, layer] { return loaded(layer); });
   }
 
   [[nodiscard]] WholeLayer loaded(int layer) const {
@@ -115,6 +128,7 @@ class GradientRun {
   // Of each sequence: states before each layer that no gradient has passed yet, and behind the last; gradients by draw.
   std::vector<std::vector<std::unique_ptr<Rows>>> states_, gradients_;
   std::int64_t done_ = 0;
+  std::future<WholeLayer> next_;  // at the end, since it refers to the others
 };
 
 }  // namespace

@@ -14,7 +14,8 @@
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kHeadBlock = 8192;  // rows of the head whose products are in memory at a time
+constexpr std::int64_t kHeadBlock = 8192;  // rows of the head whose products are in memory at a time, on the CPU
+constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 24;  // in the memory of a GPU
 
 /// Logits as the model says, of what the head's matrix gives.
 at::Tensor finished(const Weights& head, at::Tensor logits) {
@@ -51,9 +52,17 @@ void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t fi
   OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && first + wanted <= hidden.size(0));
   const at::Tensor normed = head.norm(hidden.narrow(0, first, wanted), "norm");
   const at::Tensor out = at::from_blob(logits.data(), {wanted, vocab}, at::kFloat);
-  for (std::int64_t begin = 0; begin < vocab; begin += kHeadBlock) {
-    const std::int64_t rows = std::min(vocab - begin, kHeadBlock);
-    out.narrow(1, begin, rows).copy_(at::linear(normed, matrix.narrow(0, begin, rows)));
+  const bool gpu = !matrix.is_cpu();  // whose copies are fast where whole rows of `out` are their target
+  const std::int64_t tokens = gpu ? std::max<std::int64_t>(1, kLogitsAtOnce / vocab) : wanted;
+  const std::int64_t columns = gpu ? vocab : kHeadBlock;
+  for (std::int64_t token = 0; token < wanted; token += tokens) {
+    const std::int64_t count = std::min(wanted - token, tokens);
+    for (std::int64_t begin = 0; begin < vocab; begin += columns) {
+      const std::int64_t rows = std::min(vocab - begin, columns);
+      out.narrow(0, token, count)
+          .narrow(1, begin, rows)
+          .copy_(at::linear(normed.narrow(0, token, count), matrix.narrow(0, begin, rows)));
+    }
   }
   if (head.config().logit_scale != 1) out.mul_(head.config().logit_scale);
   const double cap = head.config().logit_soft_cap;
