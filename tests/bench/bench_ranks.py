@@ -3,9 +3,10 @@
 document. scripts/gpu/cluster.sh runs it.
 
 bench_ranks.py [--binary build/oscar] [--ranks 1,2] [--layers 40] [--tokens 30000] [--query-heads 96] [--kv-heads 8]
-               [--live-layers 3] [--live-tokens 120000] [--device cuda] [--work /dev/shm] [--repeats 5] [--out FILE]
---live-layers: then a live fit of so many layers of GLM-4.7's shape, random weights in float8, of which the ranks share the text;
-0: none.
+               [--live-model glm-4.7] [--live-layers 3] [--live-tokens 120000] [--device cuda] [--work /dev/shm] [--repeats 5]
+               [--out FILE]
+--layers: of the dump; 0: none. --live-layers: then a live fit of so many layers of a model's shape, random weights, of which the
+ranks share the text; 0: none. --live-model: glm-4.7 (160 experts in float8) or qwen3-8b (dense, bfloat16).
 `seconds` are rank 0's own (--json), from when all ranks are there until the set is written; `wall_seconds` those of the whole
 job, torchrun and its Python included. All sets must have the same bytes. Exit status 1 if they do not.
 """
@@ -28,6 +29,8 @@ import bench_live  # noqa: E402  (beside this file)
 import synthetic_dump  # noqa: E402
 
 HEAD_DIM = 128
+LIVE = {"glm-4.7": (bench_live.GLM, bench_live.glm_layer, "GLM-4.7's shape, 160 experts in float8"),
+        "qwen3-8b": (bench_live.QWEN, bench_live.qwen_layer, "Qwen3-8B's shape, bfloat16")}
 
 
 def command_of(ranks, binary):
@@ -94,18 +97,17 @@ def measure_dump(options, work):
 
 
 def measure_live(options, work):
-    layer, tokens = bench_live.glm_layer(), work / "tokens.npy"
-    bench_live.write_model(work / "glm", bench_live.GLM, layer, options.live_layers)
+    (config, make_layer, shape), tokens = LIVE[options.live_model], work / "tokens.npy"
+    bench_live.write_model(work / "model", config, make_layer(), options.live_layers)
     generator = numpy.random.default_rng(0)
-    numpy.save(tokens, generator.integers(0, bench_live.GLM["vocab_size"], options.live_tokens, dtype=numpy.int32))
-    data = ["--model", work / "glm", "--tokens", tokens, "--max-tokens", "0"]
+    numpy.save(tokens, generator.integers(0, config["vocab_size"], options.live_tokens, dtype=numpy.int32))
+    data = ["--model", work / "model", "--tokens", tokens, "--max-tokens", "0"]
     ranks = by_ranks(options, work, data, min(options.repeats, 2))
-    return {"shape": f"{options.live_layers} layers of GLM-4.7's shape, 160 experts in float8, {options.live_tokens} tokens",
-            "ranks": ranks}
+    return {"shape": f"{options.live_layers} layers of {shape}, {options.live_tokens} tokens", "ranks": ranks}
 
 
 def measure(options, work):
-    result = {"dump": measure_dump(options, work)}
+    result = {"dump": measure_dump(options, work)} if options.layers else {}
     if options.live_layers:
         result["live"] = measure_live(options, work)
     return result
@@ -118,6 +120,7 @@ def main():
     for name, default in (("layers", 40), ("tokens", 30000), ("query-heads", 96), ("kv-heads", 8), ("repeats", 5),
                           ("live-layers", 3), ("live-tokens", 120000)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--live-model", choices=LIVE, default="glm-4.7")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--commit", default="")
