@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A running model as a QkvSource: nothing is dumped. Opening a layer takes the model through the layers up to it and
 // keeps that layer's q, k and v in memory, rounded to the type that a dump would have: a live fit equals a fit on the
-// dump. Layers open once each, in ascending order. Memory: one layer of q, k, v, and the hidden states of all
-// sequences.
+// dump. The model itself goes on with unrounded rows. Layers open once each, in ascending order. Memory: one layer of
+// q, k, v, and the hidden states of all sequences.
 #pragma once
 
 #include <filesystem>
@@ -31,6 +31,8 @@ struct LiveOptions {
   /// The part of the text that this process runs, where several processes run the model: all of them open the same
   /// layers.
   std::optional<TextShare> share = {};
+  /// The pass goes on behind the last layer that opens, for final_states(). Not where processes share the text.
+  bool to_the_end = false;
 };
 
 class LiveSource : public QkvSource {
@@ -40,6 +42,9 @@ class LiveSource : public QkvSource {
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
   /// Waits until the model can take its first layer at full speed. Throws what loading throws.
   virtual void wait_until_ready() = 0;
+  /// Takes the model through the layers that are left, and returns what is behind the last: the bits of a run that
+  /// captures nothing. Called once, after all layers were opened, of a source that goes `to_the_end`.
+  [[nodiscard]] virtual std::unique_ptr<FinalStates> final_states() = 0;
 };
 
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that

@@ -33,13 +33,19 @@ void add_attention(VerifyReport& report, const Measurements& found) {
   }
 }
 
-/// Attention metrics and moments, from the dump if there is one, else from the model on its texts.
-void measure_layers(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
-                    const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
+/// Attention metrics and moments, from the dump if there is one, else from the model on its texts. Returns what is
+/// behind the model's last layer if that will be asked for; null if it was not computed.
+std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Subject& subject,
+                                            const std::vector<KvMethod>& methods, const VerifyInputs& inputs,
+                                            const VerifyOptions& options, Backend& backend, Status& status) {
   const bool live = inputs.source == nullptr && inputs.runner != nullptr && !inputs.model_data.texts.empty();
-  if (inputs.source == nullptr && !live) return;
-  std::unique_ptr<QkvSource> live_source;
-  if (live) live_source = open_live(*inputs.runner, inputs.model_data.texts, {.layers = inputs.layers}, status);
+  if (inputs.source == nullptr && !live) return nullptr;
+  const bool to_the_end = live && !methods.empty() && runs_texts_together(*inputs.runner, inputs.model_data, methods);
+  std::unique_ptr<LiveSource> live_source;
+  if (live) {
+    live_source =
+        open_live(*inputs.runner, inputs.model_data.texts, {.layers = inputs.layers, .to_the_end = to_the_end}, status);
+  }
   QkvSource& source = live ? *live_source : *inputs.source;
   const CalibrationData data = source.calibration();
   const bool same = same_tokens(subject, data);
@@ -62,15 +68,18 @@ void measure_layers(VerifyReport& report, const Subject& subject, const std::vec
   const CalibrationData& fitted = subject.set.calibration;
   const auto seen = live ? sequences_fitted_on(fitted, inputs.model_data.texts) : sequences_fitted_on(fitted, data);
   judge_held_out(report, "attention", seen, data.sequences, options.require_held_out);
+  return to_the_end ? live_source->final_states() : nullptr;
 }
 
+/// exact: what measure_layers() returns.
 void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
-                           const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
+                           const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status,
+                           const FinalStates* exact) {
   const ModelData& data = inputs.model_data;
   if (inputs.runner == nullptr || (data.texts.empty() && data.needles.empty() && data.quotes.empty()) ||
       methods.empty())
     return;
-  const auto metrics = measure_model(*inputs.runner, data, methods, options.precision, backend, status);
+  const auto metrics = measure_model(*inputs.runner, data, methods, options.precision, backend, status, exact);
   for (std::size_t m = 0; m < metrics.size(); ++m) report.methods[m].model = metrics[m];
   const CalibrationData texts = describe(data.texts);
   report.data["model"] = {{"data_sha256", texts.data_sha256},
@@ -129,8 +138,8 @@ void list_methods(VerifyReport& report, const std::vector<KvMethod>& methods, st
 void measure_set(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
                  const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
   if (inputs.runner != nullptr && !methods.empty()) warn_of_score_rules(report, methods, *inputs.runner);
-  measure_layers(report, subject, methods, inputs, options, backend, status);
-  measure_model_metrics(report, subject, methods, inputs, options, backend, status);
+  const auto exact = measure_layers(report, subject, methods, inputs, options, backend, status);
+  measure_model_metrics(report, subject, methods, inputs, options, backend, status, exact.get());
 }
 
 }  // namespace oscar::verify

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <map>
 
+#include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "verify/attention/method_attention.hpp"
 #include "verify/predictions/compare_states.hpp"
@@ -31,12 +31,12 @@ struct Setting {
   Backend& backend;
   Status& status;
   std::map<int, ScoreRule> rules;  // of the layers whose attention is replaced
-  std::int64_t total_work;         // tokens that pass a layer, of all runs
+  std::int64_t total_work;         // tokens that pass a layer, of all runs; 0: nothing runs
   std::int64_t work = 0;
 
   void add_work(std::int64_t tokens) {
     work += tokens;
-    status.progress("model metrics, per cent", 100 * work / total_work, 100);
+    status.progress("model metrics, per cent", total_work > 0 ? 100 * work / total_work : 100, 100);
   }
 };
 
@@ -76,16 +76,17 @@ std::unique_ptr<FinalStates> final_states(Setting& setting, std::span<const Toke
   return states;
 }
 
-/// The figures of a batch of texts, [method][text]. methods: null is exact attention.
+/// The figures of a batch of texts, [method][text]. methods: null is exact attention. exact: its states; null: it runs.
 std::vector<std::vector<TextFigures>> run_texts(Setting& setting, std::span<const TokenSequence> batch,
-                                                std::span<const KvMethod* const> methods) {
-  const std::unique_ptr<FinalStates> exact = final_states(setting, batch, nullptr);
+                                                std::span<const KvMethod* const> methods, const FinalStates* exact) {
   std::vector<std::unique_ptr<FinalStates>> owned;
+  const auto run_one = [&](const KvMethod* method) {
+    owned.push_back(final_states(setting, batch, method));
+    return owned.back().get();
+  };
+  if (exact == nullptr) exact = run_one(nullptr);
   std::vector<const FinalStates*> states;
-  for (const KvMethod* method : methods) {
-    if (method != nullptr) owned.push_back(final_states(setting, batch, method));
-    states.push_back(method != nullptr ? owned.back().get() : exact.get());
-  }
+  for (const KvMethod* method : methods) states.push_back(method != nullptr ? run_one(method) : exact);
   return compare_states(setting.runner, batch, *exact, states);
 }
 
@@ -115,6 +116,25 @@ std::vector<AnswerResult> run_answers(Setting& setting, const Answers& answers, 
   return results;
 }
 
+/// The methods whose attention a model runs with, each once: all that quantise nothing are one run, which is null.
+struct Runs {
+  std::vector<const KvMethod*> methods;
+  std::vector<std::size_t> of_method;
+
+  explicit Runs(const std::vector<KvMethod>& all) {
+    for (const KvMethod& method : all) {
+      const KvMethod* run = method.kind == MethodKind::kExact ? nullptr : &method;
+      of_method.push_back(static_cast<std::size_t>(std::find(methods.begin(), methods.end(), run) - methods.begin()));
+      if (of_method.back() == methods.size()) methods.push_back(run);
+    }
+  }
+  [[nodiscard]] bool has_exact() const { return std::count(methods.begin(), methods.end(), nullptr) > 0; }
+  /// Of the final states of all of them and of an exact run.
+  [[nodiscard]] std::size_t bytes_a_token(const ModelConfig& config) const {
+    return static_cast<std::size_t>(config.hidden_size) * sizeof(float) * (methods.size() + 1);
+  }
+};
+
 /// How many texts from `begin` on are run together.
 std::size_t batch_size(const std::vector<TokenSequence>& texts, std::size_t begin, std::size_t bytes_a_token) {
   std::size_t bytes = 0;
@@ -127,74 +147,44 @@ std::size_t batch_size(const std::vector<TokenSequence>& texts, std::size_t begi
   return end - begin;
 }
 
-/// Throws DataError unless each sequence has one answer, of `least` tokens or more and shorter than itself.
-void check_answers(const std::vector<TokenSequence>& sequences, const std::vector<int>& lengths, int least,
-                   const std::string& what, const std::string& options) {
-  if (sequences.size() != lengths.size()) {
-    throw DataError(plural(sequences.size(), what) + ", but " + plural(lengths.size(), "answer length"), options,
-                    "give one length per " + what);
-  }
-  for (std::size_t i = 0; i < sequences.size(); ++i) {
-    if (lengths[i] >= least && static_cast<std::size_t>(lengths[i]) < sequences[i].size()) continue;
-    throw DataError("an answer of " + plural(lengths[i], "token") + " does not fit a " + what + " of " +
-                        std::to_string(sequences[i].size()),
-                    what + " " + std::to_string(i),
-                    "answers have " + plural(least, "token") + " or more and stand at the end of the " + what);
-  }
-}
-
 }  // namespace
 
-void check_model_data(const ModelData& data) {
-  for (std::size_t i = 0; i < data.texts.size(); ++i) {
-    if (data.texts[i].size() >= 2) continue;
-    throw DataError("a sequence of " + plural(data.texts[i].size(), "token") + " has no next token to predict",
-                    "evaluation sequence " + std::to_string(i), "give sequences of two tokens or more");
-  }
-  check_answers(data.needles, data.answer_lengths, 2, "needle", "--needle, --needle-answers");
-  check_answers(data.quotes, data.quote_lengths, 1, "quotation", "--quote, --quote-answers");
+bool runs_texts_together(const ModelRunner& runner, const ModelData& data, const std::vector<KvMethod>& methods) {
+  return batch_size(data.texts, 0, Runs(methods).bytes_a_token(runner.config())) == data.texts.size();
 }
 
 std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& data,
                                         const std::vector<KvMethod>& methods, Precision precision, Backend& backend,
-                                        Status& status) {
+                                        Status& status, const FinalStates* exact) {
   check_model_data(data);
   if (const std::string reason = runner.config().why_irreplaceable(); !reason.empty()) {
     throw UsageError("metrics of the model do not know " + reason + " yet", "--model",
                      "leave out --model: attention metrics need a dump only");
   }
-  std::vector<const KvMethod*> runs;  // each once; all methods that quantise nothing are one run
-  std::vector<std::size_t> run_of;
-  for (const KvMethod& method : methods) {
-    const KvMethod* run = method.kind == MethodKind::kExact ? nullptr : &method;
-    run_of.push_back(static_cast<std::size_t>(std::find(runs.begin(), runs.end(), run) - runs.begin()));
-    if (run_of.back() == runs.size()) runs.push_back(run);
-  }
+  OSCAR_CHECK(exact == nullptr || runs_texts_together(runner, data, methods));
+  const Runs runs(methods);
   const Answers answers(data);
-  const auto passes = std::ssize(runs);
-  const bool exact_wanted = std::count(runs.begin(), runs.end(), nullptr) > 0;
-  const std::int64_t tokens =
-      tokens_of(data.texts) * (passes + (exact_wanted ? 0 : 1)) + tokens_of(answers.sequences) * passes;
-  Setting setting{runner, precision,        backend,
-                  status, rules_of(runner), std::max<std::int64_t>(1, tokens * runner.config().num_layers)};
+  const auto passes = std::ssize(runs.methods);
+  const std::int64_t over_texts = passes + (exact == nullptr ? 1 : 0) - (runs.has_exact() ? 1 : 0);
+  const std::int64_t tokens = tokens_of(data.texts) * over_texts + tokens_of(answers.sequences) * passes;
+  Setting setting{runner, precision, backend, status, rules_of(runner), tokens * runner.config().num_layers};
   setting.add_work(0);
-  std::vector<std::vector<TextFigures>> texts(runs.size());
-  const std::size_t bytes_a_token =
-      static_cast<std::size_t>(runner.config().hidden_size) * sizeof(float) * (runs.size() + 1);
+  std::vector<std::vector<TextFigures>> texts(runs.methods.size());
   for (std::size_t begin = 0; begin < data.texts.size();) {
-    const std::size_t count = batch_size(data.texts, begin, bytes_a_token);
-    const auto figures = run_texts(setting, std::span(data.texts).subspan(begin, count), runs);
-    for (std::size_t r = 0; r < runs.size(); ++r) texts[r].insert(texts[r].end(), figures[r].begin(), figures[r].end());
+    const std::size_t count = batch_size(data.texts, begin, runs.bytes_a_token(runner.config()));
+    const auto figures = run_texts(setting, std::span(data.texts).subspan(begin, count), runs.methods, exact);
+    for (std::size_t r = 0; r < texts.size(); ++r)
+      texts[r].insert(texts[r].end(), figures[r].begin(), figures[r].end());
     begin += count;
   }
   std::vector<ModelMetrics> of_runs;
-  for (std::size_t r = 0; r < runs.size(); ++r) {
-    const std::vector<AnswerResult> found = run_answers(setting, answers, runs[r]);
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    const std::vector<AnswerResult> found = run_answers(setting, answers, runs.methods[r]);
     const auto quotes = found.begin() + std::ssize(data.needles);
     of_runs.push_back(model_metrics(texts[r], {found.begin(), quotes}, {quotes, found.end()}));
   }
   std::vector<ModelMetrics> metrics;
-  for (const std::size_t run : run_of) metrics.push_back(of_runs[run]);
+  for (const std::size_t run : runs.of_method) metrics.push_back(of_runs[run]);
   return metrics;
 }
 

@@ -13,24 +13,21 @@
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
+#include "verify/predictions/model_data.hpp"
 #include "verify/report/report.hpp"
 
 namespace oscar::verify {
 
-struct ModelData {
-  std::vector<TokenSequence> texts;    // at least two tokens each
-  std::vector<TokenSequence> needles;  // prompt and answer
-  std::vector<int> answer_lengths;     // one per needle: tokens of the answer, full stop included
-  std::vector<TokenSequence> quotes;   // a text, and at the end a passage of it once more
-  std::vector<int> quote_lengths;      // one per quotation: tokens at the end that the model is to repeat
-};
+/// Tells whether measure_model() runs all texts together, so that exact states of all of them spare it a run.
+[[nodiscard]] bool runs_texts_together(const ModelRunner& runner, const ModelData& data,
+                                       const std::vector<KvMethod>& methods);
 
-/// Throws DataError if sequences or answers are too short or their numbers differ.
-void check_model_data(const ModelData& data);
-
-/// One entry per method, in order. Methods that quantise nothing get the figures of exact attention.
+/// One entry per method, in order. Methods that quantise nothing get the figures of exact attention. exact: what is
+/// behind the last layer where `runner` has read data.texts with exact attention, given only if it
+/// runs_texts_together(); null: it is computed.
 [[nodiscard]] std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& data,
                                                       const std::vector<KvMethod>& methods, Precision precision,
-                                                      Backend& backend, Status& status);
+                                                      Backend& backend, Status& status,
+                                                      const FinalStates* exact = nullptr);
 
 }  // namespace oscar::verify
