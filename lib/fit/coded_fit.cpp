@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/errors.hpp"
+#include "base/threads.hpp"
 #include "fit/coded_kept.hpp"
 #include "work/run_layers.hpp"
 
@@ -104,7 +105,8 @@ void CodedFit::take_into(std::span<const int> layers, const ErrorCosts& costs, K
     for (CodedLayerData& layer : batch) kept.add(layer.sums.layer_id, std::move(layer));
   };
   WorkShape shape = one_by_one(backend_.work_shape());
-  shape.concurrent_layers = 1;  // a trial set is measured on the layer's rows
+  const bool tried = std::ranges::any_of(layers, [&](int id) { return !costs.contains(id); });
+  if (tried) shape.concurrent_layers = 1;  // a trial set is measured on the layer's rows
   run_layers(source_, layers, steps, shape, status_);
 }
 
@@ -136,12 +138,13 @@ CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope, Backend
     spectra.push_back(spectrum_of(bases.back().value, layer.sums.layer_id, "value", weights.back().value));
   }
   const std::vector<CodedLevels> plan = plan_levels(spectra, bits, scope);
-  for (std::size_t i = 0; i < data.layers.size(); ++i) {
+  set.layers.resize(data.layers.size());
+  parallel_for(data.layers.size(), [&](std::size_t i) {
     throw_if_interrupted();
-    CodedLayer& layer = set.layers.emplace_back(coded_layer(data.layers[i], bases[i], plan[2 * i], plan[2 * i + 1]));
+    CodedLayer& layer = set.layers[i] = coded_layer(data.layers[i], bases[i], plan[2 * i], plan[2 * i + 1]);
     layer.key.damage = weights[i].key * expected_error_of(layer.key);
     layer.value.damage = weights[i].value * expected_error_of(layer.value);
-  }
+  });
   return set;
 }
 
