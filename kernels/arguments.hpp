@@ -36,7 +36,7 @@ inline constexpr float kLargestF16 = 65504.0F;
 /// One order for all backends, so that their sums agree to the bit.
 inline constexpr std::size_t kStrands = 32;
 template <class Term>
-[[nodiscard]] double strand_sum(std::size_t count, const Term& term) {
+[[nodiscard, gnu::always_inline]] inline double strand_sum(std::size_t count, const Term& term) {
   std::array<double, kStrands> strands{};
   std::size_t begin = 0;
   for (; begin + kStrands <= count; begin += kStrands) {

@@ -119,8 +119,9 @@ void attend(const MixedAttention& mixed, std::span<float> out) {
   const std::int64_t blocks = (mixed.q.num_tokens + kQueriesPerBlock - 1) / kQueriesPerBlock;
   for_each_kv_head(mixed.window_k.num_heads, [&](int kv_head) {
     const AttendedHead shared(mixed, kv_head);
-    parallel_for(static_cast<std::size_t>(blocks), [&](std::size_t block) {
-      const std::int64_t first = static_cast<std::int64_t>(block) * kQueriesPerBlock;
+    parallel_for(static_cast<std::size_t>(blocks), [&](std::size_t i) {
+      // Late queries see most keys: they come first.
+      const std::int64_t first = (blocks - 1 - static_cast<std::int64_t>(i)) * kQueriesPerBlock;
       const std::int64_t count = std::min(kQueriesPerBlock, mixed.q.num_tokens - first);
       attend_block(mixed, shared,
                    std::span(positions).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),

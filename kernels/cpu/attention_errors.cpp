@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/exp.hpp"
-#include "base/highest.hpp"
 #include "base/threads.hpp"
+#include "kernels/cpu/compared_rows.hpp"
 #include "kernels/cpu/mixed_block.hpp"
 #include "kernels/cpu/ops.hpp"
 
@@ -43,100 +42,62 @@ struct ComparedHead {
   }
 };
 
-struct Softmax {
-  double highest = 0, log_sum = 0;
-  [[nodiscard]] double log_probability(double score) const {
-    return std::max(score - highest - log_sum, kLowestLogProbability);
-  }
-};
+/// Query heads of a block at most, which read keys and values together: copies of those cost little beside the products
+/// of so many rows. Fewer where scores of a block would take more than kScoreBytes.
+constexpr std::int64_t kHeadsPerBlock = 4, kScoreBytes = 4 << 20;
 
-/// weights = exp(scores - max), not yet divided by their sum.
-Softmax exponentials(std::span<const double> scores, std::span<double> weights) {
-  const double highest = highest_of(scores.data(), scores.size());
-  for (std::size_t j = 0; j < scores.size(); ++j) weights[j] = scores[j] - highest;
-  exp_in_place(weights);
-  double sum = 0;
-  for (const double weight : weights) sum += weight;
-  return {highest, std::log(sum)};
-}
-
-void add_logit_errors(std::span<const double> exact, std::span<const double> approximate, AttentionErrors& errors) {
-  double mean_error = 0;
-  double mean = 0;
-  for (std::size_t j = 0; j < exact.size(); ++j) {
-    mean_error += approximate[j] - exact[j];
-    mean += exact[j];
-  }
-  mean_error /= static_cast<double>(exact.size());
-  mean /= static_cast<double>(exact.size());
-  double error = 0;
-  double norm = 0;
-  for (std::size_t j = 0; j < exact.size(); ++j) {
-    const double e = approximate[j] - exact[j] - mean_error;
-    const double s = exact[j] - mean;
-    error += e * e;
-    norm += s * s;
-  }
-  errors.logit_error += error;
-  errors.logit_norm += norm;
-}
-
-/// Probabilities of the keys that the query at the last of them sees.
-void add_needles(std::span<const double> exact, std::span<const double> approximate, const Windows& windows,
-                 AttentionErrors& errors) {
-  const std::size_t recent = std::min(static_cast<std::size_t>(windows.recent), exact.size());
-  for (auto j = static_cast<std::size_t>(windows.sink); j < exact.size() - recent; ++j) {
-    if (exact[j] < kNeedleShare) continue;
-    errors.needle_mass += exact[j];
-    errors.needle_kept += std::min(exact[j], approximate[j]);
-  }
-}
-
-/// Some queries of one head, with the keys before them.
+/// Some queries of some heads that share keys, with the keys before them. A row is a query of a head: all queries of
+/// the first head come first.
 struct QueryBlock {
-  std::span<const std::int64_t> positions;
+  std::span<const std::int64_t> query_positions;
   std::int64_t first = 0;  // of the queries
-  int head = 0;
+  int first_head = 0, heads = 0;
+  std::vector<std::int64_t> positions;  // of rows
 
-  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(positions.size()); }
+  QueryBlock(std::span<const std::int64_t> of_queries, std::int64_t first_query, int head, int count)
+      : query_positions(of_queries), first(first_query), first_head(head), heads(count) {
+    for (int h = 0; h < count; ++h) positions.insert(positions.end(), of_queries.begin(), of_queries.end());
+  }
+  [[nodiscard]] std::size_t head_of(std::size_t row) const { return row / query_positions.size(); }
+  [[nodiscard]] std::int64_t rows() const { return static_cast<std::int64_t>(positions.size()); }
   [[nodiscard]] std::int64_t keys() const { return positions.back() + 1; }
   [[nodiscard]] std::vector<double> queries(const HeadsView& q) const {
-    return load_head<double>(q.tokens(first, first + size()), head);
+    const HeadsView asked = q.tokens(first, first + static_cast<std::int64_t>(query_positions.size()));
+    std::vector<double> all;
+    for (int h = 0; h < heads; ++h) {
+      const std::vector<double> head = load_head<double>(asked, first_head + h);
+      all.insert(all.end(), head.begin(), head.end());
+    }
+    return all;
   }
-  /// Of a matrix (queries, keys): the row of query i, and its part for the keys that the query sees.
+  /// Of a row of a matrix (rows, keys): the part for the keys that the query sees.
   template <class Matrix>
-  [[nodiscard]] auto row(Matrix& matrix, std::size_t i) const {
-    const auto width = static_cast<std::size_t>(keys());
-    return std::span(matrix).subspan(i * width, width);
+  [[nodiscard]] auto seen(Matrix& matrix, std::size_t row) const {
+    return std::span(matrix).subspan(row * static_cast<std::size_t>(keys()),
+                                     static_cast<std::size_t>(positions[row]) + 1);
   }
-  template <class Matrix>
-  [[nodiscard]] auto seen(Matrix& matrix, std::size_t i) const {
-    return row(matrix, i).first(static_cast<std::size_t>(positions[i]) + 1);
-  }
-  void clear_unseen(std::vector<double>& matrix, std::size_t i) const {
-    const std::span<double> unseen = row(matrix, i).subspan(static_cast<std::size_t>(positions[i]) + 1);
+  void clear_unseen(std::vector<double>& matrix, std::size_t row) const {
+    const auto width = static_cast<std::size_t>(keys()), count = static_cast<std::size_t>(positions[row]) + 1;
+    const std::span<double> unseen = std::span(matrix).subspan(row * width + count, width - count);
     std::fill(unseen.begin(), unseen.end(), 0.0);
   }
 };
 
 /// What attention over the native rows gives; the same for all candidates.
 struct ExactBlock {
-  std::vector<double> scores, probabilities, outputs;  // (queries, keys), zero behind what is seen; (queries, d_v)
-  std::vector<Softmax> softmax;
+  std::vector<double> scores, probabilities, outputs;  // (rows, keys), zero behind what is seen; (rows, d_v)
+  std::vector<ExactRow> rows;
 
   void take(const HeadsView& q, const ComparedHead& shared, const QueryBlock& block) {
-    const std::int64_t n = block.size(), keys = block.keys(), dim = shared.dim, value_dim = shared.value_dim;
+    const std::int64_t n = block.rows(), keys = block.keys(), dim = shared.dim, value_dim = shared.value_dim;
     scores.resize(static_cast<std::size_t>(n * keys));
     probabilities.resize(scores.size());
     outputs.resize(static_cast<std::size_t>(n * value_dim));
-    softmax.clear();
+    rows.clear();
     gemm({.m = n, .n = keys, .k = dim, .b = Transpose::kYes, .alpha = 1.0 / std::sqrt(static_cast<double>(dim))},
          block.queries(q).data(), dim, shared.k.data(), dim, scores.data(), keys);
     for (std::size_t i = 0; i < block.positions.size(); ++i) {
-      const std::span<double> p = block.seen(probabilities, i);
-      softmax.push_back(exponentials(block.seen(scores, i), p));
-      const double scale = std::exp(-softmax.back().log_sum);
-      for (double& weight : p) weight *= scale;
+      rows.push_back(exact_row(block.seen(scores, i), block.seen(probabilities, i)));
       block.clear_unseen(probabilities, i);
     }
     gemm({.m = n, .n = value_dim, .k = keys}, probabilities.data(), keys, shared.v.data(), value_dim, outputs.data(),
@@ -144,89 +105,53 @@ struct ExactBlock {
   }
 };
 
-/// Scores of one query, of the keys that it sees -> probabilities, in place, and what they add to the errors.
-void compare_query(std::span<const double> exact, std::span<const double> p, const Softmax& a,
-                   std::span<double> approximate, const Windows& windows, AttentionErrors& errors,
-                   std::vector<double>& p_hat) {
-  p_hat.resize(approximate.size());
-  add_logit_errors(exact, approximate, errors);
-  const Softmax b = exponentials(approximate, p_hat);
-  const double scale_hat = std::exp(-b.log_sum);
-  double kl = 0;
-  for (std::size_t j = 0; j < approximate.size(); ++j) {
-    kl += p[j] * (a.log_probability(exact[j]) - b.log_probability(approximate[j]));
-    approximate[j] = p_hat[j] * scale_hat;
-  }
-  add_needles(p, approximate, windows, errors);
-  errors.softmax_kl += kl;
-  errors.query_kl.push_back(kl);
-  ++errors.queries;
-}
-
-/// One query.
-void add_output_errors(std::span<const double> exact, std::span<const double> approximate, AttentionErrors& errors) {
-  double norm = 0;
-  double approximate_norm = 0;
-  double product = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double e = exact[i] - approximate[i];
-    errors.output_error += e * e;
-    norm += exact[i] * exact[i];
-    approximate_norm += approximate[i] * approximate[i];
-    product += exact[i] * approximate[i];
-  }
-  errors.output_norm += norm;
-  if (norm > 0 && approximate_norm > 0) errors.output_cosine += product / std::sqrt(norm * approximate_norm);
-}
-
-/// Errors by one key codec, outputs apart; mixed_weights becomes the probabilities (queries, keys).
-AttentionErrors compare_scores(const MixedAttention& mixed, const std::vector<double>& mixed_q,
-                               const MixedRows<double>& keys, const QueryBlock& block, const ExactBlock& exact,
-                               std::vector<double>& mixed_weights) {
+/// Errors of each head by one key codec, outputs apart; mixed_weights becomes the probabilities (rows, keys).
+std::vector<AttentionErrors> compare_scores(const MixedAttention& mixed, const std::vector<double>& mixed_q,
+                                            const MixedRows<double>& keys, const QueryBlock& block,
+                                            const ExactBlock& exact, std::vector<double>& mixed_weights) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(keys.dim));
   mixed_scores(mixed_q.data(), keys, block.positions, mixed.windows, scale, mixed_weights);
-  AttentionErrors errors;
+  std::vector<AttentionErrors> errors(static_cast<std::size_t>(block.heads));
   std::vector<double> scratch;
   for (std::size_t i = 0; i < block.positions.size(); ++i) {
-    const std::span<double> seen = block.seen(mixed_weights, i);
-    compare_query(block.seen(exact.scores, i), block.seen(exact.probabilities, i), exact.softmax[i], seen,
-                  mixed.windows, errors, scratch);
+    compare_row(exact.rows[i], block.seen(exact.scores, i), block.seen(exact.probabilities, i),
+                block.seen(mixed_weights, i), mixed.windows, scratch, errors[block.head_of(i)]);
     block.clear_unseen(mixed_weights, i);
   }
   return errors;
 }
 
-/// mixed_weights are used up.
 void compare_outputs(const MixedAttention& mixed, const ComparedHead& shared, const MixedRows<double>& values,
                      const QueryBlock& block, const ExactBlock& exact, std::vector<double>& mixed_weights,
-                     AttentionErrors& errors) {
+                     std::vector<AttentionErrors>& errors) {
   std::vector<double> mixed_out(exact.outputs.size());
   mixed_outputs(mixed_weights, values, block.positions, mixed.windows, mixed_out.data());
-  restore_outputs<double>(mixed_out, block.size(), shared.value_dim, shared.native_from_rotated, mixed.precision);
+  restore_outputs<double>(mixed_out, block.rows(), shared.value_dim, shared.native_from_rotated, mixed.precision);
   const auto size = static_cast<std::size_t>(shared.value_dim);
-  for (std::size_t i = 0; i < mixed_out.size(); i += size) {
-    add_output_errors(std::span(exact.outputs).subspan(i, size), std::span(mixed_out).subspan(i, size), errors);
+  for (std::size_t i = 0; i < block.positions.size(); ++i) {
+    compare_output(std::span(exact.outputs).subspan(i * size, size), std::span(mixed_out).subspan(i * size, size),
+                   errors[block.head_of(i)]);
   }
 }
 
-/// By candidate. Scores are compared once for each key codec.
-std::vector<AttentionErrors> compare_block(const QkvView& exact, const MixedAttention& mixed, const Histories& keys,
-                                           const Histories& values, const ComparedHead& shared,
-                                           const QueryBlock& block) {
+/// [candidate][head of the block]. Scores are compared once for each key codec.
+std::vector<std::vector<AttentionErrors>> compare_block(const QkvView& exact, const MixedAttention& mixed,
+                                                        const Histories& keys, const Histories& values,
+                                                        const ComparedHead& shared, const QueryBlock& block) {
   // Large: fresh memory would be cleared for each block.
   thread_local ExactBlock exact_block;
-  thread_local std::vector<double> mixed_weights, used_up;
+  thread_local std::vector<double> mixed_weights;
   exact_block.take(exact.q, shared, block);
   const std::vector<double> mixed_q = block.queries(mixed.q);
-  std::vector<AttentionErrors> errors(keys.of_candidate.size());
+  std::vector<std::vector<AttentionErrors>> errors(keys.of_candidate.size());
   for (std::size_t codec = 0; codec < keys.rows.size(); ++codec) {
-    const AttentionErrors of_scores =
+    const std::vector<AttentionErrors> of_scores =
         compare_scores(mixed, mixed_q, shared.keys(codec), block, exact_block, mixed_weights);
     for (std::size_t i = 0; i < errors.size(); ++i) {
       if (keys.of_candidate[i] != codec) continue;
       errors[i] = of_scores;
-      used_up = mixed_weights;
-      compare_outputs(mixed, shared, shared.values(values.of_candidate[i]), block, exact_block, used_up, errors[i]);
+      compare_outputs(mixed, shared, shared.values(values.of_candidate[i]), block, exact_block, mixed_weights,
+                      errors[i]);
     }
   }
   return errors;
@@ -239,23 +164,33 @@ std::vector<std::vector<AttentionErrors>> compare_attention(const QkvView& exact
   check_mixed(mixed);
   check_exact(exact, mixed);
   const std::vector<std::int64_t> positions = resolve_positions(mixed);
-  const int group = mixed.q.num_heads / mixed.window_k.num_heads;
+  const std::int64_t group = mixed.q.num_heads / mixed.window_k.num_heads;
+  const std::int64_t head_bytes = kQueriesPerBlock * mixed.window_k.num_tokens * 8 + 1;  // of scores
+  const std::int64_t at_once = std::clamp<std::int64_t>(kScoreBytes / head_bytes, 1, std::min(kHeadsPerBlock, group));
+  const std::int64_t parts_of_group = (group + at_once - 1) / at_once;
   const std::int64_t blocks = (mixed.q.num_tokens + kQueriesPerBlock - 1) / kQueriesPerBlock;
   std::vector<std::vector<AttentionErrors>> errors(
       keys.of_candidate.size(), std::vector<AttentionErrors>(static_cast<std::size_t>(mixed.q.num_heads)));
   for_each_kv_head(mixed.window_k.num_heads, [&](int kv_head) {
     const ComparedHead shared(exact, mixed, keys, values, kv_head);
-    std::vector<std::vector<AttentionErrors>> parts(static_cast<std::size_t>(blocks * group));
-    parallel_for(parts.size(), [&](std::size_t task) {
+    const auto block_of = [&](std::size_t task) {
       const std::int64_t first = static_cast<std::int64_t>(task) % blocks * kQueriesPerBlock;
       const std::int64_t count = std::min(kQueriesPerBlock, mixed.q.num_tokens - first);
-      const int head = kv_head * group + static_cast<int>(static_cast<std::int64_t>(task) / blocks);
+      const std::int64_t head = static_cast<std::int64_t>(task) / blocks * at_once;
       const auto own = std::span(positions).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-      parts[task] = compare_block(exact, mixed, keys, values, shared, {own, first, head});
+      return QueryBlock(own, first, static_cast<int>(kv_head * group + head),
+                        static_cast<int>(std::min(at_once, group - head)));
+    };
+    std::vector<std::vector<std::vector<AttentionErrors>>> parts(static_cast<std::size_t>(blocks * parts_of_group));
+    parallel_for(parts.size(), [&](std::size_t i) {
+      const std::size_t task = parts.size() - 1 - i;  // late queries see most keys: they come first
+      parts[task] = compare_block(exact, mixed, keys, values, shared, block_of(task));
     });
     for (std::size_t task = 0; task < parts.size(); ++task) {
-      const std::size_t head = static_cast<std::size_t>(kv_head * group) + task / static_cast<std::size_t>(blocks);
-      for (std::size_t i = 0; i < errors.size(); ++i) errors[i][head].add(parts[task][i]);
+      const auto first_head = static_cast<std::size_t>(block_of(task).first_head);
+      for (std::size_t i = 0; i < errors.size(); ++i) {
+        for (std::size_t h = 0; h < parts[task][i].size(); ++h) errors[i][first_head + h].add(parts[task][i][h]);
+      }
     }
   });
   return errors;

@@ -110,7 +110,7 @@ void mixed_scores(const T* q, const MixedRows<T>& k, std::span<const std::int64_
 }
 
 /// out (queries, dim) = weights (queries, ranges.keys) times the values in the precision that the windows give each
-/// pair. The weights of the third range are used up.
+/// pair. Meanwhile weights are zero where the history of some has them; then they are what they were.
 template <class T>
 void mixed_outputs(std::vector<T>& weights, const MixedRows<T>& v, std::span<const std::int64_t> positions,
                    const Windows& windows, T* out) {
@@ -133,6 +133,10 @@ void mixed_outputs(std::vector<T>& weights, const MixedRows<T>& v, std::span<con
   product(weights.data() + r.sink, r.keys, v.history_row(r.sink), r.tail - r.sink);
   product(weights.data() + r.tail, r.keys, v.window_row(r.tail), r.keys - r.tail);
   product(quantised.data(), shared, v.history_row(r.tail), shared);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t count = r.split(positions[static_cast<std::size_t>(i)], windows) - r.tail;
+    std::copy_n(quantised.data() + i * shared, count, weights.data() + i * r.keys + r.tail);
+  }
 }
 
 /// Maps outputs (queries, dim) back to native coordinates. Serving rounds the outputs and the matrix (an empty one:
@@ -161,14 +165,12 @@ std::vector<T> restoring_matrix(const MixedAttention& mixed, int kv_head) {
   return values;
 }
 
-/// Runs task(kv_head) for every KV head: heads in parallel if there are enough of them to keep all threads busy, else
-/// one after the other, so that their blocks can run in parallel.
+/// Runs task(kv_head) for every KV head: as many in parallel as keep all threads busy to the end, and the rest one
+/// after the other, so that their blocks can run in parallel.
 inline void for_each_kv_head(int count, const std::function<void(int)>& task) {
-  if (count >= num_threads()) {
-    parallel_for(static_cast<std::size_t>(count), [&](std::size_t head) { task(static_cast<int>(head)); });
-  } else {
-    for (int head = 0; head < count; ++head) task(head);
-  }
+  const int side_by_side = count - count % num_threads();
+  parallel_for(static_cast<std::size_t>(side_by_side), [&](std::size_t head) { task(static_cast<int>(head)); });
+  for (int head = side_by_side; head < count; ++head) task(head);
 }
 
 }  // namespace oscar::cpu
