@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "work/layer_lanes.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <future>
@@ -41,7 +42,8 @@ void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
     }
   };
   std::vector<std::future<void>> others;
-  for (int lane = 1; lane < lanes; ++lane) others.push_back(std::async(std::launch::async, stop_others));
+  for (int lane = 1; lane < std::min<int>(lanes, static_cast<int>(ids.size())); ++lane)
+    others.push_back(std::async(std::launch::async, stop_others));
   stop_others();
   for (std::future<void>& other : others) other.get();
   if (failure != nullptr) std::rethrow_exception(failure);

@@ -127,10 +127,9 @@ Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend&
   std::atomic<std::int64_t> done = 0;
   std::vector<LayerMeasurements> layers(ids.size());
   status.progress("attention metrics, layer", done, total);
-  // Four times as many as a backend reads at once: other people's methods keep the host busy, and parts of them one
-  // core.
-  const int concurrent = backend.work_shape().concurrent_layers;
-  for_each_layer(source, ids, concurrent > 1 ? 2 * concurrent : 1,
+  // Twice as many as a backend reads at once: other people's methods keep the host busy, and parts of them one core. On
+  // the CPU the model, whose sequences seldom are a multiple of its threads, takes the next layer meanwhile.
+  for_each_layer(source, ids, 2 * backend.work_shape().concurrent_layers,
                  [&](std::size_t i, const std::unique_ptr<LayerStream>& stream) {
                    layers[i] = LayerMeasurer(plan, backend, ids[i]).measure(*stream);
                    status.progress("attention metrics, layer", ++done, total);
