@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/errors.hpp"
 #include "base/status.hpp"
@@ -78,6 +79,11 @@ class Backend {
 
   /// The sequence rotated and kept for attention and its errors.
   [[nodiscard]] virtual std::unique_ptr<MixedSequence> hold(const SequenceInput& input) = 0;
+
+  /// What MixedSequence::compare() returns of each sequence. All are held by this backend, with equal native rows, of
+  /// queries at equal positions, so that exact attention need be computed once.
+  [[nodiscard]] virtual std::vector<std::vector<std::vector<AttentionErrors>>> compare(
+      std::span<const ComparedSequence> sequences);
 
   /// Reads of one head dimension, whose keys one rotation turns; codec: of the keys. They must outlive the result.
   [[nodiscard]] virtual std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads,

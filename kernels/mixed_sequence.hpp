@@ -65,4 +65,11 @@ class MixedSequence {
   [[nodiscard]] virtual std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) = 0;
 };
 
+/// One of several sequences that are compared with the same exact attention.
+struct ComparedSequence {
+  MixedSequence* sequence = nullptr;
+  std::span<const HistoryCodecs> candidates;
+  Windows windows;
+};
+
 }  // namespace oscar

@@ -46,6 +46,10 @@ class CpuBackend : public Backend {
     cpu::quantize(rows, head_dim, codec, precision, decoded, codes);
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override { return cpu::hold(input); }
+  [[nodiscard]] std::vector<std::vector<std::vector<AttentionErrors>>> compare(
+      std::span<const ComparedSequence> sequences) override {
+    return cpu::compare(sequences);
+  }
   [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
                                                    Windows windows) override {
     return cpu::hold(reads, codec, windows);

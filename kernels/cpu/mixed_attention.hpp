@@ -48,6 +48,12 @@ struct Histories {
   std::vector<std::size_t> of_candidate;         // which of them each candidate reads
 };
 
+/// A sequence with the candidates that are compared with exact attention.
+struct ComparedAttention {
+  MixedAttention mixed;  // whose own history is not read
+  Histories keys, values;
+};
+
 /// Returns the positions of the queries among the keys, given or implied.
 [[nodiscard]] std::vector<std::int64_t> resolve_positions(const MixedAttention& mixed);
 /// Throws std::logic_error if shapes or positions do not fit together.

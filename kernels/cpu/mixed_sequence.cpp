@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // hold(): rows rotated once and kept as floats, and the history packed by the codec that was asked for last.
+#include <array>
 #include <memory>
 
 #include "base/check.hpp"
@@ -173,12 +174,18 @@ class HeldSequence : public MixedSequence {
 
   [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
                                                                   Windows windows) override {
-    OSCAR_CHECK(input_.scores == nullptr);
-    std::vector<std::optional<PackedHistory>> keys, values;
-    const Histories k = key_.histories(choose_codecs(candidates, &HistoryCodecs::key), keys);
-    const Histories v = value_.histories(choose_codecs(candidates, &HistoryCodecs::value), values);
-    return compare_attention(input_.qkv, mixed({}, windows), k, v);
+    const ComparedSequence self{this, candidates, windows};
+    return std::move(cpu::compare(std::span(&self, 1)).front());
   }
+
+  /// packed: where the histories of keys and of values lie.
+  [[nodiscard]] ComparedAttention compared(std::span<const HistoryCodecs> candidates, Windows windows,
+                                           std::array<std::vector<std::optional<PackedHistory>>, 2>& packed) {
+    OSCAR_CHECK(input_.scores == nullptr);
+    return {mixed({}, windows), key_.histories(choose_codecs(candidates, &HistoryCodecs::key), packed[0]),
+            value_.histories(choose_codecs(candidates, &HistoryCodecs::value), packed[1])};
+  }
+  [[nodiscard]] const QkvView& native() const { return input_.qkv; }
 
   [[nodiscard]] std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) override {
     const std::int64_t begin = windows.sink, end = input_.qkv.k.num_tokens - windows.recent;
@@ -216,6 +223,20 @@ class HeldSequence : public MixedSequence {
 std::unique_ptr<MixedSequence> hold(const SequenceInput& input) {
   check_sequence(input);
   return std::make_unique<HeldSequence>(input);
+}
+
+std::vector<std::vector<std::vector<AttentionErrors>>> compare(std::span<const ComparedSequence> sequences) {
+  if (sequences.empty()) return {};
+  std::vector<std::array<std::vector<std::optional<PackedHistory>>, 2>> packed(sequences.size());
+  std::vector<ComparedAttention> compared;
+  const HeldSequence* held = nullptr;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    auto* const own = dynamic_cast<HeldSequence*>(sequences[i].sequence);
+    OSCAR_CHECK(own != nullptr);
+    if (held == nullptr) held = own;
+    compared.push_back(own->compared(sequences[i].candidates, sequences[i].windows, packed[i]));
+  }
+  return compare_attention(held->native(), compared);
 }
 
 }  // namespace oscar::cpu

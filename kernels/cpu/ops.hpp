@@ -26,11 +26,13 @@ void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision preci
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* codes);
 void attend(const MixedAttention& mixed, std::span<float> out);
-/// [candidate][query head]
-[[nodiscard]] std::vector<std::vector<AttentionErrors>> compare_attention(const QkvView& exact,
-                                                                          const MixedAttention& mixed,
-                                                                          const Histories& keys,
-                                                                          const Histories& values);
+/// Returns [sequence][candidate][query head]. All sequences have the shape of `exact`, and queries at the same
+/// positions.
+[[nodiscard]] std::vector<std::vector<std::vector<AttentionErrors>>> compare_attention(
+    const QkvView& exact, std::span<const ComparedAttention> sequences);
+/// Throws std::logic_error for sequences that hold() has not made.
+[[nodiscard]] std::vector<std::vector<std::vector<AttentionErrors>>> compare(
+    std::span<const ComparedSequence> sequences);
 [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input);
 [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
                                                  Windows windows);

@@ -39,6 +39,41 @@ std::vector<float> gather(HeadsView q, std::span<const std::int64_t> positions) 
   return rows;
 }
 
+/// Bytes of rows that methods hold at a time.
+constexpr std::int64_t kHeldBytes = 128 << 20;
+
+/// How many methods hold one sequence at a time: float rows of queries, and of keys and values as stored and as they
+/// are decoded.
+std::size_t held_at_once(const QkvView& qkv) {
+  const std::int64_t k = qkv.k.num_tokens * qkv.k.num_heads * qkv.k.head_dim;
+  const std::int64_t v = qkv.v.num_tokens * qkv.v.num_heads * qkv.v.head_dim;
+  const std::int64_t q = qkv.q.num_tokens * qkv.q.num_heads * qkv.q.head_dim;
+  const std::int64_t bytes = (q + 2 * k + 2 * v) * static_cast<std::int64_t>(sizeof(float));
+  return static_cast<std::size_t>(std::max<std::int64_t>(kHeldBytes / std::max<std::int64_t>(bytes, 1), 1));
+}
+
+/// All in one, keys alone and values alone.
+std::vector<HistoryCodecs> candidates_of(const HistoryCodecs& codecs) {
+  std::vector<HistoryCodecs> candidates{codecs};
+  if (codecs != HistoryCodecs{}) candidates.insert(candidates.end(), {{codecs.key, {}}, {{}, codecs.value}});
+  return candidates;
+}
+
+/// errors: of candidates_of() the method, by query head; rows: by KV head.
+LayerSums layer_sums(const std::vector<std::vector<AttentionErrors>>& errors, const std::vector<RowErrors>& rows) {
+  const auto& k_only = errors[errors.size() > 1 ? 1 : 0];
+  const auto& v_only = errors[errors.size() > 1 ? 2 : 0];
+  LayerSums sums;
+  for (std::size_t h = 0; h < errors.front().size(); ++h) {
+    sums.heads.push_back(sums_of(errors.front()[h], k_only[h], v_only[h]));
+    sums.all.add(sums.heads.back());
+  }
+  const std::size_t group = sums.heads.size() / rows.size();
+  for (const RowErrors& of_kv_head : rows) sums.all.rows.add(of_kv_head);
+  for (std::size_t h = 0; h < sums.heads.size(); ++h) sums.heads[h].rows = rows[h / group];
+  return sums;
+}
+
 }  // namespace
 
 void AttentionSums::add(const AttentionSums& other) {
@@ -104,30 +139,36 @@ std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_
   return positions;
 }
 
-LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
-                            Precision precision, Backend& backend) {
+std::vector<LayerSums> measure_attention(const QkvView& sequence, std::span<const KvMethod> methods, int layer_id,
+                                         std::int64_t stride, Precision precision, Backend& backend) {
   const std::vector<std::int64_t> positions = sampled_positions(sequence.q.num_tokens, stride);
   const std::vector<float> q = gather(sequence.q, positions);
   const QkvView exact{
       heads_view(q, static_cast<std::int64_t>(positions.size()), sequence.q.num_heads, sequence.q.head_dim), sequence.k,
       sequence.v};
-  const HeldSequence held = hold(method, layer_id, exact, positions, precision, backend);
-  const HistoryCodecs codecs = method.layer(layer_id).codecs();
-  std::vector<HistoryCodecs> candidates{codecs};
-  if (codecs != HistoryCodecs{}) candidates.insert(candidates.end(), {{codecs.key, {}}, {{}, codecs.value}});
-  const auto errors = held.rows->compare(candidates, method.windows);
-  const auto& k_only = errors[errors.size() > 1 ? 1 : 0];
-  const auto& v_only = errors[errors.size() > 1 ? 2 : 0];
-  LayerSums sums;
-  for (std::size_t h = 0; h < errors.front().size(); ++h) {
-    sums.heads.push_back(sums_of(errors.front()[h], k_only[h], v_only[h]));
-    sums.all.add(sums.heads.back());
+  const std::size_t at_once = held_at_once(exact);
+  std::vector<LayerSums> sums;
+  for (std::size_t first = 0; first < methods.size(); first += at_once) {
+    const auto some = methods.subspan(first, std::min(at_once, methods.size() - first));
+    std::vector<HeldSequence> held;
+    std::vector<std::vector<HistoryCodecs>> candidates;
+    std::vector<ComparedSequence> compared;
+    for (const KvMethod& method : some) {
+      held.push_back(hold(method, layer_id, exact, positions, precision, backend));
+      candidates.push_back(candidates_of(method.layer(layer_id).codecs()));
+      compared.push_back({held.back().rows.get(), candidates.back(), method.windows});
+    }
+    const auto errors = backend.compare(compared);
+    for (std::size_t m = 0; m < some.size(); ++m) {
+      sums.push_back(layer_sums(errors[m], held[m].rows->row_errors(candidates[m].front(), some[m].windows)));
+    }
   }
-  const std::vector<RowErrors> rows = held.rows->row_errors(codecs, method.windows);
-  const std::size_t group = sums.heads.size() / rows.size();
-  for (const RowErrors& of_kv_head : rows) sums.all.rows.add(of_kv_head);
-  for (std::size_t h = 0; h < sums.heads.size(); ++h) sums.heads[h].rows = rows[h / group];
   return sums;
+}
+
+LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
+                            Precision precision, Backend& backend) {
+  return std::move(measure_attention(sequence, std::span(&method, 1), layer_id, stride, precision, backend).front());
 }
 
 }  // namespace oscar::verify

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "codec/kv_method.hpp"
@@ -45,7 +46,12 @@ struct LayerSums {
 /// Positions of the queries to look at: the last one and every `stride`-th before it, ascending.
 [[nodiscard]] std::vector<std::int64_t> sampled_positions(std::int64_t num_tokens, std::int64_t stride);
 
-/// One sequence of one layer under one method, at every stride-th query.
+/// One sequence of one layer under each of some methods, at every stride-th query. Holds as many methods at a time as
+/// fit a fixed number of bytes, one at least: exact attention is computed once for those.
+[[nodiscard]] std::vector<LayerSums> measure_attention(const QkvView& sequence, std::span<const KvMethod> methods,
+                                                       int layer_id, std::int64_t stride, Precision precision,
+                                                       Backend& backend);
+/// Measures one method.
 [[nodiscard]] LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id,
                                           std::int64_t stride, Precision precision, Backend& backend);
 

@@ -80,14 +80,13 @@ class LayerMeasurer {
   }
 
   void take_attention(const QkvView& sequence, std::int64_t stride) {
-    for (std::size_t m = 0; m < found_.methods.size(); ++m) {
-      AttentionSums& sums = found_.sequences[m].emplace_back();
-      if (sequence.q.num_tokens == 0) continue;
-      const LayerSums of_layer =
-          measure_attention(sequence, (*plan_.methods)[m], id_, stride, plan_.precision, backend_);
-      found_.methods[m].add(of_layer);
-      sums = of_layer.all;
-      sums.kl = {};
+    for (auto& sums : found_.sequences) sums.emplace_back();
+    if (sequence.q.num_tokens == 0) return;
+    const auto of_methods = measure_attention(sequence, *plan_.methods, id_, stride, plan_.precision, backend_);
+    for (std::size_t m = 0; m < of_methods.size(); ++m) {
+      found_.methods[m].add(of_methods[m]);
+      found_.sequences[m].back() = of_methods[m].all;
+      found_.sequences[m].back().kl = {};
     }
     found_.queries += static_cast<std::int64_t>(sampled_positions(sequence.q.num_tokens, stride).size());
   }

@@ -93,6 +93,26 @@ TEST_CASE("softmax KL, output error and logit error of four methods equal the nu
   }
 }
 
+TEST_CASE("methods that are measured together have the sums that each has alone, in windows of its own") {
+  const RandomSequence sequence(200);
+  const auto backend = test::make_test_backend();
+  const std::vector<LayerShape> layers{{0, 32}};
+  const std::vector<KvMethod> methods{make_baseline("naive", layers, {4, 16}, 0), make_baseline("bf16", layers, {}, 0),
+                                      make_baseline("hadamard_clip", layers, {0, 40}, 0)};
+  const auto together = verify::measure_attention(sequence.view(), methods, 0, 3, Precision::kServing, *backend);
+  REQUIRE(together.size() == methods.size());
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    const auto alone = verify::measure_attention(sequence.view(), methods[m], 0, 3, Precision::kServing, *backend);
+    for (const auto sum : {&AttentionErrors::softmax_kl, &AttentionErrors::output_error, &AttentionErrors::logit_error,
+                           &AttentionErrors::needle_mass, &AttentionErrors::needle_kept}) {
+      CHECK(together[m].all.both.*sum == alone.all.both.*sum);
+    }
+    CHECK(together[m].all.k_only.error == alone.all.k_only.error);
+    CHECK(together[m].all.rows.value_noise == alone.all.rows.value_noise);
+  }
+  CHECK(together[0].all.both.needle_mass != together[2].all.both.needle_mass);
+}
+
 TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only and V-only errors explain the whole") {
   const RandomSequence sequence(200);
   const auto backend = test::make_test_backend();
