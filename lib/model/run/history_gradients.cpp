@@ -10,9 +10,6 @@
 namespace oscar {
 namespace {
 
-/// Sequences that a GPU takes at a time: one waits for its results while others hand over work.
-constexpr int kOnGpuAtOnce = 3;
-
 /// All of a layer that computing with it takes.
 struct WholeLayer {
   std::unique_ptr<LoadedWeights> weights;
@@ -26,6 +23,7 @@ class GradientRun {
         config_(config),
         question_(question),
         status_(status),
+        at_once_(decoder.concurrent_gradients()),
         states_(count()),
         gradients_(count()) {}
 
@@ -80,7 +78,7 @@ class GradientRun {
           throw_if_interrupted();
           f(s);
         },
-        decoder_.concurrent_sequences() > 0 ? kOnGpuAtOnce : 0);
+        at_once_);
   }
 
   /// Begins to load the next layer; of experts, of which a layer may have many, only one layer is in memory.
@@ -125,6 +123,7 @@ class GradientRun {
   const ModelConfig& config_;
   const HistoryQuestion& question_;
   Status& status_;
+  int at_once_;
   // Of each sequence: states before each layer that no gradient has passed yet, and behind the last; gradients by draw.
   std::vector<std::vector<std::unique_ptr<Rows>>> states_, gradients_;
   std::int64_t done_ = 0;

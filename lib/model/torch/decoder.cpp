@@ -21,6 +21,8 @@ namespace {
 constexpr std::int64_t kExpertBytes = 64 << 20;      // of experts that are loaded together
 constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
+constexpr std::size_t kRoomForGradients = std::size_t{24}
+                                          << 30;  // free memory from which on several sequences take turns
 
 class TorchDecoder : public Decoder {
  public:
@@ -33,6 +35,10 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] std::string description() const override { return device_.description(); }
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
+  [[nodiscard]] int concurrent_gradients() const override {
+    if (!device_.is_gpu()) return 0;
+    return device_.free_bytes() > kRoomForGradients ? 3 : 1;
+  }
   [[nodiscard]] std::int64_t tokens_at_once() const override { return device_.is_gpu() ? kTokensAtOnce : 1; }
   [[nodiscard]] bool is_gpu() const override { return device_.is_gpu(); }
 
