@@ -21,8 +21,8 @@ namespace {
 constexpr std::int64_t kExpertBytes = 64 << 20;      // of experts that are loaded together
 constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
-constexpr std::size_t kRoomForGradients = std::size_t{24}
-                                          << 30;  // free memory from which on several sequences take turns
+/// Free memory of a GPU, in bytes, from which on sequences take turns with gradients.
+constexpr std::size_t kRoomForGradients = std::size_t{24} << 30;
 
 class TorchDecoder : public Decoder {
  public:
