@@ -80,8 +80,8 @@ class Backend {
   /// The sequence rotated and kept for attention and its errors.
   [[nodiscard]] virtual std::unique_ptr<MixedSequence> hold(const SequenceInput& input) = 0;
 
-  /// What MixedSequence::compare() returns of each sequence. All are held by this backend, with equal native rows, of
-  /// queries at equal positions, so that exact attention need be computed once.
+  /// Returns what MixedSequence::compare() returns for each sequence. This backend holds all of them; their native rows
+  /// and the positions of their queries are equal, so that exact attention need be computed only once.
   [[nodiscard]] virtual std::vector<std::vector<std::vector<AttentionErrors>>> compare(
       std::span<const ComparedSequence> sequences);
 

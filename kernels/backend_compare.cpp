@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What every backend is linked with.
+// Backend::compare() of backends that compute exact attention for each sequence.
 #include "kernels/backend.hpp"
 
 namespace oscar {

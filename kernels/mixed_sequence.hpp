@@ -65,7 +65,7 @@ class MixedSequence {
   [[nodiscard]] virtual std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) = 0;
 };
 
-/// One of several sequences that are compared with the same exact attention.
+/// Backend::compare() takes several of these: sequences that are compared with the same exact attention.
 struct ComparedSequence {
   MixedSequence* sequence = nullptr;
   std::span<const HistoryCodecs> candidates;

@@ -61,8 +61,8 @@ class Decoder {
   [[nodiscard]] virtual std::string description() const = 0;
   /// Returns how many sequences to work on at a time; 0 = one per thread.
   [[nodiscard]] virtual int concurrent_sequences() const = 0;
-  /// Returns the same for gradients, which take turns on a GPU with memory enough: one sequence waits for its results
-  /// while others hand over work.
+  /// Returns how many sequences to take gradients of at a time; 0 = one per thread. On a GPU with enough memory one
+  /// sequence waits for its results while others hand over work.
   [[nodiscard]] virtual int concurrent_gradients() const = 0;
   /// Returns how many tokens experts should see together, so that a GPU has enough to do; 1: each sequence alone.
   [[nodiscard]] virtual std::int64_t tokens_at_once() const = 0;

@@ -81,7 +81,7 @@ class GradientRun {
         at_once_);
   }
 
-  /// Begins to load the next layer; of experts, of which a layer may have many, only one layer is in memory.
+  /// Begins to load the next layer. A layer with experts is loaded only when it is needed: two would take much memory.
   void load_ahead(int layer) {
     const bool experts = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts.count > 0;
     next_ = std::async(experts ? std::launch::deferred : std::launch::async, [this, layer] { return loaded(layer); });
@@ -127,7 +127,7 @@ class GradientRun {
   // Of each sequence: states before each layer that no gradient has passed yet, and behind the last; gradients by draw.
   std::vector<std::vector<std::unique_ptr<Rows>>> states_, gradients_;
   std::int64_t done_ = 0;
-  std::future<WholeLayer> next_;  // at the end, since it refers to the others
+  std::future<WholeLayer> next_;  // is the last member, since loading uses the others
 };
 
 }  // namespace

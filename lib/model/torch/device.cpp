@@ -28,7 +28,7 @@ std::string open_cuda_part() {
   if (::dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) return ::dlerror();
   try {
     at::globalContext().lazyInitDevice(at::kCUDA);
-    // cuDNN compiles its attention kernels when they are first used: once for each shape and each thread.
+    // cuDNN is left out, since it compiles attention kernels at run time: once for each shape and each thread.
     at::globalContext().setSDPUseCuDNN(false);
   } catch (const std::exception& error) {
     const std::string text = error.what();

@@ -14,8 +14,8 @@
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kHeadBlock = 8192;  // rows of the head whose products are in memory at a time, on the CPU
-constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 24;  // in the memory of a GPU
+/// A CPU holds the products with so many rows of the head at a time, a GPU so many logits.
+constexpr std::int64_t kHeadBlock = 8192, kLogitsAtOnce = std::int64_t{1} << 24;
 
 /// Logits as the model says, of what the head's matrix gives.
 at::Tensor finished(const Weights& head, at::Tensor logits) {
