@@ -5,11 +5,14 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <string>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "model/run/captured_rows.hpp"
 #include "model/run/final_states.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -73,18 +76,22 @@ void Pass::step(const AttentionHook& attention, bool observe_only) {
   const int at_once = decoder_.concurrent_sequences();
   run_layer(
       [&](std::size_t s, const LoadedWeights& weights) {
-        attention ? attend_with_hook(s, weights, attention, observe_only) : attend(s, weights, {}, observe_only);
+        attention ? attend_with_hook(s, weights, attention, observe_only) : (void)attend(s, weights, {}, observe_only);
       },
       observe_only, attention && at_once > 0 ? std::max(at_once, kHookedAtOnce) : at_once);
 }
 
 void Pass::capture(const CaptureHook& target, bool observe_only) {
   OSCAR_CHECK(block().has_cache());
+  CapturedRows captured(decoder_, config_.identity.id + ", layer " + std::to_string(layer_));
   run_layer(
       [&](std::size_t s, const LoadedWeights& weights) {
-        attend(s, weights, part_.contains(s) ? target : CaptureHook(), observe_only);
+        const std::optional<QkvBuffers> copy = part_.contains(s) ? std::optional(target(s)) : std::nullopt;
+        std::unique_ptr<Rows> qkv = attend(s, weights, copy, observe_only);
+        if (copy) captured.add({s, copy->dtype, std::move(qkv)});
       },
       observe_only, decoder_.concurrent_sequences());
+  captured.finish();
 }
 
 void Pass::save(const std::filesystem::path& path) const {
@@ -179,7 +186,7 @@ void Pass::prepare() {
   const Unit& unit = units_.front();
   for (std::size_t s = unit.begin; s < unit.end; ++s) {
     hidden_[s] = decoder_.embed(sequences_[s], first_position(s));
-    block().attends() ? attend(s, *weights, {}, false) : decoder_.add_recurrent(*weights, *hidden_[s]);
+    block().attends() ? (void)attend(s, *weights, {}, false) : decoder_.add_recurrent(*weights, *hidden_[s]);
     if (block().mlp.experts.count == 0) decoder_.add_mlp(*weights, *hidden_[s]);
   }
   if (block().mlp.experts.count > 0) experts_->try_out(layer_, *weights, hidden_of(unit));
@@ -239,13 +246,13 @@ void Pass::run_experts(const LoadedWeights& weights) {
   experts_->run(layer_, weights, units, for_each, done);
 }
 
-void Pass::attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only) {
-  if (!target && observe_only) return;
-  const std::unique_ptr<Rows> qkv = decoder_.project(weights, *hidden_[s]);
-  QkvBuffers buffers;
-  if (target) decoder_.copy_qkv(*qkv, buffers = target(s));
+std::unique_ptr<Rows> Pass::attend(std::size_t s, const LoadedWeights& weights, const std::optional<QkvBuffers>& copy,
+                                   bool observe_only) {
+  if (!copy && observe_only) return nullptr;
+  std::unique_ptr<Rows> qkv = decoder_.project(weights, *hidden_[s]);
+  if (copy) decoder_.copy_qkv(*qkv, *copy);
   if (!observe_only) decoder_.add_exact_attention(weights, *qkv, *hidden_[s]);
-  if (target) check_finite(s, decoder_.finish_copy(*qkv), buffers.dtype);
+  return qkv;
 }
 
 void Pass::attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention,
@@ -273,13 +280,6 @@ void Pass::attend_with_hook(std::size_t s, const LoadedWeights& weights, const A
   if (observe_only) return;
   if (replaced) return decoder_.add_attention(weights, out, *hidden_[s]);
   decoder_.add_exact_attention(weights, *own, *hidden_[s]);
-}
-
-void Pass::check_finite(std::size_t sequence, const std::string& what, DType dtype) const {
-  if (what.empty()) return;
-  throw DataError(what + " has values that are not finite in " + std::string(name_of(dtype)),
-                  config_.identity.id + ", layer " + std::to_string(layer_) + ", sequence " + std::to_string(sequence),
-                  "check the checkpoint, or choose a wider --dtype");
 }
 
 }  // namespace oscar

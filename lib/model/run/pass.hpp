@@ -56,9 +56,11 @@ class Pass : public ModelPass {
   [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
   void start_loading(int layer);
   void run_layer(const Mixer& mix, bool observe_only, int at_once);
-  void attend(std::size_t s, const LoadedWeights& weights, const CaptureHook& target, bool observe_only);
+  /// Adds exact attention, unless the pass only observes. Returns q, k and v, of which a copy is under way if one is
+  /// wanted; null if nobody needs them.
+  std::unique_ptr<Rows> attend(std::size_t s, const LoadedWeights& weights, const std::optional<QkvBuffers>& copy,
+                               bool observe_only);
   void attend_with_hook(std::size_t s, const LoadedWeights& weights, const AttentionHook& attention, bool observe_only);
-  void check_finite(std::size_t sequence, const std::string& what, DType dtype) const;
 
   [[nodiscard]] LayerExperts::Unit hidden_of(const Unit& unit) const {
     return std::span(hidden_).subspan(unit.begin, unit.end - unit.begin);

@@ -25,16 +25,17 @@ void start_copy(const Device& device, QkvRows& rows, const QkvBuffers& out) {
   copy_to(rows.converted.q, out.q);
   copy_to(rows.converted.k, out.k);
   copy_to(rows.converted.v, out.v);
+  rows.finite_on_host = device.host_bytes(rows.finite.numel()).view(at::kBool);
+  rows.finite_on_host.copy_(rows.finite, /*non_blocking=*/true);
   rows.copied = side.mark();
 }
 
 std::string finish_copy(QkvRows& rows) {
   if (rows.copied) rows.copied->synchronize();
-  const at::Tensor finite = rows.finite.to(at::kCPU);
   rows.converted = {};
   constexpr std::array<const char*, 3> kNames{"q", "k", "v"};
   for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (!finite.data_ptr<bool>()[i]) return kNames[i];
+    if (!rows.finite_on_host.data_ptr<bool>()[i]) return kNames[i];
   }
   return "";
 }

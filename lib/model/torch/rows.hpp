@@ -68,7 +68,8 @@ inline void write_floats(const at::Tensor& x, std::span<float> out) {
 struct QkvRows : Rows {
   Projected qkv;
   Projected converted;               // what is being copied
-  at::Tensor finite;                 // of q, k, v
+  at::Tensor finite;                 // whether all of q are, all of k, all of v
+  at::Tensor finite_on_host;         // the same
   std::optional<c10::Event> copied;  // of a GPU
 };
 
