@@ -16,8 +16,6 @@ constexpr int kConcurrentLayers = 3;
 constexpr int kConcurrentClipFits = 2;
 /// So few that most are fitted while later ones are read.
 constexpr int kLayersPerBatch = 6;
-/// Enough to keep readers busy, and few enough that processes get equal shares of a text, which are whole calls.
-constexpr std::int64_t kBytesPerCall = std::int64_t{256} << 20;
 
 class CudaBackend : public Backend {
  public:
@@ -33,7 +31,7 @@ class CudaBackend : public Backend {
     return {.concurrent_layers = kConcurrentLayers,
             .layers_per_batch = kLayersPerBatch,
             .concurrent_clip_fits = kConcurrentClipFits,
-            .bytes_per_call = kBytesPerCall};
+            .bytes_per_call = std::int64_t{1} << 30};
   }
 
   void accumulate_grams(std::span<const HeadsView> parts, MatrixStack& grams) override {

@@ -2,13 +2,10 @@
 #include "moments/blocks.hpp"
 
 #include <algorithm>
+#include <bit>
 
 namespace oscar {
 namespace {
-
-std::int64_t bytes_of(const QkvView& view) {
-  return view.q.num_tokens * (view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token());
-}
 
 /// Of each chunk, and of the end.
 std::vector<std::int64_t> tokens_before_chunks(LayerStream& layer) {
@@ -21,21 +18,36 @@ std::vector<std::int64_t> tokens_before_chunks(LayerStream& layer) {
 
 }  // namespace
 
+std::int64_t bytes_of(const QkvView& view) {
+  return view.q.num_tokens * (view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token());
+}
+
+BlockCut::BlockCut(const WorkShape& shape, std::int64_t bytes) {
+  const std::int64_t least_calls = std::max<std::int64_t>(1, (bytes - 1) / shape.bytes_per_call + 1);
+  const auto calls = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least_calls)));
+  call_bytes_ = end_ = std::max<std::int64_t>(1, bytes / calls);
+}
+
 BlockCut::End BlockCut::after(const QkvChunk& chunk) {
-  bytes_ += std::max<std::int64_t>(bytes_of(chunk.view), 1);
+  const std::int64_t size = std::max<std::int64_t>(bytes_of(chunk.view), 1);
+  bytes_ += size;
   tokens_ += chunk.view.q.num_tokens;
-  if (bytes_ < call_bytes_) return End::kNothing;
-  bytes_ = 0;
+  const std::int64_t nearest = bytes_ + size / 2;  // with the next chunk, a call would end further from where it should
+  if (nearest < end_) return End::kNothing;
+  end_ = (nearest / call_bytes_ + 1) * call_bytes_;
   if (tokens_ < kBlockTokens) return End::kCall;
   tokens_ = 0;
   return End::kBlock;
 }
 
 std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape) {
-  BlockCut cut(shape);
+  std::int64_t bytes = 0;
+  QkvChunk chunk;
+  layer.rewind();
+  while (layer.skip(chunk)) bytes += bytes_of(chunk.view);
+  BlockCut cut(shape, bytes);
   std::vector<std::size_t> ends;
   std::size_t chunks = 0;
-  QkvChunk chunk;
   layer.rewind();
   while (layer.skip(chunk)) {
     ++chunks;

@@ -18,17 +18,23 @@ namespace oscar {
 /// GPU, whose calls are larger, 40 ms.
 inline constexpr std::int64_t kBlockTokens = 4096;
 
+/// Returns the size of q, k and v together.
+[[nodiscard]] std::int64_t bytes_of(const QkvView& view);
+
+/// Cuts rows into calls of about equal size, as many as a power of two: so 2, 4, … processes get equal shares.
 class BlockCut {
  public:
-  explicit BlockCut(const WorkShape& shape) : call_bytes_(shape.bytes_per_call) {}
+  /// bytes: of all rows that will come.
+  BlockCut(const WorkShape& shape, std::int64_t bytes);
 
   enum class End { kNothing, kCall, kBlock };
   /// What ends with this chunk, the next one in order: nothing, a call of the backend, or a block with it.
   [[nodiscard]] End after(const QkvChunk& chunk);
 
  private:
-  std::int64_t call_bytes_;  // wanted
-  std::int64_t bytes_ = 0, tokens_ = 0;
+  std::int64_t call_bytes_;       // wanted
+  std::int64_t bytes_ = 0, end_;  // that came; where the call should end
+  std::int64_t tokens_ = 0;       // of the block
 };
 
 /// Returns for each block of the stream the number of the chunk behind its last one. Reads no rows of a dump.

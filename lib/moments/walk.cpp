@@ -32,7 +32,9 @@ void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
 /// The rows of one part on their way to its sums: whole calls, and blocks of calls.
 class PartOfWalk {
  public:
-  PartOfWalk(const WalkPart& part, const WorkShape& shape, bool shared) : part_(part), cut_(shape), shared_(shared) {}
+  /// bytes: of the part's rows.
+  PartOfWalk(const WalkPart& part, const WorkShape& shape, std::int64_t bytes, bool shared)
+      : part_(part), cut_(shape, bytes), shared_(shared) {}
 
   /// first_sequence: the number of the chunk's first sequence in the layer.
   void push(const QkvChunk& chunk, std::size_t first_sequence) {
@@ -72,6 +74,21 @@ class PartOfWalk {
   Chunks waiting_;  // for the backend's next call
 };
 
+/// Returns the size of the rows that the part will be given.
+std::int64_t bytes_of(const WalkPart& part, LayerStream& layer) {
+  std::int64_t bytes = 0;
+  std::size_t sequence = 0;
+  QkvChunk chunk;
+  layer.rewind();
+  while (layer.skip(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) {
+      if (!part.takes || part.takes(sequence)) bytes += bytes_of(chunk.view.tokens(range));
+      ++sequence;
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
 void walk(LayerStream& layer, std::span<const WalkPart> parts, const WorkShape& shape) {
@@ -79,7 +96,7 @@ void walk(LayerStream& layer, std::span<const WalkPart> parts, const WorkShape& 
   std::vector<PartOfWalk> walking;
   for (const WalkPart& part : parts) {
     OSCAR_CHECK(!(shared && part.takes));  // blocks of a shared text are whole chunks
-    walking.emplace_back(part, shape, shared);
+    walking.emplace_back(part, shape, bytes_of(part, layer), shared);
   }
   layer.rewind();
   std::size_t sequence = 0;

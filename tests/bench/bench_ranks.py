@@ -88,7 +88,7 @@ def measure_dump(options, work):
     torch.cuda.empty_cache()
     made = time.perf_counter() - begin
     gigabytes = options.layers * options.tokens * (options.query_heads + 2 * options.kv_heads) * HEAD_DIM * 2 / 1e9
-    ranks = by_ranks(options, work, ["--dump", work / "dump"], options.repeats)
+    ranks = by_ranks(options, work, ["--dump", work / "dump", "--max-tokens", "0"], options.repeats)
     shutil.rmtree(work / "dump")
     for times in ranks.values():
         times["gb_per_s"] = gigabytes / times["seconds"]

@@ -14,7 +14,8 @@
 namespace oscar {
 namespace {
 
-constexpr std::int64_t kChunkTokens = 1500;  // three chunks are a block
+constexpr std::int64_t kChunkTokens = 1500;                               // three chunks are a block
+constexpr std::int64_t kChunkBytes = kChunkTokens * 4 * 4 * (2 + 1 + 1);  // where rows have 4 values
 
 std::vector<test::MemoryChunk> shared_chunks(int count, int dim = 4) {
   std::mt19937_64 random(7);
@@ -80,15 +81,29 @@ TEST_CASE("ranks read whole blocks in order, about as many tokens each, and some
 TEST_CASE("where layers have rows of different width, ranks end where blocks of all of them end") {
   const std::vector<std::vector<test::MemoryChunk>> layers{shared_chunks(13), shared_chunks(13, 8)};
   const auto streams = streams_of(layers);
-  const WorkShape shape{.bytes_per_call = kChunkTokens * 4 * 4 * (2 + 1 + 1) * 4};  // 4 chunks, or 2
-  CHECK(ends_of_blocks(*streams[0], shape) == std::vector<std::size_t>{4, 8, 12, 13});
-  CHECK(ends_of_blocks(*streams[1], shape) == std::vector<std::size_t>{4, 8, 12, 13});
-  const WorkShape wide{.bytes_per_call = kChunkTokens * 4 * 4 * (2 + 1 + 1) * 6};  // 6 chunks, or 3
-  CHECK(ends_of_blocks(*streams[1], wide) == std::vector<std::size_t>{3, 6, 9, 12, 13});
-  CHECK(chunks_of_rank(streams, wide, 0, 2) == ChunkRange{0, 6});
-  CHECK(chunks_of_rank(streams, wide, 1, 2) == ChunkRange{6, 13});
-  CHECK(chunks_of_rank(streams, wide, 0, 5) == ChunkRange{0, 0});
-  CHECK(chunks_of_rank(streams, wide, 1, 5) == ChunkRange{0, 6});
+  const WorkShape shape{.bytes_per_call = 7 * kChunkBytes};  // 7 chunks of the first layer, 3 of the second
+  CHECK(ends_of_blocks(*streams[0], shape) == std::vector<std::size_t>{6, 13});
+  CHECK(ends_of_blocks(*streams[1], shape) == std::vector<std::size_t>{3, 6, 10, 13});
+  CHECK(chunks_of_rank(streams, shape, 0, 2) == ChunkRange{0, 6});
+  CHECK(chunks_of_rank(streams, shape, 1, 2) == ChunkRange{6, 13});
+  CHECK(chunks_of_rank(streams, shape, 0, 5) == ChunkRange{0, 0});
+  CHECK(chunks_of_rank(streams, shape, 1, 5) == ChunkRange{0, 6});
+}
+
+TEST_CASE("two and four processes get equal shares of a text that does not fit one call") {
+  const std::vector<std::vector<test::MemoryChunk>> layers{shared_chunks(29)};
+  const auto streams = streams_of(layers);
+  for (const int chunks_a_call : {8, 11, 20}) {  // 4 calls; 3, which become 4; 2
+    const WorkShape shape{.bytes_per_call = chunks_a_call * kChunkBytes};
+    const int calls = chunks_a_call < 20 ? 4 : 2;
+    for (int size = 2; size <= calls; size *= 2) {
+      for (int rank = 0; rank < size; ++rank) {
+        const ChunkRange own = chunks_of_rank(streams, shape, rank, size);
+        const auto chunks = static_cast<int>(own.last - own.first);
+        CHECK(std::abs(chunks * size - 29) <= size);
+      }
+    }
+  }
 }
 
 TEST_CASE("all processes get the sums of one, whoever has no text and whoever adds them up") {
