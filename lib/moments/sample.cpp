@@ -93,7 +93,12 @@ std::vector<SampledSequence> gathered(std::vector<SampledSequence> sample, const
   const auto tensors_of = [](SampledSequence& sequence) {
     return std::array<Tensor*, 3>{&sequence.q, &sequence.k, &sequence.v};
   };
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < sample.size(); ++i) {
+    for (const Tensor* tensor : tensors_of(sample[i])) bytes += here[i] ? tensor->data.size() : 0;
+  }
   std::string own;
+  own.reserve(bytes);
   for (std::size_t i = 0; i < sample.size(); ++i) {
     if (!here[i]) continue;
     for (const Tensor* tensor : tensors_of(sample[i])) {
@@ -116,11 +121,18 @@ std::vector<SampledSequence> gathered(std::vector<SampledSequence> sample, const
 /// Recipes without moments meet rows only here.
 void require_usable(const SampledSequence& sequence, const std::string& where) {
   for (const auto& [name, tensor] : {std::pair{"q", &sequence.q}, {"k", &sequence.k}, {"v", &sequence.v}}) {
-    const std::vector<double> values = tensor->to_doubles();
-    if (!std::ranges::all_of(values, [](double v) { return std::isfinite(v); })) {
-      throw DataError(std::string(name) + " has NaN or Inf", where, "dump this layer again, or leave the sequence out");
+    const HeadsView rows = heads_view(*tensor, name);
+    std::vector<float> token(static_cast<std::size_t>(rows.num_heads) * rows.head_dim);
+    bool all_zero = rows.num_tokens > 0;
+    for (std::int64_t t = 0; t < rows.num_tokens; ++t) {
+      rows.token_rows(t, 1, token.data());
+      if (!std::ranges::all_of(token, [](float v) { return std::isfinite(v); })) {
+        throw DataError(std::string(name) + " has NaN or Inf", where,
+                        "dump this layer again, or leave the sequence out");
+      }
+      all_zero = all_zero && std::ranges::all_of(token, [](float v) { return v == 0; });
     }
-    if (!values.empty() && std::ranges::all_of(values, [](double v) { return v == 0; })) {
+    if (all_zero) {
       throw DataError(std::string("every ") + name + " of a sequence is zero", where,
                       "look at how it was dumped, and dump this layer again");
     }

@@ -102,7 +102,7 @@ def measure_live(options, work):
     generator = numpy.random.default_rng(0)
     numpy.save(tokens, generator.integers(0, config["vocab_size"], options.live_tokens, dtype=numpy.int32))
     data = ["--model", work / "model", "--tokens", tokens, "--max-tokens", "0"]
-    ranks = by_ranks(options, work, data, min(options.repeats, 2))
+    ranks = by_ranks(options, work, data, min(options.repeats, 3))
     return {"shape": f"{options.live_layers} layers of {shape}, {options.live_tokens} tokens", "ranks": ranks}
 
 
