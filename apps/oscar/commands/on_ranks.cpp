@@ -59,6 +59,13 @@ void tell_failure(Ranks& ranks, const std::function<void()>& task) {
   }
 }
 
+/// Waits until all ranks can begin: the time that a fit takes is then nobody's start.
+void wait_until_all_are_ready(Ranks& ranks) {
+  const auto key_of = [](int rank) { return "ready/" + std::to_string(rank); };
+  ranks.put(key_of(ranks.rank()), "");
+  for (int rank = 0; rank < ranks.size(); ++rank) (void)ranks.get(key_of(rank));
+}
+
 /// What last bits of sums depend on.
 Json arithmetic_of(FitInput& input, const Backend& backend) {
   Json json = Json::object();
@@ -99,9 +106,10 @@ void fit_together(Ranks& ranks, const FitCommand& command, Context& context,
     RankedFit fit = plan(input, backend);
     fit.work.arithmetic = arithmetic_of(input, backend);
     fit.work.resume = command.resume;
-    fit.work.make = [&input, make = std::move(fit.work.make)](std::span<const int> layers,
-                                                              const PartialFolder& folder) {
+    fit.work.make = [&input, &ranks, make = std::move(fit.work.make)](std::span<const int> layers,
+                                                                      const PartialFolder& folder) {
       input.wait_until_ready();
+      wait_until_all_are_ready(ranks);
       make(layers, folder);
     };
     const auto kept = make_together(fit.work, input.source(), ranks, *context.status);
