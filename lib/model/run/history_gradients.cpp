@@ -27,17 +27,18 @@ class GradientRun {
         states_(count()),
         gradients_(count()) {}
 
+  /// Through all layers, and from the predictions back to the states behind the last layer.
   void go_forward() {
-    for_each_sequence([&](std::size_t s) {
-      const std::int64_t first = question_.first_positions.empty() ? 0 : question_.first_positions[s];
-      states_[s].push_back(decoder_.embed(question_.sequences[s], first));
-    });
     load_ahead(0);
-    for (int layer = 0; layer < config_.num_layers; ++layer) {
+    const int last = config_.num_layers - 1;
+    for (int layer = 0; layer <= last; ++layer) {
       const WholeLayer whole = next_.get();
-      if (layer + 1 < config_.num_layers) load_ahead(layer + 1);
+      const std::shared_ptr<const LoadedWeights> head = layer == last ? decoder_.load_head() : nullptr;
+      if (layer < last) load_ahead(layer + 1);
       for_each_sequence([&](std::size_t s) {
-        states_[s].push_back(decoder_.behind(*whole.weights, whole.experts, *states_[s].back()));
+        std::unique_ptr<Rows> behind =
+            decoder_.behind(*whole.weights, whole.experts, layer == 0 ? *embedded(s) : *states_[s].back());
+        layer < last ? states_[s].push_back(std::move(behind)) : predict(s, *head, *behind);
       });
       finish_layer();
     }
@@ -46,18 +47,6 @@ class GradientRun {
   /// All draws together, which share what each layer makes of its hidden states.
   void go_back(const HistoryHook& hook) {
     load_ahead(config_.num_layers - 1);
-    {
-      const std::shared_ptr<const LoadedWeights> head = decoder_.load_head();
-      for_each_sequence([&](std::size_t s) {
-        std::vector<std::vector<float>> numbers;
-        for (std::size_t draw = 0; draw < draws(); ++draw) {
-          numbers.push_back(draws_for(draw * count() + s, question_.sequences[s].size()));
-        }
-        gradients_[s] = decoder_.likelihood_gradients(*head, *states_[s].back(), numbers);
-        states_[s].pop_back();
-      });
-      decoder_.finish();
-    }
     for (int layer = config_.num_layers - 1, last = config_.cache_layers().front(); layer >= last; --layer) {
       const WholeLayer whole = next_.get();
       if (layer > last) load_ahead(layer - 1);
@@ -69,6 +58,18 @@ class GradientRun {
  private:
   [[nodiscard]] std::size_t count() const { return question_.sequences.size(); }
   [[nodiscard]] std::size_t draws() const { return static_cast<std::size_t>(question_.draws); }
+
+  [[nodiscard]] std::unique_ptr<Rows> embedded(std::size_t s) const {
+    return decoder_.embed(question_.sequences[s], question_.first_positions.empty() ? 0 : question_.first_positions[s]);
+  }
+
+  void predict(std::size_t s, const LoadedWeights& head, const Rows& behind_last) {
+    std::vector<std::vector<float>> numbers;
+    for (std::size_t draw = 0; draw < draws(); ++draw) {
+      numbers.push_back(draws_for(draw * count() + s, question_.sequences[s].size()));
+    }
+    gradients_[s] = decoder_.likelihood_gradients(head, behind_last, numbers);
+  }
 
   template <class F>
   void for_each_sequence(const F& f) const {
@@ -105,6 +106,7 @@ class GradientRun {
                                            std::vector<float>(heads * static_cast<std::size_t>(mixer.value_dim)));
     std::vector<HistoryBuffers> buffers;
     for (std::size_t draw = 0; draw < draws(); ++draw) buffers.push_back({keys[draw], values[draw]});
+    if (layer == 0) states_[s].push_back(embedded(s));
     decoder_.pull_back(*whole.weights, whole.experts, *states_[s].back(), gradients_[s], question_.windows, buffers);
     states_[s].pop_back();
     if (!attends(layer)) return;
@@ -124,7 +126,8 @@ class GradientRun {
   const HistoryQuestion& question_;
   Status& status_;
   int at_once_;
-  // Of each sequence: states before each layer that no gradient has passed yet, and behind the last; gradients by draw.
+  // Of each sequence: states before each layer that no gradient has passed yet, but for the first layer; gradients by
+  // draw.
   std::vector<std::vector<std::unique_ptr<Rows>>> states_, gradients_;
   std::int64_t done_ = 0;
   std::future<WholeLayer> next_;  // is the last member, since loading uses the others

@@ -141,9 +141,14 @@ std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tens
     const at::AutoGradMode differentiable(true);
     const at::Tensor x = leaf(hidden.narrow(0, begin, count), hidden.device());
     // A log-likelihood is the token's logit less the logarithm of a sum, whose gradient is the same for all tokens.
-    const at::Tensor logits = logits_of(head, x), shares = at::softmax(logits.detach(), -1);
-    logits.backward(shares);
-    const at::Tensor of_sum = take_gradient(x), sums = shares.cumsum(-1);
+    at::Tensor sums;  // shares up to each token
+    {
+      const at::Tensor logits = logits_of(head, x);
+      sums = at::softmax(logits.detach(), -1);
+      logits.backward(sums);
+    }
+    const at::Tensor of_sum = take_gradient(x);
+    sums.cumsum_(-1);
     for (std::size_t i = 0; i < draws.size(); ++i) {
       const at::Tensor numbers = at::from_blob(const_cast<float*>(draws[i].data()) + begin, {count, 1}, at::kFloat);
       const at::Tensor levels = numbers.to(hidden.device()) * sums.narrow(-1, sums.size(-1) - 1, 1);
