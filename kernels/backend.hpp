@@ -26,7 +26,7 @@ struct WorkShape {
   int layers_per_batch = 1;
   /// Layers whose clip ratios to fit at the same time, beside those.
   int concurrent_clip_fits = 1;
-  /// Bytes of rows that one call should get at most, except that parts stay whole: 1 = a part at a time.
+  /// Bytes of rows that one call should get at most, but for half a part: parts stay whole. 1 = a part at a time.
   std::int64_t bytes_per_call = 1;
 };
 

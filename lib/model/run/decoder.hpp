@@ -129,14 +129,16 @@ class Decoder {
   /// Returns hidden states behind a whole layer of those before it, which stay.
   [[nodiscard]] virtual std::unique_ptr<Rows> behind(const LoadedWeights& layer, Experts experts,
                                                      const Rows& before) const = 0;
+  /// Returns what pull_back() needs of hidden states, rounded to bfloat16: it is kept of all layers at a time.
+  [[nodiscard]] virtual std::unique_ptr<Rows> kept_for_gradients(const Rows& hidden) const = 0;
   /// Returns gradients, by the hidden states of a sequence that has passed all layers, of the sum of log-likelihoods of
   /// tokens that are drawn from what the model predicts at each position: one for each of `draws`, which have a number
   /// in [0, 1) for each token.
   [[nodiscard]] virtual std::vector<std::unique_ptr<Rows>> likelihood_gradients(
       const LoadedWeights& head, const Rows& hidden, std::span<const std::vector<float>> draws) const = 0;
-  /// Turns gradients by hidden states behind a layer into those by the states before it. If the layer attends, writes
-  /// the gradients by the keys and values that it reads, as far as queries find them in the history (Windows), to one
-  /// of `out` for each.
+  /// Turns gradients by hidden states behind a layer into those by the states before it, of which `before` is kept. If
+  /// the layer attends, writes the gradients by the keys and values that it reads, as far as queries find them in the
+  /// history (Windows), to one of `out` for each.
   virtual void pull_back(const LoadedWeights& layer, Experts experts, const Rows& before,
                          std::span<const std::unique_ptr<Rows>> gradients, Windows windows,
                          std::span<const HistoryBuffers> out) const = 0;

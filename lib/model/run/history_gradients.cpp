@@ -25,23 +25,25 @@ class GradientRun {
         status_(status),
         at_once_(decoder.concurrent_gradients()),
         states_(count()),
+        kept_(count()),
         gradients_(count()) {}
 
-  /// Through all layers, and from the predictions back to the states behind the last layer.
+  /// Through all layers, and from what the model predicts to gradients by the states behind the last one.
   void go_forward() {
+    for_each_sequence([&](std::size_t s) { states_[s] = embedded(s); });
     load_ahead(0);
-    const int last = config_.num_layers - 1;
-    for (int layer = 0; layer <= last; ++layer) {
+    for (int layer = 0; layer < config_.num_layers; ++layer) {
       const WholeLayer whole = next_.get();
-      const std::shared_ptr<const LoadedWeights> head = layer == last ? decoder_.load_head() : nullptr;
-      if (layer < last) load_ahead(layer + 1);
+      if (layer + 1 < config_.num_layers) load_ahead(layer + 1);
       for_each_sequence([&](std::size_t s) {
-        std::unique_ptr<Rows> behind =
-            decoder_.behind(*whole.weights, whole.experts, layer == 0 ? *embedded(s) : *states_[s].back());
-        layer < last ? states_[s].push_back(std::move(behind)) : predict(s, *head, *behind);
+        if (layer > 0) kept_[s].push_back(decoder_.kept_for_gradients(*states_[s]));
+        states_[s] = decoder_.behind(*whole.weights, whole.experts, *states_[s]);
       });
       finish_layer();
     }
+    const std::shared_ptr<const LoadedWeights> head = decoder_.load_head();
+    for_each_sequence([&](std::size_t s) { predict(s, *head); });
+    decoder_.finish();
   }
 
   /// All draws together, which share what each layer makes of its hidden states.
@@ -63,12 +65,13 @@ class GradientRun {
     return decoder_.embed(question_.sequences[s], question_.first_positions.empty() ? 0 : question_.first_positions[s]);
   }
 
-  void predict(std::size_t s, const LoadedWeights& head, const Rows& behind_last) {
+  void predict(std::size_t s, const LoadedWeights& head) {
     std::vector<std::vector<float>> numbers;
     for (std::size_t draw = 0; draw < draws(); ++draw) {
       numbers.push_back(draws_for(draw * count() + s, question_.sequences[s].size()));
     }
-    gradients_[s] = decoder_.likelihood_gradients(head, behind_last, numbers);
+    gradients_[s] = decoder_.likelihood_gradients(head, *states_[s], numbers);
+    states_[s].reset();
   }
 
   template <class F>
@@ -106,9 +109,9 @@ class GradientRun {
                                            std::vector<float>(heads * static_cast<std::size_t>(mixer.value_dim)));
     std::vector<HistoryBuffers> buffers;
     for (std::size_t draw = 0; draw < draws(); ++draw) buffers.push_back({keys[draw], values[draw]});
-    if (layer == 0) states_[s].push_back(embedded(s));
-    decoder_.pull_back(*whole.weights, whole.experts, *states_[s].back(), gradients_[s], question_.windows, buffers);
-    states_[s].pop_back();
+    if (layer == 0) kept_[s].push_back(embedded(s));
+    decoder_.pull_back(*whole.weights, whole.experts, *kept_[s].back(), gradients_[s], question_.windows, buffers);
+    kept_[s].pop_back();
     if (!attends(layer)) return;
     for (const HistoryBuffers& found : buffers) hook(layer, s, found.key, found.value);
   }
@@ -126,9 +129,10 @@ class GradientRun {
   const HistoryQuestion& question_;
   Status& status_;
   int at_once_;
-  // Of each sequence: states before each layer that no gradient has passed yet, but for the first layer; gradients by
-  // draw.
-  std::vector<std::vector<std::unique_ptr<Rows>>> states_, gradients_;
+  // By sequence: where it stands on the way forward; what is kept of the states before each layer that no gradient has
+  // passed yet, but the first; gradients by draw.
+  std::vector<std::unique_ptr<Rows>> states_;
+  std::vector<std::vector<std::unique_ptr<Rows>>> kept_, gradients_;
   std::int64_t done_ = 0;
   std::future<WholeLayer> next_;  // is the last member, since loading uses the others
 };

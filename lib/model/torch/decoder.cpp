@@ -214,6 +214,14 @@ class TorchDecoder : public Decoder {
     });
   }
 
+  [[nodiscard]] std::unique_ptr<Rows> kept_for_gradients(const Rows& hidden) const override {
+    return call([&] {
+      auto kept = std::make_unique<HiddenRows>(state_of(hidden));
+      kept->x = kept->x.to(at::kBFloat16);
+      return kept;
+    });
+  }
+
   [[nodiscard]] std::vector<std::unique_ptr<Rows>> likelihood_gradients(
       const LoadedWeights& head, const Rows& hidden, std::span<const std::vector<float>> draws) const override {
     return call([&] {

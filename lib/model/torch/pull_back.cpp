@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t kLogits = std::int64_t{1} << 22, kGpuLogits = std::int64_t{1} << 24;
 
 /// A tensor of its own by which gradients can be asked for.
-at::Tensor leaf(const at::Tensor& x, c10::Device place) { return x.to(place).clone().requires_grad_(); }
+at::Tensor leaf(const at::Tensor& x) { return x.clone().requires_grad_(); }
 
 /// A layer on all rows of a sequence, with what gradients are asked for where they are tracked. They end at what
 /// attention gives, and begin again at what it reads.
@@ -107,7 +107,7 @@ std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& l
                                       const RowBatches& by_rows, const HiddenRows& before,
                                       std::span<HiddenRows* const> gradients, Windows windows) {
   const at::AutoGradMode differentiable(true);
-  const at::Tensor x = leaf(before.x, route.device.place());
+  const at::Tensor x = leaf(before.x.to(route.device.place(), route.device.dtype()));
   const Layer run(route, layer, experts, by_rows, before, x);
   const bool attends = layer.block().attends();
   std::vector<at::Tensor> by_outputs;
@@ -139,7 +139,7 @@ std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tens
   for (std::int64_t begin = 0; begin < rows; begin += at_once) {
     const std::int64_t count = std::min(at_once, rows - begin);
     const at::AutoGradMode differentiable(true);
-    const at::Tensor x = leaf(hidden.narrow(0, begin, count), hidden.device());
+    const at::Tensor x = leaf(hidden.narrow(0, begin, count));
     // A log-likelihood is the token's logit less the logarithm of a sum, whose gradient is the same for all tokens.
     at::Tensor sums;  // shares up to each token
     {
