@@ -215,11 +215,7 @@ class TorchDecoder : public Decoder {
   }
 
   [[nodiscard]] std::unique_ptr<Rows> kept_for_gradients(const Rows& hidden) const override {
-    return call([&] {
-      auto kept = std::make_unique<HiddenRows>(state_of(hidden));
-      kept->x = kept->x.to(at::kBFloat16);
-      return kept;
-    });
+    return call([&] { return oscar::kept_for_gradients(state_of(hidden)); });
   }
 
   [[nodiscard]] std::vector<std::unique_ptr<Rows>> likelihood_gradients(

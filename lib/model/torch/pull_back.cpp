@@ -103,6 +103,12 @@ std::unique_ptr<HiddenRows> behind_layer(const WeightRoute& route, const Weights
   return next;
 }
 
+std::unique_ptr<HiddenRows> kept_for_gradients(const HiddenRows& hidden) {
+  auto kept = std::make_unique<HiddenRows>(hidden);
+  kept->x = kept->x.to(at::kBFloat16);
+  return kept;
+}
+
 std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& layer, Decoder::Experts experts,
                                       const RowBatches& by_rows, const HiddenRows& before,
                                       std::span<HiddenRows* const> gradients, Windows windows) {

@@ -18,6 +18,8 @@ namespace oscar {
 [[nodiscard]] std::unique_ptr<HiddenRows> behind_layer(const WeightRoute& route, const Weights& layer,
                                                        Decoder::Experts experts, const RowBatches& by_rows,
                                                        const HiddenRows& before);
+/// Returns what pull_back() needs of hidden states, as Decoder::kept_for_gradients does.
+[[nodiscard]] std::unique_ptr<HiddenRows> kept_for_gradients(const HiddenRows& hidden);
 /// Pulls gradients back, as Decoder::pull_back does. experts: of this layer, by number. Returns what the history gets
 /// of each gradient; nothing if the layer does not attend.
 [[nodiscard]] std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& layer,
