@@ -116,6 +116,16 @@ class FolderStream : public LayerStream {
     return true;
   }
 
+  /// Opens no file.
+  bool skip(QkvChunk& out) override {
+    if (next_ == chunks_.size()) return false;
+    const DumpChunk& chunk = chunks_[next_++];
+    out = {.view = {}, .owner = nullptr, .sequences = ranges_of(chunk.seq_lens), .where = chunk.q.file.string()};
+    out.view = {without_rows(chunk.q), without_rows(chunk.k), without_rows(chunk.v)};
+    for (HeadsView* rows : {&out.view.q, &out.view.k, &out.view.v}) rows->num_tokens = out.sequences.back().end;
+    return true;
+  }
+
   void rewind() override { next_ = 0; }
 
  private:
@@ -123,14 +133,16 @@ class FolderStream : public LayerStream {
     MappedFile q, k, v;
   };
 
+  static HeadsView without_rows(const ChunkTensor& tensor) {
+    const std::vector<std::int64_t>& shape = tensor.location.shape;
+    return {nullptr, tensor.location.dtype, shape[0], static_cast<int>(shape[1]), static_cast<int>(shape[2])};
+  }
+
   static HeadsView view(const MappedFile& file, const ChunkTensor& tensor, std::int64_t tokens) {
     const TensorLocation& place = tensor.location;
-    const HeadsView whole{file.bytes().data() + place.offset,
-                          place.dtype,
-                          place.shape[0],
-                          static_cast<int>(place.shape[1]),
-                          static_cast<int>(place.shape[2]),
-                          {file.descriptor(), place.offset}};
+    HeadsView whole = without_rows(tensor);
+    whole.data = file.bytes().data() + place.offset;
+    whole.file = {file.descriptor(), place.offset};
     const auto needed = static_cast<std::uint64_t>(whole.bytes_per_token()) * static_cast<std::uint64_t>(tokens);
     if (place.offset > file.bytes().size() || needed > file.bytes().size() - place.offset) {
       throw DataError("the file became shorter while it was read", tensor.file.string(), "dump this layer again");

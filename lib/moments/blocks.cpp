@@ -18,8 +18,8 @@ std::vector<std::int64_t> tokens_before_chunks(LayerStream& layer) {
 
 }  // namespace
 
-std::int64_t bytes_of(const QkvView& view) {
-  return view.q.num_tokens * (view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token());
+std::int64_t bytes_per_token(const QkvView& view) {
+  return view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token();
 }
 
 BlockCut::BlockCut(const WorkShape& shape, std::int64_t bytes) {
@@ -29,7 +29,7 @@ BlockCut::BlockCut(const WorkShape& shape, std::int64_t bytes) {
 }
 
 BlockCut::End BlockCut::after(const QkvChunk& chunk) {
-  const std::int64_t size = std::max<std::int64_t>(bytes_of(chunk.view), 1);
+  const std::int64_t size = std::max<std::int64_t>(chunk.view.q.num_tokens * bytes_per_token(chunk.view), 1);
   bytes_ += size;
   tokens_ += chunk.view.q.num_tokens;
   const std::int64_t nearest = bytes_ + size / 2;  // with the next chunk, a call would end further from where it should
@@ -44,7 +44,7 @@ std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& sha
   std::int64_t bytes = 0;
   QkvChunk chunk;
   layer.rewind();
-  while (layer.skip(chunk)) bytes += bytes_of(chunk.view);
+  while (layer.skip(chunk)) bytes += chunk.view.q.num_tokens * bytes_per_token(chunk.view);
   BlockCut cut(shape, bytes);
   std::vector<std::size_t> ends;
   std::size_t chunks = 0;

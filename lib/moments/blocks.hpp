@@ -19,7 +19,7 @@ namespace oscar {
 inline constexpr std::int64_t kBlockTokens = 4096;
 
 /// Returns the size of q, k and v together.
-[[nodiscard]] std::int64_t bytes_of(const QkvView& view);
+[[nodiscard]] std::int64_t bytes_per_token(const QkvView& view);
 
 /// Cuts rows into calls of about equal size, as many as a power of two: so 2, 4, … processes get equal shares.
 class BlockCut {

@@ -82,7 +82,7 @@ std::int64_t bytes_of(const WalkPart& part, LayerStream& layer) {
   layer.rewind();
   while (layer.skip(chunk)) {
     for (const SequenceRange& range : chunk.sequences) {
-      if (!part.takes || part.takes(sequence)) bytes += bytes_of(chunk.view.tokens(range));
+      if (!part.takes || part.takes(sequence)) bytes += range.size() * bytes_per_token(chunk.view);
       ++sequence;
     }
   }
