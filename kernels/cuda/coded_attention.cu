@@ -80,16 +80,14 @@ void choose_rule(std::int64_t batch, CodedParams& p) {
   const oscar_coded_layout& layout = p.args.layout;
   const SharedMemory memory;
   const int key_tiles = (p.part_heads + 3) / 4, units = layout.num_kv_heads * p.parts;
-  SplitRule& rule = p.rule = SplitRule::of_coded(batch * units, units);
-  const bool two = few_coded_operands(layout.head_dim, layout.value_operands);
-  const int blocks = (two ? 16 : 8) / rule.warps;  // at once, by registers
+  const int warps_at_once = few_coded_operands(layout.head_dim, layout.value_operands) ? 16 : 8;
+  SplitRule& rule = p.rule = SplitRule::of_coded(batch * units, units, warps_at_once);
+  const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
   const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * key_tiles;
   const int team = coded_team(key_tiles), teams = copies / coded_warp_bytes(layout.planes, key_tiles) / team;
-  const bool few_sequences = rule.warps == 8;
   rule.warps = team * std::clamp(teams, 1, rule.warps / team);
-  if (few_sequences) rule.round_tokens = rule.warps * coded_step(key_tiles);
 }
 
 CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
@@ -104,7 +102,7 @@ CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
   choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, p);
   p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
-  p.unit_floats = std::int64_t{p.max_splits + 1} * ((p.part_heads * (dim + 2) + 3) / 4 * 4);
+  p.unit_floats = std::int64_t{p.max_splits} * partial_floats(p.part_heads, dim);
   p.page_stride = static_cast<int>(a.page_stride);
   p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
   p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));

@@ -20,6 +20,7 @@ struct CodedShape {
   static constexpr int kOwnPairs = (kOperands / 2 + kTeam - 1) / kTeam;      // of operands of the values, of a warp
   static constexpr bool kClassColumns = kKeyTiles == 1;                      // see CodedTeam
   static constexpr int kWeightSets = kClassColumns ? 1 : 2;
+  static constexpr int kWeightsBytes = coded_weights_bytes(kKeyTiles);
   static constexpr int kBlocks = few_coded_operands(kDim, kOperands) ? 2 : 1;  // at once, for the registers
 };
 

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   __shared__ __align__(16) CodedOperands<S> operands;
   __shared__ TeamSums<S> sums;
   __shared__ float units[S::kHeads];
-  int split = static_cast<int>(gridDim.z - 1 - blockIdx.z);
+  const int split = static_cast<int>(gridDim.z - 1 - blockIdx.z);
   const int part = static_cast<int>(blockIdx.x), sequence = static_cast<int>(blockIdx.y), kv_head = part / p.parts;
   const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp);
   const int per_token = p.args.num_q_heads / p.args.layout.num_kv_heads, part_first = part % p.parts * p.part_heads;
@@ -32,47 +32,45 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   CodedCopies<S> copies(p, table, sequence);
   // Most sequences are as long as the longest: its pages are looked up while the length is on its way.
   const int longest = p.args.history.max_length, likely_first = p.longest.history_first(split);
+  CodedQueryShare<S> share(table, p.args.layout.key_operands, warp, p.rule.warps);
   operands.load(table);
   follow_previous_launch();
   if (likely_first >= 0 && likely_first < longest) {
     copies.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
   }
+  share.fetch(heads);
   const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
   heads.window = window;
   const bool likely = length == longest && window == p.args.window.max_length;
   const SplitPlan plan = likely ? p.longest : SplitPlan(length, window, p.rule);
-  if (split >= plan.blocks()) return;
+  if (split >= plan.count()) return;
 
   const std::int64_t unit = std::int64_t{sequence} * gridDim.x + part;
-  const PartialView all{p.partials + unit * p.unit_floats, heads.count, S::kDim};
+  const PartialView<S> all{p.partials + unit * p.unit_floats, heads.count, p.max_splits};
   if (split < plan.window_splits) {
-    const int first = split * plan.window_tokens;
+    const int first = split * plan.window_tokens, end = min(first + plan.window_tokens, window);
     WarpState<S> state;
-    WindowWarp<S, CodedParams>(p, sequence, kv_head)
-        .run(first, min(first + plan.window_tokens, window), warp, heads, state);
-    merge_warps<S>(state, false, shared, p.warp_bytes, p.rule.warps, all.split(split), [](int, float*) {});
-    if (plan.rest_tokens > 0) {
-      split = plan.blocks();
-      __syncthreads();  // all have done with the shared memory
-    }
-  }
-  if (split >= plan.window_splits) {
+    const WindowWarp<S, CodedParams> work(p, sequence, kv_head);
+    work.fetch(first, end);
+    work.run(first, end, warp, heads, state);
+    merge_warps<S>(state, false, shared, p.warp_bytes, p.rule.warps, all, split, [](int, float*) {});
+  } else {
     const CodedQueries<S> queries(reinterpret_cast<unsigned*>(shared + p.rule.warps * p.warp_bytes), units);
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
     if (!copies.has(first, end, warp)) copies.look_up(first, end, warp);
     const int team = warp / S::kTeam, rank = warp % S::kTeam;
     CodedTeam<S> work(p, copies, shared + team * S::kTeam * p.warp_bytes, rank, 1 + team, sums.of_team[team]);
     work.start();
-    queries.store(heads, table, warp, p.rule.warps, p.score_scale);
+    static_assert(CodedQueryShare<S>::kScratchBytes <= S::kWeightsBytes);
+    share.store(heads, queries, shared + warp * p.warp_bytes + S::kStages * p.stage_bytes, p.score_scale);
     wait_for_copies<2>();  // all but the history's: the operands are there
     __syncthreads();
     TeamState<S> state;
-    work.take(queries, operands, table);
+    work.take(queries, operands);
     work.run(state);
-    TeamMerge<S>(sums, operands, table.value_pairs, p.rule.warps, reinterpret_cast<float*>(shared))
-        .run(state, all.split(split));
+    TeamMerge<S>(sums, operands, p.rule.warps, reinterpret_cast<float*>(shared)).run(state, all, split);
   }
-  if (!is_last_block(p.tickets + unit, plan.blocks())) return;
+  if (!is_last_block(p.tickets + unit, plan.count())) return;
   SplitMerge<S, CodedHeads>(all, plan.count(), heads, reinterpret_cast<float*>(shared))
       .run(p.args.out + row * S::kDim, p.args.lse == nullptr ? nullptr : p.args.lse + row);
 }

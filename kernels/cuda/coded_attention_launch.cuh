@@ -17,7 +17,7 @@ int launch(CodedParams p, cudaStream_t stream) {
   p.warp_bytes = std::max({coded_warp_bytes(planes, S::kKeyTiles), kTeamMergeBytes<S> / S::kTeam, kMergeBytes<S>});
   const dim3 grid(static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
                   static_cast<unsigned>(p.max_splits));
-  const int bytes = p.rule.warps * p.warp_bytes + queries;
+  const int bytes = std::max(p.rule.warps * p.warp_bytes + queries, split_merge_bytes(p.part_heads, p.max_splits));
   return launch_overlapping<coded_decode<S>>(p, grid, kWarp * p.rule.warps, bytes, p.most_shared_bytes, stream);
 }
 

@@ -28,30 +28,23 @@ struct TeamSums {
 template <class S>
 class TeamMerge {
  public:
-  __device__ TeamMerge(TeamSums<S>& sums, const CodedOperands<S>& operands, int value_pairs, int warps, float* results)
+  __device__ TeamMerge(TeamSums<S>& sums, const CodedOperands<S>& operands, int warps, float* results)
       : sums_(sums),
         operands_(operands),
-        value_pairs_(value_pairs),
         warp_(static_cast<int>(threadIdx.x) / kWarp),
-        teams_(warps / S::kTeam),
+        warps_(warps),
         results_(results) {}
 
-  __device__ __forceinline__ void run(TeamState<S>& state, PartialView to) const {
+  __device__ __forceinline__ void run(TeamState<S>& state, const PartialView<S>& to, int split) const {
     publish(state);
-    __syncwarp();
     __syncthreads();
-    float factors[S::kKeyTiles];
-#pragma unroll
-    for (int i = 0; i < S::kKeyTiles; ++i) factors[i] = factor(4 * i + lane() % 4, warp_ / S::kTeam);
-    state.scale(factors);
-    add_up_heads(to);
-    __syncwarp();
+    rescale(state, to, split);
 #pragma unroll
     for (int tile = 0; tile < S::kKeyTiles; ++tile) {
       if (tile > 0) __syncthreads();
       write_operands(state, tile);
       __syncthreads();
-      add_up_channels(tile, to);
+      add_up_channels(tile, to, split);
     }
   }
 
@@ -72,29 +65,32 @@ class TeamMerge {
       }
     }
   }
-  __device__ __forceinline__ float top(int head) const {
-    float highest = sums_.highest[head][0];
+  /// Makes the state relative to the highest team of each head. A lane reads what warp lane / 4 has published of the
+  /// lane's head; one warp adds up the heads of a tile.
+  __device__ __forceinline__ void rescale(TeamState<S>& state, const PartialView<S>& to, int split) const {
+    const int of_warp = lane() / 4;
+    float factors[S::kKeyTiles];
 #pragma unroll
-    for (int n = 1; n < TeamSums<S>::kTeams; ++n)
-      highest = n < teams_ ? fmaxf(highest, sums_.highest[head][n]) : highest;
-    return highest;
-  }
-  /// What the results of a team must be multiplied with.
-  __device__ __forceinline__ float factor(int head, int team) const {
-    return rescaling(sums_.highest[head][team], top(head));
-  }
-
-  __device__ __forceinline__ void add_up_heads(PartialView to) const {
-    const int head = static_cast<int>(threadIdx.x);
-    if (head >= S::kHeads) return;
-    float sum = 0, zero[2] = {};
-    for (int w = 0; w < teams_ * S::kTeam; ++w) {
-      const float by = factor(head, w / S::kTeam);
-      sum += by * sums_.sum[head][w];
-      zero[0] += by * sums_.zero[0][head][w], zero[1] += by * sums_.zero[1][head][w];
+    for (int i = 0; i < S::kKeyTiles; ++i) {
+      const int head = 4 * i + lane() % 4;
+      const float theirs = of_warp < warps_ ? sums_.highest[head][of_warp / S::kTeam] : -INFINITY;
+      float top = theirs;
+      for (int step = 4; step < kWarp; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+      factors[i] = rescaling(state.highest[i], top);
+      if (warp_ == i % warps_) add_up_head(head, rescaling(theirs, top), top, to, split);
     }
-    sums_.total_zero[0][head] = zero[0], sums_.total_zero[1][head] = zero[1];
-    if (head < to.heads) to.sum(head) = sum, to.highest(head) = top(head);
+    state.scale(factors);
+  }
+  __device__ __forceinline__ void add_up_head(int head, float factor, float top, const PartialView<S>& to,
+                                              int split) const {
+    const int of_warp = lane() / 4;
+    const auto total = [&](const float(&each)[kMostDecodeWarps]) {
+      return sum_over_tokens(of_warp < warps_ ? factor * each[of_warp] : 0.0F);
+    };
+    const float sum = total(sums_.sum[head]), wide = total(sums_.zero[0][head]), narrow = total(sums_.zero[1][head]);
+    if (of_warp > 0) return;
+    sums_.total_zero[0][head] = wide, sums_.total_zero[1][head] = narrow;
+    if (head < to.heads) to.sum(split, head) = sum, to.highest(split, head) = top;
   }
 
   /// Rows of the warp's operands for four heads, to the results of its team: [head][row of an operand].
@@ -104,7 +100,7 @@ class TeamMerge {
 #pragma unroll
     for (int k = 0; k < S::kOwnPairs; ++k) {
       const int pair = S::kTeam * k + rank;
-      if (pair >= value_pairs_) break;
+      if (pair >= operands_.pairs.values) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float(&out)[4] = state.out[k][i][tile / 2];
@@ -115,29 +111,35 @@ class TeamMerge {
     }
   }
 
-  __device__ __forceinline__ void add_up_channels(int tile, PartialView to) const {
-    const int items = min(4, to.heads - 4 * tile) * S::kDim;
+  /// A thread takes a channel of two heads.
+  __device__ __forceinline__ void add_up_channels(int tile, const PartialView<S>& to, int split) const {
+    const int items = min(2, (to.heads - 4 * tile + 1) / 2) * S::kDim;
     for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
-      const int head = item / S::kDim, channel = item % S::kDim, block = channel / 8, j = channel % 8;
-      float total = 0;
+      const int channel = item % S::kDim, block = channel / 8, j = channel % 8, head = item / S::kDim * 2;
+      const float* const rows = results_ + head * kOperandStride<S>;
+      float totals[2] = {};
       for (int i = block == 0 ? 0 : operands_.block_end[block - 1]; i < operands_.block_end[block]; ++i) {
         const CodedValuePart part = operands_.part[i];
-        const float* from =
-            results_ + head * kOperandStride<S> + part.slot + (part.in_half != 0 ? j / 2 + 8 * (j % 2) : j);
-        float sum = -sums_.total_zero[part.narrow][4 * tile + head] * part.middle;
+        const float* const from = rows + part.slot + (part.in_half != 0 ? j / 2 + 8 * (j % 2) : j);
 #pragma unroll
-        for (int n = 0; n < TeamSums<S>::kTeams; ++n) {
-          if (n < teams_) sum += from[4 * n * kOperandStride<S>];
+        for (int h = 0; h < 2; ++h) {
+          float sum = -sums_.total_zero[part.narrow][4 * tile + head + h] * part.middle;
+#pragma unroll
+          for (int n = 0; n < TeamSums<S>::kTeams; ++n) {
+            if (n < warps_ / S::kTeam) sum += from[(4 * n + h) * kOperandStride<S>];
+          }
+          totals[h] += sum * part.unit;
         }
-        total += sum * part.unit;
       }
-      to.out()[(4 * tile + head) * S::kDim + channel] = total * operands_.value_step[channel] * 0x1p24F;
+      const float unit = operands_.value_step[channel] * 0x1p24F;
+      float* const own = to.out(split, tile) + head * S::kDim + channel;
+      own[0] = totals[0] * unit, own[S::kDim] = totals[1] * unit;  // of two heads, also where there is only one
     }
   }
 
   TeamSums<S>& sums_;
   const CodedOperands<S>& operands_;
-  int value_pairs_, warp_, teams_;
+  int warp_, warps_;
   float* results_;
 };
 

@@ -39,11 +39,15 @@ constexpr int coded_team(int key_tiles) { return key_tiles <= 2 ? 1 : 4; }
 constexpr int coded_stages(int key_tiles) { return coded_team(key_tiles) == 1 ? 1 : 2; }
 /// Bytes of shared memory of a step's copies: its rows' planes and scales.
 constexpr int coded_stage_bytes(int planes, int step) { return step * (16 * planes + 4); }
-/// Bytes of a warp: copies, then the scales of a step as float32, then the weights of a step, 16 bytes a token for each
-/// class of scales and 8 heads, or for both classes of 4 heads.
+/// Bytes of a warp's step of scales as float32 and of weights: 16 bytes a token each, the weights for each class of
+/// scales and 8 heads, or for both classes of 4 heads.
+constexpr int coded_weights_bytes(int key_tiles) {
+  const int sets = key_tiles <= 1 ? 1 : key_tiles <= 2 ? 2 : 4;
+  return 16 * coded_step(key_tiles) * (1 + sets);
+}
+/// Bytes of a warp: copies, then scales and weights.
 constexpr int coded_warp_bytes(int planes, int key_tiles) {
-  const int step = coded_step(key_tiles), sets = key_tiles <= 1 ? 1 : key_tiles <= 2 ? 2 : 4;
-  return coded_stages(key_tiles) * coded_stage_bytes(planes, step) + 16 * step * (1 + sets);
+  return coded_stages(key_tiles) * coded_stage_bytes(planes, coded_step(key_tiles)) + coded_weights_bytes(key_tiles);
 }
 
 /// Launches the kernel for kDim channels a head. Returns a cudaError_t.

@@ -58,6 +58,7 @@ struct CodedHeads {
 template <class S>
 struct CodedOperands {
   static constexpr int kParts = 2 * S::kOperands, kBlocks = S::kDim / 8;
+  CodedPairs pairs;
   CodedKeyPair key[kMostKeyOperands / 2 + 1];
   CodedValuePair value[S::kOperands / 2 + 1];
   CodedValuePart part[kParts];
@@ -66,6 +67,7 @@ struct CodedOperands {
 
   /// Begins to copy; the caller waits for the group of copies.
   __device__ __forceinline__ void load(const CodedHeadTable& table) {
+    copy(&pairs, &table.pairs, sizeof(pairs));
     copy(key, table.key_pair);
     copy(value, table.value_pair);
     copy(part, table.value_part);
@@ -78,10 +80,12 @@ struct CodedOperands {
   template <class T, int kCount, int kMost>
   __device__ __forceinline__ static void copy(T (&to)[kCount], const T (&from)[kMost]) {
     static_assert(kCount <= kMost && sizeof(to) % 16 == 0);
+    copy(to, from, sizeof(to));
+  }
+  __device__ __forceinline__ static void copy(void* to, const void* from, int bytes) {
     const auto first = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(to)) / 16;
-         i += static_cast<int>(blockDim.x)) {
-      copy_async<16>(first + 16 * i, reinterpret_cast<const unsigned char*>(from) + 16 * i);
+    for (int i = static_cast<int>(threadIdx.x); i < bytes / 16; i += static_cast<int>(blockDim.x)) {
+      copy_async<16>(first + 16 * i, static_cast<const unsigned char*>(from) + 16 * i);
     }
   }
 };
@@ -94,33 +98,19 @@ class CodedQueries {
  public:
   /// Bytes of shared memory for `words`.
   __host__ __device__ static int bytes(int key_operands) { return key_operands * S::kKeyTiles * kWarp * 4; }
+  static constexpr float kLargest = 127 * 256;
 
   __device__ explicit CodedQueries(unsigned* words, float* units) : words_(words), units_(units) {}
 
-  /// A warp takes heads warp, warp + warps, ..., so many at once that their loads are one wait.
-  __device__ __forceinline__ void store(const CodedHeads& heads, const CodedHeadTable& table, int warp, int warps,
-                                        float score_scale) const {
-    for (int first = warp; first < S::kHeads; first += kAtOnce * warps) {
-      const __nv_bfloat16* rows[kAtOnce];
-      float per_unit[kAtOnce];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const int head = first + n * warps;
-        rows[n] = head < heads.count ? heads.q + heads.row(head) * S::kDim : nullptr;
-      }
-      find_units(rows, first, warps, table, score_scale, per_unit);
-#pragma unroll 2
-      for (int i = lane(); i < 8 * table.key_end[1][1]; i += kWarp) {
-        const CodedKeyWord word = table.key_word[i / 4][i % 4];
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
-          if (first + n * warps < S::kHeads) store_word(word, rows[n], per_unit[n], first + n * warps, i);
-        }
-      }
-    }
+  /// The i-th word of a head: four integers of at most kLargest.
+  __device__ __forceinline__ void store(int head, int i, int (&x)[4]) const {
+    unsigned* const to = words_ + ((i / 8 * S::kKeyTiles + head / 4) * kWarp + head % 4 * 8 + i % 4) * 2 + i / 4 % 2;
+    to[8] = bytes_of(x);  // lane (2 * head + 1, t)
+    for (int& each : x) each = (each + 128) >> 8;
+    to[0] = bytes_of(x);
   }
-
-  __device__ __forceinline__ float unit(int head) const { return units_[head]; }
+  /// What a unit of a head's scores is worth; not finite if one of its queries is not.
+  __device__ __forceinline__ float& unit(int head) const { return units_[head]; }
   /// Where the lane's words of the first pair of operands are in shared memory; those of other pairs and tiles follow.
   __device__ __forceinline__ unsigned pairs(int lane) const {
     return static_cast<unsigned>(__cvta_generic_to_shared(words_)) + 8 * lane;
@@ -128,54 +118,115 @@ class CodedQueries {
   static constexpr int kTileBytes = 8 * kWarp, kPairBytes = S::kKeyTiles * kTileBytes;
 
  private:
-  static constexpr float kLargest = 127 * 256;
-  static constexpr int kAtOnce = S::kKeyTiles;
-
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-
-  /// What a unit of each head is worth, to units_, and how many units a product of 1 is.
-  __device__ __forceinline__ void find_units(const __nv_bfloat16* const (&rows)[kAtOnce], int first, int warps,
-                                             const CodedHeadTable& table, float score_scale,
-                                             float (&per_unit)[kAtOnce]) const {
-    float tops[kAtOnce] = {};
-#pragma unroll
-    for (int i = lane(); i < S::kDim; i += kWarp) {
-      const float factor = table.key_top[i];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) tops[n] = fmaxf(tops[n], fabsf(value(rows[n], i) * factor));
-    }
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      const float top = warp_max(tops[n]);
-      per_unit[n] = top == 0 ? 0.0F : kLargest / top;
-      const bool writes = lane() == 0 && first + n * warps < S::kHeads;
-      if (writes) units_[first + n * warps] = top == 0 ? 1.0F : top / kLargest * score_scale;
-    }
-  }
-
-  /// The i-th word of a head.
-  __device__ __forceinline__ void store_word(const CodedKeyWord& word, const __nv_bfloat16* row, float per_unit,
-                                             int head, int i) const {
-    int x[4];
-#pragma unroll
-    for (int byte = 0; byte < 4; ++byte) {
-      x[byte] = __float2int_rn(value(row, word.channel[byte]) * word.factor[byte] * per_unit);
-    }
-    unsigned* const to = words_ + ((i / 8 * S::kKeyTiles + head / 4) * kWarp + head % 4 * 8 + i % 4) * 2 + i / 4 % 2;
-    to[8] = bytes_of(x);  // lane (2 * head + 1, t)
-    for (int& each : x) each = (each + 128) >> 8;
-    to[0] = bytes_of(x);
-  }
-
-  __device__ static float value(const __nv_bfloat16* row, int channel) {
-    return row == nullptr || channel < 0 ? 0.0F : __bfloat162float(row[channel]);
-  }
   __device__ static unsigned bytes_of(const int (&x)[4]) {
     return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
   }
 
   unsigned* words_;
   float* units_;
+};
+
+/// A warp's share of the work of making CodedQueries: of some heads 32 words, of which each lane makes one. What it
+/// reads is on its way before the block knows how long its sequence is.
+template <class S>
+class CodedQueryShare {
+ public:
+  static constexpr int kAtOnce = S::kDim == 256 ? 2 : 4;       // heads
+  static constexpr int kScratchBytes = kAtOnce * 2 * S::kDim;  // of shared memory, of a warp
+
+  /// Begins to read the table.
+  __device__ __forceinline__ CodedQueryShare(const CodedHeadTable& table, int key_operands, int warp, int warps)
+      : table_(&table), lane_(static_cast<int>(threadIdx.x) % kWarp), words_(4 * key_operands) {
+    const int for_head = min((max(words_, 1) + kWarp - 1) / kWarp, warps);  // warps
+    groups_ = warps / for_head, stride_ = for_head * kWarp;
+    group_ = warp / for_head < groups_ ? warp / for_head : S::kHeads;
+    first_word_ = warp % for_head * kWarp + lane_;
+    word_ = word(first_word_);
+    tops_ = reinterpret_cast<const Tops*>(table.key_top)[lane_];
+  }
+
+  /// Begins to read the queries of the first heads.
+  __device__ __forceinline__ void fetch(const CodedHeads& heads) { fetch(heads, group_); }
+
+  /// scratch: kScratchBytes of this warp.
+  __device__ __forceinline__ void store(const CodedHeads& heads, const CodedQueries<S>& queries, unsigned char* scratch,
+                                        float score_scale) {
+    for (int i = first_word_; i - lane_ < max(words_, 1); i += stride_) {  // of keys without bits the units alone
+      if (i != first_word_) word_ = word(i);
+      for (int head = group_; head < S::kHeads; head += kAtOnce * groups_) {
+        if (i != first_word_ || head != group_) fetch(heads, head);
+        store_heads(queries, head, i, reinterpret_cast<__nv_bfloat16*>(scratch), score_scale);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kOwn = S::kDim / kWarp;  // channels of a lane
+  struct alignas(kOwn * 2 < 16 ? kOwn * 2 : 16) Piece {
+    unsigned pair[kOwn / 2];
+  };
+  struct alignas(kOwn * 4 < 16 ? kOwn * 4 : 16) Tops {
+    float of[kOwn];
+  };
+
+  __device__ __forceinline__ CodedKeyWord word(int i) const {
+    return i < words_ ? table_->key_word[i / 4][i % 4] : CodedKeyWord{{}, {-1, -1, -1, -1}};
+  }
+  __device__ __forceinline__ void fetch(const CodedHeads& heads, int first) {
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int head = first + n * groups_;
+      pieces_[n] =
+          head < heads.count ? reinterpret_cast<const Piece*>(heads.q + heads.row(head) * S::kDim)[lane_] : Piece{};
+    }
+  }
+
+  /// Word i of heads first, first + groups_, ..., whose queries are fetched.
+  __device__ __forceinline__ void store_heads(const CodedQueries<S>& queries, int first, int i, __nv_bfloat16* scratch,
+                                              float score_scale) const {
+    float per_unit[kAtOnce];
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const float top = largest_product(pieces_[n]);
+      per_unit[n] = top == 0 ? 0.0F : CodedQueries<S>::kLargest / top;
+      if (first + n * groups_ >= S::kHeads) continue;
+      if (i == 0) queries.unit(first + n * groups_) = top == 0 ? 1.0F : top / CodedQueries<S>::kLargest * score_scale;
+      reinterpret_cast<Piece*>(scratch + n * S::kDim)[lane_] = pieces_[n];
+    }
+    __syncwarp();
+    if (i >= words_) return;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n * groups_ >= S::kHeads) break;
+      int x[4];
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte) {
+        const float q = __bfloat162float(scratch[n * S::kDim + max(word_.channel[byte], 0)]);
+        x[byte] = __float2int_rn(q * word_.factor[byte] * per_unit[n]);  // the factor of no channel is 0
+      }
+      queries.store(first + n * groups_, i, x);
+    }
+  }
+
+  /// The largest magnitude of a query times the largest factor of its channel, of all lanes. Magnitudes are ordered as
+  /// their bits are, with what is not finite on top.
+  __device__ __forceinline__ float largest_product(const Piece& piece) const {
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float q = i % 2 == 0 ? low_bf16(piece.pair[i / 2]) : high_bf16(piece.pair[i / 2]);
+      largest = max(largest, __float_as_uint(fabsf(q * tops_.of[i])));
+    }
+    return __uint_as_float(__reduce_max_sync(kAllLanes, largest));
+  }
+
+  const CodedHeadTable* table_;
+  int lane_, words_;                          // words of a head
+  int group_, groups_, first_word_, stride_;  // takes heads group_, group_ + groups_, ..., words first_word_, ...
+  CodedKeyWord word_;
+  Tops tops_;
+  Piece pieces_[kAtOnce];
 };
 
 /// Adds to sums[tile][half] the products of the queries with the pairs of operands [from, to), for S::kHalves times 16

@@ -19,13 +19,12 @@ class CodedScores {
       : lane_(static_cast<int>(threadIdx.x) % kWarp), scales_(kept(scales + static_cast<unsigned>(lane_ / 4 * 16))) {}
 
   /// Takes what keys are multiplied with, and by which operands; both are in shared memory.
-  __device__ __forceinline__ void take(const CodedQueries<S>& queries, const CodedOperands<S>& operands,
-                                       const CodedHeadTable& table) {
+  __device__ __forceinline__ void take(const CodedQueries<S>& queries, const CodedOperands<S>& operands) {
     keys_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.key));
     queries_ = kept(queries.pairs(lane_));
 #pragma unroll
     for (const int c : {kWideClass, kNarrowClass}) {
-      end_[c][0] = uniform(table.key_end[c][0]), end_[c][1] = uniform(table.key_end[c][1]);
+      end_[c][0] = uniform(operands.pairs.key_end[c][0]), end_[c][1] = uniform(operands.pairs.key_end[c][1]);
     }
     find_middles(queries);
   }

@@ -75,11 +75,10 @@ class CodedTeam {
         scores_(own() + static_cast<unsigned>(S::kStages * p.stage_bytes)) {}
 
   /// Takes what keys are multiplied with, and the operands of keys and values; all are in shared memory.
-  __device__ __forceinline__ void take(const CodedQueries<S>& queries, const CodedOperands<S>& operands,
-                                       const CodedHeadTable& table) {
+  __device__ __forceinline__ void take(const CodedQueries<S>& queries, const CodedOperands<S>& operands) {
     values_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.value));
-    value_pairs_ = uniform(table.value_pairs);
-    scores_.take(queries, operands, table);
+    value_pairs_ = uniform(operands.pairs.values);
+    scores_.take(queries, operands);
   }
 
   /// Begins to copy the first step, whose pages are being looked up, in two groups: keys and values.

@@ -100,7 +100,7 @@ void fill_keys(const std::vector<CodedPart>& parts, int bytes, const Planes& pla
         }
         ++slot;
       }
-      table.key_end[wide ? 0 : 1][upper ? 1 : 0] = pairs = (slot + 1) / 2;
+      table.pairs.key_end[wide ? 0 : 1][upper ? 1 : 0] = pairs = (slot + 1) / 2;
     }
   }
 }
@@ -132,7 +132,7 @@ void fill_values(const std::vector<CodedPart>& parts, int bytes, const Planes& p
                             .middle = 0.5F * static_cast<float>(operand.mask(side))}});
     }
   }
-  table.value_pairs = (slot + 1) / 2;
+  table.pairs.values = (slot + 1) / 2;
   std::ranges::stable_sort(of_blocks, {}, &std::pair<int, CodedValuePart>::first);
   for (std::size_t i = 0; i < of_blocks.size(); ++i) {
     table.value_part[i] = of_blocks[i].second;
@@ -185,8 +185,8 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     fill_keys(k_parts, k_bytes, {0, table.full_planes}, k_steps, table);
     fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, blocks, table);
     layout.token_bytes += 16 * table.full_planes + 8 * table.half_planes + 4;
-    layout.key_operands = std::max(layout.key_operands, 2 * table.key_end[1][1]);
-    layout.value_operands = std::max(layout.value_operands, 2 * table.value_pairs);
+    layout.key_operands = std::max(layout.key_operands, 2 * table.pairs.key_end[1][1]);
+    layout.value_operands = std::max(layout.value_operands, 2 * table.pairs.values);
     layout.planes = std::max(layout.planes, table.full_planes + table.half_planes);
   }
   layout.table_bytes = static_cast<std::int64_t>(tables.size() * sizeof(CodedHeadTable));

@@ -51,11 +51,17 @@ struct alignas(16) CodedValuePair {
 };
 inline constexpr std::uint32_t kValueBits = 0x00ff00ff;
 
+/// How many pairs of operands there are.
+struct alignas(16) CodedPairs {
+  std::int32_t key_end[2][2];  // those of each class of channels end here, those of lower and those of upper halves
+  std::int32_t values, unused[3];
+};
+
 struct alignas(16) CodedHeadTable {
   std::int64_t first_byte;                // of the head in a page of one token
   std::int32_t full_planes, half_planes;  // of 16 and of 8 bytes a token
-  std::int32_t key_end[2][2];  // pairs of each class of channels end here, those of lower and those of upper halves
-  std::int32_t value_pairs, key_full_planes, key_half_planes, unused;
+  std::int32_t key_full_planes, key_half_planes;
+  CodedPairs pairs;
   CodedKeyPair key_pair[kMostKeyOperands / 2 + 1];  // one more, so that a reader can look ahead
   CodedValuePair value_pair[kMostValueOperands / 2 + 1];
   CodedKeyWord key_word[kMostKeyOperands][4];

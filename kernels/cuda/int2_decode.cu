@@ -44,6 +44,7 @@ int launch(const DecodeParams& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.args.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
                   static_cast<unsigned>(p.max_splits));
   constexpr int kWarpBytes = DecodeStages<S>::kWarpBytes;
+  static_assert(BlockQueries<S>::kLeastWarps * kWarpBytes >= split_merge_bytes(S::kHeads, SplitRule::kMostSplits));
   return launch_overlapping<int2_decode<S>>(p, grid, kWarp * p.rule.warps, p.rule.warps * kWarpBytes,
                                             kMostDecodeWarps * kWarpBytes, stream);
 }
@@ -54,7 +55,8 @@ struct Shapes {
   template <class Task>
   static auto choose(int heads, bool half_params, const Task& task) {
     if constexpr (kDim < 256) {
-      if (heads > 8) return choose_params<4>(half_params, task);
+      if (heads > 12) return choose_params<4>(half_params, task);
+      if (heads > 8) return choose_params<3>(half_params, task);
     }
     return heads > 4 ? choose_params<2>(half_params, task) : choose_params<1>(half_params, task);
   }
@@ -100,10 +102,11 @@ DecodeParams params_of(const oscar_int2_decode_args& a) {
   const int heads = a.num_q_heads / a.num_kv_heads;
   p.part_heads = (heads + p.parts - 1) / p.parts;
   const std::int64_t batch = a.split_batch > 0 ? a.split_batch : a.batch;
-  p.rule = SplitRule::of(batch * a.num_kv_heads, a.num_kv_heads);
+  const int warps_at_once = kMostDecodeWarps * choose_shape(a, p.part_heads, []<class S>() { return S::kBlocks; });
+  p.rule = SplitRule::of(batch * a.num_kv_heads, a.num_kv_heads, warps_at_once);
   p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
   p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
-  p.unit_floats = std::int64_t{p.max_splits} * ((p.part_heads * (a.head_dim + 2) + 3) / 4 * 4);
+  p.unit_floats = std::int64_t{p.max_splits} * partial_floats(p.part_heads, a.head_dim);
   p.history_shift = log2_of(a.history.page_size);
   p.window_shift = log2_of(a.window.page_size);
   p.score_scale = a.softmax_scale * 1.4426950408889634F;

@@ -7,18 +7,21 @@
 
 namespace oscar::cuda {
 
-/// The result of one split: out (heads, kDim) relative to the heads' factors, then the heads' sums of weights, then
-/// log2 of the factors.
+/// The results of the splits of a sequence's part, four heads (a tile) of all splits together: out (4, kDim) relative
+/// to the heads' factors, then the heads' sums of weights, then log2 of the factors.
+template <class S>
 struct PartialView {
+  static constexpr int kFloats = partial_floats(4, S::kDim);  // from one split to the next
   float* data;
-  int heads, dim;
-  __device__ float* out() const { return data; }
-  __device__ float& sum(int head) const { return data[heads * dim + head]; }
-  __device__ float& highest(int head) const { return data[heads * (dim + 1) + head]; }
-  __device__ PartialView split(int i) const {
-    const int size = (heads * (dim + 2) + 3) / 4 * 4;  // whole 16 bytes
-    return {data + static_cast<std::int64_t>(i) * size, heads, dim};
+  int heads, most_splits;
+
+  __device__ __forceinline__ float* out(int split, int tile) const {
+    return data + (tile * most_splits + split) * kFloats;
   }
+  __device__ __forceinline__ float& sum(int split, int head) const {
+    return out(split, head / 4)[4 * S::kDim + head % 4];
+  }
+  __device__ __forceinline__ float& highest(int split, int head) const { return (&sum(split, head))[4]; }
 };
 
 /// 2^(from - to); 0 for a part that saw nothing.
@@ -79,11 +82,13 @@ __device__ __forceinline__ void write_window(const WarpState<S>& state, int tile
   }
 }
 
-/// Adds up the block's warps: `state` of each, at last in `to`. Each warp's results lie where its copies did, of
-/// `warp_bytes`. write_packed(tile of heads, rows) writes the warp's channels of packed values to rows[head][channel].
+/// Adds up the block's warps: `state` of each, at last in split `split` of `to`. Each warp's results lie where its
+/// copies did, of `warp_bytes`. write_packed(tile of heads, rows) writes the warp's channels of packed values to
+/// rows[head][channel].
 template <class S, class Write>
 __device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool packed, unsigned char* copies,
-                                            int warp_bytes, int warps, PartialView to, const Write& write_packed) {
+                                            int warp_bytes, int warps, const PartialView<S>& to, int split,
+                                            const Write& write_packed) {
   constexpr int kStride = kMergeStride<S>;
   const auto result = [&](int of_warp) { return reinterpret_cast<float*>(copies + of_warp * warp_bytes); };
   __shared__ float highest[S::kHeads][kMostDecodeWarps], sums[S::kHeads][kMostDecodeWarps];
@@ -115,88 +120,114 @@ __device__ __forceinline__ void merge_warps(const WarpState<S>& state, bool pack
         total.x += factor * part.x, total.y += factor * part.y;
         sum += factor * sums[head][w];
       }
-      *reinterpret_cast<float2*>(to.out() + head * S::kDim + channel) = total;
-      if (channel == 0) to.sum(head) = sum, to.highest(head) = top;
+      *reinterpret_cast<float2*>(to.out(split, tile) + head % 4 * S::kDim + channel) = total;
+      if (channel == 0) to.sum(split, head) = sum, to.highest(split, head) = top;
     }
   }
 }
 
 /// Adds up the splits of a sequence's part and writes its outputs: rows of kDim channels of out, and lse if it is not
-/// null, of which heads.row() says which is whose. Four heads at a time. `scratch`: 8 floats a split.
+/// null, of which heads.row() says which is whose. `factors`: split_merge_bytes() of shared memory. The code is short,
+/// since a block that runs it once waits for its instructions.
 template <class S, class Heads>
 class SplitMerge {
  public:
-  __device__ SplitMerge(PartialView all, int splits, const Heads& heads, float* scratch)
-      : all_(all), splits_(splits), heads_(heads), scratch_(scratch) {}
+  __device__ SplitMerge(const PartialView<S>& all, int splits, const Heads& heads, float* factors)
+      : all_(all), heads_(heads), splits_(splits), padded_(padded_splits(splits)), factors_(factors) {}
 
   __device__ __forceinline__ void run(float* out, float* lse) const {
-    for (int first = 0; first < all_.heads; first += 4) {
-      const int heads = min(4, all_.heads - first), items = heads * S::kDim / 2;
-      float2 parts[kAhead];
-      const int own = static_cast<int>(threadIdx.x);
-      if (own < items) load(first, own, 0, parts);  // on their way while the factors are computed
-      if (first > 0) __syncthreads();
-      if (own / kWarp < heads) find_factors(first, own / kWarp, lse);
-      __syncthreads();
-      for (int i = own; i < items; i += static_cast<int>(blockDim.x)) {
-        if (i != own) load(first, i, 0, parts);
-        float2 total{0, 0};
-        add(i, 0, parts, total);
-        for (int s = kAhead; s < splits_; s += kAhead) {
-          load(first, i, s, parts);
-          add(i, s, parts, total);
-        }
-        const int row = heads_.row(first + i / (S::kDim / 2));
-        reinterpret_cast<float2*>(out + row * S::kDim)[i % (S::kDim / 2)] = total;
-      }
+    const int own = static_cast<int>(threadIdx.x), warp = own / kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
+    const int items = all_.heads * kPairs;
+    Sums sums;
+    if (warp < all_.heads) load(warp, 0, sums);
+    float2 parts[kSplitsAtOnce];
+    if (own < items) load(own, 0, parts);  // on their way while the factors are computed
+    for (int head = warp; head < all_.heads; head += warps) {
+      if (head != warp) load(head, 0, sums);
+      find_factors(head, sums, lse);
+    }
+    __syncthreads();
+    float2 total{0, 0};
+#pragma unroll 1
+    for (int i = own, split = 0; i < items;) {  // one loop over both: of two the compiler makes slow code
+      if (i != own || split > 0) load(i, split, parts);
+      const int head = i / kPairs;
+      add(reinterpret_cast<const float4*>(factors_ + head * padded_ + split), parts, total);
+      split += kSplitsAtOnce;
+      if (split < splits_) continue;
+      reinterpret_cast<float2*>(out + heads_.row(head) * S::kDim)[i % kPairs] = total;
+      total = {0, 0}, split = 0, i += static_cast<int>(blockDim.x);
     }
   }
 
  private:
-  static constexpr int kAhead = 36;  // as many as a single sequence of 8 KV heads has
+  static constexpr int kPairs = S::kDim / 2;  // of channels, which a thread takes at a time
 
-  __device__ __forceinline__ void load(int first, int i, int split, float2 (&parts)[kAhead]) const {
+  /// Of a head the sums of weights of kAtOnce splits and log2 of their factors.
+  struct Sums {
+    static constexpr int kEach = 2, kAtOnce = kEach * kWarp;
+    float sum[kEach], highest[kEach];
+  };
+
+  /// Pair i of all heads' channels in kSplitsAtOnce splits.
+  __device__ __forceinline__ void load(int i, int split, float2 (&parts)[kSplitsAtOnce]) const {
+    const auto* const from = reinterpret_cast<const float2*>(all_.out(split, i / (4 * kPairs))) + i % (4 * kPairs);
 #pragma unroll
-    for (int s = 0; s < kAhead; ++s) {
-      const auto* const from = reinterpret_cast<const float2*>(all_.split(split + s).out() + first * S::kDim) + i;
-      parts[s] = split + s < splits_ ? __ldcg(from) : float2{0, 0};
+    for (int s = 0; s < kSplitsAtOnce; ++s) {
+      parts[s] = split + s < splits_ ? __ldcg(from + s * (PartialView<S>::kFloats / 2)) : float2{0, 0};
     }
   }
-  __device__ __forceinline__ void add(int i, int split, const float2 (&parts)[kAhead], float2& total) const {
-    const float* const factor = scratch_ + i / (S::kDim / 2) * 2 * splits_ + split;
+  __device__ __forceinline__ void load(int head, int first, Sums& sums) const {
 #pragma unroll
-    for (int s = 0; s < kAhead; ++s) {
-      const float by = split + s < splits_ ? factor[s] : 0.0F;
-      total.x += by * parts[s].x, total.y += by * parts[s].y;
+    for (int n = 0; n < Sums::kEach; ++n) {
+      const int split = first + n * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      const bool there = split < splits_;
+      sums.sum[n] = there ? __ldcg(&all_.sum(split, head)) : 0.0F;
+      sums.highest[n] = there ? __ldcg(&all_.highest(split, head)) : -INFINITY;
+    }
+  }
+  __device__ __forceinline__ static void add(const float4* factors, const float2 (&parts)[kSplitsAtOnce],
+                                             float2& total) {
+#pragma unroll
+    for (int s = 0; s < kSplitsAtOnce; s += 4) {
+      const float4 by = factors[s / 4];
+      total.x += by.x * parts[s].x, total.y += by.x * parts[s].y;
+      total.x += by.y * parts[s + 1].x, total.y += by.y * parts[s + 1].y;
+      total.x += by.z * parts[s + 2].x, total.y += by.z * parts[s + 2].y;
+      total.x += by.w * parts[s + 3].x, total.y += by.w * parts[s + 3].y;
     }
   }
 
-  /// What the splits of head first + h must be multiplied by, to scratch.
-  __device__ void find_factors(int first, int h, float* lse) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    float *const factors = scratch_ + 2 * h * splits_, *const sums = factors + splits_;
+  /// What the splits of a head must be multiplied by; 0 beyond the last. `sums`: of the first splits.
+  __device__ __forceinline__ void find_factors(int head, Sums sums, float* lse) const {
     float top = -INFINITY, sum = 0;
-#pragma unroll 2  // so that 64 splits are one wait
-    for (int i = lane; i < splits_; i += kWarp) {
-      const float highest = __ldcg(&all_.split(i).highest(first + h));
-      sums[i] = __ldcg(&all_.split(i).sum(first + h));
-      factors[i] = highest;
-      top = fmaxf(top, highest);
+    for_splits(head, sums, [&](int, float, float highest) { top = fmaxf(top, highest); });
+    top = warp_max(top);
+    for_splits(head, sums, [&](int, float of_split, float highest) { sum += rescaling(highest, top) * of_split; });
+    sum = warp_sum(sum);
+    const float by = sum > 0 ? 1 / sum : 0.0F;
+    for_splits(head, sums, [&](int split, float, float highest) {
+      if (split < padded_) factors_[head * padded_ + split] = rescaling(highest, top) * by;
+    });
+    if (threadIdx.x % kWarp == 0 && lse != nullptr) lse[heads_.row(head)] = (top + log2f(sum)) * 0.6931471805599453F;
+  }
+  /// task(split, sum of weights, log2 of its factor) for the lane's splits.
+  template <class Task>
+  __device__ __forceinline__ void for_splits(int head, Sums& sums, const Task& task) const {
+#pragma unroll 1
+    for (int first = 0; first < padded_; first += Sums::kAtOnce) {
+      if (padded_ > Sums::kAtOnce) load(head, first, sums);
+#pragma unroll
+      for (int n = 0; n < Sums::kEach; ++n) {
+        task(first + n * kWarp + static_cast<int>(threadIdx.x) % kWarp, sums.sum[n], sums.highest[n]);
+      }
     }
-    for (int step = 1; step < kWarp; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-    for (int i = lane; i < splits_; i += kWarp) {
-      factors[i] = rescaling(factors[i], top);
-      sum += factors[i] * sums[i];
-    }
-    for (int step = 1; step < kWarp; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    for (int i = lane; i < splits_; i += kWarp) factors[i] *= sum > 0 ? 1 / sum : 0.0F;
-    if (lane == 0 && lse != nullptr) lse[heads_.row(first + h)] = (top + log2f(sum)) * 0.6931471805599453F;
   }
 
-  PartialView all_;
-  int splits_;
+  const PartialView<S>& all_;
   const Heads& heads_;
-  float* scratch_;
+  int splits_, padded_;
+  float* factors_;
 };
 
 /// True in every thread of the last of `count` blocks that come here. What the others wrote before can be read then.
@@ -244,9 +275,10 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
   WarpState<S> state;
   const bool packed = split >= plan.window_splits;
   if (!packed) {
-    const int first = split * plan.window_tokens;
-    WindowWarp<S, DecodeParams>(p, sequence, kv_head)
-        .run(first, min(first + plan.window_tokens, window), warp, heads, state);
+    const int first = split * plan.window_tokens, end = min(first + plan.window_tokens, window);
+    const WindowWarp<S, DecodeParams> work(p, sequence, kv_head);
+    work.fetch(first, end);
+    work.run(first, end, warp, heads, state);
   } else {
     __shared__ BlockQueries<S> queries;
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
@@ -257,10 +289,10 @@ __global__ void __launch_bounds__(32 * kMostDecodeWarps, S::kBlocks)
     history.run(PackedQueries<S>(queries, lane), state);
   }
   const std::int64_t unit = std::int64_t{sequence} * gridDim.x + part;
-  const PartialView all{p.partials + unit * p.unit_floats, num_heads, S::kDim};
+  const PartialView<S> all{p.partials + unit * p.unit_floats, num_heads, p.max_splits};
   using Stages = DecodeStages<S>;
   static_assert(kMergeBytes<S> <= Stages::kWarpBytes);
-  merge_warps<S>(state, packed, shared, Stages::kWarpBytes, p.rule.warps, all.split(split),
+  merge_warps<S>(state, packed, shared, Stages::kWarpBytes, p.rule.warps, all, split,
                  [&](int tile, float* rows) { write_packed<S>(state, tile, rows); });
   if (!is_last_block(p.tickets + unit, plan.count())) return;
   const std::int64_t row = std::int64_t{sequence} * p.args.num_q_heads + first_head;

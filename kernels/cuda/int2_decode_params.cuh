@@ -17,6 +17,17 @@ constexpr std::size_t counter_bytes(std::size_t counters) {
   return bytes < kLeast ? kLeast : bytes;
 }
 
+/// Floats that a split's result takes: see PartialView.
+constexpr int partial_floats(int heads, int head_dim) { return (heads + 3) / 4 * 4 * (head_dim + 2); }
+
+/// Splits whose results are read at once when they are added up: as many as a single sequence of 8 KV heads has.
+inline constexpr int kSplitsAtOnce = 36;
+OSCAR_HOST_DEVICE constexpr int padded_splits(int splits) {
+  return (splits + kSplitsAtOnce - 1) / kSplitsAtOnce * kSplitsAtOnce;
+}
+/// Bytes of shared memory that adding up takes.
+constexpr int split_merge_bytes(int heads, int splits) { return 4 * heads * padded_splits(splits); }
+
 inline constexpr int kMostDecodeWarps = 8;  // of a block
 
 /// oscar_paged_rows with strides that one multiplication takes.

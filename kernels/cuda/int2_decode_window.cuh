@@ -34,6 +34,18 @@ class WindowWarp {
         kv_head_(kv_head),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
+  /// Has the block's tokens [first, end) brought to the second cache, all at once: run() waits for few at a time.
+  __device__ __forceinline__ void fetch(int first, int end) const {
+    constexpr int kLine = 64;  // channels
+    for (int token = first + static_cast<int>(threadIdx.x); token < end; token += static_cast<int>(blockDim.x)) {
+      for (const PagedRows* rows : {&p_.k_window, &p_.v_window}) {
+        const auto* const from = reinterpret_cast<const __nv_bfloat16*>(row(*rows, token, end));
+#pragma unroll
+        for (int line = 0; line < S::kDim; line += kLine) asm volatile("prefetch.global.L2 [%0];\n" ::"l"(from + line));
+      }
+    }
+  }
+
   /// Tokens [first, end), of which this warp has every `warps`-th 16 from its own on.
   template <class Heads>
   __device__ void run(int first, int end, int warp, const Heads& heads, WarpState<S>& state) const {
@@ -42,6 +54,7 @@ class WindowWarp {
       float products[S::kValueTiles][4] = {};
       const Eight* const top = row(p_.k_window, begin + token_of_row(g), end);
       const Eight* const bottom = row(p_.k_window, begin + token_of_row(g + 8), end);
+      const Values values(*this, begin, end);
 #pragma unroll
       for (int k = t; k < S::kDim / 8; k += 4) {
         const Eight a = top[k], b = bottom[k];
@@ -57,7 +70,7 @@ class WindowWarp {
           }
         }
       }
-      finish(products, begin, end, heads, state);
+      finish(products, values, begin, end, heads, state);
     }
   }
 
@@ -68,9 +81,31 @@ class WindowWarp {
     return reinterpret_cast<const Eight*>(rows.at(rows.head(kv_head_), page, slot));
   }
 
+  /// The lane's pieces of the values of 16 tokens. Where there are registers for them they are read with the keys.
+  struct Values {
+    static constexpr bool kEarly = S::kDim <= 128 && S::kValueTiles == 1;
+    static constexpr int kPieces = S::kDim / 64;
+    const Eight* rows[4];
+    Eight pieces[4][kEarly ? kPieces : 1];
+
+    __device__ __forceinline__ Values(const WindowWarp& of, int begin, int end) {
+      const int t = of.lane_ % 4, tokens[4] = {2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rows[i] = of.row(of.p_.v_window, begin + token_of_row(tokens[i]), end) + of.lane_ / 4;
+#pragma unroll
+        for (int c = 0; kEarly && c < kPieces; ++c) pieces[i][c] = rows[i][8 * c];
+      }
+    }
+    __device__ __forceinline__ Eight of(int i, int c) const {
+      if constexpr (kEarly) return pieces[i][c];
+      return rows[i][8 * c];
+    }
+  };
+
   template <class Heads>
-  __device__ void finish(const float (&products)[S::kValueTiles][4], int begin, int end, const Heads& heads,
-                         WarpState<S>& state) const {
+  __device__ __forceinline__ void finish(const float (&products)[S::kValueTiles][4], const Values& values, int begin,
+                                         int end, const Heads& heads, WarpState<S>& state) const {
     const int t = lane_ % 4, g = lane_ / 4;
     float scores[S::kKeyTiles][2], tops[S::kKeyTiles];
 #pragma unroll
@@ -102,11 +137,9 @@ class WindowWarp {
         rest[n][r] = transpose8(pack_bf16(weight[2 * n] - low_bf16(pair), weight[2 * n + 1] - high_bf16(pair)));
       }
     }
-    const auto value = [&](int j) { return row(p_.v_window, begin + token_of_row(j), end); };
-    const Eight *v0 = value(2 * t), *v1 = value(2 * t + 1), *v2 = value(2 * t + 8), *v3 = value(2 * t + 9);
 #pragma unroll
     for (int c = 0; c < S::kDim / 64; ++c) {
-      const Eight e0 = v0[8 * c + g], e1 = v1[8 * c + g], e2 = v2[8 * c + g], e3 = v3[8 * c + g];
+      const Eight e0 = values.of(0, c), e1 = values.of(1, c), e2 = values.of(2, c), e3 = values.of(3, c);
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const unsigned a0 = __byte_perm(e0.word[w], e1.word[w], 0x5410),

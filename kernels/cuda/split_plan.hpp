@@ -17,24 +17,26 @@ struct SplitRule {
   int history_pieces;  // into which a long history is cut at most
   int least_tokens;    // of a piece of a history that is not short
   int window_pieces;
-  int round_tokens;  // that the warps of a block read at a time; 0: see SplitPlan::rest_tokens
+
+  static constexpr int kMostPieces = 256, kMostWindowPieces = 3, kMostSplits = kMostPieces + kMostWindowPieces;
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
-  static SplitRule of(std::int64_t units, int num_kv_heads) {
+  /// warps_at_once: for which a multiprocessor has registers, 8 or 16. The pieces of a single sequence find room all at
+  /// once: a second round would begin when the first ends.
+  static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once) {
     SplitRule rule{};
     rule.warps = units < 64 ? 8 : 4;
     rule.least_tokens = static_cast<int>(std::clamp<std::int64_t>(8 * units, 512, 2048));
-    rule.window_pieces = units < 256 ? 3 : 1;
-    const int places =
-        132 * 16 / rule.warps;  // of blocks on an H100, whose multiprocessors have registers for 16 warps
-    rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, 256);
+    rule.window_pieces = units < 256 && warps_at_once == 16 ? kMostWindowPieces : 1;
+    const int places = 132 * warps_at_once / rule.warps;  // of blocks on an H100
+    rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, kMostPieces);
     return rule;
   }
   /// Returns the rule for the coded cache. Its blocks begin with more work than those of INT2, so that the pieces of
   /// batches are longer; the window of a single sequence is one block, so that its history has more of them.
-  static SplitRule of_coded(std::int64_t units, int num_kv_heads) {
-    SplitRule rule = of(units, num_kv_heads);
+  static SplitRule of_coded(std::int64_t units, int num_kv_heads, int warps_at_once) {
+    SplitRule rule = of(units, num_kv_heads, warps_at_once);
     if (rule.warps == 4) {
       rule.least_tokens = 4096;
     } else {
@@ -49,9 +51,6 @@ struct SplitRule {
 struct SplitPlan {
   int window_tokens = 0, window_splits = 0;  // tokens of a split
   int history_tokens = 0, history_splits = 0;
-  /// Tokens at the end of the history that the window's only block reads besides, as a split of their own. Without it
-  /// other blocks would have a round more for these few tokens.
-  int rest_tokens = 0;
 
   SplitPlan() = default;
   OSCAR_HOST_DEVICE SplitPlan(int length, int window, const SplitRule& rule)
@@ -62,11 +61,9 @@ struct SplitPlan {
     const int eighth = multiple(length, kShortPieces, kQuantum), some = eighth < kShort ? kShort : eighth;
     const int wanted = some < rule.least_tokens ? some : rule.least_tokens;
     if (history_tokens < wanted) history_tokens = wanted;
-    if (rule.round_tokens > 0) leave_rest(length, wanted, rule);
-    history_splits = (length - rest_tokens + history_tokens - 1) / history_tokens;
+    history_splits = (length + history_tokens - 1) / history_tokens;
   }
-  OSCAR_HOST_DEVICE int blocks() const { return window_splits + history_splits; }
-  OSCAR_HOST_DEVICE int count() const { return blocks() + (rest_tokens > 0 ? 1 : 0); }
+  OSCAR_HOST_DEVICE int count() const { return window_splits + history_splits; }
   /// First token of a split of the history.
   OSCAR_HOST_DEVICE int history_first(int split) const { return (split - window_splits) * history_tokens; }
   /// No sequence up to these lengths has more blocks.
@@ -77,15 +74,6 @@ struct SplitPlan {
   }
 
  private:
-  /// Rounds the pieces of a history down to whole rounds of their blocks, of at least `wanted` tokens, if the rest is
-  /// at least a round less than a piece: reading the window takes about as long as a round.
-  OSCAR_HOST_DEVICE void leave_rest(int length, int wanted, const SplitRule& rule) {
-    const int rounds = history_tokens / rule.round_tokens, tokens = rounds * rule.round_tokens;
-    const int rest = length - rule.history_pieces * tokens;
-    if (tokens >= wanted && rest > 0 && rest <= (rounds - 1) * rule.round_tokens)
-      history_tokens = tokens, rest_tokens = rest;
-  }
-
   static constexpr int kQuantum = 2 * kStepTokens, kShort = 512, kShortPieces = 8;
 
   /// The least multiple of `quantum` of which `count` make `total`.

@@ -21,6 +21,7 @@ struct CodedCaseShape {
   std::vector<int> lengths{300}, windows{70};
   int split_batch = 0;
   int most_bits = 4;
+  bool key_bits = true;  // else keys have none
   int query_tokens = 1;
 };
 
@@ -34,9 +35,9 @@ struct CodedSideFormat {
   std::vector<float> steps;        // (kv_heads, dim)
   int blocks;
 
-  CodedSideFormat(const CodedCaseShape& s, std::mt19937& engine) : blocks(s.dim / 8) {
+  CodedSideFormat(const CodedCaseShape& s, unsigned most_bits, std::mt19937& engine) : blocks(s.dim / 8) {
     for (int head = 0; head < s.kv_heads; ++head) {
-      for (int i = 0; i < blocks; ++i) bits.push_back(static_cast<std::uint8_t>(engine() % (s.most_bits + 1U)));
+      for (int i = 0; i < blocks; ++i) bits.push_back(static_cast<std::uint8_t>(engine() % (most_bits + 1)));
       std::sort(bits.end() - blocks, bits.end(), std::greater<>());
     }
     // As fits make them: about equal steps in a head, so that a channel of more bits has larger values.
@@ -86,7 +87,8 @@ class CheckedCodedDecode {
   explicit CheckedCodedDecode(const CodedCaseShape& shape, unsigned seed = 1)
       : s(shape),
         engine_(seed),
-        sides_{CodedSideFormat(s, engine_), CodedSideFormat(s, engine_)},
+        sides_{CodedSideFormat(s, s.key_bits ? static_cast<unsigned>(s.most_bits) : 0, engine_),
+               CodedSideFormat(s, static_cast<unsigned>(s.most_bits), engine_)},
         history_(s.lengths, s.page_size, engine_),
         recent_(s.windows, 16, engine_),
         windows_{RowPool(recent_.total, s.kv_heads, 16, 2 * s.dim), RowPool(recent_.total, s.kv_heads, 16, 2 * s.dim)},

@@ -79,20 +79,19 @@ TEST_CASE("coded_decode_matches_cpu, any number of query tokens: each sees none 
   }
 }
 
-TEST_CASE("coded_decode_matches_cpu, the window's block reads what whole rounds leave") {
+TEST_CASE("coded_decode_matches_cpu, keys without bits: all tokens of the history count alike") {
   if (gpu_or_skip() == nullptr) return;
-  // With these lengths a history has a rest, whether blocks have 4 or 8 warps: see SplitPlan::rest_tokens. Even seeds
-  // cut finely.
-  check_coded({.q_heads = 60, .kv_heads = 60, .dim = 64, .lengths = {3200}, .windows = {70}, .most_bits = 2}, 880);
-  check_coded({.q_heads = 6 * 60,
-               .kv_heads = 60,
-               .dim = 64,
-               .lengths = {1600},
-               .windows = {0},
-               .most_bits = 2,
-               .query_tokens = 2},
-              882);
-  check_coded({.q_heads = 12 * 60, .kv_heads = 60, .dim = 64, .lengths = {1600}, .windows = {9}, .most_bits = 2}, 884);
+  for (const int heads : {1, 4, 16}) {
+    check_coded({.q_heads = heads, .kv_heads = 1, .lengths = {700, 3}, .windows = {0, 70}, .key_bits = false}, 870);
+  }
+}
+
+TEST_CASE("coded_decode_matches_cpu, more splits than are added up at once") {
+  if (gpu_or_skip() == nullptr) return;
+  for (const int heads : {3, 12, 16}) {  // even seeds cut finely: one KV head into 50 and 80 splits
+    check_coded({.q_heads = heads, .kv_heads = 1, .dim = 64, .lengths = {25000}, .windows = {70}, .most_bits = 2}, 880);
+    check_coded({.q_heads = heads, .kv_heads = 1, .dim = 64, .lengths = {40000}, .windows = {9}, .most_bits = 2}, 882);
+  }
 }
 
 TEST_CASE("small: coded_decode") {

@@ -85,6 +85,15 @@ TEST_CASE("int2_decode_matches_cpu, long sequences") {
   check_shape({.q_heads = 2, .kv_heads = 1, .peak = 6, .lengths = {30011, 9}, .windows = {320, 2}}, 402);
 }
 
+TEST_CASE("int2_decode_matches_cpu, more splits than are added up at once") {
+  if (gpu_or_skip() == nullptr) return;
+  for (const int heads : {3, 12, 16}) {  // even seeds cut finely: one KV head into 50 and 80 splits
+    for (const int length : {25000, 40000}) {
+      check_shape({.q_heads = heads, .kv_heads = 1, .dim = 64, .group = 64, .lengths = {length}, .windows = {70}}, 550);
+    }
+  }
+}
+
 TEST_CASE("int2_decode does not depend on its neighbours") {
   if (gpu_or_skip() == nullptr) return;
   const DecodeShape shape{.q_heads = 8, .kv_heads = 2, .lengths = {3000, 70, 9000}, .windows = {320, 5, 319}};
