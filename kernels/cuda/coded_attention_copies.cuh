@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The shapes of the coded decode kernel, and how a warp copies its packed rows: two steps are in flight.
+// The shapes of the coded decode kernel, and how a warp copies its packed rows ahead of the step that it reads.
 #pragma once
 
 #include "kernels/cuda/coded_attention_params.cuh"

@@ -102,7 +102,7 @@ class CodedQueries {
 
   __device__ explicit CodedQueries(unsigned* words, float* units) : words_(words), units_(units) {}
 
-  /// The i-th word of a head: four integers of at most kLargest.
+  /// Stores the i-th word of a head from four integers of at most kLargest; changes x.
   __device__ __forceinline__ void store(int head, int i, int (&x)[4]) const {
     unsigned* const to = words_ + ((i / 8 * S::kKeyTiles + head / 4) * kWarp + head % 4 * 8 + i % 4) * 2 + i / 4 % 2;
     to[8] = bytes_of(x);  // lane (2 * head + 1, t)
@@ -126,8 +126,9 @@ class CodedQueries {
   float* units_;
 };
 
-/// A warp's share of the work of making CodedQueries: of some heads 32 words, of which each lane makes one. What it
-/// reads is on its way before the block knows how long its sequence is.
+/// A warp's share of the work of making CodedQueries: of some heads 32 words at a time, of which each lane makes one.
+/// The table may be read before the wait for the launch before; fetch() comes after it, and before the lengths are
+/// used, so that queries and lengths are one wait.
 template <class S>
 class CodedQueryShare {
  public:

@@ -68,7 +68,7 @@ struct alignas(16) CodedHeadTable {
   CodedValuePart value_part[2 * kMostValueOperands];  // in the order of their blocks
   alignas(16) std::int32_t block_end[kMostBlocks];    // the block's parts end here, and the next block's begin
   alignas(16) float value_step[8 * kMostBlocks];
-  float key_top[8 * kMostBlocks];  // the largest factor of a channel
+  alignas(16) float key_top[8 * kMostBlocks];  // the largest factor of a channel
 };
 
 /// The tables of all KV heads; fills `layout` but for its table. Throws std::invalid_argument that says what is wrong.

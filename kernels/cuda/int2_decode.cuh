@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Decode attention in one launch. A block is one part (at most 16 query heads of one KV head) of one split of one
 // sequence; its warps take 32 tokens at a time, each with copies of its own in flight; the block adds up its warps, and
-// the last block of a sequence's part adds up the splits, in order, so that every run gives the same bits. Split 0 is
-// the bfloat16 window, the others are pieces of the history whose size depends on the sequence's own length alone.
+// the last block of a sequence's part adds up the splits, in order, so that every run gives the same bits. The first
+// splits are the bfloat16 window, the others are pieces of the history whose size depends on the sequence's own length.
 #pragma once
 
 #include "kernels/cuda/int2_decode_params.cuh"

@@ -20,8 +20,10 @@ constexpr std::size_t counter_bytes(std::size_t counters) {
 /// Floats that a split's result takes: see PartialView.
 constexpr int partial_floats(int heads, int head_dim) { return (heads + 3) / 4 * 4 * (head_dim + 2); }
 
-/// Splits whose results are read at once when they are added up: as many as a single sequence of 8 KV heads has.
+/// Splits whose results are read at once when they are added up: the 33 that a single sequence of 8 KV heads has, in
+/// whole 16 bytes of factors.
 inline constexpr int kSplitsAtOnce = 36;
+static_assert(kSplitsAtOnce % 4 == 0);
 OSCAR_HOST_DEVICE constexpr int padded_splits(int splits) {
   return (splits + kSplitsAtOnce - 1) / kSplitsAtOnce * kSplitsAtOnce;
 }
@@ -51,7 +53,7 @@ struct DecodeParams {
   SplitPlan longest;                // of a sequence of max_length
   int history_shift, window_shift;  // log2 of the page sizes
   float score_scale;                // softmax scale * log2(e)
-  float* partials;                  // (batch, num_kv_heads * parts, max_splits): see PartialView
+  float* partials;                  // (batch, num_kv_heads * parts): see PartialView
   std::int64_t unit_floats;         // of a (sequence, part)
   int* tickets;                     // (batch, num_kv_heads * parts)
 };

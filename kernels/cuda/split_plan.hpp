@@ -18,12 +18,15 @@ struct SplitRule {
   int least_tokens;    // of a piece of a history that is not short
   int window_pieces;
 
-  static constexpr int kMostPieces = 256, kMostWindowPieces = 3, kMostSplits = kMostPieces + kMostWindowPieces;
+  /// The most that of() gives; of_coded() may make pieces of the history of what were pieces of the window.
+  static constexpr int kMostPieces = 256, kMostWindowPieces = 3;
+  static constexpr int kMostSplits = kMostPieces + kMostWindowPieces;
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
-  /// warps_at_once: for which a multiprocessor has registers, 8 or 16. The pieces of a single sequence find room all at
-  /// once: a second round would begin when the first ends.
+  /// warps_at_once: how many a multiprocessor has registers for, 8 or 16. All pieces of a single sequence find room at
+  /// once, since a second round of blocks would only begin when the first ends; where there is room for few, the window
+  /// is one of them.
   static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once) {
     SplitRule rule{};
     rule.warps = units < 64 ? 8 : 4;

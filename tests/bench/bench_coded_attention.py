@@ -135,7 +135,7 @@ def check(library):
                                      peak, split_batch=count % 2 * 300, tokens=tokens)
                     errors.append(checked(case, (heads, kv_heads, dim, page_size, peak, most, tokens)))
                 count += 1
-    # Histories whose last tokens are left to the window's block, and one key-value head of a long sequence.
+    # Long histories in many splits, and one key-value head of a longer one.
     for heads, kv_heads, length in ((32, 8, 33000), (48, 8, 33000), (96, 8, 33000), (96, 8, 49500), (240, 60, 3200), (8, 1, 115690)):
         for tokens in (1, 4):
             for most in (2, 8):

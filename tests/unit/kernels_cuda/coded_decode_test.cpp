@@ -102,6 +102,8 @@ TEST_CASE("small: coded_decode") {
       check_coded({.dim = dim, .lengths = {1, 140}, .windows = {20, 3}, .query_tokens = tokens}, seed++);
     }
   }
+  check_coded({.q_heads = 12, .kv_heads = 1, .dim = 64, .lengths = {200}, .windows = {20}}, seed++);  // teams
+  check_coded({.q_heads = 4, .kv_heads = 1, .dim = 64, .lengths = {70}, .windows = {0}, .key_bits = false}, seed++);
 }
 
 TEST_CASE("coded_decode refuses what it cannot do, and says why") {
