@@ -73,7 +73,7 @@ def decode_rows(document):
 
 
 def decode_speed():
-    return decode_table({name: kept(name) for name in ("int2_attention_h200.json", "coded_attention_h200.json") if (RESULTS / name).exists()})
+    return decode_table({name: kept(name) for name in ("int2_attention_h200.json", "coded_attention_h100.json") if (RESULTS / name).exists()})
 
 
 def decode_table(documents):
