@@ -79,14 +79,14 @@ void choose_rule(std::int64_t batch, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const oscar_coded_layout& layout = p.args.layout;
   const SharedMemory memory;
-  const int key_tiles = (p.part_heads + 3) / 4, units = layout.num_kv_heads * p.parts;
-  const int warps_at_once = few_coded_operands(layout.head_dim, layout.value_operands) ? 16 : 8;
+  const CodedTiling tiling = CodedTiling::of(layout.head_dim, p.part_heads, layout.value_operands);
+  const int units = layout.num_kv_heads * p.parts, warps_at_once = tiling.warps_at_once();
   SplitRule& rule = p.rule = SplitRule::of_coded(batch * units, units, warps_at_once);
   const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
-  const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * key_tiles;
-  const int team = coded_team(key_tiles), teams = copies / coded_warp_bytes(layout.planes, key_tiles) / team;
+  const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * tiling.key_tiles;
+  const int team = tiling.team(), teams = copies / tiling.warp_bytes(layout.planes) / team;
   rule.warps = team * std::clamp(teams, 1, rule.warps / team);
 }
 

@@ -11,17 +11,18 @@ namespace oscar::cuda {
 /// head_dim, operands of the values at most, key tiles.
 template <int kHeadDim, int kMostOperands, int kNumKeyTiles>
 struct CodedShape {
+  static constexpr CodedTiling kTiling{kNumKeyTiles, kMostOperands};
   static constexpr int kDim = kHeadDim, kKeyTiles = kNumKeyTiles, kValueTiles = (kKeyTiles + 1) / 2;
   static constexpr int kHeads = 4 * kKeyTiles, kOperands = kMostOperands;
   static constexpr int kGroups = 2, kTiles = kDim / 16, kOutTiles = kTiles;  // for the window
-  static constexpr int kHalves = coded_step(kKeyTiles) / 16;                 // of a step: 16 tokens each
-  static constexpr int kTeam = coded_team(kKeyTiles);                        // warps that share their tokens
-  static constexpr int kStages = coded_stages(kKeyTiles);                    // of copies
+  static constexpr int kHalves = kTiling.step() / 16;                        // of a step: 16 tokens each
+  static constexpr int kTeam = kTiling.team();                               // warps that share their tokens
+  static constexpr int kStages = kTiling.stages();                           // of copies
   static constexpr int kOwnPairs = (kOperands / 2 + kTeam - 1) / kTeam;      // of operands of the values, of a warp
   static constexpr bool kClassColumns = kKeyTiles == 1;                      // see CodedTeam
   static constexpr int kWeightSets = kClassColumns ? 1 : 2;
-  static constexpr int kWeightsBytes = coded_weights_bytes(kKeyTiles);
-  static constexpr int kBlocks = few_coded_operands(kDim, kOperands) ? 2 : 1;  // at once, for the registers
+  static constexpr int kWeightsBytes = kTiling.weights_bytes();
+  static constexpr int kBlocks = kTiling.warps_at_once() / kMostDecodeWarps;  // at once
 };
 
 /// A value that is the same in all lanes, which the compiler then knows.

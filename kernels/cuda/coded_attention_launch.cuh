@@ -13,8 +13,8 @@ template <class S>
 int launch(CodedParams p, cudaStream_t stream) {
   static_assert(S::kTeam * kTeamMergeBytes<S> > 0 && kMostDecodeWarps % S::kTeam == 0);
   const int planes = p.args.layout.planes, queries = CodedQueries<S>::bytes(p.args.layout.key_operands);
-  p.stage_bytes = coded_stage_bytes(planes, coded_step(S::kKeyTiles));
-  p.warp_bytes = std::max({coded_warp_bytes(planes, S::kKeyTiles), kTeamMergeBytes<S> / S::kTeam, kMergeBytes<S>});
+  p.stage_bytes = S::kTiling.stage_bytes(planes);
+  p.warp_bytes = std::max({S::kTiling.warp_bytes(planes), kTeamMergeBytes<S> / S::kTeam, kMergeBytes<S>});
   const dim3 grid(static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
                   static_cast<unsigned>(p.max_splits));
   const int bytes = std::max(p.rule.warps * p.warp_bytes + queries, split_merge_bytes(p.part_heads, p.max_splits));
@@ -33,9 +33,10 @@ int launch_coded_heads(const CodedParams& p, cudaStream_t stream) {
 
 template <int kDim>
 int launch_coded(const CodedParams& p, cudaStream_t stream) {
-  constexpr int kFew = few_value_operands(kDim);
+  const int operands = CodedTiling::of(kDim, p.part_heads, p.args.layout.value_operands).operands;
   if constexpr (kDim < 256) {
-    if (p.args.layout.value_operands <= kFew) return launch_coded_heads<kDim, kFew>(p, stream);
+    if (operands == CodedTiling::kFew) return launch_coded_heads<kDim, CodedTiling::kFew>(p, stream);
+    if (operands == CodedTiling::kMany) return launch_coded_heads<kDim, CodedTiling::kMany>(p, stream);
   }
   return launch_coded_heads<kDim, kMostValueOperands>(p, stream);
 }

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/coded_layout.hpp"
 #include "kernels/cuda/int2_decode_params.cuh"
 #include "oscar/coded_attention.h"
 
@@ -28,27 +29,38 @@ struct CodedParams {
   int stage_bytes, warp_bytes;  // of a step's copies; of all that a warp has in shared memory
 };
 
-/// Up to so many operands of the values a multiprocessor's registers have room for 16 warps.
-constexpr int few_value_operands(int head_dim) { return head_dim == 64 ? 8 : head_dim == 128 ? 12 : 0; }
-constexpr bool few_coded_operands(int head_dim, int operands) { return operands <= few_value_operands(head_dim); }
-/// Tokens that a warp takes at a time, and warps that share them, by key tiles.
-constexpr int coded_step(int key_tiles) { return key_tiles <= 1 ? 64 : 32; }
-constexpr int coded_team(int key_tiles) { return key_tiles <= 2 ? 1 : 4; }
-/// Steps whose copies a warp has room for. A warp alone copies keys and values of the next step as soon as it has read
-/// them; a second step would take room that other warps need.
-constexpr int coded_stages(int key_tiles) { return coded_team(key_tiles) == 1 ? 1 : 2; }
-/// Bytes of shared memory of a step's copies: its rows' planes and scales.
-constexpr int coded_stage_bytes(int planes, int step) { return step * (16 * planes + 4); }
-/// Bytes of a warp's step of scales as float32 and of weights: 16 bytes a token each, the weights for each class of
-/// scales and 8 heads, or for both classes of 4 heads.
-constexpr int coded_weights_bytes(int key_tiles) {
-  const int sets = key_tiles <= 1 ? 1 : key_tiles <= 2 ? 2 : 4;
-  return 16 * coded_step(key_tiles) * (1 + sets);
-}
-/// Bytes of a warp: copies, then scales and weights.
-constexpr int coded_warp_bytes(int planes, int key_tiles) {
-  return coded_stages(key_tiles) * coded_stage_bytes(planes, coded_step(key_tiles)) + coded_weights_bytes(key_tiles);
-}
+/// What the kernel is compiled for besides the head size, and what follows for a block.
+struct CodedTiling {
+  static constexpr int kFew = 8, kMany = 12;  // operands
+
+  int key_tiles;  // of four query heads each
+  int operands;   // of the values, at most: kFew, kMany or kMostValueOperands
+
+  /// The smallest tiling that has room for so many query heads and operands of the values.
+  static constexpr CodedTiling of(int head_dim, int heads, int value_operands) {
+    const int least = head_dim == 256 ? kMostValueOperands : value_operands;
+    return {(heads + 3) / 4, least <= kFew ? kFew : least <= kMany ? kMany : kMostValueOperands};
+  }
+  /// Warps that a multiprocessor's registers have room for.
+  [[nodiscard]] constexpr int warps_at_once() const { return operands <= kMany ? 16 : 8; }
+  /// Tokens that a warp takes at a time: 64 where there are registers for their scores.
+  [[nodiscard]] constexpr int step() const { return key_tiles == 1 || operands <= kFew ? 64 : 32; }
+  /// Warps that share their tokens.
+  [[nodiscard]] constexpr int team() const { return key_tiles <= 2 ? 1 : 4; }
+  /// Steps whose copies a warp has room for. With one, keys and values of the next step are copied as soon as those of
+  /// a step have been read; a second one would take room that other warps need.
+  [[nodiscard]] constexpr int stages() const { return team() == 1 || step() == 64 ? 1 : 2; }
+  /// Bytes of shared memory of a step's copies: its rows' planes and scales.
+  [[nodiscard]] constexpr int stage_bytes(int planes) const { return step() * (16 * planes + 4); }
+  /// Bytes of a warp's step of scales as float32 and of weights: 16 bytes a token each, the weights for each class of
+  /// scales and 8 heads, or for both classes of 4 heads.
+  [[nodiscard]] constexpr int weights_bytes() const {
+    const int sets = key_tiles == 1 ? 1 : key_tiles == 2 ? 2 : 4;
+    return 16 * step() * (1 + sets);
+  }
+  /// Bytes of a warp: copies, then scales and weights.
+  [[nodiscard]] constexpr int warp_bytes(int planes) const { return stages() * stage_bytes(planes) + weights_bytes(); }
+};
 
 /// Launches the kernel for kDim channels a head. Returns a cudaError_t.
 template <int kDim>

@@ -230,22 +230,22 @@ class CodedQueryShare {
   Piece pieces_[kAtOnce];
 };
 
-/// Adds to sums[tile][half] the products of the queries with the pairs of operands [from, to), for S::kHalves times 16
+/// Adds to sums[tile][half] the products of the queries with the pairs of operands [from, to), for kHalves times 16
 /// tokens: of the tokens 16 * half + g and 16 * half + g + 8 those with the high and those with the low bytes of the
 /// lane's head of key tile `tile`. operands, queries: where the pairs and the lane's words lie in shared memory.
 /// load(group, offset, x) gives rows 32 * group to 32 * group + 31 of the plane at `offset`, which the table has for 32
 /// rows; kUpper: whether the operands have the upper halves of bytes.
-template <bool kUpper, class S, class Load>
+template <bool kUpper, class S, class Load, int kHalves>
 __device__ __forceinline__ void multiply_keys(unsigned operands, unsigned queries, int from, int to, const Load& load,
-                                              int (&sums)[S::kKeyTiles][S::kHalves][4]) {
+                                              int (&sums)[S::kKeyTiles][kHalves][4]) {
   uint4 next = load_shared(operands + static_cast<unsigned>(from * sizeof(CodedKeyPair)));
 #pragma unroll 1
   for (int i = from; i < to; ++i) {
     const uint4 pair = next;
     next = load_shared(operands + static_cast<unsigned>((i + 1) * sizeof(CodedKeyPair)));
-    unsigned x[S::kHalves / 2][2][4];
+    unsigned x[kHalves / 2][2][4];
 #pragma unroll
-    for (int group = 0; group < S::kHalves / 2; ++group) {
+    for (int group = 0; group < kHalves / 2; ++group) {
       load(group, pair.z, x[group][0]);
       load(group, pair.w, x[group][1]);
       if (!kUpper) continue;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void multiply_keys(unsigned operands, unsigned querie
     for (int tile = 0; tile < S::kKeyTiles; ++tile) {
       const uint2 q = load_shared_pair(queries + i * CodedQueries<S>::kPairBytes + tile * CodedQueries<S>::kTileBytes);
 #pragma unroll
-      for (int half = 0; half < S::kHalves; ++half) {
+      for (int half = 0; half < kHalves; ++half) {
         const unsigned(&first)[4] = x[half / 2][0], (&second)[4] = x[half / 2][1];
         const int at = half % 2 * 2;
         mma_bytes(sums[tile][half], first[at] & pair.x, first[at + 1] & pair.x, second[at] & pair.y,

@@ -44,35 +44,14 @@ class CodedScores {
                                        float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
     const unsigned rows = kept(stage + 16 * lane_);  // the lane's row in plane 0
     share_scales(stage + scale_bytes);
-    const auto load = [&](int group, unsigned offset, unsigned(&x)[4]) {
-      load_matrices<false>(rows + Copies::kPlaneFactor * offset + 512 * group, x);
-    };
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
       scores[n / (2 * S::kHalves)][n / 2 % S::kHalves][n % 2] = 0;
     }
 #pragma unroll
-    for (const int c : {kWideClass, kNarrowClass}) {
-      if ((c == kWideClass ? 0 : end_[kWideClass][1]) == end_[c][1]) continue;
-      int sums[S::kKeyTiles][S::kHalves][4];
-#pragma unroll
-      for (int n = 0; n < S::kHalves * S::kKeyTiles; ++n) {
-        int(&sum)[4] = sums[n / S::kHalves][n % S::kHalves];
-        sum[0] = sum[2] = 0, sum[1] = sum[3] = -middle_[c][n / S::kHalves];
-      }
-      multiply(c, load, sums);
-#pragma unroll
-      for (int n = 0; n < 2 * S::kHalves; ++n) {
-        const int half = n / 2, row = n % 2;
-        const float2 s = scales(half, row, 0);
-#pragma unroll
-        for (int i = 0; i < S::kKeyTiles; ++i) {
-          // What wraps around on the way comes back: the result is less than 2^31.
-          const int(&sum)[4] = sums[i][half];
-          const unsigned product = 256U * static_cast<unsigned>(sum[2 * row]) + static_cast<unsigned>(sum[2 * row + 1]);
-          scores[i][half][row] += (c == kWideClass ? s.x : s.y) * static_cast<float>(static_cast<int>(product));
-        }
-      }
+    for (int from = 0; from < S::kHalves; from += kAtOnce) {
+      add_products(kWideClass, rows, from, scores);
+      add_products(kNarrowClass, rows, from, scores);
     }
     if (valid >= kStep) return;
 #pragma unroll
@@ -83,10 +62,41 @@ class CodedScores {
   }
 
  private:
+  static constexpr int kAtOnce = S::kKeyTiles <= 2 ? S::kHalves : 2;  // halves that registers have room for
+
+  /// Adds the products of a class with kAtOnce halves, from half `from` on, to their scores.
+  __device__ __forceinline__ void add_products(int of_class, unsigned rows, int from,
+                                               float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+    if ((of_class == kWideClass ? 0 : end_[kWideClass][1]) == end_[of_class][1]) return;
+    const auto load = [&](int group, unsigned offset, unsigned(&x)[4]) {
+      load_matrices<false>(rows + Copies::kPlaneFactor * offset + 512 * (from / 2 + group), x);
+    };
+    int sums[S::kKeyTiles][kAtOnce][4];
+#pragma unroll
+    for (int n = 0; n < kAtOnce * S::kKeyTiles; ++n) {
+      int(&sum)[4] = sums[n / kAtOnce][n % kAtOnce];
+      sum[0] = sum[2] = 0, sum[1] = sum[3] = -middle_[of_class][n / kAtOnce];
+    }
+    multiply(of_class, load, sums);
+#pragma unroll
+    for (int n = 0; n < 2 * kAtOnce; ++n) {
+      const int half = n / 2, row = n % 2;
+      const float2 s = scales(from + half, row, 0);
+#pragma unroll
+      for (int i = 0; i < S::kKeyTiles; ++i) {
+        // What wraps around on the way comes back: the result is less than 2^31.
+        const int(&sum)[4] = sums[i][half];
+        const unsigned product = 256U * static_cast<unsigned>(sum[2 * row]) + static_cast<unsigned>(sum[2 * row + 1]);
+        scores[i][from + half][row] +=
+            (of_class == kWideClass ? s.x : s.y) * static_cast<float>(static_cast<int>(product));
+      }
+    }
+  }
+
   /// multiply_keys() of all operands of a class.
   template <class Load>
   __device__ __forceinline__ void multiply(int of_class, const Load& load,
-                                           int (&sums)[S::kKeyTiles][S::kHalves][4]) const {
+                                           int (&sums)[S::kKeyTiles][kAtOnce][4]) const {
     const int begin = of_class == kWideClass ? 0 : end_[kWideClass][1], *const end = end_[of_class];
     multiply_keys<false, S>(keys_, queries_, begin, end[0], load, sums);
     multiply_keys<true, S>(keys_, queries_, end[0], end[1], load, sums);
@@ -97,7 +107,7 @@ class CodedScores {
     const auto ones = [](int, unsigned, unsigned(&x)[4]) { x[0] = x[1] = x[2] = x[3] = 0xffffffffU; };
 #pragma unroll
     for (const int c : {kWideClass, kNarrowClass}) {
-      int sums[S::kKeyTiles][S::kHalves][4] = {};
+      int sums[S::kKeyTiles][kAtOnce][4] = {};
       multiply(c, ones, sums);
 #pragma unroll
       for (int i = 0; i < S::kKeyTiles; ++i) middle_[c][i] = 128 * sums[i][0][0] + sums[i][0][1] / 2;

@@ -44,12 +44,20 @@ TEST_CASE("coded_decode_matches_cpu, every head size, few and many bits") {
   }
 }
 
-TEST_CASE("coded_decode_matches_cpu, any number of query heads") {
+TEST_CASE("coded_decode_matches_cpu, any number of query heads, with few and many bits") {
   if (gpu_or_skip() == nullptr) return;
   for (int heads = 1; heads <= 16; ++heads) {
-    for (const int dim : {64, 128, 256}) {
-      check_coded({.q_heads = 2 * heads, .kv_heads = 2, .dim = dim, .lengths = {131}, .windows = {19}},
-                  static_cast<unsigned>(600 + heads));
+    for (const int most_bits : {1, 4, 8}) {
+      for (const int dim : {64, 128, 256}) {
+        if (dim * most_bits > 1024) continue;  // more operands than a KV head may have
+        check_coded({.q_heads = 2 * heads,
+                     .kv_heads = 2,
+                     .dim = dim,
+                     .lengths = {131, 1600},
+                     .windows = {19, 3},
+                     .most_bits = most_bits},
+                    static_cast<unsigned>(600 + heads));
+      }
     }
   }
 }
