@@ -73,21 +73,27 @@ struct SharedMemory {
   }
 };
 
-/// Chooses how sequences are cut, with so many warps a block that a multiprocessor's shared memory has room for the
-/// blocks that its registers have room for.
+/// Chooses a tiling and how sequences are cut, with so many warps a block that a multiprocessor's shared memory has
+/// room for the blocks that its registers have room for.
 void choose_rule(std::int64_t batch, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const oscar_coded_layout& layout = p.args.layout;
   const SharedMemory memory;
-  const CodedTiling tiling = CodedTiling::of(layout.head_dim, p.part_heads, layout.value_operands);
+  CodedTiling& tiling = p.tiling = CodedTiling::of(layout.head_dim, p.part_heads, layout.value_operands);
   const int units = layout.num_kv_heads * p.parts, warps_at_once = tiling.warps_at_once();
   SplitRule& rule = p.rule = SplitRule::of_coded(batch * units, units, warps_at_once);
   const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
   const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * tiling.key_tiles;
-  const int team = tiling.team(), teams = copies / tiling.warp_bytes(layout.planes) / team;
-  rule.warps = team * std::clamp(teams, 1, rule.warps / team);
+  const auto warps_of = [&](const CodedTiling& of) {
+    const int teams = copies / of.warp_bytes(layout.planes) / of.team();
+    return of.team() * std::clamp(teams, 1, rule.warps / of.team());
+  };
+  // Shorter steps take less shared memory: they are chosen where long ones would halve the warps.
+  const CodedTiling shorter{tiling.key_tiles, CodedTiling::kSome};
+  if (tiling.operands == CodedTiling::kFew && 2 * warps_of(tiling) <= warps_of(shorter)) tiling = shorter;
+  rule.warps = warps_of(tiling);
 }
 
 CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {

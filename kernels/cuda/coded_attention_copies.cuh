@@ -22,7 +22,7 @@ struct CodedShape {
   static constexpr bool kClassColumns = kKeyTiles == 1;                      // see CodedTeam
   static constexpr int kWeightSets = kClassColumns ? 1 : 2;
   static constexpr int kWeightsBytes = kTiling.weights_bytes();
-  static constexpr int kBlocks = kTiling.warps_at_once() / kMostDecodeWarps;  // at once
+  static constexpr int kBlocks = kTiling.warps_at_once() / kMostDecodeWarps;  // of a multiprocessor
 };
 
 /// A value that is the same in all lanes, which the compiler then knows.

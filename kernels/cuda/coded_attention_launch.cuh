@@ -24,21 +24,24 @@ int launch(CodedParams p, cudaStream_t stream) {
 template <int kDim, int kOperands>
 int launch_coded_heads(const CodedParams& p, cudaStream_t stream) {
   if constexpr (kDim < 256) {
-    if (p.part_heads > 12) return launch<CodedShape<kDim, kOperands, 4>>(p, stream);
-    if (p.part_heads > 8) return launch<CodedShape<kDim, kOperands, 3>>(p, stream);
+    if (p.tiling.key_tiles == 4) return launch<CodedShape<kDim, kOperands, 4>>(p, stream);
+    if (p.tiling.key_tiles == 3) return launch<CodedShape<kDim, kOperands, 3>>(p, stream);
   }
-  if (p.part_heads > 4) return launch<CodedShape<kDim, kOperands, 2>>(p, stream);
+  if (p.tiling.key_tiles == 2) return launch<CodedShape<kDim, kOperands, 2>>(p, stream);
   return launch<CodedShape<kDim, kOperands, 1>>(p, stream);
 }
 
 template <int kDim>
 int launch_coded(const CodedParams& p, cudaStream_t stream) {
-  const int operands = CodedTiling::of(kDim, p.part_heads, p.args.layout.value_operands).operands;
-  if constexpr (kDim < 256) {
-    if (operands == CodedTiling::kFew) return launch_coded_heads<kDim, CodedTiling::kFew>(p, stream);
-    if (operands == CodedTiling::kMany) return launch_coded_heads<kDim, CodedTiling::kMany>(p, stream);
+  if constexpr (kDim == 256) {
+    return launch_coded_heads<kDim, kMostValueOperands>(p, stream);
+  } else {
+    if (p.tiling.operands == CodedTiling::kFew) return launch_coded_heads<kDim, CodedTiling::kFew>(p, stream);
+    if constexpr (kDim > 64) {
+      if (p.tiling.operands > CodedTiling::kSome) return launch_coded_heads<kDim, kMostValueOperands>(p, stream);
+    }
+    return launch_coded_heads<kDim, CodedTiling::kSome>(p, stream);
   }
-  return launch_coded_heads<kDim, kMostValueOperands>(p, stream);
 }
 
 }  // namespace oscar::cuda

@@ -248,11 +248,12 @@ __device__ __forceinline__ void multiply_keys(unsigned operands, unsigned querie
     for (int group = 0; group < kHalves / 2; ++group) {
       load(group, pair.z, x[group][0]);
       load(group, pair.w, x[group][1]);
-      if (!kUpper) continue;
+      if constexpr (kUpper) {
 #pragma unroll
-      for (auto& words : x[group]) {
+        for (auto& words : x[group]) {
 #pragma unroll
-        for (unsigned& word : words) word >>= 4;
+          for (unsigned& word : words) word >>= 4;
+        }
       }
     }
 #pragma unroll

@@ -111,7 +111,7 @@ class CodedTeam {
       add_weights(state, weights);
       add_values(stage, weights, state);
       if constexpr (S::kStages == 1) {
-        sync();
+        sync();  // every warp of the team has read these values and weights
         copies_.copy_values(own());
       }
       stage = next;

@@ -21,8 +21,8 @@ struct CodedCaseShape {
   std::vector<int> lengths{300}, windows{70};
   int split_batch = 0;
   int most_bits = 4;
-  bool key_bits = true;  // else keys have none
   int query_tokens = 1;
+  std::vector<std::uint8_t> key_plan, value_plan;  // bits of the blocks of every KV head; random ones if empty
 };
 
 inline int code_layout(const oscar_coded_format& format, oscar_coded_layout& layout, void* table) {
@@ -35,9 +35,13 @@ struct CodedSideFormat {
   std::vector<float> steps;        // (kv_heads, dim)
   int blocks;
 
-  CodedSideFormat(const CodedCaseShape& s, unsigned most_bits, std::mt19937& engine) : blocks(s.dim / 8) {
+  CodedSideFormat(const CodedCaseShape& s, const std::vector<std::uint8_t>& plan, std::mt19937& engine)
+      : blocks(s.dim / 8) {
     for (int head = 0; head < s.kv_heads; ++head) {
-      for (int i = 0; i < blocks; ++i) bits.push_back(static_cast<std::uint8_t>(engine() % (most_bits + 1)));
+      bits.insert(bits.end(), plan.begin(), plan.end());
+      if (!plan.empty()) continue;
+      const auto count = static_cast<unsigned>(s.most_bits + 1);
+      for (int i = 0; i < blocks; ++i) bits.push_back(static_cast<std::uint8_t>(engine() % count));
       std::sort(bits.end() - blocks, bits.end(), std::greater<>());
     }
     // As fits make them: about equal steps in a head, so that a channel of more bits has larger values.
@@ -87,8 +91,7 @@ class CheckedCodedDecode {
   explicit CheckedCodedDecode(const CodedCaseShape& shape, unsigned seed = 1)
       : s(shape),
         engine_(seed),
-        sides_{CodedSideFormat(s, s.key_bits ? static_cast<unsigned>(s.most_bits) : 0, engine_),
-               CodedSideFormat(s, static_cast<unsigned>(s.most_bits), engine_)},
+        sides_{CodedSideFormat(s, s.key_plan, engine_), CodedSideFormat(s, s.value_plan, engine_)},
         history_(s.lengths, s.page_size, engine_),
         recent_(s.windows, 16, engine_),
         windows_{RowPool(recent_.total, s.kv_heads, 16, 2 * s.dim), RowPool(recent_.total, s.kv_heads, 16, 2 * s.dim)},

@@ -8,6 +8,8 @@ namespace {
 
 using namespace test;
 
+using Plan = std::vector<std::uint8_t>;
+
 void check_coded(CodedCaseShape s, unsigned seed) {
   s.split_batch = seed % 2 == 0 ? 0 : 300;  // cut finely, by few sequences, and coarsely
   CheckedCodedDecode test(s, seed);
@@ -44,22 +46,47 @@ TEST_CASE("coded_decode_matches_cpu, every head size, few and many bits") {
   }
 }
 
-TEST_CASE("coded_decode_matches_cpu, any number of query heads, with few and many bits") {
+TEST_CASE("coded_decode_matches_cpu, any number of query heads") {
   if (gpu_or_skip() == nullptr) return;
   for (int heads = 1; heads <= 16; ++heads) {
-    for (const int most_bits : {1, 4, 8}) {
-      for (const int dim : {64, 128, 256}) {
-        if (dim * most_bits > 1024) continue;  // more operands than a KV head may have
-        check_coded({.q_heads = 2 * heads,
-                     .kv_heads = 2,
-                     .dim = dim,
-                     .lengths = {131, 1600},
-                     .windows = {19, 3},
-                     .most_bits = most_bits},
-                    static_cast<unsigned>(600 + heads));
-      }
+    for (const int dim : {64, 128, 256}) {
+      check_coded({.q_heads = 2 * heads, .kv_heads = 2, .dim = dim, .lengths = {131}, .windows = {19}},
+                  static_cast<unsigned>(600 + heads));
     }
   }
+}
+
+TEST_CASE("coded_decode_matches_cpu, every shape that the kernel is compiled for, several steps a warp") {
+  if (gpu_or_skip() == nullptr) return;
+  const std::vector<std::pair<int, Plan>> plans{
+      {8, Plan(8, 8)},
+      {10, {8, 8, 8, 8, 8, 8, 3, 3}},
+      {8, Plan(16, 2)},
+      {10, {8, 8, 8, 6, 4, 3, 3, 2, 2, 1, 1, 1, 1, 0, 0, 0}},
+      {14, {8, 7, 7, 7, 7, 6, 6, 6, 5, 4, 2, 2, 0, 0, 0, 0}},
+      {16, Plan(32, 2)},
+  };
+  unsigned seed = 651;  // odd seeds cut coarsely
+  for (const auto& [operands, plan] : plans) {
+    const int dim = 8 * static_cast<int>(plan.size());
+    for (const int heads : {3, 8, 12, 16}) {
+      const CodedCaseShape s{.q_heads = heads,
+                             .kv_heads = 1,
+                             .dim = dim,
+                             .lengths = {3900, 1700},
+                             .windows = {70, 0},
+                             .key_plan = plan,
+                             .value_plan = plan};
+      CHECK(CheckedCodedDecode(s).args.layout.value_operands == operands);
+      check_coded(s, seed += 2);
+    }
+  }
+  // Keys of so many bits that steps of 64 tokens would halve the teams.
+  Plan few(16);
+  few[0] = 2;
+  check_coded(
+      {.q_heads = 16, .kv_heads = 1, .lengths = {3900}, .windows = {9}, .key_plan = Plan(16, 6), .value_plan = few},
+      691);
 }
 
 TEST_CASE("coded_decode_matches_cpu, any page size") {
@@ -90,7 +117,7 @@ TEST_CASE("coded_decode_matches_cpu, any number of query tokens: each sees none 
 TEST_CASE("coded_decode_matches_cpu, keys without bits: all tokens of the history count alike") {
   if (gpu_or_skip() == nullptr) return;
   for (const int heads : {1, 4, 16}) {
-    check_coded({.q_heads = heads, .kv_heads = 1, .lengths = {700, 3}, .windows = {0, 70}, .key_bits = false}, 870);
+    check_coded({.q_heads = heads, .kv_heads = 1, .lengths = {700, 3}, .windows = {0, 70}, .key_plan = Plan(16)}, 870);
   }
 }
 
@@ -111,7 +138,7 @@ TEST_CASE("small: coded_decode") {
     }
   }
   check_coded({.q_heads = 12, .kv_heads = 1, .dim = 64, .lengths = {200}, .windows = {20}}, seed++);  // teams
-  check_coded({.q_heads = 4, .kv_heads = 1, .dim = 64, .lengths = {70}, .windows = {0}, .key_bits = false}, seed++);
+  check_coded({.q_heads = 4, .kv_heads = 1, .dim = 64, .lengths = {70}, .windows = {0}, .key_plan = Plan(8)}, seed++);
 }
 
 TEST_CASE("coded_decode refuses what it cannot do, and says why") {
