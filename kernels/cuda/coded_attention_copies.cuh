@@ -36,6 +36,7 @@ class CodedCopies {
   static constexpr int kStep = 16 * S::kHalves;    // tokens
   static constexpr int kPlaneBytes = kStep * 16;   // of a stage
   static constexpr int kPlaneFactor = kStep / 32;  // on offsets of planes in tables, which are those of 32 rows
+  static constexpr bool kFollowsPages = S::kKeyTiles == 1;  // see next_; more heads leave no registers for it
 
   __device__ CodedCopies(const CodedParams& p, const CodedHeadTable& table, int sequence)
       : p_(p),
@@ -54,6 +55,7 @@ class CodedCopies {
   /// load which pages hold the first of them.
   __device__ __forceinline__ void look_up(int first, int end, int warp) {
     first_ = ahead_ = first + warp * kStep, end_ = end;
+    if (kFollowsPages && p_.history_shift == 6) next_ = table_ + ahead_ / 64;
     find_pages();
   }
   /// True if it has these tokens.
@@ -68,10 +70,11 @@ class CodedCopies {
   /// Begins to look up the pages of the next step, which the following copies are of.
   __device__ __forceinline__ void look_ahead() {
     ahead_ += stride();
+    if (kFollowsPages && next_ != nullptr) next_ += stride() / 64;
     find_pages();
   }
   /// Begin to copy the lane's rows to the stage at `stage`.
-  __device__ __forceinline__ void copy_keys(unsigned stage) const {
+  __device__ __forceinline__ void copy_keys(unsigned stage) {
     if (ahead_ < end_) with_page_size([&]<int kShift>() { copy_keys_of<kShift>(stage); });
     commit_copies();
   }
@@ -81,12 +84,16 @@ class CodedCopies {
   }
 
  private:
+  /// Whether pages have 64 tokens, so that one has all of a step.
+  [[nodiscard]] __device__ __forceinline__ bool is_one_page() const {
+    return kFollowsPages ? next_ != nullptr : p_.history_shift == 6;
+  }
   /// Looks up the pages of the lane's tokens in the step from ahead_ on: lane and 32 + lane, after the end of the split
-  /// the page of its last token. A page of 64 tokens has all of a step.
+  /// the page of its last token.
   __device__ __forceinline__ void find_pages() {
     if (ahead_ >= end_) return;
-    if (p_.history_shift == 6) {
-      pages_[0] = table_[ahead_ >> 6];
+    if (is_one_page()) {
+      pages_[0] = kFollowsPages ? *next_ : table_[ahead_ / 64];
       return;
     }
 #pragma unroll
@@ -98,7 +105,7 @@ class CodedCopies {
   /// else <0>.
   template <class Task>
   __device__ __forceinline__ void with_page_size(const Task& task) const {
-    if (p_.history_shift == 6) {
+    if (is_one_page()) {
       task.template operator()<6>();
     } else if (p_.history_shift == 4) {
       task.template operator()<4>();
@@ -132,7 +139,7 @@ class CodedCopies {
     __device__ __forceinline__ Rows(const CodedCopies& of, int place) {
 #pragma unroll
       for (int i = 0; i < (kOnePage ? 1 : kPlaneFactor); ++i) {
-        of_page[i] = moved(of.rows_, of.p_.page_stride, of.pages_[i]);
+        of_page[i] = kFollowsPages && kOnePage ? of.page_ : moved(of.rows_, of.p_.page_stride, of.pages_[i]);
         if (!kOnePage || kStep < 64 || place != 0)
           of_page[i] = moved(of_page[i], 1, place + kBytes * of.step_slot<kShift>(i));
       }
@@ -149,7 +156,8 @@ class CodedCopies {
   }
 
   template <int kShift>
-  __device__ __forceinline__ void copy_keys_of(unsigned stage) const {
+  __device__ __forceinline__ void copy_keys_of(unsigned stage) {
+    if (kFollowsPages && kShift == 6) page_ = moved(rows_, p_.page_stride, pages_[0]);
     copy_full_planes<kShift>(stage, 0, key_full_planes_);
     if (key_half_planes_ > 0) copy_plane<8, kShift>(stage, full_planes_, place<8>(full_planes_, 0));
     copy_plane<4, kShift>(stage, full_planes_ + half_planes_, scales_);
@@ -194,13 +202,15 @@ class CodedCopies {
 
   const CodedParams& p_;
   int lane_, full_planes_, half_planes_, key_full_planes_, key_half_planes_;
-  int lane_slot_;                 // what the lane adds to a token's place in its page
-  const std::int32_t* table_;     // of pages, of the sequence
-  const unsigned char* rows_;     // those of this KV head in page 0, for this lane
-  int scales_;                    // from there to those of the scales
-  int first_ = 0, end_ = 0;       // the first token of the first step, the end of the split
-  int ahead_ = 0;                 // the first token of the step that is copied next
-  int pages_[kPlaneFactor] = {};  // of that step
+  int lane_slot_;                        // what the lane adds to a token's place in its page
+  const std::int32_t* table_;            // of pages, of the sequence
+  const unsigned char* rows_;            // those of this KV head in page 0, for this lane
+  int scales_;                           // from there to those of the scales
+  int first_ = 0, end_ = 0;              // the first token of the first step, the end of the split
+  int ahead_ = 0;                        // the first token of the step that is copied next
+  int pages_[kPlaneFactor] = {};         // of that step
+  const std::int32_t* next_ = nullptr;   // its entry in the table, if pages have 64 tokens and kFollowsPages
+  const unsigned char* page_ = nullptr;  // then: the lane's rows in the page that is being copied
 };
 
 }  // namespace oscar::cuda
