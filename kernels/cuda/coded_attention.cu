@@ -86,14 +86,8 @@ void choose_rule(std::int64_t batch, CodedParams& p) {
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
   const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * tiling.key_tiles;
-  const auto warps_of = [&](const CodedTiling& of) {
-    const int teams = copies / of.warp_bytes(layout.planes) / of.team();
-    return of.team() * std::clamp(teams, 1, rule.warps / of.team());
-  };
-  // Shorter steps take less shared memory: they are chosen where long ones would halve the warps.
-  const CodedTiling shorter{tiling.key_tiles, CodedTiling::kSome};
-  if (tiling.operands == CodedTiling::kFew && 2 * warps_of(tiling) <= warps_of(shorter)) tiling = shorter;
-  rule.warps = warps_of(tiling);
+  tiling = tiling.fitted(copies, layout.planes, rule.warps);
+  rule.warps = tiling.warps(copies, layout.planes, rule.warps);
 }
 
 CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {

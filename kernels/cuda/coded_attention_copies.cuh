@@ -36,7 +36,8 @@ class CodedCopies {
   static constexpr int kStep = 16 * S::kHalves;    // tokens
   static constexpr int kPlaneBytes = kStep * 16;   // of a stage
   static constexpr int kPlaneFactor = kStep / 32;  // on offsets of planes in tables, which are those of 32 rows
-  static constexpr bool kFollowsPages = S::kKeyTiles == 1;  // see next_; more heads leave no registers for it
+  /// Whether a warp keeps where the table has its next page: more than four heads leave no registers for that.
+  static constexpr bool kFollowsPages = S::kKeyTiles == 1;
 
   __device__ CodedCopies(const CodedParams& p, const CodedHeadTable& table, int sequence)
       : p_(p),
@@ -202,15 +203,16 @@ class CodedCopies {
 
   const CodedParams& p_;
   int lane_, full_planes_, half_planes_, key_full_planes_, key_half_planes_;
-  int lane_slot_;                        // what the lane adds to a token's place in its page
-  const std::int32_t* table_;            // of pages, of the sequence
-  const unsigned char* rows_;            // those of this KV head in page 0, for this lane
-  int scales_;                           // from there to those of the scales
-  int first_ = 0, end_ = 0;              // the first token of the first step, the end of the split
-  int ahead_ = 0;                        // the first token of the step that is copied next
-  int pages_[kPlaneFactor] = {};         // of that step
-  const std::int32_t* next_ = nullptr;   // its entry in the table, if pages have 64 tokens and kFollowsPages
-  const unsigned char* page_ = nullptr;  // then: the lane's rows in the page that is being copied
+  int lane_slot_;                 // what the lane adds to a token's place in its page
+  const std::int32_t* table_;     // of pages, of the sequence
+  const unsigned char* rows_;     // those of this KV head in page 0, for this lane
+  int scales_;                    // from there to those of the scales
+  int first_ = 0, end_ = 0;       // the first token of the first step, the end of the split
+  int ahead_ = 0;                 // the first token of the step that is copied next
+  int pages_[kPlaneFactor] = {};  // of that step
+  const std::int32_t* next_ =
+      nullptr;  // in the table: that step's page. null unless kFollowsPages and pages have 64 tokens
+  const unsigned char* page_ = nullptr;  // the lane's rows in the page that is being copied, where next_ is not null
 };
 
 }  // namespace oscar::cuda

@@ -62,12 +62,12 @@ class CodedScores {
   }
 
  private:
-  static constexpr int kAtOnce = S::kKeyTiles <= 2 ? S::kHalves : 2;  // halves that registers have room for
+  static constexpr int kAtOnce = S::kKeyTiles <= 2 ? S::kHalves : 2;  // halves whose products fit registers
 
   /// Adds the products of a class with kAtOnce halves, from half `from` on, to their scores.
   __device__ __forceinline__ void add_products(int of_class, unsigned rows, int from,
                                                float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
-    if ((of_class == kWideClass ? 0 : end_[kWideClass][1]) == end_[of_class][1]) return;
+    if (begin_of(of_class) == end_[of_class][1]) return;
     const auto load = [&](int group, unsigned offset, unsigned(&x)[4]) {
       load_matrices<false>(rows + Copies::kPlaneFactor * offset + 512 * (from / 2 + group), x);
     };
@@ -93,12 +93,17 @@ class CodedScores {
     }
   }
 
+  /// Where the pairs of a class begin.
+  [[nodiscard]] __device__ __forceinline__ int begin_of(int of_class) const {
+    return of_class == kWideClass ? 0 : end_[kWideClass][1];
+  }
+
   /// multiply_keys() of all operands of a class.
   template <class Load>
   __device__ __forceinline__ void multiply(int of_class, const Load& load,
                                            int (&sums)[S::kKeyTiles][kAtOnce][4]) const {
-    const int begin = of_class == kWideClass ? 0 : end_[kWideClass][1], *const end = end_[of_class];
-    multiply_keys<false, S>(keys_, queries_, begin, end[0], load, sums);
+    const int* const end = end_[of_class];
+    multiply_keys<false, S>(keys_, queries_, begin_of(of_class), end[0], load, sums);
     multiply_keys<true, S>(keys_, queries_, end[0], end[1], load, sums);
   }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// How the coded decode kernel divides its work, by what a multiprocessor's registers have room for.
+// How the coded decode kernel divides its work, by what a multiprocessor has room for: registers and shared memory.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels/cuda/coded_layout.hpp"
 
@@ -13,8 +15,8 @@ struct CodedTiling {
   int key_tiles;  // of four query heads each
   int operands;   // of the values, at most: kFew, kSome or kMostValueOperands
 
-  /// The one with the fewest key tiles and operands that suffice. Heads of 64 channels need 10 operands at most; those
-  /// of 256 channels have a tiling for the most operands alone.
+  /// Returns the tiling with the fewest key tiles and operands that suffice. Heads of 64 channels need 10 operands at
+  /// most; heads of 256 channels have a tiling for the most operands alone.
   static constexpr CodedTiling of(int head_dim, int heads, int value_operands) {
     const int needed = head_dim == 256 ? kMostValueOperands : value_operands;
     return {(heads + 3) / 4, needed <= kFew ? kFew : needed <= kSome ? kSome : kMostValueOperands};
@@ -39,6 +41,16 @@ struct CodedTiling {
   }
   /// Bytes of a warp: copies, then scales and weights.
   [[nodiscard]] constexpr int warp_bytes(int planes) const { return stages() * stage_bytes(planes) + weights_bytes(); }
+  /// Warps of a block that shared memory of `bytes` has room for: whole teams, one at least and `most` warps at most.
+  [[nodiscard]] constexpr int warps(int bytes, int planes, int most) const {
+    return team() * std::clamp(bytes / warp_bytes(planes) / team(), 1, most / team());
+  }
+  /// Returns this tiling; where its steps would halve the warps of a block, one of shorter steps, which take less room.
+  [[nodiscard]] constexpr CodedTiling fitted(int bytes, int planes, int most) const {
+    const CodedTiling shorter{key_tiles, kSome};
+    const bool halves = 2 * warps(bytes, planes, most) <= shorter.warps(bytes, planes, most);
+    return operands == kFew && halves ? shorter : *this;
+  }
 };
 
 }  // namespace oscar::cuda
