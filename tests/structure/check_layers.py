@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks who includes whom, names of classes, public comments, file lengths and licence lines: check_layers.py [ROOT]. Exit 1 and one line per finding.
+"""Checks who includes whom, names of classes, file lengths and licence lines: check_layers.py [ROOT]. Exit 1 and one line per finding.
 
 Folders are stages of a data flow (rules.py): a stage sees earlier stages, never later ones, and a third-party header is
 seen only by the files that wrap it. Nothing here builds or runs the code.
@@ -8,12 +8,11 @@ import re
 import sys
 from pathlib import Path
 
-from rules import (FRAGMENTS, HEADER_SUFFIXES, INCLUDING_SUFFIXES, MAX_LINES, MAX_TEST_LINES, MAY_INCLUDE, SOURCE_SUFFIXES, WRAPPERS)
+from rules import HEADER_SUFFIXES, INCLUDING_SUFFIXES, MAX_LINES, MAX_TEST_LINES, MAY_INCLUDE, SOURCE_SUFFIXES, WRAPPERS
 
 CLASS = re.compile(r"^(?:class|struct|enum class|enum struct)\s+(\w+)[^;{]*\{", re.MULTILINE)
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-FRAGMENT = re.compile(rf"\s*/// ({'|'.join(FRAGMENTS)})\b")
 TOP_FOLDERS = ("apps", "lib", "kernels", "scripts", "tests")
 
 
@@ -66,14 +65,6 @@ def check_layer(root, path, header):
         yield f'includes "{header}" of {target_folder}, which {folder} may not see'
 
 
-def check_comments(lines):
-    """A comment that an editor shows alone must be understood alone."""
-    for number, (before, line) in enumerate(zip(["", *lines], lines), 1):
-        begins = FRAGMENT.match(line)
-        if begins and not before.lstrip().startswith("///"):
-            yield f'line {number}: a public comment begins with "{begins[1]}": make it a sentence that names its subject'
-
-
 def check_file(root, path):
     text = (root / path).read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -86,8 +77,6 @@ def check_file(root, path):
         return
     if path.parts[0] in ("apps", "lib", "kernels") and folder_of(path) is None:
         yield "lies in a folder that tests/structure/rules.py does not know"
-    if path.suffix in HEADER_SUFFIXES and not is_test(path):
-        yield from check_comments(lines)
     for _, header in INCLUDE.findall(text):
         yield from check_wrapper(path, header)
         yield from check_layer(root, path, header)

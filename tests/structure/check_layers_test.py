@@ -47,11 +47,6 @@ class CheckLayers(unittest.TestCase):
     def test_an_early_stage_may_not_see_a_later_one(self):
         self.finds("lib/base/x.hpp", SPDX + '#include "fit/fit.hpp"\n', "lib/fit, which lib/base may not see")
 
-    def test_a_public_comment_names_its_subject(self):
-        self.finds("lib/base/x.hpp", SPDX + "/// Of the layer.\nint f();\n", 'line 2: a public comment begins with "Of"')
-        code, output = check({"lib/base/x.hpp": SPDX + "/// Returns the size\n/// of the layer.\nint f();\n// Of no concern.\n"})
-        self.assertEqual(code, 0, output)
-
     def test_two_classes_need_two_names(self):
         one = {"lib/base/one.hpp": SPDX + "class ConfigFile {\n};\nclass Other;\n"}
         code, output = check({**one, "lib/fit/two.hpp": SPDX + "class ConfigFile : public Other {\n};\n"})
@@ -88,8 +83,8 @@ class CheckLayers(unittest.TestCase):
         self.finds("lib/misc/x.cpp", SPDX, "rules.py does not know")
 
     def test_long_files_and_missing_licences_are_named(self):
-        self.finds("lib/fit/x.cpp", SPDX + "\n" * 300, "301 lines, more than 300")
-        self.finds("tests/unit/fit/x.cpp", SPDX + "\n" * 400, "401 lines, more than 400")
+        self.finds("lib/fit/x.cpp", SPDX + "\n" * 500, "501 lines, more than 500")
+        self.finds("tests/unit/fit/x.cpp", SPDX + "\n" * 600, "601 lines, more than 600")
         self.finds("lib/fit/x.cpp", "int x;\n", "no SPDX")
 
     def test_an_empty_tree_is_an_error(self):
