@@ -13,5 +13,5 @@ arguments=(--binary "$build/oscar" --out "$out/fit.json" --work "$work" --commit
 [ ! -e "$published" ] || arguments+=(--published "$published")
 [ ! -e "$spectra" ] || arguments+=(--spectra "$spectra")
 parts=("$@")
-[ $# -gt 0 ] || parts=(start rates kernels accuracy f1 f2 auto f4)
+[ $# -gt 0 ] || parts=(start rates accuracy f1 f2 auto f4)
 exec python3 -B "$source/tests/bench/bench_fit_cuda.py" "${parts[@]}" "${arguments[@]}"

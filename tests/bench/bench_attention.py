@@ -15,7 +15,6 @@ import sys
 
 import torch
 
-from bench_pack import bench_pack
 from int2_library import DTYPES, Args, Rows, call, copy_rate, open_library, time_graph
 
 
@@ -220,7 +219,6 @@ def main():
     print(result["check"], flush=True)
     if not options.check:
         result.update(bench(library))
-        result["pack"] = bench_pack(library, result["copy_tb_per_s"])
     if options.out:
         with open(options.out, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1)

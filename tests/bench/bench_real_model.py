@@ -20,28 +20,21 @@ import provenance
 from real_model_tables import TABLES, render
 
 ROOT = Path(__file__).resolve().parents[2]
-ANY = ["--target", "any"]
-STRETCH = ["--recipe", "stretch", *ANY]
-FISHER = [*STRETCH, "--key-objective", "fisher"]
+WITH_MEANS = ["--target", "sglang-v3"]
 RECIPES = {
     "`oscar`, clip 0.96 / 0.92 (published)": ["--recipe", "oscar", "--clip", "0.96,0.92"],
     "`oscar`, fitted clip": ["--recipe", "oscar"],
-    "`oscar`, fitted clip, centred": ["--recipe", "oscar", "--center", *ANY],
-    "`lsq`": ["--recipe", "lsq", *ANY],
-    "`stretch`": STRETCH,
-    "`stretch`, fisher": FISHER,
-    "`stretch`, fisher, centred, levels 5,3": [*FISHER, "--center", "--levels", "5,3"],
+    "`oscar`, fitted clip, centred": ["--recipe", "oscar", "--center", *WITH_MEANS],
+    "`stretch`, fisher, centred": ["--recipe", "stretch", "--key-objective", "fisher", "--center", *WITH_MEANS],
     **{f"`coded`, {bits} bits": ["--recipe", "coded", "--bits", bits] for bits in ("2.25", "1.75", "1.5")},
     "`auto` for `sglang-v1`": ["--recipe", "auto"],
-    "`auto` for `any`": ["--recipe", "auto", "--no-coded", *ANY],
-    "`auto` for `any`, levels 8,4": ["--recipe", "auto", *ANY, "--levels", "8,4"],
+    "`auto` for `sglang-v3`": ["--recipe", "auto", *WITH_MEANS],
 }
-QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred, levels 5,3", "`coded`, 2.25 bits", "`coded`, 1.5 bits", "bf16", "hadamard_clip", "int4"]
+QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred", "`coded`, 2.25 bits",
+         "`coded`, 1.5 bits", "bf16", "hadamard_clip", "int4"]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4"}
-CROSSED = {"`oscar`, fitted clip": RECIPES["`oscar`, fitted clip"],
-           "`stretch`, fisher, centred, levels 5,3": RECIPES["`stretch`, fisher, centred, levels 5,3"],
-           "`coded`, 2.25 bits": RECIPES["`coded`, 2.25 bits"]}
+CROSSED = {name: RECIPES[name] for name in ("`oscar`, fitted clip", "`coded`, 2.25 bits")}
 LONG = 8192
 
 

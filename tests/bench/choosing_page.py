@@ -4,14 +4,22 @@
 
 choosing_page.py            compares; exit status 1 and the names of the files that differ
 choosing_page.py --write    writes them
-Standard library only.
 """
+import io
 import json
 import sys
 from pathlib import Path
 
-from choosing_pictures import bits_against_kld, plan_by_layer
-from real_model_tables import bits, hits, kld_between, table
+import matplotlib
+import numpy
+from safetensors.numpy import load_file
+
+matplotlib.use("svg")
+from matplotlib import pyplot  # noqa: E402
+from real_model_tables import bits, hits, kld_between, table  # noqa: E402
+
+# The same text and figures make the same bytes.
+matplotlib.rcParams.update({"svg.hashsalt": "oscar", "svg.fonttype": "none", "font.size": 9})
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
@@ -21,7 +29,7 @@ CODED_SET = ROOT / "zoo/sample/qwen3-2m/coded"
 EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp, vLLM, transformers", "SGLang (`sglang-v3`), vLLM, transformers", "vLLM, transformers"
 READ_BY = {"bf16": "every server", "Hadamard, clip 0.96 / 0.92": EVERYWHERE, "Hadamard INT3": "(to compare)", "Hadamard INT4": "(to compare)",
            "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`auto` for `sglang-v1`": EVERYWHERE,
-           "`oscar`, fitted clip, centred": WITH_MEANS, "`auto` for `any`": OURS, "`auto` for `any`, levels 8,4": OURS,
+           "`oscar`, fitted clip, centred": WITH_MEANS,
            "`coded`, 2.25 bits": OURS, "`coded`, 1.75 bits": OURS, "`coded`, 1.5 bits": OURS}
 CASES = {"fp16": "16-bit scales and zeros", "G=64": "groups of 64 channels", "96/8": "96 query heads"}
 CONTEXTS, IN_WINDOWS = (512, 2048, 8192, 32768, 131072), 320
@@ -100,6 +108,64 @@ def model_speed():
 
 
 PARTS = {"quality": quality, "bits by context": context_bits, "decode speed": decode_speed, "model speed": model_speed}
+
+
+def svg(figure):
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
+    return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines()) + "\n"
+
+
+def bits_against_kld(document):
+    figure, axes = pyplot.subplots(figsize=(8.2, 5))
+    kinds = {"coded cache": ("o", "tab:blue"), "fitted rotation or stretch": ("s", "tab:orange"), "nothing fitted": ("D", "tab:gray")}
+    height = numpy.inf  # of the last label: labels stand at least a tenth of a decade apart
+    for row in sorted([*document["baselines"], *document["recipes"]], key=lambda row: -row["kld"]):
+        if row["kld"] == 0:
+            continue
+        name = row["name"].replace("`", "")
+        kind = "coded cache" if name.startswith("coded") else "nothing fitted" if name.startswith(("naive", "Hadamard")) \
+            else "fitted rotation or stretch"
+        mark, colour = kinds[kind]
+        few, many = row["bits"]["fp16_params"], row["bits"]["fp32_params"]
+        axes.plot([few, many], [row["kld"]] * 2, color=colour)
+        axes.scatter([few], [row["kld"]], marker=mark, color=colour, zorder=3)
+        height = min(numpy.log10(row["kld"]), height - 0.1)
+        axes.text(few - 0.08, 10**height, name, ha="right", va="center")
+    for kind, (mark, colour) in kinds.items():
+        axes.scatter([], [], marker=mark, color=colour, label=kind)
+    axes.plot([], [], color="black", label="scales and zeros of 16 to 32 bits")
+    axes.set(yscale="log", xlim=(0, 5.2), xlabel="bits a value", ylabel="KL divergence, nats a token",
+             title="Bits a value against KL divergence, SmolLM2-135M-Instruct")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return svg(figure)
+
+
+def plan_by_layer(folder):
+    layers = json.loads((folder / "manifest.json").read_text())["layers"]
+    tensors = load_file(folder / "coded.safetensors")
+    rows, names, means = [], [], []
+    for layer in layers:
+        for side in ("key", "value"):
+            levels = tensors[f"layers.{layer['layer_id']}.{side}.levels"]
+            for head, row_bytes in zip(levels, layer[side]["row_bytes"]):
+                rows.append(numpy.log2(head[::8]).astype(int))
+                names.append(f"layer {layer['layer_id']}, {side}s")
+                means.append(f"{row_bytes * 8 / len(head):g}")
+    figure, axes = pyplot.subplots(figsize=(8.2, 3.4))
+    axes.imshow(rows, cmap="Blues", aspect="auto", vmin=0, vmax=12)
+    for y, row in enumerate(rows):
+        for x, width in enumerate(row):
+            axes.text(x, y, str(width), ha="center", va="center")
+    axes.set(xticks=[], xlabel=f"blocks of 8 of {8 * len(rows[0])} channels of the coded basis, widest first",
+             title="Bits of a channel that the coded cache gives each layer, sample model")
+    axes.set_yticks(range(len(rows)), names)
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(rows)), means)
+    right.set_ylabel("bits a value, scales included")
+    return svg(figure)
 
 
 def page():

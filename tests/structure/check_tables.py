@@ -7,11 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
 
-TABLES = [("quickstart_table.py", "quickstart.json", "tests/bench/README.md"), ("bench_recipes.py", "recipes.json", "tests/bench/README.md"),
+TABLES = [("quickstart_table.py", "quickstart.json", "tests/bench/README.md"),
           *(("bench_real_model.py", "real_model.json", "tests/bench/README.md", "--table", name) for name in ("domains", "quotations", "generation")),
           *(("bench_real_model.py", "real_model_h200.json", "tests/bench/README.md", "--table", name)
-            for name in ("main", "domains", "positions", "quotations")),
-          ("bench_spectra.py", "spectra.json", "apps/oscar/README.md")]
+            for name in ("main", "domains", "positions", "quotations"))]
 for script, kept, page, *options in TABLES:
     render = [sys.executable, "-B", ROOT / "tests/bench" / script, "--render", RESULTS / kept, *options]
     table = subprocess.run(render, check=True, capture_output=True, text=True).stdout
