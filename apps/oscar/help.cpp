@@ -17,8 +17,7 @@ constexpr std::array<std::pair<const char*, const char*>, 17> kExamples{{
     {"fit",
      "oscar fit --model Qwen3-8B --text calibration.jsonl --out set\n"
      "oscar fit --model hf://Qwen/Qwen3-8B --out set\n"
-     "oscar fit --dump dump --target sglang-v3 --out set\n"
-     "torchrun --no-python --nproc-per-node 8 oscar fit --dump dump --recipe oscar --out set"},
+     "oscar fit --dump dump --target sglang-v3 --out set"},
     {"verify",
      "oscar verify set --model Qwen3-8B --text held_out.txt --compare naive,hadamard --report report.html\n"
      "oscar verify k_rotation.pt --dump dump"},

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "base/errors.hpp"
@@ -44,13 +43,9 @@ class Status {
 /// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once. Makes a write
 /// beyond the limit of file sizes an error (EFBIG) instead of the end of the process.
 void install_interrupt_handler();
-/// Another reason to end at the next throw_if_interrupted(), from any thread; the first one counts.
-void interrupt(const RankFailed& why);
-[[nodiscard]] std::optional<RankFailed> rank_failed();
-/// True after SIGINT, SIGTERM or interrupt().
+/// True after SIGINT or SIGTERM.
 [[nodiscard]] bool interrupt_requested() noexcept;
-/// Throws Interrupted after SIGINT or SIGTERM, and what interrupt() was given. Called between units of work, never
-/// inside a file that is half written.
+/// Throws Interrupted after SIGINT or SIGTERM. Called between units of work, never inside a file that is half written.
 void throw_if_interrupted();
 
 }  // namespace oscar

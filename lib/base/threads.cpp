@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "base/threads.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
-
-#include "base/cores.hpp"
 
 namespace oscar {
 namespace {
@@ -16,13 +17,31 @@ namespace {
 std::atomic<int> configured_threads{0};
 thread_local bool inside_task = false;
 
+/// Cores of a machine, at most.
+constexpr int kMostCores = 1 << 16;
+
+struct FreeSet {
+  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
+};
+
 }  // namespace
+
+// std::thread::hardware_concurrency counts the machine's cores with some C libraries (glibc 2.36), and ours with
+// others.
+int usable_cores() {
+  const std::unique_ptr<cpu_set_t, FreeSet> set(CPU_ALLOC(kMostCores));
+  const std::size_t size = CPU_ALLOC_SIZE(kMostCores);
+  if (set == nullptr || ::sched_getaffinity(0, size, set.get()) != 0) {
+    return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  }
+  return CPU_COUNT_S(size, set.get());
+}
 
 void set_num_threads(int count) { configured_threads = std::max(count, 0); }
 
 int num_threads() {
   const int count = configured_threads;
-  static const int cores = usable_cores().count;
+  static const int cores = usable_cores();
   return count > 0 ? count : cores;
 }
 

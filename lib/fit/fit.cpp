@@ -3,7 +3,6 @@
 
 #include <chrono>
 
-#include "base/check.hpp"
 #include "base/clock.hpp"
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
@@ -43,13 +42,6 @@ void fit_by_recipe(QkvSource& source, std::span<const int> ids, const FitOptions
 }
 
 }  // namespace
-
-void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
-                Status& status, const FitHooks& hooks) {
-  OSCAR_CHECK(hooks.kept != nullptr);
-  KeptLayers<FittedLayer> kept = kept_fit(hooks.kept, unfitted_set(source, options));
-  fit_by_recipe(source, ids, options, backend, status, hooks, kept);
-}
 
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
   const auto start = std::chrono::steady_clock::now();

@@ -44,11 +44,6 @@ struct FitHooks {
   const PartialFolder* kept = nullptr;
 };
 
-/// Fits some of the source's layers, which hooks.kept keeps. Processes that share a text all call it with the same
-/// layers, and each fits those that the source says (QkvSource::fits).
-void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
-                Status& status, const FitHooks& hooks);
-
 /// Fits a set. Throws UsageError for options that do not exist or do not fit together, before anything is read;
 /// DataError for bad data.
 [[nodiscard]] FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status,

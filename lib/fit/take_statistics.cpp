@@ -101,23 +101,14 @@ KeptLayers<LayerStatistics> StatisticsTaker::keeper(const PartialFolder* folder)
           read_taken};
 }
 
-void StatisticsTaker::take_into(std::span<const int> layers, KeptLayers<LayerStatistics>& kept) {
+Statistics StatisticsTaker::take_all(const PartialFolder* kept) {
+  KeptLayers<LayerStatistics> keep = keeper(kept);
   LayerSteps<LayerStatistics> steps{.name = "statistics: layer"};
   steps.read = [&](int id, LayerStream& rows) { return take_layer(id, rows, recipe_, first_pass_, backend_); };
   steps.make = [&](std::vector<LayerStatistics> batch) {
-    for (LayerStatistics& layer : batch) kept.add(layer.layer_id, std::move(layer));
+    for (LayerStatistics& layer : batch) keep.add(layer.layer_id, std::move(layer));
   };
-  run_layers(source_, layers, steps, one_by_one(backend_.work_shape()), status_);
-}
-
-void StatisticsTaker::take(std::span<const int> layers, const PartialFolder& kept) {
-  KeptLayers<LayerStatistics> keep = keeper(&kept);
-  take_into(layers, keep);
-}
-
-Statistics StatisticsTaker::take_all(const PartialFolder* kept) {
-  KeptLayers<LayerStatistics> keep = keeper(kept);
-  take_into(keep.missing(source_.layer_ids()), keep);
+  run_layers(source_, keep.missing(source_.layer_ids()), steps, one_by_one(backend_.work_shape()), status_);
   Statistics out = untaken_;
   out.layers = keep.take(source_.layer_ids());
   return out;

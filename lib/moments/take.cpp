@@ -126,11 +126,11 @@ class SumsOfPart {
   [[nodiscard]] AdditiveMoments totals(LayerStream& layer) {
     AdditiveMoments out;
     for (auto& [moment, sum] : squares_) {
-      out.sums.emplace(moment, sum.total(layer));
+      out.sums.emplace(moment, sum.total());
       require_values(out.sums.at(moment), moment, layer);
     }
-    if (fisher_) out.fisher = fisher_->total(layer);
-    if (keys_) out.keys = keys_->total(layer);
+    if (fisher_) out.fisher = fisher_->total();
+    if (keys_) out.keys = keys_->total();
     return out;
   }
 
@@ -174,7 +174,7 @@ std::vector<MomentSums> take_sst(LayerStream& layer, std::span<const ScoreWeight
   for (std::size_t i = 0; i < parts.size(); ++i) walking.push_back({parts[i].takes, {&sums[i]}});
   walk(layer, walking, backend.work_shape());
   std::vector<MomentSums> totals;
-  for (BlockwiseSum<MomentSums>& sum : sums) totals.push_back(sum.total(layer));
+  for (BlockwiseSum<MomentSums>& sum : sums) totals.push_back(sum.total());
   return totals;
 }
 
@@ -198,7 +198,7 @@ MomentSums take_residual(LayerStream& layer, Side side, const MatrixStack& rotat
   });
   const WalkPart whole{{}, {&sum}};
   walk(layer, std::span(&whole, 1), backend.work_shape());
-  return sum.total(layer);
+  return sum.total();
 }
 
 }  // namespace oscar

@@ -3,7 +3,6 @@
 // second one takes those that need a finished moment or a finished rotation. Paper: OSCAR (arXiv 2605.17757); formulas
 // stand at the members of SumsWanted. All functions read the stream from its start to its end, block by block
 // (blocks.hpp). They throw DataError: no tokens, NaN or Inf (naming chunk, token and head), nothing but zeros.
-// Processes that share the layer's text (dump/text_share.hpp) all get the sum over all of it.
 #pragma once
 
 #include <functional>

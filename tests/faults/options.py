@@ -37,7 +37,7 @@ def values():
                       "--key-objective=vtv", "--value-objective=qqt", "--granularity=token", "--clip-granularity=token",
                       "--scale-dtype=int8", "--group-size=7", "--layers=3-0", "--layers=a", "--layers=-1", "--layers=99",
                       "--layers=", "--format=zip", "--format=safetensors", "--stretch-power=nan", "--stretch-lambda=-1",
-                      "--device=gpu", "--device=cuda:-1", "--join-timeout=-1")),
+                      "--device=gpu", "--device=cuda:-1")),
         "dump": (DUMP, ("--dtype=int8", "--format=zip", "--layers=0,0-99", "--model-dtype=float64", "--device=cuda:x")),
         "verify": (VERIFY, ("--compare=nothing", "--compare=naive,nothing", "--windows=mine", "--precision=fp8",
                             "--layers=99", "--sink=-1", "--max-needles=-1"))

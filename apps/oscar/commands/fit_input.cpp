@@ -47,8 +47,7 @@ int context_of(const FitCommand& command, const ModelConfig& config) {
 
 }  // namespace
 
-FitInput::FitInput(const FitCommand& command, const Context& context, std::optional<TextShare> share,
-                   std::vector<TokenSequence> sequences)
+FitInput::FitInput(const FitCommand& command, const Context& context, std::vector<TokenSequence> sequences)
     : sequences_(std::move(sequences)) {
   Status& status = *context.status;
   const std::vector<int> layers = parse_layers(command.input.layers);
@@ -71,7 +70,7 @@ FitInput::FitInput(const FitCommand& command, const Context& context, std::optio
   model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
   if (sequences_.empty()) sequences_ = read_sequences(command.input, runner_->config(), status);
-  LiveOptions live_options{.layers = layers, .share = std::move(share)};
+  LiveOptions live_options{.layers = layers};
   if (command.fit.recipe == "coded") {
     context_ = context_of(command, runner_->config());
     live_options.first_positions = spread_over(context_, sequences_);

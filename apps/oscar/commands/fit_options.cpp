@@ -89,15 +89,10 @@ void add_output_options(CLI::App& app, FitCommand& command) {
   app.add_flag("--force", command.force, "Replace an existing output folder")->group("Output");
   app.add_flag(
          "--resume", command.resume,
-         "Keep in OUT.partial (of statistics: FILE.partial) what is fitted, and go on with what is there. One process "
-         "that fits a model keeps its hidden states too, with keys and values that layers share: at most twice "
+         "Keep in OUT.partial (of statistics: FILE.partial) what is fitted, and go on with what is there. Of a model "
+         "hidden states are kept too, with keys and values that layers share: at most twice "
          "tokens x (hidden size + shared channels) x 4 bytes")
       ->group("Output");
-  const auto seconds = [&](const char* name, int& value, const char* help) {
-    app.add_option(name, value, help)->check(CLI::Range(1, 86400))->capture_default_str()->group("Several processes");
-  };
-  seconds("--join-timeout", command.join_timeout, "Seconds that all ranks may take to come");
-  seconds("--rank-timeout", command.rank_timeout, "Seconds without a sign of life after which a rank counts as gone");
 }
 
 /// The first of the options that are given and say nothing about the coded cache; null: none.
@@ -147,10 +142,9 @@ void settle_kinds(const CLI::App& app, FitCommand& command) {
   for (const char* name : {"--stats", "--save-stats", "--resume", "--layers"}) {
     if (app.count(name) > 0) other = name;
   }
-  if (find_place()) other = "several ranks";
   command.with_coded = other == nullptr;
   if (!command.with_coded) {
-    command.coded_left_out = std::string(other) + (find_place() ? " are not for it" : " is not for it");
+    command.coded_left_out = std::string(other) + " is not for it";
     return;
   }
   if (app.count("--bits") > 0) fit.recipe = "coded";  // other caches have no choice of bits
