@@ -5,7 +5,6 @@
 #include <iterator>
 #include <regex>
 
-#include "base/near_names.hpp"
 #include "base/text.hpp"
 #include "help.hpp"
 #include "settings.hpp"

@@ -6,7 +6,6 @@
 
 #include "base/check.hpp"
 #include "base/exp.hpp"
-#include "base/highest.hpp"
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"

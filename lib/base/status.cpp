@@ -6,8 +6,6 @@
 #include <atomic>
 #include <csignal>
 
-#include "base/stop.hpp"
-
 namespace oscar {
 namespace {
 

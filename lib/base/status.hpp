@@ -3,6 +3,7 @@
 // interruption.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -47,5 +48,20 @@ void install_interrupt_handler();
 [[nodiscard]] bool interrupt_requested() noexcept;
 /// Throws Interrupted after SIGINT or SIGTERM. Called between units of work, never inside a file that is half written.
 void throw_if_interrupted();
+
+/// Ends work in the background that nobody waits for any more, such as a request that is under way when an error ends
+/// the run: while it lives, throw_if_interrupted() in this thread also throws, Interrupted, once `stop` is true. Of
+/// scopes inside each other the innermost counts.
+class StopScope {
+ public:
+  /// stop: must outlive the scope; any thread may set it.
+  explicit StopScope(const std::atomic<bool>& stop) noexcept;
+  ~StopScope();
+  StopScope(const StopScope&) = delete;
+  StopScope& operator=(const StopScope&) = delete;
+
+ private:
+  const std::atomic<bool>* outer_;
+};
 
 }  // namespace oscar

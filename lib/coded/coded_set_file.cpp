@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "coded/coded_manifest.hpp"

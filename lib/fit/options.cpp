@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
-#include "base/near_names.hpp"
+#include "base/text.hpp"
 #include "fit/targets.hpp"
 #include "kernels/arguments.hpp"
 #include "method/compose.hpp"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "base/near_names.hpp"
+#include "base/text.hpp"
 #include "method/bases.hpp"
 #include "method/matrix.hpp"
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/atomic_file.hpp"
-#include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"

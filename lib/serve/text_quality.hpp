@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "model/tokenizer/split_pattern.hpp"
+#include "model/tokenizer/unicode.hpp"
 
 namespace oscar::serve {
 

@@ -13,8 +13,6 @@
 #include <thread>
 
 #include "base/atomic_file.hpp"
-#include "base/atomic_folder.hpp"
-#include "base/descriptor.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"

@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <optional>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"

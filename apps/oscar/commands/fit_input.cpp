@@ -13,7 +13,6 @@
 #include "fit/search.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "model/weights/checkpoint.hpp"
-#include "model/weights/output_projection.hpp"
 #include "model_judge.hpp"
 
 namespace oscar {

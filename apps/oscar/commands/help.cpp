@@ -12,7 +12,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
-#include "base/near_names.hpp"
+#include "base/text.hpp"
 #include "base/version.hpp"
 #include "commands.hpp"
 #include "console.hpp"

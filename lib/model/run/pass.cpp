@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -12,8 +13,6 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
-#include "model/run/captured_rows.hpp"
-#include "model/run/final_states.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
@@ -21,6 +20,73 @@ namespace {
 
 /// Sequences whose attention is a hook's, on a GPU: their copies to the host and back wait for each other.
 constexpr int kHookedAtOnce = 8;
+
+/// q, k and v of one layer on their way to host memory. A sequence's copies are waited for once those of the next
+/// sequence have begun, so that a GPU computes meanwhile.
+class CapturedRows {
+ public:
+  struct Sequence {
+    std::size_t index = 0;
+    DType dtype = DType::kF32;  // of the copies
+    std::unique_ptr<Rows> qkv;  // whose copies have begun
+  };
+
+  /// where: names the model and the layer in errors.
+  CapturedRows(const Decoder& decoder, std::string where) : decoder_(decoder), where_(std::move(where)) {}
+  /// Waits for copies that nobody has waited for, since an error came before.
+  ~CapturedRows() {
+    try {
+      if (last_.qkv != nullptr) (void)decoder_.finish_copy(*last_.qkv);
+    } catch (const std::exception&) {
+      return;  // the error that came before is the one to be told
+    }
+  }
+  CapturedRows(const CapturedRows&) = delete;
+  CapturedRows& operator=(const CapturedRows&) = delete;
+
+  /// Waits for the sequence that was added before. May be called concurrently. Throws DataError if that one has values
+  /// which are not finite in the type of the copies.
+  void add(Sequence sequence) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::swap(sequence, last_);
+    }
+    wait_for(sequence);
+  }
+  /// Waits for the sequence that was added last. Throws as add() does.
+  void finish() { wait_for(std::exchange(last_, {})); }
+
+ private:
+  void wait_for(const Sequence& sequence) const {
+    if (sequence.qkv == nullptr) return;
+    const std::string what = decoder_.finish_copy(*sequence.qkv);
+    if (what.empty()) return;
+    throw DataError(what + " has values that are not finite in " + std::string(name_of(sequence.dtype)),
+                    where_ + ", sequence " + std::to_string(sequence.index),
+                    "check the checkpoint, or choose a wider --dtype");
+  }
+
+  const Decoder& decoder_;
+  std::string where_;
+  std::mutex mutex_;
+  Sequence last_;
+};
+
+class DecodedStates : public FinalStates {
+ public:
+  DecodedStates(const Decoder& decoder, std::vector<std::unique_ptr<Rows>> hidden)
+      : decoder_(decoder), head_(decoder.load_head()), hidden_(std::move(hidden)) {}
+
+  void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const override {
+    decoder_.logits(*head_, *hidden_.at(sequence), first, out);
+  }
+  [[nodiscard]] int concurrent_calls() const override { return decoder_.concurrent_sequences(); }
+
+ private:
+  const Decoder& decoder_;
+  std::shared_ptr<const LoadedWeights> head_;
+  std::vector<std::unique_ptr<Rows>> hidden_;
+};
 
 }  // namespace
 

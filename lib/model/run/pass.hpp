@@ -2,6 +2,7 @@
 // One run of a checkpoint, for runner.cpp: the order of layers, sequences and experts, and what is loaded meanwhile.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <future>
 #include <memory>
@@ -9,6 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "base/status.hpp"
+#include "model/run/decoder.hpp"
 #include "model/run/layer_experts.hpp"
 #include "model/run/runner.hpp"
 #include "model/weights/checkpoint.hpp"
@@ -83,5 +86,15 @@ class Pass : public ModelPass {
   std::shared_future<std::shared_ptr<const LoadedWeights>> next_;  // of the layer that runs next
   std::future<void> preparing_;                                    // last, since it uses the others
 };
+
+// A gradient's way from what a model predicts back to the caches of its layers; for runner.cpp.
+
+/// Returns the numbers in [0, 1) by which a token is drawn at each position, the same on every machine. sample: the
+/// number of the sequence; in a later draw, behind those of the draws before.
+[[nodiscard]] std::vector<float> draws_for(std::size_t sample, std::size_t tokens);
+
+/// Does what ModelRunner::history_gradients() says, for sequences that were checked.
+void take_gradients(const Decoder& decoder, const ModelConfig& config, const HistoryQuestion& question,
+                    const HistoryHook& hook, Status& status);
 
 }  // namespace oscar

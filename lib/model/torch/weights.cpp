@@ -7,7 +7,7 @@
 
 #include <optional>
 
-#include "model/torch/stored_weight.hpp"
+#include "model/torch/fetch.hpp"
 #include "model/weights/layout.hpp"
 
 namespace oscar {

@@ -1,14 +1,63 @@
 // SPDX-License-Identifier: MIT
 #include "model/weights/checkpoint.hpp"
 
+#include "base/errors.hpp"
+#include "base/status.hpp"
 #include "model/weights/gguf_checkpoint.hpp"
+#include "model/weights/layout.hpp"
 #include "model/weights/safetensors_checkpoint.hpp"
 
 namespace oscar {
 
+void Checkpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
+                           std::size_t count, std::byte* to) const {
+  const StopScope scope(stop_);
+  if (remote_) {
+    const auto kept = [&]() -> RemoteRows& {
+      const std::lock_guard lock(remote_mutex_);
+      return remote_rows_[matrix.data.data()];
+    };
+    return kept().read(matrix, rows, begin, count, to,
+                       [this](std::span<const RemoteRows::Part> parts) { read_at_server(parts); });
+  }
+  const std::size_t row_bytes = matrix.data.size() / static_cast<std::size_t>(matrix.shape[0]);
+  for (const std::int32_t row : rows) {
+    read_here(matrix.data.subspan(static_cast<std::size_t>(row) * row_bytes + begin, count), to);
+    to += count;
+  }
+}
+
+Tensor Checkpoint::load(const std::string& name) const {
+  const TensorRef& shown = at(name);
+  Tensor tensor(shown.dtype, shown.shape);
+  read(shown.data, tensor.data.data());
+  return tensor;
+}
+
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model) {
   if (is_gguf(model)) return std::make_unique<GgufCheckpoint>(model);
   return std::make_unique<SafetensorsCheckpoint>(model);
+}
+
+Tensor read_output_projection(const std::filesystem::path& model, const ModelConfig& config, int layer) {
+  const MixerSpec& mixer = config.blocks[static_cast<std::size_t>(layer)].mixer;
+  if (mixer.kind != MixerKind::kAttention || mixer.output_gate) {
+    throw DataError("attention outputs of layer " + std::to_string(layer) + " do not meet one matrix", model.string(),
+                    "choose another --value-objective");
+  }
+  const std::unique_ptr<const Checkpoint> checkpoint = open_checkpoint(model);
+  const std::string name = layer_weight_name(layer, "self_attn.o_proj.weight");
+  Tensor weight = checkpoint->load(name);
+  const std::vector<std::int64_t> per_head{config.hidden_size, config.num_attention_heads, config.head_dim};
+  if (weight.shape != std::vector<std::int64_t>{per_head[0], per_head[1] * per_head[2]}) {
+    throw DataError(name + " has another shape than config.json says", model.string(), "download the checkpoint again");
+  }
+  if (!is_activation_dtype(weight.dtype)) {
+    throw DataError(name + " is of " + std::string(name_of(weight.dtype)), model.string(),
+                    "choose another --value-objective, or a checkpoint in bfloat16, float16 or float32");
+  }
+  weight.shape = per_head;
+  return weight;
 }
 
 }  // namespace oscar

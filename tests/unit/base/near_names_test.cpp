@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "base/near_names.hpp"
-
 #include <doctest/doctest.h>
+
+#include "base/text.hpp"
 
 namespace oscar {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "base/stop.hpp"
-
 #include <doctest/doctest.h>
 
 #include <thread>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "base/trial.hpp"
-
 #include <doctest/doctest.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <stdexcept>
+
+#include "base/threads.hpp"
 
 using namespace oscar;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "model/weights/kept_bytes.hpp"
-
 #include <doctest/doctest.h>
 
 #include <array>
+
+#include "model/weights/server_reads.hpp"
 
 namespace oscar {
 

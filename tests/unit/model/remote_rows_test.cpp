@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "model/weights/remote_rows.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstring>
+
+#include "model/weights/server_reads.hpp"
 
 namespace oscar {
 namespace {

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/status.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"

@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "kernels/types.hpp"
-#include "model/torch/attention_gradients.hpp"
-#include "model/torch/row_batches.hpp"
 #include "model/torch/rows.hpp"
 
 namespace oscar {
 
+/// Gradients by k (T, Hkv, d) and v (T, Hkv, d_v), in fp32.
+struct CacheGradients {
+  at::Tensor key, value;
+};
 /// Returns hidden states behind the layer, as Decoder::behind does.
 [[nodiscard]] std::unique_ptr<HiddenRows> behind_layer(const WeightRoute& route, const Weights& layer,
                                                        Decoder::Experts experts, const RowBatches& by_rows,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The final norm and the output head of a model, whose matrix may be its largest.
+// The two ends of a model: what tokens are before the first layer, and what they add in each (BlockSpec::input_dim);
+// the final norm and the output head, whose matrix may be its largest. Of a table of tokens only their rows are read,
+// or the columns of them that a layer needs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +10,15 @@
 #include <mutex>
 #include <span>
 
-#include "model/torch/weights.hpp"
+#include "model/torch/rows.hpp"
 
 namespace oscar {
+
+/// (T, hidden_size), on the device.
+[[nodiscard]] at::Tensor embedded(const WeightRoute& route, std::span<const std::int32_t> tokens);
+/// What a layer leaves of x, to which its MLP or experts have been added: with its input, by its scalar.
+[[nodiscard]] at::Tensor left_behind(const WeightRoute& route, const Weights& layer, const at::Tensor& x,
+                                     const HiddenRows& hidden);
 
 /// The final norm as "norm" and the head's matrix (vocab_size, hidden_size) as "head", in memory while somebody holds
 /// them. May be taken concurrently.

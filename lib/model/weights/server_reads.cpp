@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "model/weights/remote_rows.hpp"
+#include "model/weights/server_reads.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -74,6 +74,33 @@ void RemoteRows::read(const TensorRef& matrix, std::span<const std::int32_t> row
   for (const std::int32_t row : rows) {
     to = std::copy_n(&kept_.at(row)[begin], count, to);
   }
+}
+
+void KeptBytes::allow(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  allowed_ = bytes;
+}
+
+bool KeptBytes::copy(std::span<const std::byte> name, std::byte* to) const {
+  std::unique_lock lock(mutex_);
+  const auto found = kept_.find({name.data(), name.size()});
+  if (found == kept_.end() || found->second == nullptr) return false;
+  const auto own = found->second;
+  lock.unlock();  // several readers copy at the same time
+  std::copy(own->begin(), own->end(), to);
+  return true;
+}
+
+void KeptBytes::add(std::span<const std::byte> name, const std::byte* bytes) {
+  const Key key{name.data(), name.size()};
+  {
+    const std::lock_guard lock(mutex_);
+    if (held_ + name.size() > allowed_ || !kept_.try_emplace(key).second) return;
+    held_ += name.size();
+  }
+  auto own = std::make_shared<const std::vector<std::byte>>(bytes, bytes + name.size());
+  const std::lock_guard lock(mutex_);
+  kept_[key] = std::move(own);
 }
 
 }  // namespace oscar
