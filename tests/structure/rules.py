@@ -44,7 +44,7 @@ MAY_INCLUDE = {
 WRAPPERS = {
     ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/model/torch/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5_library.hpp"],
-    ("zlib",): ["lib/tensor/zip.cpp"],
+    ("zlib",): ["lib/tensor/zip.cpp", "lib/serve/long_check.cpp"],
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],

@@ -23,16 +23,6 @@ bool is_ascii(std::string_view text) {
 
 const utf8proc_uint8_t* bytes(std::string_view text) { return reinterpret_cast<const utf8proc_uint8_t*>(text.data()); }
 
-std::string mapped(std::string_view text, int options) {
-  utf8proc_uint8_t* result = nullptr;
-  const auto length = utf8proc_map(bytes(text), static_cast<utf8proc_ssize_t>(text.size()), &result,
-                                   static_cast<utf8proc_option_t>(options));
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
-  if (length == UTF8PROC_ERROR_NOMEM || length == UTF8PROC_ERROR_OVERFLOW) throw std::bad_alloc();
-  OSCAR_CHECK(length >= 0);  // the text was checked
-  return {reinterpret_cast<const char*>(result), static_cast<std::size_t>(length)};
-}
-
 }  // namespace
 
 std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
@@ -62,11 +52,14 @@ std::string_view whole_characters(std::string_view text) {
 }
 
 std::string to_nfc(std::string_view text) {
-  return is_ascii(text) ? std::string(text) : mapped(text, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-}
-
-std::string fold_case(std::string_view text) {
-  return mapped(text, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT | UTF8PROC_CASEFOLD | UTF8PROC_IGNORE);
+  if (is_ascii(text)) return std::string(text);
+  utf8proc_uint8_t* result = nullptr;
+  const auto length = utf8proc_map(bytes(text), static_cast<utf8proc_ssize_t>(text.size()), &result,
+                                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
+  if (length == UTF8PROC_ERROR_NOMEM || length == UTF8PROC_ERROR_OVERFLOW) throw std::bad_alloc();
+  OSCAR_CHECK(length >= 0);  // the text was checked
+  return {reinterpret_cast<const char*>(result), static_cast<std::size_t>(length)};
 }
 
 namespace {

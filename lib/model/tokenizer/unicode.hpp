@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// UTF-8 validity, Unicode normal form C, and case. The only user of utf8proc.
+// Text as Unicode has it: UTF-8 validity, normal form C, and the regular expression by which a pre-tokenizer cuts it.
+// The only user of utf8proc and PCRE2.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +18,8 @@ namespace oscar {
 [[nodiscard]] std::string_view whole_characters(std::string_view text);
 /// Normal form C of valid UTF-8.
 [[nodiscard]] std::string to_nfc(std::string_view text);
-/// Valid UTF-8 without what case, and compatible ways to write a character, make different (NFKC_Casefold).
-[[nodiscard]] std::string fold_case(std::string_view text);
 
-// The regular expression by which a pre-tokenizer cuts text. \p and \s follow Unicode. The only user of PCRE2.
-
+/// A regular expression. \p and \s follow Unicode.
 class SplitPattern {
  public:
   /// Throws DataError naming `where` if the expression is not valid.
