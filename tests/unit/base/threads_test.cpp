@@ -3,11 +3,17 @@
 
 #include <doctest/doctest.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <thread>
+
+#include "base/errors.hpp"
+#include "base/status.hpp"
 
 namespace oscar {
 
@@ -43,6 +49,38 @@ TEST_CASE("a thread that is bound to one core has that core only") {
   }).join();
   CHECK(bound == 1);
   CHECK(usable_cores() == all);
+}
+
+TEST_CASE("what ends its process, or hangs, does not survive, and this process does") {
+  int here = 0;
+  CHECK(survives([&] { here = 1; }, 10));
+  CHECK(here == 0);
+  CHECK(survives([] { throw std::runtime_error("seen by the caller, too"); }, 10));
+  CHECK_FALSE(survives([] { std::abort(); }, 10));
+  CHECK_FALSE(survives([] { *static_cast<volatile int*>(nullptr) = 1; }, 10));
+  CHECK_FALSE(survives([] { ::_exit(3); }, 10));
+  CHECK_FALSE(survives([] { ::pause(); }, 1));
+}
+
+TEST_CASE("a stop is heard in its scope and its thread only") {
+  std::atomic<bool> outer = false, inner = false;
+  {
+    const StopScope scope(outer);
+    CHECK_FALSE(interrupt_requested());
+    outer = true;
+    CHECK_THROWS_AS(throw_if_interrupted(), Interrupted);
+    bool elsewhere = true;
+    std::thread([&] { elsewhere = interrupt_requested(); }).join();
+    CHECK_FALSE(elsewhere);
+    {
+      const StopScope other(inner);
+      CHECK_FALSE(interrupt_requested());
+      inner = true;
+      CHECK(interrupt_requested());
+    }
+    CHECK(interrupt_requested());
+  }
+  CHECK_FALSE(interrupt_requested());
 }
 
 }  // namespace oscar
