@@ -16,30 +16,17 @@ constexpr std::string_view kSpaces[] = {
     "\xe2\x80\x89", "\xe2\x80\x8a", "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f",
     "\xe3\x80\x80"};
 
-std::size_t spaces_at_start(std::string_view text) {
-  std::size_t length = 0;
-  for (bool more = true; more;) {
-    more = false;
-    for (const std::string_view space : kSpaces) {
-      if (!text.substr(length).starts_with(space)) continue;
-      length += space.size();
-      more = true;
-    }
+/// Bytes of white space at the start of a text, or at its end.
+std::size_t spaces_of(std::string_view text, bool at_end) {
+  const std::size_t all = text.size();
+  const auto remove = [&](std::string_view space) {
+    const bool there = at_end ? text.ends_with(space) : text.starts_with(space);
+    if (there) at_end ? text.remove_suffix(space.size()) : text.remove_prefix(space.size());
+    return there;
+  };
+  while (std::ranges::any_of(kSpaces, remove)) {
   }
-  return length;
-}
-
-std::size_t spaces_at_end(std::string_view text) {
-  std::size_t length = 0;
-  for (bool more = true; more;) {
-    more = false;
-    for (const std::string_view space : kSpaces) {
-      if (!text.substr(0, text.size() - length).ends_with(space)) continue;
-      length += space.size();
-      more = true;
-    }
-  }
-  return length;
+  return all - text.size();
 }
 
 }  // namespace
@@ -68,8 +55,8 @@ bool AddedTokens::split(std::string_view text, const std::function<bool(std::str
       continue;
     }
     std::size_t begin = std::max(at, done), end = at + token->content.size();
-    if (token->takes_left && begin > done) begin -= spaces_at_end(text.substr(done, begin - done));
-    if (token->takes_right) end += spaces_at_start(text.substr(end));
+    if (token->takes_left && begin > done) begin -= spaces_of(text.substr(done, begin - done), true);
+    if (token->takes_right) end += spaces_of(text.substr(end), false);
     if (begin > done && !between(text.substr(done, begin - done))) return false;
     if (!found(token->id)) return false;
     at += token->content.size();
