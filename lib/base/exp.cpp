@@ -71,8 +71,8 @@ template <class C>
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const Bits bits = (Bits)p[v] + ((Bits)shifted[v] << C::kMantissa);
-    x[v] = x[v] < C::kLowest ? Vector{} : (Vector)bits;
+    const Bits bits = __builtin_bit_cast(Bits, p[v]) + (__builtin_bit_cast(Bits, shifted[v]) << C::kMantissa);
+    x[v] = x[v] < C::kLowest ? Vector{} : __builtin_bit_cast(Vector, bits);
   }
 }
 

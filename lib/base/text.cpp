@@ -49,7 +49,7 @@ std::string escaped(std::string_view text, bool keep_lines) {
     if (next.bytes == 0) {
       out += "\xef\xbf\xbd";
     } else if (moves_the_terminal(next.value) && !(keep_lines && (next.value == '\n' || next.value == '\t'))) {
-      std::array<char, 8> escape{};
+      std::array<char, 12> escape{};
       (void)std::snprintf(escape.data(), escape.size(), "\\u%04x", next.value);
       out += escape.data();
     } else {
