@@ -58,10 +58,6 @@ class Backend {
   virtual void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                                       FisherSums& sums) = 0;
 
-  /// grams[h] += sum over tokens of e^T e, where y = x[t, h] rotation in fp64 and e = decode(encode(fp32(y))) - y.
-  virtual void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                         MatrixStack& grams) = 0;
-
   /// Symmetric eigenproblems, one result per matrix. Throws NumericalError if one does not converge.
   [[nodiscard]] virtual std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) = 0;
 

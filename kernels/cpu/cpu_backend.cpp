@@ -32,10 +32,6 @@ class CpuBackend : public Backend {
                               FisherSums& sums) override {
     cpu::accumulate_fisher_sums(qkv, sequences, windows, sums);
   }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    cpu::accumulate_residual_grams(x, rotation, codec, grams);
-  }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override { return cpu::eigh(symmetric); }
   void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
               std::span<float> rows) override {

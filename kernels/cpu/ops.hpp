@@ -19,7 +19,6 @@ void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView 
 void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams);
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums);
-void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric);
 void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision, std::span<float> rows);
 /// Where heads have clip ratios or coded formats of their own, rows are (tokens, heads, head_dim).

@@ -51,10 +51,6 @@ class CudaBackend : public Backend {
                               FisherSums& sums) override {
     lanes_.run([&](const Context& context) { cuda::accumulate_fisher_sums(context, qkv, sequences, windows, sums); });
   }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    lanes_.run([&](const Context& context) { cuda::accumulate_residual_grams(context, x, rotation, codec, grams); });
-  }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     return solver_.run([&](const Context& context) { return cuda::eigh(context, symmetric); });
   }

@@ -18,8 +18,6 @@ void accumulate_output_grams(const Context& context, const QkvView& qkv, std::sp
                              MatrixStack& grams);
 void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
                             Windows windows, FisherSums& sums);
-void accumulate_residual_grams(const Context& context, HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                               MatrixStack& grams);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric);
 void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
             std::span<float> rows);

@@ -24,7 +24,4 @@ void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> 
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums);
 
-/// grams[h] += sum_t e^T e with y = x[t, h] rotation and e = decode(encode(fp32(y))) - y.
-void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
-
 }  // namespace oscar::reference

@@ -62,10 +62,6 @@ class ReferenceBackend : public Backend {
                               FisherSums& sums) override {
     reference::accumulate_fisher_sums(qkv, sequences, windows, sums);
   }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    reference::accumulate_residual_grams(x, rotation, codec, grams);
-  }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     std::vector<Eigenpairs> pairs;
     for (int i = 0; i < symmetric.count; ++i) pairs.push_back(reference::eigh(symmetric[i], symmetric.dim));

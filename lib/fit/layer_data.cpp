@@ -13,14 +13,6 @@
 namespace oscar {
 namespace {
 
-const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>& layers, int layer_id) {
-  for (const auto& [id, side] : layers) {
-    if (id == layer_id) return side.rotation;
-  }
-  throw DataError("the reference rotation has no layer " + std::to_string(layer_id), "--reference-rotation",
-                  "give a reference that covers every layer, or choose --layers");
-}
-
 /// The first chunk's view, which tells head sizes; its rows may not be there.
 QkvView shape_of(int layer_id, LayerStream& rows) {
   QkvChunk chunk;
@@ -101,11 +93,6 @@ LayerMoments take_moments(int layer_id, LayerStream& rows, const TakePlan& plan,
     out.covariance[Moment::kSst] = take_sst(rows, out.covariance.at(Moment::kQqt), backend).mean();
   }
   add_output_metric(plan, out, backend);
-  if (plan.reference.key.empty()) return out;
-  out.covariance[Moment::kKeyResidual] =
-      take_residual(rows, Side::kKey, reference_of(plan.reference.key, layer_id), backend).mean();
-  out.covariance[Moment::kValueResidual] =
-      take_residual(rows, Side::kValue, reference_of(plan.reference.value, layer_id), backend).mean();
   return out;
 }
 

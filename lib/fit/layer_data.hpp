@@ -6,7 +6,6 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "dump/source.hpp"
@@ -17,14 +16,8 @@
 #include "method/solve.hpp"
 #include "moments/sample.hpp"
 #include "moments/take.hpp"
-#include "rotation/rotation_set.hpp"
 
 namespace oscar {
-
-/// The rotations that recipe uresidual starts from, by layer.
-struct ReferenceRotation {
-  std::vector<std::pair<int, SideTransform>> key, value;
-};
 
 /// Returns W_O of a layer, (hidden_size, Hq, d). An empty function means that no model is at hand.
 using OutputProjection = std::function<Tensor(int layer)>;
@@ -35,8 +28,6 @@ struct TakePlan {
   std::set<Moment> moments;
   Windows windows;
   OutputProjection output_projection = {};
-  /// The rotations of which residual moments are taken; empty: they are not taken.
-  ReferenceRotation reference = {};
   /// What clip ratios are fitted on, and what bases are refined on; none: they are not.
   std::optional<SampleOptions> clip = {};
   std::optional<RefineOptions> refine = {};

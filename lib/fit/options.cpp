@@ -104,25 +104,19 @@ HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
 
 Recipe::Kind kind_of(const std::string& recipe) {
   if (recipe == "hadamard") return Recipe::Kind::kHadamard;
-  if (recipe == "uresidual") return Recipe::Kind::kResidual;
   return recipe == "stretch" ? Recipe::Kind::kStretch : Recipe::Kind::kSpectral;
 }
 
 void check_options(const FitOptions& options) {
-  require_one_of(options.recipe, "--recipe",
-                 {"auto", "oscar", "lsq", "stretch", "coded", "ktk_vtv", "hadamard", "uresidual"});
+  require_one_of(options.recipe, "--recipe", {"auto", "oscar", "lsq", "stretch", "coded", "hadamard"});
   if (options.recipe == "coded") {
     throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");
   }
   require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
   require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
   (void)composition_from_name(options.composition);
-  if (options.recipe == "uresidual" && options.reference_rotation.empty()) {
-    throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
-                     "give a rotation set, for example one fitted with --recipe oscar");
-  }
-  if (options.refine && (options.recipe == "hadamard" || options.recipe == "uresidual")) {
-    throw UsageError("recipe " + options.recipe + " is not refined", "--refine", "use oscar, lsq, stretch or ktk_vtv");
+  if (options.refine && options.recipe == "hadamard") {
+    throw UsageError("recipe hadamard is not refined", "--refine", "use oscar, lsq or stretch");
   }
   if (options.recipe == "stretch" && options.key_objective == "ktk") {
     throw UsageError("a stretch weighs keys against queries", "--key-objective ktk", "use qqt or fisher");
@@ -153,7 +147,6 @@ Recipe resolve_recipe(const FitOptions& options) {
                 .stretch_power = options.stretch_power,
                 .stretch_lambda = options.stretch_lambda,
                 .windows = options.windows};
-  if (options.recipe == "ktk_vtv") recipe.key_objective = Moment::kKtk, recipe.value_objective = Moment::kVtv;
   const bool stretched = recipe.kind == Recipe::Kind::kStretch;
   const std::string usual = stretched ? "head,layer" : "layer";
   std::tie(recipe.key_per_head, recipe.value_per_head) =

@@ -2,21 +2,8 @@
 #include "fit/recipe_fit.hpp"
 
 #include "base/errors.hpp"
-#include "rotation/formats.hpp"
 
 namespace oscar {
-namespace {
-
-ReferenceRotation read_reference(const std::filesystem::path& path) {
-  ReferenceRotation reference;
-  for (LayerRotation& layer : read_rotation_set(path).layers) {
-    reference.key.emplace_back(layer.layer_id, std::move(layer.key));
-    reference.value.emplace_back(layer.layer_id, std::move(layer.value));
-  }
-  return reference;
-}
-
-}  // namespace
 
 void require_output_projection(const FitOptions& options, const OutputProjection& projection) {
   if (options.value_objective != "output" || projection) return;
@@ -27,7 +14,6 @@ void require_output_projection(const FitOptions& options, const OutputProjection
 TakePlan plan_of(const Recipe& recipe, const FitOptions& options, const ClipChoice& clip,
                  const OutputProjection& output_projection) {
   TakePlan plan{.moments = recipe.moments(), .windows = recipe.windows, .output_projection = output_projection};
-  if (recipe.kind == Recipe::Kind::kResidual) plan.reference = read_reference(options.reference_rotation);
   plan.clip = clip.sample_options();
   if (recipe.refine) plan.refine = options.refining;
   return plan;

@@ -68,8 +68,8 @@ Recipe recipe_of_sums(const FitOptions& options) {
     throw UsageError("recipe hadamard looks at no data but for its clip ratios", "--recipe",
                      "fit it on --dump or --model");
   }
-  if (options.recipe == "auto" || options.recipe == "uresidual") {
-    refuse("recipe " + options.recipe, "--recipe", "use oscar, lsq, stretch or ktk_vtv, or fit on --dump or --model");
+  if (options.recipe == "auto") {
+    refuse("recipe auto", "--recipe", "use oscar, lsq or stretch, or fit on --dump or --model");
   }
   if (options.refine) refuse("refinement", "--refine", "leave it out, or fit on --dump or --model");
   if (options.value_objective == "output") {

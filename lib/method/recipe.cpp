@@ -12,14 +12,12 @@ std::string rotation_name(Moment objective, Composition composition) {
 
 std::string Recipe::key_name() const {
   if (kind == Kind::kHadamard) return "hadamard";
-  if (kind == Kind::kResidual) return "uresidual";
   return (refine ? "refined_" : std::string()) + (kind == Kind::kStretch ? "stretch_" : "") +
          rotation_name(key_objective, composition);
 }
 
 std::string Recipe::value_name() const {
   if (kind == Kind::kHadamard) return "hadamard";
-  if (kind == Kind::kResidual) return "uresidual";
   return (stretches_values() ? "stretch_" : "") + rotation_name(value_objective, composition);
 }
 

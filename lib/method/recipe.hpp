@@ -15,10 +15,9 @@ struct Recipe {
   enum class Kind {
     kSpectral,  // rotations by the eigenvectors of two moments
     kHadamard,  // no moments at all
-    kResidual,  // eigenvectors of the residual moment aligned to those of the covariance ("uresidual")
     kStretch    // the best linear transform of keys (method/stretch.hpp)
   } kind = Kind::kSpectral;
-  /// The name by which people asked for it: "oscar", "lsq", "ktk_vtv" …
+  /// The name by which people asked for it: "oscar", "lsq" …
   std::string name;
   Moment key_objective = Moment::kQqt;    // kQqt, kKtk or kFisher
   Moment value_objective = Moment::kSst;  // kSst, kOto, kVtv or kOutput
@@ -37,7 +36,7 @@ struct Recipe {
 
   /// Objective kOutput: values are stretched, kVtv against what W_O makes of their errors; the power is that of keys.
   [[nodiscard]] bool stretches_values() const { return value_objective == Moment::kOutput && kind != Kind::kHadamard; }
-  /// "<objective>_<composition>" with "stretch_" and "refined_" before it where they apply; "hadamard" or "uresidual".
+  /// "<objective>_<composition>" with "stretch_" and "refined_" before it where they apply; "hadamard".
   [[nodiscard]] std::string key_name() const;
   [[nodiscard]] std::string value_name() const;
   /// Returns the moments that must be known before anything is solved: kOutput is made of W_O, the others of rows.

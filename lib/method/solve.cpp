@@ -67,23 +67,6 @@ std::vector<SideTransform> rotated_sides(LayersMoments layers, Moment moment, bo
   return sides;
 }
 
-std::vector<SideTransform> residual_sides(LayersMoments layers, Moment moment, Moment residual, bool per_head,
-                                          Backend& backend) {
-  std::vector<MatrixStack> covariances;
-  for (const LayerMoments* layer : layers) {
-    covariances.push_back(of_heads(*layer, moment, per_head));
-    covariances.push_back(of_heads(*layer, residual, per_head));
-  }
-  std::vector<const MatrixStack*> problems;
-  for (const MatrixStack& covariance : covariances) problems.push_back(&covariance);
-  const auto spectra = decompose(problems, backend);
-  std::vector<SideTransform> sides;
-  for (std::size_t i = 0; i < spectra.size(); i += 2) {
-    sides.push_back(side_from(covariances[i], spectra[i], residual_rotation(spectra[i + 1], spectra[i])));
-  }
-  return sides;
-}
-
 /// The covariances that a stretch weighs against each other.
 struct KeysAndQueries {
   MatrixStack key, query;  // or values, and what their errors do behind W_O
@@ -156,23 +139,15 @@ std::vector<SideTransform> stretched_sides(LayersMoments layers, const Covarianc
 }
 
 std::vector<SideTransform> key_sides(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
-  const bool per_head = recipe.key_per_head;
   if (recipe.kind == Recipe::Kind::kStretch) {
     return stretched_sides(layers, stretch_covariances, recipe, backend, status);
   }
-  if (recipe.kind == Recipe::Kind::kResidual) {
-    return residual_sides(layers, recipe.key_objective, Moment::kKeyResidual, per_head, backend);
-  }
-  return rotated_sides(layers, recipe.key_objective, per_head, recipe, backend);
+  return rotated_sides(layers, recipe.key_objective, recipe.key_per_head, recipe, backend);
 }
 
 std::vector<SideTransform> value_sides(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
-  const bool per_head = recipe.value_per_head;
   if (recipe.stretches_values()) return stretched_sides(layers, output_covariances, recipe, backend, status);
-  if (recipe.kind == Recipe::Kind::kResidual) {
-    return residual_sides(layers, recipe.value_objective, Moment::kValueResidual, per_head, backend);
-  }
-  return rotated_sides(layers, recipe.value_objective, per_head, recipe, backend);
+  return rotated_sides(layers, recipe.value_objective, recipe.value_per_head, recipe, backend);
 }
 
 }  // namespace

@@ -103,8 +103,7 @@ class SumsOfPart {
  public:
   SumsOfPart(const SumsWanted& wanted, Backend& backend) {
     const auto takes = [&](Moment moment) { return wanted.moments.contains(moment); };
-    for (const Moment other :
-         {Moment::kFisherKey, Moment::kKeyResidual, Moment::kOutput, Moment::kSst, Moment::kValueResidual}) {
+    for (const Moment other : {Moment::kFisherKey, Moment::kOutput, Moment::kSst}) {
       OSCAR_CHECK(!takes(other));  // rows alone do not give it
     }
     if (takes(Moment::kKtk)) squares_.emplace(Moment::kKtk, plain_sum(&QkvView::k, backend));
@@ -181,24 +180,6 @@ std::vector<MomentSums> take_sst(LayerStream& layer, std::span<const ScoreWeight
 MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend) {
   const ScoreWeighting whole{&query_covariance};
   return std::move(take_sst(layer, std::span(&whole, 1), backend).front());
-}
-
-MomentSums take_residual(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend) {
-  const Rows rows = side == Side::kValue ? &QkvView::v : &QkvView::k;
-  BlockwiseSum<MomentSums> sum(nothing_of(rows), [&](const Chunks& chunks, MomentSums& moments) {
-    for (const QkvChunk& chunk : chunks) {
-      const HeadsView& x = chunk.view.*rows;
-      if (x.head_dim != rotation.dim || (rotation.count != 1 && rotation.count != x.num_heads)) {
-        throw DataError("the reference rotation does not fit the dump's heads", chunk.where,
-                        "give a reference rotation fitted for this model");
-      }
-      backend.accumulate_residual_grams(x, rotation, RowCodec{}, moments.sums);
-    }
-    count_rows(chunks, false, moments);
-  });
-  const WalkPart whole{{}, {&sum}};
-  walk(layer, std::span(&whole, 1), backend.work_shape());
-  return sum.total();
 }
 
 }  // namespace oscar

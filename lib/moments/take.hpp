@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Takes the moments of a layer from its rows. One walk over the rows takes all sums that need nothing but rows; a
-// second one takes those that need a finished moment or a finished rotation. Paper: OSCAR (arXiv 2605.17757); formulas
+// second one takes those that need a finished moment. Paper: OSCAR (arXiv 2605.17757); formulas
 // stand at the members of SumsWanted. All functions read the stream from its start to its end, block by block
 // (blocks.hpp). They throw DataError: no tokens, NaN or Inf (naming chunk, token and head), nothing but zeros.
 #pragma once
@@ -51,10 +51,5 @@ struct ScoreWeighting {
                                                Backend& backend);
 /// Returns that of the whole layer.
 [[nodiscard]] MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend);
-
-enum class Side { kKey, kValue };
-/// Returns the second moments of the INT2 residual of keys (or values) under `rotation`, in the rotated basis
-/// ("uresidual"). rotation: 1 matrix, or one per KV head.
-[[nodiscard]] MomentSums take_residual(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend);
 
 }  // namespace oscar

@@ -58,9 +58,9 @@ class ServedModel(unittest.TestCase):
         """Of the program's own run: {"layer_0.qqt.sums": …}, of queries, keys and values."""
         np.save(self.folder / f"{name}.npy", tokens)
         out = {}
-        for recipe in ("oscar", "ktk_vtv"):
-            path = self.folder / f"{name}-{recipe}.safetensors"
-            oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe=recipe)
+        for part, recipe in (("oscar", {}), ("plain", {"key_objective": "ktk", "value_objective": "vtv"})):
+            path = self.folder / f"{name}-{part}.safetensors"
+            oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe="oscar", **recipe)
             with safe_open(path, "pt") as file:
                 out |= {key: file.get_tensor(key) for key in file.keys() if key.split(".")[1] in ("qqt", "ktk", "vtv")}
         return out

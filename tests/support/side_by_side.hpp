@@ -32,10 +32,6 @@ class SideBySide : public Backend {
                               FisherSums& sums) override {
     backend_->accumulate_fisher_sums(qkv, sequences, windows, sums);
   }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    backend_->accumulate_residual_grams(x, rotation, codec, grams);
-  }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     return backend_->eigh(symmetric);
   }

@@ -55,10 +55,6 @@ FitInput::FitInput(const FitCommand& command, const Context& context, std::vecto
     throw UsageError(command.dump.empty() ? "nothing to fit on" : "--dump and --model exclude each other", "oscar fit",
                      "give --dump DIR, or --model DIR with --text or --tokens, or --stats FILE");
   }
-  if (command.fit.recipe != "uresidual" && !command.fit.reference_rotation.empty()) {
-    throw UsageError("only recipe uresidual starts from another set", "--reference-rotation",
-                     "add --recipe uresidual, or leave it out");
-  }
   if (!command.dump.empty() && !(command.input.texts.empty() && command.input.tokens.empty())) {
     throw UsageError("--text and --tokens are for a model, and a dump has its own", "--dump", "leave them out");
   }

@@ -44,7 +44,6 @@ struct Pair {
 void check_grams(const Pair& on, const Shape& shape);
 void check_weighted_grams(const Pair& on, const Shape& shape);
 void check_output_grams(const Pair& on, const Shape& shape);
-void check_residual_grams(const Pair& on, const Shape& shape);
 void check_fisher_sums(const Pair& on, const Shape& shape);
 /// What `add` adds to `sums`, on both; both begin with the same, so that a sum that is overwritten shows.
 void check_sum(const Pair& on, const std::string& what, const Shape& shape, MatrixStack sums, double tolerance,

@@ -85,17 +85,4 @@ void check_fisher_sums(const Pair& on, const Shape& shape) {
   }
 }
 
-void check_residual_grams(const Pair& on, const Shape& shape) {
-  const Tensor x = activations(shape, kHeads, 8);
-  for (const int matrices : {1, kHeads}) {
-    const MatrixStack rotation = gaussian_matrices(matrices, shape.head_dim, 9);
-    for (const RowCodec& codec : {RowCodec{.clip_ratio = 0.96}, RowCodec{.group_size = 16}}) {
-      check_sum(on, "residual_grams", shape, symmetric_matrices(kHeads, shape.head_dim, 77), on.allowed.sums,
-                [&](Backend& backend, MatrixStack& grams) {
-                  backend.accumulate_residual_grams(heads_view(x, "x"), rotation, codec, grams);
-                });
-    }
-  }
-}
-
 }  // namespace oscar::test

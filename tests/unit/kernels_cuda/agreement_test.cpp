@@ -70,7 +70,6 @@ TEST_CASE("small: sums over tokens match the reference") {
       check_weighted_grams(on, shape);
       check_output_grams(on, shape);
     }
-    check_residual_grams(on, {DType::kBF16, 80, 5});
   });
 }
 
@@ -85,7 +84,6 @@ TEST_CASE("sums over tokens match the CPU") {
     for (const Shape& shape : shapes_and({DType::kBF16, 256, 12'001})) check_grams(on, shape);
     for (const Shape& shape : shapes_and({DType::kF16, 192, 8'001})) check_weighted_grams(on, shape);
     for (const Shape& shape : shapes_and({DType::kF16, 64, 3001})) check_output_grams(on, shape);
-    for (const Shape& shape : shapes_and({DType::kBF16, 128, 8'001})) check_residual_grams(on, shape);
   });
 }
 

@@ -74,17 +74,6 @@ TEST_CASE("moments of a hand-checkable layer") {
   CHECK(oto.data[3] == doctest::Approx(2 * 16 * a * a / 4));
 }
 
-TEST_CASE("residual moments are those of the INT2 error of rotated rows") {
-  const auto backend = test::make_test_backend();
-  const std::vector<test::MemoryChunk> chunks{
-      {rows({1, 1, 4}, {0, 0, 0, 0}), rows({1, 1, 4}, {0, 1, 2.4F, 3}), rows({1, 1, 4}, {0, 0, 0, 0}), {{0, 1}}}};
-  test::MemoryStream layer(chunks);
-  // s = 1, z = 0: only 2.4 -> 2 has an error, -0.4.
-  const MatrixStack e = take_residual(layer, Side::kKey, MatrixStack::identity(4), *backend).mean();
-  CHECK(e.data[10] == doctest::Approx(0.16));
-  CHECK(e.data[0] + e.data[5] + e.data[15] == doctest::Approx(0).epsilon(1e-12));
-}
-
 TEST_CASE("moments have the same bits whatever the thread count, and parts merge to the whole") {
   const auto backend = test::make_test_backend();
   const auto chunks = random_chunks(5000, 2, 6, 2, 16);
