@@ -12,7 +12,6 @@
 
 #include "base/errors.hpp"
 #include "base/status.hpp"
-#include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/types.hpp"
 
@@ -80,10 +79,6 @@ class Backend {
   /// and the positions of their queries are equal, so that exact attention need be computed only once.
   [[nodiscard]] virtual std::vector<std::vector<std::vector<AttentionErrors>>> compare(
       std::span<const ComparedSequence> sequences);
-
-  /// Reads of one head dimension, whose keys one rotation turns; codec: of the keys. They must outlive the result.
-  [[nodiscard]] virtual std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads,
-                                                           const RowCodec& codec, Windows windows) = 0;
 };
 
 /// `device`: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU if the build and the machine have one that works,

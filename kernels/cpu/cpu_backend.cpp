@@ -46,10 +46,6 @@ class CpuBackend : public Backend {
       std::span<const ComparedSequence> sequences) override {
     return cpu::compare(sequences);
   }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return cpu::hold(reads, codec, windows);
-  }
 };
 
 }  // namespace

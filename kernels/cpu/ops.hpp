@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/cpu/mixed_attention.hpp"
-#include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar::cpu {
@@ -33,7 +32,5 @@ void attend(const MixedAttention& mixed, std::span<float> out);
 [[nodiscard]] std::vector<std::vector<std::vector<AttentionErrors>>> compare(
     std::span<const ComparedSequence> sequences);
 [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input);
-[[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                 Windows windows);
 
 }  // namespace oscar::cpu

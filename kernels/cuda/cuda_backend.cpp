@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <memory>
 
-#include "kernels/cuda/held_key_reads.hpp"
 #include "kernels/cuda/held_sequence.hpp"
 #include "kernels/cuda/lanes.hpp"
 #include "kernels/cuda/ops.hpp"
@@ -65,10 +64,6 @@ class CudaBackend : public Backend {
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return cuda::hold(lanes_, input);
-  }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return cuda::hold(lanes_, reads, codec, windows);
   }
 
  private:

@@ -6,7 +6,6 @@
 #include "base/check.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/reference/eigh.hpp"
-#include "kernels/reference/key_gradient.hpp"
 #include "kernels/reference/mixed_sequence.hpp"
 #include "kernels/reference/moments.hpp"
 #include "kernels/reference/packed_row.hpp"
@@ -15,29 +14,6 @@
 
 namespace oscar::reference {
 namespace {
-
-class ReferenceKeyReads : public HeldKeyReads {
- public:
-  ReferenceKeyReads(std::span<const KeyReads* const> reads, const RowCodec& codec, Windows windows)
-      : reads_(reads.begin(), reads.end()), codec_(codec), windows_(windows) {
-    (void)checked_group_size(codec, checked_head_dim(reads));
-  }
-
-  [[nodiscard]] KlGradient gradient(std::span<const float> rotation) override {
-    KlGradient sums{0, std::vector<double>(rotation.size())};
-    for (const KeyReads* each : reads_) {
-      const KlGradient part = key_gradient(*each, rotation, codec_, windows_);
-      sums.softmax_kl += part.softmax_kl;
-      for (std::size_t i = 0; i < part.gradient.size(); ++i) sums.gradient[i] += part.gradient[i];
-    }
-    return sums;
-  }
-
- private:
-  std::vector<const KeyReads*> reads_;
-  RowCodec codec_;
-  Windows windows_;
-};
 
 class ReferenceBackend : public Backend {
  public:
@@ -100,10 +76,6 @@ class ReferenceBackend : public Backend {
 
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return reference::hold(input);
-  }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return std::make_unique<ReferenceKeyReads>(reads, codec, windows);
   }
 };
 

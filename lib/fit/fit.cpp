@@ -21,15 +21,16 @@ void fit_by_recipe(QkvSource& source, std::span<const int> ids, const FitOptions
   require_output_projection(options, hooks.output_projection);
   const Recipe recipe = resolve_recipe(options);
   const ClipChoice clip(options, recipe, backend, status);
-  const TakePlan plan = plan_of(recipe, options, clip, hooks.output_projection);
+  const TakePlan plan = plan_of(recipe, clip, hooks.output_projection);
   LayerSteps<LayerData> steps{.name = "fit: layer"};
   // Take: moments by one walk over the rows, and a second one where a moment needs finished sums; then a few rows.
-  steps.read = [&](int id, LayerStream& rows) { return LayerData{take_moments(id, rows, plan, backend), {}, {}}; };
+  steps.read = [&](int id, LayerStream& rows) { return LayerData{take_moments(id, rows, plan, backend), {}}; };
   steps.sample = [&](LayerStream& rows, LayerData& data) { take_samples(rows, plan, data); };
   steps.make = [&](const std::vector<LayerData>& batch) {
     // Solve: the eigenproblems of all layers of a batch together.
-    std::vector<LayerRotation> layers =
-        transforms_of(pointers_to(batch), recipe, clip.first_key_codec(), options.refining, backend, status);
+    std::vector<const LayerMoments*> moments;
+    for (const LayerData& data : batch) moments.push_back(&data.moments);
+    std::vector<LayerRotation> layers = solve(moments, recipe, backend, status);
     // Choose: clip ratios by what they do to attention.
     parallel_for(
         layers.size(), [&](std::size_t i) { clip.apply(batch[i].clip, layers[i]); },

@@ -58,9 +58,6 @@ void require_data(int id, LayerStream& rows, HeldOutSplit split, const LayerPart
 /// From the sequences that `takes` says.
 void take_samples_of(LayerStream& rows, const TakesSequence& takes, const TakePlan& plan, LayerData& data) {
   if (plan.clip) data.clip = sample_layer(rows, plan.windows, *plan.clip, takes);
-  if (!plan.refine) return;
-  data.refine = sample_layer(rows, plan.windows, plan.refine->sample, takes);
-  for (SampledSequence& sequence : data.refine) sequence.v = {};
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "fit/held_out.hpp"
 #include "kernels/backend.hpp"
 #include "method/recipe.hpp"
-#include "method/refine.hpp"
 #include "method/solve.hpp"
 #include "moments/sample.hpp"
 #include "moments/take.hpp"
@@ -28,19 +27,18 @@ struct TakePlan {
   std::set<Moment> moments;
   Windows windows;
   OutputProjection output_projection = {};
-  /// What clip ratios are fitted on, and what bases are refined on; none: they are not.
+  /// What clip ratios are fitted on; none: they are not.
   std::optional<SampleOptions> clip = {};
-  std::optional<RefineOptions> refine = {};
 };
 
 struct LayerData {
   LayerMoments moments;
-  std::vector<SampledSequence> clip, refine;
+  std::vector<SampledSequence> clip;
 };
 
 /// Takes the moments. Throws DataError for a layer without tokens, and what take() throws.
 [[nodiscard]] LayerMoments take_moments(int layer_id, LayerStream& rows, const TakePlan& plan, Backend& backend);
-/// Takes the samples.
+/// Takes the sample.
 void take_samples(LayerStream& rows, const TakePlan& plan, LayerData& data);
 
 /// Returns the means of sums; windows: those of kFisher.

@@ -115,9 +115,6 @@ void check_options(const FitOptions& options) {
   require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
   require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
   (void)composition_from_name(options.composition);
-  if (options.refine && options.recipe == "hadamard") {
-    throw UsageError("recipe hadamard is not refined", "--refine", "use oscar, lsq or stretch");
-  }
   if (options.recipe == "stretch" && options.key_objective == "ktk") {
     throw UsageError("a stretch weighs keys against queries", "--key-objective ktk", "use qqt or fisher");
   }
@@ -143,7 +140,6 @@ Recipe resolve_recipe(const FitOptions& options) {
                 .value_objective = find_moment(options.value_objective).value(),
                 .composition = composition_from_name(options.composition),
                 .center = options.center,
-                .refine = options.refine,
                 .stretch_power = options.stretch_power,
                 .stretch_lambda = options.stretch_lambda,
                 .windows = options.windows};
@@ -169,8 +165,7 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"clip", takes_clip(recipe.codecs.key->grid) ? options.clip : "off"},
             {"clip_granularity", granularity(recipe.key_clip_per_head, recipe.value_clip_per_head)},
             {"group_size", recipe.codecs.key->group_size},
-            {"center", recipe.center},
-            {"refine", recipe.refine}};
+            {"center", recipe.center}};
   if (recipe.kind == Recipe::Kind::kStretch || recipe.stretches_values()) {
     json["stretch"] = {{"power", recipe.stretch_power}, {"lambda", recipe.stretch_lambda}};
   }

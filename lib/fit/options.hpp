@@ -6,7 +6,6 @@
 
 #include "base/json.hpp"
 #include "method/recipe.hpp"
-#include "method/refine.hpp"
 #include "moments/sample.hpp"
 
 namespace oscar {
@@ -46,11 +45,8 @@ struct FitOptions {
   std::string scope = "model";
   /// Recipe stretch: see method/stretch.hpp.
   double stretch_power = 1, stretch_lambda = 1e-2;
-  /// Turn the basis of keys by descent on the softmax KL, see method/refine.hpp. Recipe auto tries it by itself.
-  bool refine = false;
   Windows windows;
   SampleOptions clip_fit;
-  RefineOptions refining;
 };
 
 /// Checks the options and resolves them. Throws UsageError: options that do not exist, do not fit together, or that the

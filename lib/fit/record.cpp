@@ -23,15 +23,13 @@ RotationSet unfitted_set(const QkvSource& source, const FitOptions& options) {
 
 Json describe_fit(const RotationSet& unfitted, const FitOptions& options) {
   const SampleOptions& clip = options.clip_fit;
-  const RefineOptions& refining = options.refining;
   return {{"oscar_version", kVersion},
           {"model", to_json(unfitted.model)},
           {"calibration", to_json(unfitted.calibration)},
           {"recipe", unfitted.recipe},
           {"windows", {unfitted.windows.sink, unfitted.windows.recent}},
           {"scale_dtype", name_of(unfitted.key_codec.scale_dtype)},
-          {"clip_sample", {clip.sample_tokens, clip.max_sequence_tokens, clip.query_rows, clip.seed}},
-          {"refining", refining.steps}};
+          {"clip_sample", {clip.sample_tokens, clip.max_sequence_tokens, clip.query_rows, clip.seed}}};
 }
 
 }  // namespace oscar

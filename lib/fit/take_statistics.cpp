@@ -71,7 +71,6 @@ Recipe recipe_of_sums(const FitOptions& options) {
   if (options.recipe == "auto") {
     refuse("recipe auto", "--recipe", "use oscar, lsq or stretch, or fit on --dump or --model");
   }
-  if (options.refine) refuse("refinement", "--refine", "leave it out, or fit on --dump or --model");
   if (options.value_objective == "output") {
     refuse("value objective output", "--value-objective", "use sst, oto or vtv, or fit on --model");
   }

@@ -12,8 +12,7 @@ std::string rotation_name(Moment objective, Composition composition) {
 
 std::string Recipe::key_name() const {
   if (kind == Kind::kHadamard) return "hadamard";
-  return (refine ? "refined_" : std::string()) + (kind == Kind::kStretch ? "stretch_" : "") +
-         rotation_name(key_objective, composition);
+  return (kind == Kind::kStretch ? "stretch_" : "") + rotation_name(key_objective, composition);
 }
 
 std::string Recipe::value_name() const {

@@ -28,15 +28,13 @@ struct Recipe {
   bool key_clip_per_head = false, value_clip_per_head = false;
   /// Each head's mean key is subtracted from every key.
   bool center = false;
-  /// The basis of keys is turned by descent on the softmax KL (method/refine.hpp).
-  bool refine = false;
   double stretch_power = 1, stretch_lambda = 1e-2;
   HistoryCodecs codecs;  // both are set; clip ratios are fitted or fixed elsewhere
   Windows windows;
 
   /// Objective kOutput: values are stretched, kVtv against what W_O makes of their errors; the power is that of keys.
   [[nodiscard]] bool stretches_values() const { return value_objective == Moment::kOutput && kind != Kind::kHadamard; }
-  /// "<objective>_<composition>" with "stretch_" and "refined_" before it where they apply; "hadamard".
+  /// "<objective>_<composition>" with "stretch_" before it where it applies; "hadamard".
   [[nodiscard]] std::string key_name() const;
   [[nodiscard]] std::string value_name() const;
   /// Returns the moments that must be known before anything is solved: kOutput is made of W_O, the others of rows.

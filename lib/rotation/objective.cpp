@@ -28,9 +28,8 @@ const std::vector<std::string>& composition_names() {
 
 bool is_objective(std::string_view name) {
   if (std::ranges::find(kWithoutComposition, name) != kWithoutComposition.end()) return true;
-  for (const std::string_view prefix : {"refined_", "stretch_"}) {
-    if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
-  }
+  constexpr std::string_view kStretch = "stretch_";
+  if (name.starts_with(kStretch)) name.remove_prefix(kStretch.size());
   const std::size_t underscore = name.find('_');
   if (underscore == std::string_view::npos) return false;
   return std::ranges::find(kObjectives, name.substr(0, underscore)) != kObjectives.end() &&

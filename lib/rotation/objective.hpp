@@ -13,8 +13,8 @@ namespace oscar {
 /// of OSCAR says what they are.
 [[nodiscard]] const std::vector<std::string>& composition_names();
 
-/// "<objective>_<composition>" with qqt, ktk, fisher, sst, oto, vtv or output as objective, "stretch_" and "refined_"
-/// before it where they apply; "mixed_<composition>"; "hadamard"; "uresidual"; "unknown".
+/// "<objective>_<composition>" with qqt, ktk, fisher, sst, oto, vtv or output as objective, "stretch_" before it
+/// where it applies; "mixed_<composition>"; "hadamard"; "uresidual"; "unknown".
 [[nodiscard]] bool is_objective(std::string_view name);
 
 /// `name` as it is. Throws DataError if is_objective() does not know it; where: the file that has it.

@@ -33,11 +33,10 @@ class Recipe:
         self.objective, self.composition, self.per_head = {}, {}, {}
         granularity = recipe["granularity"].split(",")
         for i, side in enumerate(("key", "value")):
-            name = objectives[side].removeprefix("refined_").removeprefix("stretch_")
+            name = objectives[side].removeprefix("stretch_")
             self.objective[side], _, self.composition[side] = name.partition("_")
             self.per_head[side] = granularity[i % len(granularity)] == "head"
-        self.refined = objectives["key"].startswith("refined_")
-        self.stretched = objectives["key"].removeprefix("refined_").startswith("stretch_")
+        self.stretched = objectives["key"].startswith("stretch_")
         self.stretched_values = objectives["value"].startswith("stretch_")
         self.stretch, self.center = recipe.get("stretch", {}), recipe["center"]
         self.codec, self.layers = manifest["codec"], {layer["layer_id"]: layer for layer in manifest["layers"]}

@@ -43,10 +43,6 @@ class SideBySide : public Backend {
                 std::span<float> decoded, QuantizedRows* codes) override {
     backend_->quantize(rows, head_dim, codec, precision, decoded, codes);
   }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return backend_->hold(reads, codec, windows);
-  }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return backend_->hold(input);
   }

@@ -47,8 +47,6 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       ->type_name("TOKENS");
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option(recipe, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
-  app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
-      ->group(recipe);
   app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group(recipe);
   option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|ktk|fisher");
   option(details, "--value-objective", fit.value_objective,
@@ -94,9 +92,9 @@ void add_output_options(CLI::App& app, FitCommand& command) {
 
 /// The first of the options that are given and say nothing about the coded cache; null: none.
 const char* rotation_option(const CLI::App& app) {
-  for (const char* name : {"--clip", "--levels", "--refine", "--center", "--key-objective", "--value-objective",
-                           "--composition", "--granularity", "--clip-granularity", "--stretch-power",
-                           "--stretch-lambda", "--seed", "--codec", "--scale-dtype", "--group-size", "--format"}) {
+  for (const char* name : {"--clip", "--levels", "--center", "--key-objective", "--value-objective", "--composition",
+                           "--granularity", "--clip-granularity", "--stretch-power", "--stretch-lambda", "--seed",
+                           "--codec", "--scale-dtype", "--group-size", "--format"}) {
     if (app.count(name) > 0) return name;
   }
   return nullptr;
@@ -169,14 +167,12 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
       throw UsageError("only recipe coded spends bits", name, "add --recipe coded, or leave it out");
     }
   }
-  if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
   if (given("--recipe")) return;
   for (const char* name : {"--stretch-power", "--stretch-lambda"}) {
     if (!given(name)) continue;
     throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch");
   }
-  const bool own =
-      given("--key-objective") || given("--value-objective") || given("--composition") || fit.center || fit.refine;
+  const bool own = given("--key-objective") || given("--value-objective") || given("--composition") || fit.center;
   if (own) fit.recipe = "oscar";  // none of these goes with the coded cache
   command.recipe_by_default = !own;
 }

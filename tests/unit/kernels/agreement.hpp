@@ -23,8 +23,6 @@ struct Agreement {
   double attend = 1e-4;        // of the largest output; serving: one bfloat16 unit of it, which is 2^-7 of it at most
   double compare = 1e-6;       // of each sum
   double row_errors = 1e-7;    // of each sum
-  double kl = 1e-4;            // of the KL of key reads, relative
-  double gradient = 1e-3;      // of its gradient, Frobenius norm
 };
 /// The CPU's fp64 sums of errors are much nearer.
 inline constexpr Agreement kOfCpu{.compare = 1e-9};
@@ -63,9 +61,6 @@ void check_compare(const Pair& on, const Sequence& s, Precision precision, const
 void check_compare(const Agreement& allowed, const Sequence& s, const std::vector<std::vector<AttentionErrors>>& got,
                    const std::vector<std::vector<AttentionErrors>>& expected);
 void check_row_errors(const Pair& on, const Sequence& s, bool rotated, Windows windows);
-
-/// The softmax KL of reads of different lengths, and its gradient.
-void check_gradient(const Pair& on, const Shape& shape, const RowCodec& codec, Windows windows);
 
 /// Eigenproblems, by what defines their solutions and by their values.
 void check_eigenpairs(const Pair& on, const MatrixStack& matrices);

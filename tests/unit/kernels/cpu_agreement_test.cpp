@@ -158,14 +158,6 @@ TEST_CASE("errors of rows agree with the reference") {
   }
 }
 
-TEST_CASE("the gradient of key reads agrees with the reference") {
-  const Backends on;
-  for (const int head_dim : {64, 128}) {
-    check_gradient(on.pair(), {DType::kF32, head_dim, 61}, {.levels = 3, .grid = Grid::kLeastSquares}, {4, 16});
-    check_gradient(on.pair(), {DType::kF32, head_dim, 41}, {.clip_ratio = 0.96}, {0, 0});
-  }
-}
-
 TEST_CASE("eigenproblems agree with the reference") {
   const Backends on;
   for (const int dim : {1, 2, 33, 64}) check_eigenpairs(on.pair(), eigenproblems(dim));

@@ -281,21 +281,6 @@ TEST_CASE("errors of attention match the CPU where candidates, heads and queries
   });
 }
 
-TEST_CASE("small: the gradient of key reads matches the reference") {
-  against_reference([](const Pair& on) {
-    check_gradient(on, {DType::kF32, 64, 61}, {.levels = 3, .grid = Grid::kLeastSquares}, {4, 16});
-  });
-}
-
-TEST_CASE("the gradient of key reads matches the CPU") {
-  against_cpu([](const Pair& on) {
-    for (const int head_dim : {64, 80, 128, 256}) {
-      check_gradient(on, {DType::kF32, head_dim, 1031}, {.clip_ratio = 0.96}, {64, 256});
-      check_gradient(on, {DType::kF32, head_dim, 599}, {.levels = 5, .grid = Grid::kLeastSquares}, {0, 0});
-    }
-  });
-}
-
 TEST_CASE("small: eigenproblems match the reference") {
   against_reference([](const Pair& on) { check_eigenpairs(on, eigenproblems(16)); });
 }
