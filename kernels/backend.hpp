@@ -48,11 +48,6 @@ class Backend {
                                          std::span<const HeadsView> values, MatrixStack& grams,
                                          std::span<double> weights) = 0;
 
-  /// grams[h] += sum over queries and the g query heads of o^T o, o = causal softmax(q k^T / sqrt(d)) v inside each
-  /// sequence.
-  virtual void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                                       MatrixStack& grams) = 0;
-
   /// See FisherSums; the softmax is causal inside each sequence.
   virtual void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                                       FisherSums& sums) = 0;

@@ -24,10 +24,6 @@ class CpuBackend : public Backend {
       cpu::accumulate_weighted_grams(keys[i], forms, values[i], grams, weights);
     }
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    cpu::accumulate_output_grams(qkv, sequences, grams);
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     cpu::accumulate_fisher_sums(qkv, sequences, windows, sums);

@@ -15,7 +15,6 @@ namespace oscar::cpu {
 void accumulate_grams(HeadsView x, MatrixStack& grams);
 void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
                                std::span<double> weights);
-void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams);
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric);

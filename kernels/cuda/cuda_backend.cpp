@@ -42,10 +42,6 @@ class CudaBackend : public Backend {
     lanes_.run(
         [&](const Context& context) { cuda::accumulate_weighted_grams(context, keys, forms, values, grams, weights); });
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    lanes_.run([&](const Context& context) { cuda::accumulate_output_grams(context, qkv, sequences, grams); });
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     lanes_.run([&](const Context& context) { cuda::accumulate_fisher_sums(context, qkv, sequences, windows, sums); });

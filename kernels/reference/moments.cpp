@@ -83,13 +83,6 @@ void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView 
   }
 }
 
-void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams) {
-  OSCAR_CHECK(grams.dim == qkv.v.head_dim && grams.count == qkv.k.num_heads);
-  for_each_query(qkv, sequences, [&](SequenceRange, int kv_head, const Query&, const Attention& attention) {
-    add_outer(1, attention.output, grams[kv_head]);
-  });
-}
-
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums) {
   const auto dim = static_cast<std::size_t>(qkv.k.head_dim);

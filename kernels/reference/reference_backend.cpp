@@ -30,10 +30,6 @@ class ReferenceBackend : public Backend {
       reference::accumulate_weighted_grams(keys[i], forms, values[i], grams, weights);
     }
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    reference::accumulate_output_grams(qkv, sequences, grams);
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     reference::accumulate_fisher_sums(qkv, sequences, windows, sums);

@@ -7,7 +7,6 @@
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/fitted_layer.hpp"
-#include "fit/recipe_fit.hpp"
 #include "fit/search.hpp"
 #include "work/run_layers.hpp"
 
@@ -16,12 +15,11 @@ namespace {
 
 /// Fits layers by one recipe and keeps them.
 void fit_by_recipe(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
-                   Status& status, const FitHooks& hooks, KeptLayers<FittedLayer>& kept) {
+                   Status& status, KeptLayers<FittedLayer>& kept) {
   // Plan: what the recipe needs of each layer.
-  require_output_projection(options, hooks.output_projection);
   const Recipe recipe = resolve_recipe(options);
   const ClipChoice clip(options, recipe, backend, status);
-  const TakePlan plan = plan_of(recipe, clip, hooks.output_projection);
+  const TakePlan plan{.moments = recipe.moments(), .windows = recipe.windows, .clip = clip.sample_options()};
   LayerSteps<LayerData> steps{.name = "fit: layer"};
   // Take: moments by one walk over the rows, and a second one where a moment needs finished sums; then a few rows.
   steps.read = [&](int id, LayerStream& rows) { return LayerData{take_moments(id, rows, plan, backend), {}}; };
@@ -53,7 +51,7 @@ FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, St
   } else {
     result.set = unfitted_set(source, options);
     KeptLayers<FittedLayer> kept = kept_fit(hooks.kept, result.set);
-    fit_by_recipe(source, kept.missing(source.layer_ids()), options, backend, status, hooks, kept);
+    fit_by_recipe(source, kept.missing(source.layer_ids()), options, backend, status, kept);
     join(kept.take(source.layer_ids()), ClipChoice(options, resolve_recipe(options), backend, status), result.set);
   }
   result.seconds = seconds_since(start);

@@ -24,14 +24,8 @@ QkvView shape_of(int layer_id, LayerStream& rows) {
 /// Those that one walk over the rows can take.
 SumsWanted sums_of(const TakePlan& plan) {
   SumsWanted wanted{.moments = plan.moments, .windows = plan.windows};
-  std::erase_if(wanted.moments, [](Moment moment) { return moment == Moment::kSst || moment == Moment::kOutput; });
+  wanted.moments.erase(Moment::kSst);
   return wanted;
-}
-
-void add_output_metric(const TakePlan& plan, LayerMoments& moments, Backend& backend) {
-  if (!plan.moments.contains(Moment::kOutput)) return;
-  const int kv_heads = moments.covariance.at(Moment::kVtv).count;
-  moments.covariance[Moment::kOutput] = output_metric(plan.output_projection(moments.layer_id), kv_heads, backend);
 }
 
 void require_data(int id, LayerStream& rows, HeldOutSplit split, const LayerParts& parts, const Windows& windows) {
@@ -62,14 +56,6 @@ void take_samples_of(LayerStream& rows, const TakesSequence& takes, const TakePl
 
 }  // namespace
 
-MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend) {
-  const HeadsView rows = heads_view(projection, "o_proj");  // (Hq, d) as those of queries
-  MatrixStack metric(kv_heads, rows.head_dim);
-  backend.accumulate_grams(std::vector<HeadsView>{rows}, metric);
-  for (double& value : metric.data) value *= static_cast<double>(kv_heads) / rows.num_heads;
-  return metric;
-}
-
 LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const AdditiveMoments& sums, Windows windows) {
   LayerMoments out{.layer_id = layer_id, .key_dim = key_dim, .value_dim = value_dim};
   for (const auto& [moment, each] : sums.sums) out.covariance[moment] = each.mean();
@@ -89,7 +75,6 @@ LayerMoments take_moments(int layer_id, LayerStream& rows, const TakePlan& plan,
   if (plan.moments.contains(Moment::kSst)) {
     out.covariance[Moment::kSst] = take_sst(rows, out.covariance.at(Moment::kQqt), backend).mean();
   }
-  add_output_metric(plan, out, backend);
   return out;
 }
 
@@ -115,8 +100,6 @@ LayerParts take_parts(int layer_id, LayerStream& rows, const TakePlan& plan, Hel
     const std::vector<MomentSums> sst = take_sst(rows, weightings, backend);
     part[Moment::kSst] = sst[0].mean(), whole[Moment::kSst] = sst[1].mean();
   }
-  add_output_metric(plan, parts.part.moments, backend);
-  add_output_metric(plan, parts.whole.moments, backend);
   take_samples_of(rows, fitted, plan, parts.part);
   take_samples_of(rows, {}, plan, parts.whole);
   return parts;

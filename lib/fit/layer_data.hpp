@@ -3,7 +3,6 @@
 // finished sums, and samples of rows.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -18,15 +17,11 @@
 
 namespace oscar {
 
-/// Returns W_O of a layer, (hidden_size, Hq, d). An empty function means that no model is at hand.
-using OutputProjection = std::function<Tensor(int layer)>;
-
 /// What is to be taken of each layer.
 struct TakePlan {
   /// The moments that any recipe needs which will be fitted to the layer.
   std::set<Moment> moments;
   Windows windows;
-  OutputProjection output_projection = {};
   /// What clip ratios are fitted on; none: they are not.
   std::optional<SampleOptions> clip = {};
 };
@@ -44,10 +39,6 @@ void take_samples(LayerStream& rows, const TakePlan& plan, LayerData& data);
 /// Returns the means of sums; windows: those of kFisher.
 [[nodiscard]] LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const AdditiveMoments& sums,
                                       Windows windows);
-
-/// Returns what an error of a value costs in the residual stream, (kv_heads, d, d): the mean over the query heads of
-/// each KV head of W_O^T W_O. projection: W_O, (hidden_size, Hq, d).
-[[nodiscard]] MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend);
 
 /// A layer for a search: what candidates are fitted on, what the choice is fitted on, and what they are judged on.
 struct LayerParts {

@@ -62,8 +62,6 @@ void require(bool wanted, bool Target::*ability, const FitOptions& options, cons
 void require_target(const Recipe& recipe, const FitOptions& options) {
   const bool stretched = recipe.kind == Recipe::Kind::kStretch;
   require(stretched, &Target::linear, options, "--recipe " + options.recipe, "transforms that are not rotations");
-  require(recipe.stretches_values(), &Target::linear, options, "--value-objective output",
-          "transforms that are not rotations");
   require(recipe.key_per_head || recipe.value_per_head, &Target::per_head, options, "--granularity head",
           "one rotation per head");
   require(recipe.center, &Target::mean, options, "--center", "centred keys");
@@ -112,12 +110,8 @@ void check_options(const FitOptions& options) {
   if (options.recipe == "coded") {
     throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");
   }
-  require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
-  require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
+  require_one_of(options.key_objective, "--key-objective", {"qqt", "fisher"});
   (void)composition_from_name(options.composition);
-  if (options.recipe == "stretch" && options.key_objective == "ktk") {
-    throw UsageError("a stretch weighs keys against queries", "--key-objective ktk", "use qqt or fisher");
-  }
   if (!(options.stretch_power > 0 && options.stretch_power <= 1) || !(options.stretch_lambda > 0)) {
     throw UsageError("the power of a stretch lies above 0 and up to 1, its lambda above 0",
                      "--stretch-power, --stretch-lambda", "use for example 1 and 0.01");
@@ -137,7 +131,6 @@ Recipe resolve_recipe(const FitOptions& options) {
   Recipe recipe{.kind = kind_of(options.recipe),
                 .name = options.recipe,
                 .key_objective = find_moment(options.key_objective).value(),
-                .value_objective = find_moment(options.value_objective).value(),
                 .composition = composition_from_name(options.composition),
                 .center = options.center,
                 .stretch_power = options.stretch_power,
@@ -166,7 +159,7 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"clip_granularity", granularity(recipe.key_clip_per_head, recipe.value_clip_per_head)},
             {"group_size", recipe.codecs.key->group_size},
             {"center", recipe.center}};
-  if (recipe.kind == Recipe::Kind::kStretch || recipe.stretches_values()) {
+  if (recipe.kind == Recipe::Kind::kStretch) {
     json["stretch"] = {{"power", recipe.stretch_power}, {"lambda", recipe.stretch_lambda}};
   }
   return json;

@@ -14,9 +14,8 @@ struct FitOptions {
   /// oscar: rotations by the objectives and composition below. lsq: that with codec lsq. stretch: the best linear
   /// transform of keys. hadamard: no data but the clip fit. auto: the best that the target can serve.
   std::string recipe = "oscar";
-  /// qqt, ktk or fisher; value objective: sst, oto, vtv or output. For recipes oscar, lsq and stretch.
+  /// qqt or fisher. For recipes oscar, lsq and stretch.
   std::string key_objective = "qqt";
-  std::string value_objective = "sst";
   /// r_h_pbr or plain, see method/compose.hpp.
   std::string composition = "r_h_pbr";
   /// layer: one matrix per layer; head: one per KV head; or two of these, for keys and values. Empty: layer, and

@@ -5,8 +5,8 @@
 
 #include "base/clock.hpp"
 #include "base/threads.hpp"
+#include "fit/clip_choice.hpp"
 #include "fit/layer_parts_file.hpp"
-#include "fit/recipe_fit.hpp"
 #include "fit/search.hpp"
 #include "method/clip.hpp"
 #include "work/kept_layers.hpp"
@@ -22,9 +22,8 @@ constexpr std::size_t kFinalists = 6;
 SampleOptions judging_options(const FitOptions& options) { return {.seed = options.clip_fit.seed + 2}; }
 
 /// What any of the candidates needs.
-TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions& options, const ClipChoice& clip,
-                     const OutputProjection& output_projection) {
-  TakePlan plan{.windows = options.windows, .output_projection = output_projection, .clip = clip.sample_options()};
+TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions& options, const ClipChoice& clip) {
+  TakePlan plan{.windows = options.windows, .clip = clip.sample_options()};
   for (const Candidate& candidate : candidates) plan.moments.merge(candidate.recipe.moments());
   return plan;
 }
@@ -216,10 +215,9 @@ class Search {
 RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
                      Status& status) {
   // Plan, and take: of every layer what all candidates need.
-  require_output_projection(options, hooks.output_projection);
   std::vector<Candidate> candidates = search_candidates(options);
   const ClipChoice clip(candidates.front().options, candidates.front().recipe, backend, status);
-  const TakePlan plan = plan_of_all(candidates, options, clip, hooks.output_projection);
+  const TakePlan plan = plan_of_all(candidates, options, clip);
   std::vector<LayerParts> parts = take_all(source, plan, options, hooks.kept, backend, status);
   // Solve: every candidate, on a part of the data. Judge by what that does to attention, and to the model.
   RotationSet set;

@@ -1,30 +1,22 @@
 // SPDX-License-Identifier: MIT
 #include "method/recipe.hpp"
 
+#include <fmt/format.h>
+
 namespace oscar {
-namespace {
-
-std::string rotation_name(Moment objective, Composition composition) {
-  return std::string(name_of(objective)) + "_" + std::string(name_of(composition));
-}
-
-}  // namespace
 
 std::string Recipe::key_name() const {
   if (kind == Kind::kHadamard) return "hadamard";
-  return (kind == Kind::kStretch ? "stretch_" : "") + rotation_name(key_objective, composition);
+  return fmt::format("{}{}_{}", kind == Kind::kStretch ? "stretch_" : "", name_of(key_objective), name_of(composition));
 }
 
 std::string Recipe::value_name() const {
-  if (kind == Kind::kHadamard) return "hadamard";
-  return (stretches_values() ? "stretch_" : "") + rotation_name(value_objective, composition);
+  return kind == Kind::kHadamard ? "hadamard" : fmt::format("sst_{}", name_of(composition));
 }
 
 std::set<Moment> Recipe::moments() const {
   if (kind == Kind::kHadamard) return {};
-  std::set<Moment> wanted{key_objective, value_objective};
-  if (stretches_values()) wanted.insert(Moment::kVtv);
-  if (value_objective == Moment::kSst) wanted.insert(Moment::kQqt);
+  std::set<Moment> wanted{key_objective, Moment::kSst, Moment::kQqt};
   if (kind == Kind::kStretch && key_objective == Moment::kQqt) wanted.insert(Moment::kKtk);
   if (center) wanted.insert(Moment::kKeys);
   return wanted;

@@ -13,14 +13,13 @@ namespace oscar {
 
 struct Recipe {
   enum class Kind {
-    kSpectral,  // rotations by the eigenvectors of two moments
+    kSpectral,  // keys are rotated by the eigenvectors of the key objective, values by those of sst
     kHadamard,  // no moments at all
     kStretch    // the best linear transform of keys (method/stretch.hpp)
   } kind = Kind::kSpectral;
-  /// The name by which people asked for it: "oscar", "lsq" …
+  /// The name by which people asked for it: "oscar", "stretch" …
   std::string name;
-  Moment key_objective = Moment::kQqt;    // kQqt, kKtk or kFisher
-  Moment value_objective = Moment::kSst;  // kSst, kOto, kVtv or kOutput
+  Moment key_objective = Moment::kQqt;  // or kFisher
   Composition composition = Composition::kRHPbr;
   /// One matrix per KV head instead of one per layer.
   bool key_per_head = false, value_per_head = false;
@@ -32,13 +31,10 @@ struct Recipe {
   HistoryCodecs codecs;  // both are set; clip ratios are fitted or fixed elsewhere
   Windows windows;
 
-  /// Objective kOutput: values are stretched, kVtv against what W_O makes of their errors; the power is that of keys.
-  [[nodiscard]] bool stretches_values() const { return value_objective == Moment::kOutput && kind != Kind::kHadamard; }
-  /// "<objective>_<composition>" with "stretch_" before it where it applies; "hadamard".
+  /// "<objective>_<composition>", with "stretch_" before it where it applies; "hadamard".
   [[nodiscard]] std::string key_name() const;
   [[nodiscard]] std::string value_name() const;
-  /// Returns the moments that must be known before anything is solved: kOutput is made of W_O, the others of rows.
-  /// kKeys stands for sums of keys, for their mean.
+  /// Returns the moments that must be known before anything is solved. kKeys stands for sums of keys, for their mean.
   [[nodiscard]] std::set<Moment> moments() const;
 };
 

@@ -17,8 +17,7 @@ namespace oscar {
 /// What is known of a layer's rows before any eigenproblem is solved.
 struct LayerMoments {
   int layer_id = 0, key_dim = 0, value_dim = 0;
-  /// (Hkv, d, d) each. kFisher is that of queries; kOutput is M = mean over the query heads of W_O^T W_O, so that
-  /// v M v^T is the energy of a value in the residual stream.
+  /// (Hkv, d, d) each; kFisher is that of queries.
   std::map<Moment, MatrixStack> covariance;
   std::vector<double> key_mean, fisher_key_mean;  // (Hkv, d)
 };

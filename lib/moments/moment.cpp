@@ -8,9 +8,7 @@
 namespace oscar {
 namespace {
 
-constexpr std::array<std::string_view, 9> kNames{"fisher", "fisher_key", "keys", "ktk", "oto",
-                                                 "output", "qqt",        "sst",  "vtv"};
-
+constexpr std::array<std::string_view, 7> kNames{"fisher", "fisher_key", "keys", "ktk", "qqt", "sst", "vtv"};
 static_assert(kNames.size() == static_cast<std::size_t>(Moment::kVtv) + 1);
 
 }  // namespace

@@ -14,8 +14,6 @@ enum class Moment {
   kFisherKey,  // "fisher_key": of keys, weighted so
   kKeys,       // "keys": keys themselves, whose mean is subtracted from them
   kKtk,        // "ktk": of keys
-  kOto,        // "oto": of exact attention outputs
-  kOutput,     // "output": what an error of a value costs behind the output projection, W_O^T W_O
   kQqt,        // "qqt": of queries
   kSst,        // "sst": of values, weighted by attention scores
   kVtv         // "vtv": of values

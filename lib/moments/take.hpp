@@ -22,7 +22,6 @@ using TakesSequence = std::function<bool(std::size_t sequence)>;
 /// Which sums a walk takes, for T tokens, d channels and g query heads a KV head:
 ///   kQqt     (sum over tokens and the g query heads of q^T q) / (T g)
 ///   kKtk     (1/T) sum k^T k;   kVtv: the same of values;   kKeys: sum k
-///   kOto     the paper's V^T S^T S V: second moment of exact attention outputs, softmax causal inside each sequence
 ///   kFisher  FisherSums (kernels/types.hpp)
 struct SumsWanted {
   std::set<Moment> moments;
@@ -34,7 +33,7 @@ struct SumsWanted {
 
 /// Returns the sums over all rows of a layer.
 [[nodiscard]] AdditiveMoments take(LayerStream& layer, const SumsWanted& wanted, Backend& backend);
-/// Returns one moment of kQqt, kKtk, kOto, kVtv.
+/// Returns one moment of kQqt, kKtk, kVtv.
 [[nodiscard]] MomentSums take(LayerStream& layer, Moment moment, Backend& backend);
 /// Returns the sums over each part of a layer's sequences, from the same walk.
 [[nodiscard]] std::vector<AdditiveMoments> take(LayerStream& layer, std::span<const TakesSequence> parts,

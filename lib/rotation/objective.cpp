@@ -10,7 +10,7 @@
 namespace oscar {
 namespace {
 
-constexpr std::array<std::string_view, 8> kObjectives{"qqt", "ktk", "fisher", "sst", "oto", "vtv", "output", "mixed"};
+constexpr std::array<std::string_view, 6> kObjectives{"qqt", "ktk", "fisher", "sst", "vtv", "mixed"};
 constexpr std::array<std::string_view, 3> kWithoutComposition{"hadamard", "uresidual", "unknown"};
 
 /// Names of upstream's later fitters, of whose matrices we know no formula.

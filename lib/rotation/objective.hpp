@@ -13,7 +13,7 @@ namespace oscar {
 /// of OSCAR says what they are.
 [[nodiscard]] const std::vector<std::string>& composition_names();
 
-/// "<objective>_<composition>" with qqt, ktk, fisher, sst, oto, vtv or output as objective, "stretch_" before it
+/// "<objective>_<composition>" with qqt, ktk, fisher, sst or vtv as objective, "stretch_" before it
 /// where it applies; "mixed_<composition>"; "hadamard"; "uresidual"; "unknown".
 [[nodiscard]] bool is_objective(std::string_view name);
 

@@ -24,10 +24,6 @@ class SideBySide : public Backend {
                                  std::span<double> weights) override {
     backend_->accumulate_weighted_grams(keys, forms, values, grams, weights);
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    backend_->accumulate_output_grams(qkv, sequences, grams);
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     backend_->accumulate_fisher_sums(qkv, sequences, windows, sums);

@@ -48,10 +48,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option(recipe, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group(recipe);
-  option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|ktk|fisher");
-  option(details, "--value-objective", fit.value_objective,
-         "output: stretched by what W_O makes of values (needs --model)")
-      ->type_name("sst|oto|vtv|output");
+  option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|fisher");
   option(details, "--composition", fit.composition, "Factors from left to right")->type_name("r_h_pbr|plain");
   option(details, "--granularity", fit.granularity,
          "One matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer for stretch");
@@ -92,9 +89,9 @@ void add_output_options(CLI::App& app, FitCommand& command) {
 
 /// The first of the options that are given and say nothing about the coded cache; null: none.
 const char* rotation_option(const CLI::App& app) {
-  for (const char* name : {"--clip", "--levels", "--center", "--key-objective", "--value-objective", "--composition",
-                           "--granularity", "--clip-granularity", "--stretch-power", "--stretch-lambda", "--seed",
-                           "--codec", "--scale-dtype", "--group-size", "--format"}) {
+  for (const char* name :
+       {"--clip", "--levels", "--center", "--key-objective", "--composition", "--granularity", "--clip-granularity",
+        "--stretch-power", "--stretch-lambda", "--seed", "--codec", "--scale-dtype", "--group-size", "--format"}) {
     if (app.count(name) > 0) return name;
   }
   return nullptr;
@@ -172,7 +169,7 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
     if (!given(name)) continue;
     throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch");
   }
-  const bool own = given("--key-objective") || given("--value-objective") || given("--composition") || fit.center;
+  const bool own = given("--key-objective") || given("--composition") || fit.center;
   if (own) fit.recipe = "oscar";  // none of these goes with the coded cache
   command.recipe_by_default = !own;
 }

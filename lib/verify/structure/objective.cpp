@@ -46,7 +46,7 @@ bool fits_keys(const std::string& objective) {
 
 bool fits_values(const std::string& objective) {
   const std::string name = objective_name(objective);
-  return name == "sst" || name == "oto" || name == "vtv" || name == "output";
+  return name == "sst" || name == "vtv";
 }
 
 }  // namespace oscar
