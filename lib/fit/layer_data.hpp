@@ -10,7 +10,6 @@
 #include "dump/source.hpp"
 #include "fit/held_out.hpp"
 #include "kernels/backend.hpp"
-#include "method/recipe.hpp"
 #include "method/solve.hpp"
 #include "moments/sample.hpp"
 #include "moments/take.hpp"

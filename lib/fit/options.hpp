@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/json.hpp"
-#include "method/recipe.hpp"
+#include "method/solve.hpp"
 #include "moments/sample.hpp"
 
 namespace oscar {

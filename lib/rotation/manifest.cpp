@@ -10,7 +10,7 @@
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
-#include "rotation/objective.hpp"
+#include "rotation/names.hpp"
 
 namespace oscar {
 namespace {

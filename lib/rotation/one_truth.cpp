@@ -12,10 +12,10 @@
 #include "base/files.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
 #include "rotation/set_h5.hpp"
-#include "rotation/side_pt.hpp"
 
 namespace oscar {
 namespace {

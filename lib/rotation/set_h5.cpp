@@ -10,7 +10,7 @@
 #include "base/files.hpp"
 #include "base/version.hpp"
 #include "rotation/manifest.hpp"
-#include "rotation/named_tensors.hpp"
+#include "rotation/set_file.hpp"
 
 namespace oscar {
 namespace {

@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
-#include "method/bases.hpp"
-#include "method/matrix.hpp"
+#include "method/compose.hpp"
+#include "method/spectrum.hpp"
 
 namespace oscar::test {
 

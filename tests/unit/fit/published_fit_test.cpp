@@ -10,7 +10,7 @@
 #include "dump/folder_source.hpp"
 #include "fit/fit.hpp"
 #include "method/compose.hpp"
-#include "method/matrix.hpp"
+#include "method/spectrum.hpp"
 #include "rotation/formats.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"

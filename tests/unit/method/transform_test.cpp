@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "method/bases.hpp"
 #include "method/compose.hpp"
 #include "method/spectrum.hpp"
 #include "support/backend.hpp"

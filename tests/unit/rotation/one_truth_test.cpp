@@ -10,9 +10,9 @@
 #include "base/files.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
+#include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
-#include "rotation/side_pt.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "method/compose.hpp"
-#include "rotation/objective.hpp"
+#include "rotation/names.hpp"
 #include "support/backend.hpp"
 #include "support/published_compositions.hpp"
 #include "support/support.hpp"
