@@ -4,7 +4,6 @@
 #include "base/errors.hpp"
 #include "base/status.hpp"
 #include "model/weights/gguf_checkpoint.hpp"
-#include "model/weights/layout.hpp"
 #include "model/weights/safetensors_checkpoint.hpp"
 
 namespace oscar {
