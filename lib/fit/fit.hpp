@@ -37,8 +37,6 @@ using ModelJudge = std::function<std::vector<ModelScore>(std::span<const Rotatio
 struct FitHooks {
   /// Judges the candidates of recipe auto.
   ModelJudge judge = {};
-  /// Gives value objective output its weights.
-  OutputProjection output_projection = {};
   /// Where layers are kept as soon as they are fitted, and where those that are there already are taken from. Recipe
   /// auto, which decides by all layers together, keeps what it looks at again of each: sums and samples.
   const PartialFolder* kept = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A few sequences of a layer, copied: what clip ratios, refined bases and candidates of a search are judged on.
+// A few sequences of a layer, copied: what clip ratios and candidates of a search are judged on.
 #pragma once
 
 #include <cstdint>

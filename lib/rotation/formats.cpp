@@ -9,12 +9,11 @@
 #include "base/threads.hpp"
 #include "rotation/foreign.hpp"
 #include "rotation/manifest.hpp"
-#include "rotation/named_tensors.hpp"
+#include "rotation/names.hpp"
 #include "rotation/one_truth.hpp"
-#include "rotation/pairs.hpp"
+#include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
-#include "rotation/side_pt.hpp"
 
 namespace oscar {
 namespace {

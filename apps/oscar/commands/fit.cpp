@@ -58,14 +58,12 @@ std::string range_of(const Json& values, const char* format) {
 /// What each stretch promises, and what it costs, layer by layer.
 void report_stretches(const RotationSet& set, Status& status) {
   for (const LayerRotation& layer : set.layers) {
-    for (const auto& [name, side] : {std::pair("keys", &layer.key), std::pair("values", &layer.value)}) {
-      if (!side->scores.contains("stretch")) continue;
-      const Json& stretch = side->scores["stretch"];
-      status.notice(fmt::format("layer {}: {}: predicted gain {} over any rotation, condition {}, bfloat16 disturbs {}",
-                                layer.layer_id, name, range_of(stretch["predicted_gain"], "{:.2f}"),
-                                range_of(stretch["condition"], "{:.1f}"),
-                                range_of(stretch["bf16_disturbance"], "{:.1e}")));
-    }
+    if (!layer.key.scores.contains("stretch")) continue;
+    const Json& stretch = layer.key.scores["stretch"];
+    status.notice(fmt::format("layer {}: keys: predicted gain {} over any rotation, condition {}, bfloat16 disturbs {}",
+                              layer.layer_id, range_of(stretch["predicted_gain"], "{:.2f}"),
+                              range_of(stretch["condition"], "{:.1f}"),
+                              range_of(stretch["bf16_disturbance"], "{:.1e}")));
   }
 }
 
@@ -112,7 +110,6 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   Status& status = *context.status;
   const auto fit_once = [&] {
     hooks.judge = input->judge(command.fit, backend);
-    hooks.output_projection = input->output_projection();
     return fit(input->source(), command.fit, backend, status, hooks);
   };
   try {

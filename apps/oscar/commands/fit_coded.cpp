@@ -9,7 +9,7 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "commands/fit_command.hpp"
 #include "fit/coded_data_file.hpp"
 #include "rotation/manifest.hpp"

@@ -56,14 +56,12 @@ class FitInput {
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
   /// Why the model cannot judge whole caches, or that there is none; empty: it can.
   [[nodiscard]] std::string why_not_judged() const;
-  [[nodiscard]] OutputProjection output_projection() const;
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
   void keep_states(const PartialFolder& partial);
   /// Waits until a model's first layer is loaded and a GPU's kernels and memory are there.
   void wait_until_ready();
 
  private:
-  std::filesystem::path model_;
   std::vector<TokenSequence> sequences_;
   int context_ = 0;
   bool judges_ = false;

@@ -55,10 +55,6 @@ FitInput::FitInput(const FitCommand& command, const Context& context, std::vecto
     throw UsageError(command.dump.empty() ? "nothing to fit on" : "--dump and --model exclude each other", "oscar fit",
                      "give --dump DIR, or --model DIR with --text or --tokens, or --stats FILE");
   }
-  if (command.fit.recipe != "uresidual" && !command.fit.reference_rotation.empty()) {
-    throw UsageError("only recipe uresidual starts from another set", "--reference-rotation",
-                     "add --recipe uresidual, or leave it out");
-  }
   if (!command.dump.empty() && !(command.input.texts.empty() && command.input.tokens.empty())) {
     throw UsageError("--text and --tokens are for a model, and a dump has its own", "--dump", "leave them out");
   }
@@ -66,7 +62,6 @@ FitInput::FitInput(const FitCommand& command, const Context& context, std::vecto
     source_ = open_dump(command.dump, {limits.max_tokens, limits.max_sequences, layers}, status);
     return;
   }
-  model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
   if (sequences_.empty()) sequences_ = read_sequences(command.input, runner_->config(), status);
   LiveOptions live_options{.layers = layers};
@@ -95,12 +90,6 @@ void FitInput::wait_until_ready() {
 
 void FitInput::keep_states(const PartialFolder& partial) {
   if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
-}
-
-OutputProjection FitInput::output_projection() const {
-  if (!runner_) return {};
-  return
-      [model = model_, config = runner_->config()](int layer) { return read_output_projection(model, config, layer); };
 }
 
 Json fit_record(FitInput& input, const FitCommand& command) {

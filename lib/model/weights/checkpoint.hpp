@@ -81,8 +81,4 @@ class Checkpoint : public WeightStore {
 /// folder, a bad file.
 [[nodiscard]] std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model);
 
-/// Reads W_O of a layer as stored, (hidden_size, Hq, d): the residual stream gets sum_h o_h W_O[:, h, :]^T. Throws
-/// DataError if the checkpoint has none of that shape.
-[[nodiscard]] Tensor read_output_projection(const std::filesystem::path& model, const ModelConfig& config, int layer);
-
 }  // namespace oscar

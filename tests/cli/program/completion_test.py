@@ -98,7 +98,7 @@ class CompletionTest(unittest.TestCase):
 
     def test_choices_of_options_are_those_that_fit_takes(self):
         text = ("--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "1")
-        for option in ("target", "recipe", "key-objective", "value-objective", "composition", "codec", "scale-dtype"):
+        for option in ("target", "recipe", "key-objective", "composition", "codec", "scale-dtype"):
             with tempfile.TemporaryDirectory() as folder:
                 done = subprocess.run([BINARY, "fit", "-q", *text, "--seq-len", "64", "--out", "set", f"--{option}", "nonsense"],
                                       cwd=folder, capture_output=True, text=True, timeout=60)

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "fit/coded_fit.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/data_covariance.hpp"
