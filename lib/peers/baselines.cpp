@@ -89,7 +89,7 @@ const RowBaseline& row_baseline(const std::string& name) {
   throw UsageError("unknown method \"" + name + "\"", "--compare",
                    "choose from " + known +
                        "; or int3, int4 (this set with more levels), bisect (this set, clipped as decode kernels do), "
-                       "pq_1.0, pq_1.5 (this set with product codes for keys), all, every, none");
+                       "all, every, none");
 }
 
 }  // namespace

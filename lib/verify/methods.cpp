@@ -57,27 +57,10 @@ const std::vector<std::string> kUsual{
     "bf16",     "naive", "hadamard",     "hadamard_clip", "saw_int4", "turboquant_k3v3", "kivi_g128", "kitty",
     "rotatekv", "occam", "optr_centred", "kvquant_nuq2",  "skvq",     "q4_0_rot",        "fp8",       "nvfp4"};
 
-/// The names that need no files.
-std::vector<std::string> free_names() {
-  std::vector<std::string> names = baseline_names();
-  names.insert(names.end(), {"int3", "int4", "bisect"});
-  return names;
-}
-
-/// Null: no such method.
-const KvMethod* product_coded(const Comparison& comparison, const std::string& name) {
-  const auto found = std::ranges::find(comparison.product_coded, name, &KvMethod::name);
-  return found == comparison.product_coded.end() ? nullptr : &*found;
-}
-
 std::vector<std::string> names_of(const Comparison& comparison) {
   const auto is = [&](const char* name) { return comparison.names == std::vector<std::string>{name}; };
   if (is("none")) return {};
-  std::vector<std::string> names = is("all") ? kUsual : is("every") ? free_names() : comparison.names;
-  if (is("all") || is("every")) {
-    for (const KvMethod& method : comparison.product_coded) names.push_back(method.name);
-  }
-  return names;
+  return is("all") ? kUsual : is("every") ? method_names() : comparison.names;
 }
 
 }  // namespace
@@ -94,8 +77,8 @@ KvMethod method_of_set(const RotationSet& set, Windows windows) {
 }
 
 std::vector<std::string> method_names() {
-  std::vector<std::string> names = free_names();
-  names.insert(names.end(), {"pq_1.0", "pq_1.5"});
+  std::vector<std::string> names = baseline_names();
+  names.insert(names.end(), {"int3", "int4", "bisect"});
   return names;
 }
 
@@ -107,10 +90,6 @@ std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison,
   std::vector<KvMethod> methods;
   for (const std::string& name : names_of(comparison)) {
     if (name == "bisect") continue;  // is about clip ratios, which only rotations have
-    if (const KvMethod* coded = product_coded(comparison, name)) {
-      methods.push_back(*coded);
-      continue;
-    }
     const bool more = name == "int3" || name == "int4";
     const std::string base = more ? "hadamard" : name;
     KvMethod method = make_baseline(base, shapes, comparison.own_windows ? own_windows(base) : set.windows, 0, rope);
@@ -137,7 +116,6 @@ std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comp
   const auto named = [&](const std::string& name) {
     if (name == "int3" || name == "int4") return with_more_bits(set, name == "int3" ? 3 : 4);
     if (name == "bisect") return with_decode_clip(set);
-    if (const KvMethod* coded = product_coded(comparison, name)) return *coded;
     const Windows theirs = comparison.own_windows ? own_windows(name) : windows;
     return make_baseline(name, shapes, theirs, subject.set.key_codec.group_size, rope);
   };

@@ -18,12 +18,9 @@ struct Comparison {
   std::vector<std::string> names;
   /// The set's windows for every method, or each method's own.
   bool own_windows = false;
-  /// Keys in product codes (pq_methods.hpp), which stand beside the set where they are named, and with "all" and
-  /// "every".
-  std::vector<KvMethod> product_coded{};
 };
 
-/// All names that `names` may hold, in the order of reports; "pq_1.0" and "pq_1.5" where codebooks are given.
+/// All names that `names` may hold, in the order of reports.
 [[nodiscard]] std::vector<std::string> method_names();
 
 /// Returns the set itself as a method, which has copies of its matrices. Clip ratios that the set does not know are the

@@ -16,7 +16,6 @@
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
 #include "moments/statistics.hpp"
-#include "verify/pq_methods.hpp"
 #include "verify/predictions/model_metrics.hpp"
 #include "verify/report/report.hpp"
 
@@ -34,8 +33,6 @@ struct VerifyThresholds {
 struct VerifyOptions {
   /// Names of methods, or "all" (the usual ones), or "every", or "none".
   std::vector<std::string> compare{"all"};
-  /// What "pq_1.0" and "pq_1.5" are made of.
-  verify::ProductCodes product_codes;
   /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
   /// Layers that every method keeps in bfloat16; negative ones count from the last layer, -1 being it.

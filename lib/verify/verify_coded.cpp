@@ -124,8 +124,7 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
   if (structure_ok(report)) {
     require_quantised_texts(inputs.model_data, report.windows);
     KvMethod coded = method_of_coded_set(set, report.windows);
-    const Comparison comparison{options.compare, options.own_windows,
-                                pq_methods(options.product_codes, options.compare, coded, expected.model)};
+    const Comparison comparison{options.compare, options.own_windows};
     report.bf16_layers = bf16_layer_ids(coded, options.bf16_layers);
     const std::vector<KvMethod> methods =
         with_bf16_layers(methods_beside(std::move(coded), comparison, expected.model), report.bf16_layers);

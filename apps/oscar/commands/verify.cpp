@@ -49,9 +49,6 @@ void check_usage(const VerifyCommand& c) {
   if (c.windows == "none" && (c.options.sink || c.options.recent)) {
     throw UsageError("without windows, none has a size", "--windows none", "leave out --sink and --recent");
   }
-  if (c.options.product_codes.codebooks.empty() && !c.options.product_codes.rotations.empty()) {
-    throw UsageError("rotations of codebooks, and no codebooks", "--pq-rotations", "add --pq-codebook FILE");
-  }
   check_usage(c.needles);
   check_usage(c.quotes);
   if (!c.report.empty()) require_html_report();
@@ -174,17 +171,6 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
                   "Methods to set beside it: all (the usual ones), every, none, or names (see below)")
       ->delimiter(',')
       ->capture_default_str()
-      ->group("Verify");
-  verify::ProductCodes& codes = options.product_codes;
-  command
-      .add_option("--pq-codebook", codes.codebooks,
-                  "Product codebooks of OSCAR's SGLang for keys: the method pq_1.0, or pq_1.5, by the file's bits")
-      ->type_name("FILE.pt")
-      ->group("Verify");
-  command
-      .add_option("--pq-rotations", codes.rotations,
-                  "The rotation set that they were trained with; default: the set under test")
-      ->type_name("SET")
       ->group("Verify");
   command
       .add_option("--windows", c.windows,
