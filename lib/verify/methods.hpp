@@ -13,8 +13,7 @@ namespace oscar::verify {
 
 /// What stands beside the set, and how.
 struct Comparison {
-  /// Names of baselines, "int3" and "int4" (the set with more levels, unclipped), "bisect" (the set, clipped as decode
-  /// kernels do); or "all": those that are worth their time, or "every", or "none".
+  /// Names of peers; or "all" or "none".
   std::vector<std::string> names;
   /// The set's windows for every method, or each method's own.
   bool own_windows = false;
@@ -27,15 +26,10 @@ struct Comparison {
 /// published constants.
 [[nodiscard]] KvMethod method_of_set(const RotationSet& set, Windows windows);
 
-/// Baselines, then a set of another kind than rotations. model: what is known of it. "int3" and "int4" are Hadamard
-/// rotations then. Throws UsageError for an unknown name.
+/// Peers, then the set. model: what is known of it. group_size: of the set's row codec; 0: the whole row. Throws
+/// UsageError for an unknown name.
 [[nodiscard]] std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison,
-                                                   const ModelIdentity& model);
-
-/// Baselines, then the set under test with these windows. `model`: what is known of it. Throws UsageError for an
-/// unknown name.
-[[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
-                                                const ModelIdentity& model);
+                                                   const ModelIdentity& model, int group_size);
 
 /// Returns the ids, ascending, of layers of the set's that stay in bfloat16. layers: ids, or negative ones that count
 /// from the last layer, which is -1. Throws UsageError for a layer that is not there, or if none is left.

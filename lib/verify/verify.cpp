@@ -85,7 +85,8 @@ std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, 
   if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
   const verify::Comparison comparison{options.compare, options.own_windows};
-  std::vector<KvMethod> found = verify::methods_for(subject, comparison, report.windows, model);
+  std::vector<KvMethod> found = verify::methods_beside(verify::method_of_set(set_of(subject), report.windows),
+                                                       comparison, model, subject.set.key_codec.group_size);
   report.bf16_layers = verify::bf16_layer_ids(found.back(), options.bf16_layers);
   const std::vector<KvMethod> methods = verify::with_bf16_layers(std::move(found), report.bf16_layers);
   verify::list_methods(report, methods, options.context);

@@ -31,8 +31,8 @@ struct VerifyThresholds {
 };
 
 struct VerifyOptions {
-  /// Names of methods, or "all" (the usual ones), or "every", or "none".
-  std::vector<std::string> compare{"all"};
+  /// Names of methods (peers/baselines.hpp), or "all", or "none".
+  std::vector<std::string> compare{"bf16", "naive", "hadamard_clip", "int4", "fp8"};
   /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
   /// Layers that every method keeps in bfloat16; negative ones count from the last layer, -1 being it.

@@ -127,7 +127,7 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
     const Comparison comparison{options.compare, options.own_windows};
     report.bf16_layers = bf16_layer_ids(coded, options.bf16_layers);
     const std::vector<KvMethod> methods =
-        with_bf16_layers(methods_beside(std::move(coded), comparison, expected.model), report.bf16_layers);
+        with_bf16_layers(methods_beside(std::move(coded), comparison, expected.model, 0), report.bf16_layers);
     warn_of_bf16_layers(report);
     list_methods(report, methods, options.context);
     if (inputs.statistics) {

@@ -166,9 +166,7 @@ std::string method_names() {
 
 void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
-  command
-      .add_option("--compare", options.compare,
-                  "Methods to set beside it: all (the usual ones), every, none, or names (see below)")
+  command.add_option("--compare", options.compare, "Methods to set beside it: names (see below), all, or none")
       ->delimiter(',')
       ->capture_default_str()
       ->group("Verify");
