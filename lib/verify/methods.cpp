@@ -2,9 +2,7 @@
 #include "verify/methods.hpp"
 
 #include <algorithm>
-#include <set>
-
-#include "base/errors.hpp"
+#include <iterator>
 
 namespace oscar::verify {
 namespace {
@@ -62,45 +60,6 @@ std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison,
   }
   methods.push_back(std::move(set));
   return methods;
-}
-
-std::vector<int> bf16_layer_ids(const KvMethod& set, const std::vector<int>& layers) {
-  if (layers.empty()) return {};
-  std::vector<int> ids;
-  for (const auto& [id, layer] : set.layers) ids.push_back(id);
-  const auto count = static_cast<int>(ids.size());
-  std::set<int> kept;
-  for (const int layer : layers) {
-    const bool known = layer < 0 ? layer >= -count : std::ranges::find(ids, layer) != ids.end();
-    if (!known) {
-      throw UsageError("the set has no layer " + std::to_string(layer), "--bf16-layers",
-                       "name layers from " + std::to_string(ids.front()) + " to " + std::to_string(ids.back()) +
-                           " that it has, or count from its last layer with -1 to " + std::to_string(-count));
-    }
-    kept.insert(layer < 0 ? ids[static_cast<std::size_t>(count + layer)] : layer);
-  }
-  if (kept.size() == ids.size()) {
-    throw UsageError("every layer of the set would stay in bfloat16", "--bf16-layers",
-                     "leave a layer that is quantised");
-  }
-  return {kept.begin(), kept.end()};
-}
-
-std::vector<KvMethod> with_bf16_layers(std::vector<KvMethod> methods, const std::vector<int>& ids) {
-  for (KvMethod& method : methods) {
-    for (const int id : ids) {
-      const auto found = method.layers.find(id);
-      if (found != method.layers.end()) found->second.key.quantized = found->second.value.quantized = false;
-    }
-  }
-  return methods;
-}
-
-void warn_of_bf16_layers(VerifyReport& report) {
-  if (report.bf16_layers.empty()) return;
-  std::string ids;
-  for (const int id : report.bf16_layers) ids += (ids.empty() ? "" : ", ") + std::to_string(id);
-  report.warnings.push_back("every method keeps layers in bfloat16, as asked: " + ids);
 }
 
 }  // namespace oscar::verify

@@ -31,12 +31,4 @@ struct Comparison {
 [[nodiscard]] std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison,
                                                    const ModelIdentity& model, int group_size);
 
-/// Returns the ids, ascending, of layers of the set's that stay in bfloat16. layers: ids, or negative ones that count
-/// from the last layer, which is -1. Throws UsageError for a layer that is not there, or if none is left.
-[[nodiscard]] std::vector<int> bf16_layer_ids(const KvMethod& set, const std::vector<int>& layers);
-/// Returns methods that keep the layers of these ids in bfloat16.
-[[nodiscard]] std::vector<KvMethod> with_bf16_layers(std::vector<KvMethod> methods, const std::vector<int>& ids);
-/// Says so among the warnings of a report where layers are kept.
-void warn_of_bf16_layers(VerifyReport& report);
-
 }  // namespace oscar::verify

@@ -35,8 +35,6 @@ struct VerifyOptions {
   std::vector<std::string> compare{"bf16", "naive", "hadamard_clip", "int4", "fp8"};
   /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
-  /// Layers that every method keeps in bfloat16; negative ones count from the last layer, -1 being it.
-  std::vector<int> bf16_layers;
   /// Other methods get the windows that their authors use.
   bool own_windows = false;
   Precision precision = Precision::kServing;
@@ -45,8 +43,6 @@ struct VerifyOptions {
   bool default_limits = true;
   /// Queries per layer that attention metrics look at, evenly spread; 0 = all.
   std::int64_t max_queries = 2048;
-  /// Context length for bits per element.
-  std::int64_t context = 131072;
   /// Reject a set whose figures are not known to come from text that it was not fitted on.
   bool require_held_out = false;
 };
