@@ -66,7 +66,7 @@ class CompletionTest(unittest.TestCase):
 
     def test_completion_of_values(self):
         self.assertEqual(completed("fit", "--target", "sglang"), ["sglang-v1", "sglang-v3"])
-        self.assertEqual(completed("verify", "set", "--windows", ""), ["common", "own", "none"])
+        self.assertEqual(completed("verify", "set", "--windows", ""), ["common", "own"])
         self.assertEqual(completed("fit", "--out", ""), completed("fit", ""))  # then bash offers files
 
     def test_completion_of_fish_and_zsh(self):
