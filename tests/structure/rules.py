@@ -36,7 +36,7 @@ MAY_INCLUDE = {
     "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/peers", "lib/rotation", "lib/coded", "lib/verify"],
     "lib/ranks": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/work"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/rotation", "lib/coded"],
-    "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/moments"],
+    "apps/torch": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "kernels/cuda", "lib/moments"],
     "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/rotation", "lib/coded", "lib/work", "lib/fit",
                    "lib/ranks", "lib/verify", "lib/serve", "lib/zoo"],
 }
