@@ -1,52 +1,273 @@
 // SPDX-License-Identifier: MIT
 // torch.ops.oscar.coded_layout, coded_pack, coded_unpack, coded_decode and coded_decode_workspace (bytes that it
-// needs): oscar/coded_pack.h and coded_attention.h for tensors. Here their schemas and shapes, in every build;
-// coded_on_gpu.cpp computes.
+// needs on CUDA): oscar/coded_pack.h and coded_attention.h for tensors. All but the first can be captured in a CUDA
+// graph.
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
-//   tables   uint8: the reader's, then the writer's; made on the CPU, used on the GPU
-//   pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
+//   tables   uint8: the reader's and the writer's, if for_gpu, then the format; made on the CPU, used where the pages
+//   are pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
 //   k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished: what oscar_norm_rope has. float32 or
 //            bfloat16: k_norm_weight (head_dim), cos_sin (any number, rotary_dim). int32 or int64: positions (tokens).
 //            bfloat16: k_finished (tokens, num_kv_heads, head_dim), to be written; it may be k itself
 //   windows, page tables and lengths as for int2_decode
 //   q        bfloat16 (batch, num_q_heads, head_dim), or (batch, 2 to 8 query tokens, num_q_heads, head_dim): the
 //            newest tokens of a sequence, the last of its window, each of which sees those before it
-#include <optional>
-#include <tuple>
+#include <array>
+#include <cstring>
 #include <vector>
 
-#include "shapes.hpp"
-#include "stable_torch.hpp"
+#include "on_cpu.hpp"
+#include "tensors.hpp"
 
 namespace oscar::operators {
 namespace {
 
-using Layout = std::vector<int64_t>;
+constexpr int64_t kLayoutNumbers = 7;
+using Numbers = std::vector<int64_t>;
 
-std::tuple<Tensor, Tensor> coded_decode_shapes(const Tensor& q, const Tensor&, const Layout&, const Tensor&,
-                                               const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                               const Tensor&, const Tensor&, std::optional<double>, int64_t,
-                                               const std::optional<Tensor>&) {
-  return {empty_float_like(q), empty_float_like(torch::stable::select(q, -1, 0))};
+void check_format(const Tensor& x, const char* name, const Tensor& bits, int64_t width, ScalarType type) {
+  check_tensor(x, name, bits, 2, type);
+  if (!x.is_contiguous()) fail(name, " is not contiguous");
+  if (!(x.size(0) == bits.size(0) && x.size(1) == width))
+    fail(name, " is ", shape_of(x), ", not [", bits.size(0), ", ", width, "]");
 }
 
-void coded_pack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor&, const std::optional<Tensor>&,
-                       const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&,
-                       const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&, double,
-                       const std::optional<Tensor>&, const std::optional<Tensor>&, bool, const std::optional<Tensor>&) {
+/// Bytes of a format in tables: bits, steps and sigmas of the keys, then of the values.
+int64_t format_bytes(int64_t heads, int64_t dim) { return 2 * heads * (dim / 8 + 8 * dim); }
+
+/// The layer that a format describes; format: format_bytes() as they stand at the end of tables.
+on_cpu::CodedLayer layer_of(int64_t heads, int64_t dim, const uint8_t* format) {
+  const int64_t numbers = heads * dim;
+  std::vector<float> values(static_cast<std::size_t>(4 * numbers));
+  const uint8_t* const second = format + format_bytes(heads, dim) / 2;
+  for (const auto& [from, to] : {std::pair{format, values.data()}, std::pair{second, values.data() + 2 * numbers}}) {
+    std::memcpy(to, from + numbers / 8, static_cast<std::size_t>(8 * numbers));
+  }
+  const float* const at = values.data();
+  return {static_cast<int>(heads),
+          static_cast<int>(dim),
+          {format, second},
+          {at, at + 2 * numbers},
+          {at + numbers, at + 3 * numbers}};
 }
 
-void coded_unpack_shapes(const Tensor&, const Tensor&, const Layout&, const Tensor&, const std::optional<Tensor>&,
-                         const std::optional<Tensor>&) {}
+std::tuple<Tensor, Tensor> coded_layout(const Tensor& k_bits, const Tensor& v_bits, const Tensor& k_steps,
+                                        const Tensor& v_steps, const Tensor& k_sigmas, const Tensor& v_sigmas,
+                                        bool for_gpu) {
+  check_tensor(k_bits, "k_bits", k_bits, 2, ScalarType::Byte);
+  const int64_t heads = k_bits.size(0), blocks = k_bits.size(1);
+  for (const auto& [x, name] : {std::pair{&k_bits, "k_bits"}, std::pair{&v_bits, "v_bits"}})
+    check_format(*x, name, k_bits, blocks, ScalarType::Byte);
+  for (const auto& [x, name] : {std::pair{&k_steps, "k_steps"}, std::pair{&v_steps, "v_steps"},
+                                std::pair{&k_sigmas, "k_sigmas"}, std::pair{&v_sigmas, "v_sigmas"}})
+    check_format(*x, name, k_bits, 8 * blocks, ScalarType::Float);
+  const oscar_coded_format format{static_cast<int32_t>(8 * blocks), static_cast<int32_t>(heads),
+                                  k_bits.const_data_ptr<uint8_t>(), v_bits.const_data_ptr<uint8_t>(),
+                                  k_steps.const_data_ptr<float>(),  v_steps.const_data_ptr<float>()};
+  const auto *const ks = k_sigmas.const_data_ptr<float>(), *const vs = v_sigmas.const_data_ptr<float>();
+  oscar_coded_layout layout{.head_dim = format.head_dim, .num_kv_heads = format.num_kv_heads};
+  int64_t write_bytes = 0;
+  const auto check = [](int status) { check_status(status, "coded_layout", oscar_int2_error); };
+  if (for_gpu) {
+    check(oscar_coded_layout_of(&format, &layout, nullptr));
+    check(oscar_coded_pack_table_of(&format, ks, vs, &write_bytes, nullptr));
+  }
+  const int64_t size = layout.table_bytes + write_bytes + format_bytes(heads, 8 * blocks);
+  const Tensor tables = torch::stable::new_empty(k_bits, {size}, ScalarType::Byte);
+  auto* to = tables.mutable_data_ptr<uint8_t>();
+  if (for_gpu) {
+    check(oscar_coded_layout_of(&format, &layout, to));
+    check(oscar_coded_pack_table_of(&format, ks, vs, &write_bytes, to + layout.table_bytes));
+  }
+  to += layout.table_bytes + write_bytes;
+  const uint8_t* const of_format = to;
+  for (const Tensor* x : {&k_bits, &k_steps, &k_sigmas, &v_bits, &v_steps, &v_sigmas}) {
+    const auto bytes = static_cast<std::size_t>(x->numel()) * x->element_size();
+    std::memcpy(to, x->const_data_ptr(), bytes), to += bytes;
+  }
+  layout.token_bytes = layer_of(heads, 8 * blocks, of_format).token_bytes;
+  const Tensor numbers = torch::stable::new_empty(k_bits, {kLayoutNumbers}, ScalarType::Long);
+  const int64_t values[kLayoutNumbers] = {layout.head_dim,       layout.num_kv_heads, layout.key_operands,
+                                          layout.value_operands, layout.planes,       layout.token_bytes,
+                                          layout.table_bytes};
+  std::memcpy(numbers.mutable_data_ptr<int64_t>(), values, sizeof values);
+  return {numbers, tables};
+}
+
+oscar_coded_layout layout_of(const Numbers& numbers, const Tensor& tables, const Tensor& like) {
+  if (numbers.size() != kLayoutNumbers) fail("layout has ", numbers.size(), " numbers; give what coded_layout made");
+  check_tensor(tables, "tables", like, 1, ScalarType::Byte);
+  oscar_coded_layout layout{static_cast<int32_t>(numbers[0]),
+                            static_cast<int32_t>(numbers[1]),
+                            static_cast<int32_t>(numbers[2]),
+                            static_cast<int32_t>(numbers[3]),
+                            static_cast<int32_t>(numbers[4]),
+                            numbers[5],
+                            numbers[6],
+                            tables.data_ptr()};
+  const int64_t behind = tables.numel() - format_bytes(layout.num_kv_heads, layout.head_dim);
+  if (!(layout.num_kv_heads > 0 && layout.head_dim > 0 && layout.head_dim % 8 == 0 && layout.table_bytes >= 0 &&
+        behind >= layout.table_bytes && (like.is_cpu() || layout.table_bytes > 0)))
+    fail("tables has ", tables.numel(), " bytes, and the layout is not theirs; give what coded_layout made");
+  return layout;
+}
+
+/// Of tables on the CPU.
+on_cpu::CodedLayer layer_of(const oscar_coded_layout& layout, const Tensor& tables) {
+  const int64_t heads = layout.num_kv_heads, dim = layout.head_dim;
+  on_cpu::CodedLayer layer =
+      layer_of(heads, dim, tables.const_data_ptr<uint8_t>() + tables.numel() - format_bytes(heads, dim));
+  if (layer.token_bytes != layout.token_bytes) fail("layout is not that of these tables; give what coded_layout made");
+  return layer;
+}
+
+void check_pages(const Tensor& pages, const Tensor& like, const oscar_coded_layout& layout) {
+  check_tensor(pages, "pages", like, 3, ScalarType::Byte);
+  if (!(pages.size(2) == layout.token_bytes && pages.stride(1) == layout.token_bytes))
+    fail("pages must be (pages, page_size, ", layout.token_bytes, ") with dense pages");
+}
+
+/// x (tokens, num_kv_heads, head_dim); rotation (head_dim, head_dim) or one for each head; mean float32 (1 or heads,
+/// head_dim).
+oscar_coded_rows side_of(const std::optional<Tensor>& x, const std::optional<Tensor>& rotation,
+                         const std::optional<Tensor>& mean, const char* name, const Tensor& slots,
+                         const oscar_coded_layout& layout) {
+  oscar_coded_rows rows{};
+  if (!x) return rows;
+  const int64_t heads = layout.num_kv_heads, dim = layout.head_dim;
+  check_tensor(*x, name, slots, 3, ScalarType::BFloat16);
+  if (!(x->size(0) == slots.size(0) && x->size(1) == heads && x->size(2) == dim))
+    fail(name, " is ", shape_of(*x), ", not [", slots.size(0), ", ", heads, ", ", dim, "]");
+  rows.x = x->data_ptr(), rows.x_token_stride = 2 * x->stride(0), rows.x_head_stride = 2 * x->stride(1);
+  if (rotation) {
+    check_tensor(*rotation, "rotation", slots, rotation->dim() == 2 ? 2 : 3, ScalarType::BFloat16);
+    if (!(rotation->size(-1) == dim && rotation->size(-2) == dim && rotation->stride(-2) == dim))
+      fail("the rotation of ", name, " must be dense (", dim, ", ", dim, ")");
+    const bool one = rotation->dim() == 2 || rotation->size(0) == 1;
+    if (!(one || rotation->size(0) == heads))
+      fail("the rotation of ", name, " has ", rotation->size(0), " heads, not ", heads);
+    rows.rotation = rotation->data_ptr(), rows.rotation_head_stride = one ? 0 : 2 * rotation->stride(0);
+  }
+  if (mean) {
+    check_tensor(*mean, "mean", slots, 2, ScalarType::Float);
+    if (!(mean->size(1) == dim && (mean->size(0) == 1 || mean->size(0) == heads)))
+      fail("the mean of ", name, " is ", shape_of(*mean), ", not [", heads, ", ", dim, "]");
+    rows.mean = mean->const_data_ptr<float>(), rows.mean_head_stride = mean->size(0) == 1 ? 0 : 4 * mean->stride(0);
+  }
+  return rows;
+}
+
+/// See coded_ops.cpp.
+oscar_norm_rope norm_rope_of(const std::optional<Tensor>& weight, double epsilon,
+                             const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin,
+                             bool interleaved, const std::optional<Tensor>& finished, const Tensor& slots,
+                             const oscar_coded_layout& layout) {
+  oscar_norm_rope out{};
+  if (weight) {
+    check_tensor(*weight, "k_norm_weight", slots, 1, weight->scalar_type());
+    if (weight->size(0) != layout.head_dim)
+      fail("k_norm_weight has ", weight->size(0), " channels, not ", layout.head_dim);
+    out.norm_weight = weight->data_ptr(), out.norm_dtype = dtype_of(*weight, "k_norm_weight");
+    out.norm_epsilon = static_cast<float>(epsilon);
+  }
+  if (positions.has_value() != cos_sin.has_value()) fail("positions and cos_sin must be given together");
+  if (interleaved && !cos_sin) fail("interleaved pairs need cos_sin");
+  if (cos_sin) {
+    check_tensor(*cos_sin, "cos_sin", slots, 2, cos_sin->scalar_type());
+    if (!cos_sin->is_contiguous()) fail("cos_sin is not contiguous");
+    const bool is_long = positions->scalar_type() == ScalarType::Long;
+    check_tensor(*positions, "positions", slots, 1, is_long ? ScalarType::Long : ScalarType::Int);
+    if (positions->size(0) != slots.size(0)) fail("positions has ", positions->size(0), " tokens, not ", slots.size(0));
+    out.cos_sin = cos_sin->data_ptr(), out.cos_sin_dtype = dtype_of(*cos_sin, "cos_sin");
+    out.rotary_dim = static_cast<int32_t>(cos_sin->size(1)), out.interleaved = interleaved ? 1 : 0;
+    out.positions = positions->data_ptr(), out.position_bytes = is_long ? 8 : 4;
+  }
+  if (finished) out.rows = target_of(*finished, "k_finished", slots, layout.num_kv_heads, layout.head_dim);
+  return out;
+}
+
+/// Fills what the arguments of coded_pack and coded_unpack have in common.
+template <class Args>
+void fill_slots(Args& args, const Tensor& slots, const Tensor& pages, const oscar_coded_layout& layout) {
+  check_pages(pages, slots, layout);
+  args.head_dim = layout.head_dim, args.num_kv_heads = layout.num_kv_heads, args.token_bytes = layout.token_bytes;
+  args.table = static_cast<const unsigned char*>(layout.table) + layout.table_bytes;
+  args.num_tokens = static_cast<int32_t>(slots.size(0)), args.slots = slots.const_data_ptr<int32_t>();
+  args.page_size = static_cast<int32_t>(pages.size(1)), args.pages = pages.data_ptr();
+  args.page_stride = pages.stride(0);
+}
+
+void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
+                const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_rotation,
+                const std::optional<Tensor>& v_rotation, const std::optional<Tensor>& k_mean,
+                const std::optional<Tensor>& v_mean, const std::optional<Tensor>& k_norm_weight, double norm_epsilon,
+                const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin, bool interleaved,
+                const std::optional<Tensor>& k_finished) {
+  check_tensor(slots, "slots", slots, 1, ScalarType::Int);
+  const oscar_coded_layout layout = layout_of(numbers, tables, slots);
+  oscar_coded_pack_args args{};
+  fill_slots(args, slots, pages, layout);
+  args.k = side_of(k, k_rotation, k_mean, "k", slots, layout);
+  args.v = side_of(v, v_rotation, v_mean, "v", slots, layout);
+  args.norm_rope =
+      norm_rope_of(k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished, slots, layout);
+  if (args.num_tokens == 0) return;
+  compute(
+      slots, "coded_pack", [&](void* stream) { return oscar_coded_pack(&args, stream); },
+      [&] { on_cpu::coded_pack(args, layer_of(layout, tables)); });
+}
+
+void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
+                  const std::optional<Tensor>& k, const std::optional<Tensor>& v) {
+  check_tensor(slots, "slots", slots, 1, ScalarType::Int);
+  const oscar_coded_layout layout = layout_of(numbers, tables, slots);
+  oscar_coded_unpack_args args{};
+  fill_slots(args, slots, pages, layout);
+  if (k) args.k = target_of(*k, "k", slots, layout.num_kv_heads, layout.head_dim);
+  if (v) args.v = target_of(*v, "v", slots, layout.num_kv_heads, layout.head_dim);
+  if (args.num_tokens == 0) return;
+  compute(
+      slots, "coded_unpack", [&](void* stream) { return oscar_coded_unpack(&args, stream); },
+      [&] { on_cpu::coded_unpack(args, layer_of(layout, tables)); });
+}
+
+struct CodedDecode {
+  static constexpr const char* kName = "coded_decode";
+  oscar_coded_decode_args args{};
+  int32_t tokens = 1;
+  const Tensor* tables = nullptr;
+  [[nodiscard]] std::size_t workspace_bytes() const { return oscar_coded_decode_tokens_workspace(&args, tokens); }
+  [[nodiscard]] int on_gpu(void* stream) const { return oscar_coded_decode_tokens(&args, tokens, stream); }
+  void on_cpu() const { on_cpu::coded_decode(args, tokens, layer_of(args.layout, *tables)); }
+};
+
+CodedDecode coded_decode_of(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
+                            const Tensor& page_table, const Tensor& lengths, const Tensor& k_window,
+                            const Tensor& v_window, const Tensor& window_pages, const Tensor& window_lengths,
+                            std::optional<double> softmax_scale, int64_t split_batch) {
+  check_tensor(q, "q", q, q.dim() == 4 ? 4 : 3, ScalarType::BFloat16);
+  if (!q.is_contiguous()) fail("q is not contiguous");
+  CodedDecode decode;
+  oscar_coded_decode_args& args = decode.args;
+  args.layout = layout_of(numbers, tables, q), decode.tables = &tables;
+  if (q.size(-1) != args.layout.head_dim) fail("q has ", q.size(-1), " channels a head, not ", args.layout.head_dim);
+  check_pages(pages, q, args.layout);
+  if (q.dim() == 4) decode.tokens = static_cast<int32_t>(q.size(1));
+  args.pages = pages.data_ptr(), args.page_stride = pages.stride(0);
+  fill_decode(args, q, args.layout.num_kv_heads, pages.size(1), "page_table",
+              {page_table, lengths, k_window, v_window, window_pages, window_lengths}, softmax_scale, split_batch);
+  return decode;
+}
+
+using CodedDecoding = Decode<&coded_decode_of>;
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
   library.def(
-      "coded_layout(Tensor k_bits, Tensor v_bits, Tensor k_steps, Tensor v_steps, Tensor k_sigmas, Tensor v_sigmas) -> "
-      "(Tensor layout, Tensor tables)");
+      "coded_layout(Tensor k_bits, Tensor v_bits, Tensor k_steps, Tensor v_steps, Tensor k_sigmas, Tensor v_sigmas, *, "
+      "bool for_gpu=True) -> (Tensor layout, Tensor tables)");
   library.def(
       "coded_pack(Tensor slots, Tensor(a!) pages, int[] layout, Tensor tables, *, Tensor? k=None, Tensor? v=None, "
       "Tensor? k_rotation=None, Tensor? v_rotation=None, Tensor? k_mean=None, Tensor? v_mean=None, "
@@ -66,9 +287,25 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
-  library.impl("coded_decode", TORCH_BOX(&coded_decode_shapes));
-  library.impl("coded_unpack", TORCH_BOX(&coded_unpack_shapes));
-  library.impl("coded_pack", TORCH_BOX(&coded_pack_shapes));
+  library.impl("coded_decode", TORCH_BOX(&CodedDecoding::shapes));
+  library.impl("coded_pack", TORCH_BOX(&Nothing<&coded_pack>::run));
+  library.impl("coded_unpack", TORCH_BOX(&Nothing<&coded_unpack>::run));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(oscar, CPU, library) {
+  library.impl("coded_layout", TORCH_BOX(&coded_layout));
+  library.impl("coded_decode", TORCH_BOX(&CodedDecoding::run));
+  library.impl("coded_pack", TORCH_BOX(&coded_pack));
+  library.impl("coded_unpack", TORCH_BOX(&coded_unpack));
+}
+
+#ifdef OSCAR_HAS_CUDA
+STABLE_TORCH_LIBRARY_IMPL(oscar, CUDA, library) {
+  library.impl("coded_decode", TORCH_BOX(&CodedDecoding::run));
+  library.impl("coded_decode_workspace", TORCH_BOX(&CodedDecoding::workspace));
+  library.impl("coded_pack", TORCH_BOX(&coded_pack));
+  library.impl("coded_unpack", TORCH_BOX(&coded_unpack));
+}
+#endif
 
 }  // namespace oscar::operators

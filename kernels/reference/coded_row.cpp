@@ -154,44 +154,56 @@ std::uint8_t coded_scale_byte(float scale) {
   return static_cast<std::uint8_t>(low);
 }
 
-void encode_coded_row(const CodedFormat& format, std::span<const float> row, std::span<std::uint8_t> bytes) {
-  OSCAR_CHECK(row.size() == format.levels.size() && bytes.size() == coded_row_bytes(format));
+CodedCodes coded_codes(const CodedFormat& format, std::span<const float> row) {
+  OSCAR_CHECK(row.size() == format.levels.size());
   const Classes classes(format);
-  const std::array<std::uint8_t, 2> first{class_scale(format, row, 0, classes.wide),
-                                          class_scale(format, row, classes.wide, classes.stored)};
-  std::vector<int> codes(row.size());
+  CodedCodes out{std::vector<int>(row.size()),
+                 {class_scale(format, row, 0, classes.wide), class_scale(format, row, classes.wide, classes.stored)}};
   std::vector<float> decoded(row.size());
+  const std::array<float, 2> first{coded_scale(out.scales[0]), coded_scale(out.scales[1])};
   for (std::size_t i = 0; i < classes.stored; ++i) {
-    const float scale = coded_scale(first[i < classes.wide ? 0 : 1]);
-    codes[i] = code_of(row[i], format.levels[i], format.step[i], scale);
-    decoded[i] = value_of(codes[i], format.levels[i], format.step[i], scale);
-  }
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < classes.stored; i += kCodedBlock) {
-    const auto width = static_cast<std::size_t>(bits_of(format.levels[i]));
-    pack_block(std::span(codes).subspan(i, kCodedBlock), static_cast<int>(width), bytes.subspan(at, width));
-    at += width;
+    const float scale = first[i < classes.wide ? 0 : 1];
+    out.codes[i] = code_of(row[i], format.levels[i], format.step[i], scale);
+    decoded[i] = value_of(out.codes[i], format.levels[i], format.step[i], scale);
   }
   const float gain = gain_of(row, decoded, classes.stored);
-  bytes[at] = classes.wide > 0 ? coded_scale_byte(coded_scale(first[0]) * gain) : std::uint8_t{0};
-  bytes[at + 1] = classes.stored > classes.wide ? coded_scale_byte(coded_scale(first[1]) * gain) : std::uint8_t{0};
+  if (classes.wide > 0) out.scales[0] = coded_scale_byte(first[0] * gain);
+  if (classes.stored > classes.wide) out.scales[1] = coded_scale_byte(first[1] * gain);
+  return out;
+}
+
+void coded_values(const CodedFormat& format, const CodedCodes& coded, std::span<float> row) {
+  OSCAR_CHECK(row.size() == format.levels.size() && coded.codes.size() == row.size());
+  const Classes classes(format);
+  const std::array<float, 2> scales{coded_scale(coded.scales[0]), coded_scale(coded.scales[1])};
+  std::fill(row.begin(), row.end(), 0.0F);
+  for (std::size_t i = 0; i < classes.stored; ++i) {
+    row[i] = value_of(coded.codes[i], format.levels[i], format.step[i], scales[i < classes.wide ? 0 : 1]);
+  }
+}
+
+void encode_coded_row(const CodedFormat& format, std::span<const float> row, std::span<std::uint8_t> bytes) {
+  OSCAR_CHECK(bytes.size() == coded_row_bytes(format));
+  const CodedCodes coded = coded_codes(format, row);
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < row.size(); i += kCodedBlock) {
+    const auto width = static_cast<std::size_t>(bits_of(format.levels[i]));
+    pack_block(std::span(coded.codes).subspan(i, kCodedBlock), static_cast<int>(width), bytes.subspan(at, width));
+    at += width;
+  }
+  std::copy(coded.scales.begin(), coded.scales.end(), bytes.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
 void decode_coded_row(const CodedFormat& format, std::span<const std::uint8_t> bytes, std::span<float> row) {
-  OSCAR_CHECK(row.size() == format.levels.size() && bytes.size() == coded_row_bytes(format));
-  const Classes classes(format);
-  const std::array<float, 2> scales{coded_scale(bytes[bytes.size() - 2]), coded_scale(bytes[bytes.size() - 1])};
-  std::fill(row.begin(), row.end(), 0.0F);
+  OSCAR_CHECK(bytes.size() == coded_row_bytes(format));
+  CodedCodes coded{std::vector<int>(row.size()), {bytes[bytes.size() - 2], bytes[bytes.size() - 1]}};
   std::size_t at = 0;
-  std::array<int, kCodedBlock> codes{};
-  for (std::size_t i = 0; i < classes.stored; i += kCodedBlock) {
+  for (std::size_t i = 0; i < row.size(); i += kCodedBlock) {
     const auto width = static_cast<std::size_t>(bits_of(format.levels[i]));
-    unpack_block(bytes.subspan(at, width), static_cast<int>(width), codes);
+    unpack_block(bytes.subspan(at, width), static_cast<int>(width), std::span(coded.codes).subspan(i, kCodedBlock));
     at += width;
-    for (std::size_t j = i; j < i + kCodedBlock; ++j) {
-      row[j] = value_of(codes[j - i], format.levels[j], format.step[j], scales[j < classes.wide ? 0 : 1]);
-    }
   }
+  coded_values(format, coded, row);
 }
 
 }  // namespace oscar::reference

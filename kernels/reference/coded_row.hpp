@@ -29,6 +29,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/types.hpp"
 
@@ -51,6 +52,16 @@ void require_valid(const CodedFormat& format);
 [[nodiscard]] float least_coded_scale(int byte);
 /// The byte whose scale is nearest to `scale` in ratio; 0 for whatever is less than s(0), not a number included.
 [[nodiscard]] std::uint8_t coded_scale_byte(float scale);
+
+/// A row before its codes become bytes.
+struct CodedCodes {
+  std::vector<int> codes;              // (d), 0 where channels are not stored
+  std::array<std::uint8_t, 2> scales;  // of the wide class and of the narrow one
+};
+/// Quantises row (d).
+[[nodiscard]] CodedCodes coded_codes(const CodedFormat& format, std::span<const float> row);
+/// The inverse: row (d); channels that are not stored become 0.
+void coded_values(const CodedFormat& format, const CodedCodes& coded, std::span<float> row);
 
 /// Packs row (d) into bytes (coded_row_bytes).
 void encode_coded_row(const CodedFormat& format, std::span<const float> row, std::span<std::uint8_t> bytes);

@@ -7,7 +7,7 @@ set -euo pipefail
 . "$(dirname "$0")/place.sh"
 export OSCAR_PROJECT=$source OSCAR_BINARY=$build/oscar OSCAR_TORCH_LIBRARY=$build/liboscar_torch.so PYTHONPATH=$source/apps/python
 status=0
-for part in int2_kernel vllm_backend; do
+for part in cache_rows vllm_backend; do
   OSCAR_TEST_DEVICE=cuda timeout 150 python3 -B "$source/tests/python/${part}_test.py" || status=1
 done >"$out/cache-tests.log" 2>&1
 grep -v 'Loading weights' "$out/cache-tests.log" | tail -40 >&2

@@ -19,8 +19,7 @@ import torch
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "apps/python"))
 import oscar_kv  # noqa: E402
-from oscar_kv import chunk_attention, kernel_slots  # noqa: E402
-from oscar_kv.int2_side import Int2Side  # noqa: E402
+from oscar_kv import chunk_attention, packed_layer  # noqa: E402
 
 import gpu_machine  # noqa: E402
 import provenance  # noqa: E402
@@ -50,11 +49,9 @@ def slots_for(plan):
                 "windows": {"sink": SINK, "recent": RECENT}}
     sides, device = [], torch.device("cuda")
     for name in ("key", "value"):
-        sides.append(Int2Side(manifest, name, 0, side_of(dealt(plan[name], KV_HEADS, 0) if plan else None)))
+        sides.append(packed_layer.LayerSide(name, 0, side_of(dealt(plan[name], KV_HEADS, 0) if plan else None)))
         sides[-1].place(KV_HEADS, DIM, device, torch.bfloat16)
-        sides[-1].place_for_queries(HEADS)
-    packed = kernel_slots.slots_for(manifest, *sides, KV_HEADS, DIM, HEADS, BLOCK, device)
-    assert packed.path == "kernels", packed.path
+    packed = packed_layer.slots_of(manifest["codec"], *sides, KV_HEADS, DIM, device)
     return packed
 
 
@@ -80,9 +77,9 @@ class Case:
         return chunk_attention.attend(turned, self.own, self.windows, self.packed, self.cache, self.slots, SCALE)
 
     def layer(self):
-        (key_side, value_side), turned = self.packed.sides, torch.empty_like(self.q)
-        key_side.turn(self.q, turned)
-        value_side.turn_back(self.attend(turned).bfloat16(), self.output)
+        turned = torch.empty_like(self.q)
+        self.packed.turn(self.q, turned)
+        self.packed.turn_back(self.attend(turned), self.output)
 
     def pieces(self):
         return chunk_attention._pieces(self.windows.transpose(1, 2), self.packed, self.cache, self.slots)

@@ -25,7 +25,7 @@ import vllm_fakes  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 vllm_fakes.install(DEVICE)
-from oscar_kv import int2_kernel, vllm_backend, vllm_cache  # noqa: E402
+from oscar_kv import vllm_backend  # noqa: E402
 
 from bench_attention import time_sdpa  # noqa: E402
 from int2_library import time_graph  # noqa: E402
@@ -56,7 +56,7 @@ class Backend:
 
     def serving(self):
         serving = contextlib.ExitStack()
-        serving.enter_context(mock.patch.object(vllm_cache, "packed_set", lambda: self.set))
+        serving.enter_context(mock.patch.object(vllm_backend, "packed_set", lambda: self.set))
         serving.enter_context(mock.patch.object(vllm_backend, "_report", lambda *_: None))
         return serving
 
@@ -147,7 +147,7 @@ def speed(batches, heads=32, kv_heads=8, dim=128):
         for name, coded, kernels in (("int2", False, True), ("coded", True, True), ("coded, torch", True, False)):
             if not kernels and batch * length > 40000:
                 continue  # a request after another, decoded whole
-            hide = mock.patch.object(int2_kernel, "why_no_operators", lambda _: None if kernels else "as asked for")
+            hide = mock.patch.object(vllm_backend, "why_no_decode", lambda *_: None if kernels else "as asked for")
             with hide:
                 backend = Backend(random_set(coded, kv_heads, dim), {"model.layers.0.attn": (heads, kv_heads, dim, dim**-0.5)}, BLOCK,
                                   blocks, batch, 2048)
@@ -179,7 +179,7 @@ def main():
         record, rotations = torch.load(path), oscar_kv.read_set(name).to_torch()
         for kernels in (True, False):
             why = None if kernels else "as asked for"
-            with mock.patch.object(int2_kernel, "why_no_operators", lambda _: why) if why else mock.patch.object(vllm_backend, "_log"):
+            with mock.patch.object(vllm_backend, "why_no_decode", lambda *_: why) if why else mock.patch.object(vllm_backend, "_log"):
                 found = replay(record, rotations)
             result["replays"].append({"set": Path(name).name, "steps": len(record["steps"])} | found)
             print(json.dumps(result["replays"][-1]), flush=True)

@@ -38,18 +38,18 @@ def logits(model, ids, cache=None, calls=None):
     return torch.cat(parts, 1).log_softmax(-1)
 
 
-def set_for(config, levels=(256, 256), windows=(4, 8), layers=None):
-    """Random rotations for a model that nothing was fitted for."""
+def set_for(config, levels=256, windows=(4, 8), layers=None):
+    """Random rotations, and codes of so many levels, for a model that nothing was fitted for."""
     count = config.num_hidden_layers if layers is None else layers
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    random = torch.Generator().manual_seed(0)
+    shape, random = (config.num_key_value_heads, dim), torch.Generator().manual_seed(0)
 
     def side():
         rotation = torch.linalg.qr(torch.randn(1, dim, dim, generator=random))[0]
-        return oscar_kv.Side(rotation, rotation, None, 0.0, None, None)
+        formats = torch.full(shape, levels, dtype=torch.int32), torch.full(shape, 8.0 / levels), torch.ones(shape)
+        return oscar_kv.Side(rotation, rotation, None, 0.0, None, None, *formats)
 
-    manifest = {"codec": {"name": "minmax", "levels": list(levels), "group_size": 0},
-                "windows": {"sink": windows[0], "recent": windows[1]}}
+    manifest = {"codec": {"name": "coded"}, "windows": {"sink": windows[0], "recent": windows[1]}}
     return oscar_kv.RotationSet(manifest, {i: oscar_kv.Layer(i, side(), side()) for i in range(count)})
 
 
@@ -88,17 +88,11 @@ class CacheTest(unittest.TestCase):
     def test_kld_of_oscar(self):
         self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest")
 
-    def test_kld_of_lsq(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/lsq")
-
     def test_kld_of_oscar_by_what_the_kernels_compute(self):
         self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", sequences=1, path="kernel")
 
-    def test_kld_of_a_centred_stretch_with_five_and_three_levels(self):
-        self.assert_kld_of_verify(self.fitted(recipe="stretch", key_objective="fisher", levels="5,3", center=True))
-
-    def test_kld_of_lsq_with_eight_and_four_levels_and_half_scales(self):
-        self.assert_kld_of_verify(self.fitted(recipe="stretch", codec="lsq", levels="8,4", scale_dtype="float16"))
+    def test_kld_of_a_centred_stretch_with_half_scales(self):
+        self.assert_kld_of_verify(self.fitted(recipe="stretch", codec="minmax", key_objective="fisher", center=True, scale_dtype="float16"))
 
     def test_kld_of_lloyd_max(self):
         self.assert_kld_of_verify(self.fitted(recipe="oscar", codec="lloyd-max"))
@@ -129,7 +123,7 @@ class CacheTest(unittest.TestCase):
         cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
         # Near ties make greedy choices differ: log-probabilities of a fixed text are compared instead of choices.
         exact = logits(model, ids, transformers.DynamicCache(config=model.config), 10)
-        self.assertLess(float((logits(model, ids, cache, 10) - exact).abs().mean()), 0.05)
+        self.assertLess(float((logits(model, ids, cache, 10) - exact).abs().mean()), 0.06)
         cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
         out = model.generate(ids, max_new_tokens=12, do_sample=False, past_key_values=cache, **options)
         self.assertEqual((out.shape[1], cache.get_seq_length()), (42, 41))
@@ -163,7 +157,7 @@ class CacheTest(unittest.TestCase):
 
     def test_a_reset_cache_starts_again(self):
         model, ids = self.sample(), torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :60]).long()
-        cache = oscar_kv.Int2Cache(set_for(model.config, (4, 4)), model.config)
+        cache = oscar_kv.Int2Cache(set_for(model.config, 4), model.config)
         first = logits(model, ids, cache, 20)
         cache.reset()
         self.assertEqual((cache.get_seq_length(), cache.nbytes()), (0, 0))

@@ -10,7 +10,7 @@ from unittest import mock
 try:
     import torch
     import vllm_backend_test as backends
-    from oscar_kv import chunk_attention, kernel_slots, packed_slots
+    from oscar_kv import chunk_attention, packed_layer
     from vllm_backend_test import DEVICE, KV_HEADS, DIM, coded_set, random, set_of
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -39,7 +39,7 @@ class Rows:
     def unpack(self, cache, slots, keys, values):
         self.asked.append(len(slots))
         for out, rows in zip((keys, values), cache):
-            out.copy_(rows[slots.long()].transpose(0, 1))
+            out.copy_(rows[slots.long()])
 
 
 def error_of(found, want):
@@ -115,25 +115,14 @@ class ChunkTest(unittest.TestCase):
     serve, be_rank, run_steps = (getattr(backends.BackendTest, name) for name in ("serve", "be_rank", "run_steps"))
     check_steps, by_kernels, worst = backends.BackendTest.check, backends.BackendTest.by_kernels, 0.0
 
-    def served_in_pieces(self, where):
-        """Of 7 tokens."""
-        patch = mock.patch.object(where, "most_values", 7 * KV_HEADS * DIM)
-        patch.start()
-        self.addCleanup(patch.stop)
-
     def test_a_server_reads_in_pieces(self):
-        self.served_in_pieces(packed_slots.PackedSlots)
-        self.check_steps(set_of(name="lsq", group_size=32, scale_dtype="bfloat16"))
-        self.check_steps(coded_set())
-
-    def test_a_server_reads_by_kernels(self):
-        """Chunks read nothing by torch's codecs."""
-        self.by_kernels()
-        for slots, rotations in ((kernel_slots.CodedSlots, coded_set(sink=32)), (kernel_slots.Int2Slots, set_of(sink=16)),
-                                 (kernel_slots.Int2Slots, set_of(name="lsq", group_size=32, scale_dtype="float16", sink=0))):
-            self.served_in_pieces(slots)
-            with mock.patch.object(slots, "read", side_effect=AssertionError("read by torch")):
-                self.check_steps(rotations, path="kernels")
+        """Of 7 tokens."""
+        with mock.patch.object(packed_layer.PackedSlots, "most_values", 7 * KV_HEADS * DIM):
+            self.check_steps(set_of(group_size=32, scale_dtype="bfloat16"))
+            self.check_steps(coded_set())
+            self.by_kernels()
+            self.check_steps(coded_set(sink=32), path="kernels")
+            self.check_steps(set_of(group_size=32, scale_dtype="float16", sink=0), path="kernels")
 
 
 if __name__ == "__main__":

@@ -89,12 +89,12 @@ class PackageTest(unittest.TestCase):
             self.assertIn(expected, done.stderr)
 
     def test_says_which_clip_ratios_it_takes_for_unknown_ones(self):
-        from oscar_kv.int2_side import Int2Side
+        from oscar_kv.packed_layer import LayerSide
 
         rotations = oscar_kv.read_set(SAMPLE).to_torch()
         side = dataclasses.replace(rotations.layers[0].key, clip_ratio=None, head_clip_ratios=None)
         with self.assertWarnsRegex(UserWarning, "does not say its clip ratios for keys; 0.96 is used"):
-            self.assertEqual(Int2Side(rotations.manifest, "key", 0, side).codec.clip_ratio, 0.96)
+            self.assertEqual(LayerSide("key", 0, side).clip_ranks(1, 128), [122])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The bytes of one page that vLLM's backend packs, against kept hashes: page_bytes_test.py [--keep]. vLLM is a fake.
+"""The bytes of one page that vLLM's backend packs, as the kernels read it, against kept hashes: page_bytes_test.py [--keep]. vLLM is a fake.
 
 Transforms are a Hadamard matrix and powers of two, and rows have few bits, so that every sum is exact: the hashes hold on
 every processor and for every order of summation.

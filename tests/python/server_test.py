@@ -18,7 +18,7 @@ try:
     import oscar_kv
     import torch
     import transformers
-    from oscar_kv import sglang_plugin, vllm_plugin, vllm_steps
+    from oscar_kv import sglang_plugin, vllm_plugin
     from oscar_kv.server import Place
     from safetensors import safe_open
 except ImportError as missing:
@@ -238,7 +238,7 @@ class ServerTest(unittest.TestCase):
             steps.begin(output)
             return [(span.tokens.start, span.boundaries.tolist()) for span in steps.spans(common)]
 
-        steps = vllm_steps.Steps()
+        steps = vllm_plugin.Steps()
         self.assertEqual(spans(("newa", 0, 70, 64), ("newb", 16, 20, 4), ("newc", 0, 9, 9)), [(0, [0, 64, 68, 77])])
         self.assertEqual(steps.from_cache, 16)
         # A last chunk of one token is no decode step; decoding requests are left out wherever they stand.
@@ -288,10 +288,10 @@ class ServerTest(unittest.TestCase):
 
     def test_sglang_ends_where_it_would_do_something_else(self):
         FakeHooks.hooks = {}
-        os.environ["OSCAR_INT2_SET"] = "x"
-        self.addCleanup(lambda: os.environ.pop("OSCAR_INT2_SET", None))
+        os.environ["OSCAR_KV_SET"] = "x"
+        self.addCleanup(lambda: os.environ.pop("OSCAR_KV_SET", None))
         self.assert_ends("SGLang would serve without the set; unset it, and use oscar serve-env")
-        del os.environ["OSCAR_INT2_SET"]
+        del os.environ["OSCAR_KV_SET"]
         self.module("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=object)
         self.assert_ends("has no sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward")
         os.environ["OSCAR_OBSERVE"] = ""

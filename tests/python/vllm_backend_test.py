@@ -5,8 +5,10 @@
 vLLM is a fake with the classes of 0.32 that the backend uses; vllm_server_test.py runs a real one. On a GPU if
 OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
+import contextlib
 import os
 import sys
+import types
 import unittest
 from dataclasses import replace
 from unittest import mock
@@ -15,7 +17,7 @@ try:
     import oscar_kv
     import torch
     import vllm_fakes
-    from oscar_kv import chunk_attention, int2_kernel, int2_side, kernel_slots
+    from oscar_kv import chunk_attention, packed_layer
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -28,7 +30,7 @@ NAME = "model.layers.3.self_attn.attn"
 SPEC = vllm_fakes.Spec(BLOCK, KV_HEADS, DIM)
 
 vllm_fakes.install(DEVICE)
-from oscar_kv import vllm_backend, vllm_cache  # noqa: E402
+from oscar_kv import vllm_backend  # noqa: E402
 from oscar_kv.window_blocks import MOST_NEW  # noqa: E402
 
 
@@ -41,11 +43,11 @@ def matrices(heads, seed):
     return rotation, torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
 
 
-def set_of(heads=KV_HEADS, name="minmax", group_size=0, scale_dtype="float32", levels=(4, 4), clips=None, sink=SINK):
+def set_of(heads=KV_HEADS, name="minmax", group_size=0, scale_dtype="float32", clips=None, sink=SINK):
     def side(seed):
         return oscar_kv.Side(*matrices(heads, seed), random(heads, DIM, seed=seed + 1), 0.9, clips, None)
 
-    manifest = {"codec": {"name": name, "levels": list(levels), "group_size": group_size, "scale_dtype": scale_dtype},
+    manifest = {"codec": {"name": name, "levels": [4, 4], "group_size": group_size, "scale_dtype": scale_dtype},
                 "windows": {"sink": sink, "recent": RECENT}}
     return oscar_kv.RotationSet(manifest, {3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))})
 
@@ -128,23 +130,22 @@ class Server:
 
 
 class Expected:
-    """A request by itself. lost: tokens of a prefix of which there are packed rows only. by_kernels: in steps of one token, which do
-    not round decoded rows to bfloat16."""
+    """A request by itself. lost: tokens of a prefix of which there are packed rows only."""
 
-    def __init__(self, rotations, rows, first_head=0, lost=range(0), by_kernels=False):
-        layer = rotations.layers[3]
-        sides = [int2_side.Int2Side(rotations.manifest, name, 3, int2_side.of_heads(side, first_head, KV_HEADS))
+    def __init__(self, rotations, rows, first_head=0, lost=range(0)):
+        layer, codec = rotations.layers[3], rotations.manifest["codec"]
+        sides = [packed_layer.LayerSide(name, 3, packed_layer.of_heads(side, first_head, KV_HEADS))
                  for name, side in (("key", layer.key), ("value", layer.value))]
         self.rows, self.lost, self.sink = rows, lost, rotations.windows[0]
-        self.exact, self.packed, self.unrounded, self.by_kernels = [], [], [], by_kernels
-        for side, x in zip(sides, rows[1:]):
-            side.place(KV_HEADS, DIM, x.device, x.dtype)
-            stored = side.stored(x.transpose(0, 1))
-            self.exact.append(side.native(stored))
-            decoded = side.codec.decode(*side.codec.encode(stored[None]), DIM)[0]
-            self.packed.append(side.native(decoded.bfloat16()))
-            side.read_rotation = side.read_rotation.float()
-            self.unrounded.append(side.native(decoded))
+        for side in sides:
+            side.place(KV_HEADS, DIM, rows[0].device, rows[0].dtype)
+        slots, count = packed_layer.slots_of(codec, *sides, KV_HEADS, DIM, rows[0].device), len(rows[0])
+        cache = torch.zeros(-(-count // BLOCK), 1, BLOCK, slots.bytes, dtype=torch.uint8, device=DEVICE)
+        stored = torch.stack([side.stored(x) for side, x in zip(sides, rows[1:])])
+        every, decoded = torch.arange(count, dtype=torch.int32, device=DEVICE), torch.empty_like(stored)
+        slots.write(cache, every, stored)
+        slots.unpack(cache, every, *decoded)
+        self.exact, self.packed = ([side.native(x).transpose(0, 1) for side, x in zip(sides, both)] for both in (stored, decoded))
 
     def step(self, before, count):
         out = []
@@ -155,7 +156,7 @@ class Expected:
             keys, values = (x.transpose(0, 1) for x in (k, v))
         else:
             keys, values = (torch.where(is_packed[:, None], packed[:, :len(tokens)], exact[:, :len(tokens)])
-                            for packed, exact in zip(self.unrounded if self.by_kernels and count <= 8 else self.packed, self.exact))
+                            for packed, exact in zip(self.packed, self.exact))
         keys, values = (x.double().repeat_interleave(HEADS // KV_HEADS, 0) for x in (keys, values))
         for i in range(count):
             scores = (keys[:, :before + i + 1] @ q[i].double()[:, :, None])[:, :, 0] * SCALE
@@ -169,7 +170,7 @@ def rows_of(tokens, seed):
 
 class BackendTest(unittest.TestCase):
     def serve(self, rotations):
-        patch = mock.patch.object(vllm_cache, "packed_set", lambda: rotations)
+        patch = mock.patch.object(vllm_backend, "packed_set", lambda: rotations)
         patch.start()
         self.addCleanup(patch.stop)
         said = mock.patch.object(vllm_backend, "_report", lambda *_: None)
@@ -202,7 +203,7 @@ class BackendTest(unittest.TestCase):
         server = Server()
         if path is not None:
             self.assertEqual(server.layer.impl.packed.path, path)
-        expected = {name: Expected(rotations, rows_of(120, seed), rank * KV_HEADS, by_kernels=path == "kernels")
+        expected = {name: Expected(rotations, rows_of(120, seed), rank * KV_HEADS)
                     for name, seed in (("a", 10), ("b", 20), ("c", 30))}
         self.run_steps(server, expected, [{"a": 50}, {"a": 1}, {"a": 1, "b": 33, "c": 5}, {"b": 40, "a": 1}, {"c": 3, "b": 17, "a": 1}]
                        + [{"c": 1, "b": 1, "a": 1}] * 20, limit=limit)
@@ -210,10 +211,12 @@ class BackendTest(unittest.TestCase):
 
     def test_requests_of_each_codec(self):
         self.check(set_of())
-        self.check(set_of(name="lsq", group_size=32, scale_dtype="bfloat16"))
+        self.check(set_of(group_size=32, scale_dtype="bfloat16"))
         self.check(set_of(clips=torch.tensor([0.8, 0.0])))
-        self.check(set_of(name="lloyd-max"))
-        self.check(set_of(levels=(5, 3)))
+        if DEVICE == "cpu":
+            return self.check(set_of(name="lloyd-max"))
+        with self.assertRaisesRegex(ValueError, "cannot be served: rows of lloyd-max are packed on the CPU"):
+            self.check(set_of(name="lloyd-max"))
 
     def test_requests_of_the_coded_cache(self):
         self.check(coded_set())
@@ -233,18 +236,16 @@ class BackendTest(unittest.TestCase):
         self.assertEqual(asked, [(50, 50, True), (40, 40, True), (40, 50, False)])
 
     def by_kernels(self):
-        """On the CPU by the operators' references."""
-        if DEVICE == "cpu":
-            patch = mock.patch.object(kernel_slots, "ON_CPU", True)
-            patch.start()
-            self.addCleanup(patch.stop)
-        self.assertIsNone(int2_kernel.why_no_operators(DEVICE))
+        """On the CPU by the operators, too."""
+        patch = mock.patch.object(vllm_backend, "ON_CPU", True)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def test_decode_steps_by_kernels(self):
         """Pages of 16 tokens, a sink of 32, which is longer than one request."""
         self.by_kernels()
         self.check(set_of(sink=32), path="kernels")
-        self.check(set_of(name="lsq", group_size=32, scale_dtype="bfloat16", sink=16), path="kernels")
+        self.check(set_of(group_size=32, scale_dtype="bfloat16", sink=16), path="kernels")
         self.check(set_of(clips=torch.tensor([0.8, 0.0]), sink=0), path="kernels")
         self.check(coded_set(sink=32), path="kernels")
         centred = set_of(sink=16)
@@ -256,14 +257,13 @@ class BackendTest(unittest.TestCase):
     def test_a_prefix_whose_copies_made_room_by_kernels(self):
         """Copies are made of pages of a coded cache."""
         self.by_kernels()
-        self.check_prefix(coded_set(sink=16), by_kernels=True)
+        self.check_prefix(coded_set(sink=16))
 
     def test_where_kernels_do_not_serve(self):
         self.by_kernels()
         self.check(coded_set(), path="torch: a sink of 20 tokens in blocks of 16")
-        self.check(set_of(levels=(5, 3), sink=16), path="torch: levels are [5, 3], the kernels' 4 and 4")
         if DEVICE == "cpu":
-            with mock.patch.object(kernel_slots, "ON_CPU", False):
+            with mock.patch.object(vllm_backend, "ON_CPU", False):
                 self.check(set_of(sink=16), path="torch: the cache is on cpu, the kernels on CUDA")
 
     def test_a_rank_takes_its_own_heads(self):
@@ -285,14 +285,14 @@ class BackendTest(unittest.TestCase):
     def test_a_prefix_whose_copies_made_room_is_read_packed(self):
         self.check_prefix(set_of())
 
-    def check_prefix(self, rotations, by_kernels=False):
+    def check_prefix(self, rotations):
         self.serve(rotations)
         server, rows = Server(blocks=90, requests=1, tokens=16), rows_of(64, 10)
         self.run_steps(server, {"a": Expected(rotations, rows)}, [{"a": 16}] * 3)
         for name in "bcd":
             self.run_steps(server, {name: Expected(rotations, rows_of(96, ord(name)))}, [{name: 16}] * 6)
         server.tables["e"] = server.tables["a"][:3]
-        self.run_steps(server, {"e": Expected(rotations, rows, lost=range(48), by_kernels=by_kernels)}, [{"e": 1}] * 12, {"e": 48})
+        self.run_steps(server, {"e": Expected(rotations, rows, lost=range(48))}, [{"e": 1}] * 12, {"e": 48})
 
     def test_drafts_that_are_rejected_leave_nothing_behind(self):
         self.check_drafts(coded_set())
@@ -306,7 +306,7 @@ class BackendTest(unittest.TestCase):
         """Steps of five tokens, of which the first two stay."""
         self.serve(rotations)
         server, rows = Server(), rows_of(110, 10)
-        expected = Expected(rotations, rows, by_kernels=by_kernels)
+        expected = Expected(rotations, rows)
         self.run_steps(server, {"a": expected}, [{"a": 50}])
         for seen in range(50, 100, 2):
             drafts = [torch.cat([x[seen:seen + 2], y[:3]]) for x, y in zip(rows, rows_of(3, seen))]
@@ -349,6 +349,76 @@ class BackendTest(unittest.TestCase):
         self.serve(set_of())
         with self.assertRaisesRegex(ValueError, "no layer for model.layers.5.self_attn.attn; it has .3."):
             builder(layers("model.layers.5.self_attn.attn"))
+
+    def test_ranks_whose_heads_take_less_have_as_much_room(self):
+        self.serve(coded_set(heads=2 * KV_HEADS, thin=(2, 3)))
+        rooms, taken = [], []
+        for rank in range(2):
+            self.be_rank(rank, 2)
+            server = Server()
+            rooms.append((server.cache.shape, server.layer.impl.room))
+            taken.append(server.layer.impl.packed.bytes)
+        self.assertEqual(rooms[0], rooms[1])
+        self.assertEqual(rooms[0][1], taken[0])
+        self.assertLess(taken[1], taken[0])
+
+    def test_a_profiling_run_sets_aside_what_windows_take(self):
+        """vLLM gives the cache what such a run leaves."""
+        self.serve(set_of())
+        server = Server()
+        impl = layers()[NAME].impl
+        impl.most_copies = server.layer.impl.most_copies
+        q, k, v = rows_of(3, 0)
+        self.assertEqual(float(impl.forward(server.layer, q, k, v, server.cache, None, torch.ones_like(q)).abs().sum()), 0)
+        self.assertEqual(impl._copies.shape, (2, server.builder.windows.entries * BLOCK, KV_HEADS, DIM))
+        self.assertEqual(impl._copies.nbytes, impl.copy_bytes(impl.most_copies))
+        kept = impl._copies
+        impl.make_copies(BLOCK + 1, q.device)  # while vLLM measures what its graphs take
+        self.assertIs(impl._copies, kept)
+
+    def test_windows_that_leave_no_room_for_a_cache_end_the_start(self):
+        self.serve(set_of())
+        impl = Server().layer.impl
+        taken = impl.copy_bytes(impl.most_copies)
+        with mock.patch.object(vllm_backend, "current_platform", types.SimpleNamespace(device_type="cuda")), \
+                mock.patch.object(vllm_backend, "_slots_of", lambda *_: types.SimpleNamespace(bytes=48)):
+            for free, ends in ((2 * taken, False), (2 * taken - 1, True)):
+                with mock.patch.object(torch.cuda, "mem_get_info", lambda free=free: (free, free)):
+                    with self.assertRaisesRegex(ValueError, "windows of 4 requests .* give --max-num-seqs 1$") if ends else contextlib.nullcontext():
+                        spec_of(layers())
+
+    def test_the_cache_takes_what_rows_take(self):
+        self.serve(coded_set())
+        spec = spec_of(layers())
+        strings = 2 + 3  # bytes of the strings of the heads: of 13 and 21 bits a channel of each block
+        self.assertEqual((spec.num_head_slots, spec.state_content_bytes, spec.dtype), (1, 2 * (8 * strings + 2 * 2), torch.uint8))
+        self.serve(set_of())
+        self.assertEqual(spec_of(layers()).state_content_bytes, 2 * KV_HEADS * (DIM // 4 + 8))
+        other = vllm_fakes.FakeAttention(NAME, vllm_fakes.FakeImpl, SPEC)  # another backend's layer keeps its own
+        self.assertIsNone(spec_of({NAME: other}).state_content_bytes)
+
+    def test_pages_beside_layers_with_sliding_windows_hold_as_many_tokens_as_fit(self):
+        self.serve(set_of())
+        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
+        alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
+        self.assertEqual((beside.page_size_bytes, beside.block_size), (SPEC.page_size_bytes, 5 * BLOCK))  # of 96 bytes, not 512
+        self.assertEqual((alone.block_size, beside.state_content_bytes), (BLOCK, alone.state_content_bytes))
+
+    def test_coded_pages_beside_such_layers_are_those_of_kernels_on_cuda(self):
+        """Of five blocks that a page has room for, four: 80 tokens are no page of the kernels."""
+        self.serve(coded_set(sink=16))
+        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
+        self.assertEqual(spec_of(layers(**{sliding.layer_name: sliding})).block_size, (4 if DEVICE == "cuda" else 5) * BLOCK)
+
+    def test_each_layer_is_prepared_for_blocks_of_its_own_size(self):
+        """Layers of a coded set may have other blocks than the one whose builder comes first."""
+        self.by_kernels()
+        self.serve(coded_set(sink=16))
+        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
+        found = layers(**{sliding.layer_name: sliding})
+        self.assertGreater(spec_of(found).block_size, BLOCK)
+        impl = found[NAME].impl
+        self.assertEqual(impl.prepare(found[NAME], BLOCK, torch.device(DEVICE)).bytes, impl.room)
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ class GraphTest(unittest.TestCase):
             for count in (1, 3):
                 self.serve(rotations)
                 server, rows = Server(), rows_of(100, 10)
-                expected = Expected(rotations, rows, by_kernels=True)
+                expected = Expected(rotations, rows)
                 server.step({"a": [x[:50] for x in rows]}, {"a": 0})
                 call, graph = None, torch.cuda.CUDAGraph()
                 for seen in range(50, 95, count):

@@ -29,7 +29,7 @@ class StartTest(unittest.TestCase):
     def setUp(self):
         before = dict(sys.modules)
         self.addCleanup(lambda: [sys.modules.pop(name) for name in set(sys.modules) - set(before)])
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_INT2", "OSCAR_KV", "OSCAR_OBS"))}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_KV", "OSCAR_OBS"))}
         patch = mock.patch.dict(os.environ, environment, clear=True)
         patch.start()
         self.addCleanup(patch.stop)
@@ -111,9 +111,9 @@ class StartTest(unittest.TestCase):
         return self.platform.get_attn_backend_cls(backend, Selector(**selector), num_heads=1)
 
     def test_layers_that_read_the_whole_text_get_our_backend_on_any_platform(self):
-        for variable, device in (("OSCAR_KV_SET", "cpu"), ("OSCAR_INT2_SET", "cuda")):
+        for device in ("cpu", "cuda"):
             self.platform.device_type = device
-            with mock.patch.dict(os.environ, {variable: str(SET)}):
+            with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(SET)}):
                 self.assertEqual(self.configure(), "served")
                 self.assertEqual(self.counted[0][:2] + (len(self.counted[0][2]), self.counted[1]), ("oscar_kv_layers", str(SET), 12, 4))
                 self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
@@ -189,8 +189,6 @@ class StartTest(unittest.TestCase):
     def test_variables_that_mean_nothing(self):
         for expected, variables in (
                 ("OSCAR_KV_SET is set but empty", {"OSCAR_KV_SET": ""}),
-                ("OSCAR_INT2_SET is set but empty", {"OSCAR_INT2_SET": ""}),
-                ("OSCAR_KV_SET and OSCAR_INT2_SET, its older name, are both set", {"OSCAR_KV_SET": "a", "OSCAR_INT2_SET": "a"}),
                 ("/nowhere: there is no such file or folder", {"OSCAR_KV_SET": "/nowhere"}),
                 ("OSCAR_OBSERVE is set but empty", {"OSCAR_OBSERVE": " "}),
                 ("name a file *.safetensors", {"OSCAR_OBSERVE": "/tmp/x.npz"}),
@@ -205,13 +203,13 @@ class StartTest(unittest.TestCase):
                 self.assertIn(expected, self.configure())
 
     def test_a_library_that_does_not_load(self):
-        from oscar_kv import places
+        from oscar_kv import program
 
         broken = PROJECT / "README.md"
-        places.load_library.cache_clear()
+        program.load_library.cache_clear()
         with mock.patch.dict(os.environ, {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_TORCH_LIBRARY": str(broken)}):
             self.assertIn(f"{broken} does not load into torch {torch.__version__}", self.configure())
-        places.load_library.cache_clear()
+        program.load_library.cache_clear()
 
     def test_a_backend_that_cannot_be_observed(self):
         with mock.patch.dict(os.environ, {"OSCAR_OBSERVE": "/tmp/x.safetensors"}):

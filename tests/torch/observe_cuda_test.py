@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""torch.ops.oscar.observe on a GPU against the same rows on the CPU, which is exact: observe_cuda_test.py LIBRARY
+"""torch.ops.oscar.observe on a GPU against the same rows on the CPU, which is exact: observe_cuda_test.py [ObserveCudaTest.test_…]
 Needs torch alone. Exit status 77 without a GPU."""
 import json
+import os
 import sys
 import tempfile
+import unittest
 from pathlib import Path
 
 import torch
 
+torch.ops.load_library(os.environ["OSCAR_TORCH_LIBRARY"])
 TOLERANCE = 1e-6  # of the norm: fp32 sums over 64 rows
 TYPES = {"F64": torch.float64}
 
@@ -59,98 +62,80 @@ def compare(name, calls, **options):
     assert_same(name, *states)
 
 
-def check_shapes_and_types():
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for heads, dims in (((8, 2), (128, 128)), ((4, 4), (64, 64)), ((16, 2), (256, 128)), ((6, 1), (96, 32)),
-                            ((5, 5), (40, 24)), ((8, 8), (192, 128))):
-            calls = [(rows((tokens,), heads, dims, dtype), {}) for tokens in (1, 700, 63, 1500)]
-            compare(f"{dtype}, heads {heads}, dims {dims}", calls, reservoir=500, seed=7)
+class ObserveCudaTest(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
 
+    def test_shapes_and_types(self):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for heads, dims in (((8, 2), (128, 128)), ((4, 4), (64, 64)), ((16, 2), (256, 128)), ((6, 1), (96, 32)),
+                                ((5, 5), (40, 24)), ((8, 8), (192, 128))):
+                calls = [(rows((tokens,), heads, dims, dtype), {}) for tokens in (1, 700, 63, 1500)]
+                compare(f"{dtype}, heads {heads}, dims {dims}", calls, reservoir=500, seed=7)
 
-def check_what_counts():
-    for integers in (torch.int32, torch.int64):
-        packed = rows((900,), (8, 2), (128, 64), torch.bfloat16)
-        for x in packed:
-            x[:5], x[800:] = torch.nan, torch.nan
-        boundaries = torch.tensor([5, 300, 301, 800], dtype=integers, device="cuda")
-        compare(f"packed, {integers}", [(packed, {"cu_seqlens": boundaries})], reservoir=300)
-    padded = rows((3, 400), (8, 2), (128, 128), torch.bfloat16)
-    mask = torch.rand(3, 400, device="cuda") < 0.7
-    for x in padded:
-        x[~mask] = torch.nan
-    compare("padded", [(padded, {"mask": mask, "query_scale": 0.6}), (padded, {"mask": mask})], reservoir=300)
-    expanded = torch.ones(1, 400, dtype=torch.bool, device="cuda").expand(3, 400)
-    plain = rows((3, 400), (8, 2), (128, 128), torch.bfloat16)
-    compare("a mask without strides", [(plain, {"mask": expanded})])
+    def test_what_counts(self):
+        for integers in (torch.int32, torch.int64):
+            packed = rows((900,), (8, 2), (128, 64), torch.bfloat16)
+            for x in packed:
+                x[:5], x[800:] = torch.nan, torch.nan
+            boundaries = torch.tensor([5, 300, 301, 800], dtype=integers, device="cuda")
+            compare(f"packed, {integers}", [(packed, {"cu_seqlens": boundaries})], reservoir=300)
+        padded = rows((3, 400), (8, 2), (128, 128), torch.bfloat16)
+        mask = torch.rand(3, 400, device="cuda") < 0.7
+        for x in padded:
+            x[~mask] = torch.nan
+        compare("padded", [(padded, {"mask": mask, "query_scale": 0.6}), (padded, {"mask": mask})], reservoir=300)
+        expanded = torch.ones(1, 400, dtype=torch.bool, device="cuda").expand(3, 400)
+        plain = rows((3, 400), (8, 2), (128, 128), torch.bfloat16)
+        compare("a mask without strides", [(plain, {"mask": expanded})])
 
-
-def check_graph_and_steady_state():
-    observe = torch.ops.oscar.observe
-    gpu, cpu = torch.ops.oscar.new_state(reservoir=2000), torch.ops.oscar.new_state(reservoir=2000)
-    q, k, v = rows((512,), (8, 2), (128, 128), torch.bfloat16)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        observe(gpu, 0, q, k, v)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+    def test_graph_and_steady_state(self):
+        observe = torch.ops.oscar.observe
+        gpu, cpu = torch.ops.oscar.new_state(reservoir=2000), torch.ops.oscar.new_state(reservoir=2000)
+        q, k, v = rows((512,), (8, 2), (128, 128), torch.bfloat16)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             observe(gpu, 0, q, k, v)
-        for _ in range(9):
-            graph.replay()
-        stream.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        before = torch.cuda.memory_stats()["allocation.all.allocated"]
-        observe(gpu, 0, q, k, v)
-        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "observe allocates"
-        torch.cuda.set_sync_debug_mode("default")
-        stream.synchronize()
-    torch.cuda.synchronize()
-    for _ in range(11):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                observe(gpu, 0, q, k, v)
+            for _ in range(9):
+                graph.replay()
+            stream.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            observe(gpu, 0, q, k, v)
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "observe allocates"
+            torch.cuda.set_sync_debug_mode("default")
+            stream.synchronize()
+        torch.cuda.synchronize()
+        for _ in range(11):
+            observe(cpu, 0, q.cpu(), k.cpu(), v.cpu())
+        assert_same("a graph, replayed 9 times", gpu, cpu)
+        torch.ops.oscar.reset(gpu), torch.ops.oscar.reset(cpu)
+        graph.replay()  # addresses are those of before
+        torch.cuda.synchronize()
         observe(cpu, 0, q.cpu(), k.cpu(), v.cpu())
-    assert_same("a graph, replayed 9 times", gpu, cpu)
-    torch.ops.oscar.reset(gpu), torch.ops.oscar.reset(cpu)
-    graph.replay()  # addresses are those of before
-    torch.cuda.synchronize()
-    observe(cpu, 0, q.cpu(), k.cpu(), v.cpu())
-    assert_same("the same graph after reset", gpu, cpu)
-    other = torch.ops.oscar.new_state(reservoir=2000)
-    with torch.cuda.stream(stream):
-        try:
+        assert_same("the same graph after reset", gpu, cpu)
+        other = torch.ops.oscar.new_state(reservoir=2000)
+        with torch.cuda.stream(stream), self.assertRaisesRegex(RuntimeError, "before a CUDA graph is captured"):
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
                 _ = q + 1  # torch warns of an empty graph
                 observe(other, 0, q, k, v)
-        except RuntimeError as error:
-            assert "before a CUDA graph is captured" in str(error), error
-        else:
-            raise AssertionError("a first call inside a capture was not refused")
 
-
-def check_devices():
-    q, k, v = rows((10,), (8, 2), (128, 128), torch.bfloat16)
-    state = torch.ops.oscar.new_state()
-    torch.ops.oscar.observe(state, 4, q, k, v)
-    for expected, tensors in (("layer 4: q is on cpu, but k on cuda", (q.cpu(), k, v)),
-                              ("layer 4: k is on cpu, but this layer was on cuda", (q.cpu(), k.cpu(), v.cpu()))):
-        try:
-            torch.ops.oscar.observe(state, 4, *tensors)
-        except RuntimeError as error:
-            assert expected in str(error), error
-        else:
-            raise AssertionError(f"no error that says \"{expected}\"")
-
-
-def main():
-    if not torch.cuda.is_available():
-        print("skipped: needs an NVIDIA GPU")
-        return 77
-    torch.ops.load_library(sys.argv[1])
-    torch.manual_seed(0)
-    check_shapes_and_types()
-    check_what_counts()
-    check_graph_and_steady_state()
-    check_devices()
-    return 0
+    def test_devices(self):
+        q, k, v = rows((10,), (8, 2), (128, 128), torch.bfloat16)
+        state = torch.ops.oscar.new_state()
+        torch.ops.oscar.observe(state, 4, q, k, v)
+        for expected, tensors in (("layer 4: q is on cpu, but k on cuda", (q.cpu(), k, v)),
+                                  ("layer 4: k is on cpu, but this layer was on cuda", (q.cpu(), k.cpu(), v.cpu()))):
+            with self.assertRaisesRegex(RuntimeError, expected):
+                torch.ops.oscar.observe(state, 4, *tensors)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if not torch.cuda.is_available():
+        print("skipped: needs an NVIDIA GPU")
+        sys.exit(77)
+    unittest.main()

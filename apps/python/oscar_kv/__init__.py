@@ -7,14 +7,12 @@ itself, which is in the `oscar` program and in liboscar_torch.so.
 """
 from typing import TYPE_CHECKING, Any
 
-from .command import OscarError, fit, run, verify
-from .places import load_library
-from .rotation_set import Layer, RotationSet, Side, read_set
+from .program import OscarError, fit, load_library, run, verify
+from .sets import Layer, RotationSet, Side, read_set
 from .tap import Tap, observe
 
 if TYPE_CHECKING:
-    from .decode_graph import DecodeGraph
-    from .int2_cache import INT2_ATTENTION, Int2Cache
+    from .int2_cache import INT2_ATTENTION, DecodeGraph, Int2Cache
 
 __all__ = ["INT2_ATTENTION", "DecodeGraph", "Int2Cache", "Layer", "OscarError", "RotationSet", "Side", "Tap", "fit",
            "load_library", "observe", "read_set", "run", "verify"]
@@ -22,12 +20,8 @@ __all__ = ["INT2_ATTENTION", "DecodeGraph", "Int2Cache", "Layer", "OscarError", 
 
 def __getattr__(name: str) -> Any:
     """What needs transformers is imported when it is asked for."""
-    if name in ("INT2_ATTENTION", "Int2Cache"):
+    if name in ("INT2_ATTENTION", "DecodeGraph", "Int2Cache"):
         from . import int2_cache
 
         return getattr(int2_cache, name)
-    if name == "DecodeGraph":
-        from .decode_graph import DecodeGraph
-
-        return DecodeGraph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

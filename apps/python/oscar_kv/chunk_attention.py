@@ -7,14 +7,14 @@ torch's flash attention, which also returns the log of the sum of exp(scores); p
 
     out = sum_i exp(lse_i - lse) out_i,   lse = log sum_i exp(lse_i)
 
-Rows are in the coordinates of the set. Needs torch only. Non-goals: decode steps (kernel_slots.py), how rows are packed.
+Rows are in the coordinates of the set. Needs torch only. Non-goals: decode steps, how rows are packed.
 """
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from .packed_slots import PackedSlots
+from .packed_layer import PackedSlots
 
 Attention = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]  # _attention()
 
@@ -63,7 +63,7 @@ def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) 
         piece = scratch[:, :, :min(room, total - begin)]
         count = min(max(history - begin, 0), piece.shape[2])
         if count > 0:
-            packed.unpack(cache, slots[begin:begin + count], *piece[:, :, :count])
+            packed.unpack(cache, slots[begin:begin + count], *piece[:, :, :count].transpose(1, 2))
         first = begin + count - history
         if count < piece.shape[2]:
             piece[:, :, count:] = windows[:, :, first:first + piece.shape[2] - count]

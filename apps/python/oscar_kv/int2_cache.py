@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Int2Cache: a rotation set as the cache of a model of Hugging Face transformers.
+"""Int2Cache: a set as the cache of a model of Hugging Face transformers, and its decode steps as CUDA graphs.
 
     model.generate(**inputs, past_key_values=oscar_kv.Int2Cache(oscar_kv.read_set("SET"), model.config))
 
@@ -10,11 +10,10 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
 - model.set_attn_implementation(oscar_kv.INT2_ATTENTION) stays in transformed coordinates and gives each token its own
   windows, however many come at once: on CUDA by the kernels of liboscar_torch.so where they know the set's codec and
-  shapes (int2_kernel.py), else in torch (int2_attend.py); Int2Cache.path says which, and why. Calls that transformers gives
-  a mask, which are padded ones and those of several tokens after others, are read in torch in either case. Calls of one token by
-  the kernels can be a CUDA graph: decode_graph.py.
-Padding counts as tokens. Non-goals: taking back tokens (crop), models whose attention has sinks or soft
-caps in the second way.
+  shapes, else in torch over unpacked rows (cache_rows.py); Int2Cache.path says which, and why. Calls that transformers gives
+  a mask, which are padded ones and those of several tokens after others, are read in torch in either case.
+Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back tokens (crop), models whose
+attention has sinks or soft caps in the second way.
 """
 import threading
 from collections.abc import Callable
@@ -28,11 +27,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from . import coded_kernel, identity, int2_attend, int2_kernel
-from .decode_clock import DecodeClock
-from .int2_rows import SideRows
-from .rotation_set import Layer, RotationSet
-from .set_check import check_for_model
+from . import identity
+from .cache_rows import DecodeClock, LayerRows
+from .packed_layer import why_no_decode, why_no_kernels
+from .sets import Layer, RotationSet, check_for_model
 
 INT2_ATTENTION = "oscar_int2"
 _call = threading.local()  # .noted: the last layer's keys went to attention with a note
@@ -74,7 +72,7 @@ class _Options:
     max_length: int
     clocks: dict[torch.device, DecodeClock] = field(default_factory=dict)
 
-    def clock_of(self, rows: SideRows, device: torch.device) -> DecodeClock:
+    def clock_of(self, rows: LayerRows, device: torch.device) -> DecodeClock:
         return self.clocks.setdefault(device, DecodeClock(rows.sink, rows.recent))
 
 
@@ -86,113 +84,86 @@ class Int2Layer(CacheLayerMixin):
     def __init__(self, rotations: RotationSet, layer: Layer, config: Any, options: _Options):
         super().__init__()
         self._rotations, self._layer, self._config, self._options = rotations, layer, config, options
-        self._begin(SideRows)
+        self.rows = LayerRows(rotations, layer)
         self.path = "none yet"
-
-    def _begin(self, rows: type[SideRows]) -> None:
-        manifest, layer = self._rotations.manifest, self._layer
-        sink, recent = self._rotations.windows
-        self.key = rows(manifest, "key", layer.layer_id, layer.key, sink, recent)
-        self.value = rows(manifest, "value", layer.layer_id, layer.value, sink, recent)
-        rows.join(self.key, self.value)
-
-    @property
-    def is_coded(self) -> bool:
-        return self._layer.key.levels is not None
 
     def _in_transformed_coordinates(self) -> bool:
         return getattr(self._config, "_attn_implementation", None) == INT2_ATTENTION
 
-    def _why_torch(self, keys: Tensor, values: Tensor) -> str | None:
-        """None: the kernels."""
-        if self._options.path == "torch":
-            return "as asked for"
-        if not self._in_transformed_coordinates():
-            return f"the model's attention is not {INT2_ATTENTION}"
-        why = int2_kernel.why_not(self._rotations.manifest, keys, values, self._config.num_attention_heads,
-                                  self._options.path == "kernel")
-        if why is None and self.is_coded:
-            return coded_kernel.why_not(self.key.codec, self.value.codec, keys.device)
-        return why
-
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        why = self._why_torch(key_states, value_states)
-        if why is not None and self._options.path == "kernel":
+        device, codec = key_states.device, self._rotations.manifest["codec"]
+        asks_torch, asks_kernel = (self._options.path == path for path in ("torch", "kernel"))
+        num_q_heads = getattr(self._config, "num_attention_heads", key_states.shape[1])
+        on_cuda = (why_no_kernels(codec, key_states.shape[3]) if device.type == "cuda" else
+                   f"rows are on {device.type}, the kernels on CUDA")
+        why = ("as asked for" if asks_torch else None if self._in_transformed_coordinates() else f"the model's attention is not {INT2_ATTENTION}")
+        if why is None and not (asks_kernel and device.type == "cpu"):
+            why = on_cuda
+        if self.rows.recent < 1:
+            why = why or "no recent tokens are kept as they are"
+        why = why or why_no_decode(num_q_heads, key_states.shape[1])
+        at = device if on_cuda is None else torch.device("cpu")
+        try:
+            self.rows.begin(key_states, value_states, at)
+        except ValueError as error:
+            if at.type == "cpu":
+                raise
+            why = why or str(error)
+            self.rows.begin(key_states, value_states, torch.device("cpu"))
+        if why is not None and asks_kernel:
             raise ValueError(f"layer {self._layer.layer_id}: the kernels cannot serve this cache: {why}")
-        self.path = "kernel" if why is None else f"torch: {why}"
-        of_kernel = coded_kernel.CodedKernelRows if self.is_coded else int2_kernel.KernelRows
-        self._begin(of_kernel if why is None else SideRows)
-        self.by_kernels = why is None
-        self._attention_of = int2_kernel.attention_of if why is None else int2_attend.attention_of
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.key.begin(key_states)
-        self.value.begin(value_states)
+        self.by_kernels, self.path = why is None, "kernel" if why is None else f"torch: {why}"
+        self.dtype, self.device = key_states.dtype, device
         if self.by_kernels:
-            self.reserve(max(self._options.max_length - self.key.sink - self.key.recent + 1, 0))
+            self.rows.reserve(max(self._options.max_length - self.rows.sink - self.rows.recent + 1, 0))
         self.is_initialized = True
 
-    def reserve(self, count: int) -> None:
-        """Makes room for so many more packed tokens of the kernels' cache."""
-        self.key.reserve(count)
-        self.value.reserve(count)
-
     def why_no_graph(self) -> str | None:
-        """Why a step cannot be part of a CUDA graph (decode_graph.py); None: it can."""
+        """Why a step cannot be part of a CUDA graph; None: it can."""
         if not self.is_initialized or not self.by_kernels:
             return f"it is served by {self.path}"
-        if self.device.type != "cuda":
-            return f"it is on {self.device.type}"
-        if any(getattr(side.codec, "grid", "minmax") not in ("minmax", "lsq") for side in (self.key, self.value)):
-            return f"rows of {self._rotations.manifest['codec']['name']} are packed by torch, which asks the device how many"
-        return None
-
-    def places(self) -> list[int]:
-        """Where the tensors lie that a step of the kernels reads and writes."""
-        return [x.data_ptr() for side in (self.key, self.value) for x in side.held()]
+        return None if self.device.type == "cuda" else f"it is on {self.device.type}"
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Adds (batch, heads, tokens, d) and returns all rows as the first of these tokens sees them; for INT2_ATTENTION
         what it was given, with a note of what to read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        rows = self.rows
         if self.by_kernels and key_states.shape[2] == 1 and self._in_transformed_coordinates():
-            clock = self._options.clock_of(self.key, key_states.device)
-            key_states.oscar_seen = int2_kernel.step_of(self.key, self.value, key_states, value_states, clock)
+            key_states.oscar_seen = rows.step_of(key_states, value_states, self._options.clock_of(rows, key_states.device))
             _call.noted = True
             return key_states, value_states
-        is_prompt = self.key.length == 0 and key_states.shape[2] > 1
-        self.key.append(key_states)
-        self.value.append(value_states)
+        is_prompt = rows.length == 0 and key_states.shape[2] > 1
+        rows.append(key_states, value_states)
         if is_prompt and self._options.exact_prompt:
             pass  # as it is: nothing was read from the cache
         elif self._in_transformed_coordinates():
-            key_states.oscar_seen = self._attention_of(self.key, self.value)
+            key_states.oscar_seen = rows.attention_of(self.by_kernels)
             _call.noted = True
         else:
-            key_states, value_states = (side.read().to(key_states.dtype) for side in (self.key, self.value))
-        self.key.evict()
-        self.value.evict()
+            key_states, value_states = (x.to(key_states.dtype) for x in rows.read())
+        rows.evict()
         return key_states, value_states
 
     def get_seq_length(self) -> int:
-        return self.key.length
+        return self.rows.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.key.length + query_length, 0
+        return self.rows.length + query_length, 0
 
     def get_max_length(self) -> int:
         return -1
 
     def nbytes(self) -> int:
         """Bytes that the rows take, room that is kept for the next ones included; matrices are the set's."""
-        return self.key.nbytes() + self.value.nbytes()
+        return self.rows.nbytes()
 
     def offload(self) -> None:
         raise NotImplementedError("Int2Cache does not offload")
 
     def reset(self) -> None:
-        self.key.clear()
-        self.value.clear()
+        self.rows.clear()
         self.is_initialized = False
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -210,8 +181,7 @@ class Int2Layer(CacheLayerMixin):
 
     def _batch(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
-            self.key.change(change)
-            self.value.change(change)
+            self.rows.change(change)
 
 
 class Int2Cache(Cache):
@@ -266,8 +236,7 @@ class Int2Cache(Cache):
     def follow(self) -> None:
         """A CUDA graph has added a token to all layers."""
         for layer in self.layers:
-            layer.key.advance()
-            layer.value.advance()
+            layer.rows.advance()
         for clock in self._options.clocks.values():
             clock.follow()
 
@@ -280,3 +249,71 @@ class Int2Cache(Cache):
             else:
                 total += sum(x.nbytes for x in (layer.keys, layer.values) if isinstance(x, Tensor))
         return total
+
+
+class DecodeGraph:
+    """Decode steps of a model with an Int2Cache, replayed as a CUDA graph.
+
+        model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
+        cache = oscar_kv.Int2Cache(rotations, model.config, exact_prompt=True, max_length=40000)
+        token = model(prompt, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        step = oscar_kv.DecodeGraph(model, cache)
+        for _ in range(1000):
+            token = step(token).argmax(-1)
+
+    The cache is as it would be after the same calls of the model, and can be used by both in turn. Where its tensors were made anew (it
+    grew, sequences were reordered), a call is made by Python, and the one after it is captured again. Non-goals: padding, models that
+    decide by values on the device, layers whose own caches change shape (sliding windows).
+
+    Raises ValueError if the model does not attend by INT2_ATTENTION, or a layer of the cache is not served by the kernels."""
+
+    def __init__(self, model: Any, cache: Int2Cache):
+        if model.config._attn_implementation != INT2_ATTENTION:
+            raise ValueError(f"DecodeGraph needs model.set_attn_implementation({INT2_ATTENTION!r})")
+        if cache.get_seq_length() == 0:
+            raise ValueError("the cache is empty; give it the prompt first, by a call of the model")
+        for i, layer in enumerate(cache.layers):
+            why = layer.why_no_graph() if isinstance(layer, Int2Layer) else f"it is a {type(layer).__name__}, whose shapes change"
+            if why is not None:
+                raise ValueError(f"layer {i} of this cache cannot be part of a CUDA graph: {why}")
+        self._model, self._cache = model, cache
+        self._stream = torch.cuda.Stream(model.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._places: list[int] = []
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """tokens: int64 (batch, 1), the next of each sequence -> logits (batch, 1, vocabulary), which the next call overwrites."""
+        for layer in self._cache.layers:
+            if not layer.is_initialized:
+                raise ValueError("the cache was reset; give it a prompt first, by a call of the model")
+            layer.rows.reserve(1)
+        places = [tokens.shape[0], *(x.data_ptr() for layer in self._cache.layers for x in layer.rows.held())]
+        if places != self._places:
+            self._places, self._graph = places, None
+            return self._by_python(tokens)
+        if self._graph is None:
+            self._capture(tokens)
+        else:
+            self._cache.follow()
+        self._tokens.copy_(tokens)
+        self._graph.replay()
+        return self._logits
+
+    def _by_python(self, tokens: Tensor) -> Tensor:
+        """On the stream that captures, so that what is kept for a stream is there."""
+        current = torch.cuda.current_stream(tokens.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            logits = self._model(tokens, past_key_values=self._cache, logits_to_keep=1).logits
+        current.wait_stream(self._stream)
+        return logits
+
+    def _capture(self, tokens: Tensor) -> None:
+        """The cache then is one token further to Python, and not on the device, until the graph is replayed."""
+        graph, self._tokens = torch.cuda.CUDAGraph(), tokens.clone()
+        torch.cuda.synchronize(tokens.device)
+        with torch.cuda.graph(graph, stream=self._stream):
+            positions = self._cache.position(tokens.device).expand_as(tokens)
+            self._logits = self._model(self._tokens, past_key_values=self._cache, position_ids=positions, logits_to_keep=1).logits
+        self._graph = graph

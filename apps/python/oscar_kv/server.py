@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import identity
-from .places import load_library, setting
+from .program import load_library, setting
 
 _log = logging.getLogger("oscar_kv")
 

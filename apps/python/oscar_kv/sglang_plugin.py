@@ -7,7 +7,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
-from .places import set_path
+from .program import set_path
 from .server import Place, ServerTap, check_settings, is_wanted, starting
 
 _TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from . import identity
-from .places import load_library
+from .program import load_library
 
 
 class _Texts:

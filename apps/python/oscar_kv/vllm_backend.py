@@ -6,12 +6,14 @@
 vLLM's paged cache holds packed rows only, so a GiB holds as many more tokens as the set has fewer bits. What windows keep in
 bfloat16 lies beside it, in copies of the blocks that they read (window_blocks.py): chunked prefill, prefix caching and preemption
 work. A prompt's tokens see each other as they are, those of earlier chunks as the cache has them: packed between the windows.
-The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
-read by kernels, all at once, where these know the set (kernel_slots.py); steps of such requests alone can be CUDA graphs. Others
+vLLM asks each layer for the size of a token and of a block while a server starts, when its weights are there and its cache is not.
+The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
+read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
 are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Non-goals, refused: soft caps, sinks, ALiBi,
 layers that share caches, more ranks than KV heads.
 """
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,20 +21,153 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.attention import Attention as AttentionLayer
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, max_decode_query_len
 
-from . import vllm_cache
-from .chunk_attention import attend, rehearse
+from . import packed_layer
+from .chunk_attention import Attention, attend, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
-from .kernel_slots import MOST_VALUES
-from .packed_slots import PackedSlots
-from .places import manifest_hash, set_path
-from .vllm_cache import pack_specs, packed_layers
-from .vllm_flash import flash_attention
+from .packed_layer import MOST_VALUES, LayerSide, PackedSlots, of_heads, why_no_decode, why_no_kernels
+from .program import manifest_hash, set_path
+from .sets import RotationSet, Side
+from .vllm_start import LAYER, is_packed, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
+ON_CPU = False  # tests: decode steps by the operators on the CPU, too
+_PAGES = (4, 8, 16, 32, 64, 128, 256)  # tokens that the kernels' pages may have
 _log = logging.getLogger("vllm.oscar_kv")  # below vLLM's own, so that it is seen where vLLM's lines are
+
+
+@cache
+def packed_set() -> RotationSet:
+    """The set that this process serves, as tensors."""
+    return served_set().to_torch()
+
+
+def _of_rank(side: Side, name: str, number: int, heads: int, rank: int) -> Side:
+    """A layer's side for a rank's KV heads. Raises ValueError if the set is not for all ranks' heads: vLLM gives a head
+    to several ranks if there are more ranks than heads."""
+    ranks = get_tensor_model_parallel_world_size()
+    for what, x in (("matrices", side.rotation), ("means", side.mean), ("clip ratios", side.head_clip_ratios)):
+        if x is not None and x.shape[0] not in (1, ranks * heads):
+            raise ValueError(f"layer {number}: the set {set_path()} has {name} {what} of {x.shape[0]} KV "
+                             f"heads, but {ranks} ranks have {heads} each; use a set for this model, and no more ranks than "
+                             "KV heads")
+    return of_heads(side, rank * heads, heads)
+
+
+def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, device: torch.device, dtype: torch.dtype,
+              rank: int | None = None) -> PackedSlots:
+    """How a layer's tokens are packed on a rank, by default this one; shape: its query heads, KV heads and channels. Its path says whether
+    kernels serve its decode steps. Raises ValueError if the set does not fit the layer, or cannot be packed on this device."""
+    rank = get_tensor_model_parallel_rank() if rank is None else rank
+    rotations, found = packed_set(), LAYER.search(layer_name)
+    if found is None or int(found[1]) not in rotations.layers:
+        raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(rotations.layers)}")
+    number, (q_heads, heads, dim), codec, sides = int(found[1]), shape, rotations.manifest["codec"], []
+    if device.type == "cuda" and (why := why_no_kernels(codec, dim)):
+        raise ValueError(f"the set {set_path()} cannot be served: {why}")
+    for name, side in (("key", rotations.layers[number].key), ("value", rotations.layers[number].value)):
+        sides.append(LayerSide(name, number, _of_rank(side, name, number, heads, rank)))
+        sides[-1].place(heads, dim, device, dtype)
+    slots, (sink, recent) = packed_layer.slots_of(codec, *sides, heads, dim, device), rotations.windows
+    for is_wrong, text in ((device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
+                           (recent < 2, f"a window of {recent} recent tokens"),
+                           (block_size not in _PAGES, f"blocks of {block_size} tokens"),
+                           (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")):
+        if is_wrong:
+            slots.path = f"torch: {text}"
+            break
+    else:
+        why = why_no_decode(q_heads, heads)
+        slots.path = "kernels" if why is None else f"torch: {why}"
+    return slots
+
+
+def _room_of(*layer: Any) -> int:
+    """Bytes of a token on the rank whose heads take most, as vLLM gives all ranks caches of one shape. layer: as _slots_of() takes it."""
+    is_coded = packed_set().manifest["codec"]["name"] == "coded"  # INT2 heads take equally much
+    ranks = range(get_tensor_model_parallel_world_size()) if is_coded else (None,)
+    return max(_slots_of(*layer, rank).bytes for rank in ranks)
+
+
+def _plan_windows(impl: Any, vllm_config: Any) -> None:
+    """Notes how many copies a layer's windows need at most. Raises ValueError if those of all layers are more than half of what the GPU has
+    free, while its weights are there and its cache is not."""
+    scheduler, requests = vllm_config.scheduler_config, vllm_config.scheduler_config.max_num_seqs
+    entries = WindowBlocks.most_entries(impl.block_size, *packed_set().windows, requests, scheduler.max_num_batched_tokens)
+    impl.most_copies = entries * impl.block_size
+    if current_platform.device_type != "cuda":
+        return
+    taken, free = impl.copy_bytes(impl.most_copies) * len(packed_layers(vllm_config)), torch.cuda.mem_get_info()[0]
+    if 2 * taken > free:
+        raise ValueError(f"the set {set_path()} cannot be served: windows of {requests} requests take {taken / 2**30:.1f} GiB in bfloat16 beside "
+                         f"the cache, and the GPU has {free / 2**30:.1f} GiB free; give --max-num-seqs {max(1, int(requests * free / taken / 4))}")
+
+
+def pack_specs() -> None:
+    """Lets each layer that is ours ask vLLM for the bytes that its tokens take packed: vLLM asks a backend for the size of its
+    cache (customize_spec) without telling the layer, and layers of a coded cache have different sizes."""
+    of_layer = AttentionLayer.get_kv_cache_spec
+
+    def get_kv_cache_spec(self: Any, vllm_config: Any) -> Any:
+        spec = of_layer(self, vllm_config)
+        if not is_packed(self):
+            return spec
+
+        def packed_in(block_size: int) -> Any:
+            self.impl.block_size, self.impl.room = block_size, _room_of(
+                self.layer_name, (self.impl.num_heads, spec.num_kv_heads, spec.head_size), block_size,
+                torch.device(current_platform.device_type), spec.dtype)
+            return replace(spec, block_size=block_size, dtype=torch.uint8, num_head_slots=1, state_content_bytes=self.impl.room)
+
+        packed = packed_in(spec.block_size)
+        page = max((of_layer(layer, vllm_config).page_size_bytes for layer in
+                    vllm_config.compilation_config.static_forward_context.values()
+                    if isinstance(layer, AttentionLayer) and not is_packed(layer)), default=0)
+        if page > packed.page_size_bytes:
+            # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one. Kernels
+            # may not serve blocks of so many; a token takes no more bytes then.
+            blocks = page // packed.page_size_bytes
+            if current_platform.device_type == "cuda" and packed_set().manifest["codec"]["name"] == "coded":
+                blocks = 1 << (blocks.bit_length() - 1)  # pages of the kernels
+            packed = replace(packed_in(spec.block_size * blocks), page_size_padded=page)
+        _plan_windows(self.impl, vllm_config)
+        return packed
+
+    AttentionLayer.get_kv_cache_spec = get_kv_cache_spec
+
+
+def packed_layers(vllm_config: Any) -> list[Any]:
+    return [layer for layer in vllm_config.compilation_config.static_forward_context.values() if is_packed(layer)]
+
+
+@cache
+def flash_attention(head_size: int) -> Attention | None:
+    """The flash attention that vLLM brings, for prompts: on Hopper its third version takes two thirds of the time of torch's.
+    attention(q, keys, values, scaling, is_causal), bfloat16 (heads, tokens, d) each, any strides but of channels -> out of q's shape,
+    lse float32 (query heads, tokens). is_causal: query i sees keys 0 to i, as many as there are queries. None: vLLM has none for these
+    heads on this device."""
+    if current_platform.device_type != "cuda":
+        return None
+    try:
+        from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
+    except ImportError:
+        return None
+    version = get_flash_attn_version(head_size=head_size)
+    if version not in (2, 3) or head_size > 256 or head_size % 8:
+        return None
+
+    def attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+        counts = q.shape[1], keys.shape[1]
+        places = [torch.arange(0, 2 * count, count, dtype=torch.int32, device=q.device) for count in counts]  # [0, count]
+        out, lse = flash_attn_varlen_func(*(x.transpose(0, 1) for x in (q, keys, values)), counts[0], places[0], counts[1], places[1],
+                                          softmax_scale=scaling, causal=is_causal, return_softmax_lse=True, fa_version=version)
+        return out.transpose(0, 1), lse
+
+    return attention
 
 
 class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
@@ -52,10 +187,10 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.by_torch = any(layer.impl.packed.path != "kernels" for layer in own)
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
         blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
-        self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *vllm_cache.packed_set().windows, scheduler.max_num_seqs,
+        self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *packed_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
-        self.buffers = StepBuffers(scheduler.max_num_seqs, vllm_cache.packed_set().manifest["codec"]["name"] == "coded")
+        self.buffers = StepBuffers(scheduler.max_num_seqs, packed_set().manifest["codec"]["name"] == "coded")
         for layer in own:
             layer.impl.make_copies(self.windows.slots, device)
         if known:
@@ -167,7 +302,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         """Finds and checks the layer's matrices, while the server starts. block_size: counts if vLLM has not asked for the layer's own."""
         if self.packed is None:
             shape = self.num_heads, self.num_kv_heads, self.head_size
-            self.packed = vllm_cache.slots_of(layer.layer_name, shape, self.block_size or block_size, device, self.dtype)
+            self.packed = _slots_of(layer.layer_name, shape, self.block_size or block_size, device, self.dtype)
         return self.packed
 
     def forward(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
@@ -212,7 +347,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
     def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor) -> None:
         """Makes copies of packed rows."""
         rows = self._copies.new_empty(2, len(slots), *self._copies.shape[2:])
-        self.packed.unpack(self.packed.of_rank(kv_cache), slots.int(), *(each.transpose(0, 1) for each in rows))
+        self.packed.unpack(self.packed.of_rank(kv_cache), slots.int(), *rows)
         self._copies.index_copy_(1, copies, rows)
 
     def _decode(self, turned: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:

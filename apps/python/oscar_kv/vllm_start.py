@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 from . import identity
-from .places import manifest_hash, set_path
-from .rotation_set import RotationSet, read_set
+from .program import manifest_hash, set_path
+from .sets import RotationSet, read_set
 from .server import starting
-from .set_check import check_for_model
+from .sets import check_for_model
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 LAYER = re.compile(r"\blayers\.(\d+)\.")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "gpu_tensors.hpp"
+#include "tensors.hpp"
 
 namespace oscar::operators {
 
@@ -37,15 +37,26 @@ oscar_bf16_rows target_of(const Tensor& x, const char* name, const Tensor& slots
 }
 
 oscar_page_table table_of(const Tensor& pages, const char* name, const Tensor& lengths, const Tensor& q,
-                          const Tensor& pool) {
+                          int64_t page_size) {
   check_tensor(pages, name, q, 2, ScalarType::Int);
   if (!pages.is_contiguous()) fail(name, " is not contiguous");
   check_tensor(lengths, "lengths", q, 1, ScalarType::Int);
   if (!(pages.size(0) == q.size(0) && lengths.size(0) == q.size(0)))
     fail(name, " and its lengths have ", pages.size(0), " and ", lengths.size(0), " sequences, not ", q.size(0));
-  const auto per_sequence = static_cast<int32_t>(pages.size(1)), page_size = static_cast<int32_t>(pool.size(1));
-  return {pages.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(), per_sequence, page_size,
-          per_sequence * page_size};
+  const auto each = static_cast<int32_t>(pages.size(1)), size = static_cast<int32_t>(page_size);
+  return {pages.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(), each, size, each * size};
+}
+
+Tensor empty_float_like(const Tensor& x) {
+  using torch::stable::detail::from;
+  StableIValue stack[] = {from(x),
+                          from(std::optional(ScalarType::Float)),
+                          from(std::nullopt),
+                          from(std::nullopt),
+                          from(std::nullopt),
+                          from(std::optional(torch::headeronly::MemoryFormat::Contiguous))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 }  // namespace oscar::operators

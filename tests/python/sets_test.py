@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""oscar_kv.read_set and Int2Cache with sets of somebody who means harm, or of another model: foreign_set_test.py
-[ForeignSetTest.test_…]. Hashes are made again after each change unless it is the hashes that are tested."""
+"""oscar_kv.read_set and Int2Cache with sets of somebody who means harm, or of another model: sets_test.py
+[SetsTest.test_…]. Hashes are made again after each change unless it is the hashes that are tested."""
 import dataclasses
 import hashlib
 import json
@@ -16,18 +16,18 @@ try:
     import h5py
     import numpy as np
     import oscar_kv
-    import safetensors.numpy
+    from safetensors.numpy import load_file, save_file
     import transformers
-    from oscar_kv import set_h5
+    from oscar_kv import sets
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
-SAMPLE, MODEL = PROJECT / "zoo/sample/qwen3-2m/latest", PROJECT / "tests/data/qwen3-2m"
+SAMPLE, CODED, MODEL = (PROJECT / name for name in ("zoo/sample/qwen3-2m/latest", "zoo/sample/qwen3-2m/coded", "tests/data/qwen3-2m"))
 
 
-class ForeignSetTest(unittest.TestCase):
+class SetsTest(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-foreign-"))) / "set"
         self.again()
@@ -66,9 +66,7 @@ class ForeignSetTest(unittest.TestCase):
                 ("schema is 'oscar.dump.v1'", put("schema", "oscar.dump.v1")), ("no model", put("model", None)),
                 ("codec 'turbo' is not known; known are minmax", put("codec", "name", "turbo")),
                 ("codec '\\x1b[2J' is not known", put("codec", "name", "\x1b[2J")),
-                ("levels [4, 1] are not those of minmax", put("codec", "levels", [4, 1])),
-                ("levels [4, True]", put("codec", "levels", [4, True])),
-                ("levels [4, 3] are not those of lloyd-max", lambda m: m["codec"].update(name="lloyd-max", levels=[4, 3])),
+                ("levels are [5, 3], not [4, 4]", put("codec", "levels", [5, 3])),
                 ("group_size is no count", put("codec", "group_size", -1)),
                 ("groups of 48 channels do not divide 128", put("codec", "group_size", 48)),
                 ("scale_dtype is not known", put("codec", "scale_dtype", "int4")),
@@ -154,7 +152,7 @@ class ForeignSetTest(unittest.TestCase):
                 self.assert_refused(expected)
 
     def test_hdf5_on_which_the_library_dies(self):
-        with mock.patch.object(set_h5, "_TRIAL", "import os; os.abort()"):
+        with mock.patch.object(sets, "_TRIAL", "import os; os.abort()"):
             self.assert_refused("not an HDF5 file that can be read: status -6")
         (self.folder / "rotations.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
         self.write(self.manifest())
@@ -175,13 +173,62 @@ class ForeignSetTest(unittest.TestCase):
             with self.subTest(expected):
                 manifest = self.manifest()
                 manifest["files"] = [{"path": "rotations.safetensors"}]
-                safetensors.numpy.save_file(arrays | changed, self.folder / "rotations.safetensors")
+                save_file(arrays | changed, self.folder / "rotations.safetensors")
                 self.write(manifest)
                 self.assert_refused(expected)
 
     def test_without_h5py_it_says_what_to_do(self):
         with mock.patch.dict(sys.modules, {"h5py": None}), self.assertRaisesRegex(ImportError, "pip install h5py, or fit with"):
             oscar_kv.read_set(self.folder)
+
+    def changed(self, tensors=(), manifest=lambda document: None):
+        """The sample set with other tensors, whose hashes fit, and a changed manifest."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(CODED, self.folder)
+        path = self.folder / "coded.safetensors"
+        if tensors:
+            save_file({name: x for name, x in (load_file(path) | dict(tensors)).items() if x is not None}, path)
+        document = json.loads((self.folder / "manifest.json").read_text())
+        for each in document["files"]:
+            data = (self.folder / each["path"]).read_bytes()
+            each |= {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        manifest(document)
+        (self.folder / "manifest.json").write_text(json.dumps(document))
+        return self.folder
+
+    def test_a_coded_set_is_read(self):
+        rotations = oscar_kv.read_set(CODED)
+        self.assertEqual((sorted(rotations.layers), rotations.windows), ([0, 1, 2, 3], (64, 256)))
+        for layer in rotations.layers.values():
+            for side in (layer.key, layer.value):
+                np.testing.assert_allclose(side.rotation[0].astype(np.float64) @ side.read_rotation[0].T, np.eye(128), atol=1e-4)
+        self.assertEqual(str(rotations.to_torch().layers[0].key.levels.dtype), "torch.int32")
+
+    def test_what_a_coded_set_may_not_say(self):
+        key = load_file(CODED / "coded.safetensors")
+        name = "layers.1.key."
+        levels = key[name + "levels"]
+        for expected, tensors, manifest in (
+                ("not the file that manifest.json lists", (), lambda m: m["files"][0].update(sha256="0" * 64)),
+                ("windows are no counts", (), lambda m: m["windows"].update(sink=-1)), ("no layers", (), lambda m: m.update(layers=[])),
+                ("a layer_id comes twice", (), lambda m: m["layers"].append(m["layers"][0])),
+                ("the codec is not coded", (), lambda m: m["codec"].update(name="minmax")),
+                ("bytes of rows are no counts", (), lambda m: m["layers"][0]["key"].update(row_bytes=None)),
+                ("rows take [27] bytes, and the manifest says [24]", (), lambda m: m["layers"][1]["key"].update(row_bytes=[24])),
+                ("no square matrices of heads", {name + "write": None}, lambda m: None),
+                ("reading and writing matrices have different shapes", {name + "read": key[name + "read"][:, :64]}, lambda m: None),
+                ("formats of another shape", {name + "step": key[name + "step"][:, :64]}, lambda m: None),
+                ("levels are no whole numbers", {name + "levels": levels.astype(np.float32)}, lambda m: None),
+                *(("levels are no powers of two", {name + "levels": wrong}, lambda m: None) for wrong in (
+                    levels + 1, levels[:, ::-1].copy(), np.where(levels == levels.max(), 512, levels), np.concatenate([8 * levels[:, :1], levels[:, 1:]], 1))),
+                *(("steps or sigmas of stored channels", {name + what: factor * key[name + what]}, lambda m: None)
+                  for what, factor in (("sigma", 0), ("step", -1), ("sigma", -1))),
+                ("means of another shape", {name + "mean": key[name + "mean"][:, :64]}, lambda m: None),
+                ("numbers that are not finite", {name + "read": key[name + "read"] * np.float32("inf")}, lambda m: None)):
+            with self.subTest(expected), self.assertRaises(ValueError) as refused:
+                oscar_kv.read_set(self.changed(tensors, manifest))
+            self.assertIn(expected, str(refused.exception))
+            self.assertNotIn("\n", str(refused.exception))
 
     def test_a_cache_is_for_the_model_of_the_set(self):
         config = transformers.AutoConfig.from_pretrained(MODEL)

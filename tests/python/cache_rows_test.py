@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""An Int2Cache on int2_pack and int2_decode against the same cache in torch: int2_kernel_test.py [KernelTest.test_…]
+"""The rows of an Int2Cache, packed and in windows, and attention to them, by kernels against torch: cache_rows_test.py [RowsTest.test_…]
 
-On the CPU by the operators' reference (oscar_kv/int2_cpu.py); on the GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit
-status 77 if there is none.
+On the CPU by the operators there; on a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
 import dataclasses
 import itertools
@@ -18,10 +17,8 @@ try:
     import oscar_kv
     import torch
     import transformers
-    from oscar_kv import int2_attend, int2_kernel
-    from oscar_kv.decode_clock import DecodeClock
-    from oscar_kv.int2_rows import SideRows
-    from oscar_kv.row_codec import Layout
+    from oscar_kv import cache_rows, packed_layer
+    from oscar_kv.cache_rows import DecodeClock, LayerRows
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -29,9 +26,6 @@ except ImportError as missing:
 DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
 SAMPLE, GOLDEN, ZOO = (PROJECT / x for x in ("tests/data/qwen3-2m", "tests/data/golden/qwen3-2m", "zoo/sample/qwen3-2m"))
-sys.path.insert(0, str(PROJECT / "scripts/reference"))
-import row_codecs  # noqa: E402
-
 torch.set_num_threads(1)
 SINK, RECENT = 4, 8
 
@@ -40,47 +34,55 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def manifest(name="minmax", group_size=0, levels=(4, 4), scale_dtype="float32"):
-    return {"codec": {"name": name, "levels": list(levels), "group_size": group_size, "scale_dtype": scale_dtype},
-            "windows": {"sink": SINK, "recent": RECENT}}
+def codec(name="minmax", group_size=0, scale_dtype="float32"):
+    return {"name": name, "levels": [4, 4], "group_size": group_size, "scale_dtype": scale_dtype}
 
 
-def side(heads, dim, seed, centred=False, clip=0.95, head_clip_ratios=None):
+def side(heads, dim, seed, centred=False, clip=0.95, head_clip_ratios=None, levels=None):
     """Random matrices that are no rotations."""
     rotation = torch.linalg.qr(random(heads, dim, dim, seed=seed).cpu())[0] * torch.linspace(0.5, 2, dim)
     read = torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
     mean = random(heads, dim, seed=seed + 1).cpu() if centred else None
-    return oscar_kv.Side(rotation, read, mean, clip, head_clip_ratios, None)
+    if levels is None:
+        return oscar_kv.Side(rotation, read, mean, clip, head_clip_ratios, None)
+    sigma = torch.linspace(0.5, 2, dim).expand(heads, dim)
+    return oscar_kv.Side(rotation, read, mean, 0.0, None, None, torch.full((heads, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
+
+
+def rows_of(described, dim=64, keys=None, **options):
+    """Of a layer of two heads, of which the keys are centred; keys: in place of them."""
+    layer = oscar_kv.Layer(3, keys or side(2, dim, 0, centred=True, **options), side(2, dim, 7, **options))
+    return LayerRows(oscar_kv.RotationSet({"codec": described, "windows": {"sink": SINK, "recent": RECENT}}, {3: layer}), layer)
 
 
 def distance(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
-def attended(rows, calls, described, dim=64, mask=None, **options):
-    """30 tokens of two sequences in calls of so many: outputs by the kernels (if `rows` are for them) and by torch, over the
-    same packed rows; the keys."""
-    key = rows(described, "key", 0, side(2, dim, 0, centred=True, **options), SINK, RECENT)
-    value = rows(described, "value", 0, side(2, dim, 7, **options), SINK, RECENT)
+def attended(calls, described, dim=64, mask=None, by_kernel=True, **options):
+    """30 tokens of two sequences in calls of so many: outputs by kernels, in torch over the same rows, and over native rows."""
+    rows, clock = rows_of(described, dim, **options), DecodeClock(SINK, RECENT)
     q, k, v = random(2, 6, 30, dim, seed=1), random(2, 2, 30, dim, seed=2), random(2, 2, 30, dim, seed=3)
-    key.begin(k), value.begin(v)
-    by_kernels, clock = rows is int2_kernel.KernelRows, DecodeClock(SINK, RECENT)
-    ways = [int2_attend] + [int2_kernel] * by_kernels
-    outs, first = [[] for _ in ways], 0
+    rows.begin(k, v, torch.device(DEVICE if by_kernel else "cpu"))
+    outs, first = ([], [], []), 0
     for qs, ks, vs in zip(*(x.split(calls, 2) for x in (q, k, v))):
-        if by_kernels and calls == 1:
-            step = int2_kernel.step_of(key, value, ks, vs, clock)
-            everything = torch.ones(2, 1, 1, key.length, dtype=torch.bool, device=DEVICE)
-            attends = [lambda q, part, scaling: step(q, everything if part is None else part, scaling), step]
+        if calls == 1 and by_kernel:
+            step = rows.step_of(ks, vs, clock)
+            everything = torch.ones(2, 1, 1, rows.length, dtype=torch.bool, device=DEVICE)
+            by_kernels, in_torch, native = step, lambda q, part, scaling: step(q, everything if part is None else part, scaling), None
         else:
-            key.append(ks), value.append(vs)
-            attends = [way.attention_of(key, value) for way in ways]
-            key.evict(), value.evict()
-        part = None if mask is None else mask[:, :, first:first + qs.shape[2], :key.length]
-        for out, attend in zip(outs, attends):
-            out.append(attend(qs, part, 0.2))
+            rows.append(ks, vs)
+            by_kernels, in_torch, native = rows.attention_of(by_kernel), rows.attention_of(False), rows.read()
+            rows.evict()
+        part = None if mask is None else mask[:, :, first:first + qs.shape[2], :rows.length]
+        outs[0].append(by_kernels(qs, part, 0.2))
+        outs[1].append(in_torch(qs, part, 0.2))
+        if native is not None:
+            causal = torch.ones(qs.shape[2], rows.length, device=DEVICE).tril(rows.length - qs.shape[2]).bool()
+            outs[2].append(torch.nn.functional.scaled_dot_product_attention(
+                qs, *native, attn_mask=causal if part is None else causal & part, scale=0.2, enable_gqa=True))
         first += qs.shape[2]
-    return *(torch.cat(out, 2) for out in outs), key
+    return [torch.cat(out, 2) if out else None for out in outs]
 
 
 def log_probabilities(model, ids, cache, calls):
@@ -89,68 +91,73 @@ def log_probabilities(model, ids, cache, calls):
     return torch.cat(parts, 1).float().log_softmax(-1)
 
 
-class KernelTest(unittest.TestCase):
-    def setUp(self):
-        why = int2_kernel.why_not(manifest(), *[random(1, 1, 1, 64)] * 2, 1, on_cpu=True)
-        self.assertIsNone(why)
+class RowsTest(unittest.TestCase):
+    def rows(self, calls, levels, **options):
+        """40 tokens in calls of so many, and as they are read in the last one."""
+        rows, native = rows_of({"name": "coded"}, levels=levels, **options), [random(1, 2, 40, 64, seed=seed) for seed in (5, 6)]
+        rows.begin(*native, torch.device(DEVICE))
+        for parts in zip(*(x.split(calls, 2) for x in native)):
+            rows.append(*parts)
+            read = rows.read()
+            rows.evict()
+        return native, read, rows
 
-    def both(self, described, calls, **options):
-        by_torch, by_kernel, key = attended(int2_kernel.KernelRows, calls, described, **options)
-        self.assertLess(distance(by_kernel, by_torch), 5e-3, (described["codec"], calls))
-        _, torch_key = attended(SideRows, calls, described, **options)
-        self.assertEqual(key.codes.length, 30 - RECENT + 1 - SINK)
-        # A value at the edge between two levels may fall to either side.
-        layout, dim = Layout.of(4, key.ring.shape[3]), key.ring.shape[3]
-        codes, expected = (layout.unpack(x.codes.rows(), dim) for x in (key, torch_key))
-        self.assertGreater(float((codes == expected).float().mean()), 0.99, described["codec"])
-        return by_kernel
+    def test_native_rows_come_back_in_order(self):
+        native, read, rows = self.rows(7, 256)
+        for found, expected in zip(read, native):
+            self.assertLess(distance(found, expected), 0.03)
+        self.assertEqual((rows.packed, rows.window(rows.packed).shape[2]), (40 - RECENT + 1 - SINK, SINK + RECENT - 1))
+
+    def test_history_and_windows_are_where_they_belong(self):
+        native, read, _ = self.rows(1, 2)
+        for found, expected in zip(read, native):
+            exact = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).amax((0, 1)) < 0.02
+            self.assertEqual(exact.tolist(), [token < SINK or token > 39 - RECENT for token in range(40)])
 
     def test_attention_of_each_codec_and_call(self):
-        for described in (manifest(), manifest("lsq", 32), manifest("minmax", 64, scale_dtype="float16"),
-                          manifest("lsq", scale_dtype="bfloat16"), manifest("lloyd-max", 64)):
+        for described, options in ((codec(), {}), (codec(group_size=32), {}), (codec(group_size=64, scale_dtype="float16"), {}),
+                                   (codec(), {"dim": 256, "head_clip_ratios": torch.tensor([0.7, 0.0])}),
+                                   ({"name": "coded"}, {"levels": 8})):
+            one = None
+            for calls in (1, 7, 30):
+                by_kernels, in_torch, _ = attended(calls, described, **{"dim": 128} | options)
+                self.assertLess(distance(by_kernels, in_torch), 5e-3, (described, calls))
+                one = by_kernels if one is None else one
+                self.assertLess(distance(by_kernels, one), 0.01, (described, calls))  # however many come at once
+
+    def test_rows_that_kernels_do_not_take_are_packed_on_the_cpu(self):
+        for described, dim in ((codec("lloyd-max", 64), 128), (codec(), 96), ({"name": "coded"}, 96)):
+            options = {"levels": 8} if described["name"] == "coded" else {}
             for calls in (1, 30):
-                self.both(described, calls, dim=128, clip=0.0 if described["codec"]["name"] == "lsq" else 0.9)
+                out, _, native = attended(calls, described, dim, by_kernel=False, **options)
+                if calls == 1:
+                    self.assertLess(distance(out, native), 0.01, described)
 
-    def test_attention_of_wide_rows_and_clip_ratios_of_heads(self):
-        self.both(manifest(), 1, dim=256, head_clip_ratios=torch.tensor([0.7, 0.0]))
-
-    def test_calls_of_several_tokens_after_others(self):
-        self.assertLess(distance(self.both(manifest(), 7), attended(SideRows, 1, manifest())[0]), 0.01)
+    def test_each_token_of_a_prompt_has_windows_of_its_own(self):
+        out, _, native = attended(30, codec())
+        self.assertGreater(distance(native, out), 0.05)  # a prompt at once sees itself exactly
 
     def test_padding_goes_to_torch(self):
         mask = torch.ones(2, 1, 30, 30, device=DEVICE).tril().bool()
         mask[1, :, :, :6] = False
+        alone = attended(1, codec())[0]
         for calls in (1, 30):
-            self.both(manifest(), calls, mask=mask)
+            by_kernels, in_torch, _ = attended(calls, codec(), mask=mask)
+            self.assertLess(distance(by_kernels, in_torch), 5e-3)
+            self.assertLess(distance(by_kernels[0], alone[0]), 0.01)
+            self.assertGreater(float((by_kernels[1, :, 6:] - alone[1, :, 6:]).norm()), 1)
 
     def test_many_sequences_are_cut_into_launches(self):
-        before, int2_kernel._SEQUENCES = int2_kernel._SEQUENCES, 14
-        self.addCleanup(setattr, int2_kernel, "_SEQUENCES", before)
-        self.both(manifest(), 30)
+        with mock.patch.object(cache_rows, "_SEQUENCES", 14):
+            by_kernels, in_torch, _ = attended(30, codec())
+        self.assertLess(distance(by_kernels, in_torch), 5e-3)
 
-    def test_packed_rows_equal_the_formulas_in_numpy(self):
-        x = (random(50, 3, 128) * 3).bfloat16()
-        slots = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:50].int()
-        slots[7] = -1
-        for grid, clip in (("minmax", 0.92), ("minmax", 0.0), ("lsq", 0.0)):
-            codes = torch.full((4, 16, 3, 32), 255, dtype=torch.uint8, device=DEVICE)
-            params = torch.full((4, 16, 3, 2, 2), -7.0, device=DEVICE)
-            torch.ops.oscar.int2_pack(x, slots.to(DEVICE), codes, params, grid=grid, clip_ratio=clip)
-            codes, params = codes.flatten(0, 1).cpu(), params.flatten(0, 1).cpu()
-            found = torch.cat([codes >> shift & 3 for shift in (0, 2, 4, 6)], -1).unflatten(-1, (2, 64))
-            found = ((found - params[..., 1:]) * params[..., :1]).flatten(2)
-            codec = row_codecs.Codec(grid, 4, 64, clip, "sort", "float32")
-            expected = row_codecs.quantized(x.float().cpu().transpose(0, 1)[None].numpy(), codec)[0].swapaxes(0, 1)
-            written = slots >= 0
-            found, expected = found[slots[written].long()].numpy(), expected[written.numpy()]
-            if grid == "minmax":
-                np.testing.assert_allclose(found, expected, atol=2e-5)
-            else:  # the kernel's sums are float32, and values at the edge between two levels may fall to either side
-                real = x.float().cpu().numpy()[written.numpy()]
-                self.assertLess(np.linalg.norm(found - real), 1.001 * np.linalg.norm(expected - real))
-                self.assertGreater(np.mean(np.abs(found - expected) < 0.01 * np.abs(real).max()), 0.98)
-            unwritten = sorted(set(range(64)) - set(slots.tolist()))
-            self.assertTrue(bool((params[unwritten] == -7).all()) and len(unwritten) == 15)
+    def test_refuses_rows_of_another_shape(self):
+        for expected, heads, dim, keys in (
+                ("layer 3: key rows of 2 heads of 32 do not fit 2 matrices of 64 x 64", 2, 32, None), ("of 4 heads of 64 do not fit", 4, 64, None),
+                ("layer 3: key clip ratios of 3 heads for 2", 2, 64, side(2, 64, 0, head_clip_ratios=torch.full((3,), 0.9)))):
+            with self.assertRaisesRegex(ValueError, expected):
+                rows_of(codec(), keys=keys).begin(*[random(1, heads, 0, dim)] * 2, torch.device(DEVICE))
 
     def model(self):
         model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval().to(DEVICE)
@@ -166,7 +173,7 @@ class KernelTest(unittest.TestCase):
     def test_a_model_says_the_same_by_kernel_and_torch(self):
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :160]).long().to(DEVICE)
-        for name, calls in (("latest", 160), ("lsq", 100), ("latest", 1), ("coded", 160), ("coded", 1)):
+        for name, calls in (("latest", 160), ("latest", 1), ("coded", 160), ("coded", 1)):
             kernel, plain = (self.cache(model, name, path=path) for path in ("kernel", "torch"))
             tokens = ids if calls > 1 else ids[:1, :100]
             found, expected = (log_probabilities(model, tokens, cache, calls) for cache in (kernel, plain))
@@ -212,8 +219,7 @@ class KernelTest(unittest.TestCase):
         ids = torch.ones(1, 3, dtype=torch.long, device=DEVICE)
         first = log_probabilities(model, ids, cache, 3)
         cache.reset()
-        held = sum(len(side.pages) for layer in cache.layers for side in (layer.key, layer.value))
-        self.assertEqual((cache.nbytes(), held), (0, 0))
+        self.assertEqual(cache.nbytes(), 0)
         self.assertTrue(torch.equal(log_probabilities(model, ids, cache, 3), first))
 
     def test_room_from_the_start_and_steps_between_calls(self):
@@ -228,7 +234,7 @@ class KernelTest(unittest.TestCase):
                 for first in range(370, 400):
                     out.append(log_probabilities(model, ids[:, first:first + 1], cache, 1))
                     if cache is roomy:
-                        places.add(tuple(place for layer in cache.layers for place in layer.places()))
+                        places.add(tuple(x.data_ptr() for layer in cache.layers for x in layer.rows.held()))
                 parts.append(torch.cat(out, 1))
                 self.assertEqual(cache.get_seq_length(), 400)
             self.assertEqual(len(places), 1)
@@ -239,7 +245,7 @@ class KernelTest(unittest.TestCase):
         def test_a_graph_says_what_calls_of_the_model_say(self):
             model = self.model()
             ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :600]).long().to(DEVICE)
-            for name, max_length in itertools.product(("latest", "lsq", "coded"), (700, 0)):  # without room the cache grows by 256 tokens
+            for name, max_length in itertools.product(("latest", "coded"), (700, 0)):  # without room the cache grows by 256 tokens
                 graphed, plain = (self.cache(model, name, path="kernel", max_length=max_length) for _ in range(2))
                 for cache in (graphed, plain):
                     log_probabilities(model, ids[:, :40], cache, 40)
@@ -265,7 +271,7 @@ class KernelTest(unittest.TestCase):
             oscar_kv.DecodeGraph(model, cache)
 
     def test_indices_are_kept_for_each_stream_but_not_for_graphs(self):
-        get = int2_kernel._kept(4)(lambda count, device: torch.arange(count))
+        get = cache_rows._kept(4)(lambda count, device: torch.arange(count))
         state, device = {"stream": 1, "capturing": False}, torch.device("cuda")
         with mock.patch.multiple(torch.cuda, is_current_stream_capturing=lambda: state["capturing"],
                                  current_stream=lambda _: types.SimpleNamespace(cuda_stream=state["stream"])):
@@ -280,15 +286,11 @@ class KernelTest(unittest.TestCase):
         self.assertEqual(len({id(x) for x in (first, captured, other)}), 3)
 
     def test_says_why_it_takes_torch(self):
-        keys, cpu = random(1, 2, 1, 64), torch.zeros(1, 2, 1, 64)
-        for expected, described, k, v, heads in (
-                ("levels are [8, 4]", manifest(levels=(8, 4)), keys, keys, 2),
-                ("64 and 32 channels", manifest(), keys, keys[..., :32], 2),
-                ("groups of 16", manifest(group_size=16), keys, keys, 2),
-                ("34 query heads for 2", manifest(), keys, keys, 34),
-                ("no recent", manifest() | {"windows": {"sink": 4, "recent": 0}}, keys, keys, 2)):
-            self.assertIn(expected, int2_kernel.why_not(described, k, v, heads, on_cpu=True))
-        self.assertIn("rows are on cpu", int2_kernel.why_not(manifest(), cpu, cpu, 2, on_cpu=False))
+        for expected, found in (("groups of 16 channels", packed_layer.why_no_kernels(codec(group_size=16), 64)),
+                                ("rows of 96 channels", packed_layer.why_no_kernels(codec(), 96)),
+                                ("lloyd-max are packed on the CPU", packed_layer.why_no_kernels(codec("lloyd-max"), 64)),
+                                ("34 query heads for 2", packed_layer.why_no_decode(34, 2))):
+            self.assertIn(expected, found)
         model = self.model()
         model.set_attn_implementation("sdpa")
         with self.assertRaisesRegex(ValueError, "cannot serve this cache: the model's attention is not oscar_int2"):

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+"""What a set does to the keys and values of one layer of a served cache:
+
+    stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
+
+and stored rows packed in pages of bytes, by the operators of liboscar_torch.so: kernels on CUDA, their references on the CPU. Rows are
+(tokens, heads, d). Needs torch only. Non-goals: windows, page tables, where pages lie.
+"""
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .program import load_library
+from .sets import Side
+
+MOST_VALUES = 1 << 25  # of keys, and as many of values, that a server can spare memory for once they are unpacked: 128 MiB
+_PARAM_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}  # what the published serving scripts use, for sets that do not say
+_ALIGNED = 16  # bytes of a token of INT2 rows, which kernels load so many at a time
+_MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
+
+
+def of_heads(side: Side, first: int, count: int) -> Side:
+    """The part of a tensor-parallel rank that holds these KV heads; what all heads share stays whole."""
+    own = {name: x[first:first + count] for name, x in vars(side).items()
+           if isinstance(x, Tensor) and name != "eigenvalues" and len(x) > 1}
+    return replace(side, **own)
+
+
+def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+    """(tokens, heads, d) by one matrix of all heads or by one of each, none of which is copied."""
+    if len(matrices) == 1:
+        return rows @ matrices[0]
+    return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1)
+
+
+class LayerSide:
+    """The keys, or the values, of a layer. Raises ValueError if rows do not fit the set's matrices."""
+
+    def __init__(self, name: str, layer_id: int, side: Side):
+        self.name, self.layer_id = name, layer_id
+        self.formats = None if side.levels is None else (side.levels.int(), side.step.float(), side.sigma.float())
+        # Rounded as servers round, then in float32: products of bfloat16 matrices with float32 sums.
+        self.rotation = side.rotation.bfloat16().float()
+        self.read_rotation = side.read_rotation.bfloat16().float()
+        self.mean = None if side.mean is None else side.mean.float()
+        self.clip_ratios = side.head_clip_ratios
+        if self.clip_ratios is None and self.formats is None:
+            ratio = side.clip_ratio
+            if ratio is None:
+                ratio = _PUBLISHED_CLIP[name]
+                warnings.warn(f"the rotation set does not say its clip ratios for {name}s; {ratio} is used, as in the published scripts",
+                              stacklevel=3)
+            self.clip_ratios = torch.tensor([ratio], dtype=torch.float64)
+        self._expanded: dict[tuple[int, int], Tensor] = {}
+
+    def place(self, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Checks the shape of rows of this device and type, and moves the matrices to them."""
+        count, known = self.rotation.shape[:2]
+        if dim != known or count not in (1, heads):
+            raise ValueError(f"layer {self.layer_id}: {self.name} rows of {heads} heads of {dim} do not fit "
+                             f"{count} matrices of {known} x {known}; is this a set for another model?")
+        for what, x, counts in (("means", self.mean, (1, heads)), ("clip ratios", self.clip_ratios, (1, heads)),
+                                ("formats", self.formats and self.formats[0], (heads,))):
+            if x is not None and len(x) not in counts:
+                raise ValueError(f"layer {self.layer_id}: {self.name} {what} of {len(x)} heads for {heads}")
+        # The same products: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
+        product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
+        self.rotation = self.rotation.to(device, product_type)
+        self.read_rotation = self.read_rotation.to(device, product_type)
+        self.mean = None if self.mean is None else self.mean.to(device)
+        self._expanded = {}
+
+    def clip_ranks(self, heads: int, dim: int) -> list[int]:
+        """Of each head's rows, the rank of the magnitude that they are clipped to; -1: they are not."""
+        ratios = self.clip_ratios.tolist() * (heads // len(self.clip_ratios))
+        # As the program has it, in float64: int(0.9 * 80) is 72.
+        return [min(int(ratio * dim), dim - 1) if ratio > 0 else -1 for ratio in ratios]
+
+    def stored(self, native: Tensor) -> Tensor:
+        """bfloat16."""
+        rows = native if self.mean is None else native.float() - self.mean
+        return _product(rows.bfloat16().to(self.rotation.dtype), self.rotation).bfloat16()
+
+    def native(self, stored: Tensor) -> Tensor:
+        """Of rows of KV heads or outputs of query heads, values of bfloat16: float32."""
+        heads = stored.shape[1]
+        rows = _product(stored.to(self.read_rotation.dtype), self._of_heads(self.read_rotation, heads).transpose(-1, -2)).float()
+        return rows if self.mean is None else rows + self._of_heads(self.mean, heads)
+
+    def queries(self, native: Tensor) -> Tensor:
+        """Queries for stored keys, bfloat16; scores of a query are off by one constant if keys are centred."""
+        read = self._of_heads(self.read_rotation, native.shape[1])
+        return _product(native.bfloat16().to(read.dtype), read).bfloat16()
+
+    def _of_heads(self, x: Tensor, heads: int) -> Tensor:
+        """(KV heads or 1, ...) as (heads or 1, ...) for so many query heads, the same tensor in each call: a graph may hold it."""
+        if len(x) in (1, heads):
+            return x
+        key = (x.data_ptr(), heads)
+        if key not in self._expanded:
+            self._expanded[key] = x.repeat_interleave(heads // len(x), 0)
+        return self._expanded[key]
+
+
+class PackedSlots:
+    """The packed rows of a layer's keys and values in pages: a page is uint8 (1, tokens, bytes) as vLLM has its blocks. A slot is the
+    number of a token's place, counted through all pages. key, value: placed; heads: KV heads of this process. path: "kernels" where
+    decode() serves decode steps, else "torch: why"."""
+
+    path = "kernels"
+    most_values = MOST_VALUES
+    bytes: int  # of a token
+
+    def __init__(self, key: LayerSide, value: LayerSide, heads: int, dim: int):
+        self.sides, self.heads, self.dim = (key, value), heads, dim
+        self._matrices = [x.bfloat16().contiguous() for x in (key.rotation, value.rotation, key.read_rotation)]
+        self._means = [*(side.mean if side.mean is None else side.mean.contiguous() for side in self.sides), None]
+        self._back = value.read_rotation.bfloat16().transpose(1, 2).contiguous()
+
+    def of_rank(self, cache: Tensor) -> Tensor:
+        """What these tokens take of pages (pages, 1, tokens, bytes) whose slots have room for those of any rank."""
+        if cache.shape[3] == self.bytes:
+            return cache
+        tokens = cache.shape[2]
+        return cache.flatten(1)[:, :tokens * self.bytes].unflatten(1, (1, tokens, self.bytes))
+
+    def rotate(self, rows: tuple[Tensor, Tensor], stored: Tensor, places: Tensor, copies: Tensor, queries: Tensor, turned: Tensor) -> None:
+        """What a step has to rotate before it reads. rows: new keys and values, which go as stored to `stored`, bfloat16 (2, tokens,
+        heads, d), and to the places int32 (tokens) of copies (2, any number, heads, d); negative: to none. queries (any number, query
+        heads, d) go to `turned`, bfloat16 of that shape."""
+        torch.ops.oscar.rotate_rows([*rows, queries], self._matrices, self._means, [*stored, turned], places, [*copies])
+
+    def turn(self, queries: Tensor, turned: Tensor) -> None:
+        torch.ops.oscar.rotate_rows([queries], self._matrices[2:], [None], [turned], None, [])
+
+    def turn_back(self, outputs: Tensor, native: Tensor) -> None:
+        """outputs of attention (tokens, query heads, d), float32 or bfloat16, as the model has them, into bfloat16 of that shape."""
+        torch.ops.oscar.rotate_rows([outputs], [self._back], self._means[1:2], [native], None, [], adds_mean=True)
+
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        """cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written; stored: keys and values as
+        stored, bfloat16 (2, tokens, heads, d), packed into the slots."""
+        raise NotImplementedError
+
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels."""
+        raise NotImplementedError
+
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0) -> Tensor:
+        """q: bfloat16 (sequences, tokens, query heads, d) -> float32 of that shape. windows: pools of keys and values; tables: pages
+        and lengths of the history, and of the window, of each token (INT2), or of each sequence (coded). stream: whose calls share a
+        workspace."""
+        raise NotImplementedError
+
+
+class Int2Slots(PackedSlots):
+    """The rows of a KV head lie behind each other in a page, so that the kernels read whole lines of memory. Keys and values have formats
+    of the same size: to the packer they are heads of one kind."""
+
+    def __init__(self, codec: dict[str, Any], key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device):
+        super().__init__(key, value, heads, dim)
+        self._grid, self._type = codec["name"], _PARAM_TYPES[codec.get("scale_dtype", "float32")]
+        ranks = [rank for side in self.sides for rank in side.clip_ranks(heads, dim)]
+        self._ranks = torch.tensor(ranks, dtype=torch.int32, device=device)
+        groups = dim // (codec["group_size"] or dim)
+        self._sizes = 2 * heads * dim // 4, 2 * heads * groups * 2 * self._type.itemsize  # of a token's codes, and params
+        self.bytes = -(-sum(self._sizes) // _ALIGNED) * _ALIGNED
+
+    def _both(self, cache: Tensor) -> list[Tensor]:
+        """Codes and params of keys and values: views (pages, tokens, 2 heads, ...)."""
+        data, tokens = cache[:, 0].flatten(1), cache.shape[2]
+        of_codes, of_params = (size * tokens for size in self._sizes)
+        parts = data[:, :of_codes], data[:, of_codes:of_codes + of_params].view(self._type)
+        codes, params = (part.unflatten(1, (2 * self.heads, tokens, -1)).transpose(1, 2) for part in parts)
+        return [codes, params.unflatten(-1, (-1, 2))]
+
+    def _pools(self, cache: Tensor) -> list[Tensor]:
+        """Codes of keys, codes of values, params of keys, params of values: views (pages, tokens, heads, ...)."""
+        return [part for both in self._both(cache) for part in both.split(self.heads, 2)]
+
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        torch.ops.oscar.int2_pack(stored.transpose(0, 1).flatten(1, 2), slots, *self._both(cache), grid=self._grid, clip_ranks=self._ranks)
+
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        pools = self._pools(cache)
+        for number, out in enumerate((keys, values)):
+            torch.ops.oscar.int2_unpack(slots, *pools[number::2], out)
+
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0) -> Tensor:
+        rows = q.flatten(0, 1), *self._pools(cache), *tables[:2], *windows, *tables[2:]
+        out, _ = torch.ops.oscar.int2_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("int2", rows, scaling, stream))
+        return out.unflatten(0, q.shape[:2])
+
+
+class CodedSlots(PackedSlots):
+    """Raises ValueError that says why the kernels cannot read these formats, if by_kernels."""
+
+    def __init__(self, key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device):
+        super().__init__(key, value, heads, dim)
+        formats = []
+        for levels, step, sigma in (side.formats for side in self.sides):
+            bits = levels.log2().round().to(torch.uint8)[:, ::8]
+            of_stored = (torch.where(levels > 1, x, 1.0) for x in (step, sigma))
+            formats.append([x.cpu().contiguous() for x in (bits, *of_stored)])
+        try:
+            layout, tables = torch.ops.oscar.coded_layout(*(x for both in zip(*formats) for x in both), for_gpu=device.type == "cuda")
+        except RuntimeError as error:
+            raise ValueError(str(error).splitlines()[0]) from error
+        self._layout, self._tables = layout.tolist(), tables.to(device)
+        self.bytes = self._layout[5]
+
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1])
+
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values)
+
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0) -> Tensor:
+        rows = (q if q.shape[1] > 1 else q[:, 0], cache[:, 0], self._layout, self._tables, *tables[:2], *windows, *tables[2:])
+        out, _ = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("coded", rows, scaling, stream))
+        return out.reshape(q.shape)
+
+
+_workspaces: list[tuple[int, Tensor]] = []  # of a stream, all that ever were: graphs know their places; the last is the largest
+_bytes: dict[tuple[Any, ...], int] = {}
+
+
+def _workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float, stream: int) -> Tensor | None:
+    """A workspace for torch.ops.oscar.<kind>_decode, that of this stream's calls: all layers of a model share it, since they take turns in
+    one stream. None: the operator makes its own, as on the CPU, or for calls of so many sequences that they cannot share one."""
+    q = arguments[0]
+    if q.device.type != "cuda" or q.numel() // q.shape[-1] > _MOST_SHARED:
+        return None
+    key = (kind, q.device.index, *(x.shape for x in arguments if isinstance(x, Tensor)))
+    if key not in _bytes:
+        _bytes[key] = getattr(torch.ops.oscar, f"{kind}_decode_workspace")(*arguments, softmax_scale=scaling)
+    fitting = [x for of, x in _workspaces if of == stream and x.device == q.device and len(x) >= _bytes[key]]
+    if not fitting and torch.cuda.is_current_stream_capturing():
+        return None  # it would be filled with zeros by the graph alone
+    if not fitting:
+        fitting = [torch.zeros(_bytes[key] * 5 // 4, dtype=torch.uint8, device=q.device)]
+        _workspaces.append((stream, fitting[0]))
+    return fitting[-1]
+
+
+def why_no_kernels(codec: dict[str, Any], dim: int) -> str | None:
+    """Why kernels on CUDA cannot pack rows of so many channels of a set's codec; None: they can. Loads the operators."""
+    is_coded = codec["name"] == "coded"
+    for is_wrong, text in (
+            (codec["name"] == "lloyd-max", "rows of lloyd-max are packed on the CPU"),
+            (dim not in (64, 128, 256), f"rows of {dim} channels, the kernels take 64, 128 and 256"),
+            (not is_coded and (codec.get("group_size") or dim) not in (dim, 64, 32), f"groups of {codec.get('group_size')} channels")):
+        if is_wrong:
+            return text
+    load_library()
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
+        return "liboscar_torch.so was built without CUDA"
+    return None
+
+
+def why_no_decode(num_q_heads: int, num_kv_heads: int) -> str | None:
+    """Why decode kernels cannot read packed rows for so many query heads."""
+    return f"{num_q_heads} query heads for {num_kv_heads} KV heads" if num_q_heads > 16 * num_kv_heads else None
+
+
+def slots_of(codec: dict[str, Any], key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device) -> PackedSlots:
+    """Of the sides of a layer, placed, for pages on a device. Raises ValueError if its operators cannot read the formats."""
+    load_library()
+    if codec["name"] == "coded":
+        return CodedSlots(key, value, heads, dim, device)
+    return Int2Slots(codec, key, value, heads, dim, device)

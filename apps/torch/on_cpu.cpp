@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: MIT
+#include "on_cpu.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/reference/coded_row.hpp"
+#include "kernels/reference/norm_rope.hpp"
+#include "kernels/reference/packing.hpp"
+#include "kernels/reference/row_codec.hpp"
+#include "stable_torch.hpp"
+
+namespace oscar::operators::on_cpu {
+namespace {
+
+using Row = std::vector<float>;
+
+DType dtype_of(oscar_dtype type) {
+  return type == OSCAR_FLOAT32 ? DType::kF32 : type == OSCAR_FLOAT16 ? DType::kF16 : DType::kBF16;
+}
+
+std::size_t size_of_row(int channels) { return static_cast<std::size_t>(channels); }
+
+/// Values of a type that lie one after another.
+Row read(const void* data, oscar_dtype type, int count) {
+  Row row(size_of_row(count));
+  reference::unpack_parameters({static_cast<const std::uint8_t*>(data), row.size() * size_of(dtype_of(type))},
+                               dtype_of(type), row);
+  return row;
+}
+
+void write_bf16(void* data, const Row& row) {
+  auto* const to = static_cast<std::uint16_t*>(data);
+  std::transform(row.begin(), row.end(), to, bf16_from_float);
+}
+
+const std::uint8_t* bytes_of(const void* data) { return static_cast<const std::uint8_t*>(data); }
+std::uint8_t* bytes_of(void* data) { return static_cast<std::uint8_t*>(data); }
+
+/// The row of a slot of a pool that is written or read.
+std::uint8_t* row_of(const oscar_paged_rows& pool, std::int64_t page, std::int64_t token, std::int64_t head) {
+  return bytes_of(const_cast<void*>(pool.data)) + page * pool.page_stride + token * pool.token_stride +
+         head * pool.head_stride;
+}
+
+void* row_of(const oscar_bf16_rows& rows, std::int64_t token, std::int64_t head) {
+  return bytes_of(rows.data) + token * rows.token_stride + head * rows.head_stride;
+}
+
+/// Runs task(0) to task(count - 1), some side by side.
+template <class Task>
+void in_parallel(std::int64_t count, const Task& task) {
+  torch::stable::parallel_for(0, count, 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; ++i) task(i);
+  });
+}
+
+/// bfloat16(bfloat16(x - before) M + after), with float32 sums. matrix: (d, d).
+Row product(Row x, const std::uint16_t* matrix, const float* before, const float* after) {
+  Row y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float value = round_to_bf16(before == nullptr ? x[i] : x[i] - before[i]);
+    const std::uint16_t* const row = matrix + i * x.size();
+    for (std::size_t j = 0; j < y.size(); ++j) y[j] += value * float_from_bf16(row[j]);
+  }
+  for (std::size_t j = 0; j < y.size(); ++j) y[j] = round_to_bf16(after == nullptr ? y[j] : y[j] + after[j]);
+  return y;
+}
+
+Row int2_row(const oscar_paged_rows& codes, const oscar_paged_rows& params, std::int64_t page, std::int64_t token,
+             std::int64_t head, int dim, int group_size, oscar_dtype type) {
+  const int groups = dim / group_size;
+  QuantizedRows packed{std::vector<std::uint8_t>(size_of_row(dim)), {}, {}};
+  reference::unpack_int2({row_of(codes, page, token, head), size_of_row(dim / 4)}, packed.codes);
+  const Row pairs = read(row_of(params, page, token, head), type, 2 * groups);
+  for (std::size_t i = 0; i < pairs.size(); i += 2)
+    packed.scale.push_back(pairs[i]), packed.zero.push_back(pairs[i + 1]);
+  Row row(size_of_row(dim));
+  reference::decode_row(packed, row);
+  return row;
+}
+
+/// Where the bytes of a head's side lie in a page of page_size tokens: byte `byte` of string `string`, and the scales.
+std::int64_t place_of(const CodedLayer::Side& side, std::int64_t page_size, std::int64_t token, int byte, int string) {
+  const int in_pieces = byte - side.string_bytes % 2;
+  if (in_pieces < 0) return side.half_at * page_size + token * 8 + string;
+  return (side.full_at + 16 * (in_pieces / 2)) * page_size + token * 16 + 2 * string + in_pieces % 2;
+}
+
+void write_coded(const CodedLayer::Side& side, int number, const Row& row, std::int64_t page_size, std::int64_t token,
+                 std::uint8_t* page) {
+  const reference::CodedCodes coded = reference::coded_codes(side.format, row);
+  for (int string = 0; string < 8; ++string) {
+    for (int byte = 0; byte < side.string_bytes; ++byte) page[place_of(side, page_size, token, byte, string)] = 0;
+    for (const cuda::CodedPart& part : side.parts) {
+      const int code = coded.codes[static_cast<std::size_t>(8 * part.block + string)];
+      page[place_of(side, page_size, token, part.byte, string)] |=
+          static_cast<std::uint8_t>((code >> part.code_bit & ((1 << part.width) - 1)) << part.position);
+    }
+  }
+  std::copy(coded.scales.begin(), coded.scales.end(), page + side.scales_at * page_size + token * 4 + 2 * number);
+}
+
+Row coded_row(const CodedLayer::Side& side, int number, std::int64_t page_size, std::int64_t token,
+              const std::uint8_t* page) {
+  const std::uint8_t* const scales = page + side.scales_at * page_size + token * 4 + 2 * number;
+  reference::CodedCodes coded{std::vector<int>(side.format.levels.size()), {scales[0], scales[1]}};
+  for (const cuda::CodedPart& part : side.parts) {
+    for (int string = 0; string < 8; ++string) {
+      const int byte = page[place_of(side, page_size, token, part.byte, string)];
+      coded.codes[static_cast<std::size_t>(8 * part.block + string)] |=
+          (byte >> part.position & ((1 << part.width) - 1)) << part.code_bit;
+    }
+  }
+  Row row(coded.codes.size());
+  reference::coded_values(side.format, coded, row);
+  return row;
+}
+
+/// What decoding INT2 and coded rows have in common. packed(side, page, token, head): a row of the history.
+template <class Args, class Packed>
+void decode(const Args& args, int kv_heads, int dim, int query_tokens, const Packed& packed) {
+  const int group = args.num_q_heads / kv_heads;
+  if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
+  in_parallel(std::int64_t{args.batch} * kv_heads, [&](std::int64_t task) {
+    const std::int64_t b = task / kv_heads, head = task % kv_heads;
+    const int history = args.history.lengths[b], window = args.window.lengths[b];
+    std::array<std::vector<Row>, 2> rows;
+    const auto page_of = [&](const oscar_page_table& table, int token) {
+      return table.pages[b * table.pages_per_sequence + token / table.page_size];
+    };
+    for (int side = 0; side < 2; ++side) {
+      for (int t = 0; t < history; ++t)
+        rows[side].push_back(packed(side, page_of(args.history, t), t % args.history.page_size, head));
+      const oscar_paged_rows& pool = side == 0 ? args.k_window : args.v_window;
+      for (int t = 0; t < window; ++t) {
+        const std::uint8_t* const row = row_of(pool, page_of(args.window, t), t % args.window.page_size, head);
+        rows[side].push_back(read(row, OSCAR_BFLOAT16, dim));
+      }
+    }
+    for (int i = 0; i < query_tokens * group; ++i) {
+      const int token = i / group;
+      const std::int64_t at = (b * query_tokens + token) * args.num_q_heads + head * group + i % group;
+      const Row q = read(bytes_of(args.q) + 2 * at * dim, OSCAR_BFLOAT16, dim);
+      const auto seen = static_cast<std::size_t>(history + std::max(window - (query_tokens - 1 - token), 0));
+      std::vector<double> weights(seen), out(size_of_row(dim));
+      double most = -INFINITY, sum = 0;
+      for (std::size_t t = 0; t < seen; ++t) {
+        double score = 0;
+        for (std::size_t c = 0; c < q.size(); ++c) score += double{q[c]} * rows[0][t][c];
+        most = std::max(most, weights[t] = score * args.softmax_scale);
+      }
+      for (std::size_t t = 0; t < seen; ++t) {
+        sum += weights[t] = std::exp(weights[t] - most);
+        for (std::size_t c = 0; c < out.size(); ++c) out[c] += weights[t] * rows[1][t][c];
+      }
+      for (std::size_t c = 0; c < out.size(); ++c)
+        args.out[at * dim + static_cast<std::int64_t>(c)] = seen > 0 ? static_cast<float>(out[c] / sum) : 0;
+      args.lse[at] = static_cast<float>(most + std::log(sum));
+    }
+  });
+}
+
+/// A key through the norm and RoPE that it lacks; written where finished rows are wanted.
+void finish(const oscar_norm_rope& call, int token, int head, Row& row) {
+  const int dim = static_cast<int>(row.size());
+  if (call.norm_weight != nullptr) {
+    const auto type =
+        call.norm_dtype == OSCAR_BFLOAT16 ? reference::NormWeight::kBfloat16 : reference::NormWeight::kFloat32;
+    reference::rms_norm_row(row, read(call.norm_weight, call.norm_dtype, dim), type, call.norm_epsilon);
+  }
+  if (call.cos_sin != nullptr) {
+    const std::int64_t position = call.position_bytes == 8 ? static_cast<const std::int64_t*>(call.positions)[token]
+                                                           : static_cast<const std::int32_t*>(call.positions)[token];
+    const std::int64_t bytes = call.rotary_dim * (call.cos_sin_dtype == OSCAR_FLOAT32 ? 4 : 2);
+    const Row cos_sin = read(bytes_of(call.cos_sin) + position * bytes, call.cos_sin_dtype, call.rotary_dim);
+    reference::rope_row(row, cos_sin, call.interleaved != 0);
+  }
+  if (call.rows.data != nullptr) write_bf16(row_of(call.rows, token, head), row);
+}
+
+}  // namespace
+
+void int2_pack(const oscar_int2_pack_args& args, Grid grid) {
+  const int dim = args.head_dim;
+  const auto groups = size_of_row(dim / args.group_size);
+  in_parallel(args.num_tokens, [&](std::int64_t t) {
+    const std::int64_t slot = args.slots[t];
+    if (slot < 0) return;
+    for (int head = 0; head < args.num_kv_heads; ++head) {
+      Row row = read(bytes_of(args.x) + t * args.x_token_stride + head * args.x_head_stride, OSCAR_BFLOAT16, dim);
+      if (args.rotation != nullptr) {
+        const auto* const matrix = bytes_of(args.rotation) + head * args.rotation_head_stride;
+        row = product(std::move(row), reinterpret_cast<const std::uint16_t*>(matrix), nullptr, nullptr);
+      }
+      RowCodec codec{.group_size = args.group_size, .clip_ratio = args.clip_ratio, .grid = grid};
+      codec.scale_dtype = dtype_of(args.param_dtype);
+      if (args.clip_ranks != nullptr) {
+        const int rank = args.clip_ranks[head];
+        codec.clip_ratio = rank < 0 ? 0 : (rank + 0.5) / dim;
+      }
+      const QuantizedRows encoded = reference::encode_row(codec, row);
+      Row pairs;
+      for (std::size_t i = 0; i < groups; ++i) pairs.push_back(encoded.scale[i]), pairs.push_back(encoded.zero[i]);
+      const std::int64_t page = slot / args.page_size, token = slot % args.page_size;
+      reference::pack_int2(encoded.codes, {row_of(args.codes, page, token, head), size_of_row(dim / 4)});
+      reference::pack_parameters(pairs, codec.scale_dtype,
+                                 {row_of(args.params, page, token, head), pairs.size() * size_of(codec.scale_dtype)});
+    }
+  });
+}
+
+void int2_unpack(const oscar_int2_unpack_args& args) {
+  in_parallel(args.num_tokens, [&](std::int64_t t) {
+    const std::int64_t slot = args.slots[t];
+    for (int head = 0; slot >= 0 && head < args.num_kv_heads; ++head) {
+      write_bf16(row_of(args.out, t, head),
+                 int2_row(args.codes, args.params, slot / args.page_size, slot % args.page_size, head, args.head_dim,
+                          args.group_size, args.param_dtype));
+    }
+  });
+}
+
+void int2_decode(const oscar_int2_decode_args& args) {
+  decode(args, args.num_kv_heads, args.head_dim, 1,
+         [&](int side, std::int64_t page, std::int64_t token, std::int64_t head) {
+           return int2_row(side == 0 ? args.k_codes : args.v_codes, side == 0 ? args.k_params : args.v_params, page,
+                           token, head, args.head_dim, args.group_size, args.param_dtype);
+         });
+}
+
+CodedLayer::CodedLayer(int heads, int dim, const std::array<const std::uint8_t*, 2>& bits,
+                       const std::array<const float*, 2>& steps, const std::array<const float*, 2>& sigmas) {
+  const int blocks = dim / 8;
+  for (int head = 0; head < heads; ++head) {
+    std::array<Side, 2> both;
+    int full = 0, half = 0;
+    for (std::size_t side = 0; side < 2; ++side) {
+      const std::uint8_t* const own = bits[side] + head * blocks;
+      const float *const step = steps[side] + head * dim, *const sigma = sigmas[side] + head * dim;
+      CodedFormat& format = both[side].format;
+      for (int i = 0; i < dim; ++i) format.levels.push_back(1 << std::min<int>(own[i / 8], 9));
+      format.step.assign(step, step + dim), format.sigma.assign(sigma, sigma + dim);
+      reference::require_valid(format);
+      both[side].parts = cuda::parts_of(own, blocks), both[side].string_bytes = cuda::bytes_of_string(own, blocks);
+      both[side].full_at = token_bytes + 16 * full, both[side].half_at = 8 * half;
+      full += both[side].string_bytes / 2, half += both[side].string_bytes % 2;
+    }
+    for (std::size_t side = 0; side < 2; ++side) {
+      both[side].half_at += token_bytes + 16 * full, both[side].scales_at = token_bytes + 16 * full + 8 * half;
+      sides[side].push_back(std::move(both[side]));
+    }
+    token_bytes += 16 * full + 8 * half + 4;
+  }
+}
+
+void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
+  if (args.k.x == nullptr && args.v.x == nullptr) fail("coded_pack: rows neither of keys nor of values");
+  const oscar_norm_rope& lacking = args.norm_rope;
+  const bool finishes = lacking.norm_weight != nullptr || lacking.cos_sin != nullptr || lacking.rows.data != nullptr;
+  if (finishes && args.k.x == nullptr) fail("coded_pack: norm, RoPE and finished rows are of keys, and there are none");
+  if (lacking.norm_weight != nullptr && !(lacking.norm_epsilon > 0)) fail("coded_pack: norm_epsilon must be positive");
+  if (lacking.cos_sin != nullptr && (lacking.rotary_dim % 8 != 0 || lacking.rotary_dim > args.head_dim))
+    fail("coded_pack: rotary_dim must be a multiple of 8 up to head_dim");
+  if ((lacking.norm_weight != nullptr && lacking.norm_dtype == OSCAR_FLOAT16) ||
+      (lacking.cos_sin != nullptr && lacking.cos_sin_dtype == OSCAR_FLOAT16))
+    fail("coded_pack: norm weights and cosines must be float32 or bfloat16");
+  in_parallel(args.num_tokens, [&](std::int64_t t) {
+    const std::int64_t slot = args.slots[t];
+    for (int number = 0; number < 2; ++number) {
+      const oscar_coded_rows& rows = number == 0 ? args.k : args.v;
+      for (int head = 0; rows.x != nullptr && head < args.num_kv_heads; ++head) {
+        Row row =
+            read(bytes_of(rows.x) + t * rows.x_token_stride + head * rows.x_head_stride, OSCAR_BFLOAT16, args.head_dim);
+        if (number == 0) finish(lacking, static_cast<int>(t), head, row);
+        if (slot < 0) continue;
+        if (rows.rotation != nullptr) {
+          const auto* const matrix = bytes_of(rows.rotation) + head * rows.rotation_head_stride;
+          const float* const mean = rows.mean == nullptr ? nullptr : rows.mean + head * rows.mean_head_stride / 4;
+          row = product(std::move(row), reinterpret_cast<const std::uint16_t*>(matrix), mean, nullptr);
+        }
+        write_coded(layer.sides[static_cast<std::size_t>(number)][static_cast<std::size_t>(head)], number, row,
+                    args.page_size, slot % args.page_size,
+                    bytes_of(args.pages) + slot / args.page_size * args.page_stride);
+      }
+    }
+  });
+}
+
+void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) {
+  if (args.k.data == nullptr && args.v.data == nullptr) fail("coded_unpack: room neither for keys nor for values");
+  in_parallel(args.num_tokens, [&](std::int64_t t) {
+    const std::int64_t slot = args.slots[t];
+    for (int number = 0; slot >= 0 && number < 2; ++number) {
+      const oscar_bf16_rows& rows = number == 0 ? args.k : args.v;
+      for (int head = 0; rows.data != nullptr && head < args.num_kv_heads; ++head) {
+        const CodedLayer::Side& side = layer.sides[static_cast<std::size_t>(number)][static_cast<std::size_t>(head)];
+        write_bf16(row_of(rows, t, head), coded_row(side, number, args.page_size, slot % args.page_size,
+                                                    bytes_of(args.pages) + slot / args.page_size * args.page_stride));
+      }
+    }
+  });
+}
+
+void coded_decode(const oscar_coded_decode_args& args, int query_tokens, const CodedLayer& layer) {
+  decode(args, args.layout.num_kv_heads, args.layout.head_dim, query_tokens,
+         [&](int side, std::int64_t page, std::int64_t token, std::int64_t head) {
+           return coded_row(layer.sides[static_cast<std::size_t>(side)][static_cast<std::size_t>(head)], side,
+                            args.history.page_size, token, bytes_of(args.pages) + page * args.page_stride);
+         });
+}
+
+void rotate_rows(std::span<const oscar_row_product> products, int head_dim) {
+  for (const oscar_row_product& call : products) {
+    if (call.num_tokens == 0) continue;
+    if (call.num_heads % call.num_matrices != 0) fail("rotate_rows: num_heads must be a multiple of num_matrices");
+    if (call.num_means > 0 && call.num_heads % call.num_means != 0)
+      fail("rotate_rows: num_heads must be a multiple of num_means");
+    in_parallel(call.num_tokens, [&](std::int64_t t) {
+      for (int head = 0; head < call.num_heads; ++head) {
+        const std::int64_t matrix = head / (call.num_heads / call.num_matrices);
+        const float* const mean = call.num_means == 0
+                                      ? nullptr
+                                      : call.means + std::int64_t{head / (call.num_heads / call.num_means)} * head_dim;
+        const Row y = product(
+            read(bytes_of(call.x) + t * call.x_token_stride + head * call.x_head_stride, call.x_dtype, head_dim),
+            static_cast<const std::uint16_t*>(call.matrices) + matrix * head_dim * head_dim,
+            call.adds_mean != 0 ? nullptr : mean, call.adds_mean != 0 ? mean : nullptr);
+        if (call.out.data != nullptr) write_bf16(row_of(call.out, t, head), y);
+        if (call.kept.data != nullptr && call.slots[t] >= 0) write_bf16(row_of(call.kept, call.slots[t], head), y);
+      }
+    });
+  }
+}
+
+void step_windows(const WindowStepCall& call) {
+  struct Request {
+    int sinks, begin, after;
+    bool takes_part;
+  };
+  const auto copy_of = [&](std::int64_t block, std::int64_t token) {
+    const std::int64_t entry = call.entry_of[block];
+    return static_cast<std::int32_t>(entry < 0 ? -1 : entry * call.block_size + token % call.block_size);
+  };
+  std::vector<Request> requests;
+  std::vector<std::int32_t> asked;
+  for (int r = 0; r < call.requests; ++r) {
+    const int count = call.starts[r + 1] - call.starts[r], before = std::max(call.lengths[r] - count, 0);
+    const int after = count > 0 ? call.lengths[r] : before, sinks = std::min(before, call.sink);
+    const int begin = std::max(before + 1 - call.recent, sinks);
+    requests.push_back({sinks, begin, after, after > before});
+    const auto ask_for = [&](int first, int end) {  // blocks of the tokens [first, end)
+      for (int i = first / call.block_size; i * call.block_size < end; ++i) {
+        const std::int32_t block = call.table[r * call.table_stride + i];
+        if (call.entry_of[block] >= 0) {
+          call.read_in[call.entry_of[block]] = call.step;
+        } else if (std::ranges::find(asked, block) == asked.end()) {
+          asked.push_back(block);
+        }
+      }
+    };
+    if (after > before) ask_for(0, std::min(after, call.sink)), ask_for(begin, after);
+  }
+  for (const std::int32_t block : asked) {  // those that were longest not read make room
+    const std::int64_t entry = std::min_element(call.read_in, call.read_in + call.entries) - call.read_in;
+    if (call.read_in[entry] == call.step) continue;  // there are too few
+    if (call.block_of[entry] >= 0) call.entry_of[call.block_of[entry]] = -1;
+    call.entry_of[block] = entry, call.block_of[entry] = block, call.read_in[entry] = call.step;
+  }
+  for (int t = 0; t < call.all_tokens; ++t) {
+    const std::int64_t slot = call.written[t];
+    call.slots[t] = static_cast<std::int32_t>(slot);
+    call.kept[t] = slot < 0 ? -1 : copy_of(slot / call.block_size, slot);
+  }
+  const int width = call.sink + call.recent - 1 + call.new_tokens;
+  for (int row = 0; row < call.requests * call.rows_of_request; ++row) {
+    const auto& [sinks, begin, after, takes_part] = requests[static_cast<std::size_t>(row / call.rows_of_request)];
+    const std::int32_t* const blocks = call.table + row / call.rows_of_request * call.table_stride;
+    std::copy_n(blocks + call.table_width - call.page_width, call.page_width,
+                call.pages + std::int64_t{row} * call.page_width);
+    for (int place = 0; place < width; ++place) {
+      const int token = place < sinks ? place : place + begin - sinks;
+      const int block = blocks[std::min(token / call.block_size, call.table_width - 1)];
+      call.copies[std::int64_t{row} * width + place] = std::max(copy_of(block, token), 0);
+    }
+    const int later = call.rows_of_request - 1 - row % call.rows_of_request;
+    call.history[row] = takes_part ? begin - sinks : 0;
+    call.copy_lengths[row] = takes_part ? std::max(sinks + after - begin - later, 0) : 0;
+  }
+}
+
+}  // namespace oscar::operators::on_cpu

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// What the C functions of kernels/include/oscar compute, for arguments whose pointers are host memory: the operators of
+// CPU tensors, by kernels/reference. Rows may have any dimension that packs (INT2: a multiple of 4, coded: of 8), and
+// pages any size. Errors: RuntimeError.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/coded_parts.hpp"
+#include "kernels/types.hpp"
+#include "kernels/window_step.hpp"
+#include "oscar/coded_pack.h"
+#include "oscar/rotate_rows.h"
+
+namespace oscar::operators::on_cpu {
+
+/// Packs rows; args.grid and args.clip_ratio are those of the codec, in whose place clip_ranks stand if there are any.
+void int2_pack(const oscar_int2_pack_args& args, Grid grid);
+void int2_unpack(const oscar_int2_unpack_args& args);
+void int2_decode(const oscar_int2_decode_args& args);
+
+/// The formats of a coded layer, and where their bytes lie in a page (oscar/coded_attention.h).
+struct CodedLayer {
+  struct Side {
+    CodedFormat format;
+    std::vector<cuda::CodedPart> parts;
+    int string_bytes = 0;
+    std::int64_t full_at = 0, half_at = 0, scales_at = 0;  // bytes of a token before its planes
+  };
+  std::array<std::vector<Side>, 2> sides;  // keys and values, of the KV heads
+  std::int64_t token_bytes = 0;
+
+  /// bits (heads, dim / 8), steps and sigmas (heads, dim) of both sides. Throws std::logic_error if they are no format.
+  CodedLayer(int heads, int dim, const std::array<const std::uint8_t*, 2>& bits,
+             const std::array<const float*, 2>& steps, const std::array<const float*, 2>& sigmas);
+};
+
+void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer);
+void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer);
+void coded_decode(const oscar_coded_decode_args& args, int query_tokens, const CodedLayer& layer);
+
+void rotate_rows(std::span<const oscar_row_product> products, int head_dim);
+void step_windows(const WindowStepCall& call);
+
+}  // namespace oscar::operators::on_cpu

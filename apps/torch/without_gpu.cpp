@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// What a build without CUDA has in place of the kernels. No operator is registered for CUDA tensors there, so that of
+// these coded_layout alone is asked, for tables of kernels.
+#include "gpu.hpp"
+#include "kernels/window_step.hpp"
+#include "observe_state.hpp"
+#include "oscar/coded_pack.h"
+#include "oscar/rotate_rows.h"
+
+namespace {
+constexpr int kRefused = 1;
+}
+
+extern "C" {
+const char* oscar_int2_error() { return "liboscar_torch.so was built without CUDA"; }
+std::size_t oscar_int2_decode_workspace(const oscar_int2_decode_args*) { return 0; }
+int oscar_int2_decode(const oscar_int2_decode_args*, void*) { return kRefused; }
+int oscar_int2_pack(const oscar_int2_pack_args*, void*) { return kRefused; }
+int oscar_int2_unpack(const oscar_int2_unpack_args*, void*) { return kRefused; }
+int oscar_coded_layout_of(const oscar_coded_format*, oscar_coded_layout*, void*) { return kRefused; }
+int oscar_coded_pack_table_of(const oscar_coded_format*, const float*, const float*, int64_t*, void*) {
+  return kRefused;
+}
+std::size_t oscar_coded_decode_tokens_workspace(const oscar_coded_decode_args*, int32_t) { return 0; }
+int oscar_coded_decode_tokens(const oscar_coded_decode_args*, int32_t, void*) { return kRefused; }
+int oscar_coded_pack(const oscar_coded_pack_args*, void*) { return kRefused; }
+int oscar_coded_unpack(const oscar_coded_unpack_args*, void*) { return kRefused; }
+int oscar_rotate_rows(const oscar_row_product*, int32_t, int32_t, void*) { return kRefused; }
+}
+
+namespace oscar {
+
+int step_windows(const WindowStepCall&, void*) { return kRefused; }
+
+namespace operators {
+
+void* current_stream(const Tensor&) { return nullptr; }
+
+void check_status(int status, const char* name, const char* (*)()) {
+  if (status != 0) fail(name, ": ", oscar_int2_error());
+}
+
+std::unique_ptr<GpuLayer> make_gpu_layer(const LayerShape&, const Tensor&) { return nullptr; }
+
+bool is_capturing(const Tensor&) { return false; }
+
+}  // namespace operators
+}  // namespace oscar
