@@ -33,7 +33,7 @@ packages=(
   libeigen3-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
   libsentencepiece-dev libjs-chart.js
 )
-[ "$build_tests" = 0 ] || packages+=(git doctest-dev python3-sentencepiece zsh)
+[ "$build_tests" = 0 ] || packages+=(git doctest-dev python3-sentencepiece zsh help2man)
 
 install_packages() {
   local installed package missing=() as_root=()

@@ -2,15 +2,16 @@
 #include "command_line.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cstdio>
-#include <string_view>
+#include <regex>
+#include <sstream>
 
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "base/text.hpp"
 #include "base/version.hpp"
-#include "help.hpp"
-#include "numbers.hpp"
-#include "usage_errors.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {
@@ -19,14 +20,63 @@ namespace {
 constexpr const char* kFromEnvironment[] = {"device", "model-dtype", "threads", "quiet",      "verbose",  "progress",
                                             "layers", "seed",        "seq-len", "max-tokens", "sequences"};
 
-constexpr std::array<std::string_view, 3> kProgressModes{"auto", "plain", "none"};
+/// CLI11's help, in lines that fit a terminal. Groups named "More …" are left to --help-all.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    all_ = mode != CLI::AppFormatMode::Normal;
+    return std::regex_replace(Formatter::make_help(app, std::move(name), mode), std::regex("\n\n\n+"), "\n\n");
+  }
+  std::string make_group(std::string group, bool positional, std::vector<const CLI::Option*> options) const override {
+    if (is_seldom(group) && !all_) return "";
+    return Formatter::make_group(std::move(group), positional, std::move(options));
+  }
+  /// "--center,--no-center": without the values that flags stand for.
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    return std::regex_replace(Formatter::make_option_name(option, positional), std::regex(R"(\{\w*\})"), "");
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrapped(option->get_description(), 80);
+  }
 
-/// What was a flag once may be set like one: OSCAR_PROGRESS=0, progress = true.
-std::string as_progress_mode(std::string& text) {
-  const std::string word = CLI::detail::to_lower(text);
-  if (word == "true" || word == "on" || word == "yes" || word == "1") text = "auto";
-  if (word == "false" || word == "off" || word == "no" || word == "0") text = "none";
-  return std::ranges::find(kProgressModes, text) != kProgressModes.end() ? "" : "no such progress";
+  static bool is_seldom(const std::string& group) { return group.starts_with("More "); }
+
+ private:
+  mutable bool all_ = false;  // whoever makes help is constant
+};
+
+/// "oscar zoo tag"
+std::string full_name(const CLI::App& command) {
+  return (command.get_parent() == nullptr ? "" : full_name(*command.get_parent()) + " ") + command.get_name();
+}
+
+/// The commands right below a program or a command.
+std::vector<CLI::App*> commands_of(CLI::App& app) {
+  return app.get_subcommands([](CLI::App*) { return true; });
+}
+
+void finish(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    const std::string type = option->get_type_name();
+    if ((type.starts_with("INT") || type.starts_with("UINT")) && option->get_type_size() > 0) option->transform(kCount);
+  }
+  for (const std::string name : kFromEnvironment) {
+    CLI::Option* option = command.get_option_no_throw("--" + name);
+    if (option == nullptr) continue;
+    std::string variable = "OSCAR_" + name;
+    for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    option->envname(variable);
+  }
+  for (CLI::App* below : commands_of(command)) finish(*below);
+  if (command.get_parent() == nullptr) return;
+  std::string footer = command.get_footer();
+  if (!footer.empty()) footer += "\n\n";
+  if (std::ranges::any_of(command.get_groups(), HelpFormatter::is_seldom)) {
+    footer += "All options: " + full_name(command) + " --help-all\n";
+  }
+  command.footer(footer + "Options of every command (--device, --config, --quiet ...): oscar --help");
+  command.get_option("--help-all")->group("");
+  command.group("Commands");
 }
 
 /// "--json PATH" reads PATH as the file to write; if PATH was all there was, the user meant "--json" and PATH.
@@ -38,99 +88,99 @@ bool detach_json_value(std::vector<std::string>& arguments) {
   return true;
 }
 
-bool is(const CLI::ParseError& error, CLI::ExitCodes kind) { return error.get_exit_code() == static_cast<int>(kind); }
-
-/// "--progress" alone is a flag, "--progress plain" has a value: CLI11 has no option whose value may be left out where
-/// an argument of the command may follow.
-std::vector<std::string> with_progress_values(const std::vector<std::string>& arguments) {
-  std::vector<std::string> out;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--")
-      return out.insert(out.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end()), out;
-    out.push_back(arguments[i]);
-    if (arguments[i] != "--progress") continue;
-    const bool named =
-        i + 1 < arguments.size() && std::ranges::find(kProgressModes, arguments[i + 1]) != kProgressModes.end();
-    out.back() += named ? "=" + arguments[++i] : "=auto";
-  }
-  return out;
+void parse(CLI::App& app, std::vector<std::string> arguments) {
+  std::ranges::reverse(arguments);
+  app.parse(arguments);
 }
 
-void parse(CLI::App& app, const std::vector<std::string>& arguments) {
-  std::vector<std::string> reversed = with_progress_values(arguments);
-  std::ranges::reverse(reversed);
-  app.parse(reversed);
+bool is(const CLI::ParseError& error, CLI::ExitCodes kind) { return error.get_exit_code() == static_cast<int>(kind); }
+
+/// CLI11's words, with the place and what to do.
+UsageError usage_error(CLI::App& app, const CLI::ParseError& error) {
+  CLI::App& command = active_command(app);
+  const std::string name = full_name(command), help = name + " --help";
+  if (is(error, CLI::ExitCodes::ConfigError)) return {error.what(), app["--config"]->as<std::string>(), help};
+  const std::vector<std::string> unexpected = app.remaining(true);
+  if (unexpected.empty()) return {error.what(), name, help};
+  const std::string argument = unexpected.front().substr(0, unexpected.front().find('='));
+  std::vector<std::string> names;
+  for (const CLI::App* below : commands_of(command)) names.push_back(below->get_name());
+  for (const CLI::App* part : {&command, &app}) {
+    for (const CLI::Option* option : part->get_options()) {
+      for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
+    }
+  }
+  const std::string near = nearest_name(argument, names);
+  const std::string remedy = near == argument ? "write it behind " + name + ", or see " : near + ", or see ";
+  return {"unexpected argument \"" + argument + "\"", name, (near.empty() ? "" : remedy) + help};
+}
+
+bool is_plain(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+         std::string_view("_-./:,=+@%").find(c) != std::string_view::npos;
+}
+
+bool is_port(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+/// "host/path" of what follows "://".
+std::string_view place_of(std::string_view address) {
+  const std::string_view authority = address.substr(0, address.find_first_of("/?#"));
+  std::size_t at = authority.rfind('@');
+  // A password may hold what ends an authority; what stands behind the colon then is no port.
+  const std::size_t colon = authority.find(':');
+  if (at == std::string_view::npos && colon != std::string_view::npos && !is_port(authority.substr(colon + 1))) {
+    at = address.rfind('@');
+  }
+  if (at != std::string_view::npos) address.remove_prefix(at + 1);
+  return address.substr(0, address.find_first_of("?#"));
 }
 
 }  // namespace
 
 void add_common_options(CLI::App& app, Context& context) {
+  CommonOptions& common = context.common;
   app.formatter(std::make_shared<HelpFormatter>());  // inherited by the commands
+  app.get_formatter()->label("SUBCOMMAND", "COMMAND");
+  app.set_help_flag("-h,--help", "Print this help and exit");
+  app.set_help_all_flag("--help-all", "Print all options, also those that are seldom needed, and exit");
   app.set_version_flag("--version", app.get_name() + " " + kVersion, "Print the version and exit");
-  app.config_formatter(context.config);
   app.set_config("--config", "", "Read options from a TOML file; [fit] holds those of fit, and so on")
       ->type_name("FILE");
   app.allow_config_extras(CLI::config_extras_mode::error);
-  app.add_flag("-q,--quiet", context.common.quiet, "Say nothing but warnings and errors");
-  app.add_flag("-v,--verbose", context.common.verbose, "Say more");
-  app.add_option(
-         "--progress", context.common.progress,
-         "auto: a bar on a terminal, elsewhere a line every 30 seconds; plain: lines, every 5 seconds and where "
-         "a stage ends; alone: auto")
-      ->transform(CLI::Validator(as_progress_mode, ""))
-      ->type_name("auto|plain|none")
-      ->take_last()
+  app.add_option("--device", common.device, "Where to compute: auto, cpu, cuda or cuda:N")
+      ->type_name("DEVICE")
       ->capture_default_str();
-  app.add_flag_callback(
-      "--no-progress", [&context] { context.common.progress = "none"; }, "The same as --progress none");
-  app.set_help_flag("-h,--help", "Print this help and exit");
-  app.get_formatter()->label("SUBCOMMAND", "COMMAND");
+  app.add_option("--threads", common.threads, "CPU threads; 0 = one per core that it may use")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  app.add_flag("--progress{auto},--no-progress{none}", common.progress,
+               "auto: a bar on a terminal, elsewhere a line every 30 seconds; --progress=plain: lines, every 5 seconds "
+               "and where a stage ends")
+      ->check(CLI::IsMember({"auto", "plain", "none"}));
+  app.add_flag("-q,--quiet", common.quiet, "Say nothing but warnings and errors");
+  app.add_flag("-v,--verbose", common.verbose, "Say more");
   app.require_subcommand(1);
   app.fallthrough();  // inherited by the commands: common options may follow a command's name
 }
 
-namespace {
-
-void finish_help(CLI::App& command, const std::string& program) {
-  const std::string examples = examples_of(full_name(command).substr(program.size() + 1));
-  std::string footer = command.get_footer();
-  if (!footer.empty()) footer += "\n\n";
-  if (!examples.empty()) {
-    footer += "Examples:\n  " + CLI::detail::find_and_replace(examples, "\n", "\n  ") + "\n\n";
-  }
-  command.footer(footer + "Options of every command (--quiet, --verbose, --config …): " + program + " --help");
-  command.group("Commands");
-  command.get_help_ptr()->group("Other");
-}
-
-}  // namespace
-
 void finish_commands(CLI::App& app) {
-  app.footer("Options of a command: " + app.get_name() + " COMMAND --help\n" + kAboutNumbers +
-             "\nExit codes: " + kAboutExitCodes);
-  for (CLI::App* part : all_commands(app)) {
-    take_counts(*part);
-    if (part != &app) finish_help(*part, app.get_name());
-    for (const std::string name : kFromEnvironment) {
-      CLI::Option* option = part->get_option_no_throw("--" + name);
-      if (option == nullptr) continue;
-      std::string variable = "OSCAR_" + name;
-      for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-      option->envname(variable);
-    }
-  }
+  app.footer(
+      "Options of a command: oscar COMMAND --help\n"
+      "Counts may be written as 30k (thousands), 2M or 1G, sizes as 500M or 10G (powers of 1024).\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 verify rejected the set, 130 interrupted.");
+  finish(app);
 }
 
-void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments, const Context& context) {
+void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments) {
   try {
     return parse(app, arguments);
   } catch (const CLI::Success&) {
     throw;
   } catch (const CLI::ParseError& error) {
-    const UsageError first = usage_error(app, error, *context.config);
-    if (arguments.empty()) {
-      std::fputs((app.help() + "\n").c_str(), stderr);
-    }
+    const UsageError first = usage_error(app, error);
+    if (arguments.empty()) std::fputs((app.help() + "\n").c_str(), stderr);
     std::vector<std::string> again = arguments;
     if (!is(error, CLI::ExitCodes::RequiredError) || !detach_json_value(again)) throw first;
     try {
@@ -139,6 +189,39 @@ void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments, con
       throw first;
     }
   }
+}
+
+CLI::App& active_command(CLI::App& app) {
+  const std::vector<CLI::App*> named = app.get_subcommands();
+  return named.empty() ? app : active_command(*named.front());
+}
+
+void tell_settings(CLI::App& app, Status& status) {
+  std::istringstream lines(active_command(app).config_to_str(true));
+  for (std::string line; std::getline(lines, line);) status.detail("setting " + without_secrets(line));
+}
+
+std::string without_secrets(std::string_view argument) {
+  constexpr std::string_view kScheme = "://";
+  std::string text;
+  for (auto found = argument.find(kScheme); found != std::string_view::npos; found = argument.find(kScheme)) {
+    text += argument.substr(0, found + kScheme.size());
+    argument.remove_prefix(found + kScheme.size());
+    const std::string_view address = argument.substr(0, argument.find_first_of(" \t\r\n"));
+    text += place_of(address);
+    argument.remove_prefix(address.size());
+  }
+  return text + std::string(argument);
+}
+
+std::string command_text(const std::vector<std::string>& arguments) {
+  std::string text = "oscar";
+  for (const std::string& argument : arguments) {
+    const std::string shown = without_secrets(argument);
+    const bool plain = !shown.empty() && std::ranges::all_of(shown, is_plain);
+    text += " " + (plain ? shown : shell_quoted(shown));
+  }
+  return text;
 }
 
 }  // namespace oscar

@@ -8,13 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
-#include "base/json.hpp"
 #include "base/status.hpp"
-#include "kernels/backend.hpp"
-#include "numbers.hpp"
-#include "option_file.hpp"
 #include "remote/network_places.hpp"
 
 namespace oscar {
@@ -34,29 +28,14 @@ struct Context {
   /// About when the process began.
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   CommonOptions common;
-  /// The command line, for reports (command_text.hpp).
+  /// The command line, for reports (command_text of command_line.hpp).
   std::vector<std::string> arguments;
   /// What addresses lead to; registered by main.
   NetworkPlaces network;
-  /// What --config names.
-  std::shared_ptr<OptionFile> config = std::make_shared<OptionFile>();
   /// Set by main once the options are known.
   std::unique_ptr<Status> status;
   /// What the command's callback asks main to return; 0 unless verify rejects.
   int exit_code = 0;
 };
-
-/// Adds --device, --threads.
-void add_backend_options(CLI::App& command, Context& context);
-/// Adds --json [FILE].
-void add_json_option(CLI::App& command, Context& context);
-/// Lets a folder that is read be an address, too: s3://BUCKET/PREFIX, hf://ORG/NAME, http:// or https://.
-CLI::Option* allow_address(CLI::Option* option);
-/// Adds --timeout.
-void add_timeout_option(CLI::App& command, double& seconds);
-/// Sends a command's machine-readable result where --json says; does nothing without --json.
-void emit_json(const Context& context, const Json& document);
-/// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.
-[[nodiscard]] std::vector<int> parse_layers(const std::string& text);
 
 }  // namespace oscar

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Parses the command line, runs one command, and turns errors into text and exit codes: the only place that does.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <new>
 
 #include <CLI/CLI.hpp>
 
+#include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
@@ -15,9 +21,7 @@
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "context.hpp"
-#include "outputs.hpp"
-#include "settings.hpp"
-#include "usage_errors.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {
@@ -31,7 +35,7 @@ void start(CLI::App& app, Context& context) {
   context.network.talk_to(*context.status);
   set_num_threads(context.common.threads);
   context.status->detail(std::string("version ") + kVersion + ", " + plural(num_threads(), "thread"));
-  tell_settings(app, *context.config, *context.status);
+  tell_settings(app, *context.status);
 }
 
 void register_commands(CLI::App& app, Context& context) {
@@ -47,8 +51,6 @@ void register_commands(CLI::App& app, Context& context) {
   register_inspect(app, context);
   register_convert(app, context);
   register_zoo(app, context);
-  register_completion(app);
-  register_help(app);
   finish_commands(app);
   app.parse_complete_callback([&app, &context] {
     refuse_to_write_inputs(app);
@@ -80,6 +82,36 @@ std::string how_to_go_on(CLI::App& app) {
          "\n";
 }
 
+/// A figure of /proc/self/io in megabytes, 0 where the system keeps none.
+double megabytes_of(const std::string& name) {
+  std::ifstream file("/proc/self/io");
+  std::string label;
+  for (std::uint64_t value = 0; file >> label >> value;) {
+    if (label == name + ":") return static_cast<double>(value) / 1e6;
+  }
+  return 0;
+}
+
+/// What the process used until now.
+void tell_costs(const Context& context) {
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  context.status->detail(fmt::format(
+      "took {:.2f} s and {:.2f} s of processors, {}, peak memory {:.1f} MB, {:.1f} MB read, {:.1f} MB written",
+      seconds_since(context.started), seconds(usage.ru_utime) + seconds(usage.ru_stime),
+      plural(num_threads(), "thread"), static_cast<double>(usage.ru_maxrss) / 1e3, megabytes_of("rchar"),
+      megabytes_of("wchar")));
+}
+
+int fail(Context& context, const Error& error, ExitCode code = kFailed) {
+  context.status.reset();  // progress is wiped away
+  print_error(error);
+  return code;
+}
+
 int run(int argc, char** argv) {
   Context context;
   context.arguments = {argv + 1, argv + argc};
@@ -91,8 +123,8 @@ int run(int argc, char** argv) {
   register_commands(app, context);
   try {
     try {
-      parse_and_run(app, context.arguments, context);
-      if (context.status) tell_costs(context.started, *context.status);
+      parse_and_run(app, context.arguments);
+      if (context.status) tell_costs(context);
     } catch (const CLI::Success& request) {
       app.exit(request);  // help or version
     }
@@ -103,25 +135,15 @@ int run(int argc, char** argv) {
     std::fputs(("oscar: interrupted\n" + how_to_go_on(app)).c_str(), stderr);
     return kInterrupted;
   } catch (const UsageError& error) {
-    context.status.reset();
-    print_error(error);
-    return kUsage;
+    return fail(context, error, kUsage);
   } catch (const Error& error) {
-    context.status.reset();
-    print_error(error);
-    return kFailed;
+    return fail(context, error);
   } catch (const std::filesystem::filesystem_error& error) {
-    context.status.reset();
-    print_error(IoError(error.code().message(), error.path1().string(), "check the path and its permissions"));
-    return kFailed;
+    return fail(context, IoError(error.code().message(), error.path1().string(), "check the path and its permissions"));
   } catch (const std::bad_alloc&) {
-    context.status.reset();
-    print_error(Error("out of memory", "", "use fewer tokens (--max-tokens) or a larger machine"));
-    return kFailed;
+    return fail(context, Error("out of memory", "", "use fewer tokens (--max-tokens) or a larger machine"));
   } catch (const std::exception& error) {
-    context.status.reset();
-    print_error(Error(error.what(), "", "this is a bug in oscar; please report it with the command line"));
-    return kFailed;
+    return fail(context, Error(error.what(), "", "this is a bug in oscar; please report it with the command line"));
   }
 }
 

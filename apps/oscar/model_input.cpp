@@ -5,38 +5,41 @@
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
+#include "options.hpp"
+#include "tensor/npy.hpp"
 #include "zoo/location.hpp"
 
 namespace oscar {
 
 void add_model_input_options(CLI::App& command, ModelInput& input) {
-  const auto add = [&](const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->group("Input");
+  const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->group(group);
   };
-  allow_address(add("--model", input.model,
+  const char *const shown = "Input", *const more = "More input";
+  allow_address(add(shown, "--model", input.model,
                     "Checkpoint folder or GGUF file, or its address (hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, "
                     "https://, http://): streamed")
                     ->type_name("DIR"));
   allow_address(
-      add("--text", input.texts,
+      add(shown, "--text", input.texts,
           "UTF-8 text, joined, - is stdin; or .jsonl or .json with documents (\"text\", or a chat: \"messages\", "
           "\"conversations\"); may be pipes and addresses. Default: a small built-in mix")
           ->type_name("FILE"));
-  add("--tokens", input.tokens,
+  add(shown, "--tokens", input.tokens,
       "Token ids: .npy (a vector, or one sequence a row) or .jsonl (one list a line; - is stdin)")
       ->type_name("FILE");
-  add("--max-tokens", input.limits.max_tokens, "Tokens to use at most; 0 = all")
+  add(shown, "--max-tokens", input.limits.max_tokens, "Tokens to use at most; 0 = all")
       ->check(kNonNegative)
       ->capture_default_str();
-  add("--seq-len", input.limits.seq_len, "Cut sequences that are longer; at most the model's context")
+  add(more, "--seq-len", input.limits.seq_len, "Cut sequences that are longer; at most the model's context")
       ->check(kPositive)
       ->capture_default_str();
-  add("--sequences", input.limits.max_sequences, "Sequences to use at most; 0 = all")
+  add(more, "--sequences", input.limits.max_sequences, "Sequences to use at most; 0 = all")
       ->check(kNonNegative)
       ->capture_default_str();
-  add("--layers", input.layers, "Only these layers, like 0-3,7; default: all whose cache grows with the text")
+  add(more, "--layers", input.layers, "Only these layers, like 0-3,7; default: all whose cache grows with the text")
       ->type_name("LIST");
-  add("--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
+  add(more, "--model-dtype", input.dtype, "What the model computes in; auto: float32 on the CPU, bfloat16 on a GPU")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
       ->capture_default_str();
 }
@@ -85,6 +88,33 @@ std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelCo
   }
   status.notice("the text is the built-in mix; give --text FILE for text like the model's own work");
   return read_texts(input.model, {mix}, limits);
+}
+
+void add_answer_options(CLI::App& command, AnswerFiles& files, const char* rows_help, const char* answers_help,
+                        const char* group) {
+  command.add_option(files.option, files.rows, rows_help)->type_name("FILE")->group(group);
+  command.add_option(files.option + "-answers", files.answers, answers_help)->type_name("FILE")->group(group);
+  command.add_option("--max-" + files.option.substr(2) + "s", files.most, "Rows to use at most; 0 = all")
+      ->check(kNonNegative)
+      ->capture_default_str()
+      ->group("More input");
+}
+
+void check_usage(const AnswerFiles& files) {
+  if (files.rows.empty() == files.answers.empty()) return;
+  throw UsageError(files.option + " and " + files.option + "-answers belong together", files.option, "give both");
+}
+
+void read_answers(const AnswerFiles& files, const ModelConfig& config, std::vector<TokenSequence>& rows,
+                  std::vector<int>& lengths) {
+  if (!files.given()) return;
+  const std::int64_t longest = config.max_position_embeddings;
+  rows = read_tokens(files.rows, {config.max_position_embeddings, 0, files.most});
+  for (const std::int64_t length : read_npy(files.answers).to_int64()) {
+    // Whoever takes only the first rows takes only their answers.
+    if (files.most > 0 && lengths.size() >= rows.size()) break;
+    lengths.push_back(static_cast<int>(std::clamp<std::int64_t>(length, 0, longest)));
+  }
 }
 
 }  // namespace oscar

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The options by which a command is told to run a model on text: --model, --text or --tokens, and how much of it.
+// The options by which a command is told to run a model on text: --model, --text or --tokens, how much of it, and
+// probes.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -9,10 +11,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "context.hpp"
 #include "model/config/config.hpp"
 #include "model/run/runner.hpp"
 #include "model/tokenizer/tokens.hpp"
+#include "options.hpp"
 
 namespace oscar {
 
@@ -38,5 +40,26 @@ void add_model_input_options(CLI::App& command, ModelInput& input);
 /// --tokens was given. Throws UsageError if both were, and what the readers throw.
 [[nodiscard]] std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelConfig& config,
                                                         Status& status);
+
+// Files of probes: rows of token ids that end with an answer, and the lengths of the answers.
+struct AnswerFiles {
+  std::string option;  // "--needle"
+  std::filesystem::path rows = {}, answers = {};
+  std::int64_t most = 0;
+
+  [[nodiscard]] bool given() const { return !rows.empty(); }
+};
+
+/// Adds --NAME and --NAME-answers, of files.option "--NAME", to a group of help, and --max-NAMEs to "More input".
+void add_answer_options(CLI::App& command, AnswerFiles& files, const char* rows_help, const char* answers_help,
+                        const char* group);
+
+/// Throws UsageError if one of the two files is given without the other.
+void check_usage(const AnswerFiles& files);
+
+/// Reads the first files.most rows (0: all), cut to the model's context, and the lengths of their answers. Reads
+/// nothing if no file is given. Throws what the readers of tokens and of .npy files throw.
+void read_answers(const AnswerFiles& files, const ModelConfig& config, std::vector<TokenSequence>& rows,
+                  std::vector<int>& lengths);
 
 }  // namespace oscar

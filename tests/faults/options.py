@@ -84,9 +84,8 @@ def combinations():
         "zoo-tag": ("zoo", "tag", "me/m:latest", "../x", "--zoo",
                     "zoo"), "zoo-tag-command": ("zoo", "tag", "me/m:latest", "$(touch pwned)", "--zoo",
                                                 "zoo"), "unknown": ("frobnicate",), "escape": ("\x1b[31mred",),
-        "completion": ("completion",
-                       "cmd"), "config": ("--config", "nowhere.toml", "inspect",
-                                          "set"), "serve-check-url": ("serve-check", "set", "--url", "ftp://x", "--model",
+        "config": ("--config", "nowhere.toml", "inspect",
+                   "set"), "serve-check-url": ("serve-check", "set", "--url", "ftp://x", "--model",
                                                                       "model"), "serve-env-nothing": ("serve-env",)
     }
     for name, args in lines.items():

@@ -3,7 +3,7 @@
 // and calls the library.
 #pragma once
 
-#include "context.hpp"
+#include "options.hpp"
 
 namespace oscar {
 
@@ -17,8 +17,5 @@ void register_pull(CLI::App& app, Context& context);
 void register_inspect(CLI::App& app, Context& context);
 void register_zoo(CLI::App& app, Context& context);
 void register_convert(CLI::App& app, Context& context);
-void register_completion(CLI::App& app);
-/// help and version; after all others, whose names help takes.
-void register_help(CLI::App& app);
 
 }  // namespace oscar

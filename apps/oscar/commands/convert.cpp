@@ -4,7 +4,7 @@
 #include "base/status.hpp"
 #include "base/text.hpp"
 #include "commands/commands.hpp"
-#include "outputs.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {
@@ -37,6 +37,10 @@ void run(ConvertCommand& command, Context& context) {
 void register_convert(CLI::App& app, Context& context) {
   const auto command = std::make_shared<ConvertCommand>();
   CLI::App* convert = app.add_subcommand("convert", "Rewrite a rotation set for another reader, bit for bit");
+  convert->footer(
+      "Examples:\n"
+      "  oscar convert set set.safetensors\n"
+      "  oscar convert theirs set --to set");
   convert
       ->add_option("IN", command->in,
                    "A rotation set, a folder of .pt files (also MLA: layer_<id>.pt), or a .h5, .safetensors, .npz or "

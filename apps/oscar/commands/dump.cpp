@@ -7,7 +7,7 @@
 #include "dump/live_source.hpp"
 #include "dump/writer.hpp"
 #include "model_input.hpp"
-#include "outputs.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {
@@ -46,6 +46,9 @@ void run(DumpCommand& command, Context& context) {
 void register_dump(CLI::App& app, Context& context) {
   const auto options = std::make_shared<DumpCommand>();
   CLI::App* dump = app.add_subcommand("dump", "Run a model over text and write its post-RoPE Q/K/V");
+  dump->footer(
+      "Examples:\n"
+      "  oscar dump --model Qwen3-8B --text calibration.txt --out dump");
   add_model_input_options(*dump, options->input);
   dump->get_option("--model")->required();
   writes(dump->add_option("--out", options->out, "Folder to write"))->type_name("DIR")->required()->group("Output");
@@ -58,7 +61,6 @@ void register_dump(CLI::App& app, Context& context) {
       ->capture_default_str()
       ->group("Output");
   dump->add_flag("--force", options->force, "Replace --out if it exists")->group("Output");
-  add_backend_options(*dump, context);
   add_json_option(*dump, context);
   dump->callback([options, &context] { run(*options, context); });
 }

@@ -200,6 +200,11 @@ void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();
   command->fit.recipe = "auto";
   CLI::App* fit = app.add_subcommand("fit", "Fit per-layer K and V rotations and clip ratios");
+  fit->footer(
+      "Examples:\n"
+      "  oscar fit --model Qwen3-8B --text calibration.jsonl --out set\n"
+      "  oscar fit --model hf://Qwen/Qwen3-8B --out set\n"
+      "  oscar fit --dump dump --target sglang-v3 --out set");
   fit->add_option("--dump", command->dump, "Folder written by oscar dump or by a server")
       ->type_name("DIR")
       ->group("Input");
@@ -211,7 +216,6 @@ void register_fit(CLI::App& app, Context& context) {
       ->group("Input");
   add_model_input_options(*fit, command->input);
   add_fit_options(*fit, *command);
-  add_backend_options(*fit, context);
   add_json_option(*fit, context);
   fit->callback([command, fit, &context] {
     settle_recipe(*fit, *command);

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "context.hpp"
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
 #include "fit/fit.hpp"
 #include "model/run/runner.hpp"
 #include "model_input.hpp"
+#include "options.hpp"
 
 namespace oscar {
 

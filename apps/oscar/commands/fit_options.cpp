@@ -7,7 +7,7 @@
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
 #include "fit/targets.hpp"
-#include "outputs.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {
@@ -24,7 +24,8 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
   const auto option = [&](const char* group, const char* name, auto& value, const char* help) {
     return app.add_option(name, value, help)->capture_default_str()->group(group);
   };
-  const char *const recipe = "Recipe", *const details = "Details of a recipe", *const cache = "Cache";
+  const char *const recipe = "Recipe", *const details = "More about the recipe", *const cache = "Cache",
+                    *const more_cache = "More about the cache";
   option(recipe, "--target", fit.target, "What must be able to serve the set")->type_name(target_names());
   option(
       recipe, "--recipe", fit.recipe,
@@ -38,15 +39,15 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       ->type_name("B");
   app.add_flag("--no-coded", command.no_coded,
                "Recipe auto leaves the coded cache out, which it fits where --target is any or oscar")
-      ->group(recipe);
-  option(recipe, "--scope", fit.scope, "Recipe coded: who shares one budget of bits")->type_name("model|layer|head");
+      ->group(details);
+  option(details, "--scope", fit.scope, "Recipe coded: who shares one budget of bits")->type_name("model|layer|head");
   option(recipe, "--context", command.context,
          "Recipe coded, with --model: the longest text that will be served, over whose positions the calibration is "
          "spread; 0 = the model's context")
       ->check(kNonNegative)
       ->type_name("TOKENS");
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
-  option(recipe, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
+  option(details, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group(recipe);
   option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|fisher");
   option(details, "--composition", fit.composition, "Factors from left to right")->type_name("r_h_pbr|plain");
@@ -59,11 +60,12 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
   option(details, "--stretch-lambda", fit.stretch_lambda,
          "Recipe stretch: part of the mean eigenvalue added to both moments");
   option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample");
-  option(cache, "--codec", fit.codec, "lloyd-max: OSCAR's option; lsq: unbiased, target any. Default: the recipe's")
+  option(more_cache, "--codec", fit.codec,
+         "lloyd-max: OSCAR's option; lsq: unbiased, target any. Default: the recipe's")
       ->type_name("minmax|lloyd-max|lsq");
-  option(cache, "--scale-dtype", fit.scale_dtype, "What scales and zeros are stored in")
+  option(more_cache, "--scale-dtype", fit.scale_dtype, "What scales and zeros are stored in")
       ->type_name("float32|float16|bfloat16");
-  option(cache, "--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
+  option(more_cache, "--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
       ->check(kNonNegative);
   option(cache, "--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(kNonNegative);
   option(cache, "--recent", fit.windows.recent, "Last tokens that stay bfloat16")->check(kNonNegative);
@@ -77,7 +79,7 @@ void add_output_options(CLI::App& app, FitCommand& command) {
       ->group("Output");
   app.add_option("--format", command.formats, "Files to write: pt, h5, safetensors")
       ->capture_default_str()
-      ->group("Output");
+      ->group("More output");
   app.add_flag("--force", command.force, "Replace an existing output folder")->group("Output");
   app.add_flag(
          "--resume", command.resume,

@@ -23,6 +23,9 @@ void run(const PublishOptions& options, Context& context) {
 void register_publish(CLI::App& app, Context& context) {
   const auto options = std::make_shared<PublishOptions>();
   CLI::App* publish = app.add_subcommand("publish", "Add a verified rotation set to a zoo");
+  publish->footer(
+      "Examples:\n"
+      "  oscar publish set --zoo my-zoo --name me/my-model:v1");
   publish->add_option("ROTATIONS", options->set, "Folder of the rotation set")->required();
   publish
       ->add_option("--zoo", options->zoo,

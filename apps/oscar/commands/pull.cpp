@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "commands.hpp"
-#include "outputs.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {
@@ -26,6 +26,10 @@ void run(const PullOptions& options, Context& context) {
 void register_pull(CLI::App& app, Context& context) {
   const auto options = std::make_shared<PullOptions>();
   CLI::App* pull = app.add_subcommand("pull", "Fetch a rotation set from a zoo, check it, print its path");
+  pull->footer(
+      "Examples:\n"
+      "  oscar pull me/my-model --zoo https://example.org/zoo\n"
+      "  oscar pull hf://ORG/REPO/FOLDER --out set");
   pull->add_option("NAME", options->name,
                    "ORG/MODEL (= ORG/MODEL:latest), ORG/MODEL:TAG, ORG/MODEL@sha256:HEX, or rotation files on the "
                    "Hugging Face Hub: hf://ORG/REPO/FOLDER[@REVISION]")
@@ -50,7 +54,8 @@ void register_pull(CLI::App& app, Context& context) {
       ->type_name("FILE")
       ->group("Trust");
   pull->add_option("--max-size", options->max_bytes, "Refuse sets of more bytes")
-      ->transform(kSize)
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->check(kPositive)
       ->type_name("SIZE")
       ->default_str("4G")
       ->group("Transfer");

@@ -15,7 +15,7 @@
 #include "commands/serve_check_long.hpp"
 #include "console.hpp"
 #include "model_input.hpp"
-#include "numbers.hpp"
+#include "options.hpp"
 #include "remote/curl_call.hpp"
 #include "rotation/one_truth.hpp"
 #include "verify/methods.hpp"
@@ -203,6 +203,11 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
 
 void register_serve_check(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("serve-check", "Find out whether a running server uses a rotation set");
+  command->footer(
+      "Examples:\n"
+      "  oscar serve-check set --url http://localhost:30000 --model Qwen3-8B\n"
+      "  oscar serve-check --url http://localhost:30000 --model Qwen3-8B --save-long bf16.json\n"
+      "  oscar serve-check set --url http://localhost:30000 --model Qwen3-8B --long bf16.json");
   auto options = std::make_shared<ServeCheckCommand>();
   command->add_option("ROTATIONS", options->rotations,
                       "The rotation set that it should use; without it only --save-long");
@@ -219,7 +224,6 @@ void register_serve_check(CLI::App& app, Context& context) {
   command->remove_option(command->get_option("--layers"));
   add_check_options(*command, *options);
   add_long_options(*command, options->long_answers);
-  add_backend_options(*command, context);
   add_json_option(*command, context);
   command->callback([options, &context] { run(*options, context); });
 }

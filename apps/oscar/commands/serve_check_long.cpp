@@ -7,8 +7,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "numbers.hpp"
-#include "outputs.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {

@@ -64,6 +64,10 @@ void register_serve_env(CLI::App& app, Context& context) {
   const auto options = std::make_shared<ServeEnvCommand>();
   CLI::App* command =
       app.add_subcommand("serve-env", "Check a rotation set and print the environment that a server needs for it");
+  command->footer(
+      "Examples:\n"
+      "  oscar serve-env set\n"
+      "  oscar serve-env set -- python -m sglang.launch_server --model-path Qwen3-8B --kv-cache-dtype int2");
   command->add_option("ROTATIONS", options->rotations, "Folder of the rotation set")->required();
   command->add_option("SERVER", options->server, "Start this command with that environment, instead of printing it");
   add_json_option(*command, context);

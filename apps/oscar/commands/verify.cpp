@@ -6,19 +6,17 @@
 
 #include <ctime>
 #include <memory>
+#include <optional>
 
-#include "answer_files.hpp"
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "command_text.hpp"
+#include "command_line.hpp"
 #include "commands/commands.hpp"
-#include "commands/verdict_options.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
-#include "help.hpp"
 #include "model_input.hpp"
-#include "outputs.hpp"
+#include "options.hpp"
 #include "verify/methods.hpp"
 #include "verify/report/html_report.hpp"
 #include "verify/report/record.hpp"
@@ -145,11 +143,11 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
   add_model_input_options(command, c.input);
   command.remove_option(command.get_option("--model-dtype"));  // models are judged in float32, on the CPU
   add_answer_options(command, c.needles, "Token ids of needles, one a row (.npy)",
-                     "Number of tokens of each needle's answer (.npy)", "needles");
+                     "Number of tokens of each needle's answer (.npy)", "Input");
   add_answer_options(command, c.quotes,
                      "Token ids of texts that end with a passage of themselves once more, one a row (.npy): does the "
                      "model repeat it word by word?",
-                     "Number of tokens at each row's end that the model is to repeat (.npy)", "quotations");
+                     "Number of tokens at each row's end that the model is to repeat (.npy)", "More input");
 }
 
 std::string method_names() {
@@ -160,31 +158,47 @@ std::string method_names() {
 
 void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
-  command.add_option("--compare", options.compare, "Methods to set beside it: names (see below), all, or none")
+  const char *const shown = "Verify", *const more = "More about what is measured";
+  const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->group(group);
+  };
+  add(shown, "--compare", options.compare, "Methods to set beside it: names (see below), all, or none")
       ->delimiter(',')
-      ->capture_default_str()
-      ->group("Verify");
-  command
-      .add_option("--windows", c.windows, "common: the set's for every method; own: those that a method's authors use")
+      ->capture_default_str();
+  add(shown, "--windows", c.windows, "common: the set's for every method; own: those that a method's authors use")
       ->check(CLI::IsMember({"common", "own"}))
-      ->capture_default_str()
-      ->group("Verify");
-  command.add_option("--precision", c.precision, "serving: bfloat16, as servers round")
+      ->capture_default_str();
+  add(more, "--precision", c.precision, "serving: bfloat16, as servers round")
       ->check(CLI::IsMember({"serving", "fp32"}))
-      ->capture_default_str()
-      ->group("Verify");
-  command.add_option("--sink", options.sink, "First tokens kept in bfloat16; default: the set's")
+      ->capture_default_str();
+  add(more, "--sink", options.sink, "First tokens kept in bfloat16; default: the set's")->check(kNonNegative);
+  add(more, "--recent", options.recent, "Last tokens kept in bfloat16; default: the set's")->check(kNonNegative);
+  add(more, "--max-queries", options.max_queries,
+      "Queries per layer that attention metrics look at, evenly spread; 0 = all")
       ->check(kNonNegative)
-      ->group("Verify");
-  command.add_option("--recent", options.recent, "Last tokens kept in bfloat16; default: the set's")
-      ->check(kNonNegative)
-      ->group("Verify");
+      ->capture_default_str();
+}
+
+void add_outcome(CLI::App& command, VerifyCommand& c) {
+  VerifyThresholds& limits = c.options.thresholds;
+  const char *const verdict = "Verdict", *const more = "More about the verdict";
+  const auto add_limit = [&](const char* group, const char* name, std::optional<double>& limit, const char* help) {
+    command.add_option(name, limit, help)->check(kNonNegative)->group(group);
+  };
+  add_limit(verdict, "--max-output-error", limits.max_output_error,
+            "Reject above this relative error of attention outputs");
+  add_limit(verdict, "--max-kld", limits.max_kld, "Reject above this mean KL of the model's predictions");
+  add_limit(verdict, "--max-ppl-increase", limits.max_ppl_increase,
+            "Reject above this relative increase of perplexity");
+  add_limit(more, "--max-softmax-kl", limits.max_softmax_kl, "Reject above this mean KL of attention probabilities");
   command
-      .add_option("--max-queries", options.max_queries,
-                  "Queries per layer that attention metrics look at, evenly spread; 0 = all")
-      ->check(kNonNegative)
-      ->capture_default_str()
-      ->group("Verify");
+      .add_flag("--require-held-out", c.options.require_held_out,
+                "Reject unless the figures are known to come from text that the set was not fitted on")
+      ->group(verdict);
+  command
+      .add_flag("--default-limits,!--no-default-limits", c.options.default_limits,
+                "Hold what was measured to the default limits for the set's bits where none is given [on]")
+      ->group(more);
   writes(command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network"))
       ->type_name("FILE.html")
       ->group("Output");
@@ -196,12 +210,15 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
 void register_verify(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("verify", "Check a rotation set and measure what it does, beside other methods");
-  command->footer("Methods:\n  " + wrapped(method_names(), 2));
+  command->footer(
+      "Methods:\n" + wrapped(method_names(), 108) +
+      "\n\nExamples:\n"
+      "  oscar verify set --model Qwen3-8B --text held_out.txt --compare naive,hadamard --report report.html\n"
+      "  oscar verify k_rotation.pt --dump dump");
   auto options = std::make_shared<VerifyCommand>();
   add_inputs(*command, *options);
   add_settings(*command, *options);
-  add_verdict_options(*command, options->options);
-  add_backend_options(*command, context);
+  add_outcome(*command, *options);
   add_json_option(*command, context);
   command->callback([options, &context] { run(*options, context); });
 }

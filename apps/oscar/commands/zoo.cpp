@@ -5,7 +5,7 @@
 #include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
-#include "outputs.hpp"
+#include "options.hpp"
 #include "zoo/list.hpp"
 #include "zoo/manage.hpp"
 
@@ -70,6 +70,10 @@ void add_list_options(CLI::App& command, ListOptions& options, Context& context)
 void register_list(CLI::App& zoo, Context& context) {
   const auto options = std::make_shared<ListOptions>();
   CLI::App* list = zoo.add_subcommand("list", "List the sets of a zoo");
+  list->footer(
+      "Examples:\n"
+      "  oscar zoo list\n"
+      "  oscar zoo list 'Qwen/*' --zoo https://example.org/zoo");
   list->add_option("PATTERN", options->pattern,
                    "A part of ORG/MODEL:TAG, or with * and ? what all of it looks like; default: every set");
   CLI::App* search = zoo.add_subcommand("search", "List the sets of a zoo that have all these words");

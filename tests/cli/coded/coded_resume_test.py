@@ -61,7 +61,7 @@ class CodedResumeTest(unittest.TestCase):
                                (("--model", other_model, *TEXTS, "512"), "weights differ")):
             said = self.oscar(*fit, "going", *options, "--resume", status=1)
             self.assertIn("what is left of an earlier fit is of another: " + words, said)
-        said = self.oscar(*fit, "going", *data, "--resume", "--progress", "plain")
+        said = self.oscar(*fit, "going", *data, "--resume", "--progress=plain")
         self.assertIn("the model goes on at layer", said)
         self.assertNotIn("layers there and back", said)
         self.same_files()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "progress_lines.hpp"
+#include "console.hpp"
 
 #include <doctest/doctest.h>
 

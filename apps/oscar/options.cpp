@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+#include "options.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <sstream>
+#include <string_view>
+
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/places.hpp"
+#include "console.hpp"
+
+namespace oscar {
+namespace {
+
+CLI::Validator number_that(bool (*holds)(double), const std::string& description) {
+  return {[holds, description](const std::string& text) {
+            double value = 0;
+            const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && holds(value);
+            return good ? std::string() : "\"" + text + "\" is not " + description;
+          },
+          ""};
+}
+
+/// What the type of an option that names a file or folder has in it (help shows it).
+constexpr std::array<std::string_view, 5> kPathTypes{"FILE", "DIR", "SET", "KEY", ".gguf"};
+
+std::set<const CLI::Option*>& outputs() {
+  static std::set<const CLI::Option*> options;
+  return options;
+}
+
+struct Named {
+  std::string option;
+  fs::path path;  // as given
+};
+
+bool names_a_path(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  const auto in_type = [&](std::string_view part) { return type.find(part) != std::string::npos; };
+  return option.get_positional() || std::ranges::any_of(kPathTypes, in_type);
+}
+
+/// What the options of a command, and of the program, name: what is read and exists, and all that is written.
+void collect_names(const CLI::App& command, std::vector<Named>& read, std::vector<Named>& written) {
+  for (const CLI::Option* option : command.get_options()) {
+    const bool output = outputs().contains(option);
+    if (option->count() == 0 || !(output || names_a_path(*option))) continue;
+    for (const std::string& text : option->results()) {
+      std::error_code error;
+      if (output && !text.empty() && text != "-") written.push_back({option->get_name(), text});
+      if (!output && fs::exists(text, error)) read.push_back({option->get_name(), text});
+    }
+  }
+  for (const CLI::App* named : command.get_subcommands()) collect_names(*named, read, written);
+}
+
+/// Why it may not be written; empty if it may.
+std::string reason_against(const Named& output, const Named& input) {
+  const std::string where = input.option + " " + input.path.string();
+  if (fs::exists(output.path) && lies_in(output.path, input.path)) {
+    return "it would be written over " + where + ", which this command reads";
+  }
+  if (!fs::is_directory(input.path) || !lies_in(input.path, output.path)) return "";
+  if (input.option == "--zoo" && output.path.extension() == ".html") return "";
+  if (fs::is_regular_file(output.path)) return "it would replace a file of " + where + ", which this command reads";
+  if (!fs::exists(input.path / "manifest.json")) return "";
+  return "the manifest of " + where + " lists all its files, and this would be another one";
+}
+
+}  // namespace
+
+const CLI::Validator kNonNegative = number_that([](double x) { return x >= 0; }, "a number from 0 on");
+const CLI::Validator kPositive = number_that([](double x) { return x > 0; }, "a number above 0");
+const CLI::Validator kFinite = number_that([](double) { return true; }, "a finite number");
+const CLI::Validator kCount =
+    CLI::AsNumberWithUnit(
+        std::map<std::string, std::int64_t>{{"k", 1000}, {"m", 1000000}, {"g", 1000000000}, {"b", 1000000000}})
+        .description("");
+
+CLI::Option* allow_address(CLI::Option* option) {
+  const auto settle = [](std::string text) { return is_remote(text) ? remote_places().settle(text).string() : text; };
+  return option->transform(CLI::Validator(
+      [settle](std::string& text) {
+        text = settle(text);
+        return std::string();
+      },
+      ""));
+}
+
+void add_timeout_option(CLI::App& command, double& seconds) {
+  command.add_option("--timeout", seconds, "Give up on a server that sends (next to) nothing for so many seconds")
+      ->check(CLI::Range(1, 3600))
+      ->capture_default_str()
+      ->group("Transfer");
+}
+
+void add_json_option(CLI::App& command, Context& context) {
+  const auto set_json = [&command, &context](const std::string& file) {
+    if (!command.parsed()) return;
+    context.common.json_to_stdout = file.empty() || file == "-";
+    context.common.json_file = context.common.json_to_stdout ? "" : file;
+  };
+  writes(command.add_option_function<std::string>("--json", set_json, "Machine-readable result to FILE, or to stdout"))
+      ->type_name("[FILE]")
+      ->expected(0, 1)
+      ->group("Output");
+}
+
+void emit_json(const Context& context, const Json& document) {
+  if (!context.common.json_file.empty()) write_json(context.common.json_file, document);
+  if (!context.common.json_to_stdout) return;
+  print(json_text(document));
+}
+
+std::vector<int> parse_layers(const std::string& text) {
+  std::vector<int> layers;
+  const char* cursor = text.data();
+  const char* const end = cursor + text.size();
+  const auto fail = [&] {
+    throw UsageError("cannot read the layer list \"" + text + "\"", "--layers", "write it like 0-3,7");
+  };
+  const auto number = [&] {
+    int value = -1;
+    const auto [stop, error] = std::from_chars(cursor, end, value);
+    if (error != std::errc() || value < 0) fail();
+    cursor = stop;
+    return value;
+  };
+  while (cursor < end) {
+    const int first = number();
+    int last = first;
+    if (cursor < end && *cursor == '-') {
+      ++cursor;
+      last = number();
+    }
+    if (last < first || last - first > 100000) fail();
+    for (int layer = first; layer <= last; ++layer) layers.push_back(layer);
+    if (cursor < end && (*cursor++ != ',' || cursor == end)) fail();
+  }
+  return layers;
+}
+
+std::string wrapped(const std::string& text, std::size_t width) {
+  std::istringstream words(text);
+  std::string out;
+  std::size_t column = 0;
+  for (std::string word; words >> word; column += 1 + word.size()) {
+    const bool fits = column + word.size() <= width;
+    if (!fits) column = 0;
+    out += (out.empty() ? "" : fits ? " " : "\n") + word;
+  }
+  return out;
+}
+
+CLI::Option* writes(CLI::Option* option) {
+  outputs().insert(option);
+  return option;
+}
+
+void refuse_to_write_inputs(const CLI::App& app) {
+  std::vector<Named> read, written;
+  collect_names(app, read, written);
+  for (const Named& output : written) {
+    // What is no file or folder (a terminal, a null device) cannot be lost.
+    if (fs::exists(output.path) && !fs::is_directory(output.path) && !fs::is_regular_file(output.path)) continue;
+    for (const Named& input : read) {
+      const std::string against = reason_against(output, input);
+      if (!against.empty())
+        throw UsageError(against, output.option + " " + output.path.string(), "choose another output");
+    }
+  }
+}
+
+}  // namespace oscar
