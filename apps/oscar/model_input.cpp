@@ -17,8 +17,8 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   };
   const char *const shown = "Input", *const more = "More input";
   allow_address(add(shown, "--model", input.model,
-                    "Checkpoint folder or GGUF file, or its address (hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, "
-                    "https://, http://): streamed")
+                    "Checkpoint folder or GGUF file, or its address (hf://ORG/NAME[@REVISION], https://, http://): "
+                    "streamed")
                     ->type_name("DIR"));
   allow_address(
       add(shown, "--text", input.texts,

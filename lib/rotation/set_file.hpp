@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A whole set in one file, HDF5 (rotations.h5), safetensors or npz, as named tensors layers.<id>.{key,value}.{rotation,
+// A whole set in one file, HDF5 (rotations.h5) or safetensors, as named tensors layers.<id>.{key,value}.{rotation,
 // q_rotation|o_rotation, mean, eigenvalues, covariance, query_covariance}, float32, with '/' or another separator.
-// Where the file stands alone it has the manifest too (a dataset "manifest" of bytes, the metadata "manifest", a member
-// "manifest.json"), so that nothing is lost. A file without it tells what its attributes tell.
+// Where the file stands alone it has the manifest too (a dataset "manifest" of bytes, the metadata "manifest"),
+// so that nothing is lost. A file without it tells what its attributes tell.
 #pragma once
 
 #include <filesystem>
@@ -34,7 +34,7 @@ void require_finite(const RotationSet& set, const std::string& where);
 /// belongs to it does not fit; `where` names the file.
 void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where);
 
-enum class SetFileKind { kH5, kSafetensors, kNpz };
+enum class SetFileKind { kH5, kSafetensors };
 /// alone: with the manifest. Inside a set's folder, manifest.json stands beside the file and lists its hash.
 void write_set_file(const std::filesystem::path& path, SetFileKind kind, const RotationSet& set, bool alone);
 
