@@ -12,7 +12,6 @@ from unittest import mock
 from pathlib import Path
 
 try:
-    import oscar_kv
     import torch
     import vllm_backend_test as backends
 except ImportError as missing:

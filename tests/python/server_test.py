@@ -12,7 +12,6 @@ import time
 import types
 import unittest
 from pathlib import Path
-from unittest import mock
 
 try:
     import oscar_kv
@@ -147,8 +146,6 @@ class ServerTest(unittest.TestCase):
         args = types.SimpleNamespace(model_path=str(self.folder / "model"))
         self.module("sglang.srt.runtime_context", get_server_args=lambda: args,
                     get_parallel=lambda: types.SimpleNamespace(attn_tp_rank=self.rank, attn_tp_size=self.ranks))
-        self.module("sglang.srt.layers.dp_attention")
-        self.module("sglang.srt.server_args", get_global_server_args=mock.Mock(side_effect=RuntimeError("is retired")))
 
     def own(self, x):
         """This rank's heads."""
@@ -262,14 +259,6 @@ class ServerTest(unittest.TestCase):
         self.check_ranks(self.run_vllm)
 
     def test_sglang(self):
-        self.check(self.run_sglang)
-
-    def test_sglang_before_its_runtime_context(self):
-        del sys.modules["sglang.srt.runtime_context"]
-        args = types.SimpleNamespace(model_path=str(self.folder / "model"))
-        self.module("sglang.srt.layers.dp_attention", get_attention_tp_rank=lambda: self.rank,
-                    get_attention_tp_size=lambda: self.ranks)
-        self.module("sglang.srt.server_args", get_global_server_args=lambda: args)
         self.check(self.run_sglang)
 
     def test_vllm_finds_the_class_by_the_path_that_it_writes(self):

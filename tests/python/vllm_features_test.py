@@ -2,7 +2,6 @@
 """What a server in production does, by a real vLLM on the CPU that serves a set: vllm_features_test.py [FeaturesTest.test_…]"""
 import http.client
 import json
-import os
 import shutil
 import signal
 import time
@@ -144,7 +143,7 @@ class FeaturesTest(ServedModel):
             self.skipTest(f"there is no {LARGER}")
         model, found = self.in_float32(LARGER), self.folder / "stats.safetensors"
         self.served("--tensor-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "256", model=model,
-                    OSCAR_OBSERVE=str(found), OSCAR_TORCH_LIBRARY=os.environ["OSCAR_TORCH_LIBRARY"])
+                    OSCAR_OBSERVE=str(found))
         ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1)
         prompts = np.stack([ids[:600], ids[9000:9600]]).astype(np.int32)
         self.complete_all(prompts.tolist())

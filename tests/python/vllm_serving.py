@@ -65,6 +65,7 @@ class ServedModel(unittest.TestCase):
     def environment(self):
         own = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
         return own | {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+                      "OSCAR_TORCH_LIBRARY": os.environ["OSCAR_TORCH_LIBRARY"],
                       "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
     def start(self, *options, model=MODEL, line=None, **variables):

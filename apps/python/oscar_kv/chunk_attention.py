@@ -18,8 +18,6 @@ from .packed_layer import PackedSlots
 
 Attention = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]  # _attention()
 
-_SCORES = 1 << 25  # that _by_products() has at once
-
 
 def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor, scaling: float,
            attention: Attention | None = None) -> Tensor:
@@ -76,25 +74,6 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causa
     rows = [x.to(q.dtype)[None] for x in (q, keys, values)]
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*rows, 0.0, is_causal, scale=scaling)
-    elif q.shape[2] > 256 or q.shape[2] % 8:
-        return _by_products(q, keys, values, scaling, is_causal)
     else:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(*rows, 0.0, is_causal, scale=scaling)[:2]
     return out[0], lse[0]
-
-
-def _by_products(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """The same for rows that flash attention does not take, a block of queries at a time, in float32."""
-    (heads, count, dim), (kv_heads, seen, _) = q.shape, keys.shape
-    keys, values, blocks = keys.float(), values.float(), []
-    each = max(_SCORES // (heads * seen), 1)
-    for begin in range(0, count, each):
-        block = q[:, begin:begin + each].float().reshape(kv_heads, -1, dim)  # the query heads of a KV head one after another
-        scores = (block @ keys.transpose(1, 2) * scaling).unflatten(1, (heads // kv_heads, -1))
-        if is_causal:
-            scores.masked_fill_(torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(begin + 1), -torch.inf)
-        lse = scores.logsumexp(-1)
-        out = (scores - lse[..., None]).exp_().flatten(1, 2) @ values
-        blocks.append((out.unflatten(1, (heads // kv_heads, -1)).flatten(0, 1), lse.flatten(0, 1)))
-    outs, sums = zip(*blocks)
-    return torch.cat(outs, 1), torch.cat(sums, 1)

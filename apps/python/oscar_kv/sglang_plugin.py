@@ -44,13 +44,8 @@ def _has_own_forward(path: str) -> bool:
 
 
 def _place() -> Place:
-    try:
-        from sglang.srt.runtime_context import get_parallel, get_server_args
-    except ImportError:  # before 0.5.23
-        from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
-        from sglang.srt.server_args import get_global_server_args
+    from sglang.srt.runtime_context import get_parallel, get_server_args
 
-        return Place(get_global_server_args().model_path, get_attention_tp_rank(), get_attention_tp_size())
     parallel = get_parallel()
     return Place(get_server_args().model_path, parallel.attn_tp_rank, parallel.attn_tp_size)
 
