@@ -52,7 +52,7 @@ constexpr std::array<std::pair<const char*, const char*>, 17> kExamples{{
 
 /// What goes in stands first and what is seldom changed last; the others as they were added.
 int rank_of(const std::string& group) {
-  constexpr std::array kLast{"Verdict", "Output", "Several processes", "Transfer", "Backend", "Other"};
+  constexpr std::array kLast{"Verdict", "Output", "Transfer", "Backend", "Other"};
   if (group == "Input") return -1;
   const auto* const found = std::ranges::find(kLast, group);
   return found == kLast.end() ? 0 : 1 + static_cast<int>(found - kLast.begin());
