@@ -139,7 +139,7 @@ unpack() {
   say "fetching $3 for tests"
   rm -rf "$store/$name.part"
   mkdir -p "$store/$name.part"
-  missing=$(apt-get -s --no-install-recommends install "$3" 2>/dev/null | awk '/^Inst/ {print $2}')
+  missing=$(apt-get -s --no-install-recommends install "$3" 2>/dev/null | awk '/^Inst/ {print $2}') || true
   # shellcheck disable=SC2086
   if (cd "$store/$name.part" && apt-get download -qq ${missing:-$3} >/dev/null 2>&1 && for package in *.deb; do dpkg -x "$package" .; done); then
     rm -rf "${store:?}/$name" && mv "$store/$name.part" "$store/$name"

@@ -10,7 +10,7 @@
 #include "base/errors.hpp"
 #include "base/version.hpp"
 #include "fit/coded_data_merge.hpp"
-#include "moments/statistics_check.hpp"
+#include "moments/statistics_file.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {

@@ -22,7 +22,7 @@ inline constexpr const char* kCodedDataSchema = "oscar.coded_statistics.v1";
 void write_coded_data(const std::filesystem::path& path, const CodedData& data);
 
 /// Reads one file, or the sum of several, in an order that their contents decide. Throws DataError: another file,
-/// tensors that are missing or of another shape, sums that no rows have (moments/statistics_check.hpp), costs that are
+/// tensors that are missing or of another shape, sums that no rows have (moments/statistics_file.hpp), costs that are
 /// not finite, a checksum that is another; and what merge_coded_data() throws, with the files' names.
 [[nodiscard]] CodedData read_coded_data(const std::vector<std::filesystem::path>& paths);
 

@@ -9,7 +9,6 @@
 #include "base/sha256.hpp"
 #include "base/status.hpp"
 #include "base/threads.hpp"
-#include "moments/statistics_check.hpp"
 #include "moments/statistics_file.hpp"
 
 namespace oscar {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "moments/statistics_check.hpp"
-
 #include <algorithm>
 #include <cmath>
 
 #include "base/errors.hpp"
 #include "base/vector_clones.hpp"
+#include "moments/statistics_file.hpp"
 
 namespace oscar {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "base/errors.hpp"
 #include "base/version.hpp"
-#include "moments/statistics_check.hpp"
 
 namespace oscar {
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One file of statistics (moments/statistics.hpp): its manifest at once, its sums layer by layer. For moments/ only.
+// One file of statistics (moments/statistics.hpp): its manifest at once, its sums layer by layer; and what sums must
+// be, in whatever file.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +20,7 @@ class StatisticsFile {
   /// Returns what the file says of itself, without sums.
   [[nodiscard]] const Statistics& manifest() const { return manifest_; }
   /// The layer with its sums; throws DataError if their shapes do not fit together, a checksum is another, or they
-  /// cannot be sums over rows (moments/statistics_check.hpp).
+  /// cannot be sums over rows.
   [[nodiscard]] LayerStatistics read(const LayerStatistics& layer) const;
 
  private:
@@ -33,5 +34,18 @@ class StatisticsFile {
   SafetensorsFile file_;
   Statistics manifest_;
 };
+
+// What sums over rows are, whatever the rows: finite, symmetric, with a diagonal that bounds the rest, and positive
+// semidefinite within rounding. Whether they are those of the data that a manifest names is not looked at, but for the
+// number of tokens.
+
+/// Looks at one layer as a file has it, in time like that of reading it. Throws DataError, which names the sums, unless
+/// heads and dimensions are those of the manifest's model, totals are no more than the tokens of its data, and all sums
+/// could be sums over rows as far as single entries tell. where: names the file.
+void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manifest, const std::string& where);
+
+/// Throws DataError if a sum over the layer's rows has an eigenvalue below -1e-5 of its trace (moments by fp32 products
+/// are within 2e-6). A second pass over a sample of rows is an estimate, and is not asked for that.
+void require_semidefinite(const LayerStatistics& layer, bool sampled, const std::string& where);
 
 }  // namespace oscar

@@ -2,6 +2,8 @@
 #include "moments/take.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -21,41 +23,32 @@ std::vector<HeadsView> views_of(const Chunks& chunks, Rows rows) {
   return views;
 }
 
-/// Sums of nothing in matrices of the size of keys, or of values, one a KV head.
-BlockwiseSum<MomentSums>::Zero nothing_of(Rows rows) {
-  return [rows](const QkvChunk& chunk) {
-    const int heads = chunk.view.k.num_heads;
-    return MomentSums{MatrixStack(heads, (chunk.view.*rows).head_dim),
-                      std::vector<double>(static_cast<std::size_t>(heads))};
-  };
+/// The rows that a plain second moment is of.
+Rows rows_of(Moment moment) {
+  return moment == Moment::kQqt ? &QkvView::q : moment == Moment::kKtk ? &QkvView::k : &QkvView::v;
 }
 
-void count_rows(const Chunks& chunks, bool queries, MomentSums& moments) {
-  for (const QkvChunk& chunk : chunks) {
-    const std::int64_t per_token = queries ? chunk.view.q.num_heads / chunk.view.k.num_heads : 1;
-    for (double& total : moments.total) total += static_cast<double>(chunk.view.q.num_tokens * per_token);
+/// Sums of nothing in matrices of the size of some rows, one a KV head.
+MomentSums nothing_of(const QkvChunk& chunk, Rows rows) {
+  const int heads = chunk.view.k.num_heads;
+  return {MatrixStack(heads, (chunk.view.*rows).head_dim), std::vector<double>(static_cast<std::size_t>(heads))};
+}
+
+AdditiveMoments nothing_of(const QkvChunk& chunk, const SumsWanted& wanted) {
+  const HeadsView &k = chunk.view.k, &v = chunk.view.v;
+  AdditiveMoments sums;
+  for (const Moment moment : wanted.moments) {
+    if (moment == Moment::kFisher) {
+      sums.fisher.emplace(k.num_heads, k.head_dim);
+      if (wanted.value_reads) sums.fisher->value = MatrixStack(v.num_heads, v.head_dim);
+    } else if (moment == Moment::kKeys) {
+      sums.keys = KeySums{std::vector<double>(static_cast<std::size_t>(k.num_heads * k.head_dim)), 0};
+    } else {
+      OSCAR_CHECK(moment == Moment::kKtk || moment == Moment::kQqt || moment == Moment::kVtv);  // rows alone give it
+      sums.sums.emplace(moment, nothing_of(chunk, rows_of(moment)));
+    }
   }
-}
-
-/// Sums of x^T x of queries, keys or values.
-BlockwiseSum<MomentSums> plain_sum(Rows rows, Backend& backend) {
-  return {nothing_of(rows), [rows, &backend](const Chunks& chunks, MomentSums& moments) {
-            backend.accumulate_grams(views_of(chunks, rows), moments.sums);
-            count_rows(chunks, rows == &QkvView::q, moments);
-          }};
-}
-
-BlockwiseSum<FisherSums> fisher_sum(const SumsWanted& wanted, Backend& backend) {
-  const auto zero = [values = wanted.value_reads](const QkvChunk& chunk) {
-    FisherSums sums(chunk.view.k.num_heads, chunk.view.k.head_dim);
-    if (values) sums.value = MatrixStack(chunk.view.v.num_heads, chunk.view.v.head_dim);
-    return sums;
-  };
-  return {zero, [windows = wanted.windows, &backend](const Chunks& chunks, FisherSums& sums) {
-            for (const QkvChunk& chunk : chunks) {
-              backend.accumulate_fisher_sums(chunk.view, chunk.sequences, windows, sums);
-            }
-          }};
+  return sums;
 }
 
 void add_keys(const HeadsView& k, KeySums& keys) {
@@ -68,77 +61,87 @@ void add_keys(const HeadsView& k, KeySums& keys) {
   keys.tokens += static_cast<double>(k.num_tokens);
 }
 
-BlockwiseSum<KeySums> key_sum() {
-  const auto zero = [](const QkvChunk& chunk) {
-    return KeySums{std::vector<double>(static_cast<std::size_t>(chunk.view.k.num_heads * chunk.view.k.head_dim)), 0};
+/// One call of the backend for each sum.
+void add(const Chunks& chunks, Windows windows, Backend& backend, AdditiveMoments& out) {
+  for (auto& [moment, moments] : out.sums) {
+    backend.accumulate_grams(views_of(chunks, rows_of(moment)), moments.sums);
+    for (const QkvChunk& chunk : chunks) {
+      const std::int64_t per_token = moment == Moment::kQqt ? chunk.view.q.num_heads / chunk.view.k.num_heads : 1;
+      for (double& total : moments.total) total += static_cast<double>(chunk.view.q.num_tokens * per_token);
+    }
+  }
+  for (const QkvChunk& chunk : chunks) {
+    if (out.fisher) backend.accumulate_fisher_sums(chunk.view, chunk.sequences, windows, *out.fisher);
+    if (out.keys) add_keys(chunk.view.k, *out.keys);
+  }
+}
+
+bool all_finite(std::span<const double> values) {
+  return std::ranges::all_of(values, [](double v) { return std::isfinite(v); });
+}
+
+bool is_finite(const MomentSums& sums) { return all_finite(sums.sums.data) && all_finite(sums.total); }
+
+bool is_finite(const AdditiveMoments& sums) {
+  return std::ranges::all_of(sums.sums, [](const auto& each) { return is_finite(each.second); }) &&
+         (!sums.fisher || (all_finite(sums.fisher->query.data) && all_finite(sums.fisher->weight))) &&
+         (!sums.keys || all_finite(sums.keys->sums));
+}
+
+/// Returns the sums of each part. zero: sums of nothing, by the shape of a chunk; add_call: the arithmetic of one call
+/// of the backend for a part.
+template <class Sums, class Zero, class Add>
+std::vector<Sums> take_blocks(LayerStream& layer, std::span<const TakesSequence> parts, const WorkShape& shape,
+                              const Zero& zero, const Add& add_call) {
+  struct Running {
+    std::optional<Sums> total, block;
   };
-  return {zero, [](const Chunks& chunks, KeySums& keys) {
-            for (const QkvChunk& chunk : chunks) add_keys(chunk.view.k, keys);
-          }};
+  std::vector<Running> running(parts.size());
+  const auto add_to_block = [&](std::size_t part, const Chunks& chunks) {
+    std::optional<Sums>& block = running[part].block;
+    if (!block) block = zero(chunks.front());
+    add_call(part, chunks, *block);
+    if (!is_finite(*block)) throw_not_finite(chunks);
+  };
+  const auto end_block = [&](std::size_t part) {
+    auto& [total, block] = running[part];
+    if (total && block) total->merge(*block);
+    if (!total) total = std::move(block);
+    block.reset();
+  };
+  walk(layer, parts, shape, add_to_block, end_block);
+  std::vector<Sums> totals;
+  for (Running& each : running) {
+    if (!each.total) throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens");
+    totals.push_back(std::move(*each.total));
+  }
+  return totals;
 }
 
 /// A model computes no layer of zeros: the rows were lost before they came here.
-void require_values(const MomentSums& moments, Moment moment, LayerStream& layer) {
-  const auto& values = moments.sums.data;
-  if (std::ranges::any_of(values, [](double v) { return v != 0; })) return;
-  QkvChunk first;
-  layer.rewind();
-  (void)layer.skip(first);
-  const char* const rows = moment == Moment::kQqt ? "q" : moment == Moment::kKtk ? "k" : "v";
-  throw DataError(std::string("every ") + rows + " of this layer is zero", first.where,
-                  "look at how it was dumped, and dump this layer again");
+void require_values(const AdditiveMoments& moments, LayerStream& layer) {
+  for (const auto& [moment, sums] : moments.sums) {
+    if (std::ranges::any_of(sums.sums.data, [](double v) { return v != 0; })) continue;
+    QkvChunk first;
+    layer.rewind();
+    (void)layer.skip(first);
+    const char* const rows = moment == Moment::kQqt ? "q" : moment == Moment::kKtk ? "k" : "v";
+    throw DataError(std::string("every ") + rows + " of this layer is zero", first.where,
+                    "look at how it was dumped, and dump this layer again");
+  }
 }
-
-/// All sums of one part that are wanted.
-class SumsOfPart {
- public:
-  SumsOfPart(const SumsWanted& wanted, Backend& backend) {
-    const auto takes = [&](Moment moment) { return wanted.moments.contains(moment); };
-    for (const Moment other : {Moment::kFisherKey, Moment::kSst}) {
-      OSCAR_CHECK(!takes(other));  // rows alone do not give it
-    }
-    if (takes(Moment::kKtk)) squares_.emplace(Moment::kKtk, plain_sum(&QkvView::k, backend));
-    if (takes(Moment::kQqt)) squares_.emplace(Moment::kQqt, plain_sum(&QkvView::q, backend));
-    if (takes(Moment::kVtv)) squares_.emplace(Moment::kVtv, plain_sum(&QkvView::v, backend));
-    if (takes(Moment::kFisher)) fisher_.emplace(fisher_sum(wanted, backend));
-    if (takes(Moment::kKeys)) keys_.emplace(key_sum());
-  }
-
-  [[nodiscard]] std::vector<RunningSum*> running() {
-    std::vector<RunningSum*> all;
-    for (auto& [moment, sum] : squares_) all.push_back(&sum);
-    if (fisher_) all.push_back(&*fisher_);
-    if (keys_) all.push_back(&*keys_);
-    return all;
-  }
-
-  [[nodiscard]] AdditiveMoments totals(LayerStream& layer) {
-    AdditiveMoments out;
-    for (auto& [moment, sum] : squares_) {
-      out.sums.emplace(moment, sum.total());
-      require_values(out.sums.at(moment), moment, layer);
-    }
-    if (fisher_) out.fisher = fisher_->total();
-    if (keys_) out.keys = keys_->total();
-    return out;
-  }
-
- private:
-  std::map<Moment, BlockwiseSum<MomentSums>> squares_;
-  std::optional<BlockwiseSum<FisherSums>> fisher_;
-  std::optional<BlockwiseSum<KeySums>> keys_;
-};
 
 }  // namespace
 
 std::vector<AdditiveMoments> take(LayerStream& layer, std::span<const TakesSequence> parts, const SumsWanted& wanted,
                                   Backend& backend) {
-  std::vector<SumsOfPart> sums(parts.size(), SumsOfPart(wanted, backend));
-  std::vector<WalkPart> walking;
-  for (std::size_t i = 0; i < parts.size(); ++i) walking.push_back({parts[i], sums[i].running()});
-  if (!wanted.moments.empty()) walk(layer, walking, backend.work_shape());
-  std::vector<AdditiveMoments> totals;
-  for (SumsOfPart& each : sums) totals.push_back(each.totals(layer));
+  if (wanted.moments.empty()) return std::vector<AdditiveMoments>(parts.size());
+  const auto zero = [&](const QkvChunk& chunk) { return nothing_of(chunk, wanted); };
+  const auto add_call = [&](std::size_t, const Chunks& chunks, AdditiveMoments& sums) {
+    add(chunks, wanted.windows, backend, sums);
+  };
+  auto totals = take_blocks<AdditiveMoments>(layer, parts, backend.work_shape(), zero, add_call);
+  for (const AdditiveMoments& each : totals) require_values(each, layer);
   return totals;
 }
 
@@ -152,19 +155,14 @@ MomentSums take(LayerStream& layer, Moment moment, Backend& backend) {
 }
 
 std::vector<MomentSums> take_sst(LayerStream& layer, std::span<const ScoreWeighting> parts, Backend& backend) {
-  std::vector<BlockwiseSum<MomentSums>> sums;
-  for (const ScoreWeighting& part : parts) {
-    sums.emplace_back(nothing_of(&QkvView::v), [&backend, &part](const Chunks& chunks, MomentSums& moments) {
-      backend.accumulate_weighted_grams(views_of(chunks, &QkvView::k), *part.query_covariance,
-                                        views_of(chunks, &QkvView::v), moments.sums, moments.total);
-    });
-  }
-  std::vector<WalkPart> walking;
-  for (std::size_t i = 0; i < parts.size(); ++i) walking.push_back({parts[i].takes, {&sums[i]}});
-  walk(layer, walking, backend.work_shape());
-  std::vector<MomentSums> totals;
-  for (BlockwiseSum<MomentSums>& sum : sums) totals.push_back(sum.total());
-  return totals;
+  std::vector<TakesSequence> takes;
+  for (const ScoreWeighting& part : parts) takes.push_back(part.takes);
+  const auto zero = [](const QkvChunk& chunk) { return nothing_of(chunk, &QkvView::v); };
+  const auto add_call = [&](std::size_t part, const Chunks& chunks, MomentSums& moments) {
+    backend.accumulate_weighted_grams(views_of(chunks, &QkvView::k), *parts[part].query_covariance,
+                                      views_of(chunks, &QkvView::v), moments.sums, moments.total);
+  };
+  return take_blocks<MomentSums>(layer, takes, backend.work_shape(), zero, add_call);
 }
 
 MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend) {

@@ -16,10 +16,6 @@ std::int64_t bytes_per_token(const QkvView& view) {
   return view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token();
 }
 
-bool all_finite(std::span<const double> values) {
-  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
-}
-
 /// Finds the value that spoilt a sum.
 void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
   std::vector<float> row(static_cast<std::size_t>(x.head_dim));
@@ -35,57 +31,37 @@ void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
 }
 
 /// The rows of one part on their way to its sums: whole calls, and blocks of calls.
-class PartOfWalk {
- public:
-  /// bytes: of the part's rows.
-  PartOfWalk(const WalkPart& part, const WorkShape& shape, std::int64_t bytes) : part_(part), cut_(shape, bytes) {}
-
-  /// first_sequence: the number of the chunk's first sequence in the layer.
-  void push(const QkvChunk& chunk, std::size_t first_sequence) {
-    if (!part_.takes) return push(chunk);
-    for (std::size_t i = 0; i < chunk.sequences.size(); ++i) {
-      if (!part_.takes(first_sequence + i)) continue;
-      const SequenceRange range = chunk.sequences[i];
-      push({chunk.view.tokens(range), chunk.owner, {{0, range.size()}}, chunk.where});
-    }
-  }
-
-  void finish() { call(true); }
-
- private:
-  void push(QkvChunk chunk) {
-    const BlockCut::End end = cut_.after(chunk);
-    waiting_.push_back(std::move(chunk));
-    if (end != BlockCut::End::kNothing) call(end == BlockCut::End::kBlock);
-  }
-
-  void call(bool ends_block) {
-    throw_if_interrupted();
-    for (RunningSum* sum : part_.sums) {
-      if (!waiting_.empty()) sum->add(waiting_);
-      if (ends_block) sum->end_block();
-    }
-    waiting_.clear();
-  }
-
-  const WalkPart& part_;
-  BlockCut cut_;
-  Chunks waiting_;  // for the backend's next call
+struct PartOfWalk {
+  BlockCut cut;
+  Chunks waiting = {};  // for the backend's next call
 };
 
-/// Returns the size of the rows that the part will be given.
-std::int64_t bytes_of(const WalkPart& part, LayerStream& layer) {
+/// Returns the size of the rows that a part will be given.
+std::int64_t bytes_of(const TakesSequence& takes, LayerStream& layer) {
   std::int64_t bytes = 0;
   std::size_t sequence = 0;
   QkvChunk chunk;
   layer.rewind();
   while (layer.skip(chunk)) {
     for (const SequenceRange& range : chunk.sequences) {
-      if (!part.takes || part.takes(sequence)) bytes += range.size() * bytes_per_token(chunk.view);
+      if (!takes || takes(sequence)) bytes += range.size() * bytes_per_token(chunk.view);
       ++sequence;
     }
   }
   return bytes;
+}
+
+/// Those sequences of a chunk that a part takes, each a chunk of its own; the whole chunk if it takes all.
+/// first_sequence: the number of the chunk's first sequence in the layer.
+Chunks pieces_of(const QkvChunk& chunk, std::size_t first_sequence, const TakesSequence& takes) {
+  if (!takes) return {chunk};
+  Chunks pieces;
+  for (std::size_t i = 0; i < chunk.sequences.size(); ++i) {
+    if (!takes(first_sequence + i)) continue;
+    const SequenceRange range = chunk.sequences[i];
+    pieces.push_back({chunk.view.tokens(range), chunk.owner, {{0, range.size()}}, chunk.where});
+  }
+  return pieces;
 }
 
 }  // namespace
@@ -108,21 +84,31 @@ BlockCut::End BlockCut::after(const QkvChunk& chunk) {
   return End::kBlock;
 }
 
-void walk(LayerStream& layer, std::span<const WalkPart> parts, const WorkShape& shape) {
+void walk(LayerStream& layer, std::span<const TakesSequence> parts, const WorkShape& shape,
+          const std::function<void(std::size_t part, const Chunks& chunks)>& add,
+          const std::function<void(std::size_t part)>& end_block) {
   std::vector<PartOfWalk> walking;
-  for (const WalkPart& part : parts) walking.emplace_back(part, shape, bytes_of(part, layer));
+  for (const TakesSequence& takes : parts) walking.push_back({{shape, bytes_of(takes, layer)}});
+  const auto call = [&](std::size_t part, bool ends_block) {
+    throw_if_interrupted();
+    if (!walking[part].waiting.empty()) add(part, walking[part].waiting);
+    if (ends_block) end_block(part);
+    walking[part].waiting.clear();
+  };
   layer.rewind();
   std::size_t sequence = 0;
   for (QkvChunk chunk; layer.next(chunk); chunk = {}) {
-    for (PartOfWalk& part : walking) part.push(chunk, sequence);
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      for (QkvChunk& piece : pieces_of(chunk, sequence, parts[part])) {
+        const BlockCut::End end = walking[part].cut.after(piece);
+        walking[part].waiting.push_back(std::move(piece));
+        if (end != BlockCut::End::kNothing) call(part, end == BlockCut::End::kBlock);
+      }
+    }
     sequence += chunk.sequences.size();
   }
-  for (PartOfWalk& part : walking) part.finish();
+  for (std::size_t part = 0; part < parts.size(); ++part) call(part, true);
 }
-
-bool is_finite(const MomentSums& sums) { return all_finite(sums.sums.data) && all_finite(sums.total); }
-bool is_finite(const FisherSums& sums) { return all_finite(sums.query.data) && all_finite(sums.weight); }
-bool is_finite(const KeySums& sums) { return all_finite(sums.sums); }
 
 void throw_not_finite(const Chunks& chunks) {
   for (const QkvChunk& chunk : chunks) {
@@ -132,7 +118,5 @@ void throw_not_finite(const Chunks& chunks) {
   }
   throw NumericalError("a second moment overflows", chunks.front().where, "check the scale of the dumped values");
 }
-
-void throw_no_tokens() { throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens"); }
 
 }  // namespace oscar

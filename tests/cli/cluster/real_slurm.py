@@ -2,7 +2,6 @@
 """A Slurm of one node in a folder of its own, run by the present user: Debian's packages as scripts/setup.sh unpacks them, or as
 they are installed."""
 import os
-import secrets
 import shutil
 import socket
 import subprocess
@@ -16,8 +15,8 @@ SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 SlurmUser={user}
 SlurmdUser={user}
-AuthType={auth}
-CredType={credentials}
+AuthType=auth/none
+CredType=cred/none
 PluginDir={plugins}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
@@ -65,15 +64,11 @@ class RealSlurm:
         self.environment["LD_LIBRARY_PATH"] = f"{plugins[0]}:{libraries}"
         for name in ("state", "spool"):
             (self.folder / name).mkdir(parents=True)
-        auth, credentials = "auth/none", "cred/none"
-        if not (plugins[0] / "auth_none.so").exists():  # newer versions have a key of their own instead
-            auth, credentials = "auth/slurm", "auth/slurm"
-            (self.folder / "slurm.key").write_bytes(secrets.token_bytes(1024))
-            (self.folder / "slurm.key").chmod(0o600)
-            self.environment["SLURM_SACK_KEY"] = f"{self.folder}/slurm.key"
+        if not (plugins[0] / "auth_none.so").exists():
+            raise NoSlurm("this Slurm always asks who is there (no auth/none)")
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(
-            host=socket.gethostname(), folder=self.folder, user=user, plugins=plugins[0], auth=auth, credentials=credentials,
+            host=socket.gethostname(), folder=self.folder, user=user, plugins=plugins[0],
             cores=len(os.sched_getaffinity(0)), controller_port=free_port(), node_port=free_port()))
         self.start([binaries["slurmctld"], "-D", "-c"])
         self.start([binaries["slurmd"], "-D", "-N", socket.gethostname(), "-d", binaries["slurmstepd"]])
