@@ -106,18 +106,6 @@ void check_positions(std::span<const std::int64_t> positions, std::int64_t queri
   OSCAR_CHECK(positions.empty() || (positions.front() >= 0 && positions.back() < keys));
 }
 
-int checked_head_dim(std::span<const KeyReads* const> reads) {
-  OSCAR_CHECK(!reads.empty());
-  const auto dim = static_cast<std::size_t>(reads.front()->head_dim);
-  for (const KeyReads* each : reads) {
-    const std::size_t queries = each->positions.size(), keys = each->keys.size() / dim;
-    OSCAR_CHECK(each->head_dim == reads.front()->head_dim && each->keys.size() == keys * dim);
-    OSCAR_CHECK(each->queries.size() == queries * dim);
-    check_positions(each->positions, static_cast<std::int64_t>(queries), static_cast<std::int64_t>(keys));
-  }
-  return reads.front()->head_dim;
-}
-
 std::size_t CodecChoice::decoding() const {
   return codecs.size() - static_cast<std::size_t>(std::count(codecs.begin(), codecs.end(), std::nullopt));
 }

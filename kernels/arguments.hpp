@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar {
@@ -69,9 +68,6 @@ struct CodecChoice {
 
 /// Throws std::logic_error if shapes or positions of a sequence do not fit together.
 void check_sequence(const SequenceInput& input);
-
-/// Their head dimension. Throws std::logic_error if there are none, or if shapes or positions do not fit together.
-[[nodiscard]] int checked_head_dim(std::span<const KeyReads* const> reads);
 
 /// Throws NumericalError if an entry of an eigenproblem is not finite.
 void check_finite(std::span<const double> symmetric);

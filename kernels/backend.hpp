@@ -12,7 +12,6 @@
 
 #include "base/errors.hpp"
 #include "base/status.hpp"
-#include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/types.hpp"
 
@@ -49,18 +48,9 @@ class Backend {
                                          std::span<const HeadsView> values, MatrixStack& grams,
                                          std::span<double> weights) = 0;
 
-  /// grams[h] += sum over queries and the g query heads of o^T o, o = causal softmax(q k^T / sqrt(d)) v inside each
-  /// sequence.
-  virtual void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                                       MatrixStack& grams) = 0;
-
   /// See FisherSums; the softmax is causal inside each sequence.
   virtual void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                                       FisherSums& sums) = 0;
-
-  /// grams[h] += sum over tokens of e^T e, where y = x[t, h] rotation in fp64 and e = decode(encode(fp32(y))) - y.
-  virtual void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                         MatrixStack& grams) = 0;
 
   /// Symmetric eigenproblems, one result per matrix. Throws NumericalError if one does not converge.
   [[nodiscard]] virtual std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) = 0;
@@ -84,10 +74,6 @@ class Backend {
   /// and the positions of their queries are equal, so that exact attention need be computed only once.
   [[nodiscard]] virtual std::vector<std::vector<std::vector<AttentionErrors>>> compare(
       std::span<const ComparedSequence> sequences);
-
-  /// Reads of one head dimension, whose keys one rotation turns; codec: of the keys. They must outlive the result.
-  [[nodiscard]] virtual std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads,
-                                                           const RowCodec& codec, Windows windows) = 0;
 };
 
 /// `device`: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU if the build and the machine have one that works,

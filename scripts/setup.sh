@@ -132,15 +132,19 @@ install_browser() {
     || say "chromium could not be installed: the test of HTML reports will be skipped"
 }
 
-# nginx as a peer of the zoo's tests: unpacked, not installed, so that no server starts on this machine.
-unpack_nginx() {
-  [ ! -x "$store/nginx/usr/sbin/nginx" ] || return 0
-  rm -rf "$store/nginx.part"
-  mkdir -p "$store/nginx.part"
-  if (cd "$store/nginx.part" && apt-get download -qq nginx >/dev/null 2>&1 && dpkg -x nginx_*.deb .); then
-    rm -rf "$store/nginx" && mv "$store/nginx.part" "$store/nginx"
+# A server for tests: unpacked with what it needs and this machine lacks, not installed, so that nothing starts here.
+unpack() {
+  local name=$1 binary=$2 missing
+  [ ! -x "$store/$name/$binary" ] || return 0
+  say "fetching $3 for tests"
+  rm -rf "$store/$name.part"
+  mkdir -p "$store/$name.part"
+  missing=$(apt-get -s --no-install-recommends install "$3" 2>/dev/null | awk '/^Inst/ {print $2}')
+  # shellcheck disable=SC2086
+  if (cd "$store/$name.part" && apt-get download -qq ${missing:-$3} >/dev/null 2>&1 && for package in *.deb; do dpkg -x "$package" .; done); then
+    rm -rf "$store/$name" && mv "$store/$name.part" "$store/$name"
   else
-    say "nginx could not be fetched: the tests that use it will be skipped"
+    say "$3 could not be fetched: the tests that use it will be skipped"
   fi
 }
 
@@ -154,7 +158,8 @@ mkdir -p "$store"
   if [ "$tests" = 1 ]; then
     install_torch scripts/requirements-tests.txt
     install_browser
-    unpack_nginx
+    unpack nginx usr/sbin/nginx nginx
+    unpack slurm usr/bin/sbatch slurm-wlm
   fi
   if [ "$vllm" = 1 ]; then install_apart vllm 8 "3 GB"; fi
   if [ "$server_torch" = 1 ]; then install_apart server-torch 8 "3 GB"; fi

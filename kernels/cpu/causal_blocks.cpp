@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "base/exp.hpp"
-#include "base/highest.hpp"
 #include "base/vector_clones.hpp"
 #include "kernels/cpu/products.hpp"
 

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "base/exp.hpp"
-#include "base/highest.hpp"
 #include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
 

@@ -24,17 +24,9 @@ class CpuBackend : public Backend {
       cpu::accumulate_weighted_grams(keys[i], forms, values[i], grams, weights);
     }
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    cpu::accumulate_output_grams(qkv, sequences, grams);
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     cpu::accumulate_fisher_sums(qkv, sequences, windows, sums);
-  }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    cpu::accumulate_residual_grams(x, rotation, codec, grams);
   }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override { return cpu::eigh(symmetric); }
   void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
@@ -49,10 +41,6 @@ class CpuBackend : public Backend {
   [[nodiscard]] std::vector<std::vector<std::vector<AttentionErrors>>> compare(
       std::span<const ComparedSequence> sequences) override {
     return cpu::compare(sequences);
-  }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return cpu::hold(reads, codec, windows);
   }
 };
 

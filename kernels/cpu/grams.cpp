@@ -10,7 +10,6 @@
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/products.hpp"
-#include "kernels/cpu/row_codec.hpp"
 
 namespace oscar::cpu {
 namespace {
@@ -108,29 +107,6 @@ void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView 
         for (std::int64_t i = t * v.head_dim; i < (t + 1) * v.head_dim; ++i) rows[static_cast<std::size_t>(i)] *= root;
       }
       add_gram_upper(rows.data(), count, v.head_dim, upper);
-    }
-  });
-}
-
-void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams) {
-  OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads == grams.count && rotation.dim == grams.dim);
-  const int d = x.head_dim, group = checked_group_size(codec, d);
-  sum_slabs(x.num_tokens, grams, [&](int head, std::int64_t begin, std::int64_t end, double* upper) {
-    std::vector<double> rows(static_cast<std::size_t>(kBlockRows) * d), rotated(rows.size());
-    std::vector<float> row(static_cast<std::size_t>(d)), decoded(row.size());
-    RowEncoder encoder(d, group);
-    for (; begin < end; begin += kBlockRows) {
-      const std::int64_t count = std::min(kBlockRows, end - begin);
-      x.head_rows(begin, count, head, rows.data());
-      gemm({.m = count, .n = d, .k = d}, rows.data(), d, rotation.for_head(head).data(), d, rotated.data(), d);
-      for (std::int64_t t = 0; t < count; ++t) {
-        const std::span<double> y(&rotated[static_cast<std::size_t>(t) * d], static_cast<std::size_t>(d));
-        std::transform(y.begin(), y.end(), row.begin(), [](double v) { return static_cast<float>(v); });
-        encoder.encode(row, codec);
-        decode_row(encoder.codes(), encoder.parameters(), decoded);
-        for (std::size_t i = 0; i < y.size(); ++i) y[i] = double{decoded[i]} - y[i];
-      }
-      add_gram_upper(rotated.data(), count, d, upper);
     }
   });
 }

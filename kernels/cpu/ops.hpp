@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/cpu/mixed_attention.hpp"
-#include "kernels/key_gradient.hpp"
 #include "kernels/mixed_sequence.hpp"
 
 namespace oscar::cpu {
@@ -16,10 +15,8 @@ namespace oscar::cpu {
 void accumulate_grams(HeadsView x, MatrixStack& grams);
 void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
                                std::span<double> weights);
-void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams);
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums);
-void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric);
 void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision, std::span<float> rows);
 /// Where heads have clip ratios or coded formats of their own, rows are (tokens, heads, head_dim).
@@ -34,7 +31,5 @@ void attend(const MixedAttention& mixed, std::span<float> out);
 [[nodiscard]] std::vector<std::vector<std::vector<AttentionErrors>>> compare(
     std::span<const ComparedSequence> sequences);
 [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input);
-[[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                 Windows windows);
 
 }  // namespace oscar::cpu

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <memory>
 
-#include "kernels/cuda/held_key_reads.hpp"
 #include "kernels/cuda/held_sequence.hpp"
 #include "kernels/cuda/lanes.hpp"
 #include "kernels/cuda/ops.hpp"
@@ -43,17 +42,9 @@ class CudaBackend : public Backend {
     lanes_.run(
         [&](const Context& context) { cuda::accumulate_weighted_grams(context, keys, forms, values, grams, weights); });
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    lanes_.run([&](const Context& context) { cuda::accumulate_output_grams(context, qkv, sequences, grams); });
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     lanes_.run([&](const Context& context) { cuda::accumulate_fisher_sums(context, qkv, sequences, windows, sums); });
-  }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    lanes_.run([&](const Context& context) { cuda::accumulate_residual_grams(context, x, rotation, codec, grams); });
   }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     return solver_.run([&](const Context& context) { return cuda::eigh(context, symmetric); });
@@ -69,10 +60,6 @@ class CudaBackend : public Backend {
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return cuda::hold(lanes_, input);
-  }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return cuda::hold(lanes_, reads, codec, windows);
   }
 
  private:

@@ -14,12 +14,8 @@ namespace oscar::cuda {
 void accumulate_grams(const Context& context, std::span<const HeadsView> parts, MatrixStack& grams);
 void accumulate_weighted_grams(const Context& context, std::span<const HeadsView> keys, const MatrixStack& forms,
                                std::span<const HeadsView> values, MatrixStack& grams, std::span<double> weights);
-void accumulate_output_grams(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
-                             MatrixStack& grams);
 void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
                             Windows windows, FisherSums& sums);
-void accumulate_residual_grams(const Context& context, HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                               MatrixStack& grams);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric);
 void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
             std::span<float> rows);

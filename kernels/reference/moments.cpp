@@ -6,7 +6,6 @@
 
 #include "base/check.hpp"
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/row_codec.hpp"
 
 namespace oscar::reference {
 namespace {
@@ -84,13 +83,6 @@ void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView 
   }
 }
 
-void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams) {
-  OSCAR_CHECK(grams.dim == qkv.v.head_dim && grams.count == qkv.k.num_heads);
-  for_each_query(qkv, sequences, [&](SequenceRange, int kv_head, const Query&, const Attention& attention) {
-    add_outer(1, attention.output, grams[kv_head]);
-  });
-}
-
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums) {
   const auto dim = static_cast<std::size_t>(qkv.k.head_dim);
@@ -107,20 +99,6 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
     }
     add_outer(felt_by_query, query.row, sums.query[kv]);
   });
-}
-
-void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams) {
-  OSCAR_CHECK(x.head_dim == grams.dim && x.num_heads == grams.count && rotation.dim == grams.dim);
-  for (std::int64_t t = 0; t < x.num_tokens; ++t) {
-    for (int head = 0; head < x.num_heads; ++head) {
-      const std::vector<double> y = product(row_of(x, t, head), rotation.for_head(head));
-      std::vector<float> decoded(y.begin(), y.end());
-      decode_row(encode_row(codec, decoded), decoded);
-      std::vector<double> error(y.size());
-      for (std::size_t c = 0; c < y.size(); ++c) error[c] = double{decoded[c]} - y[c];
-      add_outer(1, error, grams[head]);
-    }
-  }
 }
 
 }  // namespace oscar::reference

@@ -16,15 +16,8 @@ void accumulate_grams(HeadsView x, MatrixStack& grams);
 void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView v, MatrixStack& grams,
                                std::span<double> weights);
 
-/// grams[h] += sum o^T o over the queries of the query heads of KV head h, with o their causal attention inside each
-/// sequence.
-void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences, MatrixStack& grams);
-
 /// Adds what FisherSums defines, with causal attention and windows inside each sequence.
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums);
-
-/// grams[h] += sum_t e^T e with y = x[t, h] rotation and e = decode(encode(fp32(y))) - y.
-void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec, MatrixStack& grams);
 
 }  // namespace oscar::reference

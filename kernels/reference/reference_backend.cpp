@@ -6,7 +6,6 @@
 #include "base/check.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/reference/eigh.hpp"
-#include "kernels/reference/key_gradient.hpp"
 #include "kernels/reference/mixed_sequence.hpp"
 #include "kernels/reference/moments.hpp"
 #include "kernels/reference/packed_row.hpp"
@@ -15,29 +14,6 @@
 
 namespace oscar::reference {
 namespace {
-
-class ReferenceKeyReads : public HeldKeyReads {
- public:
-  ReferenceKeyReads(std::span<const KeyReads* const> reads, const RowCodec& codec, Windows windows)
-      : reads_(reads.begin(), reads.end()), codec_(codec), windows_(windows) {
-    (void)checked_group_size(codec, checked_head_dim(reads));
-  }
-
-  [[nodiscard]] KlGradient gradient(std::span<const float> rotation) override {
-    KlGradient sums{0, std::vector<double>(rotation.size())};
-    for (const KeyReads* each : reads_) {
-      const KlGradient part = key_gradient(*each, rotation, codec_, windows_);
-      sums.softmax_kl += part.softmax_kl;
-      for (std::size_t i = 0; i < part.gradient.size(); ++i) sums.gradient[i] += part.gradient[i];
-    }
-    return sums;
-  }
-
- private:
-  std::vector<const KeyReads*> reads_;
-  RowCodec codec_;
-  Windows windows_;
-};
 
 class ReferenceBackend : public Backend {
  public:
@@ -54,17 +30,9 @@ class ReferenceBackend : public Backend {
       reference::accumulate_weighted_grams(keys[i], forms, values[i], grams, weights);
     }
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    reference::accumulate_output_grams(qkv, sequences, grams);
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     reference::accumulate_fisher_sums(qkv, sequences, windows, sums);
-  }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    reference::accumulate_residual_grams(x, rotation, codec, grams);
   }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     std::vector<Eigenpairs> pairs;
@@ -104,10 +72,6 @@ class ReferenceBackend : public Backend {
 
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return reference::hold(input);
-  }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return std::make_unique<ReferenceKeyReads>(reads, codec, windows);
   }
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Files that are either whole or absent: written under a temporary name beside the target, synced, renamed. A link is
-// followed, so that it stays a link; what is no regular file (a device, a pipe) is written into, never replaced.
+// Files and folders that are either whole or absent: written under a temporary name beside the target, synced, renamed.
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <set>
+#include <string>
 #include <string_view>
 
 namespace oscar {
@@ -14,7 +16,9 @@ void write_file(const std::filesystem::path& path, std::string_view content);
 /// Throws IoError.
 void write_unsynced(const std::filesystem::path& path, std::string_view content);
 
-/// A file under construction. commit() gives it its final name; without commit() the destructor removes every trace.
+/// A file under construction. commit() gives it its final name; without commit() the destructor removes every trace. A
+/// link is followed, so that it stays a link; what is no regular file (a device, a pipe) is written into, never
+/// replaced.
 class AtomicFile {
  public:
   /// Throws UsageError if `target` is a folder, IoError if its folder cannot be made.
@@ -45,5 +49,43 @@ void create_parent(const std::filesystem::path& target);
 void sync_path(const std::filesystem::path& path, int flags);
 /// Calls sync_path() for the folder that holds `path`.
 void sync_parent(const std::filesystem::path& path);
+
+/// Throws UsageError that names what in an existing folder oscar did not write.
+using RequireOurs = std::function<void(const std::filesystem::path& folder)>;
+
+/// Does the work of a RequireOurs: throws UsageError unless every entry below `folder` is a file among `ours` (relative
+/// paths), or a folder on the way to one. what: "a rotation set".
+void require_only(const std::filesystem::path& folder, const std::set<std::filesystem::path>& ours,
+                  const std::string& what);
+
+/// A folder under construction. commit() gives it its final name; without commit() the destructor removes every trace.
+/// The target must not exist, or must be empty, or must be oscar's own by `ours`, which is asked again before it is
+/// replaced. If the target is a link, the link is replaced, and what it leads to stays. A lock keeps two processes from
+/// building the same target.
+class AtomicFolder {
+ public:
+  /// ours: empty if nothing may be replaced. Throws UsageError.
+  AtomicFolder(const std::filesystem::path& target, RequireOurs ours);
+  ~AtomicFolder();
+  AtomicFolder(const AtomicFolder&) = delete;
+  AtomicFolder& operator=(const AtomicFolder&) = delete;
+
+  /// Returns the folder into which the files go.
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return staging_; }
+  /// Syncs every file and swaps the folder into place; a folder that was there is removed.
+  void commit();
+
+ private:
+  void require_replaceable() const;
+
+  std::filesystem::path target_, staging_;
+  RequireOurs ours_;
+  int lock_ = -1;
+};
+
+/// The last step of a folder under construction, for those that keep one across runs: syncs every file of the folder
+/// `fresh` and gives it the name `target`; a folder that was there is swapped out and removed. Both must be on one file
+/// system. Callers hold a lock. Throws IoError.
+void place_folder(const std::filesystem::path& fresh, const std::filesystem::path& target);
 
 }  // namespace oscar

@@ -49,10 +49,6 @@ struct BackendUnavailable : Error {
 struct TransportError : Error {
   using Error::Error;
 };
-/// Another process of the same job ended before its work was done (exit code 1).
-struct RankFailed : Error {
-  using Error::Error;
-};
 /// SIGINT or SIGTERM arrived (exit code 130).
 struct Interrupted : Error {
   Interrupted() : Error("interrupted", "", "") {}

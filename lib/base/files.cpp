@@ -4,11 +4,12 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
-#include "base/descriptor.hpp"
 #include "base/errors.hpp"
 
 namespace oscar {
@@ -134,6 +135,23 @@ void require_inside(const fs::path& root, const fs::path& path) {
   if (lies_in(root, path)) return;
   throw DataError("a link leads out of " + root.string() + ", to " + fs::weakly_canonical(path).string(), path.string(),
                   "replace the link by what it should hold");
+}
+
+void make_room_for_files(int count) {
+  const int first = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (first < 0) return;
+  const int last = ::fcntl(first, F_DUPFD_CLOEXEC, count - 1);
+  if (last >= 0) ::close(last);
+  ::close(first);
+}
+
+void throw_io(const std::string& what, const std::filesystem::path& path, int error) {
+  const char* remedy = "";
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+    remedy = "free some disk space, raise the limit (ulimit -f) or choose another place, then run again";
+  if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions, or choose another place";
+  if (error == ENOTDIR) remedy = "a part of this path is a file: choose another place";
+  throw IoError(what + ": " + std::strerror(error), path.string(), remedy);
 }
 
 }  // namespace oscar

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Reading files, and what their paths may be. Writing is in atomic_file.hpp and atomic_folder.hpp. Non-goal: a virtual
-// file system.
+// Reading files, and what their paths may be. Writing is in atomic_file.hpp. Non-goal: a virtual file system.
 #pragma once
+
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace oscar {
@@ -56,5 +58,29 @@ void read_at(int descriptor, std::uint64_t offset, std::span<std::byte> out);
 /// Throws DataError if a link on the way leads `path` out of the folder `root`, so that writing there would change what
 /// lies elsewhere. What does not exist yet leads nowhere.
 void require_inside(const fs::path& root, const fs::path& path);
+
+/// Room for `count` open files at a time, as far as the process may have so many. Where a process with several threads
+/// outgrows its table of open files, Linux waits for all processors (10 to 30 ms) before it goes on, and every thread
+/// that opens a file waits too: better done once, while others have something to do.
+void make_room_for_files(int count);
+
+/// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(Descriptor&& other) noexcept : value_(other.release()) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  [[nodiscard]] int get() const noexcept { return value_; }
+  [[nodiscard]] int release() noexcept { return std::exchange(value_, -1); }
+
+ private:
+  int value_;
+};
+
+/// Throws IoError: what failed, the system's words for `error` (errno), and what helps against it.
+[[noreturn]] void throw_io(const std::string& what, const std::filesystem::path& path, int error);
 
 }  // namespace oscar

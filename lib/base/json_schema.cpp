@@ -10,7 +10,6 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/json.hpp"
-#include "base/schemas.hpp"
 
 namespace oscar {
 

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <filesystem>
 
 #include "base/errors.hpp"
@@ -34,6 +35,35 @@ void* plugin_symbol(const std::string& name, const std::string& symbol, const st
         remedy);
   }
   return address;
+}
+
+namespace {
+
+constexpr char kBuiltWith[] = OSCAR_TORCH_VERSION;  // "2.11"
+
+/// "2.13": of the libtorch that this program finds; empty: it finds none, though the plug-in may.
+std::string found_version() {
+  void* const library = ::dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_LOCAL);  // it stays open
+  if (library == nullptr) return "";
+  auto* const version = reinterpret_cast<std::uint64_t (*)()>(::dlsym(library, "aoti_torch_abi_version"));
+  if (version == nullptr) return "a version before 2.9";
+  return std::to_string(version() >> 56U & 255U) + "." + std::to_string(version() >> 48U & 255U);
+}
+
+}  // namespace
+
+void* torch_plugin_symbol(const std::string& name, const std::string& symbol) {
+  const std::string built_with = kBuiltWith;
+  const std::string remedy = "install torch " + built_with + " beside oscar (pip install 'torch==" + built_with +
+                             ".*') or build oscar with the torch that is there; a model that runs in Python or in a "
+                             "server is observed there, with any torch from 2.11 on (apps/python/README.md)";
+  const std::string found = found_version();
+  if (!found.empty() && found != built_with) {
+    throw BackendUnavailable(
+        "this needs torch " + built_with + ", with which oscar was built, and finds torch " + found, "libtorch_cpu.so",
+        remedy);
+  }
+  return plugin_symbol(name, symbol, remedy);
 }
 
 }  // namespace oscar

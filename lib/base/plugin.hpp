@@ -14,4 +14,10 @@ namespace oscar {
     const std::string& name, const std::string& symbol,
     const std::string& remedy = "run scripts/setup.sh and build again, or install oscar again");
 
+/// plugin_symbol() of a plug-in that needs libtorch, whose C++ interface is another in every version: one that a
+/// plug-in was not built with is never called. It finds libtorch beside itself, or in the torch package that a wheel of
+/// oscar lies beside. Throws BackendUnavailable if libtorch is not there or of another version (the first two numbers
+/// count), with both versions and what to do.
+[[nodiscard]] void* torch_plugin_symbol(const std::string& name, const std::string& symbol);
+
 }  // namespace oscar

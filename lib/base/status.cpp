@@ -5,18 +5,11 @@
 
 #include <atomic>
 #include <csignal>
-#include <mutex>
-
-#include "base/stop.hpp"
 
 namespace oscar {
 namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
-
-std::atomic<bool> any_rank_failed = false;
-std::mutex failure_mutex;
-std::optional<RankFailed> failure;
 
 thread_local const std::atomic<bool>* own_stop = nullptr;  // of the innermost StopScope
 
@@ -34,28 +27,13 @@ void install_interrupt_handler() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
-void interrupt(const RankFailed& why) {
-  const std::lock_guard lock(failure_mutex);
-  if (!failure) failure = why;
-  any_rank_failed = true;
-}
-
-std::optional<RankFailed> rank_failed() {
-  const std::lock_guard lock(failure_mutex);
-  return failure;
-}
-
 StopScope::StopScope(const std::atomic<bool>& stop) noexcept : outer_(own_stop) { own_stop = &stop; }
 StopScope::~StopScope() { own_stop = outer_; }
 
-bool interrupt_requested() noexcept {
-  return interrupted != 0 || any_rank_failed || (own_stop != nullptr && *own_stop);
-}
+bool interrupt_requested() noexcept { return interrupted != 0 || (own_stop != nullptr && *own_stop); }
 
 void throw_if_interrupted() {
-  if (!interrupt_requested()) return;
-  if (const auto why = rank_failed()) throw *why;
-  throw Interrupted();
+  if (interrupt_requested()) throw Interrupted();
 }
 
 }  // namespace oscar

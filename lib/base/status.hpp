@@ -3,8 +3,8 @@
 // interruption.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "base/errors.hpp"
@@ -44,13 +44,24 @@ class Status {
 /// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once. Makes a write
 /// beyond the limit of file sizes an error (EFBIG) instead of the end of the process.
 void install_interrupt_handler();
-/// Another reason to end at the next throw_if_interrupted(), from any thread; the first one counts.
-void interrupt(const RankFailed& why);
-[[nodiscard]] std::optional<RankFailed> rank_failed();
-/// True after SIGINT, SIGTERM or interrupt().
+/// True after SIGINT or SIGTERM.
 [[nodiscard]] bool interrupt_requested() noexcept;
-/// Throws Interrupted after SIGINT or SIGTERM, and what interrupt() was given. Called between units of work, never
-/// inside a file that is half written.
+/// Throws Interrupted after SIGINT or SIGTERM. Called between units of work, never inside a file that is half written.
 void throw_if_interrupted();
+
+/// Ends work in the background that nobody waits for any more, such as a request that is under way when an error ends
+/// the run: while it lives, throw_if_interrupted() in this thread also throws, Interrupted, once `stop` is true. Of
+/// scopes inside each other the innermost counts.
+class StopScope {
+ public:
+  /// stop: must outlive the scope; any thread may set it.
+  explicit StopScope(const std::atomic<bool>& stop) noexcept;
+  ~StopScope();
+  StopScope(const StopScope&) = delete;
+  StopScope& operator=(const StopScope&) = delete;
+
+ private:
+  const std::atomic<bool>* outer_;
+};
 
 }  // namespace oscar

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Texts that come from files of others, and where they may go: to a terminal, into a shell's line, into a document.
+// Texts that come from files of others, and where they may go: to a terminal, into a shell's line, into a document. And
+// what somebody who wrote a name that is not there may have meant.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "base/errors.hpp"
 
 namespace oscar {
 
@@ -30,5 +34,17 @@ namespace oscar {
 /// Whether `text` may be a part of a name, and of a path: letters, digits, '.', '_' and '-', at most 96 of them, the
 /// first a letter, a digit or '_', and no "..".
 [[nodiscard]] bool is_plain_name(std::string_view text);
+
+/// Up to `most` of `names` that `word` is likely a slip of, nearest first, whatever the case; empty if none is near.
+[[nodiscard]] std::vector<std::string> near_names(const std::string& word, const std::vector<std::string>& names,
+                                                  std::size_t most = 3);
+
+/// Returns the first of near_names(), or "".
+[[nodiscard]] std::string nearest_name(const std::string& word, const std::vector<std::string>& names);
+
+/// The error for an option's value that is none of `names`: says which there are, and the one that was likely meant.
+/// hint: a whole clause that says more, or empty.
+[[nodiscard]] UsageError unknown_choice(const std::string& value, const std::string& option,
+                                        const std::vector<std::string>& names, const std::string& hint = "");
 
 }  // namespace oscar

@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: MIT
 #include "base/threads.hpp"
 
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "base/cores.hpp"
+#include "base/errors.hpp"
 
 namespace oscar {
 namespace {
@@ -16,13 +25,31 @@ namespace {
 std::atomic<int> configured_threads{0};
 thread_local bool inside_task = false;
 
+/// Cores of a machine, at most.
+constexpr int kMostCores = 1 << 16;
+
+struct FreeSet {
+  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
+};
+
 }  // namespace
+
+// std::thread::hardware_concurrency counts the machine's cores with some C libraries (glibc 2.36), and ours with
+// others.
+int usable_cores() {
+  const std::unique_ptr<cpu_set_t, FreeSet> set(CPU_ALLOC(kMostCores));
+  const std::size_t size = CPU_ALLOC_SIZE(kMostCores);
+  if (set == nullptr || ::sched_getaffinity(0, size, set.get()) != 0) {
+    return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  }
+  return CPU_COUNT_S(size, set.get());
+}
 
 void set_num_threads(int count) { configured_threads = std::max(count, 0); }
 
 int num_threads() {
   const int count = configured_threads;
-  static const int cores = usable_cores().count;
+  static const int cores = usable_cores();
   return count > 0 ? count : cores;
 }
 
@@ -55,6 +82,35 @@ void parallel_for(std::size_t count, const std::function<void(std::size_t)>& tas
   work();
   for (std::thread& thread : threads) thread.join();
   if (first_error) std::rethrow_exception(first_error);
+}
+
+namespace {
+
+[[noreturn]] void run_and_exit(const std::function<void()>& task, unsigned seconds) {
+  const rlimit no_core{0, 0};
+  (void)::setrlimit(RLIMIT_CORE, &no_core);
+  for (const int each : {SIGALRM, SIGSEGV, SIGBUS, SIGABRT}) (void)std::signal(each, SIG_DFL);
+  (void)::alarm(seconds);
+  const int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  if (nowhere >= 0) (void)::dup2(nowhere, STDOUT_FILENO), (void)::dup2(nowhere, STDERR_FILENO);
+  try {
+    task();
+  } catch (...) {
+  }
+  ::_exit(0);  // nothing of the parent's is closed or written twice
+}
+
+}  // namespace
+
+bool survives(const std::function<void()>& task, unsigned seconds) {
+  const pid_t child = ::fork();
+  if (child < 0) throw IoError("cannot start a process to try a file in", "fork", "end other programs, then run again");
+  if (child == 0) run_and_exit(task, seconds);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return false;
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 }  // namespace oscar

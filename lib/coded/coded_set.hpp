@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: MIT
 // A set of the coded cache: per layer and side the basis in which rows are stored, and per KV head the format of a
-// packed row (kernels/reference/coded_row.hpp). A value type; coded_set_file.hpp reads and writes it.
+// packed row (kernels/reference/coded_row.hpp). It lies in a folder: manifest.json (oscar.rotation_set.v2), and
+// coded.safetensors with, for layer N and side key or value,
+//   layers.N.SIDE.write   (Hkv, d, d) float32: y = (x - mean) write
+//   layers.N.SIDE.read    (Hkv, d, d) float32: q read, or o = o' read^T
+//   layers.N.key.mean     (Hkv, d) float32; zeros: keys are not centred
+//   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
+//   layers.N.SIDE.lambda  (Hkv, d) float32: variances, for reports
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,5 +61,28 @@ struct CodedSet {
 
 /// The set as verify and the model's attention read it.
 [[nodiscard]] KvMethod method_of_coded_set(const CodedSet& set, Windows windows);
+
+inline constexpr const char* kCodedSchema = "oscar.rotation_set.v2";
+
+/// Whether a folder holds a coded set: it has a manifest that says so.
+[[nodiscard]] bool is_coded_set(const std::filesystem::path& folder);
+
+/// Returns the manifest of `set` with this list of files.
+[[nodiscard]] Json coded_manifest(const CodedSet& set, Json files);
+
+/// Returns the set without what coded.safetensors holds: layers have their ids. Throws DataError if the manifest does
+/// not fit its schema.
+[[nodiscard]] CodedSet coded_set_from_manifest(const Json& manifest, const std::string& where);
+
+/// Writes the folder whole or not at all. replace: a folder that holds a set of ours and nothing else may be there.
+void write_coded_set(const std::filesystem::path& folder, const CodedSet& set, bool replace);
+
+/// Reads a coded set. Throws DataError: not a coded set, files of other bytes than the manifest lists, tensors that are
+/// missing, of another shape or not finite, or formats that cannot be packed.
+[[nodiscard]] CodedSet read_coded_set(const std::filesystem::path& folder);
+
+/// Throws DataError unless the folder holds a set of either kind, of rotations or of the coded cache, whose files are
+/// whole and say one thing.
+void require_sound_set_of_any_kind(const std::filesystem::path& folder);
 
 }  // namespace oscar

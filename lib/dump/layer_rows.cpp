@@ -7,8 +7,7 @@ namespace oscar {
 
 class LayerRows::Stream : public LayerStream {
  public:
-  Stream(std::shared_ptr<const LayerRows> rows, std::optional<SharedLayer> shared)
-      : rows_(std::move(rows)), shared_(std::move(shared)) {}
+  explicit Stream(std::shared_ptr<const LayerRows> rows) : rows_(std::move(rows)) {}
 
   bool next(QkvChunk& out) override {
     if (next_ == rows_->chunks_.size()) return false;
@@ -17,15 +16,12 @@ class LayerRows::Stream : public LayerStream {
     out.owner = rows_;
     out.sequences = chunk.sequences;
     out.where = chunk.where;
-    out.here = chunk.here;
     return true;
   }
   void rewind() override { next_ = 0; }
-  SharedLayer* shared() override { return shared_ ? &*shared_ : nullptr; }
 
  private:
   std::shared_ptr<const LayerRows> rows_;
-  std::optional<SharedLayer> shared_;
   std::size_t next_ = 0;
 };
 
@@ -45,7 +41,7 @@ std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& seque
   return slots;
 }
 
-LayerRows::LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots, ChunkRange own,
+LayerRows::LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots,
                      const ModelRunner& runner) {
   std::vector<std::int64_t> sizes;  // of chunks, in tokens
   for (const SequenceSlot& slot : slots) {
@@ -53,11 +49,9 @@ LayerRows::LayerRows(int layer_id, const RowShape& shape, const std::vector<Sequ
     sizes.back() += slot.tokens;
   }
   for (const std::int64_t tokens : sizes) {
-    Chunk chunk{.where = "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(chunks_.size() + 1),
-                .here = own.contains(chunks_.size())};
+    Chunk chunk{.where = "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(chunks_.size() + 1)};
     const auto make = [&](int heads, int dim, std::shared_ptr<std::byte>& memory) {
       HeadsView view{nullptr, shape.dtype, tokens, heads, dim};
-      if (!chunk.here) return view;
       memory = runner.host_memory(static_cast<std::size_t>(tokens * view.bytes_per_token()));
       view.data = memory.get();
       return view;
@@ -79,9 +73,8 @@ QkvBuffers LayerRows::at(const SequenceSlot& slot) const {
   return {chunk.view.q.dtype, of(chunk.q, chunk.view.q), of(chunk.k, chunk.view.k), of(chunk.v, chunk.view.v)};
 }
 
-std::unique_ptr<LayerStream> LayerRows::stream(std::shared_ptr<const LayerRows> rows,
-                                               std::optional<SharedLayer> shared) {
-  return std::make_unique<Stream>(std::move(rows), std::move(shared));
+std::unique_ptr<LayerStream> LayerRows::stream(std::shared_ptr<const LayerRows> rows) {
+  return std::make_unique<Stream>(std::move(rows));
 }
 
 }  // namespace oscar

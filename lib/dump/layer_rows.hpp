@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "dump/source.hpp"
@@ -30,15 +29,13 @@ struct RowShape {
 
 class LayerRows {
  public:
-  /// Finds memory of the runner's choice for the rows of `own` chunks; others have no rows here. slots: by sequence.
-  LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots, ChunkRange own,
-            const ModelRunner& runner);
+  /// Finds memory of the runner's choice. slots: by sequence.
+  LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots, const ModelRunner& runner);
 
   /// Returns the memory that the rows of a sequence belong in.
   [[nodiscard]] QkvBuffers at(const SequenceSlot& slot) const;
-  /// Reads the rows, and keeps them. shared: where other processes have the rest of them.
-  [[nodiscard]] static std::unique_ptr<LayerStream> stream(std::shared_ptr<const LayerRows> rows,
-                                                           std::optional<SharedLayer> shared = {});
+  /// Reads the rows, and keeps them.
+  [[nodiscard]] static std::unique_ptr<LayerStream> stream(std::shared_ptr<const LayerRows> rows);
 
  private:
   class Stream;
@@ -47,7 +44,6 @@ class LayerRows {
     std::shared_ptr<std::byte> q, k, v;
     std::vector<SequenceRange> sequences;
     std::string where;
-    bool here;
   };
 
   std::vector<Chunk> chunks_;

@@ -110,16 +110,12 @@ class Source : public LiveSource {
         calibration_(describe(sequences_)),
         status_(status),
         slots_(sequence_slots(sequences_, options.chunk_tokens)),
-        share_(options.share),
         to_the_end_(options.to_the_end),
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
-    OSCAR_CHECK(!share_ || !to_the_end_);
     choose_layers(options.layers);
-    dealt_ = layer_ids_;
-    if (share_) own_ = share_->choose(outlines());
     const int layers = to_the_end_ || layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1;
-    const PassOptions pass{layers, own_sequences(), /*prepare=*/true, options.first_positions};
+    const PassOptions pass{layers, /*prepare=*/true, options.first_positions};
     pass_ = runner.begin(sequences_, pass, status);
     if (runner.keeps_host_memory() && !layer_ids_.empty()) {
       finding_memory_ = std::async(std::launch::async, [this] { find_memory(); });
@@ -138,17 +134,10 @@ class Source : public LiveSource {
     OSCAR_CHECK(std::binary_search(layer_ids_.begin(), layer_ids_.end(), layer_id) && layer_id >= pass_->layer());
     while (pass_->layer() < layer_id) pass_->step({}, false);
     if (states_) states_->offer(*pass_);
-    const auto rows = std::make_shared<const LayerRows>(layer_id, shape_of(layer_id), slots_, own_, runner_);
+    const auto rows = std::make_shared<const LayerRows>(layer_id, shape_of(layer_id), slots_, runner_);
     const auto place = [&](std::size_t s) { return rows->at(slots_[s]); };
     pass_->capture(place, !to_the_end_ && layer_id == layer_ids_.back());
-    return LayerRows::stream(
-        rows, share_ ? std::optional<SharedLayer>({*share_, layer_id, fitter_of(layer_id)}) : std::nullopt);
-  }
-
-  [[nodiscard]] bool fits(int layer_id) const override { return !share_ || fitter_of(layer_id) == share_->rank; }
-  bool deal(std::vector<int> layers) override {
-    dealt_ = std::move(layers);
-    return share_.has_value();
+    return LayerRows::stream(rows);
   }
 
   void wait_until_ready() override {
@@ -168,35 +157,12 @@ class Source : public LiveSource {
     return {dtype_, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.value_dim};
   }
 
-  /// Every layer's chunks, without rows.
-  [[nodiscard]] std::vector<std::unique_ptr<LayerStream>> outlines() const {
-    std::vector<std::unique_ptr<LayerStream>> layers;
-    for (const int id : layer_ids_) {
-      layers.push_back(
-          LayerRows::stream(std::make_shared<const LayerRows>(id, shape_of(id), slots_, ChunkRange{0, 0}, runner_)));
-    }
-    return layers;
-  }
-
-  [[nodiscard]] TextPart own_sequences() const {
-    const auto begin_of = [&](std::size_t chunk) {
-      const auto found = std::ranges::lower_bound(slots_, chunk, {}, &SequenceSlot::chunk);
-      return static_cast<std::size_t>(found - slots_.begin());
-    };
-    return {begin_of(own_.first), begin_of(own_.last)};
-  }
-
-  [[nodiscard]] int fitter_of(int layer_id) const {
-    const auto place = std::ranges::lower_bound(dealt_, layer_id) - dealt_.begin();
-    return static_cast<int>(place % share_->size);
-  }
-
   /// Memory that a GPU's copies reach at full speed takes long to find, but is kept once found: as much as there will
   /// be layers at a time.
   void find_memory() const {
     std::vector<LayerRows> rows;
     for (int i = 0; i < kLayersAtATime; ++i)
-      rows.emplace_back(layer_ids_.front(), shape_of(layer_ids_.front()), slots_, own_, runner_);
+      rows.emplace_back(layer_ids_.front(), shape_of(layer_ids_.front()), slots_, runner_);
   }
 
   void choose_layers(std::vector<int> wanted) {
@@ -228,12 +194,9 @@ class Source : public LiveSource {
   CalibrationData calibration_;
   Status& status_;
   std::vector<SequenceSlot> slots_;  // by sequence
-  std::optional<TextShare> share_;
   bool to_the_end_;
-  ChunkRange own_;
   DType dtype_;
   std::vector<int> layer_ids_;
-  std::vector<int> dealt_;  // ascending
   std::unique_ptr<ModelPass> pass_;
   std::optional<LiveStates> states_;
   std::future<void> finding_memory_;  // last, since it uses the others

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,10 +27,7 @@ struct LiveOptions {
   std::int64_t chunk_tokens = 8192;
   /// Positions of the first token of each sequence (PassOptions); empty: 0.
   std::vector<std::int64_t> first_positions;
-  /// The part of the text that this process runs, where several processes run the model: all of them open the same
-  /// layers.
-  std::optional<TextShare> share = {};
-  /// The pass goes on behind the last layer that opens, for final_states(). Not where processes share the text.
+  /// The pass goes on behind the last layer that opens, for final_states().
   bool to_the_end = false;
 };
 

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "dump/text_share.hpp"
 #include "kernels/types.hpp"
 #include "model/config/identity.hpp"
 
@@ -21,7 +20,6 @@ struct QkvChunk {
   std::shared_ptr<const void> owner;     // of what the views refer to; null: the source itself
   std::vector<SequenceRange> sequences;  // cover the chunk, relative to its first token
   std::string where;                     // for error messages: file or "layer 3, sequence 7"
-  bool here = true;                      // false: another process has the rows (LayerStream::shared())
 };
 
 class LayerStream {
@@ -33,8 +31,6 @@ class LayerStream {
   virtual bool skip(QkvChunk& chunk) { return next(chunk); }
   /// Back to the first chunk.
   virtual void rewind() = 0;
-  /// Returns how the processes that share this layer's text talk about it; null: this process has all of the rows.
-  [[nodiscard]] virtual SharedLayer* shared() { return nullptr; }
 };
 
 class QkvSource {
@@ -47,11 +43,6 @@ class QkvSource {
   [[nodiscard]] virtual const std::vector<int>& layer_ids() const = 0;
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
-  /// Says which layers will be worked on, ascending. Returns whether several processes share the source's text: then
-  /// all of them open these layers, and finish them by turns.
-  virtual bool deal(std::vector<int> layers) { return (void)layers, false; }
-  /// Whether this process is to finish the layer: of several that share a text, one is.
-  [[nodiscard]] virtual bool fits(int layer_id) const { return (void)layer_id, true; }
 };
 
 /// What part of a source to use.

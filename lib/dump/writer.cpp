@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"

@@ -63,10 +63,6 @@ std::optional<SampleOptions> ClipChoice::sample_options() const {
   return options_;
 }
 
-RowCodec ClipChoice::first_key_codec() const {
-  return with_ratio(*codecs_.key, fixed_ ? fixed_->first : kPublishedKeyClip);
-}
-
 void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const {
   std::tie(layer.key.clip_ratio, layer.value.clip_ratio) =
       fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));

@@ -23,8 +23,6 @@ class ClipChoice {
 
   /// Returns which rows of a layer the ratios are fitted on; nothing if they are not fitted.
   [[nodiscard]] std::optional<SampleOptions> sample_options() const;
-  /// Returns the codec of the keys before their ratio is fitted: at the fixed ratio, or at the published constant.
-  [[nodiscard]] RowCodec first_key_codec() const;
   /// Chooses the ratios of a layer. sample: of its rows; empty where no sequence is longer than the windows.
   void apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const;
   /// Chooses the scalar ratios of a set whose layers have theirs. description: of the sample, for the record.

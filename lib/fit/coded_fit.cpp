@@ -87,39 +87,23 @@ CodedLayerData take_whole_layer(int id, LayerStream& rows, const CodedOptions& o
   return layer;
 }
 
-CodedData nothing_taken(const QkvSource& source, const CodedOptions& options) {
-  return {source.model(), {source.calibration()}, options.windows, {}, options.recipe};
-}
-
 }  // namespace
 
-CodedFit::CodedFit(QkvSource& source, CodedOptions options, MeasureDamage measure, Backend& backend, Status& status)
-    : source_(source), options_(std::move(options)), measure_(std::move(measure)), backend_(backend), status_(status) {}
-
-void CodedFit::take_into(std::span<const int> layers, const ErrorCosts& costs, KeptLayers<CodedLayerData>& kept) {
+CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const ErrorCosts& costs,
+                          const MeasureDamage& measure, const PartialFolder* folder, Backend& backend, Status& status) {
+  CodedData data{source.model(), {source.calibration()}, options.windows, {}, options.recipe};
+  KeptLayers<CodedLayerData> kept = kept_coded(folder, data);
   LayerSteps<CodedLayerData> steps{.name = "layers taken"};
-  steps.read = [&](int id, LayerStream& rows) {
-    return take_whole_layer(id, rows, options_, costs, measure_, backend_);
-  };
+  steps.read = [&](int id, LayerStream& rows) { return take_whole_layer(id, rows, options, costs, measure, backend); };
   steps.make = [&](std::vector<CodedLayerData> batch) {
     for (CodedLayerData& layer : batch) kept.add(layer.sums.layer_id, std::move(layer));
   };
-  WorkShape shape = one_by_one(backend_.work_shape());
+  const std::vector<int> layers = kept.missing(source.layer_ids());
+  WorkShape shape = one_by_one(backend.work_shape());
   const bool tried = std::ranges::any_of(layers, [&](int id) { return !costs.contains(id); });
   if (tried) shape.concurrent_layers = 1;  // a trial set is measured on the layer's rows
-  run_layers(source_, layers, steps, shape, status_);
-}
-
-void CodedFit::take(std::span<const int> layers, const ErrorCosts& costs, const PartialFolder& folder) {
-  KeptLayers<CodedLayerData> kept = kept_coded(&folder, nothing_taken(source_, options_));
-  take_into(layers, costs, kept);
-}
-
-CodedData CodedFit::take_all(const ErrorCosts& costs, const PartialFolder* folder) {
-  CodedData data = nothing_taken(source_, options_);
-  KeptLayers<CodedLayerData> kept = kept_coded(folder, data);
-  take_into(kept.missing(source_.layer_ids()), costs, kept);
-  data.layers = kept.take(source_.layer_ids());
+  run_layers(source, layers, steps, shape, status);
+  data.layers = kept.take(source.layer_ids());
   return data;
 }
 

@@ -34,29 +34,12 @@ struct CodedData {
 /// What errors cost in every layer; empty where nobody knows.
 using ErrorCosts = std::map<int, ErrorCost>;
 
-/// Takes what a fit needs of the layers of a source. Throws DataError for data that is too short or heads that do not
-/// fit, and NumericalError for costs that are no numbers.
-class CodedFit {
- public:
-  /// measure: weighs layers and sides against each other where no costs are known. source, backend and status must
-  /// outlive this.
-  CodedFit(QkvSource& source, CodedOptions options, MeasureDamage measure, Backend& backend, Status& status);
-
-  /// Takes some layers, which `folder` keeps. Processes that share a text all call it with the same layers, and each
-  /// keeps those that the source says (QkvSource::fits).
-  void take(std::span<const int> layers, const ErrorCosts& costs, const PartialFolder& folder);
-  /// Takes all layers. folder: where those that are there already are taken from, and the others kept; or null.
-  [[nodiscard]] CodedData take_all(const ErrorCosts& costs, const PartialFolder* folder);
-
- private:
-  void take_into(std::span<const int> layers, const ErrorCosts& costs, KeptLayers<CodedLayerData>& kept);
-
-  QkvSource& source_;
-  CodedOptions options_;
-  MeasureDamage measure_;
-  Backend& backend_;
-  Status& status_;
-};
+/// Takes what a fit needs of the layers of a source. measure: weighs layers and sides against each other where no costs
+/// are known. folder: where layers that are there already are taken from, and the others kept; or null. Throws
+/// DataError for data that is too short or heads that do not fit, and NumericalError for costs that are no numbers.
+[[nodiscard]] CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const ErrorCosts& costs,
+                                        const MeasureDamage& measure, const PartialFolder* folder, Backend& backend,
+                                        Status& status);
 
 /// Spends the bits. Throws UsageError for bits that cannot be spent, DataError for a head that gets none,
 /// NumericalError for rows that do not vary.

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "base/errors.hpp"
@@ -31,14 +30,6 @@ struct TokenRows {
     }
   }
 
-  /// Of all processes, in the order of the text, in the one that fits the layer.
-  void gather(SharedLayer& shared) {
-    const std::string all =
-        shared.gather({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
-    values.resize(all.size() / sizeof(float));
-    if (!all.empty()) std::memcpy(values.data(), all.data(), all.size());
-  }
-
   [[nodiscard]] std::vector<std::vector<float>> by_head() const {
     std::vector<std::vector<float>> rows(static_cast<std::size_t>(heads));
     for (auto row = values.begin(); row != values.end();) {
@@ -48,18 +39,17 @@ struct TokenRows {
   }
 };
 
-/// Every n-th token, so that about `wanted` are taken. Of a shared text, the process that fits the layer gets them.
+/// Every n-th token, so that about `wanted` are taken.
 void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, CodedLayerData& data) {
   const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
   stream.rewind();
   QkvChunk chunk;
   TokenRows keys, values;
   for (std::int64_t first = 0; stream.next(chunk); first += chunk.view.k.num_tokens) {
-    const auto takes = [&](std::int64_t t) { return chunk.here && (first + t) % stride == stride / 2; };
+    const auto takes = [&](std::int64_t t) { return (first + t) % stride == stride / 2; };
     keys.add(chunk.view.k, takes);
     values.add(chunk.view.v, takes);
   }
-  if (SharedLayer* const shared = stream.shared()) keys.gather(*shared), values.gather(*shared);
   data.key_rows = keys.by_head(), data.value_rows = values.by_head();
 }
 

@@ -3,12 +3,10 @@
 
 #include <chrono>
 
-#include "base/check.hpp"
 #include "base/clock.hpp"
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/fitted_layer.hpp"
-#include "fit/recipe_fit.hpp"
 #include "fit/search.hpp"
 #include "work/run_layers.hpp"
 
@@ -17,20 +15,20 @@ namespace {
 
 /// Fits layers by one recipe and keeps them.
 void fit_by_recipe(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
-                   Status& status, const FitHooks& hooks, KeptLayers<FittedLayer>& kept) {
+                   Status& status, KeptLayers<FittedLayer>& kept) {
   // Plan: what the recipe needs of each layer.
-  require_output_projection(options, hooks.output_projection);
   const Recipe recipe = resolve_recipe(options);
   const ClipChoice clip(options, recipe, backend, status);
-  const TakePlan plan = plan_of(recipe, options, clip, hooks.output_projection);
+  const TakePlan plan{.moments = recipe.moments(), .windows = recipe.windows, .clip = clip.sample_options()};
   LayerSteps<LayerData> steps{.name = "fit: layer"};
   // Take: moments by one walk over the rows, and a second one where a moment needs finished sums; then a few rows.
-  steps.read = [&](int id, LayerStream& rows) { return LayerData{take_moments(id, rows, plan, backend), {}, {}}; };
+  steps.read = [&](int id, LayerStream& rows) { return LayerData{take_moments(id, rows, plan, backend), {}}; };
   steps.sample = [&](LayerStream& rows, LayerData& data) { take_samples(rows, plan, data); };
   steps.make = [&](const std::vector<LayerData>& batch) {
     // Solve: the eigenproblems of all layers of a batch together.
-    std::vector<LayerRotation> layers =
-        transforms_of(pointers_to(batch), recipe, clip.first_key_codec(), options.refining, backend, status);
+    std::vector<const LayerMoments*> moments;
+    for (const LayerData& data : batch) moments.push_back(&data.moments);
+    std::vector<LayerRotation> layers = solve(moments, recipe, backend, status);
     // Choose: clip ratios by what they do to attention.
     parallel_for(
         layers.size(), [&](std::size_t i) { clip.apply(batch[i].clip, layers[i]); },
@@ -44,13 +42,6 @@ void fit_by_recipe(QkvSource& source, std::span<const int> ids, const FitOptions
 
 }  // namespace
 
-void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
-                Status& status, const FitHooks& hooks) {
-  OSCAR_CHECK(hooks.kept != nullptr);
-  KeptLayers<FittedLayer> kept = kept_fit(hooks.kept, unfitted_set(source, options));
-  fit_by_recipe(source, ids, options, backend, status, hooks, kept);
-}
-
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
   const auto start = std::chrono::steady_clock::now();
   FitResult result;
@@ -60,7 +51,7 @@ FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, St
   } else {
     result.set = unfitted_set(source, options);
     KeptLayers<FittedLayer> kept = kept_fit(hooks.kept, result.set);
-    fit_by_recipe(source, kept.missing(source.layer_ids()), options, backend, status, hooks, kept);
+    fit_by_recipe(source, kept.missing(source.layer_ids()), options, backend, status, kept);
     join(kept.take(source.layer_ids()), ClipChoice(options, resolve_recipe(options), backend, status), result.set);
   }
   result.seconds = seconds_since(start);

@@ -37,17 +37,10 @@ using ModelJudge = std::function<std::vector<ModelScore>(std::span<const Rotatio
 struct FitHooks {
   /// Judges the candidates of recipe auto.
   ModelJudge judge = {};
-  /// Gives value objective output its weights.
-  OutputProjection output_projection = {};
   /// Where layers are kept as soon as they are fitted, and where those that are there already are taken from. Recipe
   /// auto, which decides by all layers together, keeps what it looks at again of each: sums and samples.
   const PartialFolder* kept = nullptr;
 };
-
-/// Fits some of the source's layers, which hooks.kept keeps. Processes that share a text all call it with the same
-/// layers, and each fits those that the source says (QkvSource::fits).
-void fit_layers(QkvSource& source, std::span<const int> ids, const FitOptions& options, Backend& backend,
-                Status& status, const FitHooks& hooks);
 
 /// Fits a set. Throws UsageError for options that do not exist or do not fit together, before anything is read;
 /// DataError for bad data.

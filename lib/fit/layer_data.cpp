@@ -13,14 +13,6 @@
 namespace oscar {
 namespace {
 
-const MatrixStack& reference_of(const std::vector<std::pair<int, SideTransform>>& layers, int layer_id) {
-  for (const auto& [id, side] : layers) {
-    if (id == layer_id) return side.rotation;
-  }
-  throw DataError("the reference rotation has no layer " + std::to_string(layer_id), "--reference-rotation",
-                  "give a reference that covers every layer, or choose --layers");
-}
-
 /// The first chunk's view, which tells head sizes; its rows may not be there.
 QkvView shape_of(int layer_id, LayerStream& rows) {
   QkvChunk chunk;
@@ -32,14 +24,8 @@ QkvView shape_of(int layer_id, LayerStream& rows) {
 /// Those that one walk over the rows can take.
 SumsWanted sums_of(const TakePlan& plan) {
   SumsWanted wanted{.moments = plan.moments, .windows = plan.windows};
-  std::erase_if(wanted.moments, [](Moment moment) { return moment == Moment::kSst || moment == Moment::kOutput; });
+  wanted.moments.erase(Moment::kSst);
   return wanted;
-}
-
-void add_output_metric(const TakePlan& plan, LayerMoments& moments, Backend& backend) {
-  if (!plan.moments.contains(Moment::kOutput)) return;
-  const int kv_heads = moments.covariance.at(Moment::kVtv).count;
-  moments.covariance[Moment::kOutput] = output_metric(plan.output_projection(moments.layer_id), kv_heads, backend);
 }
 
 void require_data(int id, LayerStream& rows, HeldOutSplit split, const LayerParts& parts, const Windows& windows) {
@@ -66,20 +52,9 @@ void require_data(int id, LayerStream& rows, HeldOutSplit split, const LayerPart
 /// From the sequences that `takes` says.
 void take_samples_of(LayerStream& rows, const TakesSequence& takes, const TakePlan& plan, LayerData& data) {
   if (plan.clip) data.clip = sample_layer(rows, plan.windows, *plan.clip, takes);
-  if (!plan.refine) return;
-  data.refine = sample_layer(rows, plan.windows, plan.refine->sample, takes);
-  for (SampledSequence& sequence : data.refine) sequence.v = {};
 }
 
 }  // namespace
-
-MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend) {
-  const HeadsView rows = heads_view(projection, "o_proj");  // (Hq, d) as those of queries
-  MatrixStack metric(kv_heads, rows.head_dim);
-  backend.accumulate_grams(std::vector<HeadsView>{rows}, metric);
-  for (double& value : metric.data) value *= static_cast<double>(kv_heads) / rows.num_heads;
-  return metric;
-}
 
 LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const AdditiveMoments& sums, Windows windows) {
   LayerMoments out{.layer_id = layer_id, .key_dim = key_dim, .value_dim = value_dim};
@@ -100,12 +75,6 @@ LayerMoments take_moments(int layer_id, LayerStream& rows, const TakePlan& plan,
   if (plan.moments.contains(Moment::kSst)) {
     out.covariance[Moment::kSst] = take_sst(rows, out.covariance.at(Moment::kQqt), backend).mean();
   }
-  add_output_metric(plan, out, backend);
-  if (plan.reference.key.empty()) return out;
-  out.covariance[Moment::kKeyResidual] =
-      take_residual(rows, Side::kKey, reference_of(plan.reference.key, layer_id), backend).mean();
-  out.covariance[Moment::kValueResidual] =
-      take_residual(rows, Side::kValue, reference_of(plan.reference.value, layer_id), backend).mean();
   return out;
 }
 
@@ -131,8 +100,6 @@ LayerParts take_parts(int layer_id, LayerStream& rows, const TakePlan& plan, Hel
     const std::vector<MomentSums> sst = take_sst(rows, weightings, backend);
     part[Moment::kSst] = sst[0].mean(), whole[Moment::kSst] = sst[1].mean();
   }
-  add_output_metric(plan, parts.part.moments, backend);
-  add_output_metric(plan, parts.whole.moments, backend);
   take_samples_of(rows, fitted, plan, parts.part);
   take_samples_of(rows, {}, plan, parts.whole);
   return parts;

@@ -3,62 +3,41 @@
 // finished sums, and samples of rows.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "dump/source.hpp"
 #include "fit/held_out.hpp"
 #include "kernels/backend.hpp"
-#include "method/recipe.hpp"
-#include "method/refine.hpp"
 #include "method/solve.hpp"
 #include "moments/sample.hpp"
 #include "moments/take.hpp"
-#include "rotation/rotation_set.hpp"
 
 namespace oscar {
-
-/// The rotations that recipe uresidual starts from, by layer.
-struct ReferenceRotation {
-  std::vector<std::pair<int, SideTransform>> key, value;
-};
-
-/// Returns W_O of a layer, (hidden_size, Hq, d). An empty function means that no model is at hand.
-using OutputProjection = std::function<Tensor(int layer)>;
 
 /// What is to be taken of each layer.
 struct TakePlan {
   /// The moments that any recipe needs which will be fitted to the layer.
   std::set<Moment> moments;
   Windows windows;
-  OutputProjection output_projection = {};
-  /// The rotations of which residual moments are taken; empty: they are not taken.
-  ReferenceRotation reference = {};
-  /// What clip ratios are fitted on, and what bases are refined on; none: they are not.
+  /// What clip ratios are fitted on; none: they are not.
   std::optional<SampleOptions> clip = {};
-  std::optional<RefineOptions> refine = {};
 };
 
 struct LayerData {
   LayerMoments moments;
-  std::vector<SampledSequence> clip, refine;
+  std::vector<SampledSequence> clip;
 };
 
 /// Takes the moments. Throws DataError for a layer without tokens, and what take() throws.
 [[nodiscard]] LayerMoments take_moments(int layer_id, LayerStream& rows, const TakePlan& plan, Backend& backend);
-/// Takes the samples.
+/// Takes the sample.
 void take_samples(LayerStream& rows, const TakePlan& plan, LayerData& data);
 
 /// Returns the means of sums; windows: those of kFisher.
 [[nodiscard]] LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const AdditiveMoments& sums,
                                       Windows windows);
-
-/// Returns what an error of a value costs in the residual stream, (kv_heads, d, d): the mean over the query heads of
-/// each KV head of W_O^T W_O. projection: W_O, (hidden_size, Hq, d).
-[[nodiscard]] MatrixStack output_metric(const Tensor& projection, int kv_heads, Backend& backend);
 
 /// A layer for a search: what candidates are fitted on, what the choice is fitted on, and what they are judged on.
 struct LayerParts {

@@ -31,7 +31,7 @@ void add_sample(const std::string& prefix, const std::vector<SampledSequence>& s
     std::memcpy(kept.data.data(), positions.data(), kept.data.size());
     out.emplace_back(own + "q", sample[i].q);
     out.emplace_back(own + "k", sample[i].k);
-    if (!sample[i].v.data.empty()) out.emplace_back(own + "v", sample[i].v);  // refining keys needs none
+    out.emplace_back(own + "v", sample[i].v);
     out.emplace_back(own + "positions", std::move(kept));
   }
 }
@@ -43,7 +43,6 @@ void add_data(const std::string& prefix, const LayerData& data, NamedTensors& ou
   }
   add_vector(prefix + "key_mean", data.moments.key_mean, out);
   add_vector(prefix + "fisher_key_mean", data.moments.fisher_key_mean, out);
-  add_sample(prefix + "refine.", data.refine, out);
   add_sample(prefix + "clip.", data.clip, out);
 }
 
@@ -56,14 +55,13 @@ std::vector<SampledSequence> sample_of(const SafetensorsFile& file, const std::s
   for (std::size_t i = 0;; ++i) {
     const std::string own = prefix + std::to_string(i) + ".";
     if (!file.tensors().contains(own + "q")) return sample;
-    const bool has_values = file.tensors().contains(own + "v");
-    sample.push_back({file.load(own + "q"), file.load(own + "k"), has_values ? file.load(own + "v") : Tensor(),
-                      file.load(own + "positions").to_int64()});
+    sample.push_back(
+        {file.load(own + "q"), file.load(own + "k"), file.load(own + "v"), file.load(own + "positions").to_int64()});
   }
 }
 
 LayerData data_of(const SafetensorsFile& file, const std::string& prefix, const LayerMoments& about) {
-  LayerData data{about, sample_of(file, prefix + "clip."), sample_of(file, prefix + "refine.")};
+  LayerData data{about, sample_of(file, prefix + "clip.")};
   const std::string start = prefix + kCovariance;
   for (const auto& [name, tensor] : file.tensors()) {
     if (!name.starts_with(start) || tensor.shape.size() != 3) continue;

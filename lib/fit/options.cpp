@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
-#include "base/near_names.hpp"
+#include "base/text.hpp"
 #include "fit/targets.hpp"
 #include "kernels/arguments.hpp"
 #include "method/compose.hpp"
@@ -62,8 +62,6 @@ void require(bool wanted, bool Target::*ability, const FitOptions& options, cons
 void require_target(const Recipe& recipe, const FitOptions& options) {
   const bool stretched = recipe.kind == Recipe::Kind::kStretch;
   require(stretched, &Target::linear, options, "--recipe " + options.recipe, "transforms that are not rotations");
-  require(recipe.stretches_values(), &Target::linear, options, "--value-objective output",
-          "transforms that are not rotations");
   require(recipe.key_per_head || recipe.value_per_head, &Target::per_head, options, "--granularity head",
           "one rotation per head");
   require(recipe.center, &Target::mean, options, "--center", "centred keys");
@@ -104,29 +102,16 @@ HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
 
 Recipe::Kind kind_of(const std::string& recipe) {
   if (recipe == "hadamard") return Recipe::Kind::kHadamard;
-  if (recipe == "uresidual") return Recipe::Kind::kResidual;
   return recipe == "stretch" ? Recipe::Kind::kStretch : Recipe::Kind::kSpectral;
 }
 
 void check_options(const FitOptions& options) {
-  require_one_of(options.recipe, "--recipe",
-                 {"auto", "oscar", "lsq", "stretch", "coded", "ktk_vtv", "hadamard", "uresidual"});
+  require_one_of(options.recipe, "--recipe", {"auto", "oscar", "lsq", "stretch", "coded", "hadamard"});
   if (options.recipe == "coded") {
     throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");
   }
-  require_one_of(options.key_objective, "--key-objective", {"qqt", "ktk", "fisher"});
-  require_one_of(options.value_objective, "--value-objective", {"sst", "oto", "vtv", "output"});
+  require_one_of(options.key_objective, "--key-objective", {"qqt", "fisher"});
   (void)composition_from_name(options.composition);
-  if (options.recipe == "uresidual" && options.reference_rotation.empty()) {
-    throw UsageError("recipe uresidual needs a reference rotation", "--reference-rotation",
-                     "give a rotation set, for example one fitted with --recipe oscar");
-  }
-  if (options.refine && (options.recipe == "hadamard" || options.recipe == "uresidual")) {
-    throw UsageError("recipe " + options.recipe + " is not refined", "--refine", "use oscar, lsq, stretch or ktk_vtv");
-  }
-  if (options.recipe == "stretch" && options.key_objective == "ktk") {
-    throw UsageError("a stretch weighs keys against queries", "--key-objective ktk", "use qqt or fisher");
-  }
   if (!(options.stretch_power > 0 && options.stretch_power <= 1) || !(options.stretch_lambda > 0)) {
     throw UsageError("the power of a stretch lies above 0 and up to 1, its lambda above 0",
                      "--stretch-power, --stretch-lambda", "use for example 1 and 0.01");
@@ -146,14 +131,11 @@ Recipe resolve_recipe(const FitOptions& options) {
   Recipe recipe{.kind = kind_of(options.recipe),
                 .name = options.recipe,
                 .key_objective = find_moment(options.key_objective).value(),
-                .value_objective = find_moment(options.value_objective).value(),
                 .composition = composition_from_name(options.composition),
                 .center = options.center,
-                .refine = options.refine,
                 .stretch_power = options.stretch_power,
                 .stretch_lambda = options.stretch_lambda,
                 .windows = options.windows};
-  if (options.recipe == "ktk_vtv") recipe.key_objective = Moment::kKtk, recipe.value_objective = Moment::kVtv;
   const bool stretched = recipe.kind == Recipe::Kind::kStretch;
   const std::string usual = stretched ? "head,layer" : "layer";
   std::tie(recipe.key_per_head, recipe.value_per_head) =
@@ -176,9 +158,8 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"clip", takes_clip(recipe.codecs.key->grid) ? options.clip : "off"},
             {"clip_granularity", granularity(recipe.key_clip_per_head, recipe.value_clip_per_head)},
             {"group_size", recipe.codecs.key->group_size},
-            {"center", recipe.center},
-            {"refine", recipe.refine}};
-  if (recipe.kind == Recipe::Kind::kStretch || recipe.stretches_values()) {
+            {"center", recipe.center}};
+  if (recipe.kind == Recipe::Kind::kStretch) {
     json["stretch"] = {{"power", recipe.stretch_power}, {"lambda", recipe.stretch_lambda}};
   }
   return json;

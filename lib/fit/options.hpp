@@ -2,25 +2,21 @@
 // What people ask a fit to do. Targets limit it: what a server cannot read is refused here, before any data is touched.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 #include "base/json.hpp"
-#include "method/recipe.hpp"
-#include "method/refine.hpp"
+#include "method/solve.hpp"
 #include "moments/sample.hpp"
 
 namespace oscar {
 
 struct FitOptions {
   /// oscar: rotations by the objectives and composition below. lsq: that with codec lsq. stretch: the best linear
-  /// transform of keys. ktk_vtv: plain key and value moments. hadamard: no data but the clip fit. uresidual:
-  /// eigenvectors of the residual moment aligned to those of the covariance. auto: the best that the target can serve.
+  /// transform of keys. hadamard: no data but the clip fit. auto: the best that the target can serve.
   std::string recipe = "oscar";
-  /// qqt, ktk or fisher; value objective: sst, oto, vtv or output. For recipes oscar, lsq and stretch.
+  /// qqt or fisher. For recipes oscar, lsq and stretch.
   std::string key_objective = "qqt";
-  std::string value_objective = "sst";
-  /// See method/compose.hpp.
+  /// r_h_pbr or plain, see method/compose.hpp.
   std::string composition = "r_h_pbr";
   /// layer: one matrix per layer; head: one per KV head; or two of these, for keys and values. Empty: layer, and
   /// head,layer for recipe stretch.
@@ -48,13 +44,8 @@ struct FitOptions {
   std::string scope = "model";
   /// Recipe stretch: see method/stretch.hpp.
   double stretch_power = 1, stretch_lambda = 1e-2;
-  /// Turn the basis of keys by descent on the softmax KL, see method/refine.hpp. Recipe auto tries it by itself.
-  bool refine = false;
   Windows windows;
   SampleOptions clip_fit;
-  RefineOptions refining;
-  /// Folder (or rotation set) with the reference k_rotation and v_rotation of recipe uresidual.
-  std::filesystem::path reference_rotation;
 };
 
 /// Checks the options and resolves them. Throws UsageError: options that do not exist, do not fit together, or that the

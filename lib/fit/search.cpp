@@ -24,7 +24,7 @@ std::vector<std::pair<std::string, FitOptions>> transforms(const FitOptions& bas
   const auto add = [&](const char* name, const auto& change) {
     FitOptions options = base;
     options.recipe = "oscar";
-    options.center = options.refine = false;
+    options.center = false;
     if (options.granularity.empty() && target.per_head) options.granularity = "head";
     change(options);
     all.emplace_back(name, options);

@@ -5,10 +5,10 @@
 
 #include "base/clock.hpp"
 #include "base/threads.hpp"
-#include "fit/candidates.hpp"
+#include "fit/clip_choice.hpp"
 #include "fit/layer_parts_file.hpp"
-#include "fit/recipe_fit.hpp"
 #include "fit/search.hpp"
+#include "method/clip.hpp"
 #include "work/kept_layers.hpp"
 #include "work/run_layers.hpp"
 
@@ -17,18 +17,14 @@ namespace {
 
 /// Sets that a model judges; it costs much more than attention does.
 constexpr std::size_t kFinalists = 6;
-/// Refining takes a second or two a layer; with more layers it looks at less, and at one candidate instead of two.
-constexpr std::size_t kFewLayers = 8;
 
 /// The sample of the sequences that candidates are judged on.
 SampleOptions judging_options(const FitOptions& options) { return {.seed = options.clip_fit.seed + 2}; }
 
 /// What any of the candidates needs.
-TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions& options, const ClipChoice& clip,
-                     const OutputProjection& output_projection) {
-  TakePlan plan{.windows = options.windows, .output_projection = output_projection, .clip = clip.sample_options()};
+TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions& options, const ClipChoice& clip) {
+  TakePlan plan{.windows = options.windows, .clip = clip.sample_options()};
   for (const Candidate& candidate : candidates) plan.moments.merge(candidate.recipe.moments());
-  if (options.refining.steps > 0) plan.refine = options.refining;
   return plan;
 }
 
@@ -48,6 +44,32 @@ std::vector<LayerParts> take_all(QkvSource& source, const TakePlan& plan, const 
   return kept.take(source.layer_ids());
 }
 
+/// The pooled score of each codec on the held-out sequences of a layer.
+std::vector<AttentionScore> score_layer(const std::vector<SampledSequence>& judged, const LayerRotation& layer,
+                                        const std::vector<HistoryCodecs>& codecs, Windows windows, Backend& backend) {
+  const auto errors = compare_on_sample(judged, layer.key, layer.value, codecs, windows, backend);
+  std::vector<AttentionScore> scores;
+  for (const AttentionErrors& sum : errors) {
+    scores.push_back({sum.softmax_kl / static_cast<double>(std::max<std::int64_t>(sum.queries, 1)),
+                      sum.output_error / std::max(sum.output_norm, 1e-300)});
+  }
+  return scores;
+}
+
+/// Writes into each layer its scores and where its transform comes from.
+void record(const std::vector<Scored>& scored, const Scored& chosen, const std::vector<Candidate>& candidates,
+            std::vector<LayerRotation>& layers) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    Json scores = Json::object();
+    for (const Scored& each : scored) {
+      scores[each.name] = {{"softmax_kl", each.layers[i].softmax_kl},
+                           {"output_rel_error", each.layers[i].output_rel_error}};
+    }
+    layers[i].key.scores["search"] = {{"choice", candidates[chosen.candidate_of_layer[i]].name},
+                                      {"candidates", std::move(scores)}};
+  }
+}
+
 /// The candidates, with what each makes of the layers.
 class Search {
  public:
@@ -57,15 +79,9 @@ class Search {
     for (Candidate& candidate : candidates) add(std::move(candidate));
   }
 
-  /// Fits and scores every candidate without what is held out; the best compete once more, refined.
+  /// Fits and scores every candidate without what is held out.
   void score_all() {
     for (const std::vector<std::size_t>& group : by_transform(candidates_)) score(group);
-    if (options_.refining.steps > 0) {
-      for (Candidate& refined : refined_best(scored_, candidates_, parts_.size() <= kFewLayers ? 2 : 1)) {
-        add(std::move(refined));
-        score({candidates_.size() - 1});
-      }
-    }
     for (std::size_t i = 0; i < scored_.size(); ++i) scored_[i].candidate_of_layer.assign(parts_.size(), i);
     judged_sample_ = describe(parts_.back().judged, judging_options(options_));
     for (LayerParts& parts : parts_) parts.judged.clear(), parts.part = {};  // samples are most of what a layer takes
@@ -123,9 +139,10 @@ class Search {
   }
 
   [[nodiscard]] std::vector<LayerRotation> transforms(std::size_t candidate,
-                                                      std::span<const LayerData* const> data) const {
-    return transforms_of(data, candidates_[candidate].recipe, clips_[candidate].first_key_codec(), options_.refining,
-                         backend_, status_);
+                                                      const std::vector<const LayerData*>& data) const {
+    std::vector<const LayerMoments*> moments;
+    for (const LayerData* each : data) moments.push_back(&each->moments);
+    return solve(moments, candidates_[candidate].recipe, backend_, status_);
   }
 
   /// group: candidates with the same transforms.
@@ -195,15 +212,12 @@ class Search {
 
 }  // namespace
 
-RotationSet fit_best(QkvSource& source, const FitOptions& asked, const FitHooks& hooks, Backend& backend,
+RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
                      Status& status) {
-  FitOptions options = asked;
-  if (source.layer_ids().size() > kFewLayers) options.refining = lighter(options.refining);
   // Plan, and take: of every layer what all candidates need.
-  require_output_projection(options, hooks.output_projection);
   std::vector<Candidate> candidates = search_candidates(options);
   const ClipChoice clip(candidates.front().options, candidates.front().recipe, backend, status);
-  const TakePlan plan = plan_of_all(candidates, options, clip, hooks.output_projection);
+  const TakePlan plan = plan_of_all(candidates, options, clip);
   std::vector<LayerParts> parts = take_all(source, plan, options, hooks.kept, backend, status);
   // Solve: every candidate, on a part of the data. Judge by what that does to attention, and to the model.
   RotationSet set;

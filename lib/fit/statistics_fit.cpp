@@ -41,6 +41,11 @@ void require_all_observed(const Statistics& statistics) {
 void require_sums(const Statistics& statistics, const std::set<Moment>& moments) {
   for (const LayerStatistics& layer : statistics.layers) {
     const std::string where = "--stats, layer " + std::to_string(layer.layer_id);
+    if (layer.first_data != statistics.layers.front().first_data) {
+      throw DataError(
+          "this layer was taken of other data than layer " + std::to_string(statistics.layers.front().layer_id), where,
+          "give the statistics of every part for every layer");
+    }
     for (const Moment moment : moments) {
       if (has(layer, moment)) continue;
       if (moment != Moment::kSst)
@@ -48,12 +53,7 @@ void require_sums(const Statistics& statistics, const std::set<Moment>& moments)
                         "take the statistics with this recipe's options");
       throw DataError("no value moments by attention scores (sst), which are a second pass over the data", where,
                       "merge the first passes with --stats FILES --save-stats ALL, then take each part again with "
-                      "--stats ALL --save-stats FILE, and fit on --stats ALL and those; or use --value-objective vtv");
-    }
-    if (layer.first_data != statistics.layers.front().first_data) {
-      throw DataError(
-          "this layer was taken of other data than layer " + std::to_string(statistics.layers.front().layer_id), where,
-          "give the statistics of every part for every layer");
+                      "--stats ALL --save-stats FILE, and fit on --stats ALL and those");
     }
     if (moments.contains(Moment::kSst) && layer.sst_data != layer.first_data) {
       throw DataError("the second pass is not of the same data as the first", where,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Fits in parts: sums are taken of each part of the data, anywhere (take_statistics.hpp), added up, and made into
-// rotations once. Clip ratios, refinement and recipe auto look at rows, which statistics do not keep.
+// rotations once. Clip ratios and recipe auto look at rows, which statistics do not keep.
 #pragma once
 
 #include "fit/fit.hpp"

@@ -16,8 +16,7 @@ const LayerStatistics& layer_of(const Statistics& statistics, int id) {
   for (const LayerStatistics& layer : statistics.layers) {
     if (layer.layer_id == id && layer.first.sums.contains(Moment::kQqt)) return layer;
   }
-  throw DataError("no query moments of layer " + std::to_string(id), "--stats",
-                  "merge the first pass of all parts, taken with --value-objective sst");
+  throw DataError("no query moments of layer " + std::to_string(id), "--stats", "merge the first pass of all parts");
 }
 
 /// Before hours of work: the first pass is of this model, and of this part of the data too.
@@ -61,19 +60,13 @@ LayerStatistics read_taken(const std::filesystem::path& path, int layer_id) {
 }  // namespace
 
 Recipe recipe_of_sums(const FitOptions& options) {
-  const auto refuse = [](const std::string& what, const char* where, const char* advice) {
-    throw UsageError(what + " looks at rows, which statistics do not keep", where, advice);
-  };
   if (options.recipe == "hadamard") {
     throw UsageError("recipe hadamard looks at no data but for its clip ratios", "--recipe",
                      "fit it on --dump or --model");
   }
-  if (options.recipe == "auto" || options.recipe == "uresidual") {
-    refuse("recipe " + options.recipe, "--recipe", "use oscar, lsq, stretch or ktk_vtv, or fit on --dump or --model");
-  }
-  if (options.refine) refuse("refinement", "--refine", "leave it out, or fit on --dump or --model");
-  if (options.value_objective == "output") {
-    refuse("value objective output", "--value-objective", "use sst, oto or vtv, or fit on --model");
+  if (options.recipe == "auto") {
+    throw UsageError("recipe auto looks at rows, which statistics do not keep", "--recipe",
+                     "use oscar, lsq or stretch, or fit on --dump or --model");
   }
   return resolve_recipe(options);
 }
@@ -101,23 +94,14 @@ KeptLayers<LayerStatistics> StatisticsTaker::keeper(const PartialFolder* folder)
           read_taken};
 }
 
-void StatisticsTaker::take_into(std::span<const int> layers, KeptLayers<LayerStatistics>& kept) {
+Statistics StatisticsTaker::take_all(const PartialFolder* kept) {
+  KeptLayers<LayerStatistics> keep = keeper(kept);
   LayerSteps<LayerStatistics> steps{.name = "statistics: layer"};
   steps.read = [&](int id, LayerStream& rows) { return take_layer(id, rows, recipe_, first_pass_, backend_); };
   steps.make = [&](std::vector<LayerStatistics> batch) {
-    for (LayerStatistics& layer : batch) kept.add(layer.layer_id, std::move(layer));
+    for (LayerStatistics& layer : batch) keep.add(layer.layer_id, std::move(layer));
   };
-  run_layers(source_, layers, steps, one_by_one(backend_.work_shape()), status_);
-}
-
-void StatisticsTaker::take(std::span<const int> layers, const PartialFolder& kept) {
-  KeptLayers<LayerStatistics> keep = keeper(&kept);
-  take_into(layers, keep);
-}
-
-Statistics StatisticsTaker::take_all(const PartialFolder* kept) {
-  KeptLayers<LayerStatistics> keep = keeper(kept);
-  take_into(keep.missing(source_.layer_ids()), keep);
+  run_layers(source_, keep.missing(source_.layer_ids()), steps, one_by_one(backend_.work_shape()), status_);
   Statistics out = untaken_;
   out.layers = keep.take(source_.layer_ids());
   return out;

@@ -24,15 +24,11 @@ class StatisticsTaker {
 
   /// Returns everything but layers.
   [[nodiscard]] const Statistics& untaken() const { return untaken_; }
-  /// Takes some layers, which `kept` keeps, a file of statistics each. Processes that share a text all call it with the
-  /// same layers, and each keeps those that the source says (QkvSource::fits).
-  void take(std::span<const int> layers, const PartialFolder& kept);
   /// Returns the statistics of all layers. kept: where those that are there already are taken from, and the others
-  /// kept; or null.
+  /// kept, a file of statistics each; or null.
   [[nodiscard]] Statistics take_all(const PartialFolder* kept = nullptr);
 
  private:
-  void take_into(std::span<const int> layers, KeptLayers<LayerStatistics>& kept);
   [[nodiscard]] KeptLayers<LayerStatistics> keeper(const PartialFolder* folder) const;
 
   QkvSource& source_;

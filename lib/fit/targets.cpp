@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "base/near_names.hpp"
+#include "base/text.hpp"
 
 namespace oscar {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "base/open_files.hpp"
+#include "base/files.hpp"
 
 namespace oscar {
 namespace {

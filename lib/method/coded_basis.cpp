@@ -8,7 +8,6 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "method/matrix.hpp"
 #include "method/spectrum.hpp"
 
 namespace oscar {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
-// One side of a layer of the coded cache, once its levels are planned.
+// From rows and levels to the formats of one side of a coded layer. A grid is a channel's standard deviation sigma and
+// the distance of its levels, step, chosen on calibration rows so that static grids fit rows whose scale the packed row
+// carries (kernels/reference/coded_row.hpp).
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "coded/coded_set.hpp"
@@ -9,6 +12,17 @@
 #include "method/coded_levels.hpp"
 
 namespace oscar {
+
+/// The grids of one KV head's keys, or values.
+struct CodedGrid {
+  std::vector<float> sigma;  // (d): root mean square of the channel over all rows; 0 where it has one level
+  std::vector<float> step;   // (d): distance of two levels at scale 1; 0 where it has one level
+};
+
+/// rows: (n, d) in coded coordinates. levels: (d). The step of a channel is the one of 51 factors around that of a
+/// Gaussian which has the least squared error over the rows, each divided by its class's scale and weighted by the
+/// square of that. Throws NumericalError that names a channel which is constantly zero although it has levels.
+[[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels);
 
 /// Returns the side with these levels: channels are reordered, equal levels mixed, grids fitted to the rows, and all
 /// numbers rounded to float32. rows: of each KV head (n, d), in native coordinates. Throws NumericalError that names a

@@ -2,26 +2,115 @@
 #include "method/compose.hpp"
 
 #include <algorithm>
-#include <array>
-#include <utility>
+#include <bit>
+#include <cmath>
+#include <cstddef>
 
 #include "base/check.hpp"
-#include "base/near_names.hpp"
-#include "method/bases.hpp"
-#include "method/matrix.hpp"
+#include "base/text.hpp"
+#include "method/spectrum.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr std::array<std::pair<Composition, std::string_view>, 9> kNames{{{Composition::kPlain, "plain"},
-                                                                          {Composition::kPbr, "pbr"},
-                                                                          {Composition::kBr, "br"},
-                                                                          {Composition::kBrH128, "br_h128"},
-                                                                          {Composition::kRH, "r_h"},
-                                                                          {Composition::kHPbr, "h_pbr"},
-                                                                          {Composition::kHRPbr, "h_r_pbr"},
-                                                                          {Composition::kHPbrR, "h_pbr_r"},
-                                                                          {Composition::kRHPbr, "r_h_pbr"}}};
+using Matrix = std::vector<double>;
+
+bool is_power_of_two(int value) { return std::has_single_bit(static_cast<unsigned>(value)); }
+
+/// a (m, m), b (n, n) -> (m n, m n).
+Matrix kronecker(const Matrix& a, int m, const Matrix& b, int n) {
+  const int size = m * n;
+  Matrix out(static_cast<std::size_t>(size) * size);
+  for (int i = 0; i < size; ++i) {
+    for (int j = 0; j < size; ++j) {
+      out[static_cast<std::size_t>(i) * size + j] =
+          a[static_cast<std::size_t>(i / n) * m + j / n] * b[static_cast<std::size_t>(i % n) * n + j % n];
+    }
+  }
+  return out;
+}
+
+Matrix sylvester(int dim) {
+  Matrix h{1};
+  for (int n = 1; n < dim; n *= 2) h = kronecker({1, 1, 1, -1}, 2, h, n);
+  return h;
+}
+
+/// 1 if a is a non-zero square modulo the prime q, -1 if it is none, 0 if q divides a.
+int quadratic_character(int a, int q) {
+  a = (a % q + q) % q;
+  for (int x = 1; x < q; ++x) {
+    if (x * x % q == a) return 1;
+  }
+  return a == 0 ? 0 : -1;
+}
+
+/// Paley's conference matrix of order q + 1: zero diagonal, border of ones (signed so that it is skew if q = 3 mod 4).
+Matrix conference(int q) {
+  const int n = q + 1;
+  const double below = q % 4 == 3 ? -1 : 1;
+  Matrix c(static_cast<std::size_t>(n) * n);
+  for (int i = 0; i < n; ++i) {
+    for (int j = 0; j < n; ++j) {
+      double entry = quadratic_character(i - j, q);
+      if (i == 0) entry = j == 0 ? 0 : 1;
+      if (j == 0 && i > 0) entry = below;
+      c[static_cast<std::size_t>(i) * n + j] = entry;
+    }
+  }
+  return c;
+}
+
+/// Paley I: I + C for q = 3 mod 4, of order q + 1.
+Matrix paley_one(int q) {
+  Matrix h = conference(q);
+  for (int i = 0; i <= q; ++i) h[static_cast<std::size_t>(i) * (q + 2)] += 1;
+  return h;
+}
+
+/// Paley II: C (x) [1 1; 1 -1] + I (x) [1 -1; -1 -1] for q = 1 mod 4, of order 2 (q + 1).
+Matrix paley_two(int q) {
+  const int n = q + 1;
+  Matrix identity(static_cast<std::size_t>(n) * n);
+  for (int i = 0; i < n; ++i) identity[static_cast<std::size_t>(i) * (n + 1)] = 1;
+  Matrix h = kronecker(conference(q), n, {1, 1, 1, -1}, 2);
+  const Matrix diagonal = kronecker(identity, n, {1, -1, -1, -1}, 2);
+  for (std::size_t i = 0; i < h.size(); ++i) h[i] += diagonal[i];
+  return h;
+}
+
+/// The factor of dim that is not Sylvester's: dim = base * 2^k with base 1, 12, 20 or 28; 0 if dim has no such form.
+int hadamard_base(int dim) {
+  for (const int base : {1, 12, 20, 28}) {
+    if (dim % base == 0 && is_power_of_two(dim / base)) return base;
+  }
+  return 0;
+}
+
+Matrix base_matrix(int base) {
+  if (base == 12) return paley_one(11);
+  if (base == 20) return paley_one(19);
+  if (base == 28) return paley_two(13);
+  return {1};
+}
+
+int largest_power_of_two(int dim) { return dim & -dim; }
+
+Matrix block_diagonal(const Matrix& block, int size, int dim) {
+  Matrix out(static_cast<std::size_t>(dim) * dim);
+  for (int i = 0; i < dim; ++i) {
+    for (int j = i - i % size; j < i - i % size + size; ++j) {
+      out[static_cast<std::size_t>(i) * dim + j] = block[static_cast<std::size_t>(i % size) * size + j % size];
+    }
+  }
+  return out;
+}
+
+int reverse_bits(int value, int count) {
+  int reversed = 0;
+  for (int bit = 0; bit < count; ++bit) reversed |= ((value >> bit) & 1) << (count - 1 - bit);
+  return reversed;
+}
 
 /// a P.
 Matrix permute_columns(const Matrix& a, const std::vector<int>& perm) {
@@ -33,68 +122,47 @@ Matrix permute_columns(const Matrix& a, const std::vector<int>& perm) {
   return out;
 }
 
-Matrix compose_one(const Matrix& r, int d, Composition composition) {
-  const Matrix h = hadamard(d);
-  const auto p = [perm = deal_permutation(d)](const Matrix& a) { return permute_columns(a, perm); };
-  switch (composition) {
-    case Composition::kPlain:
-      return r;
-    case Composition::kPbr:
-      return p(MatrixStack::identity(d).data);
-    case Composition::kBr:
-      return p(r);
-    case Composition::kBrH128:
-      return multiply(p(r), h, d);
-    case Composition::kRH:
-      return multiply(r, h, d);
-    case Composition::kHPbr:
-      return p(h);
-    case Composition::kHRPbr:
-      return p(multiply(h, r, d));
-    case Composition::kHPbrR:
-      return multiply(p(h), r, d);
-    case Composition::kRHPbr:
-      return p(multiply(r, h, d));
-  }
-  OSCAR_CHECK(false);
-  return {};
-}
-
 }  // namespace
 
-std::string_view name_of(Composition composition) { return kNames[static_cast<std::size_t>(composition)].second; }
+std::vector<double> hadamard(int dim) {
+  OSCAR_CHECK(dim >= 1);
+  const int base = hadamard_base(dim);
+  const int order = base > 0 ? dim : largest_power_of_two(dim);
+  Matrix h = base > 0 ? kronecker(base_matrix(base), base, sylvester(dim / base), dim / base)
+                      : block_diagonal(sylvester(order), order, dim);
+  const double scale = 1 / std::sqrt(static_cast<double>(order));
+  for (double& entry : h) entry *= scale;
+  return h;
+}
 
-Composition composition_from_name(std::string_view name) {
-  std::vector<std::string> known;
-  for (const auto& [composition, text] : kNames) {
-    if (text == name) return composition;
-    known.emplace_back(text);
+std::vector<int> deal_permutation(int dim) {
+  const int groups = largest_power_of_two(dim), per_group = dim / groups;
+  const int bits = std::countr_zero(static_cast<unsigned>(groups));
+  std::vector<int> perm(static_cast<std::size_t>(dim));
+  for (int i = 0; i < dim; ++i) {
+    const int place = reverse_bits(i % groups, bits) * per_group + i / groups;
+    perm[static_cast<std::size_t>(place)] = dim - 1 - i;
   }
-  throw unknown_choice(std::string(name), "--composition", known);
+  return perm;
+}
+
+std::string_view name_of(Composition composition) { return composition == Composition::kPlain ? "plain" : "r_h_pbr"; }
+
+Composition composition_from_name(const std::string& name) {
+  if (name == "plain") return Composition::kPlain;
+  if (name == "r_h_pbr") return Composition::kRHPbr;
+  throw unknown_choice(name, "--composition", {"r_h_pbr", "plain"});
 }
 
 MatrixStack compose(const std::vector<Spectrum>& spectra, Composition composition) {
   OSCAR_CHECK(!spectra.empty());
   MatrixStack rotations(static_cast<int>(spectra.size()), spectra.front().dim);
-  for (int h = 0; h < rotations.count; ++h) {
-    const Matrix rotation = compose_one(spectra[static_cast<std::size_t>(h)].vectors, rotations.dim, composition);
-    std::copy(rotation.begin(), rotation.end(), rotations[h].begin());
-  }
-  return rotations;
-}
-
-MatrixStack residual_rotation(const std::vector<Spectrum>& residual, const std::vector<Spectrum>& covariance) {
-  OSCAR_CHECK(residual.size() == covariance.size() && !residual.empty());
-  MatrixStack rotations(static_cast<int>(residual.size()), residual.front().dim);
-  const auto d = static_cast<std::size_t>(rotations.dim);
-  for (int h = 0; h < rotations.count; ++h) {
-    const Matrix& from = covariance[static_cast<std::size_t>(h)].vectors;
-    const Matrix& to = residual[static_cast<std::size_t>(h)].vectors;
-    for (std::size_t i = 0; i < d; ++i) {
-      for (std::size_t r = 0; r < d; ++r) {
-        for (std::size_t j = 0; j < d; ++j) rotations[h][i * d + j] += to[i * d + r] * from[j * d + (d - 1 - r)];
-      }
-    }
+  const Matrix h = hadamard(rotations.dim);
+  const std::vector<int> perm = deal_permutation(rotations.dim);
+  for (int head = 0; head < rotations.count; ++head) {
+    const Matrix& u = spectra[static_cast<std::size_t>(head)].vectors;
+    std::ranges::copy(composition == Composition::kPlain ? u : permute_columns(multiply(u, h, rotations.dim), perm),
+                      rotations[head].begin());
   }
   return rotations;
 }

@@ -53,7 +53,7 @@ SideTransform hadamard_side(int dim) {
 }
 
 /// Rotations by the spectra of one covariance of each layer.
-std::vector<SideTransform> rotated_sides(LayersMoments layers, Moment moment, bool per_head, const Recipe& recipe,
+std::vector<SideTransform> rotated_sides(LayersMoments layers, Moment moment, bool per_head, Composition composition,
                                          Backend& backend) {
   std::vector<MatrixStack> covariances;
   for (const LayerMoments* layer : layers) covariances.push_back(of_heads(*layer, moment, per_head));
@@ -62,31 +62,14 @@ std::vector<SideTransform> rotated_sides(LayersMoments layers, Moment moment, bo
   const auto spectra = decompose(problems, backend);
   std::vector<SideTransform> sides;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    sides.push_back(side_from(covariances[i], spectra[i], compose(spectra[i], recipe.composition)));
-  }
-  return sides;
-}
-
-std::vector<SideTransform> residual_sides(LayersMoments layers, Moment moment, Moment residual, bool per_head,
-                                          Backend& backend) {
-  std::vector<MatrixStack> covariances;
-  for (const LayerMoments* layer : layers) {
-    covariances.push_back(of_heads(*layer, moment, per_head));
-    covariances.push_back(of_heads(*layer, residual, per_head));
-  }
-  std::vector<const MatrixStack*> problems;
-  for (const MatrixStack& covariance : covariances) problems.push_back(&covariance);
-  const auto spectra = decompose(problems, backend);
-  std::vector<SideTransform> sides;
-  for (std::size_t i = 0; i < spectra.size(); i += 2) {
-    sides.push_back(side_from(covariances[i], spectra[i], residual_rotation(spectra[i + 1], spectra[i])));
+    sides.push_back(side_from(covariances[i], spectra[i], compose(spectra[i], composition)));
   }
   return sides;
 }
 
 /// The covariances that a stretch weighs against each other.
 struct KeysAndQueries {
-  MatrixStack key, query;  // or values, and what their errors do behind W_O
+  MatrixStack key, query;
 };
 
 KeysAndQueries stretch_covariances(const LayerMoments& layer, const Recipe& recipe) {
@@ -96,11 +79,6 @@ KeysAndQueries stretch_covariances(const LayerMoments& layer, const Recipe& reci
   MatrixStack query = layer.covariance.at(recipe.key_objective);
   if (recipe.key_per_head) return {std::move(key), std::move(query)};
   return {mean_over_heads(key), mean_over_heads(query)};
-}
-
-KeysAndQueries output_covariances(const LayerMoments& layer, const Recipe& recipe) {
-  return {of_heads(layer, Moment::kVtv, recipe.value_per_head),
-          of_heads(layer, Moment::kOutput, recipe.value_per_head)};
 }
 
 double worst(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
@@ -136,11 +114,10 @@ SideTransform regularised_side(const LayerMoments& layer, const KeysAndQueries& 
                        "layer " + std::to_string(layer.layer_id), "use --recipe oscar, or leave the layer out");
 }
 
-template <class CovariancesOf>
-std::vector<SideTransform> stretched_sides(LayersMoments layers, const CovariancesOf& covariances_of,
-                                           const Recipe& recipe, Backend& backend, Status& status) {
+std::vector<SideTransform> stretched_keys(LayersMoments layers, const Recipe& recipe, Backend& backend,
+                                          Status& status) {
   std::vector<KeysAndQueries> covariances;
-  for (const LayerMoments* layer : layers) covariances.push_back(covariances_of(*layer, recipe));
+  for (const LayerMoments* layer : layers) covariances.push_back(stretch_covariances(*layer, recipe));
   std::vector<StretchProblem> problems;
   for (const KeysAndQueries& each : covariances) problems.push_back({&each.key, &each.query});
   const StretchOptions options{
@@ -155,27 +132,24 @@ std::vector<SideTransform> stretched_sides(LayersMoments layers, const Covarianc
   return sides;
 }
 
-std::vector<SideTransform> key_sides(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
-  const bool per_head = recipe.key_per_head;
-  if (recipe.kind == Recipe::Kind::kStretch) {
-    return stretched_sides(layers, stretch_covariances, recipe, backend, status);
-  }
-  if (recipe.kind == Recipe::Kind::kResidual) {
-    return residual_sides(layers, recipe.key_objective, Moment::kKeyResidual, per_head, backend);
-  }
-  return rotated_sides(layers, recipe.key_objective, per_head, recipe, backend);
-}
-
-std::vector<SideTransform> value_sides(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
-  const bool per_head = recipe.value_per_head;
-  if (recipe.stretches_values()) return stretched_sides(layers, output_covariances, recipe, backend, status);
-  if (recipe.kind == Recipe::Kind::kResidual) {
-    return residual_sides(layers, recipe.value_objective, Moment::kValueResidual, per_head, backend);
-  }
-  return rotated_sides(layers, recipe.value_objective, per_head, recipe, backend);
-}
-
 }  // namespace
+
+std::string Recipe::key_name() const {
+  if (kind == Kind::kHadamard) return "hadamard";
+  return fmt::format("{}{}_{}", kind == Kind::kStretch ? "stretch_" : "", name_of(key_objective), name_of(composition));
+}
+
+std::string Recipe::value_name() const {
+  return kind == Kind::kHadamard ? "hadamard" : fmt::format("sst_{}", name_of(composition));
+}
+
+std::set<Moment> Recipe::moments() const {
+  if (kind == Kind::kHadamard) return {};
+  std::set<Moment> wanted{key_objective, Moment::kSst, Moment::kQqt};
+  if (kind == Kind::kStretch && key_objective == Moment::kQqt) wanted.insert(Moment::kKtk);
+  if (center) wanted.insert(Moment::kKeys);
+  return wanted;
+}
 
 std::vector<LayerRotation> solve(LayersMoments layers, const Recipe& recipe, Backend& backend, Status& status) {
   std::vector<LayerRotation> fitted;
@@ -185,8 +159,12 @@ std::vector<LayerRotation> solve(LayersMoments layers, const Recipe& recipe, Bac
     }
     return fitted;
   }
-  std::vector<SideTransform> keys = key_sides(layers, recipe, backend, status);
-  std::vector<SideTransform> values = value_sides(layers, recipe, backend, status);
+  std::vector<SideTransform> keys =
+      recipe.kind == Recipe::Kind::kStretch
+          ? stretched_keys(layers, recipe, backend, status)
+          : rotated_sides(layers, recipe.key_objective, recipe.key_per_head, recipe.composition, backend);
+  std::vector<SideTransform> values =
+      rotated_sides(layers, Moment::kSst, recipe.value_per_head, recipe.composition, backend);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     fitted.push_back({layers[i]->layer_id, std::move(keys[i]), std::move(values[i])});
     if (!recipe.center) continue;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Covariances to spectra, with one fixed order and one fixed sign, so that equal input gives equal files.
+// Symmetric eigenproblems, and the few dense products that transforms are made of: square, row-major, fp64. Spectra
+// have one fixed order and one fixed sign, so that equal input gives equal files:
 //   C = U diag(values) U^T, values ascending, the largest |component| of every column of U positive (the first, if
 //   several).
 // Inside a cluster of equal eigenvalues the basis is arbitrary: compare subspaces there, never columns.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "kernels/backend.hpp"
@@ -16,6 +18,15 @@ struct Spectrum {
   std::vector<double> values;   // (dim)
   std::vector<double> vectors;  // (dim, dim), row-major, eigenvectors in columns
 };
+
+using Matrix = std::vector<double>;
+
+/// a b.
+[[nodiscard]] Matrix multiply(std::span<const double> a, std::span<const double> b, int dim);
+[[nodiscard]] Matrix transposed(std::span<const double> a, int dim);
+/// U diag(max(values, 1e-12)^power) U^T of a positive semidefinite matrix.
+[[nodiscard]] Matrix power_of(const Spectrum& spectrum, double power);
+[[nodiscard]] double trace(std::span<const double> a, int dim);
 
 /// Returns one spectrum per matrix, of its symmetric part. Tiny negative eigenvalues of a rank-deficient covariance
 /// are kept as the solver gives them. Throws NumericalError if an entry is not finite or the solver fails.

@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
-#include "method/matrix.hpp"
+#include "method/spectrum.hpp"
 #include "tensor/dtype.hpp"
 
 namespace oscar {

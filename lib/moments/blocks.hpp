@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The pieces by which sums over a layer are taken: a block is some whole chunks, each starts at zero, and blocks are
-// added in order. Where blocks end follows from the chunks and from what the backend wants, not from who reads them:
-// several processes can take the blocks of one layer, and their sums, added in order, have the bits of one process's.
+// added in order. Where blocks end follows from the chunks and from what the backend wants.
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
 
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
@@ -21,7 +17,7 @@ inline constexpr std::int64_t kBlockTokens = 4096;
 /// Returns the size of q, k and v together.
 [[nodiscard]] std::int64_t bytes_per_token(const QkvView& view);
 
-/// Cuts rows into calls of about equal size, as many as a power of two: so 2, 4, … processes get equal shares.
+/// Cuts rows into calls of about equal size, as many as a power of two.
 class BlockCut {
  public:
   /// bytes: of all rows that will come.
@@ -36,14 +32,5 @@ class BlockCut {
   std::int64_t bytes_ = 0, end_;  // that came; where the call should end
   std::int64_t tokens_ = 0;       // of the block
 };
-
-/// Returns for each block of the stream the number of the chunk behind its last one. Reads no rows of a dump.
-[[nodiscard]] std::vector<std::size_t> ends_of_blocks(LayerStream& layer, const WorkShape& shape);
-
-/// Returns the chunks that process `rank` of `size` reads where the layers, which have the same chunks, are of one
-/// text: whole blocks of every layer, in order, of about as many tokens for each process. Where there are too few
-/// blocks, some get none.
-[[nodiscard]] ChunkRange chunks_of_rank(std::span<const std::unique_ptr<LayerStream>> layers, const WorkShape& shape,
-                                        int rank, int size);
 
 }  // namespace oscar

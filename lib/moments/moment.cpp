@@ -8,9 +8,7 @@
 namespace oscar {
 namespace {
 
-constexpr std::array<std::string_view, 11> kNames{
-    "fisher", "fisher_key", "key_residual", "keys", "ktk", "oto", "output", "qqt", "sst", "value_residual", "vtv"};
-
+constexpr std::array<std::string_view, 7> kNames{"fisher", "fisher_key", "keys", "ktk", "qqt", "sst", "vtv"};
 static_assert(kNames.size() == static_cast<std::size_t>(Moment::kVtv) + 1);
 
 }  // namespace

@@ -10,17 +10,13 @@ namespace oscar {
 
 /// The moments, in the order of their names, which files and options have.
 enum class Moment {
-  kFisher,         // "fisher": of queries, weighted by what softmax feels of an error in a score
-  kFisherKey,      // "fisher_key": of keys, weighted so
-  kKeyResidual,    // "key_residual": of what INT2 loses of rotated keys
-  kKeys,           // "keys": keys themselves, whose mean is subtracted from them
-  kKtk,            // "ktk": of keys
-  kOto,            // "oto": of exact attention outputs
-  kOutput,         // "output": what an error of a value costs behind the output projection, W_O^T W_O
-  kQqt,            // "qqt": of queries
-  kSst,            // "sst": of values, weighted by attention scores
-  kValueResidual,  // "value_residual": of what INT2 loses of rotated values
-  kVtv             // "vtv": of values
+  kFisher,     // "fisher": of queries, weighted by what softmax feels of an error in a score
+  kFisherKey,  // "fisher_key": of keys, weighted so
+  kKeys,       // "keys": keys themselves, whose mean is subtracted from them
+  kKtk,        // "ktk": of keys
+  kQqt,        // "qqt": of queries
+  kSst,        // "sst": of values, weighted by attention scores
+  kVtv         // "vtv": of values
 };
 
 [[nodiscard]] std::string_view name_of(Moment moment);

@@ -2,14 +2,12 @@
 #include "moments/sample.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
 #include <set>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
@@ -86,38 +84,6 @@ void copy_sequence(const QkvView& view, std::int64_t begin, SampledSequence& out
   }
 }
 
-/// Brings the sampled sequences of all processes together in the one that fits the layer; the others keep none.
-/// here: whether this process has the rows of a sequence.
-std::vector<SampledSequence> gathered(std::vector<SampledSequence> sample, const std::vector<bool>& here,
-                                      SharedLayer& shared) {
-  const auto tensors_of = [](SampledSequence& sequence) {
-    return std::array<Tensor*, 3>{&sequence.q, &sequence.k, &sequence.v};
-  };
-  std::size_t bytes = 0;
-  for (std::size_t i = 0; i < sample.size(); ++i) {
-    for (const Tensor* tensor : tensors_of(sample[i])) bytes += here[i] ? tensor->data.size() : 0;
-  }
-  std::string own;
-  own.reserve(bytes);
-  for (std::size_t i = 0; i < sample.size(); ++i) {
-    if (!here[i]) continue;
-    for (const Tensor* tensor : tensors_of(sample[i])) {
-      own.append(reinterpret_cast<const char*>(tensor->data.data()), tensor->data.size());
-    }
-  }
-  const std::string all = shared.gather(own);
-  if (!shared.fits()) return {};
-  std::size_t begin = 0;
-  for (SampledSequence& sequence : sample) {
-    for (Tensor* tensor : tensors_of(sequence)) {
-      OSCAR_CHECK(all.size() - begin >= tensor->data.size());
-      std::memcpy(tensor->data.data(), all.data() + begin, tensor->data.size());
-      begin += tensor->data.size();
-    }
-  }
-  return sample;
-}
-
 /// Recipes without moments meet rows only here.
 void require_usable(const SampledSequence& sequence, const std::string& where) {
   for (const auto& [name, tensor] : {std::pair{"q", &sequence.q}, {"k", &sequence.k}, {"v", &sequence.v}}) {
@@ -154,7 +120,6 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
   const std::set<std::size_t> chosen = choose_sequences(lengths, windows, options, takes);
   std::mt19937_64 random(options.seed + 1);
   std::vector<SampledSequence> sample;
-  std::vector<bool> here;  // by sequence
   std::size_t index = 0;
   layer.rewind();
   for (const std::size_t end : ends) {
@@ -172,14 +137,11 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
       const std::int64_t queries = std::max<std::int64_t>(options.query_rows / rows_per_query, 1);
       const std::int64_t tokens = std::min(range.size(), most_tokens(windows, options));
       sample.push_back(choose_rows(chunk.view, tokens, windows, queries, random));
-      here.push_back(chunk.here);
-      if (!chunk.here) continue;
       copy_sequence(chunk.view, range.begin, sample.back());
       require_usable(sample.back(), chunk.where);
     }
   }
-  SharedLayer* const shared = layer.shared();
-  return shared == nullptr ? sample : gathered(std::move(sample), here, *shared);
+  return sample;
 }
 
 std::string describe(std::span<const SampledSequence> sample, const SampleOptions& options) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A few sequences of a layer, copied: what clip ratios, refined bases and candidates of a search are judged on.
+// A few sequences of a layer, copied: what clip ratios and candidates of a search are judged on.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,8 @@ struct SampledSequence {
   std::vector<std::int64_t> query_positions;  // ascending
 };
 
-/// Draws a sample from the sequences that `takes` says; empty if none of them is longer than the windows. Of a shared
-/// text the process that fits the layer gets all of the sample, and the others get none. Throws DataError for rows that
-/// are not finite or all zero.
+/// Draws a sample from the sequences that `takes` says; empty if none of them is longer than the windows. Throws
+/// DataError for rows that are not finite or all zero.
 [[nodiscard]] std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows,
                                                         const SampleOptions& options, const TakesSequence& takes = {});
 /// Returns "4096 keys in 2 sequences, 128 queries per head, seed 0"; "" for an empty sample.

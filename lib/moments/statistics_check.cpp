@@ -158,8 +158,7 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
     const std::string name(name_of(moment));
     heads = moments.sums.count;
     check_stack(moments.sums, name + ".sums", place);
-    check_totals(moments.total, name[0] == 'q' || name[0] == 'o' ? tokens * std::max(group, 1.0) : tokens,
-                 name + ".total", place);
+    check_totals(moments.total, name[0] == 'q' ? tokens * std::max(group, 1.0) : tokens, name + ".total", place);
     for (const double total : moments.total) place.require(total > 0, name + ".total", "is 0: no tokens");
   }
   if (layer.sst) {

@@ -12,10 +12,9 @@ namespace oscar {
 namespace {
 
 constexpr const char* kSchema = "oscar.statistics.v1";
-constexpr Moment kSums[] = {Moment::kQqt, Moment::kKtk, Moment::kOto, Moment::kVtv};
-constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",
-                                  "oto.sums",     "oto.total",  "vtv.sums",       "vtv.total",
-                                  "sst.sums",     "sst.total",  "keys.sums",      "keys.total",
+constexpr Moment kSums[] = {Moment::kQqt, Moment::kKtk, Moment::kVtv};
+constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",    "vtv.sums",
+                                  "vtv.total",    "sst.sums",   "sst.total",      "keys.sums",    "keys.total",
                                   "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight"};
 
 std::string prefix_of(int layer_id) { return "layer_" + std::to_string(layer_id) + "."; }

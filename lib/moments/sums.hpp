@@ -46,7 +46,7 @@ struct FisherMoments {
 
 /// The sums over the tokens of one layer that one walk over its rows takes. Parts of its data add up.
 struct AdditiveMoments {
-  std::map<Moment, MomentSums> sums;  // kKtk, kOto, kQqt, kVtv
+  std::map<Moment, MomentSums> sums;  // kKtk, kQqt, kVtv
   std::optional<FisherSums> fisher;
   std::optional<KeySums> keys;
 

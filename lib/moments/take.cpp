@@ -45,15 +45,6 @@ BlockwiseSum<MomentSums> plain_sum(Rows rows, Backend& backend) {
           }};
 }
 
-BlockwiseSum<MomentSums> output_sum(Backend& backend) {
-  return {nothing_of(&QkvView::v), [&backend](const Chunks& chunks, MomentSums& moments) {
-            for (const QkvChunk& chunk : chunks) {
-              backend.accumulate_output_grams(chunk.view, chunk.sequences, moments.sums);
-            }
-            count_rows(chunks, true, moments);
-          }};
-}
-
 BlockwiseSum<FisherSums> fisher_sum(const SumsWanted& wanted, Backend& backend) {
   const auto zero = [values = wanted.value_reads](const QkvChunk& chunk) {
     FisherSums sums(chunk.view.k.num_heads, chunk.view.k.head_dim);
@@ -89,7 +80,7 @@ BlockwiseSum<KeySums> key_sum() {
 /// A model computes no layer of zeros: the rows were lost before they came here.
 void require_values(const MomentSums& moments, Moment moment, LayerStream& layer) {
   const auto& values = moments.sums.data;
-  if (moment == Moment::kOto || std::ranges::any_of(values, [](double v) { return v != 0; })) return;
+  if (std::ranges::any_of(values, [](double v) { return v != 0; })) return;
   QkvChunk first;
   layer.rewind();
   (void)layer.skip(first);
@@ -103,12 +94,10 @@ class SumsOfPart {
  public:
   SumsOfPart(const SumsWanted& wanted, Backend& backend) {
     const auto takes = [&](Moment moment) { return wanted.moments.contains(moment); };
-    for (const Moment other :
-         {Moment::kFisherKey, Moment::kKeyResidual, Moment::kOutput, Moment::kSst, Moment::kValueResidual}) {
+    for (const Moment other : {Moment::kFisherKey, Moment::kSst}) {
       OSCAR_CHECK(!takes(other));  // rows alone do not give it
     }
     if (takes(Moment::kKtk)) squares_.emplace(Moment::kKtk, plain_sum(&QkvView::k, backend));
-    if (takes(Moment::kOto)) squares_.emplace(Moment::kOto, output_sum(backend));
     if (takes(Moment::kQqt)) squares_.emplace(Moment::kQqt, plain_sum(&QkvView::q, backend));
     if (takes(Moment::kVtv)) squares_.emplace(Moment::kVtv, plain_sum(&QkvView::v, backend));
     if (takes(Moment::kFisher)) fisher_.emplace(fisher_sum(wanted, backend));
@@ -126,11 +115,11 @@ class SumsOfPart {
   [[nodiscard]] AdditiveMoments totals(LayerStream& layer) {
     AdditiveMoments out;
     for (auto& [moment, sum] : squares_) {
-      out.sums.emplace(moment, sum.total(layer));
+      out.sums.emplace(moment, sum.total());
       require_values(out.sums.at(moment), moment, layer);
     }
-    if (fisher_) out.fisher = fisher_->total(layer);
-    if (keys_) out.keys = keys_->total(layer);
+    if (fisher_) out.fisher = fisher_->total();
+    if (keys_) out.keys = keys_->total();
     return out;
   }
 
@@ -174,31 +163,13 @@ std::vector<MomentSums> take_sst(LayerStream& layer, std::span<const ScoreWeight
   for (std::size_t i = 0; i < parts.size(); ++i) walking.push_back({parts[i].takes, {&sums[i]}});
   walk(layer, walking, backend.work_shape());
   std::vector<MomentSums> totals;
-  for (BlockwiseSum<MomentSums>& sum : sums) totals.push_back(sum.total(layer));
+  for (BlockwiseSum<MomentSums>& sum : sums) totals.push_back(sum.total());
   return totals;
 }
 
 MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend) {
   const ScoreWeighting whole{&query_covariance};
   return std::move(take_sst(layer, std::span(&whole, 1), backend).front());
-}
-
-MomentSums take_residual(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend) {
-  const Rows rows = side == Side::kValue ? &QkvView::v : &QkvView::k;
-  BlockwiseSum<MomentSums> sum(nothing_of(rows), [&](const Chunks& chunks, MomentSums& moments) {
-    for (const QkvChunk& chunk : chunks) {
-      const HeadsView& x = chunk.view.*rows;
-      if (x.head_dim != rotation.dim || (rotation.count != 1 && rotation.count != x.num_heads)) {
-        throw DataError("the reference rotation does not fit the dump's heads", chunk.where,
-                        "give a reference rotation fitted for this model");
-      }
-      backend.accumulate_residual_grams(x, rotation, RowCodec{}, moments.sums);
-    }
-    count_rows(chunks, false, moments);
-  });
-  const WalkPart whole{{}, {&sum}};
-  walk(layer, std::span(&whole, 1), backend.work_shape());
-  return sum.total(layer);
 }
 
 }  // namespace oscar

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Takes the moments of a layer from its rows. One walk over the rows takes all sums that need nothing but rows; a
-// second one takes those that need a finished moment or a finished rotation. Paper: OSCAR (arXiv 2605.17757); formulas
+// second one takes those that need a finished moment. Paper: OSCAR (arXiv 2605.17757); formulas
 // stand at the members of SumsWanted. All functions read the stream from its start to its end, block by block
 // (blocks.hpp). They throw DataError: no tokens, NaN or Inf (naming chunk, token and head), nothing but zeros.
-// Processes that share the layer's text (dump/text_share.hpp) all get the sum over all of it.
 #pragma once
 
 #include <functional>
@@ -23,7 +22,6 @@ using TakesSequence = std::function<bool(std::size_t sequence)>;
 /// Which sums a walk takes, for T tokens, d channels and g query heads a KV head:
 ///   kQqt     (sum over tokens and the g query heads of q^T q) / (T g)
 ///   kKtk     (1/T) sum k^T k;   kVtv: the same of values;   kKeys: sum k
-///   kOto     the paper's V^T S^T S V: second moment of exact attention outputs, softmax causal inside each sequence
 ///   kFisher  FisherSums (kernels/types.hpp)
 struct SumsWanted {
   std::set<Moment> moments;
@@ -35,7 +33,7 @@ struct SumsWanted {
 
 /// Returns the sums over all rows of a layer.
 [[nodiscard]] AdditiveMoments take(LayerStream& layer, const SumsWanted& wanted, Backend& backend);
-/// Returns one moment of kQqt, kKtk, kOto, kVtv.
+/// Returns one moment of kQqt, kKtk, kVtv.
 [[nodiscard]] MomentSums take(LayerStream& layer, Moment moment, Backend& backend);
 /// Returns the sums over each part of a layer's sequences, from the same walk.
 [[nodiscard]] std::vector<AdditiveMoments> take(LayerStream& layer, std::span<const TakesSequence> parts,
@@ -52,10 +50,5 @@ struct ScoreWeighting {
                                                Backend& backend);
 /// Returns that of the whole layer.
 [[nodiscard]] MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend);
-
-enum class Side { kKey, kValue };
-/// Returns the second moments of the INT2 residual of keys (or values) under `rotation`, in the rotated basis
-/// ("uresidual"). rotation: 1 matrix, or one per KV head.
-[[nodiscard]] MomentSums take_residual(LayerStream& layer, Side side, const MatrixStack& rotation, Backend& backend);
 
 }  // namespace oscar

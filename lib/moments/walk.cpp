@@ -5,7 +5,6 @@
 #include <cmath>
 #include <string>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 
 namespace oscar {
@@ -33,8 +32,7 @@ void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
 class PartOfWalk {
  public:
   /// bytes: of the part's rows.
-  PartOfWalk(const WalkPart& part, const WorkShape& shape, std::int64_t bytes, bool shared)
-      : part_(part), cut_(shape, bytes), shared_(shared) {}
+  PartOfWalk(const WalkPart& part, const WorkShape& shape, std::int64_t bytes) : part_(part), cut_(shape, bytes) {}
 
   /// first_sequence: the number of the chunk's first sequence in the layer.
   void push(const QkvChunk& chunk, std::size_t first_sequence) {
@@ -42,7 +40,7 @@ class PartOfWalk {
     for (std::size_t i = 0; i < chunk.sequences.size(); ++i) {
       if (!part_.takes(first_sequence + i)) continue;
       const SequenceRange range = chunk.sequences[i];
-      push({chunk.view.tokens(range), chunk.owner, {{0, range.size()}}, chunk.where, chunk.here});
+      push({chunk.view.tokens(range), chunk.owner, {{0, range.size()}}, chunk.where});
     }
   }
 
@@ -58,19 +56,14 @@ class PartOfWalk {
   void call(bool ends_block) {
     throw_if_interrupted();
     for (RunningSum* sum : part_.sums) {
-      if (!waiting_.empty() && waiting_.front().here) {
-        sum->add(waiting_);
-      } else if (!waiting_.empty()) {
-        sum->pass(waiting_);  // whole blocks are another process's
-      }
-      if (ends_block) sum->end_block(shared_);
+      if (!waiting_.empty()) sum->add(waiting_);
+      if (ends_block) sum->end_block();
     }
     waiting_.clear();
   }
 
   const WalkPart& part_;
   BlockCut cut_;
-  bool shared_;
   Chunks waiting_;  // for the backend's next call
 };
 
@@ -92,11 +85,9 @@ std::int64_t bytes_of(const WalkPart& part, LayerStream& layer) {
 }  // namespace
 
 void walk(LayerStream& layer, std::span<const WalkPart> parts, const WorkShape& shape) {
-  const bool shared = layer.shared() != nullptr;
   std::vector<PartOfWalk> walking;
   for (const WalkPart& part : parts) {
-    OSCAR_CHECK(!(shared && part.takes));  // blocks of a shared text are whole chunks
-    walking.emplace_back(part, shape, bytes_of(part, layer), shared);
+    walking.emplace_back(part, shape, bytes_of(part, layer));
   }
   layer.rewind();
   std::size_t sequence = 0;

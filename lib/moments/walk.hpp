@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // One walk over the rows of a layer, in which any number of sums are taken. For moments/ only.
-//   Each sum is made block by block (blocks.hpp), and blocks are added in order, so that its bits depend neither on
-//   threads nor on which process took which block.
+//   Each sum is made block by block (blocks.hpp), and blocks are added in order, so that its bits do not
+//   depend on threads.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,6 @@
 
 #include "dump/source.hpp"
 #include "moments/blocks.hpp"
-#include "moments/shared_sums.hpp"
 #include "moments/take.hpp"
 
 namespace oscar {
@@ -25,10 +24,7 @@ class RunningSum {
   virtual ~RunningSum() = default;
   /// Adds the rows of one call of the backend to the current block. Throws DataError for values that are not finite.
   virtual void add(const Chunks& chunks) = 0;
-  /// Says that another process has the rows of these chunks, of which only the shape is seen.
-  virtual void pass(const Chunks& chunks) = 0;
-  /// Ends the current block. apart: blocks are kept one by one, to be added to those of other processes.
-  virtual void end_block(bool apart) = 0;
+  virtual void end_block() = 0;
 };
 
 /// Sums over the sequences of a layer that `takes` says (empty: all of them). They must outlive the walk.
@@ -61,45 +57,32 @@ class BlockwiseSum : public RunningSum {
 
   BlockwiseSum(Zero zero, Add add) : zero_(std::move(zero)), add_(std::move(add)) {}
 
-  void pass(const Chunks& chunks) override {
-    if (!nothing_) nothing_ = zero_(chunks.front());
-  }
-
   void add(const Chunks& chunks) override {
-    pass(chunks);
-    if (!block_) block_ = *nothing_;
+    if (!block_) block_ = zero_(chunks.front());
     add_(chunks, *block_);
     if (!is_finite(*block_)) throw_not_finite(chunks);
   }
 
-  void end_block(bool apart) override {
+  void end_block() override {
     if (!block_) return;
-    if (apart || blocks_.empty()) {
-      blocks_.push_back(std::move(*block_));
+    if (total_) {
+      add_block(*total_, *block_);
     } else {
-      add_block(blocks_.front(), *block_);
+      total_ = std::move(*block_);
     }
     block_.reset();
   }
 
-  /// Returns the sum, where several processes share the layer's text that over all of it. Throws DataError if there
-  /// were no tokens.
-  [[nodiscard]] Sums total(LayerStream& layer) {
-    if (!nothing_) throw_no_tokens();
-    if (SharedLayer* const shared = layer.shared()) {
-      std::optional<Sums> sum = sum_of_all(blocks_, *nothing_, *shared);
-      blocks_.clear();
-      if (!sum) throw_no_tokens();
-      return std::move(*sum);
-    }
-    return std::move(blocks_.front());
+  /// Returns the sum, once. Throws DataError if there were no tokens.
+  [[nodiscard]] Sums total() {
+    if (!total_) throw_no_tokens();
+    return std::move(*total_);
   }
 
  private:
   Zero zero_;
   Add add_;
-  std::vector<Sums> blocks_;  // one, unless they are kept apart
-  std::optional<Sums> nothing_, block_;
+  std::optional<Sums> total_, block_;
 };
 
 }  // namespace oscar

@@ -5,7 +5,7 @@
 #include <array>
 #include <set>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "rotation/foreign.hpp"

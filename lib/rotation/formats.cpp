@@ -4,18 +4,16 @@
 #include <algorithm>
 
 #include "base/atomic_file.hpp"
-#include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"
 #include "rotation/foreign.hpp"
 #include "rotation/manifest.hpp"
-#include "rotation/named_tensors.hpp"
+#include "rotation/names.hpp"
 #include "rotation/one_truth.hpp"
-#include "rotation/pairs.hpp"
+#include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
-#include "rotation/side_pt.hpp"
 
 namespace oscar {
 namespace {

@@ -41,7 +41,7 @@ void write_rotation_pt_files(const std::filesystem::path& folder, const Rotation
 [[nodiscard]] RotationSet read_foreign_files(const std::filesystem::path& key_file,
                                              const std::filesystem::path& value_file);
 
-/// Reads the pair of this name in a folder of bare files (rotation/pairs.hpp). Throws DataError, UsageError.
+/// Reads the pair of this name in a folder of bare files (rotation/names.hpp). Throws DataError, UsageError.
 [[nodiscard]] RotationSet read_foreign_folder(const std::filesystem::path& folder, const std::string& pair);
 
 /// Makes a set of two foreign .pt files, which are copied as they are: with a manifest that says what they tell and

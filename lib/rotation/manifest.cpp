@@ -10,7 +10,7 @@
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
-#include "rotation/objective.hpp"
+#include "rotation/names.hpp"
 
 namespace oscar {
 namespace {
@@ -131,12 +131,11 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
   set.key_codec = {.levels = codec["levels"][0],
                    .group_size = codec["group_size"],
                    .grid = grid_from_name(codec["name"].get<std::string>()),
-                   .scale_dtype = dtype_from_name(codec.value("scale_dtype", "float32"))};
+                   .scale_dtype = dtype_from_name(codec["scale_dtype"].get<std::string>())};
   set.value_codec = set.key_codec;
   set.value_codec.levels = codec["levels"][1];
-  const Json scalar = codec.value("clip_scalar", Json::object());
-  set.key_clip_scalar = scalar.value("key", 0.0);
-  set.value_clip_scalar = scalar.value("value", 0.0);
+  set.key_clip_scalar = codec["clip_scalar"]["key"];
+  set.value_clip_scalar = codec["clip_scalar"]["value"];
   set.has_clip_ratios = true;
   for (const Json& layer : manifest["layers"]) {
     set.has_clip_ratios = set.has_clip_ratios && layer["key"]["clip_ratio"].is_number();

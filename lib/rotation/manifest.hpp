@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {

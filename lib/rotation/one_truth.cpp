@@ -3,19 +3,19 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
+#include <cmath>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
-#include "rotation/manifest_truth.hpp"
+#include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
 #include "rotation/set_h5.hpp"
-#include "rotation/side_pt.hpp"
 
 namespace oscar {
 namespace {
@@ -28,31 +28,17 @@ constexpr std::array<std::string_view, 8> kActive{".pt", ".h5", ".safetensors", 
 /// The files that a set can have, by name, each with the check that compares it with what follows from the set.
 using Expected = std::map<std::string, std::function<void(const fs::path& file, Clauses& out)>>;
 
-/// Without comments, which a shell does not act upon and later versions word in another way.
+/// Without comments, which a shell does not act upon and another version may word in another way.
 std::string without_comments(const std::string& text) {
+  std::istringstream lines(text);
   std::string kept;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size() - 1) + 1;
-    if (text[begin] != '#') kept += text.substr(begin, end - begin);
-    begin = end;
-  }
+  for (std::string line; std::getline(lines, line);) kept += line.starts_with('#') ? "" : line + "\n";
   return kept;
 }
 
-/// As sets said it before the matrices of several heads were told from one.
-std::string always_absorbing(std::string text) {
-  const std::string name = "SGLANG_OSCAR_ABSORB_V_ROTATION=";
-  const auto at = text.find(name + "0");
-  return at == std::string::npos ? text : text.replace(at, name.size() + 1, name + "1");
-}
-
 void compare_env(const fs::path& file, const RotationSet& set, Clauses& out) {
-  const std::string text = read_text(file), found = without_comments(text);
-  // Sets of version 0.1.0 were written without the lines that check the files.
-  for (const ServedFiles& files : {served_files(set), ServedFiles()}) {
-    const std::string due = without_comments(serve_env(set, files));
-    if (!text.empty() && (found == due || found == always_absorbing(due))) return;
-  }
+  const std::string text = read_text(file), due = serve_env(set, served_files(set));
+  if (!text.empty() && without_comments(text) == without_comments(due)) return;
   out.push_back("serve.env is not what follows from the set");
 }
 
@@ -61,13 +47,7 @@ void compare_pt(const fs::path& file, const RotationSet& set, SideOfLayer side, 
   const PtValue* version = found.find("format_version");
   const auto* number = version == nullptr ? nullptr : version->get_if<std::int64_t>();
   const bool usual = number != nullptr && *number >= 1 && *number <= 3;
-  const auto follows_from = [&](const RotationSet& told) {
-    return usual && found == side_pt(told, side, static_cast<int>(*number), file.string());
-  };
-  if (follows_from(set)) return;
-  RotationSet without_ratios = set;  // the first sets of version 3 told none here
-  without_ratios.has_clip_ratios = false;
-  if (follows_from(without_ratios)) return;
+  if (usual && found == side_pt(set, side, static_cast<int>(*number), file.string())) return;
   out.push_back(file.filename().string() + " is not what the manifest and the other files say");
 }
 
@@ -139,7 +119,72 @@ void compare_list(const fs::path& folder, const RotationSet& set, const Expected
   }
 }
 
+/// Rounding of logarithms, and of sums in another order, stays far below this.
+constexpr double kSummaryTolerance = 1e-5;
+
+bool same_summary(const Json& told, const Json& made) {
+  if (told.is_null() || made.is_null()) return told.is_null() == made.is_null();
+  const double scale = std::max(std::abs(made["max"].get<double>()), std::abs(made["min"].get<double>()));
+  const auto near = [&](const char* name, double size) {
+    return std::abs(told.at(name).get<double>() - made.at(name).get<double>()) <= kSummaryTolerance * size;
+  };
+  return near("min", scale) && near("max", scale) && near("mean", scale) &&
+         near("effective_rank", made["effective_rank"].get<double>());
+}
+
+void compare_side(const SideTransform& side, const ModelIdentity& model, int dim, const Json& told,
+                  const std::string& where, Clauses& out) {
+  const auto heads = static_cast<std::size_t>(model.num_key_value_heads);
+  const auto fits = [&](std::size_t count) { return count <= 1 || heads == 0 || count == heads; };
+  if (!fits(static_cast<std::size_t>(side.rotation.count))) out.push_back(where + "matrices are not one for each head");
+  if (!side.head_clip_ratios.empty() && heads > 0 && side.head_clip_ratios.size() != heads) {
+    out.push_back(where + "clip ratios are not one for each head");
+  }
+  if (dim > 0 && side.rotation.dim != dim) {
+    out.push_back(where + "the manifest says head_dim " + std::to_string(dim) + ", the matrix has " +
+                  std::to_string(side.rotation.dim));
+  }
+  if (!same_summary(told.value("eigenvalues", Json()), summarize_spectrum(side))) {
+    out.push_back(where + "the eigenvalue summary is not that of the eigenvalues");
+  }
+}
+
+/// The recipe repeats what the codec is.
+void compare_recipe(const Json& manifest, Clauses& out) {
+  const Json &recipe = manifest["recipe"], &codec = manifest["codec"];
+  for (const auto& [own, other] : {std::pair{"codec", "name"}, {"levels", "levels"}, {"group_size", "group_size"}}) {
+    if (recipe.contains(own) && recipe[own] != codec[other]) {
+      out.push_back(std::string("manifest.json: recipe and codec have different values of ") + own);
+    }
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> manifest_disagreements(const RotationSet& set) {
+  Clauses out;
+  const ModelIdentity& model = set.model;
+  const std::set<int> cached(model.cache_layers.begin(), model.cache_layers.end());
+  for (std::size_t i = 0; i < set.layers.size(); ++i) {
+    const LayerRotation& layer = set.layers[i];
+    const Json& told = set.manifest["layers"][i];
+    const std::string where = "manifest.json: layer " + std::to_string(layer.layer_id) + ": ";
+    if (i > 0 && layer.layer_id <= set.layers[i - 1].layer_id) {
+      out.push_back(where + "layers are not in ascending order, each once");
+    }
+    if (model.num_layers > 0 && layer.layer_id >= model.num_layers) {
+      out.push_back(where + "the model has " + std::to_string(model.num_layers) + " layers");
+    } else if (!cached.empty() && !cached.contains(layer.layer_id)) {
+      out.push_back(where + "the model has no cache there");
+    }
+    if (told["head_dim"] != layer.key.rotation.dim) out.push_back(where + "head_dim is not that of the matrix");
+    const int value_dim = model.value_dim > 0 ? model.value_dim : model.head_dim;
+    compare_side(layer.key, model, model.head_dim, told["key"], where + "keys: ", out);
+    compare_side(layer.value, model, value_dim, told["value"], where + "values: ", out);
+  }
+  compare_recipe(set.manifest, out);
+  return out;
+}
 
 std::vector<std::string> disagreements(const fs::path& folder, const RotationSet& set) {
   Clauses out = manifest_disagreements(set);

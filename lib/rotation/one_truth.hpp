@@ -13,6 +13,10 @@
 
 namespace oscar {
 
+/// Returns a clause for each thing that the manifest of `set` says of its matrices, or of itself twice, and that is not
+/// so: layers that stand once and within the model, numbers of heads, dimensions, summaries of eigenvalues, the codec.
+[[nodiscard]] std::vector<std::string> manifest_disagreements(const RotationSet& set);
+
 /// Returns a clause, file first, for each thing in `folder` that does not follow from `set`, which was read from it. An
 /// empty list means that the folder says one thing. Only files that are there are compared; one that the manifest does
 /// not list is named, too.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// How a server is told to use a set: the environment of OSCAR's SGLang as a text, and clip tables for the trees that
-// take them.
+// How a server is told to use a set: the environment of OSCAR's SGLang and of OSCAR's branch of llama.cpp, and clip
+// tables for the trees that take them. Names of variables were read in FutureMLS-Lab/OSCAR: main at 473ff3f
+// (2026-06-01), main at 00b29b8 (October 2026, on SGLang's nightly of 2026-10-02), main at 2911dd3 (later in October),
+// and zhongzhu/llamacpp at 4570ea6 (2026-06-01).
 #pragma once
 
 #include <filesystem>
@@ -23,7 +25,7 @@ using ServedFiles = std::map<std::string, std::string>;
 
 /// serve.env: SGLANG_* lines for bash, to be read with `source`; paths are relative to the file's own folder. With
 /// `files`, sourcing it fails, and sets nothing, if one of them is missing or has another hash. For a set that the
-/// server cannot use, comments that say why. Holds no text of the set but names from rotation/objective.hpp.
+/// server cannot use, comments that say why. Holds no text of the set but names from rotation/names.hpp.
 [[nodiscard]] std::string serve_env(const RotationSet& set, const ServedFiles& files);
 
 /// Returns what goes on the server's command line, besides: groups of options, a line each.

@@ -1,14 +1,38 @@
 // SPDX-License-Identifier: MIT
-// A whole set in one file: HDF5 (rotations.h5), safetensors or npz. Each holds the tensors of named_tensors.hpp and,
-// where the file stands alone, the manifest too (a dataset "manifest" of bytes, the metadata "manifest", a member
+// A whole set in one file, HDF5 (rotations.h5), safetensors or npz, as named tensors layers.<id>.{key,value}.{rotation,
+// q_rotation|o_rotation, mean, eigenvalues, covariance, query_covariance}, float32, with '/' or another separator.
+// Where the file stands alone it has the manifest too (a dataset "manifest" of bytes, the metadata "manifest", a member
 // "manifest.json"), so that nothing is lost. A file without it tells what its attributes tell.
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {
+
+[[nodiscard]] std::vector<std::pair<std::string, Tensor>> tensors_of(const RotationSet& set, char separator);
+
+/// Text as a tensor of uint8.
+[[nodiscard]] Tensor bytes_tensor(const std::string& text);
+
+/// Where tensors come from.
+struct TensorLookup {
+  std::function<bool(const std::string&)> has;
+  std::function<Tensor(const std::string&)> read;  // throws DataError if it is missing
+};
+
+/// Throws DataError if a matrix, a mean or an eigenvalue is not finite as float32, which is how sets are written, or if
+/// a rotation has entries beyond 1e6, which none that keeps scores has.
+void require_finite(const RotationSet& set, const std::string& where);
+
+/// Fills the matrices of the layers that `set` lists (by layer_id). Throws DataError if a rotation is missing or what
+/// belongs to it does not fit; `where` names the file.
+void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where);
 
 enum class SetFileKind { kH5, kSafetensors, kNpz };
 /// alone: with the manifest. Inside a set's folder, manifest.json stands beside the file and lists its hash.

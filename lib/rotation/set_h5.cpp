@@ -7,9 +7,10 @@
 #include <set>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/version.hpp"
 #include "rotation/manifest.hpp"
-#include "rotation/named_tensors.hpp"
+#include "rotation/set_file.hpp"
 
 namespace oscar {
 namespace {
@@ -47,40 +48,32 @@ std::map<std::string, Attributes> attributes_of(const RotationSet& set, const st
   return all;
 }
 
-/// The names that stand in each group of a file with these datasets. A dataset has an entry without names.
-std::map<std::string, std::set<std::string>> tree_of(const std::vector<std::string>& datasets) {
-  std::map<std::string, std::set<std::string>> tree{{"/", {}}};
-  for (const std::string& name : datasets) {
-    tree[name];
-    for (std::size_t slash = name.rfind('/'), end = name.size(); end > 0;
-         end = slash, slash = name.rfind('/', end - 1)) {
-      tree[slash == 0 ? "/" : name.substr(0, slash)].insert(name.substr(slash + 1, end - slash - 1));
-      if (slash == 0) break;
+using Names = std::set<std::string>;
+
+/// The names that stand in each group of a file with the tensors of `set`, and those of its attributes. A dataset has
+/// an entry without names.
+std::map<std::string, Names> tree_of(const std::vector<std::pair<std::string, Tensor>>& tensors, bool alone) {
+  std::map<std::string, Names> tree{{"/", {}}};
+  for (const auto& [name, tensor] : tensors) {
+    for (fs::path at = "/" + name; at.has_relative_path(); at = at.parent_path()) {
+      (void)tree[at.string()];
+      tree[at.parent_path().string()].insert(at.filename().string());
     }
   }
+  if (alone) tree["/"].insert("manifest"), tree["/manifest"];
   return tree;
 }
 
-void compare_names(const std::string& object, const char* what, std::vector<std::string> found,
-                   std::vector<std::string> wanted, std::vector<std::string>& out) {
-  std::ranges::sort(found);
-  std::ranges::sort(wanted);
-  std::vector<std::string> odd;
-  std::ranges::set_symmetric_difference(found, wanted, std::back_inserter(odd));
-  for (const std::string& name : odd) {
-    const bool missing = std::ranges::binary_search(wanted, name);
-    out.push_back("rotations.h5: " + object + (missing ? " lacks " : " has ") + what + " \"" + name + "\"" +
-                  (missing ? "" : ", which no set has"));
+void compare_names(const std::string& object, const std::string& what, const std::vector<std::string>& found,
+                   const Names& wanted, std::vector<std::string>& out) {
+  const Names there(found.begin(), found.end());
+  for (const std::string& name : there) {
+    if (wanted.contains(name)) continue;
+    out.push_back("rotations.h5: " + object + " has " + what + "\"" + name + "\", which no set has");
   }
-}
-
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
-bool is_later(const std::string& object, const std::string& name) {
-  static const std::vector<std::string> later{"codec", "key_levels", "value_levels", "group_size", "scale_dtype"};
-  return object == "/" && contains(later, name);
+  for (const std::string& name : wanted) {
+    if (!there.contains(name)) out.push_back("rotations.h5: " + object + " lacks " + what + "\"" + name + "\"");
+  }
 }
 
 }  // namespace
@@ -101,31 +94,19 @@ void write_set_h5(const std::filesystem::path& path, const RotationSet& set, boo
 }
 
 std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const RotationSet& set, bool alone) {
-  std::vector<std::string> out, datasets;
+  std::vector<std::string> out;
   const auto tensors = tensors_of(set, '/');
-  for (const auto& [name, tensor] : tensors) datasets.push_back("/" + name);
-  if (alone) datasets.emplace_back("/manifest");
-  const auto tree = tree_of(datasets);
-  const auto attributes = attributes_of(set, set.manifest.value("oscar_version", ""));
-  for (const auto& [object, members] : tree) {
+  auto attributes = attributes_of(set, set.manifest.value("oscar_version", ""));
+  for (const auto& [object, members] : tree_of(tensors, alone)) {
     if (!file.has(object)) continue;  // its group lacks it
-    if (!members.empty()) compare_names(object, "", file.members(object), {members.begin(), members.end()}, out);
-    const auto wanted = attributes.find(object);
-    std::vector<std::string> names;
-    if (wanted != attributes.end()) {
-      for (const auto& [name, value] : wanted->second) names.push_back(name);
-    }
-    const std::vector<std::string> found = file.attribute_names(object);
-    // The first sets told less of their codec here.
-    std::erase_if(names, [&, &object = object](const std::string& name) {
-      return is_later(object, name) && !contains(found, name);
-    });
-    compare_names(object, "the attribute", found, names, out);
-    for (const std::string& name : names) {
-      if (!contains(found, name)) continue;
-      if (file.attribute(object, name) == wanted->second.at(name)) continue;
+    if (!members.empty()) compare_names(object, "", file.members(object), members, out);
+    Names names;
+    for (const auto& [name, value] : attributes[object]) {
+      names.insert(name);
+      if (!file.has_attribute(object, name) || file.attribute(object, name) == value) continue;
       out.push_back("rotations.h5: the attribute \"" + name + "\" of " + object + " is not what the manifest says");
     }
+    compare_names(object, "the attribute ", file.attribute_names(object), names, out);
   }
   for (const auto& [name, tensor] : tensors) {
     if (file.has("/" + name) && !(file.read("/" + name) == tensor)) {
@@ -137,10 +118,9 @@ std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const Rotation
 
 void require_bare_h5(const Hdf5Reader& file, const RotationSet& set, const std::string& where) {
   const auto fail = [&](const std::string& what) { throw DataError(what, where, "write or fetch the file again"); };
-  std::vector<std::string> datasets, odd;
-  for (const auto& [name, tensor] : tensors_of(set, '/')) datasets.push_back("/" + name);
-  for (const auto& [object, members] : tree_of(datasets)) {
-    if (!members.empty()) compare_names(object, "", file.members(object), {members.begin(), members.end()}, odd);
+  std::vector<std::string> odd;
+  for (const auto& [object, members] : tree_of(tensors_of(set, '/'), false)) {
+    if (!members.empty()) compare_names(object, "", file.members(object), members, odd);
   }
   if (!odd.empty()) fail(odd.front());
   RotationSet told = set;  // with what the attributes say

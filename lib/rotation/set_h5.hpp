@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rotations.h5: the tensors of named_tensors.hpp with '/', and attributes that repeat what the manifest says, for
+// rotations.h5: the tensors of set_file.hpp with '/', and attributes that repeat what the manifest says, for
 // readers that have nothing else.
 #pragma once
 

@@ -17,12 +17,34 @@ enum class Verdict {
 };
 
 /// Returns "accepted", "rejected" or "not_measured", as files say it.
-[[nodiscard]] std::string name_of(Verdict verdict);
+[[nodiscard]] inline std::string name_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kAccepted:
+      return "accepted";
+    case Verdict::kRejected:
+      return "rejected";
+    default:
+      return "not_measured";
+  }
+}
+
 /// Returns the verdict in `verification` of a rotation set's manifest, or of its summary in a zoo's index; none if the
 /// set has not been verified, or if the manifest says something else than name_of() gives.
-[[nodiscard]] std::optional<Verdict> recorded_verdict(const Json& manifest);
+[[nodiscard]] inline std::optional<Verdict> recorded_verdict(const Json& manifest) {
+  const Json verification = manifest.is_object() ? manifest.value("verification", Json()) : Json();
+  const Json recorded = verification.is_object() ? verification.value("verdict", Json()) : Json();
+  for (const Verdict verdict : {Verdict::kAccepted, Verdict::kRejected, Verdict::kNotMeasured}) {
+    if (recorded == name_of(verdict)) return verdict;
+  }
+  return std::nullopt;
+}
+
 /// Returns the verdict in words for people, as a claim of whoever made the set: "accepted by its maker's verify", "not
 /// verified".
-[[nodiscard]] std::string claim_of(std::optional<Verdict> recorded);
+[[nodiscard]] inline std::string claim_of(std::optional<Verdict> recorded) {
+  if (!recorded) return "not verified";
+  if (*recorded == Verdict::kNotMeasured) return "not measured by its maker";
+  return name_of(*recorded) + " by its maker's verify";
+}
 
 }  // namespace oscar

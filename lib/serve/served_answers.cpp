@@ -60,19 +60,6 @@ std::int32_t TokenNames::id(const std::string& name) const {
   return found != ids_.end() ? found->second : -1;
 }
 
-std::string TokenNames::text(const TokenSequence& tokens) const {
-  std::unordered_map<std::int32_t, const std::string*> names;
-  for (const auto& [name, id] : ids_) names[id] = &name;
-  std::string text;
-  for (const std::int32_t token : tokens) {
-    if (const auto found = names.find(token); found != names.end()) text += *found->second;
-  }
-  for (std::size_t at = 0; (at = text.find(kSpaceMark, at)) != std::string::npos;) {
-    text.replace(at, kSpaceMark.size(), " ");
-  }
-  return text;
-}
-
 std::string served_model(const AskServer& ask, const std::string& wanted) {
   const Json answer = ask(kModels, nullptr);
   std::string names;

@@ -31,8 +31,6 @@ class TokenNames {
   explicit TokenNames(const std::filesystem::path& model);
   /// -1: no token, or more than one.
   [[nodiscard]] std::int32_t id(const std::string& name) const;
-  /// What tokens spell; what is cut from a character at either end stays its bytes.
-  [[nodiscard]] std::string text(const TokenSequence& tokens) const;
 
  private:
   std::unordered_map<std::string, std::int32_t> ids_;

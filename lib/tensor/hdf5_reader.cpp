@@ -5,7 +5,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/trial.hpp"
+#include "base/threads.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/hdf5_library.hpp"
 

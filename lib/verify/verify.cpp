@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/errors.hpp"
-#include "coded/coded_manifest.hpp"
+#include "coded/coded_set.hpp"
 #include "verify/measure_set.hpp"
 #include "verify/methods.hpp"
 #include "verify/report/set_figures.hpp"

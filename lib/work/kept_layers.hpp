@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What was made of layers: in memory, or in a folder where a later process, or another one, finds it.
+// What was made of layers: in memory, or in a folder where a later process finds it.
 #pragma once
 
 #include <filesystem>

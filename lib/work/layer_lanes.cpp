@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "base/stop.hpp"
 
 namespace oscar {
 

@@ -14,7 +14,6 @@ constexpr const char* kRecord = "fit.json";
 
 PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier, Status* status)
     : folder_(std::move(folder)) {
-  if (earlier == Earlier::kLeave) return;
   const fs::path record = folder_ / kRecord;
   if (earlier == Earlier::kUse && fs::exists(record)) {
     const Json found = read_json(record);
@@ -96,8 +95,7 @@ void PartialFolder::remove(const fs::path& folder) {
     std::string text = name.filename().string();
     if (text.starts_with('.')) text.erase(0, 1);  // half a file, of a process that was killed
     const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
-    if (text == kRecord || text == "rank_0" || (kept && text.find(".safetensors") != text.npos))
-      fs::remove(folder / name, ignored);
+    if (text == kRecord || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);
   }
   fs::remove(folder, ignored);  // unless something else is in it
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Finished layers in a folder, one file each: what work that ends early leaves to the next, and what several processes
-// make together. Each file is whole or absent, and has checksums (tensor/safetensors.hpp); all of them are of one piece
+// Finished layers in a folder, one file each: what work that ends early leaves to the next.
+// Each file is whole or absent, and has checksums (tensor/safetensors.hpp); all of them are of one piece
 // of work, which the folder names. What a layer's file holds is its user's business.
 #pragma once
 
@@ -13,9 +13,8 @@ namespace oscar {
 
 class PartialFolder {
  public:
-  /// What to do with a folder that is there already: use its layers, which must be of this work; begin again; or leave
-  /// it as the process made it that shares the folder.
-  enum class Earlier { kUse, kReplace, kLeave };
+  /// What to do with a folder that is there already: use its layers, which must be of this work, or begin again.
+  enum class Earlier { kUse, kReplace };
 
   /// Member of `of` with a fingerprint for each layer, which only layers that are there already must share: another may
   /// have been mended since.

@@ -50,11 +50,9 @@ class LayerRun {
   LayerRun(QkvSource& source, std::span<const int> ids, const LayerSteps<Data>& steps, const WorkShape& shape,
            Status& status)
       : source_(source), ids_(ids.begin(), ids.end()), steps_(steps), shape_(shape), status_(status) {
-    own_ = ids_;
-    std::erase_if(own_, [&](int id) { return !source.fits(id); });
     const auto size = static_cast<std::size_t>(shape.layers_per_batch);
-    for (std::size_t first = 0; first < own_.size(); first += size) {
-      batches_.emplace_back(std::min(size, own_.size() - first));
+    for (std::size_t first = 0; first < ids_.size(); first += size) {
+      batches_.emplace_back(std::min(size, ids_.size() - first));
     }
   }
 
@@ -63,11 +61,7 @@ class LayerRun {
     for_each_layer(source_, ids_, shape_.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> stream) {
       if (failed_) return;  // what was handed on throws below
       Data data = steps_.read(ids_[i], *stream);
-      if (source_.fits(ids_[i])) {
-        hand_on(place_of(ids_[i]), std::move(data), std::move(stream));
-      } else if (steps_.sample) {
-        steps_.sample(*stream, data);  // rows of the text that another process asks for
-      }
+      hand_on(i, std::move(data), std::move(stream));
       status_.progress(steps_.name, ++done, std::ssize(ids_));
     });
     for (Batch& batch : batches_) {
@@ -86,18 +80,12 @@ class LayerRun {
     std::vector<std::future<void>> handed_on;  // by layer; last, since these write to the others
   };
 
-  [[nodiscard]] std::size_t place_of(int id) const {
-    return static_cast<std::size_t>(std::ranges::lower_bound(own_, id) - own_.begin());
-  }
-
-  /// Does what needs no more reading of whole layers: beside the next layer, if those go side by side, or if other
-  /// processes would wait for it there.
+  /// Does what needs no more reading of whole layers: beside the next layer, if those go side by side.
   void hand_on(std::size_t place, Data data, std::unique_ptr<LayerStream> stream) {
     const auto size = static_cast<std::size_t>(shape_.layers_per_batch);
     Batch& batch = batches_[place / size];
     const std::size_t i = place % size;
     batch.data[i] = std::move(data);
-    const bool beside = shape_.concurrent_layers > 1 || stream->shared() != nullptr;
     auto task = [this, &batch, i, stream = std::shared_ptr(std::move(stream))]() mutable {
       try {
         finish(batch, i, std::move(stream));
@@ -106,14 +94,8 @@ class LayerRun {
         throw;
       }
     };
-    if (!beside) return task();
-    if (shape_.concurrent_layers > 1) {
-      batch.handed_on[i] = std::async(std::launch::async, std::move(task));
-      return;
-    }
-    if (last_ != nullptr) last_->wait();  // or rows and samples would pile up
+    if (shape_.concurrent_layers == 1) return task();
     batch.handed_on[i] = std::async(std::launch::async, std::move(task));
-    last_ = &batch.handed_on[i];
   }
 
   void finish(Batch& batch, std::size_t i, std::shared_ptr<LayerStream> stream) {
@@ -125,18 +107,16 @@ class LayerRun {
   }
 
   QkvSource& source_;
-  std::vector<int> ids_, own_;  // all that are read; those that this process makes something of
+  std::vector<int> ids_;
   const LayerSteps<Data>& steps_;
   WorkShape shape_;
   Status& status_;
   std::mutex making_;
   std::atomic<bool> failed_ = false;
-  const std::future<void>* last_ = nullptr;  // that was handed on, where layers go one by one
-  std::deque<Batch> batches_;                // last, since what is handed on uses all of the above
+  std::deque<Batch> batches_;  // last, since what is handed on uses all of the above
 };
 
-/// Runs the steps over layers of the source, ascending. Processes that share a text all call it with the same layers,
-/// and each makes something of those that the source says (QkvSource::fits). Throws what a step throws.
+/// Runs the steps over layers of the source, ascending. Throws what a step throws.
 template <class Data>
 void run_layers(QkvSource& source, std::span<const int> ids, const LayerSteps<Data>& steps, const WorkShape& shape,
                 Status& status) {

@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "base/atomic_file.hpp"
-#include "base/descriptor.hpp"
+#include "base/files.hpp"
 #include "base/status.hpp"
 
 namespace oscar {

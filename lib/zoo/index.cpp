@@ -7,7 +7,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/near_names.hpp"
+#include "base/text.hpp"
 #include "base/version.hpp"
 
 namespace oscar {

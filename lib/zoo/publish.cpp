@@ -13,12 +13,10 @@
 #include <thread>
 
 #include "base/atomic_file.hpp"
-#include "base/atomic_folder.hpp"
-#include "base/descriptor.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "coded/coded_manifest.hpp"
+#include "coded/coded_set.hpp"
 #include "remote/transport.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/verdict.hpp"

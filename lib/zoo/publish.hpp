@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/status.hpp"
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "remote/transport.hpp"
 #include "rotation/one_truth.hpp"
 #include "zoo/index.hpp"

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "base/atomic_file.hpp"
-#include "base/atomic_folder.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"

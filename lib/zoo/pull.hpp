@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/status.hpp"
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "remote/transport.hpp"
 #include "rotation/one_truth.hpp"
 #include "zoo/trust.hpp"

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "coded/coded_manifest.hpp"
+#include "coded/coded_set.hpp"
 
 namespace oscar {
 namespace {

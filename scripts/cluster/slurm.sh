@@ -1,28 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Submits a fit in parts to Slurm: two arrays of one task a part, each followed by a job that adds up. slurm.sh [OPTION of
-# sbatch ...], for example: PARTS=parts WORK=work MODEL=model scripts/cluster/slurm.sh --gpus-per-task 1 --time 1:00:00
-# Environment: that of map_reduce.sh, which every job runs. oscar must be in PATH on the machines. Prints the last job's id.
+# A fit of data in parts on Slurm: an array with a task for each part, which saves its statistics, and a job that makes the set
+# of them when all tasks are done. slurm.sh [OPTION of sbatch ...], for example slurm.sh --gpus-per-task 1 --time 1:00:00
+# Prints the id of the last job. Change these lines, or set them in the environment; oscar must be in PATH on the machines.
 set -euo pipefail
-step=$(readlink -f "$(dirname "$0")/map_reduce.sh")
-: "${PARTS:?a folder with one entry for each part}" "${WORK:?a folder that all machines share}"
-export PARTS WORK
-entries=("$PARTS"/*)
-array=0-$((${#entries[@]} - 1))
-mkdir -p "$WORK/log"
+PARTS=${PARTS:-parts}                         # a folder with one entry for each part, which all machines see
+INPUT=${INPUT:---model model --text}          # what says what a part is: --model MODEL --text (or --tokens), or --dump
+FIT=${FIT:---recipe coded --bits 2.25}        # the recipe and its options
+WORK=${WORK:-work}                            # a folder for this fit alone, which all machines see
+OUT=${OUT:---out $WORK/set}                   # what the last job makes: a set, or by --save-stats the sums of all parts
+ALL=${ALL:-}                                  # a second pass: the sums that the first one made by --save-stats
 
-# submit NAME DEPENDENCY COMMAND OPTION...
-submit() {
-  local name=$1 after=$2 command=$3
-  shift 3
-  sbatch --parsable --export=ALL --job-name "oscar-$name" --output "$WORK/log/$name-%a.txt" --kill-on-invalid-dep=yes \
-    ${after:+--dependency "afterok:$after"} "$@" --wrap "$command"
-}
-
-# The variable is the task's, not this script's.
+export FIT INPUT WORK OUT ALL PARTS
+parts=("$PARTS"/*)
+mkdir -p "$WORK"
+# Only the jobs know these variables. A task that is run again goes on where it ended.
 # shellcheck disable=SC2016
-index='"$SLURM_ARRAY_TASK_ID"'
-first=$(submit first "" "'$step' first $index" --array "$array" "$@")
-join=$(submit join "$first" "'$step' join" "$@")
-second=$(submit second "$join" "'$step' second $index" --array "$array" "$@")
-submit reduce "$second" "'$step' reduce" "$@"
+task='parts=("$PARTS"/*); i=$SLURM_ARRAY_TASK_ID
+exec oscar fit $FIT $INPUT "${parts[i]}" ${ALL:+--stats "$ALL"} --save-stats "$WORK/part_$i.safetensors" --resume --force'
+# shellcheck disable=SC2016
+merge='parts=("$PARTS"/*); for i in "${!parts[@]}"; do files+=("$WORK/part_$i.safetensors"); done
+exec oscar fit $FIT --stats ${ALL:+"$ALL"} "${files[@]}" $OUT'
+submit() { sbatch --parsable --export=ALL --requeue --output "$WORK/%x-%a.txt" "$@"; }
+array=$(submit --job-name oscar-part --array "0-$((${#parts[@]} - 1))" "$@" --wrap "exec bash -c '$task'")
+submit --job-name oscar-merge "$@" --dependency "afterok:$array" --kill-on-invalid-dep=yes --wrap "exec bash -c '$merge'"

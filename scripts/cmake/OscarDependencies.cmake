@@ -49,7 +49,7 @@ target_include_directories(oscar_libtorch SYSTEM INTERFACE
 target_link_directories(oscar_libtorch INTERFACE ${OSCAR_TORCH_ROOT}/lib)
 target_link_libraries(oscar_libtorch INTERFACE torch_cpu c10)
 
-# "2.11": plug-ins that need libtorch load no other (base/torch_plugin.hpp).
+# "2.11": plug-ins that need libtorch load no other (base/plugin.hpp).
 file(STRINGS ${OSCAR_TORCH_ROOT}/include/torch/headeronly/version.h torch_version REGEX "define TORCH_VERSION_M[AI][JN]OR ")
 string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]*([0-9]+).*" "\\1.\\2" OSCAR_TORCH_VERSION "${torch_version}")
 

@@ -3,8 +3,8 @@
 """Recomputes a rotation set from the dump it was fitted on, by the formulas alone, and compares.
 
 Written in numpy from the definitions and sharing no code with the program, for tests and for the curious. Covers the
-recipes oscar, lsq, stretch, ktk_vtv and hadamard with every objective, composition, granularity, codec and number of
-levels, and refined keys as far as formulas go. Prints one line per comparison, largest error of all layers first, and exits with 1 if one is out of tolerance.
+recipes oscar, lsq, stretch and hadamard with every objective, composition, granularity, codec and number of levels.
+Prints one line per comparison, largest error of all layers first, and exits with 1 if one is out of tolerance.
 """
 import argparse
 import json
@@ -16,7 +16,7 @@ import numpy as np
 
 import transforms
 from attention import METRICS, Sums, Windows
-from layers import layer_folders, read_layer, read_output_projection
+from layers import layer_folders, read_layer
 from recompute import Recipe, attention_sums, fit_layer
 
 # The set stores float32, which is 6e-8 of each number.
@@ -69,7 +69,7 @@ def mixing(found, expected, eigenvalues):
 
 
 def check_stretch(findings, where, group, fitted, scores):
-    write, read = stack(group["rotation"], 2), stack(group["q_rotation" if "q_rotation" in group else "o_rotation"], 2)
+    write, read = stack(group["rotation"], 2), stack(group["q_rotation"], 2)
     findings.near("T T^T", where, write @ write.swapaxes(1, 2), fitted.write @ fitted.write.swapaxes(1, 2))
     findings.near("read side", where, read @ read.swapaxes(1, 2), fitted.read @ fitted.read.swapaxes(1, 2))
     unit = np.broadcast_to(np.eye(write.shape[1]), write.shape)
@@ -88,14 +88,6 @@ def check_rotation(findings, where, group, fitted, composition):
         findings.add("eigenvectors", where, error, TOLERANCES["eigenvectors"])
 
 
-def check_turn(findings, where, group, fitted):
-    """A refined key is turned by an orthogonal matrix that no formula gives: T T^T stays. Returns what was found."""
-    write = stack(group["rotation"], 2)
-    read = stack(group["q_rotation"], 2) if "q_rotation" in group else write
-    findings.near("T T^T", where, write @ write.swapaxes(1, 2), fitted.write @ fitted.write.swapaxes(1, 2))
-    return fitted._replace(write=write, read=read)
-
-
 def check_side(findings, where, group, fitted, composition, scores):
     findings.near("eigenvalues", where, stack(group["eigenvalues"], 1), fitted.eigenvalues)
     if fitted.covariance is not None:
@@ -104,7 +96,7 @@ def check_side(findings, where, group, fitted, composition, scores):
         findings.near("mean key", where, group["mean"][:], fitted.mean)
     if fitted.gain is not None:
         check_stretch(findings, where, group, fitted, scores)
-    elif composition is not None:
+    else:
         check_rotation(findings, where, group, fitted, composition)
 
 
@@ -134,15 +126,11 @@ def check(arguments):
     file = h5py.File(arguments.set / "rotations.h5")
     for layer_id, folder in layer_folders(arguments.dump).items():
         layer = read_layer(folder)
-        projection = read_output_projection(arguments.model, layer_id) if arguments.model else None
-        fitted = fit_layer(layer, layer_id, recipe, projection)
+        fitted = fit_layer(layer, layer_id, recipe)
         for name, side in zip(("key", "value"), fitted):
-            scores = recipe.scores(layer_id, name) if side.gain is not None else None
+            scores = recipe.scores(layer_id) if side.gain is not None else None
             where, group = f"layer {layer_id}, {name}", file[f"layers/{layer_id}/{name}"]
-            turned = recipe.refined and name == "key"
-            check_side(findings, where, group, side, None if turned else recipe.composition[name], scores)
-            if turned:
-                fitted = (check_turn(findings, where, group, side), fitted[1])
+            check_side(findings, where, group, side, recipe.composition[name], scores)
         if report:
             sums = attention_sums(layer, layer_id, fitted, recipe, report.windows, report.precision)
             check_metrics(findings, f"layer {layer_id}", report.layers[layer_id], sums.metrics())
@@ -157,7 +145,6 @@ def main():
     parser.add_argument("set", type=Path, help="folder that oscar fit wrote, with rotations.h5")
     parser.add_argument("--dump", type=Path, required=True,
                         help="the dump it was fitted on, in .safetensors or .pt files")
-    parser.add_argument("--model", type=Path, help="the checkpoint, for --value-objective output")
     parser.add_argument("--report", type=Path,
                         help="what oscar verify SET --dump DUMP --max-queries 0 --json printed: compare metrics too")
     sys.exit(0 if check(parser.parse_args()) else 1)

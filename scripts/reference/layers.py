@@ -36,35 +36,15 @@ def layer_folders(dump):
     return dict(sorted(found.items()))
 
 
-def tensors_in(path):
-    """{name: tensor} of a .safetensors file."""
-    data = path.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    tensors = {}
-    for name, entry in json.loads(data[8:begin]).items():
-        if name == "__metadata__":
-            continue
-        kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4"}[entry["dtype"]]
-        first, last = entry["data_offsets"]
-        numbers = np.frombuffer(data[begin + first:begin + last], kind).reshape(entry["shape"])
-        tensors[name] = (numbers.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else numbers
-    return tensors
-
-
 def read_safetensors(path):
     """The one tensor of a file."""
-    (tensor,) = tensors_in(path).values()
-    return tensor
-
-
-def read_output_projection(model, layer_id):
-    """W_O of a checkpoint's layer, (hidden, Hq d), fp64."""
-    name = f"model.layers.{layer_id}.self_attn.o_proj.weight"
-    for path in sorted(Path(model).glob("*.safetensors")):
-        tensors = tensors_in(path)
-        if name in tensors:
-            return tensors[name].astype(np.float64)
-    raise SystemExit(f"{model}: no {name}")
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    (entry,) = (entry for name, entry in json.loads(data[8:begin]).items() if name != "__metadata__")
+    kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4"}[entry["dtype"]]
+    first, last = entry["data_offsets"]
+    numbers = np.frombuffer(data[begin + first:begin + last], kind).reshape(entry["shape"])
+    return (numbers.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else numbers
 
 
 def read_pt(path):

@@ -31,11 +31,6 @@ def qqt(layer):
     return np.stack([second_moment(layer.queries_of(h).reshape(-1, layer.q.shape[2])) for h in range(layer.kv_heads)])
 
 
-def plain(rows):
-    """ktk of keys, vtv of values: sum x^T x / T."""
-    return np.stack([second_moment(rows[:, h].astype(np.float64)) for h in range(rows.shape[1])])
-
-
 def sst(layer):
     """As published: values weighted by k C_h k^T."""
     covariance, moments = qqt(layer), []
@@ -43,15 +38,6 @@ def sst(layer):
         keys = layer.k[:, h].astype(np.float64)
         weights = np.einsum("ni,ij,nj->n", keys, covariance[h], keys, optimize=True)
         moments.append(second_moment(layer.v[:, h].astype(np.float64), weights))
-    return np.stack(moments)
-
-
-def oto(layer):
-    """The paper's V^T S^T S V / N: second moment of exact attention outputs."""
-    moments = []
-    for h in range(layer.kv_heads):
-        outputs = [p @ layer.v[begin:end, h].astype(np.float64) for begin, end, _, p in causal_attention(layer, h)]
-        moments.append(second_moment(np.concatenate(outputs)))
     return np.stack(moments)
 
 
@@ -85,10 +71,3 @@ def weighted_keys(layer, weights, mean=None):
 def mean_keys(layer):
     """(Hkv, d)"""
     return layer.k.astype(np.float64).mean(axis=0)
-
-
-def output(layer, projection):
-    """Per KV head: mean over its query heads of W_O^T W_O, the energy of a value in the residual stream."""
-    heads = np.split(projection, layer.q.shape[1], axis=1)
-    products = np.stack([w.T @ w for w in heads])
-    return products.reshape(layer.kv_heads, layer.queries_per_head, *products.shape[1:]).mean(axis=1)

@@ -33,12 +33,10 @@ class Recipe:
         self.objective, self.composition, self.per_head = {}, {}, {}
         granularity = recipe["granularity"].split(",")
         for i, side in enumerate(("key", "value")):
-            name = objectives[side].removeprefix("refined_").removeprefix("stretch_")
+            name = objectives[side].removeprefix("stretch_")
             self.objective[side], _, self.composition[side] = name.partition("_")
             self.per_head[side] = granularity[i % len(granularity)] == "head"
-        self.refined = objectives["key"].startswith("refined_")
-        self.stretched = objectives["key"].removeprefix("refined_").startswith("stretch_")
-        self.stretched_values = objectives["value"].startswith("stretch_")
+        self.stretched = objectives["key"].startswith("stretch_")
         self.stretch, self.center = recipe.get("stretch", {}), recipe["center"]
         self.codec, self.layers = manifest["codec"], {layer["layer_id"]: layer for layer in manifest["layers"]}
 
@@ -49,16 +47,14 @@ class Recipe:
                       clip_ratio=ratio, scale_dtype=codec["scale_dtype"])
                 for ratio in fitted.get("clip_ratio_per_head", [fitted["clip_ratio"]])]
 
-    def scores(self, layer_id, side):
-        """What the fit recorded about the stretch of a layer's keys or values."""
-        return self.layers[layer_id][side]["scores"]["stretch"]
+    def scores(self, layer_id):
+        """What the fit recorded about the stretch of a layer's keys."""
+        return self.layers[layer_id]["key"]["scores"]["stretch"]
 
 
 MOMENTS = {
-    "qqt": lambda layer, _: moments.qqt(layer), "ktk": lambda layer, _: moments.plain(layer.k),
+    "qqt": lambda layer, _: moments.qqt(layer), "sst": lambda layer, _: moments.sst(layer),
     "fisher": lambda layer, windows: moments.fisher(layer, *windows)[0],
-    "sst": lambda layer, _: moments.sst(layer), "oto": lambda layer, _: moments.oto(layer),
-    "vtv": lambda layer, _: moments.plain(layer.v),
 }
 
 
@@ -84,34 +80,19 @@ def stretched(layer, layer_id, recipe):
     weights = np.ones((layer.kv_heads, len(layer.k)))
     if recipe.objective["key"] == "fisher":
         weights = moments.fisher(layer, *recipe.windows)[2]
-    key = of_heads(moments.weighted_keys(layer, weights, mean), recipe.per_head["key"])
-    return stretch_of(key, of_heads(query, recipe.per_head["key"]), layer_id, recipe, "key")
-
-
-def stretched_values(layer, layer_id, recipe, projection):
-    if projection is None:
-        raise SystemExit("the values are weighed by the output projection: give --model")
-    per_head = recipe.per_head["value"]
-    return stretch_of(of_heads(moments.plain(layer.v), per_head), of_heads(moments.output(layer, projection), per_head),
-                      layer_id, recipe, "value")
-
-
-def stretch_of(key, query, layer_id, recipe, side):
-    """One per matrix: of `key`, what is quantised, against `query`, what errors of it do."""
-    solved = [transforms.stretch(c_k, c_q, recipe.scores(layer_id, side)["lambda"], recipe.stretch["power"],
-                                 recipe.composition[side]) for c_k, c_q in zip(key, query)]
+    per_head, scores = recipe.per_head["key"], recipe.scores(layer_id)
+    key, query = of_heads(moments.weighted_keys(layer, weights, mean), per_head), of_heads(query, per_head)
+    solved = [transforms.stretch(c_k, c_q, scores["lambda"], recipe.stretch["power"], recipe.composition["key"])
+              for c_k, c_q in zip(key, query)]
     write, read, values = (np.stack(part) for part in zip(*solved))
     return Fitted(write, read, values, gain=[transforms.predicted_gain(c_k, c_q) for c_k, c_q in zip(key, query)],
                   condition=np.linalg.cond(write))
 
 
-def fit_layer(layer, layer_id, recipe, projection=None):
-    """projection: W_O, (hidden, Hq d), for values that it weighs."""
+def fit_layer(layer, layer_id, recipe):
     key = stretched(layer, layer_id, recipe) if recipe.stretched else rotated(layer, recipe, "key")
     if recipe.center:
         key = key._replace(mean=moments.mean_keys(layer))
-    if recipe.stretched_values:
-        return key, stretched_values(layer, layer_id, recipe, projection)
     return key, rotated(layer, recipe, "value")
 
 

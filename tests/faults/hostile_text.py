@@ -18,8 +18,7 @@ SHOWN = (0, 1, 2, 3)  # a text that is shown or quoted safely has done nothing
 # Of a prepared input, every command that reads it.
 PT_READERS = {
     "convert": ("convert", "pt1", "out", "--to", "set"), "tensors": ("convert", "pt1", "out.safetensors"),
-    "verify": ("verify", "pt1", "--compare", "none"),
-    "reference": ("fit", "--dump", "served", "--recipe", "uresidual", "--reference-rotation", "pt1", "--out", "out")
+    "verify": ("verify", "pt1", "--compare", "none")
 }
 
 

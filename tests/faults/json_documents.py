@@ -125,8 +125,7 @@ def documents():
            schema_required("signature"), True, None)
     yield ("dump", ("dump",), ("fit", "--dump", "dump", "--recipe", "hadamard", "--clip", "off", "--out", "out"),
            file_at("dump/manifest.json"), schema_required("dump"), True, "layers.1.chunks.0.tokens")
-    yield ("statistics", ("stats", "stats2"), ("fit", "--stats", "stats", "stats2", "--recipe", "oscar", "--value-objective",
-                                               "sst", "--out", "out"), metadata_at("stats", "manifest"),
+    yield ("statistics", ("stats", "stats2"), ("fit", "--stats", "stats", "stats2", "--recipe", "oscar", "--out", "out"), metadata_at("stats", "manifest"),
            schema_required("statistics"), True, "layers.1.key_dim")
     yield ("config", ("model", "tokens.npy"), ("dump", "--model", "model", "--tokens",
                                                "tokens.npy", "--max-tokens", "64", "--out", "out"),

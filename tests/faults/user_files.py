@@ -80,10 +80,6 @@ def outputs_that_are_inputs():
                   ("set",))
     yield refused("input/pt-in-place", "convert bare files onto their folder", ("convert", "pt1", "pt1", "--force"),
                   ("pt1",))
-    yield refused(
-        "input/reference", "fit --out onto the reference rotation",
-        ("fit", "--dump", "dump", "--recipe", "uresidual", "--reference-rotation", "set", "--out", "set", "--force"),
-        ("dump", "set"))
     yield refused("input/stats-stats", "fit --stats S --save-stats S",
                   ("fit", "--stats", "stats", "--save-stats", "stats", "--force"), ("stats",))
     yield refused("input/stats-chunk",

@@ -14,7 +14,7 @@ GOOD = {
     "lib/fit/fit.cpp": SPDX + '#include "base/errors.hpp"\n#include "kernels/backend.hpp"\n#include "base/version.hpp"\n',
     "lib/fit/fit.hpp": SPDX,
     "lib/verify/report.cpp": SPDX + '#include "base/errors.hpp"\n',
-    "lib/ranks/store_torch.cpp": SPDX + "#include <torch/torch.h>\n",
+    "lib/model/torch/decoder.cpp": SPDX + "#include <torch/torch.h>\n",
     "kernels/backend.hpp": SPDX + '#include "base/errors.hpp"\n',
     "kernels/cpu/eigh.cpp": SPDX + "#include <Eigen/Core>\n" + '#include "kernels/backend.hpp"\n',
     "tests/unit/fit/fit_test.cpp": SPDX + '#include "fit/fit.hpp"\n',

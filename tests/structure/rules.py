@@ -34,18 +34,17 @@ MAY_INCLUDE = {
     "lib/verify": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/codec",
                    "lib/peers", "lib/rotation", "lib/coded", "lib/work"],
     "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/peers", "lib/rotation", "lib/coded", "lib/verify"],
-    "lib/ranks": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/work"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/rotation", "lib/coded"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/moments"],
     "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/rotation", "lib/coded", "lib/work", "lib/fit",
-                   "lib/ranks", "lib/verify", "lib/serve", "lib/zoo"],
+                   "lib/verify", "lib/serve", "lib/zoo"],
 }
 
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.
 WRAPPERS = {
-    ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/model/torch/", "lib/ranks/", "apps/torch/"],
+    ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/model/torch/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5_library.hpp"],
-    ("zlib",): ["lib/tensor/zip.cpp"],
+    ("zlib",): ["lib/tensor/zip.cpp", "lib/serve/long_check.cpp"],
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],

@@ -24,17 +24,9 @@ class SideBySide : public Backend {
                                  std::span<double> weights) override {
     backend_->accumulate_weighted_grams(keys, forms, values, grams, weights);
   }
-  void accumulate_output_grams(const QkvView& qkv, std::span<const SequenceRange> sequences,
-                               MatrixStack& grams) override {
-    backend_->accumulate_output_grams(qkv, sequences, grams);
-  }
   void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                               FisherSums& sums) override {
     backend_->accumulate_fisher_sums(qkv, sequences, windows, sums);
-  }
-  void accumulate_residual_grams(HeadsView x, const MatrixStack& rotation, const RowCodec& codec,
-                                 MatrixStack& grams) override {
-    backend_->accumulate_residual_grams(x, rotation, codec, grams);
   }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     return backend_->eigh(symmetric);
@@ -46,10 +38,6 @@ class SideBySide : public Backend {
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                 std::span<float> decoded, QuantizedRows* codes) override {
     backend_->quantize(rows, head_dim, codec, precision, decoded, codes);
-  }
-  [[nodiscard]] std::unique_ptr<HeldKeyReads> hold(std::span<const KeyReads* const> reads, const RowCodec& codec,
-                                                   Windows windows) override {
-    return backend_->hold(reads, codec, windows);
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return backend_->hold(input);

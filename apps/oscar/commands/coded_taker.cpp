@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "commands/coded_taker.hpp"
+// What oscar fit --recipe coded asks a model and takes from data.
 
 #include <algorithm>
 #include <set>
 
-#include "commands/fit_in_parts.hpp"
+#include "commands/fit_command.hpp"
+#include "fit/coded_kept.hpp"
 #include "verify/attention/measure_source.hpp"
 #include "verify/attention/method_attention.hpp"
 #include "verify/verdict/quantised.hpp"
@@ -45,32 +46,50 @@ std::set<int> layers_that_feel_shifts(const ModelRunner& runner) {
   return layers;
 }
 
-}  // namespace
+class CodedTaker {
+ public:
+  /// more: CodedOptions::more. All others must outlive this. Throws DataError for texts that the windows hold nearly
+  /// all of.
+  CodedTaker(const FitCommand& command, FitInput& input, Backend& backend, Status& status, std::set<Moment> more)
+      : command_(command),
+        input_(input),
+        backend_(backend),
+        status_(status),
+        options_{.windows = command.fit.windows, .more = std::move(more)} {
+    choose_what_to_ask();
+  }
 
-std::filesystem::path coded_partial_folder(const FitCommand& command) {
-  return command.save_stats.empty() ? partial_folder(command) : statistics_folder(command);
-}
+  /// Returns all that decides what is taken, with fingerprints.
+  [[nodiscard]] Json record();
+  /// Asks the model what errors cost, in all layers; empty for a dump.
+  [[nodiscard]] ErrorCosts costs();
+  [[nodiscard]] CodedData take(const ErrorCosts& costs, const PartialFolder* kept);
 
-CodedTaker::CodedTaker(const FitCommand& command, FitInput& input, Backend& backend, Status& status,
-                       std::set<Moment> more)
-    : command_(command),
-      input_(input),
-      backend_(backend),
-      status_(status),
-      options_{.windows = command.fit.windows, .more = std::move(more)} {
-  const bool live = input.runner() != nullptr;
+ private:
+  void choose_what_to_ask();
+
+  const FitCommand& command_;
+  FitInput& input_;
+  Backend& backend_;
+  Status& status_;
+  CodedOptions options_;
+  std::vector<TokenSequence> texts_;  // about which the model is asked; none of a dump
+};
+
+void CodedTaker::choose_what_to_ask() {
+  const bool live = input_.runner() != nullptr;
   if (live) {
-    const bool gpu = !backend.description().starts_with("cpu");
-    texts_ = cost_texts(input.sequences(), gpu ? kCostOnGpu : kCostOnCpu, options_.windows);
-    options_.uncentred = layers_that_feel_shifts(*input.runner());
+    const bool gpu = !backend_.description().starts_with("cpu");
+    texts_ = cost_texts(input_.sequences(), gpu ? kCostOnGpu : kCostOnCpu, options_.windows);
+    options_.uncentred = layers_that_feel_shifts(*input_.runner());
   } else {
-    status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
+    status_.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
   }
   options_.recipe = {{"plain_part", live ? kPlainCostPart : kPlainQueryPart},
                      {"sample_rows", options_.sample_rows},
                      {"damage", live ? "model KL" : "attention output error"},
                      {"damage_tokens", describe(texts_).tokens}};
-  if (live) options_.recipe["context"] = input.context();
+  if (live) options_.recipe["context"] = input_.context();
 }
 
 Json CodedTaker::record() {
@@ -84,20 +103,26 @@ ErrorCosts CodedTaker::costs() {
   return error_costs(*input_.runner(), question, input_.source().layer_ids(), backend_, status_);
 }
 
-CodedFit CodedTaker::fit() {
+CodedData CodedTaker::take(const ErrorCosts& costs, const PartialFolder* kept) {
   const auto measure = [this](const CodedSet& set) {
     return verify::measure_attention_damage(input_.source(), set, backend_);
   };
-  return {input_.source(), options_, measure, backend_, status_};
+  return take_coded_data(input_.source(), options_, costs, measure, kept, backend_, status_);
+}
+
+}  // namespace
+
+std::filesystem::path coded_partial_folder(const FitCommand& command) {
+  return command.save_stats.empty() ? partial_folder(command) : statistics_folder(command);
 }
 
 CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& backend, Status& status,
                         const std::set<Moment>& more) {
   CodedTaker taker(command, input, backend, status, more);
-  if (!command.resume) return taker.fit().take_all(taker.costs(), nullptr);
+  if (!command.resume) return taker.take(taker.costs(), nullptr);
   const PartialFolder kept(coded_partial_folder(command), taker.record(), PartialFolder::Earlier::kUse, &status);
   input.keep_states(kept);
-  return taker.fit().take_all(kept_costs(kept, [&] { return taker.costs(); }), &kept);
+  return taker.take(kept_costs(kept, [&] { return taker.costs(); }), &kept);
 }
 
 }  // namespace oscar

@@ -5,18 +5,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "commands/fit_command.hpp"
-#include "commands/on_ranks.hpp"
 #include "fit/enough_tokens.hpp"
 #include "fit/held_out.hpp"
 #include "fit/warm_up.hpp"
@@ -58,14 +58,12 @@ std::string range_of(const Json& values, const char* format) {
 /// What each stretch promises, and what it costs, layer by layer.
 void report_stretches(const RotationSet& set, Status& status) {
   for (const LayerRotation& layer : set.layers) {
-    for (const auto& [name, side] : {std::pair("keys", &layer.key), std::pair("values", &layer.value)}) {
-      if (!side->scores.contains("stretch")) continue;
-      const Json& stretch = side->scores["stretch"];
-      status.notice(fmt::format("layer {}: {}: predicted gain {} over any rotation, condition {}, bfloat16 disturbs {}",
-                                layer.layer_id, name, range_of(stretch["predicted_gain"], "{:.2f}"),
-                                range_of(stretch["condition"], "{:.1f}"),
-                                range_of(stretch["bf16_disturbance"], "{:.1e}")));
-    }
+    if (!layer.key.scores.contains("stretch")) continue;
+    const Json& stretch = layer.key.scores["stretch"];
+    status.notice(fmt::format("layer {}: keys: predicted gain {} over any rotation, condition {}, bfloat16 disturbs {}",
+                              layer.layer_id, range_of(stretch["predicted_gain"], "{:.2f}"),
+                              range_of(stretch["condition"], "{:.1f}"),
+                              range_of(stretch["bf16_disturbance"], "{:.1e}")));
   }
 }
 
@@ -112,7 +110,6 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   Status& status = *context.status;
   const auto fit_once = [&] {
     hooks.judge = input->judge(command.fit, backend);
-    hooks.output_projection = input->output_projection();
     return fit(input->source(), command.fit, backend, status, hooks);
   };
   try {
@@ -125,7 +122,7 @@ FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backe
   hooks = {};  // they refer to the input
   std::vector<TokenSequence> sequences = input->sequences();
   input.reset();  // a live model cannot go back
-  input = std::make_unique<FitInput>(command, context, std::nullopt, std::move(sequences));
+  input = std::make_unique<FitInput>(command, context, std::move(sequences));
   keep_layers(command, *input, PartialFolder::Earlier::kReplace, partial, status);
   hooks.kept = partial ? &*partial : nullptr;
   return fit_once();
@@ -141,24 +138,31 @@ void settle_resumed_recipe(FitCommand& command, FitInput& input, Status& status)
   status.notice("recipe oscar instead of auto, as in the fit that goes on");
 }
 
-/// Only layers that are fitted one by one can be dealt to several processes.
-void require_layerwise(FitCommand& command, Status& status) {
-  if (command.fit.recipe != "auto") return;
-  if (!command.recipe_by_default) {
-    throw UsageError("recipe auto decides by all layers together", "several ranks",
-                     "name another recipe, like --recipe oscar");
+/// Processes of one launcher would all do the same work, and write to the same place: only parts of the data make sense
+/// there, which each takes of its own.
+void require_one_process(const FitCommand& command, Status& status) {
+  for (const char* const variable : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* const value = std::getenv(variable);
+    if (value == nullptr || std::atoi(value) < 2) continue;
+    const std::string one = "this is one of " + std::string(value) + " processes";
+    if (!command.out.empty()) {
+      throw UsageError(one + ", and each would fit the same set", variable,
+                       "save the statistics of a part of the data in each (--save-stats), and give them to one "
+                       "oscar fit --stats; or start oscar fit with env -u " +
+                           std::string(variable));
+    }
+    status.notice(one + " (" + variable + "): its statistics are of the data that it was given itself");
+    return;
   }
-  command.fit.recipe = "oscar";
-  status.notice("recipe oscar instead of auto, which decides by all layers together: several ranks");
 }
 
-/// By one process. sequences: the text, if it was read already.
-void fit_alone(FitCommand& command, std::vector<TokenSequence> sequences, Context& context) {
+/// sequences: the text, if it was read already.
+void fit_set(FitCommand& command, std::vector<TokenSequence> sequences, Context& context) {
   const RotationFormats formats = parse_rotation_formats(command.formats);
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting =
       std::async(std::launch::async, [&context] { return start_backend(context); });
-  auto input = std::make_unique<FitInput>(command, context, std::nullopt, std::move(sequences));
+  auto input = std::make_unique<FitInput>(command, context, std::move(sequences));
   if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
   const std::unique_ptr<Backend> backend = starting.get();
   settle_resumed_recipe(command, *input, *context.status);
@@ -175,29 +179,19 @@ void fit_alone(FitCommand& command, std::vector<TokenSequence> sequences, Contex
   report(result, times, command, *backend, context);
 }
 
-/// ranks: null for one process.
-void run_as(Ranks* ranks, FitCommand& command, Context& context) {
-  if (!command.stats.empty() || !command.save_stats.empty()) return fit_in_parts(ranks, command, context);
+void run(FitCommand& command, Context& context) {
+  require_one_process(command, *context.status);
+  if (command.fit.recipe == "coded") return fit_coded_set(command, context);
+  if (!command.stats.empty() || !command.save_stats.empty()) return fit_in_parts(command, context);
   if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
-  if (ranks != nullptr) require_layerwise(command, *context.status);
   (void)parse_rotation_formats(command.formats);
-  if (ranks == nullptr || ranks->rank() == 0) {
-    const AtomicFolder writable(command.out, replaceable_set(command.force));  // fails now rather than after the work
-  }
+  (void)AtomicFolder(command.out, replaceable_set(command.force));  // fails now rather than after the work
   if (!command.coded_left_out.empty()) {
     context.status->notice("recipe auto leaves the coded cache out: " + command.coded_left_out);
   }
   std::vector<TokenSequence> sequences;
   if (command.with_coded && fit_coded_if_best(command, sequences, context)) return;
-  ranks != nullptr ? fit_on_ranks(*ranks, command, context) : fit_alone(command, std::move(sequences), context);
-}
-
-/// Several processes meet before anything can fail, so that all are told what does.
-void run(FitCommand& command, Context& context) {
-  if (command.fit.recipe == "coded") return fit_coded_set(command, context);
-  const std::optional<Place> place = find_place();
-  if (!place) return run_as(nullptr, command, context);
-  run_on_ranks(*place, command, context, [&](Ranks& ranks) { run_as(&ranks, command, context); });
+  fit_set(command, std::move(sequences), context);
 }
 
 }  // namespace

@@ -5,20 +5,19 @@
 #include <chrono>
 #include <optional>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "commands/fit_command.hpp"
-#include "commands/on_ranks.hpp"
 #include "fit/coded_data_file.hpp"
 #include "rotation/manifest.hpp"
 
 namespace oscar {
 namespace {
 
-void check_usage(const FitCommand& command, bool several_ranks) {
+void check_usage(const FitCommand& command) {
   const FitOptions& fit = command.fit;
   const auto refuse = [](bool given, const char* option, const char* why) {
     if (given) throw UsageError(std::string("recipe coded ") + why, option, "leave it out, or fit another recipe");
@@ -29,7 +28,6 @@ void check_usage(const FitCommand& command, bool several_ranks) {
          "takes a dump's keys from the positions where they are");
   refuse(command.resume && !command.stats.empty(), "--resume",
          "adds statistics up at once, with nothing to go on with");
-  refuse(several_ranks && !command.stats.empty(), "--stats", "adds statistics up in one process");
 }
 
 Json to_json(const CodedSet& set, const std::filesystem::path& out, double seconds) {
@@ -99,32 +97,7 @@ void save_coded(const FitCommand& command, const CodedData& data, double seconds
                       {"seconds", seconds}});
 }
 
-/// By one process.
-void fit_coded_alone(const FitCommand& command, Context& context) {
-  const std::unique_ptr<Backend> backend = start_backend(context);
-  const auto started = std::chrono::steady_clock::now();
-  if (!command.stats.empty()) return finish_coded(command, read_coded_data(command.stats), started, *backend, context);
-  FitInput input(command, context);
-  input.wait_until_ready();
-  finish_coded(command, coded_data_of(command, input, *backend, *context.status), started, *backend, context);
-  if (command.resume) PartialFolder::remove(coded_partial_folder(command));
-}
-
-void fit_coded_as(Ranks* ranks, const FitCommand& command, Context& context) {
-  check_usage(command, ranks != nullptr);
-  const bool saves = !command.save_stats.empty();
-  if (command.out.empty() && !saves) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
-  if (ranks == nullptr || ranks->rank() == 0) {
-    if (saves) require_coded_data_file(command);
-    if (!command.out.empty()) {
-      const AtomicFolder writable(command.out, replaceable_set(command.force));  // fails now rather than after the work
-    }
-  }
-  ranks != nullptr ? fit_coded_on_ranks(*ranks, command, context) : fit_coded_alone(command, context);
-}
-
-}  // namespace
-
+/// Writes the statistics, the set, or both, and tells people and --json, also the time since `start`.
 void finish_coded(const FitCommand& command, const CodedData& data, std::chrono::steady_clock::time_point start,
                   Backend& backend, Context& context) {
   if (!command.save_stats.empty()) save_coded(command, data, seconds_since(start), context);
@@ -132,10 +105,23 @@ void finish_coded(const FitCommand& command, const CodedData& data, std::chrono:
   write_coded_fit(command, coded_set_of(command, data, backend), seconds_since(start), backend, context);
 }
 
-void fit_coded_set(FitCommand& command, Context& context) {
-  const std::optional<Place> place = find_place();
-  if (!place) return fit_coded_as(nullptr, command, context);
-  run_on_ranks(*place, command, context, [&](Ranks& ranks) { fit_coded_as(&ranks, command, context); });
+}  // namespace
+
+void fit_coded_set(const FitCommand& command, Context& context) {
+  check_usage(command);
+  const bool saves = !command.save_stats.empty();
+  if (command.out.empty() && !saves) throw UsageError("no folder for the set", "oscar fit", "give --out DIR");
+  if (saves) require_coded_data_file(command);
+  if (!command.out.empty()) {
+    const AtomicFolder writable(command.out, replaceable_set(command.force));  // fails now rather than after the work
+  }
+  const std::unique_ptr<Backend> backend = start_backend(context);
+  const auto started = std::chrono::steady_clock::now();
+  if (!command.stats.empty()) return finish_coded(command, read_coded_data(command.stats), started, *backend, context);
+  FitInput input(command, context);
+  input.wait_until_ready();
+  finish_coded(command, coded_data_of(command, input, *backend, *context.status), started, *backend, context);
+  if (command.resume) PartialFolder::remove(coded_partial_folder(command));
 }
 
 }  // namespace oscar

@@ -2,10 +2,8 @@
 // What the files of "oscar fit" share.
 #pragma once
 
-#include <chrono>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,7 +14,6 @@
 #include "model/run/runner.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
-#include "ranks/ranks.hpp"
 
 namespace oscar {
 
@@ -33,7 +30,6 @@ struct FitCommand {
   bool no_coded = false, with_coded = false;
   std::string coded_left_out;
   int context = 0;  // of recipe coded: the longest text that will be served; 0: the model's context
-  int rank_timeout = 15, join_timeout = 120;  // seconds
 };
 
 /// Wall time of the parts of a run.
@@ -45,10 +41,9 @@ struct Times {
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
 class FitInput {
  public:
-  /// share: of a model's text, where several processes read it. sequences: what the model reads, if an earlier input
-  /// has read it, since a pipe can be read once; empty: to be read.
-  FitInput(const FitCommand& command, const Context& context, std::optional<TextShare> share = {},
-           std::vector<TokenSequence> sequences = {});
+  /// sequences: what the model reads, if an earlier input has read it, since a pipe can be read once; empty: to be
+  /// read.
+  FitInput(const FitCommand& command, const Context& context, std::vector<TokenSequence> sequences = {});
 
   [[nodiscard]] QkvSource& source() { return *source_; }
   /// Returns the model that runs; null for a dump.
@@ -61,14 +56,12 @@ class FitInput {
   [[nodiscard]] ModelJudge judge(const FitOptions& options, Backend& backend);
   /// Why the model cannot judge whole caches, or that there is none; empty: it can.
   [[nodiscard]] std::string why_not_judged() const;
-  [[nodiscard]] OutputProjection output_projection() const;
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
   void keep_states(const PartialFolder& partial);
   /// Waits until a model's first layer is loaded and a GPU's kernels and memory are there.
   void wait_until_ready();
 
  private:
-  std::filesystem::path model_;
   std::vector<TokenSequence> sequences_;
   int context_ = 0;
   bool judges_ = false;
@@ -99,8 +92,11 @@ void report(const FitResult& result, const Times& times, const FitCommand& comma
 /// Where layers are kept until the set is written.
 [[nodiscard]] std::filesystem::path partial_folder(const FitCommand& command);
 
+/// Where layers of statistics are kept until their file is written.
+[[nodiscard]] std::filesystem::path statistics_folder(const FitCommand& command);
+
 /// Recipe coded. Throws UsageError for options that it does not know.
-void fit_coded_set(FitCommand& command, Context& context);
+void fit_coded_set(const FitCommand& command, Context& context);
 
 /// What recipe coded takes from its data; with --resume it is kept, and what is there already is not taken again. more:
 /// CodedOptions::more, not with --resume.
@@ -117,24 +113,13 @@ void fit_coded_set(FitCommand& command, Context& context);
 void write_coded_fit(const FitCommand& command, const CodedSet& set, double seconds, const Backend& backend,
                      Context& context);
 
-/// Writes the statistics, the set, or both, and tells people and --json, also the time since `start`.
-void finish_coded(const FitCommand& command, const CodedData& data, std::chrono::steady_clock::time_point start,
-                  Backend& backend, Context& context);
-
-/// Recipe coded as one of several processes that have met.
-void fit_coded_on_ranks(Ranks& ranks, const FitCommand& command, Context& context);
-
 /// Recipe auto where the target can read the coded cache, too: the model judges that against a rotation set. Returns
 /// false, and has written nothing, where the search among rotation sets is to decide, and says why; `sequences` then
 /// has the text that the model reads, which may have come from a pipe.
 [[nodiscard]] bool fit_coded_if_best(const FitCommand& command, std::vector<TokenSequence>& sequences,
                                      Context& context);
 
-/// The fit as one of several processes that have met.
-void fit_on_ranks(Ranks& ranks, FitCommand& command, Context& context);
-
-/// --stats and --save-stats: sums of parts of the data, and rotations made of them. ranks: if several processes do
-/// it together, else null.
-void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context);
+/// --stats and --save-stats: sums of parts of the data, and rotations made of them.
+void fit_in_parts(FitCommand& command, Context& context);
 
 }  // namespace oscar

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: MIT
-#include "commands/fit_in_parts.hpp"
+// oscar fit --stats and --save-stats
 
 #include <fmt/format.h>
 
 #include <chrono>
 #include <optional>
 
-#include "base/atomic_folder.hpp"
+#include "base/atomic_file.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "commands/fit_command.hpp"
 #include "console.hpp"
 #include "fit/statistics_fit.hpp"
+#include "fit/take_statistics.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
 #include "tensor/safetensors.hpp"
@@ -62,7 +64,34 @@ void check(const FitCommand& command) {
   }
 }
 
-/// By one process. With --resume, layers are kept as soon as they are taken, and those that are there already are not
+/// All that decides the statistics.
+Json statistics_record(FitInput& input, const FitCommand& command, const StatisticsTaker& taker) {
+  Json record = fit_record(input, command);
+  record["first_pass"] = taker.untaken().query_moments_sha256;
+  return record;
+}
+
+/// Writes the file and tells people and --json, also the time since `start`.
+void save(const Statistics& statistics, const FitCommand& command, std::chrono::steady_clock::time_point start,
+          Context& context) {
+  write_statistics(command.save_stats, statistics);
+  std::int64_t tokens = 0;
+  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
+  const double seconds = seconds_since(start);
+  const std::size_t parts = statistics.data.size();
+  context.status->notice(fmt::format("statistics of {}, {} in {}, {:.2f} s: wrote {}",
+                                     plural(static_cast<std::int64_t>(statistics.layers.size()), "layer"),
+                                     plural(tokens, "token"), plural(static_cast<std::int64_t>(parts), "part"), seconds,
+                                     command.save_stats.string()));
+  if (!command.out.empty()) return;  // what is fitted will be told
+  emit_json(context, {{"statistics", command.save_stats.string()},
+                      {"layers", statistics.layers.size()},
+                      {"parts", parts},
+                      {"tokens", tokens},
+                      {"seconds", seconds}});
+}
+
+/// With --resume, layers are kept as soon as they are taken, and those that are there already are not
 /// taken again.
 void take_and_save(const FitCommand& command, const Statistics* first_pass, Context& context) {
   const auto start = std::chrono::steady_clock::now();
@@ -83,37 +112,8 @@ std::filesystem::path statistics_folder(const FitCommand& command) {
   return folder += ".partial";
 }
 
-Json statistics_record(FitInput& input, const FitCommand& command, const StatisticsTaker& taker) {
-  Json record = fit_record(input, command);
-  record["first_pass"] = taker.untaken().query_moments_sha256;
-  return record;
-}
-
-void save(const Statistics& statistics, const FitCommand& command, std::chrono::steady_clock::time_point start,
-          Context& context) {
-  write_statistics(command.save_stats, statistics);
-  std::int64_t tokens = 0;
-  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
-  const double seconds = seconds_since(start);
-  const std::size_t parts = statistics.data.size();
-  context.status->notice(fmt::format("statistics of {}, {} in {}, {:.2f} s: wrote {}",
-                                     plural(static_cast<std::int64_t>(statistics.layers.size()), "layer"),
-                                     plural(tokens, "token"), plural(static_cast<std::int64_t>(parts), "part"), seconds,
-                                     command.save_stats.string()));
-  if (!command.out.empty()) return;  // what is fitted will be told
-  emit_json(context, {{"statistics", command.save_stats.string()},
-                      {"layers", statistics.layers.size()},
-                      {"parts", parts},
-                      {"tokens", tokens},
-                      {"seconds", seconds}});
-}
-
-void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context) {
+void fit_in_parts(FitCommand& command, Context& context) {
   check(command);
-  if (ranks != nullptr && !reads_data(command)) {
-    throw UsageError("adding statistics up, and fitting them, is the work of one process", "--stats",
-                     "start one process for it");
-  }
   if (command.recipe_by_default) command.fit.recipe = "oscar";
   const RotationFormats formats = parse_rotation_formats(command.formats);
   if (!command.out.empty()) {
@@ -123,7 +123,6 @@ void fit_in_parts(Ranks* ranks, FitCommand& command, Context& context) {
   std::optional<Statistics> given;
   if (!command.stats.empty()) given = read_statistics(command.stats);
   const Statistics* first_pass = given ? &*given : nullptr;
-  if (ranks != nullptr) return statistics_on_ranks(*ranks, command, first_pass, context);
   if (reads_data(command)) return take_and_save(command, first_pass, context);
   if (!command.save_stats.empty()) save(*given, command, start, context);
   if (command.out.empty()) return;

@@ -13,7 +13,6 @@
 #include "fit/search.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "model/weights/checkpoint.hpp"
-#include "model/weights/output_projection.hpp"
 #include "model_judge.hpp"
 
 namespace oscar {
@@ -47,8 +46,7 @@ int context_of(const FitCommand& command, const ModelConfig& config) {
 
 }  // namespace
 
-FitInput::FitInput(const FitCommand& command, const Context& context, std::optional<TextShare> share,
-                   std::vector<TokenSequence> sequences)
+FitInput::FitInput(const FitCommand& command, const Context& context, std::vector<TokenSequence> sequences)
     : sequences_(std::move(sequences)) {
   Status& status = *context.status;
   const std::vector<int> layers = parse_layers(command.input.layers);
@@ -57,10 +55,6 @@ FitInput::FitInput(const FitCommand& command, const Context& context, std::optio
     throw UsageError(command.dump.empty() ? "nothing to fit on" : "--dump and --model exclude each other", "oscar fit",
                      "give --dump DIR, or --model DIR with --text or --tokens, or --stats FILE");
   }
-  if (command.fit.recipe != "uresidual" && !command.fit.reference_rotation.empty()) {
-    throw UsageError("only recipe uresidual starts from another set", "--reference-rotation",
-                     "add --recipe uresidual, or leave it out");
-  }
   if (!command.dump.empty() && !(command.input.texts.empty() && command.input.tokens.empty())) {
     throw UsageError("--text and --tokens are for a model, and a dump has its own", "--dump", "leave them out");
   }
@@ -68,10 +62,9 @@ FitInput::FitInput(const FitCommand& command, const Context& context, std::optio
     source_ = open_dump(command.dump, {limits.max_tokens, limits.max_sequences, layers}, status);
     return;
   }
-  model_ = command.input.model;
   runner_ = open_input_model(command.input, context);
   if (sequences_.empty()) sequences_ = read_sequences(command.input, runner_->config(), status);
-  LiveOptions live_options{.layers = layers, .share = std::move(share)};
+  LiveOptions live_options{.layers = layers};
   if (command.fit.recipe == "coded") {
     context_ = context_of(command, runner_->config());
     live_options.first_positions = spread_over(context_, sequences_);
@@ -97,12 +90,6 @@ void FitInput::wait_until_ready() {
 
 void FitInput::keep_states(const PartialFolder& partial) {
   if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
-}
-
-OutputProjection FitInput::output_projection() const {
-  if (!runner_) return {};
-  return
-      [model = model_, config = runner_->config()](int layer) { return read_output_projection(model, config, layer); };
 }
 
 Json fit_record(FitInput& input, const FitCommand& command) {

@@ -31,7 +31,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       recipe, "--recipe", fit.recipe,
       "auto tries what the target can serve; oscar is the paper's, and taken where its options are given or there is "
       "too little data to hold some out")
-      ->type_name("auto|oscar|lsq|stretch|coded|ktk_vtv|hadamard|uresidual");
+      ->type_name("auto|oscar|lsq|stretch|coded|hadamard");
   option(recipe, "--bits", fit.bits,
          "Recipe coded, which auto for any takes if this is given: bits of one stored value, everything counted, 1.25 "
          "to 4; "
@@ -48,15 +48,9 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       ->type_name("TOKENS");
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
   option(details, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
-  app.add_flag("--refine,!--no-refine", fit.refine, "Turn the basis of keys by a short descent on the softmax KL")
-      ->group(details);
   app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group(recipe);
-  option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|ktk|fisher");
-  option(details, "--value-objective", fit.value_objective,
-         "output: stretched by what W_O makes of values (needs --model)")
-      ->type_name("sst|oto|vtv|output");
-  option(details, "--composition", fit.composition, "Factors from left to right")
-      ->type_name("r_h_pbr|plain|pbr|br|br_h128|r_h|h_pbr|h_r_pbr|h_pbr_r");
+  option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|fisher");
+  option(details, "--composition", fit.composition, "Factors from left to right")->type_name("r_h_pbr|plain");
   option(details, "--granularity", fit.granularity,
          "One matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer for stretch");
   option(details, "--clip-granularity", fit.clip_granularity,
@@ -65,8 +59,6 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
          "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
   option(details, "--stretch-lambda", fit.stretch_lambda,
          "Recipe stretch: part of the mean eigenvalue added to both moments");
-  option(details, "--reference-rotation", fit.reference_rotation, "Rotation set that recipe uresidual starts from")
-      ->type_name("SET");
   option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample");
   option(more_cache, "--codec", fit.codec,
          "lloyd-max: OSCAR's option; lsq: unbiased, target any. Default: the recipe's")
@@ -91,26 +83,17 @@ void add_output_options(CLI::App& app, FitCommand& command) {
   app.add_flag("--force", command.force, "Replace an existing output folder")->group("Output");
   app.add_flag(
          "--resume", command.resume,
-         "Keep in OUT.partial (of statistics: FILE.partial) what is fitted, and go on with what is there. One process "
-         "that fits a model keeps its hidden states too, with keys and values that layers share: at most twice "
+         "Keep in OUT.partial (of statistics: FILE.partial) what is fitted, and go on with what is there. Of a model "
+         "hidden states are kept too, with keys and values that layers share: at most twice "
          "tokens x (hidden size + shared channels) x 4 bytes")
       ->group("Output");
-  const auto seconds = [&](const char* name, int& value, const char* help) {
-    app.add_option(name, value, help)
-        ->check(CLI::Range(1, 86400))
-        ->capture_default_str()
-        ->group("More about several processes");
-  };
-  seconds("--join-timeout", command.join_timeout, "Seconds that all ranks may take to come");
-  seconds("--rank-timeout", command.rank_timeout, "Seconds without a sign of life after which a rank counts as gone");
 }
 
 /// The first of the options that are given and say nothing about the coded cache; null: none.
 const char* rotation_option(const CLI::App& app) {
   for (const char* name :
-       {"--clip", "--levels", "--refine", "--center", "--key-objective", "--value-objective", "--composition",
-        "--granularity", "--clip-granularity", "--stretch-power", "--stretch-lambda", "--reference-rotation", "--seed",
-        "--codec", "--scale-dtype", "--group-size", "--format"}) {
+       {"--clip", "--levels", "--center", "--key-objective", "--composition", "--granularity", "--clip-granularity",
+        "--stretch-power", "--stretch-lambda", "--seed", "--codec", "--scale-dtype", "--group-size", "--format"}) {
     if (app.count(name) > 0) return name;
   }
   return nullptr;
@@ -152,10 +135,9 @@ void settle_kinds(const CLI::App& app, FitCommand& command) {
   for (const char* name : {"--stats", "--save-stats", "--resume", "--layers"}) {
     if (app.count(name) > 0) other = name;
   }
-  if (find_place()) other = "several ranks";
   command.with_coded = other == nullptr;
   if (!command.with_coded) {
-    command.coded_left_out = std::string(other) + (find_place() ? " are not for it" : " is not for it");
+    command.coded_left_out = std::string(other) + " is not for it";
     return;
   }
   if (app.count("--bits") > 0) fit.recipe = "coded";  // other caches have no choice of bits
@@ -184,14 +166,12 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
       throw UsageError("only recipe coded spends bits", name, "add --recipe coded, or leave it out");
     }
   }
-  if (given("--refine") && !fit.refine) fit.refining.steps = 0;  // nor does auto
   if (given("--recipe")) return;
-  for (const char* name : {"--stretch-power", "--stretch-lambda", "--reference-rotation"}) {
+  for (const char* name : {"--stretch-power", "--stretch-lambda"}) {
     if (!given(name)) continue;
-    throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch or uresidual");
+    throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch");
   }
-  const bool own =
-      given("--key-objective") || given("--value-objective") || given("--composition") || fit.center || fit.refine;
+  const bool own = given("--key-objective") || given("--composition") || fit.center;
   if (own) fit.recipe = "oscar";  // none of these goes with the coded cache
   command.recipe_by_default = !own;
 }

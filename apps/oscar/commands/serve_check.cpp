@@ -10,8 +10,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "coded/coded_manifest.hpp"
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "commands/commands.hpp"
 #include "commands/serve_check_long.hpp"
 #include "console.hpp"

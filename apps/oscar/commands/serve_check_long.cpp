@@ -78,7 +78,7 @@ std::vector<serve::LongFigure> check_long(const LongChoices& choices, const Long
   const serve::LongTask& task = reference.task;
   const serve::LongAnswers exact =
       reference.kept ? *reference.kept : ask_for_long(choices, reference.ask, "", names, task, status);
-  return serve::compare_long(ask_for_long(choices, ask, served_model, names, task, status), exact, task, names);
+  return serve::compare_long(ask_for_long(choices, ask, served_model, names, task, status), exact);
 }
 
 Json save_long(const LongChoices& choices, const serve::AskServer& ask, const std::string& url,

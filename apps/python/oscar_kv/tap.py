@@ -168,8 +168,8 @@ def observe(model: Any, *, layers: Sequence[int] | None = None, reservoir: int =
     """A context manager: while it is open, every forward pass of `model` adds to the tap's statistics.
 
     layers: only these; None: those whose cache grows with the text. reservoir: tokens of each layer that are kept,
-    drawn uniformly by `seed`, for value moments by attention scores (at most 48 MiB a layer); 0: none, and a fit
-    needs value_objective="vtv". shard: (first KV head, KV heads of the model) of a tensor-parallel rank.
+    drawn uniformly by `seed`, for value moments by attention scores (at most 48 MiB a layer); 0: none, and the
+    statistics are for verify alone. shard: (first KV head, KV heads of the model) of a tensor-parallel rank.
     Raises ValueError for models without such layers or with latent attention.
     """
     return Tap(model, layers, reservoir, seed, shard)

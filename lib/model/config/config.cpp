@@ -8,9 +8,10 @@
 #include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/sha256.hpp"
-#include "model/config/architectures.hpp"
 #include "model/config/config_file.hpp"
-#include "model/gguf/gguf_config.hpp"
+#include "model/config/families.hpp"
+#include "model/config/identity.hpp"
+#include "model/gguf/gguf_model.hpp"
 
 namespace oscar {
 namespace {

@@ -1,81 +1,66 @@
 // SPDX-License-Identifier: MIT
-// How each family of models is described, and what descriptions have in common.
+// How each family of models is described: how config.json becomes blocks, as differences from Llama's block.
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "model/config/config.hpp"
 #include "model/config/config_file.hpp"
-#include "model/config/rope_config.hpp"
 
 namespace oscar {
+
+/// Adds what published files of this type leave out. Throws DataError that lists the supported types if this is none.
+void check_architecture(ConfigFile& file, const std::string& model_type);
+/// Fills config.blocks and whatever else depends on the architecture; config has the common numbers already. Throws
+/// DataError for a setting that is not supported.
+void describe_architecture(const ConfigFile& file, ModelConfig& config);
+
+struct Family {
+  const char* model_type;
+  void (*describe)(const ConfigFile&, ModelConfig&);
+  const char* defaults = "{}";  // what published files of this type leave out
+};
+/// Families without experts, or with experts beside a dense MLP (families_dense.cpp).
+[[nodiscard]] std::span<const Family> dense_families();
+/// Mixtures of experts, and models that mix kinds of attention (families_experts.cpp).
+[[nodiscard]] std::span<const Family> expert_families();
 
 inline constexpr const char* kFullAttention = "full_attention";
 inline constexpr const char* kSlidingAttention = "sliding_attention";
 inline constexpr const char* kLinearAttention = "linear_attention";
 
-/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP. The others are told as differences from it.
+/// Tells the type of each layer.
+using LayerTypes = std::function<std::string(int layer)>;
+[[nodiscard]] LayerTypes all_layers(const char* type);
+/// Every layer whose number, counted from 1, is a multiple of `period` sees all; the others are of the type `between`.
+[[nodiscard]] LayerTypes full_every(int period, const char* between);
+/// All layers slide if there is a window.
+[[nodiscard]] LayerTypes all_windowed(const ConfigFile& file);
+
+/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP.
 [[nodiscard]] BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
                                     const std::string& layer_type = kFullAttention);
+/// The same with biases of q, k, v and outputs as "attention_bias" says.
+[[nodiscard]] BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
+                                     const std::string& layer_type = kFullAttention);
 /// The type of every layer; `otherwise` tells it where the file does not.
 [[nodiscard]] std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
-                                                        const std::function<std::string(int)>& otherwise);
+                                                        const LayerTypes& otherwise);
 /// Gives all layers this block, with a window in those that slide. Refuses other types of layers.
 void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block,
-                 const std::vector<std::string>& layer_types);
-/// Gives all layers this block without a window.
-void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block);
+                 const std::vector<std::string>& types);
+/// The same with the types that read_layer_types() gives, which it returns.
+std::vector<std::string> fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block,
+                                     const LayerTypes& otherwise = all_layers(kFullAttention));
+/// Layers that see all have no positions.
+void drop_positions(ModelConfig& config, const std::vector<std::string>& types);
 
-// families_dense.cpp
+// Families that others differ from.
 void describe_qwen2(const ConfigFile& file, ModelConfig& config);
 void describe_qwen3(const ConfigFile& file, ModelConfig& config);
-void describe_llama(const ConfigFile& file, ModelConfig& config);
-void describe_mistral(const ConfigFile& file, ModelConfig& config);
-void describe_phi3(const ConfigFile& file, ModelConfig& config);
-void describe_glm4(const ConfigFile& file, ModelConfig& config);
-void describe_gemma1(const ConfigFile& file, ModelConfig& config);
-void describe_gemma(const ConfigFile& file, ModelConfig& config);
-void describe_seed_oss(const ConfigFile& file, ModelConfig& config);
-void describe_olmo(const ConfigFile& file, ModelConfig& config);
-void describe_exaone4(const ConfigFile& file, ModelConfig& config);
-void describe_smollm3(const ConfigFile& file, ModelConfig& config);
-
-// families_variants.cpp
-void describe_cohere(const ConfigFile& file, ModelConfig& config);
-void describe_granite(const ConfigFile& file, ModelConfig& config);
-void describe_starcoder2(const ConfigFile& file, ModelConfig& config);
-void describe_nemotron(const ConfigFile& file, ModelConfig& config);
-void describe_apertus(const ConfigFile& file, ModelConfig& config);
-void describe_hunyuan(const ConfigFile& file, ModelConfig& config);
-void describe_ernie(const ConfigFile& file, ModelConfig& config);
-void describe_ministral3(const ConfigFile& file, ModelConfig& config);
 [[nodiscard]] BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config);
 [[nodiscard]] BlockSpec ernie_block(const ConfigFile& file, const ModelConfig& config);
-
-// families_gemma4.cpp
-void describe_gemma4(const ConfigFile& file, ModelConfig& config);
-
-// families_latent.cpp
-void describe_deepseek_v2(const ConfigFile& file, ModelConfig& config);
-void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config);
-void describe_glm4_moe_lite(const ConfigFile& file, ModelConfig& config);
-
-// families_experts.cpp
-/// Sigmoid scores, a bias for the choice, groups, experts for all tokens: DeepSeek-V3 and GLM-4.5 on.
-[[nodiscard]] ExpertsSpec grouped_experts(const ConfigFile& file);
-void describe_mixtral(const ConfigFile& file, ModelConfig& config);
-void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config);
-void describe_dots1(const ConfigFile& file, ModelConfig& config);
-void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config);
-void describe_glm4_moe(const ConfigFile& file, ModelConfig& config);
-void describe_gpt_oss(const ConfigFile& file, ModelConfig& config);
-void describe_minimax_m2(const ConfigFile& file, ModelConfig& config);
-void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config);
-void describe_olmoe(const ConfigFile& file, ModelConfig& config);
-void describe_qwen3_vl_moe(const ConfigFile& file, ModelConfig& config);
-void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config);
-void describe_ernie_moe(const ConfigFile& file, ModelConfig& config);
 
 }  // namespace oscar

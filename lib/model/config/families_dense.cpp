@@ -1,104 +1,18 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
+// Dense models, and Gemma 4, whose experts stand beside a dense MLP.
+#include <array>
 #include <cmath>
 
-#include "base/text.hpp"
 #include "model/config/families.hpp"
 
 namespace oscar {
-namespace {
-
-Activation read_activation(const ConfigFile& file) {
-  const std::string name = file.text("hidden_activation", file.text("hidden_act", "silu"));
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu_pytorch_tanh" || (name == "gelu" && file.text("model_type", "") == "gemma")) {
-    return Activation::kGeluTanh;
-  }
-  if (name == "relu2") return Activation::kSquaredRelu;
-  if (name == "xielu") return Activation::kXielu;
-  file.unsupported("\"hidden_act\": \"" + name + "\"");
-}
-
-/// A window that holds the whole context is none.
-int read_window(const ConfigFile& file) {
-  const int window = file.dimension("sliding_window");
-  return window >= file.dimension("max_position_embeddings") ? 0 : window;
-}
-
-}  // namespace
-
-BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
-                      const std::string& layer_type) {
-  BlockSpec block;
-  block.mixer.num_heads = config.num_attention_heads;
-  block.mixer.num_kv_heads = config.num_key_value_heads;
-  block.mixer.head_dim = block.mixer.value_dim = config.head_dim;
-  block.mixer.softmax_scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
-  block.mixer.rope = read_rope(file, layer_type, config.head_dim, rope);
-  block.mlp.activation = read_activation(file);
-  block.mlp.intermediate = file.dimension("intermediate_size");
-  return block;
-}
-
-std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
-                                          const std::function<std::string(int)>& otherwise) {
-  std::vector<std::string> types;
-  if (!file.has("layer_types")) {
-    for (int layer = 0; layer < config.num_layers; ++layer) types.push_back(otherwise(layer));
-    return types;
-  }
-  const Json& list = file.json().at("layer_types");
-  if (!list.is_array() || list.size() != static_cast<std::size_t>(config.num_layers)) {
-    file.refuse("member \"layer_types\" must be a list of " + plural(config.num_layers, "name"));
-  }
-  for (const Json& type : list) {
-    if (type == "attention") {  // Granite's name
-      types.emplace_back(kFullAttention);
-      continue;
-    }
-    if (type != kFullAttention && type != kSlidingAttention && type != kLinearAttention) {
-      file.unsupported("the layer type " + type.dump());
-    }
-    types.push_back(type.get<std::string>());
-  }
-  return types;
-}
-
-void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block,
-                 const std::vector<std::string>& layer_types) {
-  config.blocks.assign(static_cast<std::size_t>(config.num_layers), block);
-  for (std::size_t layer = 0; layer < layer_types.size(); ++layer) {
-    if (layer_types[layer] == kLinearAttention) file.unsupported("the layer type \"linear_attention\" in this model");
-    if (layer_types[layer] == kSlidingAttention) config.blocks[layer].mixer.window = read_window(file);
-  }
-}
-
-void fill_blocks(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
-  fill_blocks(file, config, block, read_layer_types(file, config, [](int) { return kFullAttention; }));
-}
-
 namespace {
 
 /// Layers from max_window_layers on slide if use_sliding_window is set.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
   const bool slides = file.flag("use_sliding_window") && file.has("sliding_window");
   const int first = slides ? file.dimension("max_window_layers", 28) : config.num_layers;
-  fill_blocks(file, config, block, read_layer_types(file, config, [&](int layer) {
-                return layer >= first ? kSlidingAttention : kFullAttention;
-              }));
-}
-
-/// Nothing is normed before a part of the layer, but what it adds.
-void norm_what_is_added(BlockSpec& block) {
-  block.mixer_norm = block.mlp_norm = "";
-  block.mixer_out_norm = "post_attention_layernorm";
-  block.mlp_out_norm = "post_feedforward_layernorm";
-}
-
-/// All layers slide if there is a window.
-void fill_windowed(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
-  const char* type = file.has("sliding_window") ? kSlidingAttention : kFullAttention;
-  fill_blocks(file, config, block, read_layer_types(file, config, [&](int) { return type; }));
+  fill_blocks(file, config, block, [&](int layer) { return layer >= first ? kSlidingAttention : kFullAttention; });
 }
 
 }  // namespace
@@ -110,21 +24,68 @@ void describe_qwen2(const ConfigFile& file, ModelConfig& config) {
 }
 
 void describe_qwen3(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {});
+  BlockSpec block = biased_block(file, config, {});
   block.mixer.head_norm = HeadNorm::kPerHead;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   fill_qwen(file, config, block);
 }
 
+/// Hunyuan: heads are normed behind RoPE.
+BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config) {
+  BlockSpec block = biased_block(file, config, {10000, 1, true});
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  block.mixer.norm_after_rope = true;
+  block.mixer.query_norm = "self_attn.query_layernorm";
+  block.mixer.key_norm = "self_attn.key_layernorm";
+  return block;
+}
+
+BlockSpec ernie_block(const ConfigFile& file, const ModelConfig& config) {
+  BlockSpec block = plain_block(file, config, {5e5});
+  block.mixer.rope.interleaved = true;
+  block.mixer.qkv_bias = block.mixer.output_bias = block.mlp.bias = file.flag("use_bias");
+  return block;
+}
+
+namespace {
+
+/// Nothing is normed before a part of the layer, but what it adds.
+void norm_what_is_added(BlockSpec& block) {
+  block.mixer_norm = block.mlp_norm = "";
+  block.mixer_out_norm = "post_attention_layernorm";
+  block.mlp_out_norm = "post_feedforward_layernorm";
+}
+
+/// An MLP without a gate.
+BlockSpec ungated_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope, const char* up,
+                        const char* down) {
+  BlockSpec block = plain_block(file, config, rope);
+  block.mlp.gate = "";
+  block.mlp.up = up;
+  block.mlp.down = down;
+  return block;
+}
+
+/// Gemma scales embeddings.
+void scale_embeddings(const ConfigFile& file, ModelConfig& config) {
+  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+}
+
+/// Gemma 2 and later norm what a part of the layer reads, and what it adds.
+void norm_before_and_after(BlockSpec& block) {
+  block.mixer_out_norm = "post_attention_layernorm";
+  block.mlp_norm = "pre_feedforward_layernorm";
+  block.mlp_out_norm = "post_feedforward_layernorm";
+}
+
 void describe_llama(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {10000});
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  BlockSpec block = biased_block(file, config, {10000});
   block.mlp.bias = file.flag("mlp_bias");
   fill_blocks(file, config, block);
 }
 
 void describe_mistral(const ConfigFile& file, ModelConfig& config) {
-  fill_windowed(file, config, plain_block(file, config, {10000}));
+  fill_blocks(file, config, plain_block(file, config, {10000}), all_windowed(file));
 }
 
 /// Phi-3, Phi-3.5 and Phi-4: fused matrices.
@@ -132,7 +93,7 @@ void describe_phi3(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config, {10000});
   block.mixer.fused = "self_attn.qkv_proj";
   block.mlp.fused = "mlp.gate_up_proj";
-  fill_windowed(file, config, block);
+  fill_blocks(file, config, block, all_windowed(file));
 }
 
 /// GLM-4: interleaved RoPE over half a head, fused MLP; the 0414 series norms what it adds, too.
@@ -151,11 +112,9 @@ void describe_glm4(const ConfigFile& file, ModelConfig& config) {
 /// Gemma: norms of 1 + weight, scaled embeddings. The first published files name another activation than they mean.
 void describe_gemma1(const ConfigFile& file, ModelConfig& config) {
   config.norm_plus_one = true;
-  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
-  BlockSpec block = plain_block(file, config, {10000});
+  scale_embeddings(file, config);
+  BlockSpec block = biased_block(file, config, {10000});
   block.mlp.activation = Activation::kGeluTanh;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   fill_blocks(file, config, block);
 }
 
@@ -163,28 +122,19 @@ void describe_gemma1(const ConfigFile& file, ModelConfig& config) {
 void describe_gemma(const ConfigFile& file, ModelConfig& config) {
   const bool third = config.model_type != "gemma2";
   config.norm_plus_one = true;
-  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  scale_embeddings(file, config);
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
   if (file.flag("use_bidirectional_attention")) file.unsupported("\"use_bidirectional_attention\": true");
   const int period = file.dimension("sliding_window_pattern", third ? 6 : 2);
-  const std::vector<std::string> types = read_layer_types(
-      file, config, [&](int layer) { return (layer + 1) % period == 0 ? kFullAttention : kSlidingAttention; });
-  BlockSpec block = plain_block(file, config, {third ? 1e6 : 1e4});
+  BlockSpec block = biased_block(file, config, {third ? 1e6 : 1e4});
   block.mlp.activation = Activation::kGeluTanh;
   block.mixer.softmax_scale = 1 / std::sqrt(file.positive("query_pre_attn_scalar", 256));
   block.mixer.soft_cap = file.positive("attn_logit_softcapping", 0);
   block.mixer.head_norm = third ? HeadNorm::kPerHead : HeadNorm::kNone;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
-  block.mixer_out_norm = "post_attention_layernorm";
-  block.mlp_norm = "pre_feedforward_layernorm";
-  block.mlp_out_norm = "post_feedforward_layernorm";
-  fill_blocks(file, config, block, types);
-  if (!third) return;
-  for (std::size_t layer = 0; layer < types.size(); ++layer) {
-    if (types[layer] == kSlidingAttention) {
-      config.blocks[layer].mixer.rope = read_local_rope(file, config.head_dim);
-    }
+  norm_before_and_after(block);
+  const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
+  for (std::size_t layer = 0; third && layer < types.size(); ++layer) {
+    if (types[layer] == kSlidingAttention) config.blocks[layer].mixer.rope = read_local_rope(file, config.head_dim);
   }
 }
 
@@ -200,13 +150,10 @@ void describe_seed_oss(const ConfigFile& file, ModelConfig& config) {
 /// stretched in layers without a window only.
 void describe_olmo(const ConfigFile& file, ModelConfig& config) {
   const bool third = config.model_type == "olmo3";
-  BlockSpec block = plain_block(file, config, {5e5});
+  BlockSpec block = biased_block(file, config, {5e5});
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kAllHeads;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
-  const std::vector<std::string> types = read_layer_types(
-      file, config, [&](int layer) { return third && (layer + 1) % 4 != 0 ? kSlidingAttention : kFullAttention; });
-  fill_blocks(file, config, block, types);
+  const std::vector<std::string> types = fill_blocks(file, config, block, full_every(third ? 4 : 1, kSlidingAttention));
   const bool nested = file.has("rope_parameters") && file.json().at("rope_parameters").contains(kSlidingAttention);
   for (std::size_t layer = 0; layer < types.size(); ++layer) {
     if (types[layer] == kFullAttention) continue;
@@ -223,15 +170,9 @@ void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config, {10000});
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kPerHead;
-  const auto by_pattern = [&](int layer) {
-    return slides && (layer + 1) % file.dimension("sliding_window_pattern", 4) != 0 ? kSlidingAttention
-                                                                                    : kFullAttention;
-  };
-  const std::vector<std::string> types = read_layer_types(file, config, by_pattern);
-  fill_blocks(file, config, block, types);
-  for (std::size_t layer = 0; slides && layer < types.size(); ++layer) {
-    if (types[layer] == kFullAttention) config.blocks[layer].mixer.rope.dim = 0;
-  }
+  const int period = slides ? file.dimension("sliding_window_pattern", 4) : 1;
+  const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
+  if (slides) drop_positions(config, types);
 }
 
 /// SmolLM3: Llama, but some layers have no positions.
@@ -247,5 +188,233 @@ void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
     if (!turns) config.blocks[i].mixer.rope.dim = 0;
   }
 }
+
+double factor(const ConfigFile& file, const char* name, double otherwise = 1) { return file.positive(name, otherwise); }
+
+/// Command R and R7B, Command A: norms that subtract the mean, MLP and attention side by side, interleaved positions,
+/// which the layers that see all lack where others slide.
+void describe_cohere(const ConfigFile& file, ModelConfig& config) {
+  if (file.flag("use_qk_norm")) file.unsupported("\"use_qk_norm\": true in this model");
+  const bool second = config.model_type == "cohere2";
+  config.layer_norm = true;
+  config.logit_scale = factor(file, "logit_scale", 0.0625);
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  BlockSpec block = biased_block(file, config, {10000});
+  block.parallel = true;
+  block.mlp_norm = block.mixer_norm;
+  block.mixer.rope.interleaved = true;
+  const int period = second ? file.dimension("sliding_window_pattern", 4) : 1;
+  const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
+  if (second) drop_positions(config, types);
+}
+
+/// Granite 3 and 4 (those without Mamba layers and experts): factors on embeddings, scores, what is added, and logits.
+void describe_granite(const ConfigFile& file, ModelConfig& config) {
+  const bool fourth = config.model_type == "granitemoehybrid";
+  config.embedding_scale = factor(file, "embedding_multiplier");
+  config.logit_scale = 1 / factor(file, "logits_scaling");
+  BlockSpec block = biased_block(file, config, {10000});
+  block.residual_scale = factor(file, "residual_multiplier");
+  block.mixer.softmax_scale = factor(file, "attention_multiplier");
+  block.mlp.bias = file.flag("mlp_bias");
+  if (fourth) {
+    if (file.dimension_or_zero("num_local_experts", 8) != 0) file.unsupported("\"num_local_experts\" in this model");
+    block.mlp.intermediate = file.dimension("shared_intermediate_size", 1024);
+    block.mlp.fused = "shared_mlp.input_linear";
+    block.mlp.down = "shared_mlp.output_linear";
+    if (file.text("position_embedding_type", "") != "rope") block.mixer.rope.dim = 0;
+  }
+  fill_blocks(file, config, block, all_layers(fourth ? kLinearAttention : kFullAttention));
+}
+
+void describe_starcoder2(const ConfigFile& file, ModelConfig& config) {
+  config.layer_norm = config.norm_bias = true;
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  BlockSpec block = ungated_block(file, config, {10000}, "mlp.c_fc", "mlp.c_proj");
+  block.mixer.qkv_bias = block.mixer.output_bias = block.mlp.bias = file.flag("use_bias", true);
+  fill_blocks(file, config, block, all_windowed(file));
+}
+
+/// Nemotron-4 and Minitron: half of each head turns.
+void describe_nemotron(const ConfigFile& file, ModelConfig& config) {
+  config.layer_norm = config.norm_bias = config.norm_plus_one = true;
+  BlockSpec block = ungated_block(file, config, {10000, 0.5}, "mlp.up_proj", "mlp.down_proj");
+  block.mlp.activation = Activation::kSquaredRelu;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  block.mlp.bias = file.flag("mlp_bias");
+  fill_blocks(file, config, block);
+}
+
+void describe_apertus(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = ungated_block(file, config, {12e6}, "mlp.up_proj", "mlp.down_proj");
+  block.mlp.activation_prefix = "mlp.act_fn.";
+  block.mixer_norm = "attention_layernorm";
+  block.mlp_norm = "feedforward_layernorm";
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  fill_blocks(file, config, block);
+}
+
+void describe_hunyuan(const ConfigFile& file, ModelConfig& config) {
+  fill_blocks(file, config, hunyuan_block(file, config));
+}
+
+void describe_ernie(const ConfigFile& file, ModelConfig& config) {
+  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  fill_blocks(file, config, ernie_block(file, config));
+}
+
+/// Ministral 3: queries beyond the first context ask louder.
+void describe_ministral3(const ConfigFile& file, ModelConfig& config) {
+  describe_mistral(file, config);
+  if (!file.has("rope_parameters")) return;
+  const Json& members = file.json().at("rope_parameters");
+  const double growth = members.contains("llama_4_scaling_beta") ? file.positive(members, "llama_4_scaling_beta") : 0;
+  for (BlockSpec& block : config.blocks) block.mixer.query_growth = growth;
+}
+
+/// Heads of global layers: "global_head_dim" and "num_global_key_value_heads", or what "per_layer_config" says.
+void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mixer) {
+  mixer.head_dim = file.dimension("global_head_dim", 512);
+  if (file.flag("attention_k_eq_v")) {
+    mixer.num_kv_heads = file.dimension("num_global_key_value_heads", mixer.num_kv_heads);
+  }
+  if (!file.has("per_layer_config")) return;
+  const Json& layers = file.json().at("per_layer_config");
+  const auto own = layers.is_object() ? layers.find(std::to_string(layer)) : layers.end();
+  if (!layers.is_object() || own == layers.end()) return;
+  mixer.head_dim = own->value("head_dim", mixer.head_dim);
+  mixer.num_kv_heads = own->value("num_key_value_heads", mixer.num_kv_heads);
+}
+
+/// Embeddings that tokens have for each layer (E2B, E4B).
+void read_layer_inputs(const ConfigFile& file, ModelConfig& config) {
+  const int dim = file.dimension_or_zero("hidden_size_per_layer_input", 256);
+  if (dim == 0) return;
+  config.layer_input_vocab = file.dimension("vocab_size_per_layer_input", 262144);
+  if (config.layer_input_vocab < config.vocab_size) {
+    file.unsupported("a \"vocab_size_per_layer_input\" below \"vocab_size\"");
+  }
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    config.blocks[static_cast<std::size_t>(layer)].input_dim = dim;
+    config.blocks[static_cast<std::size_t>(layer)].input_index = layer;
+  }
+}
+
+/// The last num_kv_shared_layers read the keys and values of the last layer of their type before them (E2B, E4B).
+void share_caches(const ConfigFile& file, ModelConfig& config, const std::vector<std::string>& types) {
+  const int count = file.dimension_or_zero("num_kv_shared_layers", 0), first = config.num_layers - count;
+  const bool wide = file.flag("use_double_wide_mlp");
+  for (int layer = first; layer < config.num_layers; ++layer) {
+    const auto own = static_cast<std::size_t>(layer);
+    int source = first - 1;
+    while (source >= 0 && types[static_cast<std::size_t>(source)] != types[own]) --source;
+    if (source < 0) file.refuse("no layer makes the keys and values that layer " + std::to_string(layer) + " shares");
+    BlockSpec& block = config.blocks[own];
+    block.mixer.own_kv = false;
+    block.mixer.kv_layer = config.blocks[static_cast<std::size_t>(source)].mixer.kv_layer = source;
+    if (wide) block.mlp.intermediate *= 2;
+  }
+}
+
+/// Beside the MLP, which takes the place of the expert for all tokens.
+ExpertsSpec read_experts(const ConfigFile& file) {
+  ExpertsSpec experts;
+  if (!file.flag("enable_moe_block")) return experts;
+  experts.count = file.dimension("num_experts");
+  experts.top_k = file.dimension("top_k_experts");
+  experts.intermediate = file.dimension("moe_intermediate_size");
+  experts.normalize = true;
+  experts.gate = "router.proj";
+  experts.router_scale = "router.scale";
+  experts.expert_scale = "router.per_expert_scale";
+  experts.layout = ExpertLayout::kStacked;
+  experts.prefix = "experts";
+  experts.shared = "mlp";
+  experts.shared_intermediate = file.dimension("intermediate_size");
+  experts.input_norm = "pre_feedforward_layernorm_2";
+  experts.routed_norm = "post_feedforward_layernorm_2";
+  experts.shared_norm = "post_feedforward_layernorm_1";
+  return experts;
+}
+
+/// Gemma 4, dense, with experts, or with inputs of each layer: plain norm weights, normed values, global layers with
+/// larger heads whose keys may serve as values, scores that are not divided, and a factor on what each layer leaves.
+void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
+  if (file.text("use_bidirectional_attention", "") == "all") {
+    file.unsupported("\"use_bidirectional_attention\": \"all\"");
+  }
+  scale_embeddings(file, config);
+  config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
+  std::vector<std::string> types = read_layer_types(file, config, full_every(6, kSlidingAttention));
+  types.back() = kFullAttention;
+  BlockSpec block = biased_block(file, config, {10000}, kSlidingAttention);
+  block.mlp.activation = Activation::kGeluTanh;
+  block.mlp.experts = read_experts(file);
+  block.mixer.softmax_scale = 1;
+  block.mixer.head_norm = HeadNorm::kPerHead;
+  block.mixer.value_norm = true;
+  norm_before_and_after(block);
+  block.scalar = "layer_scalar";
+  fill_blocks(file, config, block, types);
+  for (std::size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == kSlidingAttention) continue;
+    MixerSpec& mixer = config.blocks[layer].mixer;
+    read_global_heads(file, layer, mixer);
+    if (mixer.num_kv_heads < 1 || mixer.head_dim < 1 || mixer.num_heads % mixer.num_kv_heads != 0) {
+      file.refuse("the heads of global layers do not fit together");
+    }
+    mixer.value_dim = mixer.head_dim;
+    mixer.value_is_key = file.flag("attention_k_eq_v");
+    mixer.rope = read_rope(file, kFullAttention, mixer.head_dim, {1e6, 0.25});
+  }
+  read_layer_inputs(file, config);
+  share_caches(file, config, types);
+}
+
+constexpr const char* kGemma3Defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+  "vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096})";
+constexpr const char* kGemma4Defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+  "vocab_size": 262144, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 512})";
+constexpr const char* kGemma4UnifiedDefaults =
+    R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,
+  "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "sliding_window": 1024, "hidden_size_per_layer_input": 0})";
+constexpr std::array kDense{
+    Family{"apertus", describe_apertus},
+    Family{"cohere", describe_cohere},
+    Family{"cohere2", describe_cohere},
+    Family{"ernie4_5", describe_ernie},
+    Family{"exaone4", describe_exaone4},
+    Family{"gemma", describe_gemma1},
+    Family{"gemma2", describe_gemma},
+    Family{"gemma3", describe_gemma, kGemma3Defaults},
+    Family{"gemma3_text", describe_gemma, kGemma3Defaults},
+    Family{"gemma4_text", describe_gemma4, kGemma4Defaults},
+    Family{"gemma4_unified_text", describe_gemma4, kGemma4UnifiedDefaults},
+    Family{"glm", describe_glm4},
+    Family{"glm4", describe_glm4},
+    Family{"granite", describe_granite},
+    Family{"granitemoehybrid", describe_granite},
+    Family{"hunyuan_v1_dense", describe_hunyuan},
+    Family{"llama", describe_llama},
+    Family{"ministral3", describe_ministral3},
+    Family{"mistral", describe_mistral},
+    Family{"nemotron", describe_nemotron},
+    Family{"olmo2", describe_olmo},
+    Family{"olmo3", describe_olmo},
+    Family{"phi3", describe_phi3},
+    Family{"qwen2", describe_qwen2},
+    Family{"qwen2_5_vl", describe_qwen2},
+    Family{"qwen2_5_vl_text", describe_qwen2},
+    Family{"qwen3", describe_qwen3},
+    Family{"qwen3_vl_text", describe_qwen3},
+    Family{"seed_oss", describe_seed_oss},
+    Family{"smollm3", describe_smollm3},
+    Family{"starcoder2", describe_starcoder2},
+};
+
+}  // namespace
+
+std::span<const Family> dense_families() { return kDense; }
 
 }  // namespace oscar

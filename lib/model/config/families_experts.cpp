@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Mixtures of experts, and models that mix kinds of attention. Latent attention: families_latent.cpp.
+// Mixtures of experts, and models that mix kinds of attention.
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "model/config/families.hpp"
@@ -66,8 +68,6 @@ ExpertsSpec local_experts(const ConfigFile& file) {
   return experts;
 }
 
-}  // namespace
-
 /// Sigmoid scores, a bias for the choice, groups, experts for all tokens: DeepSeek-V3 and GLM-4.5 on.
 ExpertsSpec grouped_experts(const ConfigFile& file) {
   ExpertsSpec experts;
@@ -90,8 +90,7 @@ void describe_mixtral(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config, {1e6});
   block.mlp.experts = local_experts(file);
   name_as_mixtral(block.mlp.experts);
-  const char* type = file.has("sliding_window") ? kSlidingAttention : kFullAttention;
-  fill_blocks(file, config, block, read_layer_types(file, config, [&](int) { return type; }));
+  fill_blocks(file, config, block, all_windowed(file));
 }
 
 void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config) {
@@ -111,9 +110,8 @@ void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config) {
 
 /// dots.llm1: Qwen3's attention, DeepSeek's experts.
 void describe_dots1(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {10000});
+  BlockSpec block = biased_block(file, config, {10000});
   block.mixer.head_norm = HeadNorm::kPerHead;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   block.mlp.experts = grouped_experts(file);
   block.mlp.experts.normalize = file.flag("norm_topk_prob");
   fill_blocks(file, config, block);
@@ -146,9 +144,7 @@ void describe_gpt_oss(const ConfigFile& file, ModelConfig& config) {
   experts.gate = "mlp.router";
   experts.gate_bias = true;
   experts.layout = ExpertLayout::kStackedTransposed;
-  fill_blocks(file, config, block, read_layer_types(file, config, [](int layer) {
-                return layer % 2 == 0 ? kSlidingAttention : kFullAttention;
-              }));
+  fill_blocks(file, config, block, full_every(2, kSlidingAttention));
 }
 
 /// Norms over all heads at once, part of each head turns.
@@ -167,10 +163,9 @@ void describe_minimax_m2(const ConfigFile& file, ModelConfig& config) {
 void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
   const bool next = config.model_type == "qwen3_next";
   config.norm_plus_one = true;
-  BlockSpec block = plain_block(file, config, {10000, 0.25});
+  BlockSpec block = biased_block(file, config, {10000, 0.25});
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mixer.output_gate = true;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   block.mlp.experts = qwen_experts(file);
   block.mlp.experts.normalize |= !next;
   MixerSpec delta;
@@ -185,9 +180,7 @@ void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
     file.refuse("linear_num_value_heads is not a multiple of linear_num_key_heads");
   }
   const int period = file.dimension("full_attention_interval", 4);
-  const std::vector<std::string> types = read_layer_types(
-      file, config, [&](int layer) { return (layer + 1) % period == 0 ? kFullAttention : kLinearAttention; });
-  for (const std::string& type : types) {
+  for (const std::string& type : read_layer_types(file, config, full_every(period, kLinearAttention))) {
     config.blocks.push_back(block);
     if (type == kSlidingAttention) file.unsupported("the layer type \"sliding_attention\" in this model");
     if (type == kLinearAttention) config.blocks.back().mixer = delta;
@@ -198,9 +191,8 @@ void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
 /// OLMoE: queries and keys of all heads are normed at once.
 void describe_olmoe(const ConfigFile& file, ModelConfig& config) {
   if (file.has("clip_qkv")) file.unsupported("\"clip_qkv\" in this model");
-  BlockSpec block = plain_block(file, config, {10000});
+  BlockSpec block = biased_block(file, config, {10000});
   block.mixer.head_norm = HeadNorm::kAllHeads;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   block.mlp.experts = qwen_experts(file);
   block.mlp.experts.intermediate = file.dimension("intermediate_size");
   fill_blocks(file, config, block);
@@ -246,5 +238,86 @@ void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
   const int last = ends ? file.dimension_or_zero("moe_layer_end_index", 0) : config.num_layers - 1;
   keep_dense(config, [&](int layer) { return (layer + 1) % period == 0 && layer >= first && layer <= last; });
 }
+
+/// Multi-head latent attention; the cache is the latent and one rotated key.
+void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
+  config.head_dim = file.dimension("qk_rope_head_dim");
+  BlockSpec block = plain_block(file, config, {10000});
+  MixerSpec& m = block.mixer;
+  m.kind = MixerKind::kLatentAttention;
+  m.latent_dim = file.dimension("kv_lora_rank");
+  m.query_latent_dim = file.dimension("q_lora_rank", 0);
+  m.nope_dim = file.dimension("qk_nope_head_dim");
+  m.head_value_dim = file.dimension("v_head_dim");
+  m.latent_bias = file.flag("attention_bias");
+  m.rope.interleaved = m.rope.split_pairs = file.flag("rope_interleave", true);
+  m.num_kv_heads = 1;
+  m.head_dim = m.latent_dim + m.rope.dim;
+  m.value_dim = m.latent_dim;
+  m.softmax_scale = m.rope.sharpening / std::sqrt(static_cast<double>(m.nope_dim + m.rope.dim));
+  block.mlp.experts = grouped_experts(file);
+  fill_blocks(file, config, block);
+  const int dense = file.dimension_or_zero("first_k_dense_replace", 3);
+  for (int layer = 0; layer < std::min(dense, config.num_layers); ++layer) {
+    config.blocks[static_cast<std::size_t>(layer)].mlp.experts = {};
+  }
+}
+
+/// Softmax scores without a bias; the best expert of a group speaks for it.
+void describe_deepseek_v2(const ConfigFile& file, ModelConfig& config) {
+  describe_deepseek_v3(file, config);
+  const bool grouped = file.text("topk_method", "greedy") == "group_limited_greedy";
+  const int dense = file.dimension_or_zero("first_k_dense_replace", 0);
+  ExpertsSpec experts = grouped_experts(file);
+  experts.router = Router::kSoftmax;
+  experts.choice_bias = "";
+  experts.normalize = false;
+  experts.group_votes = 1;
+  if (!grouped) experts.groups = experts.top_groups = 1;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
+    block.mixer.rope.interleaved = true;
+    block.mixer.rope.split_pairs = false;
+    block.mlp.experts = layer < dense ? ExpertsSpec{} : experts;
+  }
+}
+
+/// GLM-4.7-Flash: DeepSeek-V3 whose first layer is dense.
+void describe_glm4_moe_lite(const ConfigFile& file, ModelConfig& config) {
+  describe_deepseek_v3(file, config);
+  const Json types = file.json().value("mlp_layer_types", Json::array());
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const auto own = static_cast<std::size_t>(layer);
+    const bool dense = types.size() == config.blocks.size()
+                           ? types[own] == "dense"
+                           : layer < file.dimension_or_zero("first_k_dense_replace", 1);
+    config.blocks[own].mlp.experts = dense ? ExpertsSpec{} : grouped_experts(file);
+  }
+}
+
+constexpr std::array kExperts{
+    Family{"deepseek_v2", describe_deepseek_v2},
+    Family{"deepseek_v3", describe_deepseek_v3},
+    Family{"dots1", describe_dots1},
+    Family{"ernie4_5_moe", describe_ernie_moe},
+    Family{"glm4_moe", describe_glm4_moe},
+    Family{"glm4_moe_lite", describe_glm4_moe_lite, R"({"routed_scaling_factor": 1.8})"},
+    Family{"gpt_oss", describe_gpt_oss},
+    Family{"hunyuan_v1_moe", describe_hunyuan_moe},
+    Family{"kimi_k2", describe_deepseek_v3},
+    Family{"minimax_m2", describe_minimax_m2},
+    Family{"mixtral", describe_mixtral},
+    Family{"olmoe", describe_olmoe},
+    Family{"qwen2_moe", describe_qwen2_moe},
+    Family{"qwen3_5_moe_text", describe_qwen_hybrid},
+    Family{"qwen3_5_text", describe_qwen_hybrid},
+    Family{"qwen3_moe", describe_qwen3_moe},
+    Family{"qwen3_next", describe_qwen_hybrid},
+    Family{"qwen3_vl_moe_text", describe_qwen3_vl_moe},
+};
+
+}  // namespace
+
+std::span<const Family> expert_families() { return kExperts; }
 
 }  // namespace oscar

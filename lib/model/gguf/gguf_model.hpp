@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // A language model in GGUF, as llama.cpp reads it: one file, or several that were split ("NAME-00001-of-00003.gguf").
 // What it says is told here in Hugging Face's terms, so that the rest of the program knows one kind of model:
-// gguf_config.hpp and gguf_tokenizer.hpp make a config.json and a tokenizer.json of its metadata, and
-// gguf_checkpoint.hpp shows its tensors by the names of a checkpoint. Non-goals: adapters, vision parts, writing.
+// its metadata as a config.json and a tokenizer.json, its tensors by the names of a checkpoint (weights/
+// gguf_checkpoint.hpp). The metadata follows ggml's specification of GGUF; what a converter leaves out, such as the
+// scale of Gemma's queries, follows what llama.cpp computes with. Non-goals: adapters, vision parts, writing.
 #pragma once
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,5 +59,26 @@ class GgufModel {
 }
 /// The file's name without its ending and the number of its part.
 [[nodiscard]] std::string gguf_model_name(const std::filesystem::path& path);
+
+/// How a tensor differs from the weight that it stands for.
+struct GgufWeightName {
+  std::string name;       // "model.layers.0.self_attn.q_proj.weight"
+  bool turned = false;    // rows of each head alternate between its two halves, as interleaved RoPE wants them
+  bool plus_one = false;  // 1 was added
+  bool one_row = false;   // a vector that is a matrix of one row there
+};
+
+/// Returns a config.json that says what the GGUF file does. Throws DataError: an architecture that is not supported, a
+/// member that is missing or of another type.
+[[nodiscard]] Json gguf_config(const GgufModel& model);
+/// Returns what a tensor is called in a checkpoint; nothing for one that the configuration tells ("rope_freqs.weight")
+/// or that is unknown.
+[[nodiscard]] std::optional<GgufWeightName> gguf_weight_name(const GgufModel& model, const std::string& tensor);
+
+/// The tokenizer in a GGUF file's metadata ("tokenizer.ggml.…") as the tokenizer.json of the checkpoint that the file
+/// was made from. Byte-level BPE ("gpt2") is cut into words as "tokenizer.ggml.pre" says; SentencePiece's BPE ("llama")
+/// merges by the scores of its pieces. Throws DataError: a file without a tokenizer, a kind of tokenizer or of words
+/// that is not supported, lists that do not fit together.
+[[nodiscard]] Json gguf_tokenizer(const std::filesystem::path& path);
 
 }  // namespace oscar

@@ -4,7 +4,7 @@
 #include <map>
 #include <string_view>
 
-#include "model/gguf/gguf_config.hpp"
+#include "model/gguf/gguf_model.hpp"
 
 namespace oscar {
 namespace {

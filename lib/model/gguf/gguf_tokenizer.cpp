@@ -1,25 +1,68 @@
 // SPDX-License-Identifier: MIT
-#include "model/gguf/gguf_tokenizer.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
 #include "base/errors.hpp"
-#include "base/json.hpp"
 #include "model/gguf/gguf_model.hpp"
-#include "model/gguf/gguf_words.hpp"
 
 namespace oscar {
 namespace {
 
-// The merges of a SentencePiece model in the order of its scores, as byte pair encoding applies them.
+constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kDigit = R"(\p{N})";
+constexpr const char* kQwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kO200k =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kTekken = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
+                                R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
+                                R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+/// How text is cut into words before byte-level BPE, by llama.cpp's name for it ("tokenizer.ggml.pre").
+struct Words {
+  std::string_view name;
+  std::array<const char*, 2> patterns;  // regular expressions, applied one after the other; null: none
+  bool composes = false;                // text is brought to the normal form NFC before
+  bool whole_words = false;             // a word that is a token is taken as it is
+  bool begin = false;                   // texts begin with a token unless the file denies it
+};
+
+constexpr std::array kWords{
+    Words{"chatglm-bpe", {kLlama3}},
+    Words{"default", {kGpt2}},
+    Words{"deepseek-r1-qwen", {kQwen2}},
+    Words{"glm4", {kLlama3}},
+    Words{"gpt-2", {kGpt2}},
+    Words{"gpt-4o", {kO200k}, false, true},
+    Words{"llama-bpe", {kLlama3}, false, true, true},
+    Words{"qwen2", {kQwen2}, true},
+    Words{"refact", {kDigit, kGpt2}},
+    Words{"smollm", {kDigit, kGpt2}},
+    Words{"starcoder", {kDigit, kGpt2}},
+    Words{"tekken", {kTekken}, false, true},
+};
+
+/// pre: a text; null is the way of GPT-2. Throws DataError with `where` for a name that is not known here.
+const Words& words_of(const Json& pre, const std::string& where) {
+  const std::string name = pre.is_string() ? pre.get<std::string>() : "default";
+  const auto* const found = std::ranges::find(kWords, std::string_view(name), &Words::name);
+  if (found != kWords.end()) return *found;
+  throw DataError(
+      "the GGUF file cuts text into words as \"" + name + "\" does (tokenizer.ggml.pre), which is not supported", where,
+      "encode the text elsewhere and pass token ids with --tokens");
+}
 
 /// ggml's kinds of tokens.
 constexpr int kGgufNormal = 1, kGgufUnknown = 2, kGgufControl = 3, kGgufUserDefined = 4;
@@ -135,11 +178,12 @@ class TokenizerReader {
   }
 
   void make_byte_level(Json& out) {
-    const GgufWords words = gguf_words(value("pre"), where_);
+    const Words& words = words_of(value("pre"), where_);
     begin_ = words.begin;
     if (words.composes) out["normalizer"] = {{"type", "NFC"}};
     Json steps = Json::array();
-    for (const std::string& pattern : words.patterns) {
+    for (const char* pattern : words.patterns) {
+      if (pattern == nullptr) continue;
       steps.push_back({{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}});
     }
     steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});

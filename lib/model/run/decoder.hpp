@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The mathematics of one decoder layer for one sequence, by libtorch: it executes the blocks of a ModelConfig
-// (config/block.hpp) on the CPU or on a GPU, in fp32 or in bf16 (norms, RoPE, softmax and routing are fp32 in both).
+// (config/config.hpp) on the CPU or on a GPU, in fp32 or in bf16 (norms, RoPE, softmax and routing are fp32 in both).
 // Implemented in a plug-in that is opened on the first call, so that commands which run no model never load libtorch;
 // its CUDA part is opened where a GPU is asked for. runner.hpp owns the order of layers and sequences and the
 // parallelism. All methods may be called concurrently, for different sequences.
@@ -14,7 +14,7 @@
 
 #include "kernels/types.hpp"
 #include "model/config/config.hpp"
-#include "model/weights/weight_store.hpp"
+#include "model/weights/checkpoint.hpp"
 
 namespace oscar {
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "model/run/history_gradients.hpp"
-
 #include <future>
 #include <numeric>
 #include <random>
 
 #include "base/threads.hpp"
+#include "model/run/pass.hpp"
 
 namespace oscar {
 namespace {

@@ -2,14 +2,98 @@
 #include "model/run/layer_experts.hpp"
 
 #include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
 #include <numeric>
 #include <set>
+#include <thread>
 
 namespace oscar {
 namespace {
 
 constexpr std::size_t kGroupsAhead = 4;  // in memory, with those that compute
 constexpr std::int64_t kManyTokens = 8;  // that an expert gets on average: then hardly any gets none
+
+}  // namespace
+
+/// Loads experts (ascending) group by group in a thread of its own, ahead of who needs them. One loader loads at a
+/// time: what one frees, another may not overwrite too early.
+class ExpertLoader {
+ public:
+  struct Group {
+    std::span<const int> experts;
+    std::vector<std::unique_ptr<LoadedWeights>> weights;  // by expert
+  };
+
+  ExpertLoader(const Decoder& decoder, int layer, std::vector<int> experts)
+      : decoder_(decoder), layer_(layer), experts_(std::move(experts)) {
+    const auto step = static_cast<std::size_t>(decoder.experts_at_once(layer));
+    for (std::size_t first = 0; first < experts_.size(); first += step) {
+      groups_.push_back({std::span(experts_).subspan(first, std::min(step, experts_.size() - first)), {}});
+    }
+    thread_ = std::thread([this] { load(); });
+  }
+  ~ExpertLoader() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  ExpertLoader(const ExpertLoader&) = delete;
+  ExpertLoader& operator=(const ExpertLoader&) = delete;
+
+  [[nodiscard]] std::size_t groups() const { return groups_.size(); }
+  /// Waits for group number i. Throws what loading throws.
+  [[nodiscard]] const Group& at(std::size_t i) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return error_ || i < loaded_; });
+    if (i >= loaded_) std::rethrow_exception(error_);
+    return groups_[i];
+  }
+  /// Says that the first so many groups are not needed any more.
+  void release(std::size_t count) {
+    {
+      const std::lock_guard lock(mutex_);
+      for (; released_ < count; ++released_) groups_[released_].weights.clear();
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  void load() try {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stop_ || loaded_ == groups_.size() || loaded_ < released_ + kGroupsAhead; });
+      if (stop_ || loaded_ == groups_.size()) return;
+      Group& group = groups_[loaded_];
+      lock.unlock();
+      group.weights = decoder_.load_experts(layer_, group.experts);
+      lock.lock();
+      ++loaded_;
+      changed_.notify_all();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    changed_.notify_all();
+  }
+
+  const Decoder& decoder_;
+  int layer_;
+  std::vector<int> experts_;
+  std::vector<Group> groups_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t loaded_ = 0, released_ = 0;
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;  // last, since it uses the others
+};
+
+namespace {
 
 std::unique_ptr<Rows> route(const Decoder& decoder, const LoadedWeights& weights, LayerExperts::Unit unit) {
   std::vector<const Rows*> hidden;
@@ -31,9 +115,14 @@ void add_sum(const Decoder& decoder, const LoadedWeights& weights, const Rows& r
 
 }  // namespace
 
-std::unique_ptr<ExpertLoader> LayerExperts::load(int layer, std::vector<int> experts) const {
-  return std::make_unique<ExpertLoader>(decoder_, layer, std::move(experts), kGroupsAhead);
-}
+LayerExperts::LayerExperts(const Decoder& decoder, const ModelConfig& config, int layers, std::int64_t tokens)
+    : decoder_(decoder), config_(config), layers_(layers), tokens_(tokens) {}
+
+LayerExperts::~LayerExperts() = default;
+
+void LayerExperts::next_layer() { current_ = std::move(ahead_); }
+
+void LayerExperts::drop() { current_.reset(); }
 
 std::unique_ptr<ExpertLoader> LayerExperts::load_all(int layer) const {
   if (layer >= layers_) return nullptr;
@@ -41,7 +130,7 @@ std::unique_ptr<ExpertLoader> LayerExperts::load_all(int layer) const {
   if (experts.count == 0 || tokens_ * experts.top_k < kManyTokens * experts.count) return nullptr;
   std::vector<int> all(static_cast<std::size_t>(experts.count));
   std::iota(all.begin(), all.end(), 0);
-  return load(layer, std::move(all));
+  return std::make_unique<ExpertLoader>(decoder_, layer, std::move(all));
 }
 
 void LayerExperts::load_early(int layer, bool will_run) {
@@ -67,7 +156,7 @@ void LayerExperts::run(int layer, const LoadedWeights& weights, std::span<const 
       const std::vector<int> experts = decoder_.chosen_experts(*rows);
       chosen.insert(experts.begin(), experts.end());
     }
-    current_ = load(layer, {chosen.begin(), chosen.end()});
+    current_ = std::make_unique<ExpertLoader>(decoder_, layer, std::vector<int>(chosen.begin(), chosen.end()));
   }
   const std::size_t groups = current_->groups();
   for (std::size_t i = 0; i < groups; ++i) {

@@ -10,9 +10,12 @@
 #include <span>
 #include <vector>
 
-#include "model/run/expert_loader.hpp"
+#include "model/run/decoder.hpp"
 
 namespace oscar {
+
+/// The experts of one layer on their way to memory.
+class ExpertLoader;
 
 class LayerExperts {
  public:
@@ -22,8 +25,8 @@ class LayerExperts {
   using ForEach = std::function<void(std::size_t count, const std::function<void(std::size_t)>& task)>;
 
   /// layers: those that the pass runs; tokens: those of all its sequences. Both references must outlive it.
-  LayerExperts(const Decoder& decoder, const ModelConfig& config, int layers, std::int64_t tokens)
-      : decoder_(decoder), config_(config), layers_(layers), tokens_(tokens) {}
+  LayerExperts(const Decoder& decoder, const ModelConfig& config, int layers, std::int64_t tokens);
+  ~LayerExperts();
 
   /// Starts to load what need not wait for the choice of experts: those of `layer` if its experts will run, else those
   /// of the next layer.
@@ -36,12 +39,11 @@ class LayerExperts {
            const std::function<void(std::size_t, std::size_t)>& done);
   /// Makes the experts of the next layer, which run() may have begun to load, those of the current one. The weights
   /// that run() computed with may go once this was called.
-  void next_layer() { current_ = std::move(ahead_); }
+  void next_layer();
   /// Forgets what was loaded ahead.
-  void drop() { current_.reset(); }
+  void drop();
 
  private:
-  [[nodiscard]] std::unique_ptr<ExpertLoader> load(int layer, std::vector<int> experts) const;
   /// Returns null where it is not yet known which experts are needed.
   [[nodiscard]] std::unique_ptr<ExpertLoader> load_all(int layer) const;
 

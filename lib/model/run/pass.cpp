@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -12,8 +13,6 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
-#include "model/run/captured_rows.hpp"
-#include "model/run/final_states.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
@@ -21,6 +20,73 @@ namespace {
 
 /// Sequences whose attention is a hook's, on a GPU: their copies to the host and back wait for each other.
 constexpr int kHookedAtOnce = 8;
+
+/// q, k and v of one layer on their way to host memory. A sequence's copies are waited for once those of the next
+/// sequence have begun, so that a GPU computes meanwhile.
+class CapturedRows {
+ public:
+  struct Sequence {
+    std::size_t index = 0;
+    DType dtype = DType::kF32;  // of the copies
+    std::unique_ptr<Rows> qkv;  // whose copies have begun
+  };
+
+  /// where: names the model and the layer in errors.
+  CapturedRows(const Decoder& decoder, std::string where) : decoder_(decoder), where_(std::move(where)) {}
+  /// Waits for copies that nobody has waited for, since an error came before.
+  ~CapturedRows() {
+    try {
+      if (last_.qkv != nullptr) (void)decoder_.finish_copy(*last_.qkv);
+    } catch (const std::exception&) {
+      return;  // the error that came before is the one to be told
+    }
+  }
+  CapturedRows(const CapturedRows&) = delete;
+  CapturedRows& operator=(const CapturedRows&) = delete;
+
+  /// Waits for the sequence that was added before. May be called concurrently. Throws DataError if that one has values
+  /// which are not finite in the type of the copies.
+  void add(Sequence sequence) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::swap(sequence, last_);
+    }
+    wait_for(sequence);
+  }
+  /// Waits for the sequence that was added last. Throws as add() does.
+  void finish() { wait_for(std::exchange(last_, {})); }
+
+ private:
+  void wait_for(const Sequence& sequence) const {
+    if (sequence.qkv == nullptr) return;
+    const std::string what = decoder_.finish_copy(*sequence.qkv);
+    if (what.empty()) return;
+    throw DataError(what + " has values that are not finite in " + std::string(name_of(sequence.dtype)),
+                    where_ + ", sequence " + std::to_string(sequence.index),
+                    "check the checkpoint, or choose a wider --dtype");
+  }
+
+  const Decoder& decoder_;
+  std::string where_;
+  std::mutex mutex_;
+  Sequence last_;
+};
+
+class DecodedStates : public FinalStates {
+ public:
+  DecodedStates(const Decoder& decoder, std::vector<std::unique_ptr<Rows>> hidden)
+      : decoder_(decoder), head_(decoder.load_head()), hidden_(std::move(hidden)) {}
+
+  void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const override {
+    decoder_.logits(*head_, *hidden_.at(sequence), first, out);
+  }
+  [[nodiscard]] int concurrent_calls() const override { return decoder_.concurrent_sequences(); }
+
+ private:
+  const Decoder& decoder_;
+  std::shared_ptr<const LoadedWeights> head_;
+  std::vector<std::unique_ptr<Rows>> hidden_;
+};
 
 }  // namespace
 
@@ -53,13 +119,12 @@ Pass::Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& co
       config_(config),
       sequences_(sequences),
       layers_(options.layers),
-      part_(options.part),
       first_positions_(options.first_positions),
       status_(status),
       hidden_(sequences.size()) {
   check_sequences(sequences, options.first_positions, config);
   checkpoint_.stop_reads(false);
-  choose_units(options.part);
+  choose_units();
   decoder_.make_room(tokens_);
   experts_.emplace(decoder_, config_, layers_, tokens_);
   if (!options.prepare || layers_ == 0 || units_.empty()) return;
@@ -86,16 +151,14 @@ void Pass::capture(const CaptureHook& target, bool observe_only) {
   CapturedRows captured(decoder_, config_.identity.id + ", layer " + std::to_string(layer_));
   run_layer(
       [&](std::size_t s, const LoadedWeights& weights) {
-        const std::optional<QkvBuffers> copy = part_.contains(s) ? std::optional(target(s)) : std::nullopt;
-        std::unique_ptr<Rows> qkv = attend(s, weights, copy, observe_only);
-        if (copy) captured.add({s, copy->dtype, std::move(qkv)});
+        const QkvBuffers copy = target(s);
+        captured.add({s, copy.dtype, attend(s, weights, copy, observe_only)});
       },
       observe_only, decoder_.concurrent_sequences());
   captured.finish();
 }
 
 void Pass::save(const std::filesystem::path& path) const {
-  OSCAR_CHECK(part_.first == 0 && part_.last >= sequences_.size());
   std::vector<std::pair<std::string, Tensor>> states;
   for (const auto& rows : hidden_) states.emplace_back(std::to_string(states.size()), decoder_.copy_hidden(*rows));
   write_safetensors(path, states, {{"layer", std::to_string(layer_)}}, Checksums::kYes);
@@ -140,32 +203,17 @@ void Pass::in_parallel(std::size_t count, const std::function<void(std::size_t)>
 }
 
 void Pass::for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const {
-  if (units_.empty()) return;
-  const std::size_t first = units_.front().begin, last = units_.back().end;
-  in_parallel(
-      last - first, [&](std::size_t i) { task(first + i); }, at_once);
+  in_parallel(sequences_.size(), task, at_once);
 }
 
-/// What experts make of a row depends, in its last bits, on the rows that they see beside it: where there are experts,
-/// the units that the part touches run whole.
-void Pass::choose_units(const TextPart& part) {
+void Pass::choose_units() {
   std::int64_t tokens = 0;
   for (std::size_t s = 0; s < sequences_.size(); ++s) {
     if (tokens == 0) units_.push_back({s, s});
     units_.back().end = s + 1;
     tokens += static_cast<std::int64_t>(sequences_[s].size());
+    tokens_ += static_cast<std::int64_t>(sequences_[s].size());
     if (tokens >= decoder_.tokens_at_once()) tokens = 0;
-  }
-  std::erase_if(units_, [&](const Unit& unit) {
-    return std::max(unit.begin, part.first) >= std::min(unit.end, part.last);  // none of the part
-  });
-  const auto has_experts = [](const BlockSpec& block) { return block.mlp.experts.count > 0; };
-  if (!units_.empty() && std::ranges::none_of(config_.blocks, has_experts)) {
-    units_.front().begin = std::max(units_.front().begin, part.first);
-    units_.back().end = std::min(units_.back().end, part.last);
-  }
-  for (const Unit& unit : units_) {
-    for (std::size_t s = unit.begin; s < unit.end; ++s) tokens_ += static_cast<std::int64_t>(sequences_[s].size());
   }
 }
 

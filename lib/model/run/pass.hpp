@@ -2,6 +2,7 @@
 // One run of a checkpoint, for runner.cpp: the order of layers, sequences and experts, and what is loaded meanwhile.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <future>
 #include <memory>
@@ -9,6 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "base/status.hpp"
+#include "model/run/decoder.hpp"
 #include "model/run/layer_experts.hpp"
 #include "model/run/runner.hpp"
 #include "model/weights/checkpoint.hpp"
@@ -21,7 +24,7 @@ void check_sequences(std::span<const TokenSequence> sequences, std::span<const s
 
 /// The hidden state of every sequence, between layers. On the CPU, sequences are the units of parallel work: each is
 /// computed by one thread in the same way, whatever the number of threads. On a GPU, experts see some sequences
-/// together, the same ones whichever part of the text runs. All references must outlive it.
+/// together, always the same ones. All references must outlive it.
 class Pass : public ModelPass {
  public:
   Pass(Decoder& decoder, const Checkpoint& checkpoint, const ModelConfig& config,
@@ -48,7 +51,7 @@ class Pass : public ModelPass {
   [[nodiscard]] std::int64_t first_position(std::size_t s) const {
     return first_positions_.empty() ? 0 : first_positions_[s];
   }
-  void choose_units(const TextPart& part);
+  void choose_units();
   void prepare();
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const;
   void for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const;
@@ -71,12 +74,11 @@ class Pass : public ModelPass {
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   std::span<const TokenSequence> sequences_;
-  std::int64_t tokens_ = 0;  // that run
-  int layers_;               // to run
-  TextPart part_;            // that is captured
+  std::int64_t tokens_ = 0;
+  int layers_;  // to run
   std::vector<std::int64_t> first_positions_;
   Status& status_;
-  std::vector<Unit> units_;  // that run
+  std::vector<Unit> units_;
   std::vector<std::unique_ptr<Rows>> hidden_;
   int layer_ = 0;
   bool ended_ = false;
@@ -84,5 +86,15 @@ class Pass : public ModelPass {
   std::shared_future<std::shared_ptr<const LoadedWeights>> next_;  // of the layer that runs next
   std::future<void> preparing_;                                    // last, since it uses the others
 };
+
+// A gradient's way from what a model predicts back to the caches of its layers; for runner.cpp.
+
+/// Returns the numbers in [0, 1) by which a token is drawn at each position, the same on every machine. sample: the
+/// number of the sequence; in a later draw, behind those of the draws before.
+[[nodiscard]] std::vector<float> draws_for(std::size_t sample, std::size_t tokens);
+
+/// Does what ModelRunner::history_gradients() says, for sequences that were checked.
+void take_gradients(const Decoder& decoder, const ModelConfig& config, const HistoryQuestion& question,
+                    const HistoryHook& hook, Status& status);
 
 }  // namespace oscar

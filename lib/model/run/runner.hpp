@@ -56,18 +56,9 @@ struct RunHooks {
   std::function<void(std::unique_ptr<FinalStates>)> final_states;
 };
 
-/// Sequences [first, last) of a text.
-struct TextPart {
-  std::size_t first = 0, last = SIZE_MAX;
-  [[nodiscard]] bool contains(std::size_t sequence) const { return first <= sequence && sequence < last; }
-};
-
 struct PassOptions {
   /// How many layers will be run, from the first on.
   int layers = 0;
-  /// The sequences whose rows are captured: only these run, and those whose rows experts must see beside theirs. What
-  /// is captured does not depend on the part. Without any sequence steps do nothing.
-  TextPart part = {};
   /// Loads at once what the first step needs, and on a GPU tries it out.
   bool prepare = false;
   /// Positions of the first token of each sequence; empty: 0. Where each token is, but not how far from others, changes
@@ -102,7 +93,7 @@ class ModelPass {
   /// Takes all sequences through one layer with exact attention, and keeps q, k and v. Throws DataError for a value
   /// that is not finite in the type of its copy.
   virtual void capture(const CaptureHook& target, bool observe_only) = 0;
-  /// Writes all that one layer hands to the next, of a pass over all sequences: of each hidden states, tokens times
+  /// Writes all that one layer hands to the next: of each sequence hidden states, tokens times
   /// hidden_size values in the type that the model computes in, and keys and values that several layers read. Throws
   /// IoError.
   virtual void save(const std::filesystem::path& path) const = 0;

@@ -6,9 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "model/tokenizer/bpe.hpp"
-#include "model/tokenizer/split_pattern.hpp"
-#include "model/tokenizer/text_encoder.hpp"
+#include "model/tokenizer/encoders.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
 #include "model/tokenizer/unicode.hpp"
 

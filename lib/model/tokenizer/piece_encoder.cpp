@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-// Text around added tokens goes to SentencePiece's library, in one piece: its models cut text where they like.
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -11,11 +10,24 @@
 #include "base/errors.hpp"
 #include "base/json.hpp"
 #include "base/places.hpp"
-#include "model/tokenizer/added_tokens.hpp"
-#include "model/tokenizer/piece_model.hpp"
-#include "model/tokenizer/text_encoder.hpp"
+#include "base/plugin.hpp"
+#include "model/tokenizer/encoders.hpp"
+#include "model/tokenizer/tokenizer_file.hpp"
 
 namespace oscar {
+
+std::unique_ptr<const PieceModel> open_piece_model(const std::string& content, bool space_before,
+                                                   const std::string& where) {
+  using Factory = const PieceModel* (*)(const std::string&, bool, const std::string&);
+  static const auto factory = reinterpret_cast<Factory>(plugin_symbol(
+      "sentencepiece", "oscar_open_piece_model",
+      "tokenizer.model needs the library SentencePiece: install libsentencepiece-dev and build oscar again, put the "
+      "model's tokenizer.json beside it, or pass token ids with --tokens"));
+  return std::unique_ptr<const PieceModel>(factory(content, space_before, where));
+}
+
+// Text around added tokens goes to SentencePiece's library, in one piece: its models cut text where they like.
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -3,7 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include "base/errors.hpp"
-#include "model/tokenizer/piece_model.hpp"
+#include "model/tokenizer/encoders.hpp"
 
 namespace oscar {
 namespace {

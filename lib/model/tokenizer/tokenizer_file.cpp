@@ -7,7 +7,6 @@
 #include "base/errors.hpp"
 #include "base/json.hpp"
 #include "model/gguf/gguf_model.hpp"
-#include "model/gguf/gguf_tokenizer.hpp"
 
 namespace oscar {
 namespace {

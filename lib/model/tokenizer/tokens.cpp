@@ -12,7 +12,6 @@
 #include "base/places.hpp"
 #include "base/sha256.hpp"
 #include "base/status.hpp"
-#include "model/tokenizer/documents.hpp"
 #include "model/tokenizer/text_stream.hpp"
 #include "model/tokenizer/tokenizer.hpp"
 #include "tensor/npy.hpp"

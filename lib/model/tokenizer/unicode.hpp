@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
-// UTF-8 validity, Unicode normal form C, and case. The only user of utf8proc.
+// Text as Unicode has it: UTF-8 validity, normal form C, and the regular expression by which a pre-tokenizer cuts it.
+// The only user of utf8proc and PCRE2.
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,7 +18,25 @@ namespace oscar {
 [[nodiscard]] std::string_view whole_characters(std::string_view text);
 /// Normal form C of valid UTF-8.
 [[nodiscard]] std::string to_nfc(std::string_view text);
-/// Valid UTF-8 without what case, and compatible ways to write a character, make different (NFKC_Casefold).
-[[nodiscard]] std::string fold_case(std::string_view text);
+
+/// A regular expression. \p and \s follow Unicode.
+class SplitPattern {
+ public:
+  /// Throws DataError naming `where` if the expression is not valid.
+  SplitPattern(const std::string& expression, const std::string& where);
+  ~SplitPattern();
+  SplitPattern(SplitPattern&&) noexcept;
+  SplitPattern& operator=(SplitPattern&&) noexcept;
+
+  /// Calls match(piece) and between(piece) for the non-empty matches in valid UTF-8 and the text between them, in
+  /// order, until one returns false. False if one did. open: the text goes on; only pieces that are the same whatever
+  /// follows.
+  bool split(std::string_view text, bool open, const std::function<bool(std::string_view)>& match,
+             const std::function<bool(std::string_view)>& between) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace oscar

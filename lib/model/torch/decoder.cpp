@@ -7,13 +7,9 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "model/torch/embedding.hpp"
-#include "model/torch/experts.hpp"
-#include "model/torch/head.hpp"
-#include "model/torch/hidden_home.hpp"
-#include "model/torch/hidden_state.hpp"
-#include "model/torch/pull_back.hpp"
-#include "model/torch/qkv_copy.hpp"
+#include "model/torch/ends.hpp"
+#include "model/torch/gradients.hpp"
+#include "model/torch/rows.hpp"
 
 namespace oscar {
 namespace {

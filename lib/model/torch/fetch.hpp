@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "model/run/decoder.hpp"
@@ -36,5 +37,22 @@ class Fetch {
 
 /// A whole tensor that a file holds, or part `index` of a stack (count, …).
 [[nodiscard]] TensorRef slice(const TensorRef& stack, int index);
+
+/// One weight in a form that checkpoints keep it in: floats, float8 with scales, MXFP4. Filled once the fetch that
+/// wants it has run.
+struct StoredWeight {
+  at::Tensor value;
+  at::Tensor scale;  // of float8 and MXFP4
+  std::string name;
+
+  /// What it stands for: matrices in `dtype`, vectors in fp32. Throws DataError for scales that do not fit.
+  [[nodiscard]] at::Tensor unpack(at::ScalarType dtype) const;
+};
+
+[[nodiscard]] StoredWeight want_weight(Fetch& fetch, const WeightStore& store, const std::string& name);
+/// Part `index` of a stack of floats.
+[[nodiscard]] StoredWeight want_slice(Fetch& fetch, const WeightStore& store, const std::string& name, int index);
+/// Part `index` of "<name>_blocks" (count, out, in / 32, 16) and "<name>_scales".
+[[nodiscard]] StoredWeight want_mxfp4(Fetch& fetch, const WeightStore& store, const std::string& name, int index);
 
 }  // namespace oscar

@@ -4,9 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
-#include <vector>
-
+#include "model/config/config.hpp"
 #include "model/torch/weights.hpp"
 
 namespace oscar {
@@ -38,24 +36,30 @@ struct Projected {
                                           const at::Tensor& own);
 /// What a layer leaves, by its scalar.
 [[nodiscard]] at::Tensor scaled(const Weights& layer, const at::Tensor& x);
-/// Which experts (T, top_k), int64, and with which weights, fp32. normed: x by the MLP's norm.
-struct Chosen {
-  at::Tensor experts, weights;
+
+/// The scores of queries [begin, end) of a sequence with the keys [first, end) that one of them sees: what libtorch's
+/// attention kernels lack (windows, soft caps) and do not show.
+struct ScoreBlock {
+  std::int64_t begin, end, first;
+  at::Tensor behind;  // (queries, keys), int64: how far the key lies behind the query; negative if it comes after it
+  at::Tensor scores;  // (heads, queries, keys), fp32: before the softmax; -inf where the query does not see the key
+  at::Tensor slope;   // of scores by q . k / sqrt(d), where scores have a soft cap; else undefined
+
+  /// Rows (heads, T, d) of the queries, and of the keys, in fp32.
+  [[nodiscard]] at::Tensor of_queries(const at::Tensor& rows) const {
+    return rows.narrow(1, begin, end - begin).to(at::kFloat);
+  }
+  [[nodiscard]] at::Tensor of_keys(const at::Tensor& rows) const {
+    return rows.narrow(1, first, end - first).to(at::kFloat);
+  }
+  /// The softmax of scores, (heads, queries, keys). sinks: (heads, 1, 1), scores that have no value; undefined: none.
+  [[nodiscard]] at::Tensor shares(const at::Tensor& sinks) const;
 };
-[[nodiscard]] Chosen choose_experts(const Weights& layer, const at::Tensor& x, const at::Tensor& normed);
-/// The choices of `Chosen`, sorted by expert.
-struct ExpertSlots {
-  at::Tensor tokens, weights;        // (T * top_k): int64; fp32
-  std::vector<std::int64_t> begins;  // of each expert's slots; one more than there are experts
-  /// Experts that are named, ascending.
-  [[nodiscard]] std::vector<int> chosen() const;
-  /// Tokens of one expert, each once, and its weights for them.
-  [[nodiscard]] std::pair<at::Tensor, at::Tensor> of(int expert) const;
-};
-[[nodiscard]] ExpertSlots sort_by_expert(const Chosen& chosen, int num_experts);
-/// What the experts for all tokens give for normed hidden states; zeros if there is none.
-[[nodiscard]] at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed);
-/// One routed expert on rows of normed hidden states.
-[[nodiscard]] at::Tensor routed_expert(const Weights& layer, const Weights& expert, const at::Tensor& normed);
+
+/// How many queries' scores are in memory at a time. q: (heads, T, d).
+[[nodiscard]] std::int64_t queries_at_once(const at::Tensor& q);
+/// q and k: (heads, T, d).
+[[nodiscard]] ScoreBlock score_block(const MixerSpec& mixer, const at::Tensor& q, const at::Tensor& k,
+                                     std::int64_t begin, std::int64_t end);
 
 }  // namespace oscar

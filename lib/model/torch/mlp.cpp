@@ -21,6 +21,7 @@
 
 #include "base/check.hpp"
 #include "model/torch/layer_math.hpp"
+#include "model/torch/rows.hpp"
 
 namespace oscar {
 namespace {
@@ -98,6 +99,14 @@ at::Tensor scaled(const Weights& layer, const at::Tensor& x) {
   return layer.block().scalar.empty() ? x : x * layer.at(layer.block().scalar).to(x.scalar_type());
 }
 
+namespace {
+
+/// Which experts (T, top_k), int64, and with which weights, fp32.
+struct Chosen {
+  at::Tensor experts, weights;
+};
+
+/// normed: x by the MLP's norm.
 Chosen choose_experts(const Weights& layer, const at::Tensor& x, const at::Tensor& normed) {
   const ExpertsSpec& e = layer.block().mlp.experts;
   // Choices are made in fp32.
@@ -130,20 +139,14 @@ ExpertSlots sort_by_expert(const Chosen& chosen, int num_experts) {
   return out;
 }
 
-std::vector<int> ExpertSlots::chosen() const {
-  std::vector<int> named;
-  for (std::size_t e = 0; e + 1 < begins.size(); ++e) {
-    if (begins[e] < begins[e + 1]) named.push_back(static_cast<int>(e));
-  }
-  return named;
-}
-
-std::pair<at::Tensor, at::Tensor> ExpertSlots::of(int expert) const {
+/// The tokens of one expert, each once, and its weights for them.
+std::pair<at::Tensor, at::Tensor> slots_of(const ExpertSlots& slots, int expert) {
   const auto e = static_cast<std::size_t>(expert);
-  const std::int64_t count = begins[e + 1] - begins[e];
-  return {tokens.narrow(0, begins[e], count), weights.narrow(0, begins[e], count)};
+  const std::int64_t begin = slots.begins[e], count = slots.begins[e + 1] - begin;
+  return {slots.tokens.narrow(0, begin, count), slots.weights.narrow(0, begin, count)};
 }
 
+/// What the experts for all tokens give for normed hidden states; zeros if there is none.
 at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed) {
   const ExpertsSpec& e = layer.block().mlp.experts;
   if (e.shared.empty()) return at::zeros_like(normed);
@@ -153,9 +156,47 @@ at::Tensor shared_experts(const Weights& layer, const at::Tensor& normed) {
   return e.shared_gate.empty() ? out : at::sigmoid(layer.linear(normed, e.shared_gate)) * out;
 }
 
+/// One routed expert on rows of normed hidden states.
 at::Tensor routed_expert(const Weights& layer, const Weights& expert, const at::Tensor& normed) {
   const at::Tensor inner = gated(layer, expert.linear(normed, "gate"), expert.linear(normed, "up"));
   return expert.linear(inner, "down");
+}
+
+}  // namespace
+
+std::vector<int> ExpertSlots::chosen() const {
+  std::vector<int> named;
+  for (std::size_t e = 0; e + 1 < begins.size(); ++e) {
+    if (begins[e] < begins[e + 1]) named.push_back(static_cast<int>(e));
+  }
+  return named;
+}
+
+std::unique_ptr<RoutedRows> route_rows(const Weights& layer, const at::Tensor& hidden, const RowBatches& by_rows) {
+  const ExpertsSpec& e = layer.block().mlp.experts;
+  const at::Tensor normed = layer.norm(hidden, layer.block().mlp_norm);
+  auto rows = std::make_unique<RoutedRows>();
+  rows->normed = e.input_norm.empty() ? normed : layer.norm(hidden, e.input_norm);
+  rows->slots = sort_by_expert(choose_experts(layer, hidden, normed), e.count);
+  rows->sum = by_rows(normed, [&](const at::Tensor& x) { return shared_experts(layer, x); }).to(at::kFloat);
+  if (e.routed_norm.empty()) return rows;
+  rows->shared = layer.norm(rows->sum, e.shared_norm);
+  rows->sum.zero_();
+  return rows;
+}
+
+void add_to_sum(const Weights& layer, int expert, const Weights& weights, const RowBatches& by_rows, RoutedRows& rows) {
+  const auto [tokens, shares] = slots_of(rows.slots, expert);
+  if (tokens.size(0) == 0) return;
+  const at::Tensor y = by_rows(rows.normed.index_select(0, tokens),
+                               [&](const at::Tensor& x) { return routed_expert(layer, weights, x); });
+  rows.sum.index_add_(0, tokens, y.to(at::kFloat) * shares.unsqueeze(1));
+}
+
+at::Tensor whole_sum(const Weights& layer, const RoutedRows& rows) {
+  const ExpertsSpec& e = layer.block().mlp.experts;
+  const at::Tensor sum = e.routed_norm.empty() ? rows.sum : rows.shared + layer.norm(rows.sum, e.routed_norm);
+  return scaled_residual(layer, layer.norm(sum, layer.block().mlp_out_norm));
 }
 
 }  // namespace oscar

@@ -7,7 +7,7 @@
 
 #include <optional>
 
-#include "model/torch/stored_weight.hpp"
+#include "model/torch/fetch.hpp"
 #include "model/weights/layout.hpp"
 
 namespace oscar {
@@ -77,77 +77,53 @@ void want_layer_input(Fetch& fetch, const WeightRoute& route, const BlockSpec& b
   stored["per_layer_projection_norm.weight"] = want_weight(fetch, route.store, kLayerInputNormName);
 }
 
-/// One expert as it is stored; gate and up are one matrix unless experts are stored one by one.
-struct StoredExpert {
-  StoredWeight gate, up, down, gate_bias, up_bias, down_bias;
-};
+/// One expert as it is stored, by part ("gate.weight"); gate and up are one matrix, "gate", in stacks of both.
+using StoredExpert = std::map<std::string, StoredWeight>;
 
 StoredExpert want_expert(Fetch& fetch, const WeightStore& store, const ExpertsSpec& e, const std::string& prefix,
                          int expert) {
+  StoredExpert out;
   if (e.layout == ExpertLayout::kSeparate) {
     const std::string own = prefix + std::to_string(expert) + ".";
-    return {want_weight(fetch, store, own + e.gate_proj + ".weight"),
-            want_weight(fetch, store, own + e.up_proj + ".weight"),
-            want_weight(fetch, store, own + e.down_proj + ".weight"),
-            {},
-            {},
-            {}};
-  }
-  if (e.layout == ExpertLayout::kStackedParts) {
-    const auto part = [&](const char* name) { return want_slice(fetch, store, prefix + name, expert); };
-    StoredExpert out{part("gate_proj"), part("up_proj"), part("down_proj"), {}, {}, {}};
-    if (!e.bias) return out;
-    out.gate_bias = part("gate_proj_bias");
-    out.up_bias = part("up_proj_bias");
-    out.down_bias = part("down_proj_bias");
+    out["gate.weight"] = want_weight(fetch, store, own + e.gate_proj + ".weight");
+    out["up.weight"] = want_weight(fetch, store, own + e.up_proj + ".weight");
+    out["down.weight"] = want_weight(fetch, store, own + e.down_proj + ".weight");
     return out;
   }
   const auto want = e.layout == ExpertLayout::kMxfp4 ? want_mxfp4 : want_slice;
-  StoredExpert out{want(fetch, store, prefix + "gate_up_proj", expert),
-                   {},
-                   want(fetch, store, prefix + "down_proj", expert),
-                   {},
-                   {},
-                   {}};
-  if (e.layout == ExpertLayout::kStackedTransposed || e.layout == ExpertLayout::kMxfp4) {
-    out.gate_bias = want_slice(fetch, store, prefix + "gate_up_proj_bias", expert);
-    out.down_bias = want_slice(fetch, store, prefix + "down_proj_bias", expert);
+  const bool apart = e.layout == ExpertLayout::kStackedParts;
+  const bool bias = apart ? e.bias : e.layout == ExpertLayout::kStackedTransposed || e.layout == ExpertLayout::kMxfp4;
+  for (const std::string part : {"gate", "up", "down"}) {
+    if (part == "up" && !apart) continue;
+    const std::string name = prefix + (part == "gate" && !apart ? "gate_up_proj" : part + "_proj");
+    out[part + ".weight"] = want(fetch, store, name, expert);
+    if (bias) out[part + ".bias"] = want_slice(fetch, store, name + "_bias", expert);
   }
   return out;
 }
 
 void unpack_expert(const StoredExpert& stored, const ExpertsSpec& e, at::ScalarType dtype, Weights& out) {
-  const at::Tensor gate = stored.gate.unpack(dtype), down = stored.down.unpack(dtype);
-  if (e.layout == ExpertLayout::kSeparate || e.layout == ExpertLayout::kStackedParts) {
-    out.put("gate.weight", gate);
-    out.put("up.weight", stored.up.unpack(dtype));
-    out.put("down.weight", down);
-    if (!e.bias) return;
-    out.put("gate.bias", stored.gate_bias.unpack(dtype));
-    out.put("up.bias", stored.up_bias.unpack(dtype));
-    out.put("down.bias", stored.down_bias.unpack(dtype));
-    return;
-  }
+  for (const auto& [name, weight] : stored) out.put(name, weight.unpack(dtype));
+  if (stored.contains("up.weight")) return;
   if (e.layout == ExpertLayout::kStacked || e.layout == ExpertLayout::kStackedByInput) {
     const auto by_output = [&](const at::Tensor& x) {
       return e.layout == ExpertLayout::kStacked ? x : x.t().contiguous();
     };
-    const at::Tensor both = by_output(gate);
+    const at::Tensor both = by_output(out.at("gate.weight"));
     out.put("gate.weight", both.narrow(0, 0, e.intermediate));
     out.put("up.weight", both.narrow(0, e.intermediate, e.intermediate));
-    out.put("down.weight", by_output(down));
+    out.put("down.weight", by_output(out.at("down.weight")));
     return;
   }
   // Gate and up rows alternate.
   const bool transposed = e.layout == ExpertLayout::kStackedTransposed;
-  const at::Tensor both = transposed ? gate.t() : gate, bias = stored.gate_bias.unpack(dtype);
   const auto every_other = [](const at::Tensor& x, int first) { return x.slice(0, first, x.size(0), 2).contiguous(); };
+  const at::Tensor gate = out.at("gate.weight"), both = transposed ? gate.t() : gate, bias = out.at("gate.bias");
   out.put("gate.weight", every_other(both, 0));
   out.put("gate.bias", every_other(bias, 0));
   out.put("up.weight", every_other(both, 1));
   out.put("up.bias", every_other(bias, 1));
-  out.put("down.weight", transposed ? down.t().contiguous() : down);
-  out.put("down.bias", stored.down_bias.unpack(dtype));
+  if (transposed) out.put("down.weight", out.at("down.weight").t().contiguous());
 }
 
 }  // namespace

@@ -1,10 +1,37 @@
 // SPDX-License-Identifier: MIT
 #include "model/weights/checkpoint.hpp"
 
+#include "base/errors.hpp"
+#include "base/status.hpp"
 #include "model/weights/gguf_checkpoint.hpp"
 #include "model/weights/safetensors_checkpoint.hpp"
 
 namespace oscar {
+
+void Checkpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
+                           std::size_t count, std::byte* to) const {
+  const StopScope scope(stop_);
+  if (remote_) {
+    const auto kept = [&]() -> RemoteRows& {
+      const std::lock_guard lock(remote_mutex_);
+      return remote_rows_[matrix.data.data()];
+    };
+    return kept().read(matrix, rows, begin, count, to,
+                       [this](std::span<const RemoteRows::Part> parts) { read_at_server(parts); });
+  }
+  const std::size_t row_bytes = matrix.data.size() / static_cast<std::size_t>(matrix.shape[0]);
+  for (const std::int32_t row : rows) {
+    read_here(matrix.data.subspan(static_cast<std::size_t>(row) * row_bytes + begin, count), to);
+    to += count;
+  }
+}
+
+Tensor Checkpoint::load(const std::string& name) const {
+  const TensorRef& shown = at(name);
+  Tensor tensor(shown.dtype, shown.shape);
+  read(shown.data, tensor.data.data());
+  return tensor;
+}
 
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model) {
   if (is_gguf(model)) return std::make_unique<GgufCheckpoint>(model);

@@ -1,33 +1,80 @@
 // SPDX-License-Identifier: MIT
 // The weights of a model, on disk or at a server (base/places.hpp), by the names that a plain language model has in
-// Hugging Face's checkpoints ("model.layers.0…"). A model is a folder of safetensors (safetensors_checkpoint.hpp) or a
-// GGUF file (gguf_checkpoint.hpp). Opening costs headers only; weights are read when a layer is loaded.
+// Hugging Face's checkpoints ("model.layers.0.self_attn.q_proj.weight"). A model is a folder of safetensors
+// (safetensors_checkpoint.hpp) or a GGUF file (gguf_checkpoint.hpp). Opening costs headers only; weights are read when
+// a layer is loaded.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
 
 #include "base/places.hpp"
-#include "model/weights/weight_store.hpp"
+#include "model/config/config.hpp"
+#include "model/weights/server_reads.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace oscar {
 
+/// What a decoder, which may be a plug-in, reads weights from.
+class WeightStore {
+ public:
+  virtual ~WeightStore() = default;
+  /// Finds a weight. The result is valid as long as the store. Throws DataError if the checkpoint has no such tensor.
+  [[nodiscard]] virtual const TensorRef& at(const std::string& name) const = 0;
+  [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
+  /// Copies bytes that at() showed by reading their file: no page faults, and nothing stays in this process's memory.
+  /// The bytes may be at a server (safetensors.hpp): nothing else may touch them.
+  virtual void read(std::span<const std::byte> bytes, std::byte* to) const = 0;
+  /// Copies bytes [begin, begin + count) of the named rows of a matrix, one row after the other, as read() does.
+  virtual void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
+                         std::size_t count, std::byte* to) const = 0;
+  /// Returns how many read() calls at the same time are worth while; 0: as many as there are processors for.
+  [[nodiscard]] virtual int readers() const = 0;
+};
+
 class Checkpoint : public WeightStore {
  public:
-  /// Keeps what is read of a model at a server from now on for the next time, up to 2 GiB.
-  virtual void keep_reads() const = 0;
-  /// Ends reads, or lets them work again. With `true`, what is being read and all that is asked for later end with
-  /// Interrupted, for nobody waits for it; files on disk are done before that. Any thread may call this.
-  virtual void stop_reads(bool stop) const = 0;
+  explicit Checkpoint(const std::filesystem::path& model) : remote_(is_remote(model)) {}
+
+  void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin, std::size_t count,
+                 std::byte* to) const override;
+  [[nodiscard]] int readers() const override { return remote_ ? files().begin()->second->readers() : 0; }
   /// Reads a whole weight into memory.
-  [[nodiscard]] virtual Tensor load(const std::string& name) const = 0;
+  [[nodiscard]] Tensor load(const std::string& name) const;
   /// Returns the files of weights by file name.
   [[nodiscard]] virtual std::map<std::string, const PlacedFile*> files() const = 0;
+
+  /// Keeps what is read of a model at a server from now on for the next time, up to 2 GiB.
+  void keep_reads() const {
+    if (remote_) kept_.allow(kKeptBytes);
+  }
+  /// Ends reads, or lets them work again. With `true`, what is being read and all that is asked for later end with
+  /// Interrupted, for nobody waits for it; files on disk are done before that. Any thread may call this.
+  void stop_reads(bool stop) const { stop_ = stop; }
   /// Returns how many bytes were read from files and servers so far. Rows of mapped files do not count.
-  [[nodiscard]] virtual std::uint64_t bytes_read() const = 0;
+  [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
+
+ protected:
+  /// Copies bytes that at() showed, of files on disk, where rows are few.
+  virtual void read_here(std::span<const std::byte> bytes, std::byte* to) const = 0;
+  /// Reads several such parts from a server at the same time.
+  virtual void read_at_server(std::span<const RemoteRows::Part> parts) const = 0;
+
+  bool remote_;
+  mutable std::atomic<std::uint64_t> bytes_read_ = 0;
+  mutable std::atomic<bool> stop_ = false;
+  mutable KeptBytes kept_;
+
+ private:
+  mutable std::mutex remote_mutex_;
+  mutable std::map<const std::byte*, RemoteRows> remote_rows_;  // by where a matrix begins
 };
 
 /// Opens the weights of a model. Throws DataError: no weights, an index that is malformed or names files outside the

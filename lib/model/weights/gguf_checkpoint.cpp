@@ -9,8 +9,8 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/stop.hpp"
-#include "model/gguf/gguf_config.hpp"
+#include "base/status.hpp"
+#include "model/gguf/gguf_model.hpp"
 #include "tensor/ggml_blocks.hpp"
 
 namespace oscar {
@@ -39,7 +39,7 @@ std::uint64_t stored_row(std::uint64_t row, std::uint64_t head_rows) {
 
 }  // namespace
 
-GgufCheckpoint::GgufCheckpoint(const std::filesystem::path& path) : model_(path), remote_(is_remote(path)) {
+GgufCheckpoint::GgufCheckpoint(const std::filesystem::path& path) : Checkpoint(path), model_(path) {
   for (const auto& [name, place] : model_.tensors()) {
     const std::optional<GgufWeightName> known = gguf_weight_name(model_, name);
     if (known) {
@@ -195,44 +195,19 @@ void GgufCheckpoint::read(std::span<const Part> parts) const {
 void GgufCheckpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
   const StopScope scope(stop_);
   for (std::uint64_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {
-    const Part part = part_of(bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin)), to + begin);
-    read(std::span(&part, 1));
+    read_here(bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin)), to + begin);
   }
 }
 
-void GgufCheckpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
-                               std::size_t count, std::byte* to) const {
-  const StopScope scope(stop_);
-  if (remote_) {
-    const auto kept = [&]() -> RemoteRows& {
-      const std::lock_guard lock(remote_mutex_);
-      return remote_rows_[matrix.data.data()];
-    };
-    return kept().read(matrix, rows, begin, count, to, [this](std::span<const RemoteRows::Part> wanted) {
-      std::vector<Part> parts;
-      for (const auto& [from, place] : wanted) parts.push_back(part_of(from, place.data()));
-      read(parts);
-    });
-  }
-  const std::size_t row_bytes = matrix.data.size() / static_cast<std::size_t>(matrix.shape[0]);
-  for (const std::int32_t row : rows) {
-    const Part part = part_of(matrix.data.subspan(static_cast<std::size_t>(row) * row_bytes + begin, count), to);
-    read(std::span(&part, 1));
-    to += count;
-  }
+void GgufCheckpoint::read_here(std::span<const std::byte> bytes, std::byte* to) const {
+  const Part part = part_of(bytes, to);
+  read(std::span(&part, 1));
 }
 
-int GgufCheckpoint::readers() const { return remote_ ? model_.metadata().file().readers() : 0; }
-
-void GgufCheckpoint::keep_reads() const {
-  if (remote_) kept_.allow(kKeptBytes);
-}
-
-Tensor GgufCheckpoint::load(const std::string& name) const {
-  const TensorRef& shown = at(name);
-  Tensor tensor(shown.dtype, shown.shape);
-  read(shown.data, tensor.data.data());
-  return tensor;
+void GgufCheckpoint::read_at_server(std::span<const RemoteRows::Part> wanted) const {
+  std::vector<Part> parts;
+  for (const auto& [from, place] : wanted) parts.push_back(part_of(from, place.data()));
+  read(parts);
 }
 
 std::map<std::string, const PlacedFile*> GgufCheckpoint::files() const {

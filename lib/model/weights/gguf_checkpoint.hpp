@@ -4,16 +4,12 @@
 // the file takes on disk is all that stays there.
 #pragma once
 
-#include <atomic>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "model/gguf/gguf_model.hpp"
 #include "model/weights/checkpoint.hpp"
-#include "model/weights/kept_bytes.hpp"
-#include "model/weights/remote_rows.hpp"
 
 namespace oscar {
 
@@ -28,14 +24,11 @@ class GgufCheckpoint : public Checkpoint {
   [[nodiscard]] const TensorRef& at(const std::string& name) const override;
   [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(name); }
   void read(std::span<const std::byte> bytes, std::byte* to) const override;
-  void read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin, std::size_t count,
-                 std::byte* to) const override;
-  [[nodiscard]] int readers() const override;
-  void keep_reads() const override;
-  void stop_reads(bool stop) const override { stop_ = stop; }
-  [[nodiscard]] Tensor load(const std::string& name) const override;
   [[nodiscard]] std::map<std::string, const PlacedFile*> files() const override;
-  [[nodiscard]] std::uint64_t bytes_read() const override { return bytes_read_; }
+
+ protected:
+  void read_here(std::span<const std::byte> bytes, std::byte* to) const override;
+  void read_at_server(std::span<const RemoteRows::Part> parts) const override;
 
  private:
   struct Weight {
@@ -61,16 +54,10 @@ class GgufCheckpoint : public Checkpoint {
   void read(std::span<const Part> parts) const;
 
   GgufModel model_;
-  bool remote_ = false;
   std::map<std::string, Weight> weights_;
   std::map<const std::byte*, const Weight*> by_address_;  // by where the shown bytes begin
   std::byte* addresses_ = nullptr;                        // reserved, not there
   std::uint64_t reserved_ = 0;
-  mutable std::atomic<std::uint64_t> bytes_read_ = 0;
-  mutable std::mutex remote_mutex_;
-  mutable std::map<const std::byte*, RemoteRows> remote_rows_;  // by where a matrix begins
-  mutable std::atomic<bool> stop_ = false;
-  mutable KeptBytes kept_;
 };
 
 }  // namespace oscar

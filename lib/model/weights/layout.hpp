@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/config/config.hpp"
-#include "model/weights/weight_store.hpp"
+#include "model/weights/checkpoint.hpp"
 
 namespace oscar {
 

@@ -9,7 +9,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"
-#include "base/stop.hpp"
+#include "base/status.hpp"
 #include "base/threads.hpp"
 
 namespace oscar {
@@ -33,8 +33,7 @@ constexpr int kOpenAtOnce = 16;  // files at a server: each takes a round trip o
 
 }  // namespace
 
-SafetensorsCheckpoint::SafetensorsCheckpoint(const fs::path& model)
-    : where_(model.string()), remote_(is_remote(model)) {
+SafetensorsCheckpoint::SafetensorsCheckpoint(const fs::path& model) : Checkpoint(model), where_(model.string()) {
   const fs::path index = model / "model.safetensors.index.json";
   const fs::path single = model / "model.safetensors";
   if (const std::optional<std::string> text = optional_text(index)) {
@@ -113,28 +112,7 @@ void SafetensorsCheckpoint::read(std::span<const std::byte> bytes, std::byte* to
   kept_.add(bytes, to);
 }
 
-void SafetensorsCheckpoint::keep_reads() const {
-  if (remote_) kept_.allow(kKeptBytes);
-}
-
-void SafetensorsCheckpoint::read_rows(const TensorRef& matrix, std::span<const std::int32_t> rows, std::size_t begin,
-                                      std::size_t count, std::byte* to) const {
-  if (remote_) {
-    const auto kept = [&]() -> RemoteRows& {
-      const std::lock_guard lock(remote_mutex_);
-      return remote_rows_[matrix.data.data()];
-    };
-    return kept().read(matrix, rows, begin, count, to,
-                       [this](std::span<const RemoteRows::Part> parts) { read_at_server(parts); });
-  }
-  const std::size_t row_bytes = matrix.data.size() / static_cast<std::size_t>(matrix.shape[0]);
-  for (const std::int32_t row : rows) {
-    to = std::copy_n(&matrix.data[static_cast<std::size_t>(row) * row_bytes + begin], count, to);
-  }
-}
-
 void SafetensorsCheckpoint::read_at_server(std::span<const RemoteRows::Part> parts) const {
-  const StopScope scope(stop_);
   std::vector<FilePart> all;
   for (const auto& [from, to] : parts) {
     bytes_read_ += from.size();
@@ -150,14 +128,6 @@ std::map<std::string, const PlacedFile*> SafetensorsCheckpoint::files() const {
   std::map<std::string, const PlacedFile*> files;
   for (const auto& [name, shard] : shards_) files[name] = &shard.file();
   return files;
-}
-
-int SafetensorsCheckpoint::readers() const { return remote_ ? shards_.begin()->second.file().readers() : 0; }
-
-Tensor SafetensorsCheckpoint::load(const std::string& name) const {
-  bytes_read_ += at(name).data.size();
-  const std::string stored = stored_name(name);
-  return weights_.at(stored)->load(stored);
 }
 
 }  // namespace oscar

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/errors.hpp"
-#include "base/schemas.hpp"
+#include "base/json.hpp"
 #include "moments/statistics.hpp"
 #include "peers/codebook_file.hpp"
 #include "rotation/set_file.hpp"

@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "base/exp.hpp"
-#include "base/highest.hpp"
 #include "base/vector_clones.hpp"
 
 namespace oscar::verify {

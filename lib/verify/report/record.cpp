@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "verify/report/record.hpp"
 
-#include "coded/coded_manifest.hpp"
+#include "coded/coded_set.hpp"
 #include "rotation/manifest.hpp"
 
 namespace oscar {

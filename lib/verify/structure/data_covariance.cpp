@@ -36,9 +36,8 @@ void require_all_heads(const HeadRange& heads) {
 
 std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer, Backend& backend) {
   const std::optional<Moment> moment = find_moment(objective_name(objective));
-  switch (moment.value_or(Moment::kOutput)) {
+  switch (moment.value_or(Moment::kKeys)) {
     case Moment::kKtk:
-    case Moment::kOto:
     case Moment::kQqt:
     case Moment::kVtv:
       return take(layer, *moment, backend).mean();
@@ -96,8 +95,8 @@ std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::ve
                       {},
                       {},
                       {},
-                      "the statistics have no sums of keys and values: take them with --recipe oscar --target any "
-                      "--key-objective ktk --value-objective vtv --center"});
+                      "the statistics have no sums of keys and values: observe the running model with the "
+                      "Python package, or give --dump or --model"});
   }
   return found;
 }

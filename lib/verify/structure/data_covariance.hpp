@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Second moments of the data at hand, by the objective that a side names: what its eigenvectors should diagonalise.
-//   qqt queries   ktk keys   sst values weighted by k C k^T   oto attention outputs   vtv values
+//   qqt queries   ktk keys   sst values weighted by k C k^T   vtv values
 #pragma once
 
 #include <optional>

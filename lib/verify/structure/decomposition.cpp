@@ -158,9 +158,6 @@ void forget_unknown(std::vector<Check>& checks, const DataCovariance& data) {
   });
 }
 
-/// Measured figures are what speaks for such a set.
-constexpr const char* kRefined = "the basis was turned by descent (--refine): no covariance explains it";
-
 bool usable(const SideTransform& t, const MatrixStack& covariance) {
   const bool sizes = covariance.dim == t.rotation.dim && covariance.count > 0 &&
                      t.eigenvalues.size() == static_cast<std::size_t>(t.rotation.count) * t.rotation.dim;
@@ -190,10 +187,6 @@ void check_decomposition(const Subject& subject, std::vector<Check>& checks) {
   const auto stored = [](const SubjectSide&, int, const SideTransform& t) { return diagonalised_covariance(t); };
   for_each_side(
       subject, checks, [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-        if (is_refined(side, t)) {
-          out.push_back(unknown("decomposition", layer, side, kRefined));
-          return;
-        }
         if (has_constant_rotation(side, t)) return check_constant(side, layer, t, out);
         if (!usable(t, t.covariance) || (is_stretch(t) && !stretch_record(t))) {
           out.push_back(unknown("decomposition", layer, side, kNoCovariance));
@@ -223,8 +216,7 @@ void check_decomposition_on_data(const Subject& subject, const std::vector<DataC
       const SideTransform* t = find_layer(side, d.layer_id);
       if (t == nullptr || side.target != d.target || has_constant_rotation(side, *t) || !usable(*t, d.covariance))
         continue;
-      if (is_stretch(*t) || is_refined(side, *t))
-        continue;  // it diagonalises what is stored, not a covariance of the data
+      if (is_stretch(*t)) continue;  // it diagonalises what is stored, not a covariance of the data
       const double limit = d.same_tokens ? kSameTokensLimit : kDisorderLimit;
       const auto finding = examine(subject, of_data, side, d.layer_id, *t, d.same_tokens, limit);
       if (!finding) {

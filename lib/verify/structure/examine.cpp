@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "rotation/objective.hpp"
+#include "rotation/names.hpp"
 #include "verify/structure/matrix.hpp"
 #include "verify/structure/objective.hpp"
 #include "verify/structure/uncompose.hpp"

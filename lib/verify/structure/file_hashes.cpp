@@ -2,7 +2,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
-#include "coded/coded_manifest.hpp"
+#include "coded/coded_set.hpp"
 #include "verify/structure/checks.hpp"
 
 namespace oscar::verify {

@@ -8,23 +8,22 @@
 namespace oscar {
 namespace {
 
-/// "qqt_r_h_pbr" of "refined_stretch_qqt_r_h_pbr".
-std::string without_prefixes(std::string objective) {
-  for (const std::string prefix : {"refined_", "stretch_"}) {
-    if (objective.starts_with(prefix)) objective.erase(0, prefix.size());
-  }
+/// "qqt_r_h_pbr" of "stretch_qqt_r_h_pbr".
+std::string without_prefix(std::string objective) {
+  const std::string prefix = "stretch_";
+  if (objective.starts_with(prefix)) objective.erase(0, prefix.size());
   return objective;
 }
 
 }  // namespace
 
 std::string objective_name(const std::string& objective) {
-  const std::string name = without_prefixes(objective);
+  const std::string name = without_prefix(objective);
   return name.substr(0, name.find('_'));
 }
 
 std::string composition_name(const std::string& objective) {
-  const std::string name = without_prefixes(objective);
+  const std::string name = without_prefix(objective);
   const std::size_t underscore = name.find('_');
   return underscore == std::string::npos ? "" : name.substr(underscore + 1);
 }
@@ -40,10 +39,6 @@ bool has_constant_rotation(const SubjectSide& side, const SideTransform& transfo
   return is_hadamard(side, transform) || verify::is_constant(composition_name(side.objective));
 }
 
-bool is_refined(const SubjectSide& side, const SideTransform& transform) {
-  return side.objective.starts_with("refined_") || transform.scores.contains("refine");
-}
-
 bool fits_keys(const std::string& objective) {
   const std::string name = objective_name(objective);
   return name == "qqt" || name == "ktk" || name == "fisher";
@@ -51,7 +46,7 @@ bool fits_keys(const std::string& objective) {
 
 bool fits_values(const std::string& objective) {
   const std::string name = objective_name(objective);
-  return name == "sst" || name == "oto" || name == "vtv" || name == "output";
+  return name == "sst" || name == "vtv";
 }
 
 }  // namespace oscar

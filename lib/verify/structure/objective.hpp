@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the objective of a side says of its matrices: "refined_stretch_qqt_r_h_pbr" names what they diagonalise (qqt)
+// What the objective of a side says of its matrices: "stretch_qqt_r_h_pbr" names what they diagonalise (qqt)
 // and how they are composed (r_h_pbr).
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace oscar {
 
-/// Returns what is diagonalised: "qqt" of "qqt_r_h_pbr" and "refined_stretch_qqt_r_h_pbr".
+/// Returns what is diagonalised: "qqt" of "qqt_r_h_pbr" and "stretch_qqt_r_h_pbr".
 [[nodiscard]] std::string objective_name(const std::string& objective);
 /// Returns how matrices are composed: "r_h_pbr" of "qqt_r_h_pbr"; empty for "hadamard" and "uresidual".
 [[nodiscard]] std::string composition_name(const std::string& objective);
@@ -23,7 +23,5 @@ namespace oscar {
 [[nodiscard]] bool is_hadamard(const SubjectSide& side, const SideTransform& transform);
 /// Whether a layer's matrices are a constant: a Hadamard, or a composition that leaves the eigenvectors out.
 [[nodiscard]] bool has_constant_rotation(const SubjectSide& side, const SideTransform& transform);
-/// Whether a descent turned the matrices after they were composed, so that no formula gives them.
-[[nodiscard]] bool is_refined(const SubjectSide& side, const SideTransform& transform);
 
 }  // namespace oscar

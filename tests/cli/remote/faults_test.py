@@ -148,10 +148,12 @@ class FaultsTest(RemoteCase):
         self.assertFalse([path for path in server.seen if "private" in path])
 
     def test_statistics_at_an_address(self):
-        self.succeed("fit", "-q", "--dump", self.dump(), "--value-objective", "vtv", "--save-stats", "sums.safetensors")
-        with FaultyServer({"sums.safetensors": (self.folder / "sums.safetensors").read_bytes()}) as url:
-            there = self.fit("b", "--stats", f"{url}/sums.safetensors", "--value-objective", "vtv")
-        self.assertEqual(self.fit("a", "--stats", "sums.safetensors", "--value-objective", "vtv"), there)
+        dump, names = self.dump(), ("first.safetensors", "second.safetensors")
+        self.succeed("fit", "-q", "--dump", dump, "--save-stats", names[0])
+        self.succeed("fit", "-q", "--dump", dump, "--stats", names[0], "--save-stats", names[1])
+        with FaultyServer({name: (self.folder / name).read_bytes() for name in names}) as url:
+            there = self.fit("b", "--stats", *(f"{url}/{name}" for name in names))
+        self.assertEqual(self.fit("a", "--stats", *names), there)
 
     def fails_at_once(self, server, fragments, *arguments, **more):
         """Although the server holds back what is read ahead: the run would wait for that for two minutes."""

@@ -21,12 +21,12 @@ class StreamTest(RemoteCase):
         figures = [json.loads(self.succeed(*verify, "--model", place).stdout)["methods"] for place in (MODEL, address)]
         self.assertEqual(*figures)
 
-    def test_a_model_in_one_file_with_an_objective_that_reads_weights(self):
+    def test_a_model_in_one_file(self):
         single = self.copy(MODEL, "qwen3-2m")
         (single / "model.safetensors.index.json").unlink()
         (single / "model-00001-of-00001.safetensors").rename(single / "model.safetensors")
         address = self.bucket().upload(single, "qwen3-2m")
-        options = ["--recipe", "stretch", "--value-objective", "output", "--target", "any", *TOKENS]
+        options = ["--recipe", "stretch", "--target", "any", *TOKENS]
         self.assertEqual(self.fit("a", "--model", single, *options), self.fit("b", "--model", address, *options))
 
     def test_a_model_on_a_web_server_asks_for_no_more_than_it_needs(self):

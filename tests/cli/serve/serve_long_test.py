@@ -58,7 +58,7 @@ class ServeLongTest(unittest.TestCase):
         report = json.loads(text)
         self.assertEqual(report["reasons"], [])
         figures = self.figures(report)
-        self.assertEqual(list(figures), ["quoted", "length", "unanswered", "repetition", "garbling"])
+        self.assertEqual(list(figures), ["quoted", "length", "unanswered", "compression"])
         for name, figure in figures.items():
             low, high = figure["interval"]
             self.assertLessEqual(low, figure["difference"], name)
@@ -70,8 +70,8 @@ class ServeLongTest(unittest.TestCase):
 
     def test_rejects_each_failure_by_its_figure(self):
         reference = self.server()
-        for habit, name in (("garbled", "garbling"), ("broken", "garbling"), ("shortened", "length"), ("silent", "unanswered"),
-                            ("cut off", "unanswered"), ("repeating", "repetition"), ("forgetful", "quoted")):
+        for habit, name in (("garbled", "compression"), ("repeating", "compression"), ("shortened", "length"),
+                            ("silent", "unanswered"), ("cut off", "unanswered"), ("forgetful", "quoted")):
             code, report, errors = compared(self.server(habit, start=40), reference, "--json")
             self.assertEqual((code, report and report["verdict"]), (3, "rejected"), habit + errors)
             worse = [figure["name"] for figure in self.figures(report).values() if figure["verdict"] == "worse"]

@@ -23,8 +23,6 @@ class WritingServer(CompletionsServer):
         if self.habit == "garbled":
             draw = random.Random(seed)
             return [draw.randrange(300, 2000) if draw.random() < 0.3 else token for token in tokens]
-        if self.habit == "broken":
-            return [token if i % 4 else 150 for i, token in enumerate(tokens)]  # a byte that is no UTF-8
         return (tokens[:20] * len(tokens))[:len(tokens)] if self.habit == "repeating" else tokens
 
     def complete(self, request):

@@ -10,7 +10,7 @@ import sys
 import h5py
 import numpy as np
 
-MOMENTS = ("query_moments", "key_moments", "sst", "oto")
+MOMENTS = ("query_moments", "key_moments", "sst")
 
 
 def main(source, target):

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/atomic_file.hpp"
-#include "base/atomic_folder.hpp"
 #include "base/files.hpp"
 #include "support/support.hpp"
 

@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include "base/open_files.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "coded/coded_set_file.hpp"
-
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -8,7 +6,7 @@
 
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
-#include "coded/coded_manifest.hpp"
+#include "coded/coded_set.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
 #include "support/support.hpp"

@@ -40,7 +40,7 @@ test::MemorySource coded_source(const std::vector<int>& layers, int dim = kCoded
 CodedData coded_data(const CodedOptions& options, const MeasureDamage& measure, test::MemorySource source) {
   const auto backend = test::make_test_backend();
   Status status;
-  return CodedFit(source, options, measure, *backend, status).take_all({}, nullptr);
+  return take_coded_data(source, options, {}, measure, nullptr, *backend, status);
 }
 
 CodedSet fit_coded_set(const CodedOptions& options, const MeasureDamage& measure,

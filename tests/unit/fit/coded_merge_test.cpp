@@ -48,7 +48,7 @@ CodedData coded_part(const std::vector<test::MemoryChunk>& sequences, const std:
   if (cost > 0) costs[2] = cost_of(cost);
   const auto backend = test::make_test_backend();
   const auto measure = [&](const CodedSet&) { return CodedDamage{damage, 2 * damage}; };
-  CodedData data = CodedFit(source, options, measure, *backend, silent).take_all(costs, nullptr);
+  CodedData data = take_coded_data(source, options, costs, measure, nullptr, *backend, silent);
   std::int64_t tokens = 0;
   for (const test::MemoryChunk& chunk : sequences) tokens += chunk.q.shape[0];
   data.data = {{hash, tokens, std::ssize(sequences), {}}};

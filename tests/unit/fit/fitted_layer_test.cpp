@@ -29,28 +29,11 @@ void keep_one_layer(const PartialFolder& folder) {
   kept_fit(&folder, set).add(0, {set.layers.front(), ""});
 }
 
-Json fit_with(const fs::path& reference) {
-  const FitOptions options{.recipe = "uresidual", .reference_rotation = reference};
-  return describe_fit(unfitted_set(resolve_recipe(options), options), options);
-}
-
 Json with_layers(const std::string& first, const std::string& second) {
   return {{"model", "m"}, {PartialFolder::kDataOfLayers, {{"0", first}, {"7", second}}}};
 }
 
 }  // namespace
-
-TEST_CASE("a fit is told from another by what its reference rotation is, not by where it lies") {
-  const test::TemporaryFolder folder;
-  const auto write = [&](const char* name, double first) {
-    write_rotation_set(folder / name, set_of_one_layer(first), {.pt = false, .h5 = true}, true);
-    return folder / name;
-  };
-  const Json fit = fit_with(write("a", 1));
-  CHECK(fit_with(write("b", 1)) == fit);
-  CHECK(fit_with(write("a", -1)) != fit);
-  CHECK(fit["reference_rotation"].get<std::string>().size() == 64);
-}
 
 TEST_CASE("of a dump that has changed, layers that are fitted already must be the same, others need not") {
   const test::TemporaryFolder folder;

@@ -48,8 +48,6 @@ TEST_CASE("a search records every score and fits its choice on everything") {
   CHECK(search["candidates"].size() >= search_candidates(search_options()).size());
   CHECK(search["held_out"].get<std::string>().find("200 keys in 1 sequence,") == 0);
   double lowest = 1e9, chosen = 0;
-  const std::string last = search["candidates"][search_candidates(search_options()).size() + 1]["name"];
-  CHECK(last.find("refined ") == 0);
   for (const Json& each : search["candidates"]) {
     lowest = std::min(lowest, each["softmax_kl"].get<double>());
     if (each["name"] == search["choice"]) chosen = each["softmax_kl"];

@@ -25,8 +25,7 @@ test::SideBySide side_by_side() { return {make_cpu_backend(), {.concurrent_layer
 }  // namespace
 
 TEST_CASE("layers side by side, in batches, become what they become one by one") {
-  FitOptions options;
-  options.refine = true;
+  const FitOptions options;
   Status status;
   test::MemorySource source(five_layers()), again(five_layers());
   test::SideBySide backend = side_by_side();

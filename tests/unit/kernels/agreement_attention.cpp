@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Held sequences and key reads.
+// Held sequences.
 #include <algorithm>
 #include <cmath>
 
@@ -22,16 +22,6 @@ double largest_error(const AttentionErrors& got, const AttentionErrors& expected
     worst = std::max(worst, relative(got.*member, expected.*member));
   }
   return worst;
-}
-
-KeyReads reads_of(int head_dim, std::int64_t keys, std::int64_t queries, unsigned seed) {
-  const auto floats = [&](std::int64_t rows, unsigned with) {
-    const std::vector<double> values = gaussian(static_cast<std::size_t>(rows * head_dim), with);
-    return std::vector<float>(values.begin(), values.end());
-  };
-  KeyReads reads{head_dim, floats(keys, seed), floats(queries, seed + 1), {}};
-  for (std::int64_t i = 0; i < queries; ++i) reads.positions.push_back(keys - 1 - (queries - 1 - i) * keys / queries);
-  return reads;
 }
 
 }  // namespace
@@ -98,28 +88,6 @@ void check_row_errors(const Pair& on, const Sequence& s, bool rotated, Windows w
     }
     check_error("row_errors" + on.name, s.shape, worst, on.allowed.row_errors);
   }
-}
-
-void check_gradient(const Pair& on, const Shape& shape, const RowCodec& codec, Windows windows) {
-  const std::vector<KeyReads> reads{reads_of(shape.head_dim, shape.tokens, 3 * shape.tokens, 51),
-                                    reads_of(shape.head_dim, 31, 7, 53),
-                                    reads_of(shape.head_dim, shape.tokens / 2, 2, 55)};
-  std::vector<const KeyReads*> all;
-  for (const KeyReads& each : reads) all.push_back(&each);
-  const std::vector<double> matrix = gaussian(static_cast<std::size_t>(shape.head_dim * shape.head_dim), 57);
-  std::vector<float> rotation;
-  for (const double x : matrix) rotation.push_back(static_cast<float>(x / std::sqrt(shape.head_dim)));
-  const KlGradient expected = on.expected.hold(all, codec, windows)->gradient(rotation);
-  const auto held = on.got.hold(all, codec, windows);
-  const KlGradient got = held->gradient(rotation), again = held->gradient(rotation);
-  CHECK((got.softmax_kl == again.softmax_kl && got.gradient == again.gradient));
-  check_error("key reads, KL, relative", shape, std::abs(got.softmax_kl / expected.softmax_kl - 1), on.allowed.kl);
-  double difference = 0, norm = 0;
-  for (std::size_t i = 0; i < expected.gradient.size(); ++i) {
-    const double e = got.gradient[i] - expected.gradient[i];
-    difference += e * e, norm += expected.gradient[i] * expected.gradient[i];
-  }
-  check_error("key reads, gradient, relative Frobenius", shape, std::sqrt(difference / norm), on.allowed.gradient);
 }
 
 }  // namespace oscar::test

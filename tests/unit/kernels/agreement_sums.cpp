@@ -56,15 +56,6 @@ void check_weighted_grams(const Pair& on, const Shape& shape) {
               1e-12);
 }
 
-void check_output_grams(const Pair& on, const Shape& shape) {
-  const Tensor q = activations(shape, kHeads, 5), k = activations(shape, 2, 6), v = activations(shape, 2, 7);
-  const QkvView qkv{heads_view(q, "q"), heads_view(k, "k"), heads_view(v, "v")};
-  const std::int64_t cut = shape.tokens / 7;
-  const std::vector<SequenceRange> sequences{{0, cut}, {cut, cut}, {cut, shape.tokens}};
-  check_sum(on, "output_grams", shape, symmetric_matrices(2, shape.head_dim, 77), on.allowed.output_sums,
-            [&](Backend& backend, MatrixStack& grams) { backend.accumulate_output_grams(qkv, sequences, grams); });
-}
-
 void check_fisher_sums(const Pair& on, const Shape& shape) {
   const Shape values{shape.dtype, shape.head_dim + 6, shape.tokens};
   const Tensor q = activations(shape, kHeads, 5), k = activations(shape, 2, 6), v = activations(values, 2, 7);
@@ -82,19 +73,6 @@ void check_fisher_sums(const Pair& on, const Shape& shape) {
     check("fisher, values", got.value.data, expected.value.data);
     check("fisher, sum of keys", got.key_sum, expected.key_sum);
     check("fisher, weight", got.weight, expected.weight);
-  }
-}
-
-void check_residual_grams(const Pair& on, const Shape& shape) {
-  const Tensor x = activations(shape, kHeads, 8);
-  for (const int matrices : {1, kHeads}) {
-    const MatrixStack rotation = gaussian_matrices(matrices, shape.head_dim, 9);
-    for (const RowCodec& codec : {RowCodec{.clip_ratio = 0.96}, RowCodec{.group_size = 16}}) {
-      check_sum(on, "residual_grams", shape, symmetric_matrices(kHeads, shape.head_dim, 77), on.allowed.sums,
-                [&](Backend& backend, MatrixStack& grams) {
-                  backend.accumulate_residual_grams(heads_view(x, "x"), rotation, codec, grams);
-                });
-    }
   }
 }
 

@@ -68,9 +68,7 @@ TEST_CASE("small: sums over tokens match the reference") {
     for (const Shape& shape : kFewTokens) {
       check_grams(on, shape);
       check_weighted_grams(on, shape);
-      check_output_grams(on, shape);
     }
-    check_residual_grams(on, {DType::kBF16, 80, 5});
   });
 }
 
@@ -84,8 +82,6 @@ TEST_CASE("sums over tokens match the CPU") {
   sums_against_cpu([](const Pair& on) {
     for (const Shape& shape : shapes_and({DType::kBF16, 256, 12'001})) check_grams(on, shape);
     for (const Shape& shape : shapes_and({DType::kF16, 192, 8'001})) check_weighted_grams(on, shape);
-    for (const Shape& shape : shapes_and({DType::kF16, 64, 3001})) check_output_grams(on, shape);
-    for (const Shape& shape : shapes_and({DType::kBF16, 128, 8'001})) check_residual_grams(on, shape);
   });
 }
 
@@ -102,20 +98,6 @@ TEST_CASE("fp32 products of a whole layer are close to fp64") {
     check_sum(on, "grams, one layer", shape, MatrixStack(1, 64), 1e-8, [&](Backend& backend, MatrixStack& grams) {
       backend.accumulate_grams(std::array{heads_view(x, "x")}, grams);
     });
-  });
-}
-
-TEST_CASE("many short sequences and some long ones are each attended to alone") {
-  sums_against_cpu([](const Pair& on) {
-    const Shape shape{DType::kBF16, 64, 6000};
-    const Tensor q = activations(shape, 4, 12), k = activations(shape, 2, 13), v = activations(shape, 2, 14);
-    const QkvView qkv{heads_view(q, "q"), heads_view(k, "k"), heads_view(v, "v")};
-    std::vector<SequenceRange> sequences;
-    for (std::int64_t begin = 0; begin < 3000; begin += 150) sequences.push_back({begin, begin + 149});
-    for (std::int64_t begin = 3000; begin < 4000; begin += 100) sequences.push_back({begin, begin + 100});
-    sequences.push_back({4000, 6000});
-    check_sum(on, "output_grams, many sequences", shape, MatrixStack(2, 64), on.allowed.output_sums,
-              [&](Backend& backend, MatrixStack& grams) { backend.accumulate_output_grams(qkv, sequences, grams); });
   });
 }
 
@@ -280,21 +262,6 @@ TEST_CASE("errors of attention match the CPU where candidates, heads and queries
     const SequenceInput input = s.input(Precision::kServing);
     check_compare(kOfGpu, s, on.got.hold(input)->compare(candidates, {64, 256}),
                   on.expected.hold(input)->compare(candidates, {64, 256}));
-  });
-}
-
-TEST_CASE("small: the gradient of key reads matches the reference") {
-  against_reference([](const Pair& on) {
-    check_gradient(on, {DType::kF32, 64, 61}, {.levels = 3, .grid = Grid::kLeastSquares}, {4, 16});
-  });
-}
-
-TEST_CASE("the gradient of key reads matches the CPU") {
-  against_cpu([](const Pair& on) {
-    for (const int head_dim : {64, 80, 128, 256}) {
-      check_gradient(on, {DType::kF32, head_dim, 1031}, {.clip_ratio = 0.96}, {64, 256});
-      check_gradient(on, {DType::kF32, head_dim, 599}, {.levels = 5, .grid = Grid::kLeastSquares}, {0, 0});
-    }
   });
 }
 

@@ -38,11 +38,10 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
 
 /// All sums of one layer.
 struct LayerSums {
-  MatrixStack grams{2, 128}, weighted{2, 128}, outputs{2, 128}, residuals{2, 128};
+  MatrixStack grams{2, 128}, weighted{2, 128};
   std::vector<double> weights = std::vector<double>(2);
   bool operator==(const LayerSums& other) const {
-    return grams.data == other.grams.data && weighted.data == other.weighted.data &&
-           outputs.data == other.outputs.data && residuals.data == other.residuals.data && weights == other.weights;
+    return grams.data == other.grams.data && weighted.data == other.weighted.data && weights == other.weights;
   }
 };
 
@@ -55,18 +54,15 @@ class Layer {
   [[nodiscard]] LayerSums sums(Backend& backend) const {
     LayerSums result;
     const QkvView qkv{heads_view(q_, "q"), heads_view(k_, "k"), heads_view(v_, "v")};
-    const std::vector<SequenceRange> sequences{{0, 900}, {900, 2500}};
     backend.accumulate_grams(std::array{qkv.q}, result.grams);
     backend.accumulate_weighted_grams(std::array{qkv.k}, forms_, std::array{qkv.v}, result.weighted, result.weights);
-    backend.accumulate_output_grams(qkv, sequences, result.outputs);
-    backend.accumulate_residual_grams(qkv.k, rotation_, RowCodec{.clip_ratio = 0.96}, result.residuals);
     return result;
   }
 
  private:
   static constexpr Shape kShape{DType::kBF16, 128, 11'000};
   Tensor q_, k_, v_;
-  MatrixStack forms_ = symmetric_matrices(2, 128, 90), rotation_ = gaussian_matrices(1, 128, 91);
+  MatrixStack forms_ = symmetric_matrices(2, 128, 90);
 };
 
 }  // namespace

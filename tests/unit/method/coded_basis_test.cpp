@@ -8,8 +8,8 @@
 #include <random>
 
 #include "kernels/reference/coded_row.hpp"
-#include "method/coded_grid.hpp"
 #include "method/coded_levels.hpp"
+#include "method/coded_side.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "method/matrix.hpp"
+#include "method/spectrum.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

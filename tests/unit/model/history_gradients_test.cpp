@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Gradients by the history of caches against differences: a model whose history is moved a little predicts a little
 // differently. Attention with a moved history is plain loops here.
-#include "model/run/history_gradients.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <map>
 #include <random>
 
+#include "model/run/pass.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 

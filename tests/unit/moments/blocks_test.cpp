@@ -30,18 +30,28 @@ std::vector<test::MemoryChunk> chunks_of(int count) {
   return chunks;
 }
 
+/// Returns how many chunks each block has.
+std::vector<int> blocks_of(const std::vector<test::MemoryChunk>& chunks, const WorkShape& shape) {
+  test::MemoryStream layer(chunks);
+  const std::int64_t bytes = std::ssize(chunks) * kTokens * 4 * 4 * (2 + 1 + 1);
+  BlockCut cut(shape, bytes);
+  std::vector<int> blocks{0};
+  for (QkvChunk chunk; layer.next(chunk);) {
+    ++blocks.back();
+    if (cut.after(chunk) == BlockCut::End::kBlock) blocks.push_back(0);
+  }
+  if (blocks.back() == 0) blocks.pop_back();
+  return blocks;
+}
+
 }  // namespace
 
 TEST_CASE("blocks end with the call in which they are full") {
   const auto chunks = chunks_of(8);
-  test::MemoryStream layer(chunks);
-  CHECK(ends_of_blocks(layer, {}).size() == 3);
-  CHECK(ends_of_blocks(layer, {.bytes_per_call = std::int64_t{1} << 40}).size() == 1);
-  const std::int64_t chunk_bytes = kTokens * 4 * 4 * (2 + 1 + 1);
-  CHECK(ends_of_blocks(layer, {.bytes_per_call = 4 * chunk_bytes}).size() == 2);
-  const std::vector<test::MemoryChunk> none;
-  test::MemoryStream empty(none);
-  CHECK(ends_of_blocks(empty, {}).size() == 0);
+  CHECK(blocks_of(chunks, {}) == std::vector{3, 3, 2});
+  CHECK(blocks_of(chunks, {.bytes_per_call = std::int64_t{1} << 40}) == std::vector{8});
+  CHECK(blocks_of(chunks, {.bytes_per_call = 4 * kTokens * 4 * 4 * (2 + 1 + 1)}) == std::vector{4, 4});
+  CHECK(blocks_of({}, {}).empty());
 }
 
 }  // namespace oscar

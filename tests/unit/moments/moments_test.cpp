@@ -66,23 +66,6 @@ TEST_CASE("moments of a hand-checkable layer") {
   const MatrixStack sst = take_sst(layer, c, *backend).mean();
   CHECK(sst.data[0] == doctest::Approx(4 * 2.75 / 9));
   CHECK(sst.data[3] == doctest::Approx(16 * 6.25 / 9));
-  // Outputs: token 0 gives v0 = (2, 0) for both heads; token 1 mixes v0 and v1 with softmax weights.
-  const double a =
-      1 / (1 + std::exp(-1 / std::sqrt(2.0)));  // weight of key 1: logits differ by 1 / sqrt 2 in both heads
-  const MatrixStack oto = take(layer, Moment::kOto, *backend).mean();
-  CHECK(oto.data[0] == doctest::Approx((2 * 4 + 2 * std::pow(2 * (1 - a), 2)) / 4));
-  CHECK(oto.data[3] == doctest::Approx(2 * 16 * a * a / 4));
-}
-
-TEST_CASE("residual moments are those of the INT2 error of rotated rows") {
-  const auto backend = test::make_test_backend();
-  const std::vector<test::MemoryChunk> chunks{
-      {rows({1, 1, 4}, {0, 0, 0, 0}), rows({1, 1, 4}, {0, 1, 2.4F, 3}), rows({1, 1, 4}, {0, 0, 0, 0}), {{0, 1}}}};
-  test::MemoryStream layer(chunks);
-  // s = 1, z = 0: only 2.4 -> 2 has an error, -0.4.
-  const MatrixStack e = take_residual(layer, Side::kKey, MatrixStack::identity(4), *backend).mean();
-  CHECK(e.data[10] == doctest::Approx(0.16));
-  CHECK(e.data[0] + e.data[5] + e.data[15] == doctest::Approx(0).epsilon(1e-12));
 }
 
 TEST_CASE("moments have the same bits whatever the thread count, and parts merge to the whole") {
@@ -176,8 +159,7 @@ TEST_CASE("one walk takes of every part what a walk over that part alone takes")
     odd_chunks.push_back(
         {rows_of(from.q, begin, end), rows_of(from.k, begin, end), rows_of(from.v, begin, end), {{0, end - begin}}});
   }
-  const SumsWanted wanted{.moments = {Moment::kFisher, Moment::kKeys, Moment::kKtk, Moment::kOto, Moment::kQqt},
-                          .windows = {2, 3}};
+  const SumsWanted wanted{.moments = {Moment::kFisher, Moment::kKeys, Moment::kKtk, Moment::kQqt}, .windows = {2, 3}};
   test::MemoryStream layer(chunks), alone(odd_chunks);
   const std::array<TakesSequence, 3> parts{odd, even, TakesSequence()};
   const std::vector<AdditiveMoments> found = take(layer, parts, wanted, *backend);

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <thread>
 
-#include "base/trial.hpp"
+#include "base/threads.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

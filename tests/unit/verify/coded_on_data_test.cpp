@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "fit/coded_fit.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/data_covariance.hpp"
@@ -109,7 +109,7 @@ TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, o
   Sample& sample = Sample::get();
   const auto source = open_live(*sample.runner, sample.calibration, {}, sample.status);
   const CodedData taken =
-      CodedFit(*source, {.windows = {16, 64}}, {}, *sample.backend, sample.status).take_all({}, nullptr);
+      take_coded_data(*source, {.windows = {16, 64}}, {}, {}, nullptr, *sample.backend, sample.status);
   const CodedSet sound = fit_coded(taken, 3, CodedScope::kModel, *sample.backend);
   const auto moments = moments_on(sample.calibration, sound, true);
   const std::vector<Check> checks = checks_of(sound, moments);

@@ -8,7 +8,7 @@
 #include <functional>
 #include <numeric>
 
-#include "coded/coded_set_file.hpp"
+#include "coded/coded_set.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/verdict/verdict.hpp"
 

@@ -144,20 +144,6 @@ TEST_CASE("a sound stretch proves its metric, and defects of it are caught and n
   }
 }
 
-TEST_CASE("a refined basis is explained by nothing but its metric") {
-  FitOptions options = stretch(1);
-  options.refine = true;
-  RotationSet sound = Sample::get().fitted(options);
-  const TemporaryFolder folder;
-  const Verified v = verified(written(folder, sound));
-  CHECK_MESSAGE(v.report.verdict == Verdict::kNotMeasured, v.reasons);
-  check_contains(v.warnings, "decomposition is unknown (4 times): the basis was turned by descent");
-  CHECK(v.warnings.find("stretch_metric") == std::string::npos);
-  std::swap(key(sound, 1).rotation, key(sound, 2).rotation);
-  std::swap(key(sound, 1).read_rotation, key(sound, 2).read_rotation);
-  check_contains(verified(written(folder, sound)).reasons, "it is the stretch of layer 2");
-}
-
 TEST_CASE("channels of keys that are far larger than others do not make a pair look broken") {
   RotationSet set = Sample::get().fitted(stretch(1));
   LayerRotation& layer = set.layers[1];

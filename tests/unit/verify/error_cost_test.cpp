@@ -21,7 +21,7 @@ TEST_CASE("what a fit expects errors to cost is the KL that they cause") {
   const Windows windows;
   const auto source = open_live(*runner, texts, {}, silent);
   const auto costs = error_costs(*runner, {texts, {}, windows}, source->layer_ids(), *backend, silent);
-  const CodedSet set = fit_coded(CodedFit(*source, {}, {}, *backend, silent).take_all(costs, nullptr), 2.125,
+  const CodedSet set = fit_coded(take_coded_data(*source, {}, costs, {}, nullptr, *backend, silent), 2.125,
                                  CodedScope::kModel, *backend);
   double expected = 0;
   for (const CodedLayer& layer : set.layers) expected += layer.key.damage + layer.value.damage;

@@ -74,7 +74,6 @@ struct Bench {
 
   KvMethod fitted(FitOptions options) {
     options.target = "any";
-    options.value_objective = "oto";
     const auto source = open_live(*runner, rows_from("tokens_calib.npy", 10, 6), {.dtype = "float32"}, status);
     return verify::method_of_set(fit(*source, options, *backend, status).set, options.windows);
   }

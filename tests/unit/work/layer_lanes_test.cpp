@@ -4,10 +4,12 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/status.hpp"
-#include "base/wait.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
 
@@ -30,12 +32,15 @@ TEST_CASE("a task that fails ends the others, which wait, and its error is the o
     const auto task = [&](std::size_t i, const std::unique_ptr<LayerStream>&) {
       ++begun;
       if (i == failing) {
-        wait_until([&] { return waiting == 1; });
+        while (waiting == 0) std::this_thread::yield();
         throw DataError("broken", "here", "");
       }
       ++waiting;
       try {
-        (void)wait_until([] { return false; }, 20);
+        for (int waited = 0; waited < 20000; ++waited) {
+          throw_if_interrupted();
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
       } catch (const Interrupted&) {
         ++interrupted;
         throw;

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+#include "model/torch/ends.hpp"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/tanh.h>
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "model/weights/layout.hpp"
+
+namespace oscar {
+namespace {
+
+/// Columns [begin, begin + count) of the tokens' rows, (T, count), in the device's type. The table is of a float type.
+at::Tensor token_rows(const WeightRoute& route, const char* table, std::span<const std::int32_t> tokens,
+                      std::int64_t begin, std::int64_t count) {
+  const TensorRef& stored = route.store.at(table);
+  const at::ScalarType type = scalar_type(stored.dtype);
+  const auto size = static_cast<std::int64_t>(c10::elementSize(type)), rows = static_cast<std::int64_t>(tokens.size());
+  const at::Tensor bytes = route.device.host_bytes(rows * count * size);
+  route.store.read_rows(stored, tokens, static_cast<std::size_t>(begin * size), static_cast<std::size_t>(count * size),
+                        static_cast<std::byte*>(bytes.data_ptr()));
+  return bytes.view(type).view({rows, count}).to(route.device.place()).to(route.device.dtype());
+}
+
+}  // namespace
+
+at::Tensor embedded(const WeightRoute& route, std::span<const std::int32_t> tokens) {
+  const at::Tensor x = token_rows(route, kEmbeddingName, tokens, 0, route.config.hidden_size);
+  return route.config.embedding_scale == 1 ? x : x * route.config.embedding_scale;
+}
+
+at::Tensor left_behind(const WeightRoute& route, const Weights& layer, const at::Tensor& x, const HiddenRows& hidden) {
+  const std::int64_t dim = layer.block().input_dim;
+  if (dim == 0) return scaled(layer, x);
+  const at::Tensor own = token_rows(route, kLayerInputsName, hidden.tokens, layer.block().input_index * dim, dim);
+  return scaled(layer, with_layer_input(layer, x, hidden.embedding.to(route.device.place()), own));
+}
+
+namespace {
+
+/// A CPU holds the products with so many rows of the head at a time, a GPU so many logits.
+constexpr std::int64_t kHeadBlock = 8192, kLogitsAtOnce = std::int64_t{1} << 24;
+
+/// Logits as the model says, of what the head's matrix gives.
+at::Tensor finished(const Weights& head, at::Tensor logits) {
+  if (head.config().logit_scale != 1) logits = logits * head.config().logit_scale;
+  const double cap = head.config().logit_soft_cap;
+  return cap > 0 ? at::tanh(logits / cap) * cap : logits;
+}
+
+}  // namespace
+
+std::shared_ptr<const Weights> SharedHead::take(const WeightRoute& route) {
+  const std::lock_guard lock(mutex_);
+  if (auto kept = weights_.lock()) return kept;
+  auto weights = std::make_shared<Weights>(route.config, route.config.blocks.front());
+  weights->put("norm.weight", load_tensor(route, kFinalNormName));
+  if (route.config.norm_bias) weights->put("norm.bias", load_tensor(route, kFinalNormBiasName));
+  weights->put("head", load_tensor(route, head_weight_name(route.config)));
+  weights_ = weights;
+  return weights;
+}
+
+at::Tensor logits_of(const Weights& head, const at::Tensor& hidden) {
+  return finished(head, at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat));
+}
+
+at::Tensor logits_of(const Weights& head, const at::Tensor& hidden, const at::Tensor& tokens) {
+  const at::Tensor rows = head.at("head").index_select(0, tokens).to(at::kFloat);
+  return finished(head, (head.norm(hidden, "norm").to(at::kFloat) * rows).sum(-1));
+}
+
+void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {
+  const at::Tensor& matrix = head.at("head");
+  const std::int64_t vocab = matrix.size(0), wanted = static_cast<std::int64_t>(logits.size()) / vocab;
+  OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && first + wanted <= hidden.size(0));
+  const at::Tensor normed = head.norm(hidden.narrow(0, first, wanted), "norm");
+  const at::Tensor out = at::from_blob(logits.data(), {wanted, vocab}, at::kFloat);
+  const bool gpu = !matrix.is_cpu();  // whose copies are fast where whole rows of `out` are their target
+  const std::int64_t tokens = gpu ? std::max<std::int64_t>(1, kLogitsAtOnce / vocab) : wanted;
+  const std::int64_t columns = gpu ? vocab : kHeadBlock;
+  for (std::int64_t token = 0; token < wanted; token += tokens) {
+    const std::int64_t count = std::min(wanted - token, tokens);
+    for (std::int64_t begin = 0; begin < vocab; begin += columns) {
+      const std::int64_t rows = std::min(vocab - begin, columns);
+      out.narrow(0, token, count)
+          .narrow(1, begin, rows)
+          .copy_(at::linear(normed.narrow(0, token, count), matrix.narrow(0, begin, rows)));
+    }
+  }
+  if (head.config().logit_scale != 1) out.mul_(head.config().logit_scale);
+  const double cap = head.config().logit_soft_cap;
+  if (cap > 0) out.div_(cap).tanh_().mul_(cap);
+}
+
+}  // namespace oscar

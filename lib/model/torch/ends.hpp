@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// The two ends of a model: what tokens are before the first layer, and what they add in each (BlockSpec::input_dim);
+// the final norm and the output head, whose matrix may be its largest. Of a table of tokens only their rows are read,
+// or the columns of them that a layer needs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "model/torch/rows.hpp"
+
+namespace oscar {
+
+/// (T, hidden_size), on the device.
+[[nodiscard]] at::Tensor embedded(const WeightRoute& route, std::span<const std::int32_t> tokens);
+/// What a layer leaves of x, to which its MLP or experts have been added: with its input, by its scalar.
+[[nodiscard]] at::Tensor left_behind(const WeightRoute& route, const Weights& layer, const at::Tensor& x,
+                                     const HiddenRows& hidden);
+
+/// The final norm as "norm" and the head's matrix (vocab_size, hidden_size) as "head", in memory while somebody holds
+/// them. May be taken concurrently.
+class SharedHead {
+ public:
+  [[nodiscard]] std::shared_ptr<const Weights> take(const WeightRoute& route);
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<const Weights> weights_;
+};
+
+/// Writes logits (n, vocab_size), scaled and soft-capped as the model says, of rows [first, first + n) of hidden
+/// (T, hidden_size).
+void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits);
+
+/// Returns the logits of all rows of hidden, (T, vocab_size) in fp32, as a tensor that gradients go through.
+[[nodiscard]] at::Tensor logits_of(const Weights& head, const at::Tensor& hidden);
+/// Returns the logit of one token for each row, (T), in the same way. tokens: (T), int64.
+[[nodiscard]] at::Tensor logits_of(const Weights& head, const at::Tensor& hidden, const at::Tensor& tokens);
+
+}  // namespace oscar
