@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include "base/errors.hpp"
-#include "base/near_names.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
 #include "options.hpp"

@@ -118,21 +118,6 @@ void emit_json(const Context& context, const Json& document) {
   print(json_text(document));
 }
 
-std::vector<int> parse_bf16_layers(const std::string& text) {
-  std::vector<int> layers;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    int layer = 0;
-    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, layer);
-    if (error != std::errc() || stop != text.data() + end || end + 1 == text.size()) {
-      throw UsageError("\"" + text + "\" is no list of layers", "--bf16-layers", "give one like 0,1,-2,-1");
-    }
-    layers.push_back(layer);
-    begin = end + 1;
-  }
-  return layers;
-}
-
 std::vector<int> parse_layers(const std::string& text) {
   std::vector<int> layers;
   const char* cursor = text.data();

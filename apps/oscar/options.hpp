@@ -28,8 +28,6 @@ void add_timeout_option(CLI::App& command, double& seconds);
 void emit_json(const Context& context, const Json& document);
 /// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.
 [[nodiscard]] std::vector<int> parse_layers(const std::string& text);
-/// "0,1,-2,-1": in the order given. Throws UsageError.
-[[nodiscard]] std::vector<int> parse_bf16_layers(const std::string& text);
 /// Lines of at most `width` characters.
 [[nodiscard]] std::string wrapped(const std::string& text, std::size_t width);
 

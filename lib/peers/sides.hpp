@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: MIT
-// What methods are put together from: a quantiser of a group of values, which it replaces by what a reader of the codes
-// gets; the groups that share parameters; a Hadamard before and after.
+// What methods are put together from: how one side, keys or values, of a history is quantised and at what bits.
 #pragma once
 
-#include "peers/sequence_method.hpp"
+#include "codec/side_method.hpp"
+#include "peers/matrix.hpp"
 
 namespace oscar::methods {
+
+/// Returns the rows of a history as a matrix (tokens * heads, dim).
+[[nodiscard]] inline Matrix by_head(const History& history) {
+  return {history.rows, static_cast<std::size_t>(history.tokens * history.heads),
+          static_cast<std::size_t>(history.dim)};
+}
+/// Returns the rows of a history as a matrix (tokens, heads * dim).
+[[nodiscard]] inline Matrix by_token(const History& history) {
+  return {history.rows, static_cast<std::size_t>(history.tokens),
+          static_cast<std::size_t>(history.heads) * static_cast<std::size_t>(history.dim)};
+}
 
 /// Groups of `group` (0: all of them) that `size` values are cut into, over `size`.
 [[nodiscard]] double groups_per_element(int size, int group);
@@ -25,18 +36,14 @@ template <class Quantizer>
           std::move(bits)};
 }
 
-/// Quantises, channel by channel, groups of `group` tokens, counted from the first token of the history.
-template <class Quantizer>
-[[nodiscard]] SideMethod by_channel(Quantizer quantizer, int group, Bits bits) {
-  return {[=](const History& history) {
-            along_columns(by_token(history), static_cast<std::size_t>(group),
-                          [&](std::span<float> values, std::size_t) { quantizer(values); });
-          },
-          std::move(bits)};
-}
-
 /// `side` on rows times Hadamard blocks of at most `order` (0: the largest that fits a head); the result is turned
 /// back.
 [[nodiscard]] SideMethod rotated(SideMethod side, int order = 0);
+
+/// Turns every row by its position, or back.
+void apply_rope(const History& history, const Rope& rope, bool back);
+/// `side` on keys as they were before RoPE; the result is embedded again. Without rope information: on keys as they
+/// are.
+[[nodiscard]] SideMethod before_rope(SideMethod side);
 
 }  // namespace oscar::methods

@@ -128,10 +128,11 @@ void require_quantised_texts(const ModelData& data, Windows windows) {
   }
 }
 
-void list_methods(VerifyReport& report, const std::vector<KvMethod>& methods, std::int64_t context) {
+void list_methods(VerifyReport& report, const std::vector<KvMethod>& methods) {
+  constexpr std::int64_t kContext = 131072;  // tokens that bits per element are of
   for (const KvMethod& method : methods) {
     report.methods.push_back(
-        {method.name, method.kind, method.description, method.windows, bits_per_element(method, context), {}, {}, {}});
+        {method.name, method.kind, method.description, method.windows, bits_per_element(method, kContext), {}, {}, {}});
   }
 }
 

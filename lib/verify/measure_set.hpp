@@ -14,8 +14,8 @@ namespace oscar::verify {
 /// Throws DataError for texts, needles or quotations of which next to nothing is outside the windows.
 void require_quantised_texts(const ModelData& data, Windows windows);
 
-/// Adds an entry without figures for each method. context: the length of text that bits per element are of.
-void list_methods(VerifyReport& report, const std::vector<KvMethod>& methods, std::int64_t context);
+/// Adds an entry without figures for each method.
+void list_methods(VerifyReport& report, const std::vector<KvMethod>& methods);
 
 /// Adds attention metrics, moments and model metrics of `methods`, the last of which is the set, to report.methods,
 /// which has an entry for each. subject: the set; without sides where it has no rotations whose moments could be

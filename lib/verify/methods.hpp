@@ -13,39 +13,22 @@ namespace oscar::verify {
 
 /// What stands beside the set, and how.
 struct Comparison {
-  /// Names of baselines, "int3" and "int4" (the set with more levels, unclipped), "bisect" (the set, clipped as decode
-  /// kernels do); or "all": those that are worth their time, or "every", or "none".
+  /// Names of peers; or "all" or "none".
   std::vector<std::string> names;
   /// The set's windows for every method, or each method's own.
   bool own_windows = false;
-  /// Keys in product codes (pq_methods.hpp), which stand beside the set where they are named, and with "all" and
-  /// "every".
-  std::vector<KvMethod> product_coded{};
 };
 
-/// All names that `names` may hold, in the order of reports; "pq_1.0" and "pq_1.5" where codebooks are given.
+/// All names that `names` may hold, in the order of reports.
 [[nodiscard]] std::vector<std::string> method_names();
 
 /// Returns the set itself as a method, which has copies of its matrices. Clip ratios that the set does not know are the
 /// published constants.
 [[nodiscard]] KvMethod method_of_set(const RotationSet& set, Windows windows);
 
-/// Baselines, then a set of another kind than rotations. model: what is known of it. "int3" and "int4" are Hadamard
-/// rotations then. Throws UsageError for an unknown name.
+/// Peers, then the set. model: what is known of it. group_size: of the set's row codec; 0: the whole row. Throws
+/// UsageError for an unknown name.
 [[nodiscard]] std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison,
-                                                   const ModelIdentity& model);
-
-/// Baselines, then the set under test with these windows. `model`: what is known of it. Throws UsageError for an
-/// unknown name.
-[[nodiscard]] std::vector<KvMethod> methods_for(const Subject& subject, const Comparison& comparison, Windows windows,
-                                                const ModelIdentity& model);
-
-/// Returns the ids, ascending, of layers of the set's that stay in bfloat16. layers: ids, or negative ones that count
-/// from the last layer, which is -1. Throws UsageError for a layer that is not there, or if none is left.
-[[nodiscard]] std::vector<int> bf16_layer_ids(const KvMethod& set, const std::vector<int>& layers);
-/// Returns methods that keep the layers of these ids in bfloat16.
-[[nodiscard]] std::vector<KvMethod> with_bf16_layers(std::vector<KvMethod> methods, const std::vector<int>& ids);
-/// Says so among the warnings of a report where layers are kept.
-void warn_of_bf16_layers(VerifyReport& report);
+                                                   const ModelIdentity& model, int group_size);
 
 }  // namespace oscar::verify

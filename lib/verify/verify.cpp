@@ -84,15 +84,11 @@ std::vector<KvMethod> add_methods(VerifyReport& report, const Subject& subject, 
   const ModelIdentity& fitted = subject.set.model;
   if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
   if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
-  verify::Comparison comparison{options.compare, options.own_windows};
-  comparison.product_coded = verify::pq_methods(options.product_codes, options.compare,
-                                                verify::method_of_set(set_of(subject), report.windows), model);
-  std::vector<KvMethod> found = verify::methods_for(subject, comparison, report.windows, model);
-  report.bf16_layers = verify::bf16_layer_ids(found.back(), options.bf16_layers);
-  const std::vector<KvMethod> methods = verify::with_bf16_layers(std::move(found), report.bf16_layers);
-  verify::list_methods(report, methods, options.context);
+  const verify::Comparison comparison{options.compare, options.own_windows};
+  std::vector<KvMethod> methods = verify::methods_beside(verify::method_of_set(set_of(subject), report.windows),
+                                                         comparison, model, subject.set.key_codec.group_size);
+  verify::list_methods(report, methods);
   warn_of_missing_rope(report, methods);
-  verify::warn_of_bf16_layers(report);
   if (!subject.set.has_clip_ratios) {
     report.warnings.push_back(
         "the set does not say its clip ratios: measured with the published 0.96 for keys, 0.92 for values");

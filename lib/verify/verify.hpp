@@ -16,7 +16,6 @@
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
 #include "moments/statistics.hpp"
-#include "verify/pq_methods.hpp"
 #include "verify/predictions/model_metrics.hpp"
 #include "verify/report/report.hpp"
 
@@ -32,14 +31,10 @@ struct VerifyThresholds {
 };
 
 struct VerifyOptions {
-  /// Names of methods, or "all" (the usual ones), or "every", or "none".
-  std::vector<std::string> compare{"all"};
-  /// What "pq_1.0" and "pq_1.5" are made of.
-  verify::ProductCodes product_codes;
+  /// Names of methods (peers/baselines.hpp), or "all", or "none".
+  std::vector<std::string> compare{"bf16", "naive", "hadamard_clip", "int4", "fp8"};
   /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
-  /// Layers that every method keeps in bfloat16; negative ones count from the last layer, -1 being it.
-  std::vector<int> bf16_layers;
   /// Other methods get the windows that their authors use.
   bool own_windows = false;
   Precision precision = Precision::kServing;
@@ -48,8 +43,6 @@ struct VerifyOptions {
   bool default_limits = true;
   /// Queries per layer that attention metrics look at, evenly spread; 0 = all.
   std::int64_t max_queries = 2048;
-  /// Context length for bits per element.
-  std::int64_t context = 131072;
   /// Reject a set whose figures are not known to come from text that it was not fitted on.
   bool require_held_out = false;
 };

@@ -123,13 +123,9 @@ VerifyReport verify_coded(const std::filesystem::path& path, const VerifyInputs&
   if (structure_ok(report)) {
     require_quantised_texts(inputs.model_data, report.windows);
     KvMethod coded = method_of_coded_set(set, report.windows);
-    const Comparison comparison{options.compare, options.own_windows,
-                                pq_methods(options.product_codes, options.compare, coded, expected.model)};
-    report.bf16_layers = bf16_layer_ids(coded, options.bf16_layers);
-    const std::vector<KvMethod> methods =
-        with_bf16_layers(methods_beside(std::move(coded), comparison, expected.model), report.bf16_layers);
-    warn_of_bf16_layers(report);
-    list_methods(report, methods, options.context);
+    const Comparison comparison{options.compare, options.own_windows};
+    const std::vector<KvMethod> methods = methods_beside(std::move(coded), comparison, expected.model, 0);
+    list_methods(report, methods);
     if (inputs.statistics) {
       check_coded_on_data(set, coded_moments_of(*inputs.statistics, report.checks), report.checks);
       report.data["statistics"] = description_of(*inputs.statistics);

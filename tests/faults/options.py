@@ -15,7 +15,7 @@ INPUTS = {"dump": ("model", "tokens.npy"), "fit": ("dump", "set"), "verify": ("s
 def numbers():
     for command, args, options in (("dump", DUMP, ("--max-tokens", "--seq-len", "--sequences")),
                                    ("fit", FIT, ("--sink", "--recent", "--group-size",
-                                                 "--threads")), ("verify", VERIFY, ("--max-queries", "--context"))):
+                                                 "--threads")), ("verify", VERIFY, ("--max-queries",))):
         for option in options:
             for name, value in NUMBERS.items():
                 if name in ("huge", "half") and option not in ("--max-tokens", "--sink"):

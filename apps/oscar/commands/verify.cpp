@@ -31,7 +31,7 @@ struct VerifyCommand {
   std::filesystem::path rotations, dump, report;
   AnswerFiles needles{"--needle"}, quotes{"--quote"};
   ModelInput input;
-  std::string precision = "serving", windows = "common", bf16_layers;
+  std::string precision = "serving", windows = "common";
   VerifyOptions options;
   bool record = true;
 };
@@ -43,12 +43,6 @@ void check_usage(const VerifyCommand& c) {
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
     throw UsageError("--text, --tokens, --needle and --quote need a model to run", "--model",
                      "give the folder of the checkpoint");
-  }
-  if (c.windows == "none" && (c.options.sink || c.options.recent)) {
-    throw UsageError("without windows, none has a size", "--windows none", "leave out --sink and --recent");
-  }
-  if (c.options.product_codes.codebooks.empty() && !c.options.product_codes.rotations.empty()) {
-    throw UsageError("rotations of codebooks, and no codebooks", "--pq-rotations", "add --pq-codebook FILE");
   }
   check_usage(c.needles);
   check_usage(c.quotes);
@@ -71,7 +65,6 @@ bool worth_recording(const VerifyCommand& c, const VerifyReport& report) {
 
 /// Empty if the summary may go into the manifest.
 std::string why_unrecorded(const VerifyCommand& c, const VerifyReport& report) {
-  if (!report.bf16_layers.empty()) return "layers were kept in bfloat16, which the set does not say of itself";
   if (report.other_model) return "the set is of another model than what it was held against";
   const std::string pinned = why_pinned(c.rotations);
   return pinned.empty() ? pinned : pinned + ": verify a copy, and publish that";
@@ -105,8 +98,6 @@ void run(VerifyCommand& c, Context& context) {
   check_usage(c);
   for (const std::filesystem::path& file : {c.report, context.common.json_file}) require_writable(file);
   c.options.own_windows = c.windows == "own";
-  if (c.windows == "none") c.options.sink = c.options.recent = 0;
-  c.options.bf16_layers = parse_bf16_layers(c.bf16_layers);
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
   const auto backend = make_backend(context.common.device, *context.status);
   VerifyInputs inputs;
@@ -171,26 +162,12 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
   const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group(group);
   };
-  add(shown, "--compare", options.compare,
-      "Methods to set beside it: all (the usual ones), every, none, or names (see below)")
+  add(shown, "--compare", options.compare, "Methods to set beside it: names (see below), all, or none")
       ->delimiter(',')
       ->capture_default_str();
-  add(shown, "--windows", c.windows,
-      "common: the set's for every method; own: those that a method's authors use; none: no method keeps tokens in "
-      "bfloat16, as in ports without windows")
-      ->check(CLI::IsMember({"common", "own", "none"}))
+  add(shown, "--windows", c.windows, "common: the set's for every method; own: those that a method's authors use")
+      ->check(CLI::IsMember({"common", "own"}))
       ->capture_default_str();
-  verify::ProductCodes& codes = options.product_codes;
-  add(more, "--pq-codebook", codes.codebooks,
-      "Product codebooks of OSCAR's SGLang for keys: the method pq_1.0, or pq_1.5, by the file's bits")
-      ->type_name("FILE.pt");
-  add(more, "--pq-rotations", codes.rotations,
-      "The rotation set that they were trained with; default: the set under test")
-      ->type_name("SET");
-  add(more, "--bf16-layers", c.bf16_layers,
-      "Layers that every method keeps in bfloat16, as ports do with the first and the last: ids, or negative numbers "
-      "from the last layer on (0,1,-2,-1)")
-      ->type_name("LIST");
   add(more, "--precision", c.precision, "serving: bfloat16, as servers round")
       ->check(CLI::IsMember({"serving", "fp32"}))
       ->capture_default_str();
@@ -199,9 +176,6 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
   add(more, "--max-queries", options.max_queries,
       "Queries per layer that attention metrics look at, evenly spread; 0 = all")
       ->check(kNonNegative)
-      ->capture_default_str();
-  add(more, "--context", options.context, "Context length for bits per element")
-      ->check(kPositive)
       ->capture_default_str();
 }
 

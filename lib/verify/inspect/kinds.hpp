@@ -12,8 +12,6 @@ namespace oscar {
 [[nodiscard]] Inspection inspect_pt(const std::filesystem::path& path);
 /// The rotation file in an archive, which has "format_version" and "layers".
 [[nodiscard]] Inspection inspect_rotation_file(const PtValue& archive, const std::string& where);
-/// An archive that is_codebook_file() (verify/codebook_file.hpp, which has the format).
-[[nodiscard]] Inspection inspect_codebook_file(const PtValue& archive, const std::string& where);
 [[nodiscard]] Inspection inspect_safetensors(const std::filesystem::path& path);
 [[nodiscard]] Inspection inspect_npy(const std::filesystem::path& path);
 [[nodiscard]] Inspection inspect_npz(const std::filesystem::path& path);

@@ -6,7 +6,6 @@
 #include "base/errors.hpp"
 #include "base/json.hpp"
 #include "moments/statistics.hpp"
-#include "peers/codebook_file.hpp"
 #include "rotation/set_file.hpp"
 #include "tensor/gguf.hpp"
 #include "tensor/hdf5.hpp"
@@ -61,7 +60,6 @@ Inspection inspect_pt(const std::filesystem::path& path) {
   if (archive.find("format_version") != nullptr && archive.find("layers") != nullptr) {
     return inspect_rotation_file(archive, path.string());
   }
-  if (is_codebook_file(archive)) return inspect_codebook_file(archive, path.string());
   Json keys = Json::array();
   if (const auto* dict = archive.get_if<PtDict>()) {
     for (const auto& [key, value] : *dict) {

@@ -6,7 +6,6 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "peers/codebook_file.hpp"
 #include "verify/inspect/kinds.hpp"
 #include "verify/structure/checks.hpp"
 
@@ -182,23 +181,6 @@ Inspection inspect_rotation_file(const PtValue& archive, const std::string& wher
   if (summary.key_means > 0) facts["layers_with_key_mean"] = summary.key_means;
   if (summary.output_rotations > 0) facts["layers_with_output_rotation"] = summary.output_rotations;
   return found;
-}
-
-Inspection inspect_codebook_file(const PtValue& archive, const std::string& where) {
-  const CodebookFile file = read_codebook_file(archive, where);
-  Inspection inspection{"product codebooks of OSCAR (.pt)", {}, file.problems};
-  Json& facts = inspection.facts;
-  for (const char* name : {"tensor", "rotation", "model"}) {
-    if (const std::string said = said_in(archive, name); !said.empty()) facts[name] = said;
-  }
-  if (!file.shared) facts["layers"] = file.layers;
-  const ProductStage& first = file.stages().front();
-  facts["head_dim"] = file.head_dim();
-  facts["pieces"] = first.pieces;
-  facts["centroids"] = first.centroids;
-  if (file.stages().size() > 1) facts["residual_centroids"] = file.stages().back().centroids;
-  facts["bits_per_value"] = file.codebooks.front().bits();
-  return inspection;
 }
 
 }  // namespace oscar

@@ -173,7 +173,6 @@ Json to_json(const VerifyReport& report) {
           {"other_model", report.other_model},
           {"data", report.data},
           {"windows", to_json(report.windows)},
-          {"bf16_layers", report.bf16_layers},
           {"precision", report.precision == Precision::kServing ? "serving" : "fp32"},
           {"structure", {{"ok", structure_ok(report)}, {"checks", checks}}},
           {"methods", methods},

@@ -126,7 +126,6 @@ struct VerifyReport {
   Json rotation_set = Json::object();  // path, model, objectives, recipe, calibration
   Json data = Json::object();          // what was measured on
   Windows windows;
-  std::vector<int> bf16_layers;  // that every method kept in bfloat16, ascending
   Precision precision = Precision::kServing;
   std::vector<Check> checks;
   std::vector<MethodReport> methods;

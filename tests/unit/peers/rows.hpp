@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/backend.hpp"
-#include "peers/sequence_method.hpp"
+#include "peers/baselines.hpp"
 
 namespace oscar::test {
 
@@ -29,10 +29,13 @@ inline Rows turned(const Rows& x) {
   return y;
 }
 
-inline const SequenceMethod& method_named(const std::string& name) {
-  const SequenceMethod* method = find_sequence_method(name);
-  REQUIRE_MESSAGE(method != nullptr, name);
-  return *method;
+/// Those that decode histories.
+inline std::vector<Peer> decoding_peers() {
+  std::vector<Peer> found;
+  for (const Peer& peer : peers()) {
+    if (peer.key.reconstruct != nullptr) found.push_back(peer);
+  }
+  return found;
 }
 
 /// Every row of one sequence is history; fp32.

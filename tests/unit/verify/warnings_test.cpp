@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What verify says about models whose attention is more than a softmax, and what it refuses to measure.
+#include "peers/baselines.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
 
@@ -57,10 +58,10 @@ TEST_CASE("latents, whose keys are wider than their values: read from a dump, re
   VerifyInputs inputs;
   inputs.source = source.get();
   VerifyOptions options;
-  options.compare = {"every"};
+  options.compare = {"all"};
   const Verified v = verified(model.path, inputs, options);
   CHECK_MESSAGE(v.report.verdict == Verdict::kAccepted, v.reasons);
-  REQUIRE(v.report.methods.size() > 40);
+  REQUIRE(v.report.methods.size() == peers().size() + 1);
   for (const MethodReport& method : v.report.methods) {
     CAPTURE(method.name);
     CHECK(method.attention->output_rel_error < (method.kind == MethodKind::kExact ? 1e-4 : 0.2));
