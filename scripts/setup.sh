@@ -142,7 +142,7 @@ unpack() {
   missing=$(apt-get -s --no-install-recommends install "$3" 2>/dev/null | awk '/^Inst/ {print $2}')
   # shellcheck disable=SC2086
   if (cd "$store/$name.part" && apt-get download -qq ${missing:-$3} >/dev/null 2>&1 && for package in *.deb; do dpkg -x "$package" .; done); then
-    rm -rf "$store/$name" && mv "$store/$name.part" "$store/$name"
+    rm -rf "${store:?}/$name" && mv "$store/$name.part" "$store/$name"
   else
     say "$3 could not be fetched: the tests that use it will be skipped"
   fi

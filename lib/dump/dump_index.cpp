@@ -6,9 +6,6 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
-#include "dump/chunk_file.hpp"
-#include "dump/chunk_record.hpp"
-#include "dump/numbered.hpp"
 
 namespace oscar {
 namespace {
@@ -67,12 +64,8 @@ void check_layer(const std::vector<DumpChunk>& chunks) {
   }
 }
 
-Json record_of(const Json& entry, const char* what) {
-  return entry.contains("files") ? entry["files"].at(what) : Json();
-}
-
 DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs::path& layer) {
-  const std::string suffix = chunk_suffix(manifest.value("format", "pt"));
+  const std::string suffix = chunk_suffix(manifest.at("format").get<std::string>());
   const Json& model = manifest.at("model");
   const std::int64_t tokens = entry.at("tokens"), dim = model.at("head_dim");
   const std::int64_t value_dim = model.value("value_dim", dim);
@@ -81,13 +74,12 @@ DumpChunk chunk_from_manifest(const Json& entry, const Json& manifest, const fs:
   const auto place = [&](const char* what, const char* heads, std::int64_t size) {
     return ChunkTensor{chunk_path(layer, what, chunk.number, suffix),
                        {dtype, {tokens, model.at(heads), size}, entry.at("offsets").at(what)},
-                       record_of(entry, what)};
+                       entry.at("files").at(what)};
   };
   chunk.q = place("q", "num_attention_heads", dim);
   chunk.k = place("k", "num_key_value_heads", dim);
   chunk.v = place("v", "num_key_value_heads", value_dim);
-  chunk.seq_lens = entry.contains("seq_lens") ? entry["seq_lens"].get<std::vector<std::int64_t>>()
-                                              : std::vector<std::int64_t>{tokens};
+  chunk.seq_lens = entry.at("seq_lens").get<std::vector<std::int64_t>>();
   return chunk;
 }
 
@@ -110,13 +102,6 @@ DumpChunk chunk_from_files(const fs::path& layer, int number, std::string_view s
   return chunk;
 }
 
-/// The sequence lengths in the chunk's own file are the manifest's.
-void check_lengths(const DumpChunk& chunk, const fs::path& file, const Json& record) {
-  if (!record.is_null()) return require_recorded_small_file(file, record);  // the roles of others cover the lengths
-  if (!fs::exists(file) || read_chunk(file, "seq_lens").to_int64() == chunk.seq_lens) return;
-  fail("the sequence lengths are others than those in the dump's manifest", file);
-}
-
 /// The files are those that the manifest describes.
 void check_files(int layer_id, const fs::path& layer, const std::vector<DumpChunk>& chunks, const Json& entries) {
   for (const char* const what : {"q", "k", "v", "seq_lens"}) {
@@ -135,8 +120,8 @@ void check_files(int layer_id, const fs::path& layer, const std::vector<DumpChun
     require_recorded(chunk.q, role_of(layer_id, chunk, "q"), "q");
     require_recorded(chunk.k, role_of(layer_id, chunk, "k"), "k");
     require_recorded(chunk.v, role_of(layer_id, chunk, "v"), "v");
-    const fs::path lengths = chunk_path(layer, "seq_lens", chunk.number, chunk.q.file.extension().string());
-    check_lengths(chunk, lengths, record_of(entries[i], "seq_lens"));
+    require_recorded_small_file(chunk_path(layer, "seq_lens", chunk.number, chunk.q.file.extension().string()),
+                                entries[i]["files"]["seq_lens"]);
   }
 }
 
@@ -165,8 +150,8 @@ std::vector<int> chosen_layers(const std::vector<int>& all, std::vector<int> wan
   return wanted;
 }
 
-DumpIndex::DumpIndex(const RankLayout& layout, int rank)
-    : layer_ids_(layout.layer_ids), layer_folder_([=](int layer_id) { return layout.path(layer_id, rank); }) {
+DumpIndex::DumpIndex(std::vector<int> layer_ids, std::function<fs::path(int)> layer_folder)
+    : layer_ids_(std::move(layer_ids)), layer_folder_(std::move(layer_folder)) {
   folder_ = layer_folder_(layer_ids_.front()).parent_path();
 }
 

@@ -10,25 +10,10 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "dump/rank_layout.hpp"
+#include "dump/chunk_file.hpp"
 #include "model/config/identity.hpp"
-#include "tensor/tensor.hpp"
 
 namespace oscar {
-
-/// One tensor inside one file.
-struct ChunkTensor {
-  std::filesystem::path file;
-  TensorLocation location;
-  Json record = {};  // of the manifest (chunk_record.hpp); null: there is none
-};
-
-struct DumpChunk {
-  int number = 0;
-  ChunkTensor q, k, v;
-  std::vector<std::int64_t> seq_lens;  // sums to the chunk's tokens
-  [[nodiscard]] std::int64_t tokens() const { return q.location.shape[0]; }
-};
 
 /// Ascending; all if none are wanted. Throws UsageError for one that the dump does not have.
 [[nodiscard]] std::vector<int> chosen_layers(const std::vector<int>& all, std::vector<int> wanted,
@@ -38,8 +23,8 @@ class DumpIndex {
  public:
   /// Throws DataError: missing folder, no layers, a manifest that does not fit.
   explicit DumpIndex(std::filesystem::path folder);
-  /// Indexes what one rank of a server wrote, in folders.
-  DumpIndex(const RankLayout& layout, int rank);
+  /// Indexes what lies in other folders, without a manifest: what one rank of a server wrote.
+  DumpIndex(std::vector<int> layer_ids, std::function<std::filesystem::path(int layer_id)> layer_folder);
   DumpIndex(const DumpIndex&) = delete;  // the path of a layer refers to it
   DumpIndex& operator=(const DumpIndex&) = delete;
 
@@ -49,7 +34,7 @@ class DumpIndex {
   /// Ascending; possibly sparse.
   [[nodiscard]] const std::vector<int>& layer_ids() const noexcept { return layer_ids_; }
   /// The chunks of a layer in ascending order, checked: shapes, types, token counts, sequence lengths, file sizes, and
-  /// that the files are those of the manifest, and no others (chunk_record.hpp). A tiny chunk 0 of the
+  /// that the files are those of the manifest, and no others (chunk_file.hpp). A tiny chunk 0 of the
   /// published layout (a warm-up) is left out with a notice. Throws DataError.
   [[nodiscard]] std::vector<DumpChunk> chunks(int layer_id, Status& status) const;
 

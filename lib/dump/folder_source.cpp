@@ -2,6 +2,7 @@
 #include "dump/folder_source.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <mutex>
 #include <set>
 #include <string>
@@ -12,31 +13,54 @@
 #include "base/files.hpp"
 #include "base/places.hpp"
 #include "base/sha256.hpp"
+#include "base/threads.hpp"
 #include "dump/dump_index.hpp"
-#include "dump/rank_file.hpp"
 #include "dump/rank_source.hpp"
 
 namespace oscar {
 namespace {
 
-// Which tokens a dump is of, as its chunks tell.
+void add(const std::string& text, Sha256& hash) { hash.update(std::as_bytes(std::span(text))); }
 
-/// A fingerprint of a foreign dump: names, sizes and the last 4 KB (which hold the archive's directory with its
-/// checksums). It tells which tokens they are, and stands in published sets: one layer is enough, and must stay the
-/// first. Whether other layers are what they were is told by layer_fingerprints.hpp.
+/// Adds its last 4 KB, which hold an archive's directory with its checksums.
+void add_end(const fs::path& file, std::uint64_t size, Sha256& hash) {
+  std::vector<std::byte> end(std::min<std::uint64_t>(size, 4096));
+  read_at(file, size - end.size(), end);
+  hash.update(end);
+}
+
+/// A fingerprint of a foreign dump. It tells which tokens they are, and stands in published sets: one layer is enough,
+/// and must stay the first. Whether other layers are what they were is told by fingerprint_layers().
 std::string fingerprint(const std::vector<DumpChunk>& chunks, int layer_id) {
   Sha256 hash;
-  const auto add = [&](const std::string& text) { hash.update(std::as_bytes(std::span(text.data(), text.size()))); };
   for (const DumpChunk& chunk : chunks) {
-    add("layer " + std::to_string(layer_id) + " chunk " + std::to_string(chunk.number));
-    for (const std::int64_t length : chunk.seq_lens) add(" " + std::to_string(length));
+    add("layer " + std::to_string(layer_id) + " chunk " + std::to_string(chunk.number), hash);
+    for (const std::int64_t length : chunk.seq_lens) add(" " + std::to_string(length), hash);
     for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) {
       const std::uint64_t size = regular_file_size(tensor->file);
-      std::vector<std::byte> tail(std::min<std::uint64_t>(size, 4096));
-      read_at(tensor->file, size - tail.size(), tail);
-      add(std::to_string(size));
-      hash.update(tail);
+      add(std::to_string(size), hash);
+      add_end(tensor->file, size, hash);
     }
+  }
+  return hash.hex();
+}
+
+/// Of layer_3/q/1.pt, layer_3_rank0/q/1.pt or layer_3_rank0.pt; -1 for other paths.
+int layer_of(const fs::path& path) {
+  const std::string first = path.begin()->string();
+  constexpr std::string_view kStart = "layer_";
+  int id = -1;
+  if (first.starts_with(kStart)) std::from_chars(first.data() + kStart.size(), first.data() + first.size(), id);
+  return id;
+}
+
+std::string fingerprint_files(const fs::path& dump, const std::vector<fs::path>& files) {
+  if (files.empty()) return "";
+  Sha256 hash;
+  for (const fs::path& file : files) {
+    const std::uint64_t size = regular_file_size(dump / file);
+    add(file.generic_string() + " " + std::to_string(size) + " ", hash);
+    add_end(dump / file, size, hash);
   }
   return hash.hex();
 }
@@ -242,10 +266,24 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
     if (layout.in_files) {
       ranks.push_back(open_rank_files(layout, rank, limits));
     } else {
-      ranks.push_back(std::make_unique<FolderSource>(limits, own, layout, rank));
+      const auto folder_of = [layout, rank](int layer_id) { return layout.path(layer_id, rank); };
+      ranks.push_back(std::make_unique<FolderSource>(limits, own, layout.layer_ids, folder_of));
     }
   }
   return merge_ranks(std::move(ranks));
+}
+
+std::map<int, std::string> fingerprint_layers(const fs::path& dump, std::span<const int> layer_ids) {
+  std::vector<std::vector<fs::path>> files(layer_ids.size());
+  for (const fs::path& file : list_files(dump)) {
+    const auto found = std::ranges::find(layer_ids, layer_of(file));
+    if (found != layer_ids.end()) files[static_cast<std::size_t>(found - layer_ids.begin())].push_back(file);
+  }
+  std::vector<std::string> prints(layer_ids.size());
+  parallel_for(prints.size(), [&](std::size_t i) { prints[i] = fingerprint_files(dump, files[i]); });
+  std::map<int, std::string> all;
+  for (std::size_t i = 0; i < prints.size(); ++i) all[layer_ids[i]] = prints[i];
+  return all;
 }
 
 }  // namespace oscar

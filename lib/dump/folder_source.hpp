@@ -4,7 +4,10 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <span>
+#include <string>
 
 #include "base/status.hpp"
 #include "dump/source.hpp"
@@ -15,5 +18,11 @@ namespace oscar {
 /// dump does not have.
 [[nodiscard]] std::unique_ptr<QkvSource> open_dump(const std::filesystem::path& folder, const SourceLimits& limits,
                                                    Status& status);
+
+/// Returns a fingerprint of each layer's files, for every layout that open_dump() reads: of the names, the sizes and
+/// the last 4 KB of files, where archives keep their directory with its checksums; "" for a layer without files. It
+/// tells whether layers are what they were without reading them, and does not find damage. Throws IoError.
+[[nodiscard]] std::map<int, std::string> fingerprint_layers(const std::filesystem::path& dump,
+                                                            std::span<const int> layer_ids);
 
 }  // namespace oscar

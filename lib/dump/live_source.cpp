@@ -21,28 +21,159 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Hidden states of a live model in a folder, so that a fit that ended early need not run the layers again that it is
-// done with. One file of a row per token (hidden_size values, and the keys and values that later layers share), two at
-// most: a file counts only once everything was fitted that came before it. Writing takes a twentieth of the time at
-// most.
+/// Where a sequence's rows lie in a layer.
+struct SequenceSlot {
+  std::size_t chunk = 0;
+  std::int64_t begin = 0, tokens = 0;
+};
+/// Sequences share a chunk until it has chunk_tokens; a longer sequence has a chunk of its own.
+std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& sequences, std::int64_t chunk_tokens) {
+  std::vector<SequenceSlot> slots;
+  for (const TokenSequence& sequence : sequences) {
+    const auto tokens = static_cast<std::int64_t>(sequence.size());
+    SequenceSlot slot{.tokens = tokens};
+    if (!slots.empty()) {
+      const std::int64_t end = slots.back().begin + slots.back().tokens;
+      const bool fits = end + tokens <= chunk_tokens;
+      slot.chunk = slots.back().chunk + (fits ? 0 : 1);
+      slot.begin = fits ? end : 0;
+    }
+    slots.push_back(slot);
+  }
+  return slots;
+}
+
+/// The type and shapes of q (tokens, num_heads, head_dim), k (tokens, num_kv_heads, head_dim) and v (tokens,
+/// num_kv_heads, value_dim).
+struct RowShape {
+  DType dtype;
+  int num_heads, num_kv_heads, head_dim, value_dim;
+};
+
+/// The rows of one layer in memory: what a running model is captured into, and a fit reads.
+class LayerRows {
+ public:
+  /// Finds memory of the runner's choice. slots: by sequence.
+  LayerRows(int layer_id, const RowShape& shape, const std::vector<SequenceSlot>& slots, const ModelRunner& runner) {
+    std::vector<std::int64_t> sizes;  // of chunks, in tokens
+    for (const SequenceSlot& slot : slots) {
+      if (slot.chunk == sizes.size()) sizes.push_back(0);
+      sizes.back() += slot.tokens;
+    }
+    for (const std::int64_t tokens : sizes) {
+      Chunk& chunk = chunks_.emplace_back();
+      const auto make = [&](int heads, int dim, std::shared_ptr<std::byte>& memory) {
+        HeadsView view{nullptr, shape.dtype, tokens, heads, dim};
+        memory = runner.host_memory(static_cast<std::size_t>(tokens * view.bytes_per_token()));
+        view.data = memory.get();
+        return view;
+      };
+      chunk.rows.view = {make(shape.num_heads, shape.head_dim, chunk.q),
+                         make(shape.num_kv_heads, shape.head_dim, chunk.k),
+                         make(shape.num_kv_heads, shape.value_dim, chunk.v)};
+      chunk.rows.where = "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(chunks_.size());
+    }
+    for (const SequenceSlot& slot : slots) {
+      chunks_[slot.chunk].rows.sequences.push_back({slot.begin, slot.begin + slot.tokens});
+    }
+  }
+
+  /// Returns the memory that the rows of a sequence belong in.
+  [[nodiscard]] QkvBuffers at(const SequenceSlot& slot) const {
+    const Chunk& chunk = chunks_[slot.chunk];
+    const QkvView& view = chunk.rows.view;
+    const auto of = [&](const std::shared_ptr<std::byte>& memory, const HeadsView& rows) {
+      return memory.get() + slot.begin * rows.bytes_per_token();
+    };
+    return {view.q.dtype, of(chunk.q, view.q), of(chunk.k, view.k), of(chunk.v, view.v)};
+  }
+
+ private:
+  friend class RowsInMemory;
+  struct Chunk {
+    QkvChunk rows;
+    std::shared_ptr<std::byte> q, k, v;
+  };
+
+  std::vector<Chunk> chunks_;
+};
+
+/// Reads the rows, and keeps them.
+class RowsInMemory : public LayerStream {
+ public:
+  explicit RowsInMemory(std::shared_ptr<const LayerRows> rows) : rows_(std::move(rows)) {}
+
+  bool next(QkvChunk& out) override {
+    if (next_ == rows_->chunks_.size()) return false;
+    out = rows_->chunks_[next_++].rows;
+    out.owner = rows_;
+    return true;
+  }
+  void rewind() override { next_ = 0; }
+
+ private:
+  std::shared_ptr<const LayerRows> rows_;
+  std::size_t next_ = 0;
+};
+
+constexpr int kShare = 20;  // of the time, that writing hidden states may take: one in so many
+
+/// Hidden states of a live model in a folder, so that a fit that ended early need not run the layers again that it is
+/// done with. One file of a row per token (hidden_size values, and the keys and values that later layers share), two at
+/// most: a file counts only once everything was fitted that came before it.
 class LiveStates {
  public:
   /// layers: those that open, ascending. is_kept: whether what was made of one of them is safe; may be called from any
   /// thread. `status` must outlive this.
-  LiveStates(std::filesystem::path folder, std::vector<int> layers, std::function<bool(int layer)> is_kept,
-             Status& status);
+  LiveStates(fs::path folder, std::vector<int> layers, std::function<bool(int layer)> is_kept, Status& status)
+      : folder_(std::move(folder)), layers_(std::move(layers)), is_kept_(std::move(is_kept)), status_(status) {}
 
   /// Takes a pass that has not begun behind as many layers as possible, and says so.
-  void restore(ModelPass& pass);
+  void restore(ModelPass& pass) {
+    for (int layer = layers_.empty() ? 0 : layers_.back(); layer > 0; --layer) {
+      if (!fs::exists(file_of(layer)) || !counts(layer)) continue;
+      try {
+        pass.restore(file_of(layer));
+      } catch (const DataError& error) {
+        return status_.notice("the model runs again from its first layer: " + std::string(error.what()));
+      }
+      newest_ = layer;
+      return status_.notice("the model goes on at layer " + std::to_string(layer) +
+                            ", with hidden states that were kept");
+    }
+  }
+
   /// Called between steps: keeps the states if it is time to. Where that fails, it warns and gives up.
-  void offer(const ModelPass& pass);
+  void offer(const ModelPass& pass) {
+    const int layer = pass.layer();
+    const auto begin = std::chrono::steady_clock::now();
+    if (failed_ || layer <= newest_ || !counts(newest_) || begin < not_before_) return;
+    try {
+      remove_before(newest_);
+      pass.save(file_of(layer));
+      newest_ = layer;
+      if (counts(layer)) remove_before(layer);
+    } catch (const IoError& error) {
+      failed_ = true;
+      status_.warning(std::string("hidden states are not kept, --resume will run all layers again: ") + error.what());
+    }
+    const auto end = std::chrono::steady_clock::now();
+    not_before_ = end + kShare * (end - begin);
+  }
 
  private:
-  [[nodiscard]] std::filesystem::path file_of(int layer) const;
-  [[nodiscard]] bool counts(int layer) const;
-  void remove_before(int layer) const;
+  [[nodiscard]] fs::path file_of(int layer) const {
+    return folder_ / ("hidden_" + std::to_string(layer) + ".safetensors");
+  }
+  [[nodiscard]] bool counts(int layer) const {
+    return std::ranges::all_of(layers_, [&](int id) { return id >= layer || is_kept_(id); });
+  }
+  void remove_before(int layer) const {
+    std::error_code ignored;
+    for (int older = 1; older < layer; ++older) fs::remove(file_of(older), ignored);
+  }
 
-  std::filesystem::path folder_;
+  fs::path folder_;
   std::vector<int> layers_;
   std::function<bool(int layer)> is_kept_;
   Status& status_;
@@ -50,54 +181,6 @@ class LiveStates {
   bool failed_ = false;
   std::chrono::steady_clock::time_point not_before_{};
 };
-
-constexpr int kShare = 20;  // of the time, that writing may take: one in so many
-
-LiveStates::LiveStates(fs::path folder, std::vector<int> layers, std::function<bool(int)> is_kept, Status& status)
-    : folder_(std::move(folder)), layers_(std::move(layers)), is_kept_(std::move(is_kept)), status_(status) {}
-
-void LiveStates::restore(ModelPass& pass) {
-  for (int layer = layers_.empty() ? 0 : layers_.back(); layer > 0; --layer) {
-    if (!fs::exists(file_of(layer)) || !counts(layer)) continue;
-    try {
-      pass.restore(file_of(layer));
-    } catch (const DataError& error) {
-      status_.notice("the model runs again from its first layer: " + std::string(error.what()));
-      return;
-    }
-    newest_ = layer;
-    status_.notice("the model goes on at layer " + std::to_string(layer) + ", with hidden states that were kept");
-    return;
-  }
-}
-
-void LiveStates::offer(const ModelPass& pass) {
-  const int layer = pass.layer();
-  const auto begin = std::chrono::steady_clock::now();
-  if (failed_ || layer <= newest_ || !counts(newest_) || begin < not_before_) return;
-  try {
-    remove_before(newest_);
-    pass.save(file_of(layer));
-    newest_ = layer;
-    if (counts(layer)) remove_before(layer);
-  } catch (const IoError& error) {
-    failed_ = true;
-    status_.warning(std::string("hidden states are not kept, --resume will run all layers again: ") + error.what());
-  }
-  const auto end = std::chrono::steady_clock::now();
-  not_before_ = end + kShare * (end - begin);
-}
-
-fs::path LiveStates::file_of(int layer) const { return folder_ / ("hidden_" + std::to_string(layer) + ".safetensors"); }
-
-bool LiveStates::counts(int layer) const {
-  return std::ranges::all_of(layers_, [&](int id) { return id >= layer || is_kept_(id); });
-}
-
-void LiveStates::remove_before(int layer) const {
-  std::error_code ignored;
-  for (int older = 1; older < layer; ++older) fs::remove(file_of(older), ignored);
-}
 
 constexpr int kLayersAtATime = 3;  // of whose rows a fit on a GPU takes sums, while the next is captured
 
@@ -137,7 +220,7 @@ class Source : public LiveSource {
     const auto rows = std::make_shared<const LayerRows>(layer_id, shape_of(layer_id), slots_, runner_);
     const auto place = [&](std::size_t s) { return rows->at(slots_[s]); };
     pass_->capture(place, !to_the_end_ && layer_id == layer_ids_.back());
-    return LayerRows::stream(rows);
+    return std::make_unique<RowsInMemory>(rows);
   }
 
   void wait_until_ready() override {

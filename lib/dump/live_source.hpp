@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "dump/layer_rows.hpp"
 #include "dump/source.hpp"
 #include "model/run/runner.hpp"
 

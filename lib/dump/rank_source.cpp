@@ -4,13 +4,152 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <numeric>
+#include <utility>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "base/text.hpp"
+#include "dump/chunk_file.hpp"
+#include "dump/dump_index.hpp"
+#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {
+
+/// Layer -> ranks, of entries layer_<id>_rank<r><suffix>.
+std::map<int, std::vector<int>> ranks_beside(const std::vector<std::string>& entries, std::string_view suffix) {
+  std::map<int, std::vector<int>> found;
+  for (const std::string& name : entries) {
+    const std::size_t middle = name.find("_rank");
+    if (!name.starts_with("layer_") || middle == std::string::npos || !name.ends_with(suffix)) continue;
+    const std::string_view text = std::string_view(name).substr(0, name.size() - suffix.size());
+    const auto layer = parse_number(text.substr(6, middle - 6)), rank = parse_number(text.substr(middle + 5));
+    if (layer && rank) found[*layer].push_back(*rank);
+  }
+  return found;
+}
+
+std::map<int, std::vector<int>> ranks_inside(const fs::path& folder) {
+  std::map<int, std::vector<int>> found;
+  for (const int layer : numbered_entries(folder, "layer_", "")) {
+    std::vector<int> ranks = numbered_entries(folder / ("layer_" + std::to_string(layer)), "rank_", "");
+    if (!ranks.empty()) found[layer] = std::move(ranks);
+  }
+  return found;
+}
+
+RankLayout layout_of(std::map<int, std::vector<int>> found, RankLayout layout) {
+  for (auto& [layer, ranks] : found) {
+    layout.layer_ids.push_back(layer);
+    if (!ranks.empty()) layout.ranks = std::max(layout.ranks, *std::max_element(ranks.begin(), ranks.end()) + 1);
+  }
+  for (auto& [layer, ranks] : found) {
+    for (int rank = 0; rank < layout.ranks; ++rank) {
+      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
+      throw DataError("rank " + std::to_string(rank) + " of " + std::to_string(layout.ranks) + " is missing",
+                      layout.path(layer, rank).string(), "copy the dumps of all ranks into one folder");
+    }
+  }
+  return layout;
+}
+
+struct Rows {
+  Tensor q, k, v;
+  std::vector<SequenceRange> sequences;  // as far as the limits go
+};
+
+Tensor member(const PtValue& dict, const char* name, const std::string& where) {
+  const PtValue* value = dict.find(name);
+  if (value != nullptr && value->get_if<Tensor>() != nullptr) return *value->get_if<Tensor>();
+  throw DataError(std::string("there is no tensor \"") + name + "\"", where,
+                  "dump queries, keys and values; latents of MLA models are another thing");
+}
+
+std::vector<SequenceRange> sequences_of(const PtValue& dict, std::int64_t tokens, const SourceLimits& limits,
+                                        const std::string& where) {
+  std::vector<std::int64_t> lengths{tokens};
+  if (dict.find("seq_lens") != nullptr) lengths = member(dict, "seq_lens", where).to_int64();
+  const bool positive = std::ranges::all_of(lengths, [](std::int64_t n) { return n > 0; });
+  if (!positive || std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) != tokens) {
+    throw DataError("the sequence lengths do not add up to " + plural(tokens, "token"), where, "dump again");
+  }
+  std::vector<SequenceRange> ranges;
+  std::int64_t left = limits.max_tokens > 0 ? limits.max_tokens : tokens, begin = 0;
+  const std::size_t most = limits.max_sequences > 0 ? static_cast<std::size_t>(limits.max_sequences) : lengths.size();
+  for (std::size_t i = 0; i < lengths.size() && i < most && left > 0; ++i) {
+    ranges.push_back({begin, begin + std::min(lengths[i], left)});
+    left -= ranges.back().size(), begin += lengths[i];
+  }
+  return ranges;
+}
+
+class RowsStream : public LayerStream {
+ public:
+  RowsStream(std::shared_ptr<const Rows> rows, std::string where) : rows_(std::move(rows)), where_(std::move(where)) {}
+
+  bool next(QkvChunk& out) override {
+    if (std::exchange(done_, true)) return false;
+    const QkvView all{heads_view(rows_->q, where_), heads_view(rows_->k, where_), heads_view(rows_->v, where_)};
+    out.view = all.tokens({0, rows_->sequences.back().end});
+    out.owner = rows_;
+    out.sequences = rows_->sequences;
+    out.where = where_;
+    return true;
+  }
+  void rewind() override { done_ = false; }
+
+ private:
+  std::shared_ptr<const Rows> rows_;
+  std::string where_;
+  bool done_ = false;
+};
+
+class FileSource : public QkvSource {
+ public:
+  FileSource(RankLayout layout, int rank, SourceLimits limits)
+      : layout_(std::move(layout)), rank_(rank), limits_(std::move(limits)) {
+    const fs::path folder = path(layout_.layer_ids.front()).parent_path();
+    layout_.layer_ids = chosen_layers(layout_.layer_ids, limits_.layers, folder);
+    const int first = layout_.layer_ids.front();
+    const Rows rows = read(first);
+    model_.num_layers = layout_.layer_ids.back() + 1;
+    model_.head_dim = heads_view(rows.q, "q").head_dim;
+    calibration_.sequences = static_cast<std::int64_t>(rows.sequences.size());
+    for (const SequenceRange& range : rows.sequences) calibration_.tokens += range.size();
+    calibration_.data_sha256 = sha256_hex(sha256_file(path(first)) + " first " + std::to_string(calibration_.tokens));
+  }
+
+  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
+  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
+  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layout_.layer_ids; }
+  [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
+    return std::make_unique<RowsStream>(std::make_shared<Rows>(read(layer_id)), path(layer_id).string());
+  }
+
+ private:
+  [[nodiscard]] fs::path path(int layer_id) const { return layout_.path(layer_id, rank_); }
+
+  [[nodiscard]] Rows read(int layer_id) const {
+    const std::string where = path(layer_id).string();
+    const PtValue dict = read_pt(path(layer_id));
+    Rows rows{member(dict, "q", where), member(dict, "k", where), member(dict, "v", where), {}};
+    const HeadsView q = heads_view(rows.q, where), k = heads_view(rows.k, where), v = heads_view(rows.v, where);
+    const bool fits = q.num_tokens == k.num_tokens && q.num_tokens == v.num_tokens && k.num_heads == v.num_heads &&
+                      k.num_heads > 0 && q.num_heads % k.num_heads == 0 && q.head_dim == k.head_dim && q.num_tokens > 0;
+    if (!fits) throw DataError("q, k and v do not fit together", where, "dump this layer again");
+    rows.sequences = sequences_of(dict, q.num_tokens, limits_, where);
+    return rows;
+  }
+
+  RankLayout layout_;
+  int rank_;
+  SourceLimits limits_;
+  ModelIdentity model_;
+  CalibrationData calibration_;
+};
 
 using Views = std::vector<HeadsView>;
 
@@ -190,6 +329,39 @@ class MergedSource : public QkvSource {
 };
 
 }  // namespace
+
+RankLayout find_ranks(const fs::path& folder) {
+  const std::vector<std::string> entries = names_in(folder);
+  const auto beside = [folder](const std::string& suffix) {
+    return [folder, suffix](int layer, int rank) {
+      return folder / ("layer_" + std::to_string(layer) + "_rank" + std::to_string(rank) + suffix);
+    };
+  };
+  const auto inside = [folder](int layer, int rank) {
+    return folder / ("layer_" + std::to_string(layer)) / ("rank_" + std::to_string(rank));
+  };
+  const RankLayout layouts[] = {layout_of(ranks_beside(entries, ""), {.path = beside("")}),
+                                layout_of(ranks_beside(entries, ".pt"), {.in_files = true, .path = beside(".pt")}),
+                                layout_of(ranks_inside(folder), {.path = inside})};
+  const RankLayout* only = nullptr;
+  bool plain = false;
+  for (const int layer : numbered_entries(folder, "layer_", "")) {
+    plain = plain || fs::exists(folder / ("layer_" + std::to_string(layer)) / "q");
+  }
+  for (const RankLayout& layout : layouts) {
+    if (layout.ranks == 0) continue;
+    if (plain || only != nullptr) {
+      throw DataError("there is more than one dump in this folder", layout.path(layout.layer_ids.front(), 0).string(),
+                      "leave one of them there");
+    }
+    only = &layout;
+  }
+  return only == nullptr ? RankLayout{} : *only;
+}
+
+std::unique_ptr<QkvSource> open_rank_files(const RankLayout& layout, int rank, const SourceLimits& limits) {
+  return std::make_unique<FileSource>(layout, rank, limits);
+}
 
 std::unique_ptr<QkvSource> merge_ranks(std::vector<std::unique_ptr<QkvSource>> ranks) {
   return std::make_unique<MergedSource>(std::move(ranks));

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,12 @@ class QkvSource {
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
 };
+
+/// Layers side by side, as many as a backend can use: task(i, stream of ids[i]) on up to `lanes` threads, which may use
+/// parallel_for. Streams are opened in order, as a live model demands. Throws what a task threw first; the others end
+/// at their next throw_if_interrupted().
+void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
+                    const std::function<void(std::size_t, std::unique_ptr<LayerStream>)>& task);
 
 /// What part of a source to use.
 struct SourceLimits {

@@ -12,7 +12,6 @@
 #include "base/json.hpp"
 #include "base/version.hpp"
 #include "dump/chunk_file.hpp"
-#include "dump/chunk_record.hpp"
 
 namespace oscar {
 namespace {
@@ -21,7 +20,7 @@ std::set<fs::path> files_by_manifest(const fs::path& folder) {
   const fs::path path = folder / "manifest.json";
   const Json manifest = read_json(path);
   validate_json(manifest, "oscar.dump.v1", path.string());
-  const std::string suffix = chunk_suffix(manifest.value("format", "pt"));
+  const std::string suffix = chunk_suffix(manifest["format"].get<std::string>());
   std::set<fs::path> files{"manifest.json"};
   for (const Json& layer : manifest["layers"]) {
     const fs::path own = "layer_" + std::to_string(layer["layer_id"].get<int>());

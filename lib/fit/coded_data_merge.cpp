@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/errors.hpp"
-#include "work/partial_folder.hpp"
+#include "fit/kept_layers.hpp"
 
 namespace oscar {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "fit/coded_kept.hpp"
-#include "work/run_layers.hpp"
+#include "fit/run_layers.hpp"
 
 namespace oscar {
 namespace {

@@ -12,8 +12,8 @@
 #include "coded/coded_set.hpp"
 #include "dump/source.hpp"
 #include "fit/coded_layer.hpp"
+#include "fit/kept_layers.hpp"
 #include "kernels/backend.hpp"
-#include "work/kept_layers.hpp"
 
 namespace oscar {
 

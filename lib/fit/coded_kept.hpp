@@ -8,7 +8,7 @@
 #include <map>
 
 #include "fit/coded_fit.hpp"
-#include "work/kept_layers.hpp"
+#include "fit/kept_layers.hpp"
 
 namespace oscar {
 

@@ -7,8 +7,8 @@
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/fitted_layer.hpp"
+#include "fit/run_layers.hpp"
 #include "fit/search.hpp"
-#include "work/run_layers.hpp"
 
 namespace oscar {
 namespace {

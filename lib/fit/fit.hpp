@@ -10,12 +10,12 @@
 
 #include "base/status.hpp"
 #include "dump/source.hpp"
+#include "fit/kept_layers.hpp"
 #include "fit/layer_data.hpp"
 #include "fit/options.hpp"
 #include "fit/record.hpp"
 #include "kernels/backend.hpp"
 #include "rotation/rotation_set.hpp"
-#include "work/partial_folder.hpp"
 
 namespace oscar {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "fit/clip_choice.hpp"
+#include "fit/kept_layers.hpp"
 #include "rotation/rotation_set.hpp"
-#include "work/kept_layers.hpp"
 
 namespace oscar {
 

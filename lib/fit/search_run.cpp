@@ -6,11 +6,11 @@
 #include "base/clock.hpp"
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
+#include "fit/kept_layers.hpp"
 #include "fit/layer_parts_file.hpp"
+#include "fit/run_layers.hpp"
 #include "fit/search.hpp"
 #include "method/clip.hpp"
-#include "work/kept_layers.hpp"
-#include "work/run_layers.hpp"
 
 namespace oscar {
 namespace {

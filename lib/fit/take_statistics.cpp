@@ -7,7 +7,7 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "fit/layer_data.hpp"
-#include "work/run_layers.hpp"
+#include "fit/run_layers.hpp"
 
 namespace oscar {
 namespace {

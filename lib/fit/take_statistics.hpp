@@ -5,10 +5,10 @@
 #include <span>
 
 #include "base/status.hpp"
+#include "fit/kept_layers.hpp"
 #include "fit/options.hpp"
 #include "kernels/backend.hpp"
 #include "moments/statistics.hpp"
-#include "work/kept_layers.hpp"
 
 namespace oscar {
 

@@ -13,7 +13,7 @@
 #include "kernels/backend.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "method/compose.hpp"
-#include "moments/moment.hpp"
+#include "moments/sums.hpp"
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {

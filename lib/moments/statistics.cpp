@@ -9,20 +9,154 @@
 #include "base/sha256.hpp"
 #include "base/status.hpp"
 #include "base/threads.hpp"
-#include "moments/shards.hpp"
 #include "moments/statistics_check.hpp"
 #include "moments/statistics_file.hpp"
 
 namespace oscar {
 namespace {
 
-using Entry = StatisticsPart;
+/// What one file, or the files of several tensor-parallel ranks together, say of themselves; sums are read layer by
+/// layer.
+struct Part {
+  std::vector<std::filesystem::path> paths;  // by ascending heads
+  Statistics manifest;
 
-[[noreturn]] void refuse(const std::string& what, const Entry& a, const Entry& b, const char* advice) {
+  /// "a.safetensors", or "a.safetensors, b.safetensors"
+  [[nodiscard]] std::string name() const {
+    std::string text;
+    for (const auto& path : paths) text += (text.empty() ? "" : ", ") + path.string();
+    return text;
+  }
+};
+
+[[noreturn]] void refuse(const std::string& what, const Part& a, const Part& b, const char* advice) {
   throw DataError(what, a.name() + " and " + b.name(), advice);
 }
 
-void require_same_origin(const Entry& a, const Entry& b) {
+// Files of tensor-parallel ranks, which hold different KV heads of the same data, as if they were one.
+
+constexpr const char* kOfEachRank = "give one file of each tensor-parallel rank";
+
+bool is_shard(const Part& part) { return !part.manifest.heads.whole(); }
+
+/// Ranks of one run: the same data of the same heads in all.
+bool same_run(const Part& a, const Part& b) {
+  return is_shard(a) && is_shard(b) && a.manifest.data == b.manifest.data &&
+         a.manifest.heads.total == b.manifest.heads.total;
+}
+
+void append(std::vector<double>& to, const std::vector<double>& from) { to.insert(to.end(), from.begin(), from.end()); }
+
+void append(MatrixStack& to, const MatrixStack& from) {
+  to.count += from.count;
+  append(to.data, from.data);
+}
+
+void append(MomentSums& to, const MomentSums& from) {
+  append(to.sums, from.sums);
+  append(to.total, from.total);
+}
+
+void append(FisherSums& to, const FisherSums& from) {
+  append(to.query, from.query), append(to.key, from.key);
+  append(to.key_sum, from.key_sum), append(to.weight, from.weight);
+}
+
+/// The next heads of the same layer.
+void append(LayerStatistics& to, const LayerStatistics& from, const std::string& where) {
+  const auto require = [&](bool same, const char* what) {
+    if (!same) throw DataError(what, where, "save the states of all ranks after the same text");
+  };
+  require(to.layer_id == from.layer_id && to.key_dim == from.key_dim && to.value_dim == from.value_dim,
+          "another layer, or another head dimension, than in the rank before");
+  require(to.first.sums.size() == from.first.sums.size() && to.sst.has_value() == from.sst.has_value() &&
+              to.first.keys.has_value() == from.first.keys.has_value() &&
+              to.first.fisher.has_value() == from.first.fisher.has_value(),
+          "other sums than in the rank before");
+  for (auto& [moment, sums] : to.first.sums) {
+    require(from.first.sums.contains(moment), "other sums than in the rank before");
+    append(sums, from.first.sums.at(moment));
+  }
+  if (to.first.keys) {
+    require(to.first.keys->tokens == from.first.keys->tokens, "another number of tokens than in the rank before");
+    append(to.first.keys->sums, from.first.keys->sums);
+  }
+  if (to.first.fisher) append(*to.first.fisher, *from.first.fisher);
+  if (to.sst) append(*to.sst, *from.sst);
+}
+
+/// Checks that each file's second pass belongs to its own first, and says what that of all of them belongs to.
+std::string joint_query_moments(const std::vector<StatisticsFile>& files) {
+  std::vector<Sha256> own(files.size());
+  Sha256 all;
+  for (std::size_t i = 0; i < files.front().manifest().layers.size(); ++i) {
+    for (std::size_t f = 0; f < files.size(); ++f) {
+      const LayerStatistics layer = files[f].read(files[f].manifest().layers[i]);
+      const auto found = layer.first.sums.find(Moment::kQqt);
+      if (found == layer.first.sums.end()) continue;
+      const auto bytes = std::as_bytes(std::span(found->second.sums.data));
+      own[f].update(bytes), all.update(bytes);
+    }
+  }
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    if (own[f].hex() == files[f].manifest().query_moments_sha256) continue;
+    throw DataError("the second pass of a rank was weighted by query moments of another run", files[f].path(),
+                    "save the state again");
+  }
+  return all.hex();
+}
+
+void join(Part& part, Part next) {
+  HeadRange &heads = part.manifest.heads, &more = next.manifest.heads;
+  if (more.first < heads.first + heads.count) refuse("two ranks with the same KV heads", part, next, kOfEachRank);
+  if (more.first > heads.first + heads.count) {
+    refuse("KV heads " + std::to_string(heads.first + heads.count) + " to " + std::to_string(more.first - 1) +
+               " are missing between",
+           part, next, kOfEachRank);
+  }
+  if (part.manifest.layers.size() != next.manifest.layers.size())
+    refuse("ranks with different layers", part, next, kOfEachRank);
+  const auto &a = part.manifest, &b = next.manifest;
+  if (!(a.model == b.model)) refuse("ranks of different models", part, next, kOfEachRank);
+  if (a.windows.sink != b.windows.sink || a.windows.recent != b.windows.recent) {
+    refuse("ranks with different windows", part, next, kOfEachRank);
+  }
+  heads.count += more.count;
+  part.paths.push_back(next.paths.front());
+}
+
+/// Puts shards of the same data together, which may leave heads out at either end (Statistics::heads). Throws DataError
+/// that names the files: two ranks with the same heads, a gap between them, other layers or sums.
+std::vector<Part> join_shards(std::vector<Part> files) {
+  std::stable_sort(files.begin(), files.end(),
+                   [](const Part& a, const Part& b) { return a.manifest.heads.first < b.manifest.heads.first; });
+  std::vector<Part> parts;
+  for (Part& file : files) {
+    const auto found = std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return same_run(part, file); });
+    found == parts.end() ? parts.push_back(std::move(file)) : join(*found, std::move(file));
+  }
+  for (Part& part : parts) {
+    if (part.manifest.heads.whole()) part.manifest.heads = {};
+    if (part.paths.size() == 1 || part.manifest.query_moments_sha256.empty()) continue;
+    const std::vector<StatisticsFile> opened(part.paths.begin(), part.paths.end());
+    part.manifest.query_moments_sha256 = joint_query_moments(opened);
+  }
+  return parts;
+}
+
+/// Layer number `i` of the part, heads of all files in order.
+LayerStatistics read_layer(const std::vector<StatisticsFile>& files, std::size_t i) {
+  LayerStatistics layer = files.front().read(files.front().manifest().layers[i]);
+  for (std::size_t f = 1; f < files.size(); ++f) {
+    const LayerStatistics more = files[f].read(files[f].manifest().layers[i]);
+    append(layer, more, files[f].path() + ", layer " + std::to_string(layer.layer_id));
+  }
+  return layer;
+}
+
+// Parts of the data, or layers, added up.
+
+void require_same_origin(const Part& a, const Part& b) {
   const ModelIdentity &x = a.manifest.model, &y = b.manifest.model;
   const char* const advice = "merge statistics of one model only";
   if (x.id != y.id) refuse("statistics of different models (\"" + x.id + "\", \"" + y.id + "\")", a, b, advice);
@@ -100,23 +234,23 @@ std::vector<std::size_t> moved(std::vector<std::size_t> data, const std::vector<
 }
 
 /// In the order of what they were taken of.
-std::vector<Entry> entries_of(const std::vector<std::filesystem::path>& paths) {
-  std::vector<Entry> entries;
-  for (const auto& path : paths) entries.push_back({{path}, StatisticsFile(path).manifest()});
-  entries = join_shards(std::move(entries));
-  const auto key = [](const Entry& entry) {
+std::vector<Part> parts_of(const std::vector<std::filesystem::path>& paths) {
+  std::vector<Part> parts;
+  for (const auto& path : paths) parts.push_back({{path}, StatisticsFile(path).manifest()});
+  parts = join_shards(std::move(parts));
+  const auto key = [](const Part& part) {
     std::string text;
-    for (const CalibrationData& each : entry.manifest.data) text += each.data_sha256;
+    for (const CalibrationData& each : part.manifest.data) text += each.data_sha256;
     return text;
   };
-  std::stable_sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
-  return entries;
+  std::stable_sort(parts.begin(), parts.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  return parts;
 }
 
 /// Adds the layers of a file to those with the same ids.
-void add_layers(const Entry& entry, const std::vector<std::size_t>& places, std::map<int, LayerStatistics>& layers) {
-  const std::vector<StatisticsFile> files(entry.paths.begin(), entry.paths.end());
-  const std::vector<LayerStatistics>& listed = entry.manifest.layers;
+void add_layers(const Part& part, const std::vector<std::size_t>& places, std::map<int, LayerStatistics>& layers) {
+  const std::vector<StatisticsFile> files(part.paths.begin(), part.paths.end());
+  const std::vector<LayerStatistics>& listed = part.manifest.layers;
   for (const LayerStatistics& layer : listed) layers[layer.layer_id];  // before threads look for theirs
   parallel_for(listed.size(), [&](std::size_t i) {
     LayerStatistics own = read_layer(files, i);
@@ -126,7 +260,7 @@ void add_layers(const Entry& entry, const std::vector<std::size_t>& places, std:
     if (sum.key_dim == 0) {
       sum = std::move(own);
     } else {
-      merge(sum, std::move(own), entry.name() + ", layer " + std::to_string(listed[i].layer_id));
+      merge(sum, std::move(own), part.name() + ", layer " + std::to_string(listed[i].layer_id));
     }
   });
 }
@@ -158,25 +292,25 @@ std::string query_moments_sha256(const Statistics& statistics) {
 }
 
 Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
-  const std::vector<Entry> entries = entries_of(paths);
+  const std::vector<Part> parts = parts_of(paths);
   Statistics out;
-  out.model = entries.front().manifest.model, out.windows = entries.front().manifest.windows;
-  out.heads = entries.front().manifest.heads;
+  out.model = parts.front().manifest.model, out.windows = parts.front().manifest.windows;
+  out.heads = parts.front().manifest.heads;
   std::set<int> expected;
-  for (const Entry& entry : entries) {
-    for (const Entry& other : entries) require_same_origin(entry, other);
-    if (out.query_moments_sha256.empty()) out.query_moments_sha256 = entry.manifest.query_moments_sha256;
-    if (!out.sample) out.sample = entry.manifest.sample;
-    expected.insert(entry.manifest.expected_layers.begin(), entry.manifest.expected_layers.end());
+  for (const Part& part : parts) {
+    for (const Part& other : parts) require_same_origin(part, other);
+    if (out.query_moments_sha256.empty()) out.query_moments_sha256 = part.manifest.query_moments_sha256;
+    if (!out.sample) out.sample = part.manifest.sample;
+    expected.insert(part.manifest.expected_layers.begin(), part.manifest.expected_layers.end());
   }
   std::map<int, LayerStatistics> layers;
-  for (const Entry& entry : entries) {
+  for (const Part& part : parts) {
     throw_if_interrupted();
-    add_layers(entry, places_of(entry.manifest, out.data), layers);
+    add_layers(part, places_of(part.manifest, out.data), layers);
   }
   out.expected_layers.assign(expected.begin(), expected.end());
   for (auto& [id, layer] : layers) out.layers.push_back(std::move(layer));
-  const std::string where = entries.size() == 1 ? entries.front().name() : entries.front().name() + " and others";
+  const std::string where = parts.size() == 1 ? parts.front().name() : parts.front().name() + " and others";
   parallel_for(out.layers.size(),
                [&](std::size_t i) { require_semidefinite(out.layers[i], out.sample.has_value(), where); });
   return out;

@@ -60,7 +60,7 @@ void write_statistics(const std::filesystem::path& path, const Statistics& stati
 
 /// The sum over files, in an order that their contents decide. Throws DataError that names the files and what differs:
 /// model, revision, windows, which sums were taken, query moments of the second pass, the same data twice, or shards
-/// that do not join (moments/shards.hpp); or the tensor whose checksum is another, or which is no sum over rows.
+/// of tensor-parallel ranks that do not join; or the tensor whose checksum is another, or which is no sum over rows.
 [[nodiscard]] Statistics read_statistics(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace oscar

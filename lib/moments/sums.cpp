@@ -2,6 +2,8 @@
 #include "moments/sums.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <string>
 
@@ -11,12 +13,23 @@
 namespace oscar {
 namespace {
 
+constexpr std::array<std::string_view, 7> kNames{"fisher", "fisher_key", "keys", "ktk", "qqt", "sst", "vtv"};
+static_assert(kNames.size() == static_cast<std::size_t>(Moment::kVtv) + 1);
+
 void add_to(std::vector<double>& sums, const std::vector<double>& other) {
   OSCAR_CHECK(sums.size() == other.size());
   std::transform(sums.begin(), sums.end(), other.begin(), sums.begin(), std::plus<>());
 }
 
 }  // namespace
+
+std::string_view name_of(Moment moment) { return kNames[static_cast<std::size_t>(moment)]; }
+
+std::optional<Moment> find_moment(std::string_view name) {
+  const auto found = std::ranges::find(kNames, name);
+  if (found == kNames.end()) return std::nullopt;
+  return static_cast<Moment>(found - kNames.begin());
+}
 
 void MomentSums::merge(const MomentSums& other) {
   if (sums.count != other.sums.count || sums.dim != other.sums.dim) {

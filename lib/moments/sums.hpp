@@ -6,12 +6,28 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kernels/types.hpp"
-#include "moments/moment.hpp"
 
 namespace oscar {
+
+/// The moments of a layer, in the order of their names, which files and options have. Objectives of recipes are
+/// moments, too: the one whose eigenvectors keys, or values, are rotated by.
+enum class Moment {
+  kFisher,     // "fisher": of queries, weighted by what softmax feels of an error in a score
+  kFisherKey,  // "fisher_key": of keys, weighted so
+  kKeys,       // "keys": keys themselves, whose mean is subtracted from them
+  kKtk,        // "ktk": of keys
+  kQqt,        // "qqt": of queries
+  kSst,        // "sst": of values, weighted by attention scores
+  kVtv         // "vtv": of values
+};
+
+[[nodiscard]] std::string_view name_of(Moment moment);
+/// Returns the moment of this name; nothing if there is none.
+[[nodiscard]] std::optional<Moment> find_moment(std::string_view name);
 
 /// sums[h] = sum of weight * x^T x, total[h] = sum of weights; the second moment of head h is sums[h] / total[h].
 struct MomentSums {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Takes the moments of a layer from its rows. One walk over the rows takes all sums that need nothing but rows; a
-// second one takes those that need a finished moment. Paper: OSCAR (arXiv 2605.17757); formulas
-// stand at the members of SumsWanted. All functions read the stream from its start to its end, block by block
-// (blocks.hpp). They throw DataError: no tokens, NaN or Inf (naming chunk, token and head), nothing but zeros.
+// second one takes those that need a finished moment. Paper: OSCAR (arXiv 2605.17757); formulas stand at the members of
+// SumsWanted. All functions read the stream from its start to its end, block by block (walk.hpp). They throw DataError:
+// no tokens, NaN or Inf (naming chunk, token and head), nothing but zeros.
 #pragma once
 
 #include <functional>

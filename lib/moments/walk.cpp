@@ -2,6 +2,7 @@
 #include "moments/walk.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -9,6 +10,11 @@
 
 namespace oscar {
 namespace {
+
+/// Of q, k and v together.
+std::int64_t bytes_per_token(const QkvView& view) {
+  return view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token();
+}
 
 bool all_finite(std::span<const double> values) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
@@ -84,11 +90,27 @@ std::int64_t bytes_of(const WalkPart& part, LayerStream& layer) {
 
 }  // namespace
 
+BlockCut::BlockCut(const WorkShape& shape, std::int64_t bytes) {
+  const std::int64_t least_calls = std::max<std::int64_t>(1, (bytes - 1) / shape.bytes_per_call + 1);
+  const auto calls = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least_calls)));
+  call_bytes_ = end_ = std::max<std::int64_t>(1, bytes / calls);
+}
+
+BlockCut::End BlockCut::after(const QkvChunk& chunk) {
+  const std::int64_t size = std::max<std::int64_t>(chunk.view.q.num_tokens * bytes_per_token(chunk.view), 1);
+  bytes_ += size;
+  tokens_ += chunk.view.q.num_tokens;
+  const std::int64_t nearest = bytes_ + size / 2;  // with the next chunk, a call would end further from where it should
+  if (nearest < end_) return End::kNothing;
+  end_ = (nearest / call_bytes_ + 1) * call_bytes_;
+  if (tokens_ < kBlockTokens) return End::kCall;
+  tokens_ = 0;
+  return End::kBlock;
+}
+
 void walk(LayerStream& layer, std::span<const WalkPart> parts, const WorkShape& shape) {
   std::vector<PartOfWalk> walking;
-  for (const WalkPart& part : parts) {
-    walking.emplace_back(part, shape, bytes_of(part, layer));
-  }
+  for (const WalkPart& part : parts) walking.emplace_back(part, shape, bytes_of(part, layer));
   layer.rewind();
   std::size_t sequence = 0;
   for (QkvChunk chunk; layer.next(chunk); chunk = {}) {

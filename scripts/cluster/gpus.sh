@@ -4,7 +4,7 @@
 # saves their statistics; then one makes the set of them. Change these lines, or set them in the environment.
 set -euo pipefail
 PARTS=${PARTS:-parts}                         # a folder with one entry for each part
-INPUT=${INPUT:---model model --text}          # what says what a part is: --model MODEL --text (or --tokens), or --dump
+INPUT=${INPUT:---model model --text}          # options of the data; the last, --text, --tokens or --dump, takes a part
 FIT=${FIT:---recipe coded --bits 2.25}        # the recipe and its options
 WORK=${WORK:-work}                            # a folder for this fit alone
 OUT=${OUT:---out $WORK/set}                   # what is made of the parts: a set, or by --save-stats the sums of all of them

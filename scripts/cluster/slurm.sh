@@ -5,7 +5,7 @@
 # Prints the id of the last job. Change these lines, or set them in the environment; oscar must be in PATH on the machines.
 set -euo pipefail
 PARTS=${PARTS:-parts}                         # a folder with one entry for each part, which all machines see
-INPUT=${INPUT:---model model --text}          # what says what a part is: --model MODEL --text (or --tokens), or --dump
+INPUT=${INPUT:---model model --text}          # options of the data; the last, --text, --tokens or --dump, takes a part
 FIT=${FIT:---recipe coded --bits 2.25}        # the recipe and its options
 WORK=${WORK:-work}                            # a folder for this fit alone, which all machines see
 OUT=${OUT:---out $WORK/set}                   # what the last job makes: a set, or by --save-stats the sums of all parts
@@ -21,6 +21,6 @@ exec oscar fit $FIT $INPUT "${parts[i]}" ${ALL:+--stats "$ALL"} --save-stats "$W
 # shellcheck disable=SC2016
 merge='parts=("$PARTS"/*); for i in "${!parts[@]}"; do files+=("$WORK/part_$i.safetensors"); done
 exec oscar fit $FIT --stats ${ALL:+"$ALL"} "${files[@]}" $OUT'
-submit() { sbatch --parsable --export=ALL --requeue --output "$WORK/%x-%a.txt" "$@"; }
+submit() { sbatch --parsable --export=ALL --requeue --kill-on-invalid-dep=yes --output "$WORK/%x-%a.txt" "$@"; }
 array=$(submit --job-name oscar-part --array "0-$((${#parts[@]} - 1))" "$@" --wrap "exec bash -c '$task'")
-submit --job-name oscar-merge "$@" --dependency "afterok:$array" --kill-on-invalid-dep=yes --wrap "exec bash -c '$merge'"
+submit --job-name oscar-merge "$@" --dependency "afterok:$array" --wrap "exec bash -c '$merge'"

@@ -27,16 +27,15 @@ MAY_INCLUDE = {
     "lib/rotation": ["lib/base", "lib/tensor", "kernels", *MODEL],
     "lib/coded": ["lib/base", "lib/tensor", "kernels", "kernels/reference", *MODEL, "lib/codec", "lib/rotation"],
     "lib/method": ["lib/base", "lib/tensor", "kernels", "lib/codec", "lib/dump", "lib/moments", "lib/rotation", "lib/coded"],
-    "lib/work": ["lib/base", "lib/tensor", "kernels", "lib/dump"],
     "lib/fit": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/method", "lib/codec",
-                "lib/rotation", "lib/coded", "lib/work"],
+                "lib/rotation", "lib/coded"],
     # The checker shares no code with what it checks: neither fit nor method.
     "lib/verify": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/codec",
-                   "lib/peers", "lib/rotation", "lib/coded", "lib/work"],
+                   "lib/peers", "lib/rotation", "lib/coded"],
     "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/peers", "lib/rotation", "lib/coded", "lib/verify"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/rotation", "lib/coded"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "lib/moments"],
-    "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/rotation", "lib/coded", "lib/work", "lib/fit",
+    "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/rotation", "lib/coded", "lib/fit",
                    "lib/verify", "lib/serve", "lib/zoo"],
 }
 

@@ -9,7 +9,6 @@
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
-#include "dump/layer_fingerprints.hpp"
 #include "fit/search.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "model/weights/checkpoint.hpp"

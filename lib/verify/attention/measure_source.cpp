@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "dump/source.hpp"
 #include "verify/structure/data_covariance.hpp"
-#include "work/layer_lanes.hpp"
 
 namespace oscar::verify {
 namespace {

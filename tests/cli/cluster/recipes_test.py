@@ -17,6 +17,7 @@ RECIPES = PROJECT / "scripts/cluster"
 SKIPPED = 77
 
 try:
+    import h5py
     import numpy
     import yaml
     from safetensors import safe_open
@@ -27,7 +28,8 @@ except ImportError as error:
 from real_slurm import NoSlurm, RealSlurm
 
 OSCAR = "--recipe oscar --clip 0.96,0.92"  # the ratios that sums without rows get
-CODED = "--recipe coded --sink 16 --recent 64"
+CODED = "--recipe coded"
+WINDOWS = "--sink 16 --recent 64"
 
 
 def equal_sums(one, other):
@@ -62,16 +64,15 @@ class RecipesTest(unittest.TestCase):
         self.assertEqual(done.returncode, status, done.stderr)
         return done.stdout.strip() if status == 0 else done.stderr
 
-    def use_dumps(self):
+    def use_dumps(self, windows=""):
         for name in ("parts/0", "parts/1", "whole"):
-            self.run_bash(f"oscar dump -q --model {DATA / 'qwen3-2m'} --tokens {name}.npy --out {name}; rm {name}.npy")
-        self.environment["INPUT"] = "--dump"
+            self.run_bash(f"oscar dump -q $INPUT {name}.npy --out dump; rm {name}.npy; mv dump {name}.npy")
+        self.environment["INPUT"] = f"{windows} --dump"
 
-    def expect_the_set_of_all_text(self, fit, made="work/set"):
+    def expect_the_set_of_all_text(self):
         """Of rotations: the matrices that were decomposed, and what that gave, to the rounding of float32 files."""
-        self.run_bash(f"oscar fit -q {fit} $INPUT whole.npy --out expected")
-        import h5py
-        sets = [h5py.File(self.folder / name / "rotations.h5") for name in ("expected", made)]
+        self.run_bash(f"oscar fit -q {OSCAR} $INPUT whole.npy --out expected")
+        sets = [h5py.File(self.folder / name / "rotations.h5") for name in ("expected", "work/set")]
         for layer in sets[0]["layers"]:
             for side in ("key", "value"):
                 one, other = (each[f"layers/{layer}/{side}"] for each in sets)
@@ -79,7 +80,14 @@ class RecipesTest(unittest.TestCase):
                     a, b = one[name][:], other[name][:]
                     self.assertLess(numpy.abs(a - b).max(), 2e-7 * numpy.abs(a).max(), (layer, side, name))
                 self.assertEqual(one.attrs["clip_ratio"], other.attrs["clip_ratio"])
-        manifest = json.loads((self.folder / made / "manifest.json").read_text())
+        manifest = json.loads((self.folder / "work/set/manifest.json").read_text())
+        self.assertEqual(manifest["calibration"]["tokens"], 1024)
+
+    def expect_the_coded_set_of_all_text(self):
+        """Its sums; bits follow trials that each part made with a plan of its own."""
+        self.run_bash(f"oscar fit -q {CODED} $INPUT whole.npy --save-stats all_at_once")
+        equal_sums(self.folder / "all", self.folder / "all_at_once")
+        manifest = json.loads((self.folder / "work/set/manifest.json").read_text())
         self.assertEqual(manifest["calibration"]["tokens"], 1024)
 
     def start_slurm(self):
@@ -91,27 +99,25 @@ class RecipesTest(unittest.TestCase):
         self.environment = slurm.environment
         return slurm
 
-    def test_a_real_slurm_makes_the_set_of_all_text(self):
+    def test_a_real_slurm_makes_the_rotations_of_all_text_in_two_passes(self):
         slurm = self.start_slurm()
-        fit = f"{OSCAR} --value-objective vtv"
-        job = self.run_bash(f"{RECIPES}/slurm.sh --time 5", FIT=fit, OUT="--save-stats work/all --out work/set")
-        self.assertRegex(job, r"^\d+$")
+        first = self.run_bash(f"{RECIPES}/slurm.sh --time 5", FIT=OSCAR, OUT="--save-stats all")
+        self.assertRegex(first, r"^\d+$")
+        self.run_bash(f"{RECIPES}/slurm.sh --dependency afterok:{first}", FIT=OSCAR, ALL="all")
         slurm.wait_for_jobs()
         said = "".join(path.read_text() for path in sorted((self.folder / "work").glob("*.txt")))
         self.assertTrue((self.folder / "work/set/manifest.json").exists(), said + slurm.logs())
-        self.run_bash(f"oscar fit -q {fit} $INPUT whole.npy --save-stats all")
-        equal_sums(self.folder / "work/all", self.folder / "all")
-        self.expect_the_set_of_all_text(fit)
+        self.run_bash(f"oscar fit -q {OSCAR} $INPUT whole.npy --save-stats all_at_once")
+        equal_sums(self.folder / "all", self.folder / "all_at_once")
+        self.expect_the_set_of_all_text()
 
     def test_a_real_slurm_makes_a_coded_set_and_none_where_a_part_fails(self):
         slurm = self.start_slurm()
-        self.use_dumps()
-        self.run_bash(f"{RECIPES}/slurm.sh", FIT=CODED, OUT="--save-stats work/all --out work/set")
+        self.use_dumps(WINDOWS)
+        self.run_bash(f"{RECIPES}/slurm.sh", FIT=CODED, OUT="--save-stats all --out work/set")
         slurm.wait_for_jobs()
-        self.run_bash(f"oscar fit -q {CODED} --dump whole --save-stats all")
-        equal_sums(self.folder / "work/all", self.folder / "all")
-        self.assertTrue((self.folder / "work/set/coded.safetensors").exists())
-        chunk, = (self.folder / "parts/1/layer_2/v").iterdir()
+        self.expect_the_coded_set_of_all_text()
+        chunk, = (self.folder / "parts/1.npy/layer_2/v").iterdir()
         chunk.unlink()
         self.run_bash(f"{RECIPES}/slurm.sh", FIT=CODED, WORK="broken")
         slurm.wait_for_jobs()
@@ -120,11 +126,10 @@ class RecipesTest(unittest.TestCase):
 
     def test_processes_of_one_host_take_both_passes(self):
         self.use_dumps()
-        options = {"FIT": f"{OSCAR} --quiet", "DEVICES": "cpu cpu"}
+        options = {"FIT": OSCAR, "DEVICES": "cpu cpu"}
         self.run_bash(f"{RECIPES}/gpus.sh", OUT="--save-stats all", **options)
         self.run_bash(f"{RECIPES}/gpus.sh", ALL="all", **options)
-        self.run_bash("mv whole whole.npy")
-        self.expect_the_set_of_all_text(OSCAR)
+        self.expect_the_set_of_all_text()
 
     def test_a_part_that_fails_ends_the_fit_on_one_host(self):
         (self.folder / "parts/1.npy").write_bytes(b"damaged")
@@ -137,8 +142,8 @@ class RecipesTest(unittest.TestCase):
         settings, part, merge = documents["oscar-fit"]["data"], documents["oscar-part"]["spec"], documents["oscar-merge"]["spec"]
         self.assertEqual((part["completionMode"], settings["COUNT"]), ("Indexed", str(part["completions"])))
         settings = {name: value.replace("/data", str(self.folder)) for name, value in settings.items()}
-        fit = f"{OSCAR} --value-objective vtv"
-        settings.update(COUNT="2", FIT=fit, INPUT=self.environment["INPUT"])
+        self.use_dumps(WINDOWS)
+        settings.update(COUNT="2", FIT=CODED, INPUT=self.environment["INPUT"], OUT="--save-stats all --out work/set")
 
         def run(spec, **variables):
             container, = spec["template"]["spec"]["containers"]
@@ -152,14 +157,14 @@ class RecipesTest(unittest.TestCase):
             self.assertTrue(merging.is_alive())
             run(part, JOB_COMPLETION_INDEX=index)
         merging.join()
-        self.expect_the_set_of_all_text(fit)
+        self.expect_the_coded_set_of_all_text()
 
     def test_ranks_of_a_launcher_do_not_share_a_fit(self):
         for variable in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
             said = self.run_bash(f"oscar fit {OSCAR} $INPUT whole.npy --out set", status=2, **{variable: "2"})
             self.assertRegex(said, f"this is one of 2 processes, and each would fit the same set.*\n.*{variable}(.|\n)*--save-stats")
             self.assertFalse((self.folder / "set").exists())
-        self.run_bash(f"oscar fit -q {OSCAR} --value-objective vtv $INPUT parts/0.npy --save-stats one", WORLD_SIZE="2")
+        self.run_bash(f"oscar fit -q {OSCAR} $INPUT parts/0.npy --save-stats one", WORLD_SIZE="2")
         self.run_bash(f"oscar fit -q {OSCAR} $INPUT whole.npy --out set", WORLD_SIZE="1", RANK="0")
 
 

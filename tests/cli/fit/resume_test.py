@@ -43,7 +43,7 @@ class ResumeTest(unittest.TestCase):
                 self.oscar(*fit, "going", "--resume", status=1, says="layer_3")
                 self.assertEqual({path.stem for path in (self.folder / "going.partial").glob("layer_*")}, {"layer_0", "layer_1", "layer_2"})
                 mend()
-                self.oscar(*fit, "going", "--resume", "--value-objective", "vtv", status=1, says="is of another: recipe differ")
+                self.oscar(*fit, "going", "--resume", "--sink", "32", status=1, says="is of another: windows differ")
                 mend = self.spoil(0)  # nobody may read it again
                 self.oscar(*fit, "going", "--resume")
                 mend()

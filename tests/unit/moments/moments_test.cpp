@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -9,10 +10,13 @@
 #include <tuple>
 
 #include "base/threads.hpp"
+#include "dump/folder_source.hpp"
 #include "moments/take.hpp"
+#include "moments/walk.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
+#include "tensor/hdf5.hpp"
 
 namespace oscar {
 namespace {
@@ -48,6 +52,36 @@ Tensor rows_of(const Tensor& rows, std::int64_t begin, std::int64_t end) {
   const std::size_t token = part.data.size() / static_cast<std::size_t>(end - begin);
   std::memcpy(part.data.data(), rows.data.data() + static_cast<std::size_t>(begin) * token, part.data.size());
   return part;
+}
+
+constexpr std::int64_t kChunkTokens = 1500, kChunkBytes = kChunkTokens * 4 * 2 * (2 + 1 + 1);
+
+/// Returns how many chunks each block has.
+std::vector<int> blocks_of(const std::vector<test::MemoryChunk>& chunks, const WorkShape& shape) {
+  test::MemoryStream layer(chunks);
+  BlockCut cut(shape, std::ssize(chunks) * kChunkBytes);
+  std::vector<int> blocks{0};
+  for (QkvChunk chunk; layer.next(chunk);) {
+    ++blocks.back();
+    if (cut.after(chunk) == BlockCut::End::kBlock) blocks.push_back(0);
+  }
+  if (blocks.back() == 0) blocks.pop_back();
+  return blocks;
+}
+
+/// Largest difference of M u from the oracle's, over the largest of those; u_i = cos(i).
+double error_of(const MatrixStack& moments, std::span<const double> expected) {
+  REQUIRE(moments.count == 1);
+  const auto d = static_cast<std::size_t>(moments.dim);
+  REQUIRE(expected.size() == d);
+  double error = 0, largest = 0;
+  for (std::size_t i = 0; i < d; ++i) {
+    double sum = 0;
+    for (std::size_t j = 0; j < d; ++j) sum += moments[0][i * d + j] * std::cos(static_cast<double>(j));
+    error = std::max(error, std::abs(sum - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return error / largest;
 }
 
 }  // namespace
@@ -179,6 +213,36 @@ TEST_CASE("one walk takes of every part what a walk over that part alone takes")
   const std::vector<MomentSums> sst = take_sst(layer, weightings, *backend);
   CHECK(sst[0].sums.data == take_sst(alone, queries, *backend).sums.data);
   CHECK(sst[1].sums.data == take_sst(layer, queries, *backend).sums.data);
+}
+
+TEST_CASE("blocks end with the call in which they are full") {
+  const auto chunks = random_chunks(kChunkTokens, 8, 2, 1, 4);
+  CHECK(blocks_of(chunks, {}) == std::vector{3, 3, 2});
+  CHECK(blocks_of(chunks, {.bytes_per_call = std::int64_t{1} << 40}) == std::vector{8});
+  CHECK(blocks_of(chunks, {.bytes_per_call = 4 * kChunkBytes}) == std::vector{4, 4});
+  CHECK(blocks_of({}, {}).empty());
+}
+
+// The oracle: tests/data/make/moment_oracle.py.
+TEST_CASE("all moments of a real dump equal an independent numpy's") {
+  const Hdf5Reader oracle(test::data("moments/oracle_moments.h5"));
+  const auto backend = test::make_test_backend();
+  Status status;
+  const auto source = open_dump(test::published_fits().back() / "dump", {}, status);
+  for (const int layer : source->layer_ids()) {
+    CAPTURE(layer);
+    const auto stream = source->open(layer);
+    const auto expected = [&](const std::string& name) {
+      const Tensor all = oracle.read("/" + name);
+      const auto d = static_cast<std::size_t>(all.shape[1]);
+      const auto values = all.values<double>().subspan(static_cast<std::size_t>(layer) * d, d);
+      return std::vector<double>(values.begin(), values.end());
+    };
+    const MatrixStack queries = take(*stream, Moment::kQqt, *backend).mean();
+    CHECK(error_of(queries, expected("query_moments")) < 1e-9);
+    CHECK(error_of(take(*stream, Moment::kKtk, *backend).mean(), expected("key_moments")) < 1e-9);
+    CHECK(error_of(take_sst(*stream, queries, *backend).mean(), expected("sst")) < 1e-9);
+  }
 }
 
 }  // namespace oscar

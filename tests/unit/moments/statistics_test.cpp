@@ -3,8 +3,15 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <functional>
+
+#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/json.hpp"
 #include "support/support.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
@@ -40,6 +47,44 @@ struct Folder : test::TemporaryFolder {
     return path() / name;
   }
 };
+
+/// Sums over two rows of three channels, (1, 2, 3) and (2, -1, 1), of one head.
+MomentSums of_two_rows() {
+  MomentSums out{MatrixStack(1, 3), {2}};
+  out.sums.data = {5, 0, 5, 0, 5, 5, 5, 5, 10};
+  return out;
+}
+
+Statistics statistics() {
+  Statistics out;
+  out.model = {.id = "test/model", .num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 3};
+  out.data = {{.data_sha256 = std::string(64, '1'), .tokens = 10, .sequences = 1, .blocks = {}}};
+  LayerStatistics layer{.layer_id = 4, .key_dim = 3, .value_dim = 3, .first_data = {0}};
+  layer.first.sums[Moment::kQqt] = of_two_rows();
+  layer.first.sums[Moment::kKtk] = of_two_rows();
+  layer.first.keys = KeySums{{3, 1, 4}, 2};
+  layer.first.fisher = FisherSums(1, 3);
+  layer.first.fisher->key.data = of_two_rows().sums.data;
+  layer.first.fisher->key_sum = {1, 1, 1};
+  layer.first.fisher->weight = {1};
+  out.layers.push_back(std::move(layer));
+  return out;
+}
+
+/// Writes the file again without checksums, after `change`.
+void strip_checksums(const fs::path& path,
+                     const std::function<void(std::vector<std::pair<std::string, Tensor>>&)>& change) {
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  std::map<std::string, std::string> metadata;
+  {
+    const SafetensorsFile file(path);
+    for (const auto& [name, tensor] : file.tensors()) tensors.emplace_back(name, tensor.copy());
+    metadata = file.metadata();
+  }
+  CHECK(metadata.erase("sha256") == 1);
+  change(tensors);
+  write_safetensors(path, tensors, metadata);
+}
 
 }  // namespace
 
@@ -111,6 +156,78 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
                                                        return s;
                                                      }())}),
               DataError, "data that it does not list");
+}
+
+TEST_CASE("a flipped bit in any tensor of a file of statistics is an error that names it") {
+  const test::TemporaryFolder folder;
+  const fs::path path = folder / "s";
+  write_statistics(path, statistics());
+  const std::string whole = read_text(path);
+  (void)read_statistics({path});
+  std::vector<std::pair<std::string, std::uint64_t>> places;
+  {
+    const SafetensorsFile file(path);
+    for (const auto& [name, tensor] : file.tensors()) places.emplace_back(name, file.locate(name).offset);
+  }
+  CHECK(places.size() == 10);
+  for (const auto& [name, offset] : places) {
+    for (const int bit : {0, 3}) {
+      std::string damaged = whole;
+      damaged[offset] = static_cast<char>(damaged[offset] ^ (1 << bit));
+      write_file(path, damaged);
+      CHECK_ERROR((void)read_statistics({path}), DataError, "tensor " + name + " changed after it was written");
+    }
+  }
+  std::string damaged = whole;
+  const std::size_t tokens = damaged.find("tokens\\\":10");
+  REQUIRE(tokens != std::string::npos);
+  damaged[tokens + 10] = '3';
+  write_file(path, damaged);
+  CHECK_ERROR((void)read_statistics({path}), DataError, "the metadata changed after it was written");
+}
+
+TEST_CASE("what is no sum over rows is refused, with and without checksums") {
+  const test::TemporaryFolder folder;
+  const fs::path path = folder / "s";
+  const auto refused = [&](const char* what, const std::function<void(LayerStatistics&)>& change) {
+    Statistics changed = statistics();
+    change(changed.layers.front());
+    write_statistics(path, changed);
+    CHECK_ERROR((void)read_statistics({path}), DataError, what);
+    strip_checksums(path, [](auto&) {});
+    CHECK_ERROR((void)read_statistics({path}), DataError, what);
+  };
+  const auto qqt = [](LayerStatistics& layer) -> MomentSums& { return layer.first.sums.at(Moment::kQqt); };
+  refused("\"layer_4.qqt.sums\" has values that are not finite", [&](auto& l) { qqt(l).sums.data[1] = NAN; });
+  refused("\"layer_4.qqt.sums\" has values that are not finite", [&](auto& l) { qqt(l).sums.data[0] = INFINITY; });
+  refused("\"layer_4.qqt.sums\" of head 0 has negative sums of squares", [&](auto& l) {
+    for (double& value : qqt(l).sums.data) value = -value;
+  });
+  refused("it is not symmetric", [&](auto& l) { qqt(l).sums.data[1] = 1; });
+  refused("larger beside its diagonal", [&](auto& l) { qqt(l).sums.data[1] = qqt(l).sums.data[3] = 7; });
+  // Each pair of channels could be that of rows, all three together could not.
+  refused("\"layer_4.qqt.sums\" of head 0 has a negative eigenvalue",
+          [&](auto& l) { qqt(l).sums.data = {1, -.9, -.9, -.9, 1, -.9, -.9, -.9, 1}; });
+  refused("\"layer_4.qqt.total\" is 0", [&](auto& l) { qqt(l).total = {0}; });
+  refused("\"layer_4.qqt.total\" is -2", [&](auto& l) { qqt(l).total = {-2}; });
+  refused("give at most 10", [&](auto& l) { qqt(l).total = {11}; });
+  refused("\"layer_4.keys.total\" is 0", [&](auto& l) { l.first.keys->tokens = 0; });
+  refused("\"layer_4.keys.sums\" is larger than the second moments allow", [&](auto& l) { l.first.keys->sums[0] = 4; });
+  refused("\"layer_4.fisher.weight\" is -1", [&](auto& l) { l.first.fisher->weight = {-1}; });
+  refused("\"layer_4.fisher.key_sum\" is larger", [&](auto& l) { l.first.fisher->key_sum[0] = 3; });
+  refused("are of 2 heads, the model has 1", [&](auto& l) {
+    l.first.sums = {{Moment::kVtv, {MatrixStack(2, 3), {2, 2}}}};
+    l.first.keys.reset(), l.first.fisher.reset();
+  });
+}
+
+TEST_CASE("sums that the manifest does not list are refused") {
+  const test::TemporaryFolder folder;
+  write_statistics(folder / "s", statistics());
+  strip_checksums(folder / "s", [](auto& tensors) {
+    tensors.emplace_back("layer_5.qqt.total", Tensor::from({1}, std::vector<double>{1}));
+  });
+  CHECK_ERROR((void)read_statistics({folder / "s"}), DataError, "that the manifest does not list");
 }
 
 }  // namespace oscar

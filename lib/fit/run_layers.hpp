@@ -19,7 +19,6 @@
 #include "base/status.hpp"
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
-#include "work/layer_lanes.hpp"
 
 namespace oscar {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "work/layer_lanes.hpp"
-
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -10,6 +8,7 @@
 
 #include "base/clock.hpp"
 #include "base/status.hpp"
+#include "dump/source.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "work/partial_folder.hpp"
+#include "fit/kept_layers.hpp"
 
 #include "base/errors.hpp"
 #include "base/files.hpp"

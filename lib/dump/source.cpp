@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "work/layer_lanes.hpp"
+#include "dump/source.hpp"
 
 #include <algorithm>
 #include <atomic>
