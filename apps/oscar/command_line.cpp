@@ -9,7 +9,6 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "base/text.hpp"
 #include "base/version.hpp"
 #include "options.hpp"
 
