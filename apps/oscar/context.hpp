@@ -50,7 +50,7 @@ struct Context {
 void add_backend_options(CLI::App& command, Context& context);
 /// Adds --json [FILE].
 void add_json_option(CLI::App& command, Context& context);
-/// Lets a folder that is read be an address, too: s3://BUCKET/PREFIX, hf://ORG/NAME, http:// or https://.
+/// Lets a folder that is read be an address, too: hf://ORG/NAME, http:// or https://.
 CLI::Option* allow_address(CLI::Option* option);
 /// Adds --timeout.
 void add_timeout_option(CLI::App& command, double& seconds);

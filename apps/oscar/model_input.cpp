@@ -14,8 +14,8 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
     return command.add_option(name, value, help)->group("Input");
   };
   allow_address(add("--model", input.model,
-                    "Checkpoint folder or GGUF file, or its address (hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, "
-                    "https://, http://): streamed")
+                    "Checkpoint folder or GGUF file, or its address (hf://ORG/NAME[@REVISION], https://, http://): "
+                    "streamed")
                     ->type_name("DIR"));
   allow_address(
       add("--text", input.texts,

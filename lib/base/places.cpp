@@ -39,7 +39,7 @@ RemotePlaces& remote_places() {
 
 bool is_remote(const fs::path& place) {
   const std::string& text = place.native();
-  constexpr std::array<std::string_view, 4> kSchemes{"s3://", "hf://", "http://", "https://"};
+  constexpr std::array<std::string_view, 3> kSchemes{"hf://", "http://", "https://"};
   return std::ranges::any_of(kSchemes, [&](std::string_view scheme) { return text.starts_with(scheme); });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What is only read may lie on disk or at a server. A place is a path or an address (s3://BUCKET/KEY,
-// hf://ORG/REPO, http://…, https://…), both as std::filesystem::path, so that "/" appends names. Addresses are read by
+// What is only read may lie on disk or at a server. A place is a path or an address (hf://ORG/REPO,
+// http://…, https://…), both as std::filesystem::path, so that "/" appends names. Addresses are read by
 // lib/remote, which main registers here: readers of formats see this interface only. Non-goals: writing, renaming,
 // watching.
 #pragma once

@@ -72,11 +72,9 @@ void configure(CurlHandle& handle, const StoreLocation& location, const HttpCall
     handle.set(CURLOPT_READDATA, &body);
     handle.set(CURLOPT_SEEKFUNCTION, &on_seek);
     handle.set(CURLOPT_SEEKDATA, &body);
-    // libcurl would sign the header that it then leaves out.
-    if (location.aws_sigv4.empty()) handle.add_header("Expect:");
+    handle.add_header("Expect:");
   }
   handle.set(CURLOPT_CUSTOMREQUEST, call.method.c_str());
-  if (call.to_the_end) handle.set(CURLOPT_NOPROGRESS, 1L);
   for (const std::string& line : call.headers) handle.add_header(line);
 }
 
@@ -90,10 +88,8 @@ HttpAnswer request_once(const StoreLocation& location, const HttpCall& call, con
   handle.set(CURLOPT_WRITEFUNCTION, &on_answer);
   handle.set(CURLOPT_WRITEDATA, &answer.body);
   const CURLcode code = curl_easy_perform(handle.get());
-  if (!call.to_the_end) throw_if_interrupted();
+  throw_if_interrupted();
   answer.status = handle.status();
-  answer.etag = handle.header("etag");
-  answer.advice = handle.advice();
   if (answer.status == 307 || answer.status == 308) redirect = handle.redirect();
   if (handle.may_pass(code)) {
     TransientError error(code == CURLE_OK ? "the server answered HTTP " + std::to_string(answer.status)
@@ -126,7 +122,7 @@ HttpAnswer call_once(const StoreLocation& location, HttpCall call, const Transfe
     std::string next;
     answer = request_once(location, call, options, next);
     const bool secure = call.url.starts_with("https://"), to_secure = next.starts_with("https://");
-    if (next.empty() || !location.aws_sigv4.empty() || (!to_secure && (secure || !next.starts_with("http://")))) break;
+    if (next.empty() || (!to_secure && (secure || !next.starts_with("http://")))) break;
     if (origin_of(next) != origin_of(call.url)) leave_out_credentials(call);
     call.url = next;
   }
@@ -138,8 +134,7 @@ HttpAnswer call_once(const StoreLocation& location, HttpCall call, const Transfe
 HttpAnswer call_http(const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
                      Status& status) {
   HttpAnswer answer;
-  const auto attempt = [&] { answer = call_once(location, call, options); };
-  with_retries(options, status, attempt, call.to_the_end ? Pause::to_the_end : Pause::until_interrupted);
+  with_retries(options, status, [&] { answer = call_once(location, call, options); });
   return answer;
 }
 

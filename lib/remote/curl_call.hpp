@@ -20,14 +20,11 @@ struct HttpCall {
   std::string text;            // the body, or
   std::filesystem::path file;  // a file that is the body; its size may not change
   bool authorize = true;       // send the location's credentials
-  bool to_the_end = false;     // Ctrl-C does not stop it: something has to be put in order again
 };
 
 struct HttpAnswer {
   long status = 0;
-  std::string body;    // up to kMaxDocumentBytes
-  std::string etag;    // as sent, with quotes; empty: none
-  std::string advice;  // CurlHandle::advice()
+  std::string body;  // up to kMaxDocumentBytes
 };
 
 /// Throws TransportError, IoError, Interrupted.

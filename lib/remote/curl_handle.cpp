@@ -2,8 +2,6 @@
 #include "remote/curl_handle.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <ctime>
 #include <filesystem>
 #include <mutex>
 
@@ -14,8 +12,6 @@ namespace oscar {
 namespace {
 
 constexpr long kMaxConnectSeconds = 15;
-/// Stores refuse signatures that are 15 minutes off.
-constexpr double kMaxClockSkewSeconds = 300;
 /// Whoever sends less than this for as long as a silent server is waited for has stalled, or holds us up on purpose.
 constexpr long kMinBytesPerSecond = 100;
 
@@ -70,8 +66,7 @@ void CurlHandle::configure(const StoreLocation& location, double timeout_seconds
   const long stall = std::max(1L, static_cast<long>(timeout_seconds));
   set(CURLOPT_PROTOCOLS_STR, "http,https");
   set(CURLOPT_REDIR_PROTOCOLS_STR, secure ? "https" : "http,https");  // never from TLS to plain text
-  // libcurl keeps Authorization from other hosts, but not headers of ours; and a signature is for one host anyway.
-  set(CURLOPT_FOLLOWLOCATION, location.aws_sigv4.empty() ? 1L : 0L);
+  set(CURLOPT_FOLLOWLOCATION, 1L);                                    // libcurl keeps credentials from other hosts
   set(CURLOPT_MAXREDIRS, kMaxRedirects);
   set(CURLOPT_CONNECTTIMEOUT, std::min(kMaxConnectSeconds, stall));
   set(CURLOPT_LOW_SPEED_LIMIT, kMinBytesPerSecond);
@@ -85,9 +80,6 @@ void CurlHandle::configure(const StoreLocation& location, double timeout_seconds
   set(CURLOPT_ERRORBUFFER, reason_.get());
   if (const std::string bundle = certificates(); !bundle.empty()) set(CURLOPT_CAINFO, bundle.c_str());
   if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
-  signing_ = location.aws_sigv4;
-  if (!signing_.empty()) set(CURLOPT_AWS_SIGV4, signing_.c_str());
-  if (!location.session_token.empty()) add_header("x-amz-security-token: " + location.session_token);
   if (!location.bearer_token.empty()) {
     set(CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
     set(CURLOPT_XOAUTH2_BEARER, location.bearer_token.c_str());
@@ -118,21 +110,6 @@ std::string CurlHandle::redirect() const {
   char* url = nullptr;
   curl_easy_getinfo(handle_.get(), CURLINFO_REDIRECT_URL, &url);
   return url != nullptr ? url : "";
-}
-
-std::string CurlHandle::advice() const {
-  const long answer = status();
-  if (signing_.empty() || answer < 300) return "";
-  const std::string region = header("x-amz-bucket-region");
-  if (!region.empty() && signing_.find(":" + region + ":") == std::string::npos) {
-    return "the bucket is in another region: set AWS_REGION=" + region;
-  }
-  const std::time_t there = curl_getdate(header("date").c_str(), nullptr);
-  if ((answer != 403 && answer != 400) || there < 0) return "";
-  const double ahead = std::difftime(std::time(nullptr), there);
-  if (std::abs(ahead) < kMaxClockSkewSeconds) return "";
-  return "this machine's clock is " + std::to_string(std::lround(std::abs(ahead) / 60)) + " minutes " +
-         (ahead > 0 ? "ahead of" : "behind") + " the server's, which spoils signatures: set it";
 }
 
 double CurlHandle::retry_after() const {

@@ -47,9 +47,6 @@ class CurlHandle {
   [[nodiscard]] std::string header(const char* name) const;
   /// Returns where the answer redirects to, in full; empty: it does not, or it was followed.
   [[nodiscard]] std::string redirect() const;
-  /// Returns what a store's refusal says of its reason, as something to do: a clock that is off, another region; empty:
-  /// nothing.
-  [[nodiscard]] std::string advice() const;
   /// Returns how many seconds the server asked to wait; 0: none.
   [[nodiscard]] double retry_after() const;
   /// Whether a transfer that ended with `code` failed in a way that may go away by itself.
@@ -60,7 +57,6 @@ class CurlHandle {
  private:
   /// True if a connection was made.
   [[nodiscard]] bool connected() const;
-  std::string signing_;  // StoreLocation::aws_sigv4
   // libcurl uses the first two until the handle is gone.
   std::unique_ptr<char[]> reason_ = std::make_unique<char[]>(CURL_ERROR_SIZE);
   std::unique_ptr<curl_slist, void (*)(curl_slist*)> headers_;

@@ -70,10 +70,7 @@ void CurlTransfer::check(CURLcode code, const std::string& where) const {
   const bool ranged = request.offset > 0 || request.length;
   if (code == CURLE_OK && (status == 200 || (ranged && status == 206))) return;
   if (code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR) {
-    const std::string advice = handle.advice();
-    const char* remedy = !advice.empty()                  ? advice.c_str()
-                         : status == 404                  ? "check the address and the name"
-                         : status == 301 || status == 307 ? "check the address; of a bucket, its region (AWS_REGION)"
+    const char* remedy = status == 404   ? "check the address and the name"
                          : status == 416 ? "the file is shorter than what is asked of it: upload it again"
                          : status == 401 ? "check the credentials, and that they may read this"
                          : status == 403

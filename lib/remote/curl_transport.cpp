@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "base/sha256.hpp"
 #include "base/status.hpp"
 #include "remote/curl_transfer.hpp"
 #include "remote/transport.hpp"
@@ -98,7 +97,6 @@ class CurlTransport : public Transport {
     CurlHandle& handle = transfer.handle;
     handle.configure(location, options_.timeout_seconds);
     handle.set(CURLOPT_URL, url.c_str());
-    if (!location.aws_sigv4.empty()) handle.add_header("x-amz-content-sha256: " + sha256_hex(""));
     // Rather a stream of a connection that is there than another one; without TLS there are no streams to wait for.
     handle.set(CURLOPT_PIPEWAIT, url.starts_with("https://") ? 1L : 0L);
     handle.set(CURLOPT_PRIVATE, &transfer);

@@ -64,7 +64,7 @@ class HubQuestions {
 
 HubServer::HubServer(const StoreLocation& hub, const HubAddress& pinned, std::optional<std::vector<std::string>> files,
                      const TransferOptions& options, Status& status)
-    : Server(files_of(hub, pinned), "", options, status),
+    : Server(files_of(hub, pinned), options, status),
       pinned_(pinned),
       files_(std::move(files)),
       has_token_(!hub.bearer_token.empty()) {}

@@ -11,9 +11,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// In an endpoint: where the bucket's name goes, of stores that want it in the host's.
-constexpr std::string_view kBucketHole = "{bucket}";
-
 [[noreturn]] void refuse(const std::string& what, const AskedFor& asked) {
   throw UsageError(what, asked.option, asked.remedy);
 }
@@ -53,29 +50,6 @@ StoreLocation server_at(const std::string& scheme, std::string rest, const Asked
   return location;
 }
 
-StoreLocation bucket_at(const std::string& rest, const AskedFor& asked) {
-  const std::string region = environment({"AWS_REGION", "AWS_DEFAULT_REGION"}, "us-east-1");
-  std::string endpoint =
-      environment({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, "https://s3." + region + ".amazonaws.com");
-  while (endpoint.ends_with('/')) endpoint.pop_back();
-  const auto mark = endpoint.find("://");
-  if (mark == std::string::npos) refuse("not an address of an S3 store: " + endpoint, asked);
-  std::string place = endpoint.substr(mark + 3);
-  if (const auto hole = place.find(kBucketHole); hole != std::string::npos) {
-    const std::string bucket = rest.substr(0, rest.find('/'));
-    place.replace(hole, kBucketHole.size(), bucket) += rest.substr(bucket.size());
-  } else {
-    place += "/" + rest;
-  }
-  StoreLocation location = server_at(endpoint.substr(0, mark), place, asked);
-  const std::string key = environment({"AWS_ACCESS_KEY_ID"});
-  if (key.empty()) return location;  // a public bucket can be read
-  location.credentials = key + ":" + environment({"AWS_SECRET_ACCESS_KEY"});
-  location.session_token = environment({"AWS_SESSION_TOKEN"});
-  location.aws_sigv4 = "aws:amz:" + region + ":s3";
-  return location;
-}
-
 }  // namespace
 
 std::string environment(std::initializer_list<const char*> names, const std::string& otherwise) {
@@ -107,7 +81,6 @@ StoreLocation parse_location(const std::string& text, const AskedFor& asked) {
   if (mark == std::string::npos) return folder_at(text, asked);
   const std::string scheme = text.substr(0, mark), rest = text.substr(mark + 3);
   if (scheme == "http" || scheme == "https") return server_at(scheme, rest, asked);
-  if (scheme == "s3") return bucket_at(rest, asked);
   if (scheme != "file") refuse("addresses at " + scheme + ":// are not supported", asked);
   const std::string path = rest.starts_with("localhost/") ? rest.substr(9) : rest;
   if (!path.starts_with('/')) refuse("file:// needs an absolute path", asked);

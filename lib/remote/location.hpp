@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where files lie: a folder (a path or file://), a web server (http://, https://), or a bucket (s3://BUCKET/PREFIX, at
-// AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or Amazon's, with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
-// and AWS_REGION). Buckets are asked for by path, which Amazon and the stores after its model take, or, of an endpoint
-// like https://{bucket}.HOST, by host.
+// Where files lie: a folder (a path or file://) or a web server (http://, https://).
 #pragma once
 
 #include <filesystem>
@@ -17,8 +14,6 @@ struct StoreLocation {
   std::string url;               // without credentials and without a trailing slash; if remote
   std::string credentials;       // "user:password" from the URL; never shown, never stored
   std::string bearer_token;      // likewise
-  std::string aws_sigv4;         // how to sign requests with `credentials`, as libcurl has it; empty: not at all
-  std::string session_token;     // of temporary credentials for that
 
   /// Names the place in messages and in caches.
   [[nodiscard]] std::string text() const { return remote ? url : folder.string(); }
@@ -30,7 +25,7 @@ struct StoreLocation {
 /// What a UsageError says where a text is no location: the option that it was given for, and what to give.
 struct AskedFor {
   std::string option;
-  std::string remedy = "give a folder, file:///…, http://…, https://… or s3://…";
+  std::string remedy = "give a folder, file:///…, http://… or https://…";
 };
 /// Throws UsageError.
 [[nodiscard]] StoreLocation parse_location(const std::string& text, const AskedFor& asked);

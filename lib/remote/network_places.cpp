@@ -14,7 +14,7 @@ namespace {
 /// Of a document that is read whole: tokenizers and indexes of large models have tens of MB.
 constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
 
-const AskedFor kAsked{"", "give s3://BUCKET/PREFIX, hf://ORG/NAME, http://HOST/PATH or https://HOST/PATH"};
+const AskedFor kAsked{"", "give hf://ORG/NAME, http://HOST/PATH or https://HOST/PATH"};
 const AskedFor kAskedHub{"", "write hf://ORG/NAME or hf://ORG/NAME@REVISION"};
 
 /// "https://me:pw@host/a/b" -> {"https://", "me:pw@", "host", "a/b"}
@@ -31,7 +31,6 @@ struct Address {
     path = text.substr(std::min(slash + 1, text.size()));
   }
   [[nodiscard]] std::string origin() const { return scheme + host; }
-  [[nodiscard]] bool is_bucket() const { return scheme == "s3://"; }
 };
 
 }  // namespace
@@ -45,13 +44,9 @@ fs::path NetworkPlaces::settle(const std::string& place) {
   if (is_hub_address(place)) return parse_hub_address(place, kAskedHub).place();
   Address address(place);
   while (address.path.ends_with('/')) address.path.pop_back();
-  if (address.host.empty()) throw UsageError("the address names no host or bucket", place, kAsked.remedy);
-  if (address.is_bucket() && !address.user.empty()) {
-    throw UsageError("an address of a bucket has no '@'", "s3://" + address.host,
-                     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
-  }
+  if (address.host.empty()) throw UsageError("the address names no host", place, kAsked.remedy);
   const StoreLocation location = parse_location(address.scheme + address.user + address.host, kAsked);
-  if (address.path.find_first_of("?#") != std::string::npos && !address.is_bucket()) {
+  if (address.path.find_first_of("?#") != std::string::npos) {
     throw UsageError("an address of a folder has no query", address.origin() + "/…", kAsked.remedy);
   }
   if (!address.user.empty()) {
@@ -77,9 +72,9 @@ std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
     if (const auto known = credentials_.find(address.origin()); known != credentials_.end()) {
       location.credentials = known->second;
     }
-    server = std::make_unique<Server>(location, address.is_bucket() ? address.host : "", options_, *status_);
+    server = std::make_unique<Server>(location, options_, *status_);
   }
-  std::string path = address.is_bucket() ? address.path : percent_decoded(address.path, kAsked);
+  std::string path = percent_decoded(address.path, kAsked);
   if (("/" + path + "/").find("/../") != std::string::npos) {  // as a name in an index could say
     throw UsageError("the address leads out of its folder", address.origin(), kAsked.remedy);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Addresses as places: s3://BUCKET/KEY, hf://ORG/REPO[@REVISION] and http(s)://[USER:PASSWORD@]HOST/PATH. Servers and
+// Addresses as places: hf://ORG/REPO[@REVISION] and http(s)://[USER:PASSWORD@]HOST/PATH. Servers and
 // their connections are kept for the process's life, and so is the commit that a revision was when it was first asked
 // for.
 #pragma once
@@ -47,7 +47,7 @@ class NetworkPlaces : public RemotePlaces {
   std::mutex mutex_;
   std::pair<std::filesystem::path, std::string> kept_;              // a text that exists() has fetched
   std::map<std::string, std::string> credentials_;                  // by "scheme://host"
-  std::map<std::string, std::unique_ptr<Server>> servers_;          // by the same, or "s3://bucket"
+  std::map<std::string, std::unique_ptr<Server>> servers_;          // by the same
   std::map<std::string, std::unique_ptr<HubServer>> repositories_;  // by "hf://ORG/REPO@REVISION"
 };
 

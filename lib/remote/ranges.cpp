@@ -153,7 +153,7 @@ void RemoteObject::learn(const PieceAnswer& answer, std::uint64_t offset, std::u
   const bool whole = !answer.partial && offset == 0 && answer.size && *answer.size <= length;
   if (!answer.partial && !whole) {
     throw TransportError("the server sends whole files only, not the ranges that are asked for", where,
-                         "use a server that sends ranges (an S3 store, nginx, Apache), or copy the files to disk");
+                         "use a server that sends ranges (nginx, Apache), or copy the files to disk");
   }
   if (!answer.size || (answer.partial && answer.offset != offset)) {
     throw TransportError("the answer does not say that it is the range that was asked for", where,

@@ -15,10 +15,10 @@ constexpr double kMaxPause = 60;
 
 using Clock = std::chrono::steady_clock;
 
-void pause(double seconds, Pause how) {
+void pause(double seconds) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   while (Clock::now() < end) {
-    if (how == Pause::until_interrupted) throw_if_interrupted();
+    throw_if_interrupted();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -36,7 +36,7 @@ double pause_after(const TransientError& error, int& failures, const TransferOpt
   return std::min(std::max(seconds, error.retry_after_seconds), kMaxPause);
 }
 
-void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt, Pause how) {
+void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt) {
   for (int failures = 0;;) {
     double seconds = 0;
     try {
@@ -44,7 +44,7 @@ void with_retries(const TransferOptions& options, Status& status, const std::fun
     } catch (const TransientError& error) {
       seconds = pause_after(error, failures, options, status);
     }
-    pause(seconds, how);
+    pause(seconds);
   }
 }
 

@@ -9,12 +9,8 @@
 
 namespace oscar {
 
-/// Whether Ctrl-C ends the wait for the next attempt; to_the_end: something has to be put in order again.
-enum class Pause { until_interrupted, to_the_end };
-
 /// Runs `attempt` until it succeeds, fails for good, or has failed transiently 1 + options.retries times.
-void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt,
-                  Pause how = Pause::until_interrupted);
+void with_retries(const TransferOptions& options, Status& status, const std::function<void()>& attempt);
 
 /// Seconds to wait after another failure, those before it counted in `failures`; throws when it was the last one.
 [[nodiscard]] double pause_after(const TransientError& error, int& failures, const TransferOptions& options,

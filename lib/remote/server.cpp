@@ -9,8 +9,8 @@
 
 namespace oscar {
 
-Server::Server(StoreLocation location, std::string bucket, const TransferOptions& options, Status& status)
-    : location_(std::move(location)), bucket_(std::move(bucket)), options_(options), status_(status) {
+Server::Server(StoreLocation location, const TransferOptions& options, Status& status)
+    : location_(std::move(location)), options_(options), status_(status) {
   OSCAR_CHECK(location_.remote);
 }
 
@@ -40,18 +40,15 @@ auto Server::with_transport(F&& f) {
   }
 }
 
-std::string Server::text_of(const std::string& path, const std::string& query, std::uint64_t most,
-                            RemoteObject* object) {
+std::string Server::text(const std::string& path, std::uint64_t most) {
+  RemoteObject& file = object(path);
   return with_transport([&](Transport& transport) {
     std::string text;
     with_retries(options_, status_, [&] {
       text.clear();
       PieceRequest request{path, 0, std::nullopt, most};
-      request.query = query;
-      if (object != nullptr) {
-        request.begin = [&](const PieceAnswer& answer) { object->learn(answer, where(path)); };
-        request.if_match = object->condition();
-      }
+      request.begin = [&](const PieceAnswer& answer) { file.learn(answer, where(path)); };
+      request.if_match = file.condition();
       request.sink = [&](std::span<const std::byte> bytes, bool) {
         if (bytes.size() > most - text.size()) {
           throw TransportError("the file has more than " + plural(static_cast<std::int64_t>(most), "byte"), where(path),
@@ -64,8 +61,6 @@ std::string Server::text_of(const std::string& path, const std::string& query, s
     return text;
   });
 }
-
-std::string Server::text(const std::string& path, std::uint64_t most) { return text_of(path, "", most, &object(path)); }
 
 RemoteObject& Server::object(const std::string& path) {
   const std::lock_guard lock(mutex_);
@@ -84,16 +79,7 @@ void Server::read(std::span<const RangeRequest> requests) {
 }
 
 DataError Server::missing(const std::string& where) {
-  if (bucket_.empty()) return DataError("there is no such file", where, "check the address");
-  try {
-    // Of a bucket that is there the store lists, as a rule, nothing. The query stands as signatures want it: sorted.
-    (void)text_of("", "list-type=2&max-keys=1&prefix=-", kMaxDocumentBytes, nullptr);
-  } catch (const NotFound&) {
-    return DataError("there is no bucket \"" + bucket_ + "\"", location_.url,
-                     "check its name, and which store AWS_ENDPOINT_URL_S3 and AWS_REGION name");
-  } catch (const TransportError&) {  // listing may be forbidden: nothing more is known
-  }
-  return DataError("there is no such object", where, "check the bucket and the prefix");
+  return DataError("there is no such file", where, "check the address");
 }
 
 std::string Server::where(const std::string& path) const { return location_.url + "/" + percent_encoded(path); }

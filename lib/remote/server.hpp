@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One server, or one bucket of a store: connections that are kept for the next request, and what is asked over them.
+// One server: connections that are kept for the next request, and what is asked over them.
 #pragma once
 
 #include <map>
@@ -17,8 +17,8 @@ namespace oscar {
 
 class Server {
  public:
-  /// bucket: of an S3 store; empty: a web server. `status` must outlive the server.
-  Server(StoreLocation location, std::string bucket, const TransferOptions& options, Status& status);
+  /// `status` must outlive the server.
+  Server(StoreLocation location, const TransferOptions& options, Status& status);
   virtual ~Server() = default;
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -29,7 +29,7 @@ class Server {
   [[nodiscard]] RemoteObject& object(const std::string& path);
   /// Throws what read_ranges() throws, and DataError for a file that does not exist.
   void read(std::span<const RangeRequest> requests);
-  /// Throws DataError that says what is missing: a bucket, or what `where` names in it.
+  /// Throws DataError that says that what `where` names is missing.
   [[noreturn]] void explain_missing(const std::string& where) { throw missing(where); }
   /// Throws DataError where the server tells apart what may not be read and what is not there; returns where it does
   /// not.
@@ -45,12 +45,8 @@ class Server {
   /// f(a transport that nobody else uses meanwhile)
   template <class F>
   auto with_transport(F&& f);
-  /// object: null for what may differ from one answer to the next.
-  [[nodiscard]] std::string text_of(const std::string& path, const std::string& query, std::uint64_t most,
-                                    RemoteObject* object);
 
   const StoreLocation location_;
-  const std::string bucket_;
   const TransferOptions options_;
   Status& status_;
   std::mutex mutex_;

@@ -12,7 +12,7 @@ StoreLocation parse_zoo_location(const std::string& text) {
   constexpr std::string_view kIndex = "/index.json";
   const bool index = text.ends_with(kIndex);
   return parse_location(index ? text.substr(0, text.size() - kIndex.size()) : text,
-                        {"--zoo", "give a folder, file:///…, http://…, https://…, s3://… or hf://…"});
+                        {"--zoo", "give a folder, file:///…, http://…, https://… or hf://…"});
 }
 
 fs::path installed_zoo() {

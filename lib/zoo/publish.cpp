@@ -14,7 +14,6 @@
 
 #include "base/atomic_file.hpp"
 #include "base/atomic_folder.hpp"
-#include "base/descriptor.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
@@ -24,20 +23,17 @@
 #include "rotation/verdict.hpp"
 #include "zoo/download.hpp"
 #include "zoo/file_lock.hpp"
-#include "zoo/hub.hpp"
+#include "zoo/hub_store.hpp"
 #include "zoo/location.hpp"
 #include "zoo/set_manifest.hpp"
 #include "zoo/set_summary.hpp"
 #include "zoo/signatures.hpp"
-#include "zoo/store.hpp"
 
 namespace oscar {
 namespace {
 
-/// Attempts at an index that others change at the same time.
+/// Attempts at a repository that others change at the same time.
 constexpr int kMaxConflicts = 50;
-/// How long to wait for slower publishers on servers that let everybody write over everything.
-constexpr auto kSettling = std::chrono::milliseconds(500);
 
 std::string utc_now() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -193,31 +189,7 @@ PublishResult publish_to_folder(const Publication& publication, const fs::path& 
   return {publication.name.text(), target, entry, true};
 }
 
-/// A text as a file that no other process knows of, since several may publish the same text at once. The destructor
-/// removes the file.
-class TemporaryFile {
- public:
-  /// Throws IoError.
-  explicit TemporaryFile(const std::string& text) : path_((fs::temp_directory_path() / "oscar-XXXXXX").string()) {
-    const Descriptor file(::mkstemp(path_.data()));
-    if (file.get() < 0) throw_io("cannot create", path_, errno);
-    try {
-      write_unsynced(path_, text);
-    } catch (...) {
-      ::unlink(path_.c_str());
-      throw;
-    }
-  }
-  ~TemporaryFile() { ::unlink(path_.c_str()); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-
- private:
-  std::string path_;
-};
-
-void upload_set(const Publication& publication, const std::string& signature, ZooStore& store) {
+void upload_set(const Publication& publication, const std::string& signature, HubStore& hub) {
   const fs::path& set = publication.options.set;
   std::int64_t done = 0;
   for (const FileDigest& file : publication.manifest.files) {
@@ -226,60 +198,42 @@ void upload_set(const Publication& publication, const std::string& signature, Zo
       throw DataError("the file is not what the manifest lists: sha256 differs", (set / file.path).string(),
                       "fit the set again, or verify it again");
     }
-    store.put(join_path(publication.folder(), file.path), set / file.path, file);
+    hub.put(join_path(publication.folder(), file.path), set / file.path, file);
     done += static_cast<std::int64_t>(file.size);
     publication.status.progress("bytes sent:", done, static_cast<std::int64_t>(publication.manifest.total_size));
   }
-  const auto put_text = [&](const char* name, const std::string& text) {
-    const TemporaryFile local(text);
-    store.put(join_path(publication.folder(), name), local.path(), {name, sha256_hex(text), text.size(), {}});
-  };
-  if (!signature.empty()) put_text(kSignatureName, signature);
-  put_text(kManifestName, publication.manifest.text);
+  if (!signature.empty()) hub.put_text(join_path(publication.folder(), kSignatureName), signature);
+  hub.put_text(join_path(publication.folder(), kManifestName), publication.manifest.text);
 }
 
-ZooIndex read_index(ZooStore& store, const StoredDocument& found) {
-  return found.text.empty() ? ZooIndex() : ZooIndex(found.text, store.where(kIndexName));
+ZooIndex read_index(const HubStore& hub, const StoredDocument& found) {
+  return found.text.empty() ? ZooIndex() : ZooIndex(found.text, hub.where(kIndexName));
 }
 
-/// Whether the entry is still there after a while in which somebody who had read the index before could write it.
-bool lasts(ZooStore& store, const SetName& name, const ZooEntry& entry) {
-  std::this_thread::sleep_for(kSettling);
-  const auto now = read_index(store, store.read(kIndexName)).find(name);
-  return now && now->manifest_sha256 == entry.manifest_sha256;
-}
-
-PublishResult publish_to_store(const Publication& publication, ZooStore& store) {
+PublishResult publish_to_hub(const Publication& publication, HubStore& hub) {
   const SetName& name = publication.name;
-  const std::string where = store.where(publication.folder());
-  const auto before = read_index(store, store.read(kIndexName)).find(name);
+  const std::string where = hub.where(publication.folder());
+  const auto before = read_index(hub, hub.read(kIndexName)).find(name);
   if (publication.is_in(before) && publication.options.sign.empty()) {
     publication.status.notice("the zoo has exactly this set already: " + name.text());
     return {name.text(), where, *before, false};
   }
   publication.require_allowed(before, where);
   const std::string signature = signature_of(publication.options, publication.manifest, "");
-  upload_set(publication, signature, store);
+  upload_set(publication, signature, hub);
   const ZooEntry entry = publication.entry(signature);
-  const bool guarded = store.checks_versions(join_path(publication.folder(), kManifestName), publication.manifest.text);
-  const std::shared_ptr<void> lock = guarded ? nullptr : store.lock(kLockName);
-  const bool alone = guarded || lock != nullptr;
-  if (!alone) {
-    publication.status.warning(
-        "this server neither looks at conditions nor has folders to lock with: if somebody else publishes now, an "
-        "entry may be lost");
-  }
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {
-    const StoredDocument found = store.read(kIndexName);  // anew: uploading took its time
-    ZooIndex index = read_index(store, found);
+    const StoredDocument found = hub.read(kIndexName);  // anew: uploading took its time
+    ZooIndex index = read_index(hub, found);
     index.put(entry);
-    const bool written = store.replace(kIndexName, index.document().dump(1) + "\n", found.version);
-    if (written && (alone || lasts(store, name, entry))) return {name.text(), where, entry, true};
-    publication.status.detail("somebody else changed the index; reading it again");
+    if (hub.commit(kIndexName, index.document().dump(1) + "\n", found.commit)) {
+      return {name.text(), where, entry, true};
+    }
+    publication.status.detail("somebody else changed the repository; reading its index again");
     std::this_thread::sleep_for(
         std::chrono::milliseconds(50 + std::random_device{}() % (100U << std::min(attempt, 4))));
   }
-  throw TransportError("the index is changed by others all the time", where, "run again later");
+  throw TransportError("the repository is changed by others all the time", where, "run again later");
 }
 
 }  // namespace
@@ -287,11 +241,13 @@ PublishResult publish_to_store(const Publication& publication, ZooStore& store) 
 PublishResult publish(const PublishOptions& options, Status& status, const ExamineSet& examine) {
   const Publication publication(options, status, examine);
   if (is_hub_address(options.zoo)) {
-    return publish_to_store(publication, *make_hub_store(options.zoo, options.transfer, status));
+    HubStore hub(options.zoo, options.transfer, status);
+    return publish_to_hub(publication, hub);
   }
   const StoreLocation location = parse_zoo_location(options.zoo);
   if (!location.remote) return publish_to_folder(publication, location.folder);
-  return publish_to_store(publication, *make_http_store(location, options.transfer, status));
+  throw UsageError("a zoo at a web server is not written to", location.text(),
+                   "publish to a folder and copy that to the server, or publish to hf://ORG/REPO");
 }
 
 }  // namespace oscar

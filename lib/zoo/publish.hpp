@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Adds a rotation set to a zoo: a folder, which any web server can then serve, or a server that takes uploads (HTTP
-// PUT, S3, the Hugging Face Hub). Every file is hashed on the way. In a folder the set and then the index change
-// atomically, under a lock; on a server the index changes only if nobody else changed it since it was read, and is read
-// again otherwise: many publishers lose nothing.
+// Adds a rotation set to a zoo: a folder, which any web server can then serve, or a repository of the Hugging Face Hub.
+// Every file is hashed on the way. In a folder the set and then the index change atomically, under a lock; on the Hub
+// both come with one commit, on top of the one whose index was read: many publishers lose nothing.
 #pragma once
 
 #include <filesystem>
@@ -18,7 +17,7 @@ namespace oscar {
 
 struct PublishOptions {
   std::filesystem::path set;  // the set's folder
-  std::string zoo;            // a folder, file://, http(s)://, s3:// or hf://
+  std::string zoo;            // a folder, file:// or hf://
   std::string name;           // ORG/MODEL or ORG/MODEL:TAG
   /// Publish a set that verify has not accepted (recorded in the index), and replace a tag that holds another set.
   bool force = false;

@@ -24,10 +24,8 @@ void register_publish(CLI::App& app, Context& context) {
   const auto options = std::make_shared<PublishOptions>();
   CLI::App* publish = app.add_subcommand("publish", "Add a verified rotation set to a zoo");
   publish->add_option("ROTATIONS", options->set, "Folder of the rotation set")->required();
-  publish
-      ->add_option("--zoo", options->zoo,
-                   "Folder (made if missing), http:// or https:// that takes PUT, s3://BUCKET/PREFIX, or hf://ORG/REPO")
-      ->type_name("DIR|URL")
+  publish->add_option("--zoo", options->zoo, "Folder (made if missing), or hf://ORG/REPO")
+      ->type_name("DIR|hf://ORG/REPO")
       ->required()
       ->envname("OSCAR_ZOO");
   publish->add_option("--name", options->name, "Name in the zoo; without a tag: ORG/MODEL:latest")

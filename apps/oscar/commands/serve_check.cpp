@@ -36,7 +36,7 @@ struct ServeCheckCommand {
 
 StoreLocation server_of(const std::string& url, const char* option) {
   StoreLocation server = parse_location(url, {option, "give one like http://localhost:8000"});
-  if (!server.remote || !server.aws_sigv4.empty()) {
+  if (!server.remote) {
     throw UsageError("\"" + url + "\" is no http:// or https:// address", option,
                      "give one like http://localhost:8000");
   }
@@ -51,8 +51,7 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
                         server.url + path,
                         {"Content-Type: application/json"},
                         body != nullptr ? body->dump() : "",
-                        {},
-                        true};
+                        {}};
     const HttpAnswer answer = call_http(server, call, {.timeout_seconds = timeout_seconds}, status);
     if (answer.status != 200) {
       throw TransportError(fmt::format("the server answered HTTP {}: {}", answer.status, answer.body.substr(0, 200)),

@@ -2,10 +2,11 @@
 """A model in GGUF goes wherever a checkpoint's folder goes: gguf_test.py [GgufTest.test_…]."""
 import json
 import sys
+import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
-from remote_case import DATA, MODEL, TOKENS, RemoteCase, main, read_folder
+from remote_case import DATA, MODEL, TOKENS, RemoteCase, read_folder
 from peers import RangeServer
 
 try:
@@ -112,4 +113,4 @@ class GgufTest(RemoteCase):
 
 
 if __name__ == "__main__":
-    main()
+    unittest.main()

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import threading
 import time
+import unittest
 
-from remote_case import MODEL, TOKENS, RemoteCase, main, read_folder
-from faulty_server import FaultyServer
+from remote_case import MODEL, TOKENS, FaultyServer, RemoteCase, read_folder
 from peers import RangeServer
 
 WEIGHTS = "model-00001-of-00001.safetensors"
@@ -80,7 +80,7 @@ class FaultsTest(RemoteCase):
 
     def test_a_server_without_ranges(self):
         with RangeServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, ranges=False) as url:
-            self.fail_with(["whole files only", WEIGHTS, "S3 store, nginx, Apache"], "fit", "--model", f"{url}/m", *TOKENS,
+            self.fail_with(["whole files only", WEIGHTS, "nginx, Apache"], "fit", "--model", f"{url}/m", *TOKENS,
                            "--out", "set")
 
     def test_a_server_that_sends_another_range(self):
@@ -92,31 +92,21 @@ class FaultsTest(RemoteCase):
             self.fail_with(["the range that was asked for", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
 
     def test_what_is_not_there(self):
-        bucket = self.bucket()
         out = ["--out", "set"]
-        self.fail_with(['there is no bucket "nobody"', "AWS_ENDPOINT_URL_S3"], "fit", "--model", "s3://nobody/m", *TOKENS, *out)
-        self.fail_with(["no such object", "calibration/m/config.json", "prefix"], "fit", "--model", "s3://calibration/m", *TOKENS, *out)
-        address = bucket.upload(MODEL, "m")
-        bucket.s3.delete_object(Bucket="calibration", Key=f"m/{WEIGHTS}")
-        self.fail_with(["no such object", WEIGHTS], "fit", "--model", address, *TOKENS, *out)
-        with self.model() as url:
+        with (server := self.model()) as url:
             self.fail_with(["no such file", "/x/config.json"], "fit", "--model", f"{url}/x", *TOKENS, *out)
-        for bad in ("s3://", "http://", "https://h/m?version=1", "s3://me@bucket/x"):
+            del server.files[f"m/{WEIGHTS}"]
+            self.fail_with(["no such file", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, *out)
+        for bad in ("http://", "https://h/m?version=1"):
             self.fail_with(["try:"], "fit", "--model", bad, *TOKENS, *out, code=2)
+        self.fail_with(["s3://bucket/m"], "fit", "--model", "s3://bucket/m", *TOKENS, *out)  # no kind of address
 
     def test_a_dump_at_an_address_is_refused_and_its_password_shown_nowhere(self):
-        for address in ("s3://bucket/dump", "https://me:secret@host/dump", "hf://me/secret"):
+        for address in ("https://me:secret@host/dump", "hf://me/secret"):
             for command in (["fit", "--out", "set"], ["fit", "--save-stats", "set"], ["verify", MODEL.parent / "tiny-set"]):
                 done = self.fail_with(["a dump is read from a folder on disk", "copy the folder to disk", "--save-stats FILE"],
                                       *command, "--dump", address, code=2)
                 self.assertNotIn("secret", done.stderr)
-
-    def test_wrong_credentials_are_named_and_not_shown(self):
-        bucket = self.bucket()
-        address = bucket.upload(MODEL, "m")
-        done = self.fail_with(["HTTP 403", "check the credentials"], "fit", "--model", address, *TOKENS, "--out", "set",
-                              env={"AWS_SECRET_ACCESS_KEY": "not-this-one"})
-        self.assertNotIn("not-this-one", done.stderr)
 
     def test_a_password_in_an_address_is_used_and_shown_nowhere(self):
         with self.model(password="me:p@ss") as url:
@@ -127,17 +117,6 @@ class FaultsTest(RemoteCase):
             self.fail_with(["HTTP 401", "check the credentials"], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
         for secret in ("p@ss", "p%40ss"):
             self.assertNotIn(secret, done.stderr)
-
-    def test_a_session_token_goes_to_its_own_host_only(self):
-        with FaultyServer({}) as other:
-            def redirect(request, path, nth, asked):
-                return request.reply(307, b"elsewhere", Location=f"{other}/{path}")
-            server = FaultyServer({f"bucket/m/{path}": content for path, content in read_folder(MODEL).items()}, redirect)
-            with server as url:
-                keys = {"AWS_ENDPOINT_URL_S3": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
-                        "AWS_SESSION_TOKEN": "of-this-host"}
-                self.fail_with(["HTTP 307"], "fit", "--model", "s3://bucket/m", *TOKENS, "--out", "set", env=keys)
-        self.assertTrue(server.seen)
 
     def test_an_index_cannot_name_files_outside_its_folder(self):
         server = self.model()
@@ -203,4 +182,4 @@ class FaultsTest(RemoteCase):
 
 
 if __name__ == "__main__":
-    main()
+    unittest.main()

@@ -3,9 +3,10 @@
 [HubModelsTest.test_…]."""
 import json
 import re
+import unittest
 import urllib.parse
 
-from remote_case import DATA, MODEL, TOKENS, RemoteCase, main, read_folder
+from remote_case import DATA, MODEL, TOKENS, RemoteCase, read_folder
 from peers import Hub
 
 REPOSITORY = "me/model"
@@ -88,9 +89,6 @@ class HubModelsTest(RemoteCase):
     def refused(self, hub, fragments, place=f"hf://{REPOSITORY}", code=1, **env):
         return self.fail_with(fragments, "fit", "--model", place, *LAYER, "--out", "set", code=code,
                               env={"HF_ENDPOINT": hub.url, **env})
-
-    def same(self, here, there):
-        self.assertEqual([path for path in {**here, **there} if here.get(path) != there.get(path)], [])
 
     def test_a_model_gives_the_bytes_of_the_hubs_cache(self):
         folder = self.cached(OLD, read_folder(MODEL))
@@ -183,4 +181,4 @@ class HubModelsTest(RemoteCase):
 
 
 if __name__ == "__main__":
-    main()
+    unittest.main()

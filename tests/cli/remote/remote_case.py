@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of streaming share: the sample model, a small dump of it, an S3 server that checks signatures, and web
-servers."""
-import importlib
-import json
-import logging
+"""What the tests of streaming share: the sample model, small fits of it, and a server that does what a test tells it to."""
+import base64
 import os
 import shutil
 import sys
-import unittest
+import threading
+import urllib.parse
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
+from peers import Handler, RangeServer, Serving, requested_range  # noqa: E402
 from support import ZooTest, read_folder  # noqa: E402
 
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
@@ -19,63 +18,55 @@ MODEL = DATA / "qwen3-2m"
 TOKENS = ["--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "3", "--seq-len", "300"]
 
 
-def main():
-    program = unittest.main(module="__main__", exit=False)
-    if Bucket.only:
-        Bucket.only.server.stop()
-    for _, why in program.result.skipped:
-        print("skipped:", why)
-    sys.exit(1 if not program.result.wasSuccessful() else 77 if program.result.skipped else 0)
+class FaultyServer(Serving):
+    """Serves {path: bytes} with ranges and ETags.
+    fault(request, path, nth, asked): called for each request, the nth one for its path; true: it has answered itself.
+    With `password`, "user:password" is asked for. closing: set when the test is over."""
 
+    def __init__(self, files, fault=lambda *_: False, password=None):
+        outer = self
+        self.files, self.seen, self.conditions, self.hosts = files, [], [], set()
+        self.closing, self.counting = threading.Event(), threading.Lock()
 
-class Bucket:
-    """moto's S3 server with one bucket; `environment` has a key that may do everything there."""
-    NAME = "calibration"
-    only = None  # moto keeps what it has for the process's life
+        class Faulty(Handler):
+            def do_GET(self):
+                asked_for = urllib.parse.urlsplit(self.path)  # of a proxy: with the host
+                path = urllib.parse.unquote(asked_for.path).lstrip("/")
+                with outer.counting:
+                    outer.seen.append(path)
+                    nth = outer.seen.count(path)
+                outer.hosts.add(self.headers["Host"])
+                given = self.headers.get("Authorization", "")
+                if password and given != "Basic " + base64.b64encode(password.encode()).decode():
+                    return self.reply(401)
+                body = outer.files.get(path)
+                if body is None:
+                    return self.reply(404)
+                asked = requested_range(self, len(body))
+                if fault(self, path, nth, asked):
+                    return None
+                body = outer.files[path]  # the fault may have changed it; an ETag is of the bytes that go with it
+                etag, wanted = outer.etag_of(body), self.headers.get("If-Match")
+                outer.conditions.append(wanted)
+                if wanted and wanted != etag:
+                    return self.reply(412)
+                self.reply_file(body, asked, ETag=etag)
 
-    def __init__(self):
-        os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "4"  # then every request needs a valid signature
-        try:
-            moto, self.boto3 = importlib.import_module("moto.server"), importlib.import_module("boto3")
-        except ImportError as error:
-            raise unittest.SkipTest(f"{error}; run scripts/setup.sh --tests") from error
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self.server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self.server.start()
-        host, port = self.server.get_host_and_port()
-        self.url = f"http://{host}:{port}"
-        iam = self.client("iam", "x", "x")
-        iam.create_user(UserName="u")
-        iam.put_user_policy(UserName="u", PolicyName="p", PolicyDocument=json.dumps(
-            {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}))
-        key = iam.create_access_key(UserName="u")["AccessKey"]
-        self.client("s3", "x", "x").create_bucket(Bucket=self.NAME)
-        self.s3 = self.client("s3", key["AccessKeyId"], key["SecretAccessKey"])
-        self.environment = {"AWS_ENDPOINT_URL_S3": self.url, "AWS_REGION": "us-east-1",
-                            "AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+        super().__init__(Faulty)
 
-    def client(self, service, key, secret):
-        return self.boto3.client(service, endpoint_url=self.url, region_name="us-east-1", aws_access_key_id=key,
-                                 aws_secret_access_key=secret)
+    def etag(self, path):
+        return self.etag_of(self.files[path])
 
-    def empty(self):
-        for found in self.s3.list_objects_v2(Bucket=self.NAME).get("Contents", []):
-            self.s3.delete_object(Bucket=self.NAME, Key=found["Key"])
+    @staticmethod
+    def etag_of(body):
+        return f'"{hash(body)}"'
 
-    def upload(self, folder, prefix):
-        """Returns the address of the copy."""
-        for path, content in read_folder(folder).items():
-            self.s3.put_object(Bucket=self.NAME, Key=f"{prefix}/{path}", Body=content)
-        return f"s3://{self.NAME}/{prefix}"
+    def __exit__(self, *_):
+        self.closing.set()
+        super().__exit__()
 
 
 class RemoteCase(ZooTest):
-    def bucket(self):
-        bucket = Bucket.only = Bucket.only or Bucket()
-        bucket.empty()
-        self.environment.update(bucket.environment)
-        return bucket
-
     def fail_with(self, fragments, *arguments, code=1, **more):
         done = self.run_oscar(*arguments, **more)
         self.assertEqual(done.returncode, code, done.stderr)
@@ -84,19 +75,16 @@ class RemoteCase(ZooTest):
         self.assertEqual([path.name for path in self.folder.iterdir() if path.name.startswith(("set", ".set"))], [])
         return done
 
-    def dump(self, name="dump", *arguments):
-        """A dump of the sample model with several chunks a layer."""
-        self.succeed("dump", "-q", "--model", MODEL, *TOKENS, "--out", name, *arguments)
-        return self.folder / name
-
     def fit(self, out, *arguments, **more):
         """The files of the set that is fitted."""
         self.succeed("fit", "-q", "--out", out, *arguments, **more)
         return read_folder(self.folder / out)
 
+    def same(self, here, there):
+        self.assertEqual([path for path in {**here, **there} if here.get(path) != there.get(path)], [])
+
     def serving(self, folder):
-        ranges = importlib.import_module("peers").RangeServer
-        return ranges({f"{Path(folder).name}/{path}": content for path, content in read_folder(folder).items()})
+        return RangeServer({f"{Path(folder).name}/{path}": content for path, content in read_folder(folder).items()})
 
     def bytes_asked(self, server, part):
         """Of files with `part` in their paths."""

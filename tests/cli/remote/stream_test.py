@@ -1,44 +1,53 @@
 # SPDX-License-Identifier: MIT
-"""Models that are streamed give the bytes that the same folders on disk give: stream_test.py [StreamTest.test_…]."""
+"""Models that are streamed give the bytes that the same folders on disk give, whatever lies between: stream_test.py
+[StreamTest.test_…]."""
 import json
 import shutil
+import socket
 import subprocess
+import unittest
 
-from remote_case import DATA, MODEL, TOKENS, RemoteCase, main, read_folder
-from peers import Nginx, RangeServer
+from remote_case import DATA, MODEL, TOKENS, FaultyServer, RemoteCase, read_folder
+from peers import Nginx
+
+LAYER = [*TOKENS, "--layers", "0", "--recipe", "oscar"]
+
+
+class ServerOfVersion6(FaultyServer):
+    host = "::1"
 
 
 class StreamTest(RemoteCase):
-    def test_a_model_in_a_bucket(self):
-        address = self.bucket().upload(MODEL, "models/qwen3-2m")
+    def model(self, kind=FaultyServer):
+        return kind({f"m/{path}": content for path, content in read_folder(MODEL).items()})
+
+    def fit_layer(self, place, out, **env):
+        return self.fit(out, "--model", place, *LAYER, env=env)
+
+    def test_a_model_at_a_server(self):
         text = ["--text", DATA / "text/pep-0334.txt", "--max-tokens", "600"]
-        here, there = self.fit("a", "--model", MODEL, *TOKENS), self.fit("b", "--model", address + "/", *TOKENS)
-        self.assertEqual(here, there)
-        self.succeed("dump", "-q", "--model", MODEL, *text, "--out", "c")
-        self.succeed("dump", "-q", "--model", address, *text, "--out", "d")
-        self.assertEqual(read_folder(self.folder / "c"), read_folder(self.folder / "d"))
-        verify = ["verify", "-q", "a", *TOKENS, "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]
-        figures = [json.loads(self.succeed(*verify, "--model", place).stdout)["methods"] for place in (MODEL, address)]
-        self.assertEqual(*figures)
+        with self.serving(MODEL) as url:
+            address = f"{url}/{MODEL.name}"
+            self.same(self.fit("a", "--model", MODEL, *TOKENS), self.fit("b", "--model", address + "/", *TOKENS))
+            self.succeed("dump", "-q", "--model", MODEL, *text, "--out", "c")
+            self.succeed("dump", "-q", "--model", address, *text, "--out", "d")
+            self.same(read_folder(self.folder / "c"), read_folder(self.folder / "d"))
+            resumed = self.fit("e", "--recipe", "oscar", "--resume", "--model", address, *TOKENS)
+            self.same(self.fit("f", "--recipe", "oscar", "--model", MODEL, *TOKENS), resumed)
 
     def test_a_model_in_one_file_with_an_objective_that_reads_weights(self):
         single = self.copy(MODEL, "qwen3-2m")
         (single / "model.safetensors.index.json").unlink()
         (single / "model-00001-of-00001.safetensors").rename(single / "model.safetensors")
-        address = self.bucket().upload(single, "qwen3-2m")
         options = ["--recipe", "stretch", "--value-objective", "output", "--target", "any", *TOKENS]
-        self.assertEqual(self.fit("a", "--model", single, *options), self.fit("b", "--model", address, *options))
+        with self.serving(single) as url:
+            self.same(self.fit("a", "--model", single, *options), self.fit("b", "--model", f"{url}/qwen3-2m", *options))
 
-    def test_a_model_on_a_web_server_asks_for_no_more_than_it_needs(self):
-        files = read_folder(MODEL)
-        weights = files["model-00001-of-00001.safetensors"]
-        server = RangeServer({f"models/qwen3-2m/{path}": content for path, content in files.items()})
-        with server as url:
-            there = self.fit("b", "--model", f"{url}/models/qwen3-2m", "--layers", "0", "--recipe", "oscar", *TOKENS)
-        self.assertEqual(self.fit("a", "--model", MODEL, "--layers", "0", "--recipe", "oscar", *TOKENS), there)
-        asked = [piece for path, piece in server.seen if path.endswith(".safetensors")]
-        self.assertNotIn(None, asked)
-        self.assertLess(sum(end - begin for begin, end in asked), len(weights) * 0.6)
+    def test_no_more_is_asked_for_than_is_needed(self):
+        weights = "model-00001-of-00001.safetensors"
+        with (server := self.serving(MODEL)) as url:
+            self.same(self.fit_layer(MODEL, "a"), self.fit_layer(f"{url}/{MODEL.name}", "b"))
+        self.assertLess(self.bytes_asked(server, weights), (MODEL / weights).stat().st_size * 0.6)
 
     def test_verify_fetches_a_model_no_more_often_for_more_methods(self):
         self.fit("a", "--model", MODEL, *TOKENS, "--recipe", "oscar")
@@ -59,17 +68,30 @@ class StreamTest(RemoteCase):
         with Nginx(self.folder / "nginx", self.folder / "www", (certificate, key)) as nginx:
             there = self.fit("b", "--model", f"{nginx.url}/a%2Bb/qwen3-2m", *TOKENS, env={"SSL_CERT_FILE": str(certificate)})
             ranges = [line for line in nginx.requests() if line[4] == "206"]
-        self.assertEqual(self.fit("a", "--model", MODEL, *TOKENS), there)
+        self.same(self.fit("a", "--model", MODEL, *TOKENS), there)
         self.assertGreater(len(ranges), 4)
         self.assertEqual({line[1] for line in ranges}, {"HTTP/2.0"})
 
-    def test_a_resumed_fit_knows_the_weights_again(self):
-        bucket = self.bucket()
-        address = bucket.upload(MODEL, "qwen3-2m")
-        options = ["--recipe", "oscar", "--resume", "--model", address, *TOKENS]
-        self.assertEqual(self.fit("a", "--recipe", "oscar", "--model", MODEL, *TOKENS), self.fit("b", *options))
+    def test_a_proxy_from_the_environment(self):
+        with (proxy := self.model()) as url:
+            there = self.fit_layer("http://weights.invalid/m", "there", http_proxy=url)
+            self.assertEqual(proxy.hosts, {"weights.invalid"})
+            proxy.hosts.clear()
+            with self.model() as own:
+                self.fit_layer(f"{own}/m", "direct", http_proxy=url, no_proxy="127.0.0.1")
+        self.assertEqual(proxy.hosts, set())
+        self.same(self.fit_layer(self.copy(MODEL, "m"), "here"), there)
 
+    def test_an_address_of_version_6(self):
+        try:
+            with socket.create_server(("::1", 0), family=socket.AF_INET6):
+                pass
+        except OSError as error:
+            self.skipTest(f"no addresses of version 6 here: {error}")
+        with self.model(ServerOfVersion6) as url:
+            there = self.fit_layer(f"{url}/m", "there")
+        self.same(self.fit_layer(self.copy(MODEL, "m"), "here"), there)
 
 
 if __name__ == "__main__":
-    main()
+    unittest.main()

@@ -16,7 +16,7 @@ class CommandTextTest(unittest.TestCase):
         for address, shown in (
                 ("https://me:hunter2@host/x?token=hunter2#hunter2", "https://host/x"),
                 ("https://me:hun/ter?2@host/x", "https://host/x"), ("a,https://hunter2@h:80/x", "a,https://h:80/x"),
-                ("s3://hunter2:hunter2@bucket/a b", "'s3://bucket/a b'"), ("hf://ORG/REPO@main", "hf://ORG/REPO@main"),
+                ("https://hunter2:hunter2@host/a b", "'https://host/a b'"), ("hf://ORG/REPO@main", "hf://ORG/REPO@main"),
                 ("it's", "'it'\\''s'")):
             with tempfile.TemporaryDirectory(prefix="oscar-command-") as name:
                 page = Path(name) / "report.html"

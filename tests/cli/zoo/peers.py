@@ -331,17 +331,15 @@ def nginx_binary():
 
 
 class Nginx:
-    """nginx over `root`, as this user, all its files in `folder`; with TLS and HTTP/2 if it has a certificate. dav: takes
-    PUT and MKCOL too."""
+    """nginx over `root`, as this user, all its files in `folder`; with TLS and HTTP/2 if it has a certificate."""
 
-    def __init__(self, folder, root, certificate=None, dav=False):
+    def __init__(self, folder, root, certificate=None):
         self.folder, self.log = Path(folder), Path(folder) / "access.log"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"
         tls = f"ssl_certificate {certificate[0]}; ssl_certificate_key {certificate[1]};" if certificate else ""
-        methods = "dav_methods PUT MKCOL DELETE; create_full_put_path on; client_max_body_size 0;" if dav else ""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "nginx.conf").write_text(f"""
             daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
@@ -352,7 +350,7 @@ class Nginx:
               client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
               uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
               server {{
-                listen 127.0.0.1:{self.port} {"ssl http2" if certificate else ""}; root {root}; {methods} {tls}
+                listen 127.0.0.1:{self.port} {"ssl http2" if certificate else ""}; root {root}; {tls}
               }}
             }}""")
 

@@ -108,7 +108,7 @@ TEST_CASE("a file at a server: addresses for all of it, bytes where they were lo
   const std::string body = sample_body(1'000'003);
   TinyServer web(body);
   Status status;
-  Server server(web.location(), "", {}, status);
+  Server server(web.location(), {}, status);
   RemoteFile file(server, "x");
   CHECK(web.requests == 0);
   const std::span<const std::byte> bytes = file.bytes();
@@ -131,7 +131,7 @@ TEST_CASE("small reads of a file at a server share requests, large ones do not w
   const std::string body = sample_body(1'000'003);
   TinyServer web(body);
   Status status;
-  Server server(web.location(), "", {}, status);
+  Server server(web.location(), {}, status);
   const RemoteFile file(server, "x");
   std::vector<std::byte> out(1000);
   for (const std::uint64_t offset : {999'003U, 65'000U, 65'500U, 0U, 999'000U}) {
@@ -150,7 +150,7 @@ TEST_CASE("small reads of a file at a server share requests, large ones do not w
 TEST_CASE("to learn a file's size and version a byte is enough") {
   TinyServer web(sample_body(200'000));
   Status status;
-  Server server(web.location(), "", {}, status);
+  Server server(web.location(), {}, status);
   const RemoteFile file(server, "x");
   CHECK(file.version() == "\"v\"");
   CHECK(file.bytes().size() == 200'000);
@@ -161,7 +161,7 @@ TEST_CASE("to learn a file's size and version a byte is enough") {
 TEST_CASE("a file at a server is the same one for all that open it") {
   TinyServer web(sample_body(200'000));
   Status status;
-  Server server(web.location(), "", {}, status);
+  Server server(web.location(), {}, status);
   std::vector<std::byte> out(100'000);
   RemoteFile(server, "x").read(0, out);
   CHECK(web.conditions == 0);
