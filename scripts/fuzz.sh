@@ -15,7 +15,7 @@ while true; do
   esac
 done
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(gguf hdf5 npy npz pt safetensors set statistics zoo)
+[ ${#targets[@]} -gt 0 ] || targets=(gguf hdf5 npy pt safetensors set statistics zoo)
 
 if ! command -v clang++ >/dev/null; then
   printf 'skipped: fuzz: clang is not installed (apt-get install clang)\n' >&2

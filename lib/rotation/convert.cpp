@@ -11,7 +11,6 @@
 #include "rotation/foreign.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/set_file.hpp"
-#include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
@@ -20,16 +19,14 @@ struct FormatName {
   SetFormat format;
   std::string_view name, extension;  // extension: "" for folders
 };
-constexpr std::array<FormatName, 8> kFormats{{{SetFormat::kSet, "set", ""},
+constexpr std::array<FormatName, 6> kFormats{{{SetFormat::kSet, "set", ""},
                                               {SetFormat::kPt, "pt", ""},
                                               {SetFormat::kH5, "h5", ".h5"},
                                               {SetFormat::kSafetensors, "safetensors", ".safetensors"},
-                                              {SetFormat::kNpz, "npz", ".npz"},
                                               {SetFormat::kGguf, "gguf", ".gguf"},
-                                              {SetFormat::kOnnx, "onnx", ".safetensors"},
                                               {SetFormat::kMla, "mla", ""}}};
 
-constexpr char kKnown[] = "name a rotation set, a folder of .pt files, or a .h5, .safetensors, .npz or .gguf file";
+constexpr char kKnown[] = "name a rotation set, a folder of .pt files, or a .h5, .safetensors or .gguf file";
 
 std::string first_bytes(const fs::path& path) {
   std::string head(std::min<std::uint64_t>(regular_file_size(path), 9), '\0');
@@ -42,16 +39,10 @@ SetFormat recognise_file(const fs::path& path) {
   if (head.starts_with("GGUF")) return SetFormat::kGguf;
   if (head.starts_with("\x89HDF\r\n\x1a\n")) return SetFormat::kH5;
   if (head.starts_with("PK\x03\x04")) {
-    if (path.extension() == ".npz") return SetFormat::kNpz;
     throw DataError("one side of a set, or no rotations", path.string(),
                     "name the folder that holds both k_rotation*.pt and v_rotation*.pt");
   }
-  if (head.size() == 9 && head[8] == '{') {
-    const SafetensorsFile file(path);
-    const bool onnx =
-        std::ranges::any_of(file.tensors(), [](const auto& t) { return t.first.ends_with(".k_rotation"); });
-    return onnx ? SetFormat::kOnnx : SetFormat::kSafetensors;
-  }
+  if (head.size() == 9 && head[8] == '{') return SetFormat::kSafetensors;
   throw DataError("the file holds no rotations that oscar knows", path.string(), kKnown);
 }
 
@@ -75,12 +66,8 @@ RotationSet read_as(SetFormat format, const fs::path& path) {
       return read_set_file(path, SetFileKind::kH5);
     case SetFormat::kSafetensors:
       return read_set_file(path, SetFileKind::kSafetensors);
-    case SetFormat::kNpz:
-      return read_set_file(path, SetFileKind::kNpz);
     case SetFormat::kGguf:
       return read_rotation_gguf(path);
-    case SetFormat::kOnnx:
-      return read_rotation_onnx(path);
     case SetFormat::kMla:
       return read_rotation_mla(path);
     default:
@@ -146,12 +133,8 @@ void write_single(const fs::path& out, const RotationSet& set, SetFormat to, con
       return write_set_file(out, SetFileKind::kH5, set, true);
     case SetFormat::kSafetensors:
       return write_set_file(out, SetFileKind::kSafetensors, set, true);
-    case SetFormat::kNpz:
-      return write_set_file(out, SetFileKind::kNpz, set, true);
-    case SetFormat::kGguf:
-      return write_rotation_gguf(out, set, options.model);
     default:
-      return write_rotation_onnx(out, set);
+      return write_rotation_gguf(out, set, options.model);
   }
 }
 
@@ -205,12 +188,12 @@ RotationSet read_any_set(const fs::path& path, const std::string& pair) {
 }
 
 std::vector<std::string> losses(const RotationSet& set, SetFormat format) {
-  if (format == SetFormat::kH5 || format == SetFormat::kSafetensors || format == SetFormat::kNpz) return {};
+  if (format == SetFormat::kH5 || format == SetFormat::kSafetensors) return {};
   const auto any = [&](auto member) {
     return std::ranges::any_of(set.layers, [&](const LayerRotation& l) { return member(l.key) || member(l.value); });
   };
   std::vector<std::string> lost;
-  const bool plain = format == SetFormat::kGguf || format == SetFormat::kOnnx || format == SetFormat::kMla;
+  const bool plain = format == SetFormat::kGguf || format == SetFormat::kMla;
   const bool bare = format == SetFormat::kPt || format == SetFormat::kMla;
   if (plain && any([](const SideTransform& s) { return !s.eigenvalues.empty(); })) lost.emplace_back("eigenvalues");
   if (format != SetFormat::kSet && any([](const SideTransform& s) { return s.covariance.count > 0; })) {

@@ -19,9 +19,7 @@ enum class SetFormat {
   kPt,           // k_rotation_*.pt and v_rotation_*.pt, no manifest
   kH5,           // one file, whole set
   kSafetensors,  // likewise
-  kNpz,          // likewise
   kGguf,         // inside a copy of a model's GGUF
-  kOnnx,         // safetensors with ONNX Runtime's initialisers
   kMla,          // layer_<id>.pt
 };
 /// "set", "pt", "h5" …

@@ -13,7 +13,6 @@
 #include "rotation/side_pt.hpp"
 #include "tensor/gguf.hpp"
 #include "tensor/pt.hpp"
-#include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
@@ -33,7 +32,6 @@ std::optional<int> number_in(const std::string& name, std::string_view prefix, s
 }
 
 std::string gguf_name(int id, char side) { return "blk." + std::to_string(id) + ".attn_" + side + "_rot.weight"; }
-std::string onnx_name(int id, char side) { return "layers." + std::to_string(id) + "." + side + "_rotation"; }
 
 void transpose(MatrixStack& stack) {
   const auto n = static_cast<std::size_t>(stack.dim);
@@ -43,16 +41,6 @@ void transpose(MatrixStack& stack) {
       for (std::size_t j = 0; j < i; ++j) std::swap(matrix[i * n + j], matrix[j * n + i]);
     }
   }
-}
-
-/// One matrix where all heads have the same.
-MatrixStack without_repetition(MatrixStack stack) {
-  for (int head = 1; head < stack.count; ++head) {
-    if (!std::ranges::equal(stack[head], stack[0])) return stack;
-  }
-  stack.data.resize(static_cast<std::size_t>(stack.dim) * stack.dim);
-  stack.count = 1;
-  return stack;
 }
 
 /// The set of a manifest that a file carries, else an empty one whose origin nobody tells.
@@ -96,7 +84,7 @@ void require_plain(const RotationSet& set, bool per_head, const std::string& rea
       if (beyond.empty()) continue;
       throw DataError(
           "layer " + std::to_string(layer.layer_id) + " has " + beyond + ", which " + reader + " cannot use", "",
-          "fit a set with --target llamacpp, or convert to h5, safetensors or npz");
+          "fit a set with --target llamacpp, or convert to h5 or safetensors");
     }
   }
 }
@@ -175,54 +163,6 @@ RotationSet read_rotation_gguf(const fs::path& path) {
   }
   RotationSet set = start_set(file.text(kManifestKey), path.string());
   if (!file.text(kManifestKey)) set.model.id = file.text("general.name").value_or("");
-  take_layers(std::move(layers), set, path.string());
-  return set;
-}
-
-void write_rotation_onnx(const fs::path& path, const RotationSet& set) {
-  require_plain(set, true, "ONNX Runtime");
-  const int heads = std::max(1, set.model.num_key_value_heads);
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const LayerRotation& layer : set.layers) {
-    for (const auto& [side, transform] : {std::pair{'k', &layer.key}, std::pair{'v', &layer.value}}) {
-      MatrixStack stack(transform->rotation.count == 1 ? heads : transform->rotation.count, transform->rotation.dim);
-      for (int head = 0; head < stack.count; ++head) {
-        std::ranges::copy(transform->rotation.for_head(head), stack[head].begin());
-      }
-      tensors.emplace_back(onnx_name(layer.layer_id, side), stack.to_f32(false));
-    }
-  }
-  const int group = set.key_codec.group_size > 0 ? set.key_codec.group_size : set.layers.front().key.rotation.dim;
-  write_safetensors(path, tensors,
-                    {{"op", "com.microsoft.GroupQueryAttention"},
-                     {"k_quant_type", "PER_GROUP"},
-                     {"v_quant_type", "PER_GROUP"},
-                     {"kv_cache_bit_width", "2"},
-                     {"group_size", std::to_string(group)},
-                     {"k_clip_ratio", Json(set.key_clip_scalar).dump()},
-                     {"v_clip_ratio", Json(set.value_clip_scalar).dump()},
-                     {"sink", std::to_string(set.windows.sink)},
-                     {"recent", std::to_string(set.windows.recent)},
-                     {kManifestKey, make_manifest(set, Json::array()).dump()}});
-}
-
-RotationSet read_rotation_onnx(const fs::path& path) {
-  const SafetensorsFile file(path);
-  std::map<int, LayerRotation> layers;
-  for (const auto& [name, tensor] : file.tensors()) {
-    const auto id = number_in(name, "layers.", ".k_rotation");
-    if (!id) continue;
-    const auto matrices = [&](char side) {
-      const std::string own = onnx_name(*id, side);
-      return without_repetition(MatrixStack::from(file.at(own).copy(), path.string() + ", " + own));
-    };
-    layers[*id].layer_id = *id;
-    layers[*id].key.rotation = matrices('k');
-    layers[*id].value.rotation = matrices('v');
-  }
-  const auto manifest = file.metadata().find(kManifestKey);
-  RotationSet set =
-      start_set(manifest == file.metadata().end() ? std::nullopt : std::optional(manifest->second), path.string());
   take_layers(std::move(layers), set, path.string());
   return set;
 }

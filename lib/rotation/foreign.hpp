@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Shapes that other programs read and that carry less than a set: OSCAR's branch of llama.cpp (tensors inside a model's
-// GGUF), ONNX Runtime (initialisers as safetensors), servers of MLA models (a folder with one file per layer).
+// GGUF), servers of MLA models (a folder with one file per layer).
 #pragma once
 
 #include <filesystem>
@@ -14,13 +14,6 @@ namespace oscar {
 /// layer and side, or that does not fit the model.
 void write_rotation_gguf(const std::filesystem::path& path, const RotationSet& set, const std::filesystem::path& model);
 [[nodiscard]] RotationSet read_rotation_gguf(const std::filesystem::path& path);
-
-/// layers.<id>.k_rotation and layers.<id>.v_rotation: float32 [num_kv_heads, d, d], and as metadata the attributes of
-/// GroupQueryAttention's 2-bit cache, as ONNX Runtime's pull request for it names them (k_quant_type, v_quant_type,
-/// kv_cache_bit_width). The names of the tensors, and group_size, clip ratios and windows, are ours: whoever builds the
-/// graph gives them to its nodes.
-void write_rotation_onnx(const std::filesystem::path& path, const RotationSet& set);
-[[nodiscard]] RotationSet read_rotation_onnx(const std::filesystem::path& path);
 
 /// layer_<id>.pt: a bare matrix, or a dict with rotation, mean, q_rotation. What is cached is one latent row that
 /// serves as key and as value, so both sides of a layer are that transform. `path` must exist.

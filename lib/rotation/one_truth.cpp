@@ -23,7 +23,7 @@ namespace {
 using Clauses = std::vector<std::string>;
 
 /// Endings that servers, shells and interpreters act upon.
-constexpr std::array<std::string_view, 8> kActive{".pt", ".h5", ".safetensors", ".npz", ".json", ".env", ".sh", ".py"};
+constexpr std::array<std::string_view, 7> kActive{".pt", ".h5", ".safetensors", ".json", ".env", ".sh", ".py"};
 
 /// The files that a set can have, by name, each with the check that compares it with what follows from the set.
 using Expected = std::map<std::string, std::function<void(const fs::path& file, Clauses& out)>>;

@@ -14,7 +14,6 @@
 #include "rotation/objective.hpp"
 #include "rotation/set_h5.hpp"
 #include "tensor/hdf5.hpp"
-#include "tensor/npz.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
@@ -151,31 +150,11 @@ RotationSet read_safetensors(const fs::path& path) {
   return set_from(contents, path.string());
 }
 
-RotationSet read_npz(const fs::path& path) {
-  const NpzFile file(path);
-  Contents contents;
-  for (const auto& [name, bytes] : file.members()) {
-    if (name == "manifest.json") {
-      contents.manifest.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    } else {
-      contents.tensors.push_back(name.substr(0, name.rfind(".npy")));
-    }
-  }
-  contents.lookup = {[&](const std::string& name) { return file.has(name); },
-                     [&](const std::string& name) { return file.read(name); }};
-  contents.disagreements = [&](const RotationSet& set) { return named_disagreements(contents, set); };
-  return set_from(contents, path.string());
-}
-
 }  // namespace
 
 void write_set_file(const fs::path& path, SetFileKind kind, const RotationSet& set, bool alone) {
   if (kind == SetFileKind::kH5) return write_set_h5(path, set, alone);
   const auto tensors = tensors_of(set, '.');
-  if (kind == SetFileKind::kNpz) {
-    using Texts = std::vector<std::pair<std::string, std::string>>;
-    return write_npz(path, tensors, alone ? Texts{{"manifest.json", manifest_text(set)}} : Texts{});
-  }
   std::map<std::string, std::string> metadata = metadata_of(set);
   if (alone) metadata["manifest"] = manifest_text(set);
   write_safetensors(path, tensors, metadata, alone ? Checksums::kYes : Checksums::kNo);  // else the manifest has one
@@ -202,7 +181,7 @@ std::vector<std::string> safetensors_disagreements(const fs::path& path, const R
 
 RotationSet read_set_file(const fs::path& path, SetFileKind kind) {
   if (kind == SetFileKind::kH5) return read_h5(path);
-  return kind == SetFileKind::kNpz ? read_npz(path) : read_safetensors(path);
+  return read_safetensors(path);
 }
 
 }  // namespace oscar

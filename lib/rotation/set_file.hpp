@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A whole set in one file: HDF5 (rotations.h5), safetensors or npz. Each holds the tensors of named_tensors.hpp and,
-// where the file stands alone, the manifest too (a dataset "manifest" of bytes, the metadata "manifest", a member
-// "manifest.json"), so that nothing is lost. A file without it tells what its attributes tell.
+// A whole set in one file: HDF5 (rotations.h5) or safetensors. Each holds the tensors of named_tensors.hpp and, where
+// the file stands alone, the manifest too (a dataset "manifest" of bytes, the metadata "manifest"), so that nothing is
+// lost. A file without it tells what its attributes tell.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 
 namespace oscar {
 
-enum class SetFileKind { kH5, kSafetensors, kNpz };
+enum class SetFileKind { kH5, kSafetensors };
 /// alone: with the manifest. Inside a set's folder, manifest.json stands beside the file and lists its hash.
 void write_set_file(const std::filesystem::path& path, SetFileKind kind, const RotationSet& set, bool alone);
 

@@ -7,8 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "base/atomic_file.hpp"
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 
@@ -16,7 +14,6 @@ namespace oscar {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kAlignment = 64;
 
 constexpr std::array<std::pair<DType, std::string_view>, 9> kDescriptions{{{DType::kF64, "<f8"},
                                                                            {DType::kF32, "<f4"},
@@ -114,28 +111,6 @@ Tensor parse_npy(std::span<const std::byte> file, const std::string& where) {
   Tensor tensor(dtype, shape);
   if (count > 0) std::memcpy(tensor.data.data(), bytes.data() + payload, tensor.data.size());
   return tensor;
-}
-
-void write_npy(const std::filesystem::path& path, const Tensor& tensor) { write_file(path, npy_bytes(tensor)); }
-
-std::string npy_bytes(const Tensor& tensor) {
-  std::string_view description;
-  for (const auto& [dtype, text] : kDescriptions) {
-    if (dtype == tensor.dtype) description = text;
-  }
-  OSCAR_CHECK(!description.empty());  // NumPy has no bfloat16
-  std::string dict = "{'descr': '" + std::string(description) + "', 'fortran_order': False, 'shape': (";
-  for (const std::int64_t size : tensor.shape) dict += std::to_string(size) + ",";
-  dict += "), }";
-  const std::size_t prefix = kMagic.size() + 4;
-  dict.resize((prefix + dict.size() + 1 + kAlignment - 1) / kAlignment * kAlignment - prefix - 1, ' ');
-  dict += '\n';
-  const auto length = static_cast<std::uint16_t>(dict.size());
-  std::string content = std::string(kMagic) + std::string("\x01\x00", 2);
-  content.append(reinterpret_cast<const char*>(&length), sizeof length);
-  content += dict;
-  content.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
-  return content;
 }
 
 }  // namespace oscar

@@ -15,9 +15,5 @@ namespace oscar {
 [[nodiscard]] Tensor read_npy(const std::filesystem::path& path);
 /// Reads a file's bytes as read_npy() does. where: names them in errors.
 [[nodiscard]] Tensor parse_npy(std::span<const std::byte> file, const std::string& where);
-/// Writes atomically (version 1.0).
-void write_npy(const std::filesystem::path& path, const Tensor& tensor);
-/// Returns the bytes that write_npy writes.
-[[nodiscard]] std::string npy_bytes(const Tensor& tensor);
 
 }  // namespace oscar

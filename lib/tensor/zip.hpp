@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Zip archives (PKWARE's APPNOTE 6.3) whose members are stored as they are, as .npz and .pt files have them; zip64
+// Zip archives (PKWARE's APPNOTE 6.3) whose members are stored as they are, as .pt files have them; zip64
 // records where an archive or a member has 4 GB or more. Non-goals: compression, encryption, several disks.
 #pragma once
 

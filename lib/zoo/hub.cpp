@@ -53,7 +53,7 @@ FileDigest file_of(const Json& entry, const std::string& prefix, const std::stri
 bool holds_rotations(const std::string& name) {
   const bool sides = name.starts_with("k_rotation") || name.starts_with("v_rotation") || name.starts_with("layer_");
   if (name.ends_with(".pt")) return sides;
-  return name.ends_with(".h5") || name.ends_with(".npz") || name.ends_with(".safetensors");
+  return name.ends_with(".h5") || name.ends_with(".safetensors");
 }
 
 }  // namespace

@@ -104,16 +104,6 @@ def embedded(path, key, change):
     safetensors(path, edit)
 
 
-def npz(path, change):
-    """change({name: bytes}) edits in place; members are stored."""
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    change(members)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
 def flip(path, offset, mask=0x40):
     """Flips bits of one byte; a negative offset counts from the end."""
     raw = bytearray(path.read_bytes())

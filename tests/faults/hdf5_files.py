@@ -173,7 +173,7 @@ def faults():
         if name == "type-float64":
             continue  # other writers may keep their matrices so
         yield Fault(f"hdf5/bare/{name}",
-                    f"a foreign .h5: {what}", ("convert", "bare.h5", "out.npz"), ("bare.h5",),
+                    f"a foreign .h5: {what}", ("convert", "bare.h5", "out.safetensors"), ("bare.h5",),
                     lambda place, c=change: c(place / "bare.h5"))
     for name, what, change in [*links(), *contents()]:
 

@@ -120,16 +120,8 @@ def in_containers():
                 edit.put(document, m, EVERY[k])
                 return json.dumps(document)
 
-            def in_npz(place, change=change):
-                def members(content):
-                    content["manifest.json"] = change(content["manifest.json"]).encode()
-
-                edit.npz(place / "set.npz", members)
-
             for name, plant in {
-                    "set.safetensors": lambda place, c=change: edit.embedded(place / "set.safetensors", "manifest", c),
-                    "set.onnx": lambda place, c=change: edit.embedded(place / "set.onnx", "oscar.manifest", c),
-                    "set.npz": in_npz
+                    "set.safetensors": lambda place, c=change: edit.embedded(place / "set.safetensors", "manifest", c)
             }.items():
                 yield Fault(f"text/{name}-{member}/{kind}",
                             f"{member} in the manifest of {name} is {kind}", ("convert", name, "out"), (name,),

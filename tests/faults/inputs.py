@@ -75,12 +75,11 @@ class Maker:
         self.oscar("fit", "--dump", "dump", "--stats", "stats", "--save-stats", "stats2")
 
     def conversions(self):
-        for kind in ("h5", "safetensors", "npz"):
+        for kind in ("h5", "safetensors"):
             self.oscar("convert", "set", f"set.{kind}")
         for version in (1, 2, 3):
             self.oscar("convert", "set", f"pt{version}", "--to", "pt", "--pt-version", version)
         self.oscar("convert", "rich", "rich3", "--to", "pt")
-        self.oscar("convert", "set", "set.onnx", "--to", "onnx")
         # As others write them: a file without a manifest.
         with h5py.File(self.folder / "set.h5") as source, h5py.File(self.folder / "bare.h5", "w") as target:
             source.copy("layers", target)

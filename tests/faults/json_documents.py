@@ -98,14 +98,6 @@ def header_of(path):
     return writer
 
 
-def npz_member(place, change):
-    def members(content):
-        changed = change(content["manifest.json"].decode())
-        content["manifest.json"] = changed if isinstance(changed, bytes) else changed.encode()
-
-    edit.npz(place / "set.npz", members)
-
-
 def schema_required(name):
     from faults import PROJECT
     return json.loads((PROJECT / f"schemas/oscar.{name}.v1.schema.json").read_text())["required"]
@@ -136,10 +128,6 @@ def documents():
                                                 "--out", "out"), file_at("model/tokenizer.json"), ["model"], False, None)
     yield ("header", ("set.safetensors",), ("convert", "set.safetensors", "out"), header_of("set.safetensors"),
            ["layers.1.key.rotation"], False, None)
-    yield ("npz", ("set.npz",), ("convert", "set.npz", "out"), npz_member, ["model", "layers",
-                                                                             "codec"], True, "windows.recent")
-    yield ("onnx", ("set.onnx",), ("convert", "set.onnx", "out"), metadata_at("set.onnx", "oscar.manifest"),
-           ["layers", "codec"], True, "windows.recent")
 
 
 # Every fault is planted in what a stranger's server sends; in the others those that parsers differ in.
@@ -151,7 +139,7 @@ def harmless(document, name):
     """What is no fault in a document of this kind."""
     return (document in ("config", "tokenizer") and name in ("deep-member", "number-half", "number-text")
             or document == "index" and name in ("number-half",)
-            or document in ("statistics", "onnx") and name == "no-utf8")  # the writer of the file makes it a text again
+            or document == "statistics" and name == "no-utf8")  # the writer of the file makes it a text again
 
 
 def faults():

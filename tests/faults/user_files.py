@@ -75,7 +75,7 @@ def outputs_that_are_inputs():
                   ("set.h5",))
     yield refused("input/convert-into", "convert onto the model it goes into",
                   ("convert", "set", "model.gguf", "--into", "model.gguf", "--force"), ("set", "model.gguf"))
-    yield refused("input/convert-inside", "convert into a folder of IN", ("convert", "set", "set/rotations.npz"), ("set",))
+    yield refused("input/convert-inside", "convert into a folder of IN", ("convert", "set", "set/more.h5"), ("set",))
     yield refused("input/convert-part", "convert onto a file of IN", ("convert", "set", "set/rotations.h5", "--force"),
                   ("set",))
     yield refused("input/pt-in-place", "convert bare files onto their folder", ("convert", "pt1", "pt1", "--force"),

@@ -39,14 +39,14 @@ void register_convert(CLI::App& app, Context& context) {
   CLI::App* convert = app.add_subcommand("convert", "Rewrite a rotation set for another reader, bit for bit");
   convert
       ->add_option("IN", command->in,
-                   "A rotation set, a folder of .pt files (also MLA: layer_<id>.pt), or a .h5, .safetensors, .npz or "
-                   ".gguf file")
+                   "A rotation set, a folder of .pt files (also MLA: layer_<id>.pt), or a .h5, .safetensors or .gguf "
+                   "file")
       ->required();
   writes(convert->add_option("OUT", command->out, "File or folder to write"))->required();
   convert
-      ->add_option("--to", command->to,
-                   "Shape of OUT: set, pt, h5, safetensors, npz, gguf, onnx or mla; default: by OUT's extension, a "
-                   "folder is a set")
+      ->add_option(
+          "--to", command->to,
+          "Shape of OUT: set, pt, h5, safetensors, gguf or mla; default: by OUT's extension, a folder is a set")
       ->check(CLI::IsMember(set_format_names()));
   convert->add_option("--into", command->options.model, "Model whose copy gets the rotations, for .gguf")
       ->type_name("MODEL.gguf");

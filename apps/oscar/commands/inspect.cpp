@@ -23,9 +23,8 @@ void register_inspect(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("inspect", "Say what a file or folder is and whether it is sound");
   auto path = std::make_shared<std::filesystem::path>();
   command
-      ->add_option(
-          "PATH", *path,
-          "A dump, rotation set, model folder or zoo, or a .pt, .h5, .safetensors, .npy, .npz, .gguf or .json file")
+      ->add_option("PATH", *path,
+                   "A dump, rotation set, model folder or zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file")
       ->required();
   add_json_option(*command, context);
   command->callback([path, &context] { run(*path, context); });

@@ -13,7 +13,7 @@ namespace oscar {
 namespace {
 
 constexpr const char* kKnown =
-    "give a dump, a rotation set, a model folder, a zoo, or a .pt, .h5, .safetensors, .npy, .npz, .gguf or .json file";
+    "give a dump, a rotation set, a model folder, a zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file";
 
 Inspection inspect_file(const fs::path& path) {
   const std::uint64_t size = file_size(path);
@@ -21,7 +21,7 @@ Inspection inspect_file(const fs::path& path) {
   read_at(path, 0, std::as_writable_bytes(std::span(head).first(std::min<std::uint64_t>(size, head.size()))));
   const std::string_view magic(head.data(), std::min<std::uint64_t>(size, head.size()));
   if (size == 0) throw DataError("the file is empty", path.string(), "write or fetch it again");
-  if (magic.starts_with("PK\x03\x04")) return path.extension() == ".npz" ? inspect_npz(path) : inspect_pt(path);
+  if (magic.starts_with("PK\x03\x04")) return inspect_pt(path);
   if (magic.starts_with("\x93NUMPY")) return inspect_npy(path);
   if (magic.starts_with("\x89HDF\r\n\x1a\n")) return inspect_hdf5(path);
   if (magic.starts_with("GGUF")) return inspect_gguf(path);

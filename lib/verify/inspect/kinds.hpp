@@ -16,7 +16,6 @@ namespace oscar {
 [[nodiscard]] Inspection inspect_codebook_file(const PtValue& archive, const std::string& where);
 [[nodiscard]] Inspection inspect_safetensors(const std::filesystem::path& path);
 [[nodiscard]] Inspection inspect_npy(const std::filesystem::path& path);
-[[nodiscard]] Inspection inspect_npz(const std::filesystem::path& path);
 [[nodiscard]] Inspection inspect_hdf5(const std::filesystem::path& path);
 /// Header, metadata and tensor table; the payload is not decoded.
 [[nodiscard]] Inspection inspect_gguf(const std::filesystem::path& path);

@@ -11,7 +11,6 @@
 #include "tensor/gguf.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/npy.hpp"
-#include "tensor/npz.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/inspect/kinds.hpp"
 
@@ -39,21 +38,6 @@ Inspection inspect_tensor(const std::string& kind, const Tensor& tensor) {
 }  // namespace
 
 Inspection inspect_npy(const std::filesystem::path& path) { return inspect_tensor("NumPy file", read_npy(path)); }
-
-Inspection inspect_npz(const std::filesystem::path& path) {
-  const NpzFile file(path);
-  Json names = Json::array();
-  Inspection found{"NumPy archive (.npz)", {}, {}};
-  for (const auto& [name, bytes] : file.members()) {
-    names.push_back(name);
-    if (!name.ends_with(".npy")) continue;
-    if (!is_finite(parse_npy(bytes, path.string() + ", " + name))) {
-      found.problems.push_back(name + " holds values that are NaN or infinite");
-    }
-  }
-  found.facts = {{"members", file.members().size()}, {"names", names}};
-  return found;
-}
 
 Inspection inspect_pt(const std::filesystem::path& path) {
   const PtValue archive = read_pt(path);

@@ -100,11 +100,9 @@ class HostileTest(ZooTest):
         return content.getvalue()
 
     def test_archives_that_grow_are_refused(self):
-        pickle, array = self.bomb("archive/data.pkl"), self.bomb("layers.npy")
-        for files, message in (({"a/k_rotation_x.pt": pickle, "a/v_rotation_x.pt": pickle}, "compressed"),
-                               ({"a/set.npz": array}, "compressed")):
-            with Hub("some/where", files) as hub:
-                self.fail_with(1, message, "pull", "hf://some/where/a", "--out", self.out, env={"HF_ENDPOINT": hub.url})
+        pickle = self.bomb("archive/data.pkl")
+        with Hub("some/where", {"a/k_rotation_x.pt": pickle, "a/v_rotation_x.pt": pickle}) as hub:
+            self.fail_with(1, "compressed", "pull", "hf://some/where/a", "--out", self.out, env={"HF_ENDPOINT": hub.url})
 
     def test_another_version_of_the_index_asks_for_another_oscar(self):
         self.published()

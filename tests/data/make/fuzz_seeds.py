@@ -28,8 +28,6 @@ def place(target, name):
 
 for name, array in (("f4", matrix), ("i8", numpy.arange(3)), ("scalar", numpy.float64(1)), ("fortran", numpy.ones((2, 3), order="F"))):
     numpy.save(place("npy", name), array)
-numpy.savez(place("npz", "two"), a=matrix, b=numpy.arange(3))
-numpy.savez_compressed(place("npz", "compressed"), a=matrix)
 save_file({"layers.0.key.rotation": matrix, "b": numpy.ones(3, dtype=numpy.float16)}, place("safetensors", "two"), {"note": "hello"})
 with h5py.File(place("hdf5", "small"), "w", libver="latest") as file:
     file.attrs["schema"] = "oscar.rotation_set.v1"

@@ -12,8 +12,8 @@
 #include "base/json.hpp"
 #include "base/sha256.hpp"
 #include "model/tokenizer/tokenizer.hpp"
+#include "support/npy.hpp"
 #include "support/support.hpp"
-#include "tensor/npy.hpp"
 
 namespace oscar {
 namespace {
@@ -27,11 +27,11 @@ constexpr TokenLimits kNoLimit{.seq_len = 1000, .max_tokens = 0, .max_sequences 
 TEST_CASE("each row of a two-dimensional array is a sequence, a vector is one") {
   const test::TemporaryFolder folder;
   const Tensor matrix = Tensor::from({2, 3}, std::vector<std::int32_t>{1, 2, 3, 4, 5, 6});
-  write_npy(folder / "m.npy", matrix);
+  test::write_npy(folder / "m.npy", matrix);
   CHECK(read_tokens(folder / "m.npy", kNoLimit) == Sequences{{1, 2, 3}, {4, 5, 6}});
   Tensor vector(DType::kI64, {4});
   for (std::int64_t i = 0; i < 4; ++i) vector.values<std::int64_t>()[static_cast<std::size_t>(i)] = i;
-  write_npy(folder / "v.npy", vector);
+  test::write_npy(folder / "v.npy", vector);
   CHECK(read_tokens(folder / "v.npy", kNoLimit) == Sequences{{0, 1, 2, 3}});
 }
 
@@ -128,11 +128,11 @@ TEST_CASE("files that hold no usable tokens are refused") {
   CHECK_ERROR(jsonl("[1,-1]"), DataError, "token id -1 is not in");
   CHECK_ERROR(jsonl("[4294967296]"), DataError, "position 0");
   CHECK_ERROR(read_tokens(folder / "t.txt", kNoLimit), UsageError, "use .npy or .jsonl");
-  write_npy(folder / "f.npy", Tensor(DType::kF32, {2}));
+  test::write_npy(folder / "f.npy", Tensor(DType::kF32, {2}));
   CHECK_ERROR(read_tokens(folder / "f.npy", kNoLimit), DataError, "expected int32 or int64");
-  write_npy(folder / "c.npy", Tensor(DType::kI32, {1, 1, 1}));
+  test::write_npy(folder / "c.npy", Tensor(DType::kI32, {1, 1, 1}));
   CHECK_ERROR(read_tokens(folder / "c.npy", kNoLimit), DataError, "one or two dimensions");
-  write_npy(folder / "e.npy", Tensor(DType::kI32, {3, 0}));
+  test::write_npy(folder / "e.npy", Tensor(DType::kI32, {3, 0}));
   CHECK_ERROR(read_tokens(folder / "e.npy", kNoLimit), DataError, "there are no tokens");
   write_file(folder / "bad.txt", "caf\xe9");
   CHECK_ERROR(read_texts(test::data("qwen3-2m"), {folder / "bad.txt"}, kNoLimit), DataError, "bad.txt");

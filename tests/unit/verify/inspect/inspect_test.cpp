@@ -9,8 +9,8 @@
 
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
+#include "support/npy.hpp"
 #include "support/support.hpp"
-#include "tensor/npy.hpp"
 #include "tensor/pt.hpp"
 
 namespace oscar {
@@ -146,7 +146,7 @@ TEST_CASE("a bare tensor with NaN is not sound") {
   const test::TemporaryFolder folder;
   write_pt(folder / "x.pt", eigenvalues({1, NAN}));
   CHECK(inspect(folder / "x.pt").problems.size() == 1);
-  write_npy(folder / "x.npy", Tensor::from({2}, std::span<const double>(std::vector<double>{1, INFINITY})));
+  test::write_npy(folder / "x.npy", Tensor::from({2}, std::span<const double>(std::vector<double>{1, INFINITY})));
   CHECK(inspect(folder / "x.npy").problems.size() == 1);
 }
 
