@@ -40,13 +40,9 @@ constexpr std::array<std::pair<const char*, const char*>, 17> kExamples{{
     {"zoo list",
      "oscar zoo list\n"
      "oscar zoo list 'Qwen/*' --zoo https://example.org/zoo"},
-    {"zoo search", "oscar zoo search qwen3 stretch --zoo hf://ORG/REPO"},
-    {"zoo render", "oscar zoo render --zoo my-zoo --url https://example.org/zoo"},
-    {"zoo tag", "oscar zoo tag me/my-model:v1 latest --zoo my-zoo"},
-    {"zoo deprecate", "oscar zoo deprecate me/my-model:v1 \"use v2\" --zoo my-zoo"},
     {"completion", "source <(oscar completion bash)"},
     {"help",
-     "oscar help zoo tag\n"
+     "oscar help zoo list\n"
      "oscar help --man | man -l -"},
     {"version", "oscar version"},
 }};

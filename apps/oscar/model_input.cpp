@@ -5,7 +5,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
-#include "zoo/location.hpp"
+#include "zoo/list.hpp"
 
 namespace oscar {
 

@@ -124,7 +124,7 @@ void register_help(CLI::App& app) {
   const auto man = std::make_shared<bool>(false);
   std::string names;
   for (const std::string& name : names_of(app)) names += (names.empty() ? "" : "|") + name;
-  help->add_option("COMMAND", *words, "The command, like fit or zoo tag")->type_name(names);
+  help->add_option("COMMAND", *words, "The command, like fit or zoo list")->type_name(names);
   help->add_flag("--man", *man, "Print the manual page oscar.1 instead, of all commands");
   help->callback([&app, words, man] {
     CLI::App& command = command_of(app, *words);

@@ -10,8 +10,8 @@ from pathlib import Path
 
 BINARY = os.environ["OSCAR_BINARY"]
 DATA = Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
-COMMANDS = ("dump", "fit", "verify", "serve-check", "publish", "pull", "inspect", "convert", "zoo", "zoo render", "zoo tag",
-            "zoo deprecate", "zoo list", "zoo search", "completion", "help", "version")
+COMMANDS = ("dump", "fit", "verify", "serve-check", "publish", "pull", "inspect", "convert", "zoo",
+            "zoo list", "completion", "help", "version")
 OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
@@ -92,7 +92,7 @@ class CompletionTest(unittest.TestCase):
         self.assertIn("fit", offered_by_zsh(""))
         self.assertEqual(offered_by_zsh("zoo", ""), completed("zoo", ""))
         self.assertEqual(offered_by_zsh("fit", "--dump", "d", "--target", ""), completed("fit", "--target", ""))
-        for command in ("fit", "zoo tag"):
+        for command in ("fit", "zoo list"):
             offered = {word for word in offered_by_zsh(*command.split(), "--") if word.startswith("--")}
             self.assertEqual(offered, options_of(command) | common_options(), command)
 

@@ -24,7 +24,7 @@ class ManTest(unittest.TestCase):
         self.assertTrue(page.startswith(".TH OSCAR 1 "))
         for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "EXIT STATUS"):
             self.assertIn(f"\n.SH {section}\n", page)
-        for command in ("fit", "verify", "zoo list", "zoo tag", "help"):
+        for command in ("fit", "verify", "zoo list", "help"):
             self.assertIn(f"\n.SS oscar {command}\n", page)
             listed = [line.strip().split("  ")[0] for line in printed(*command.split(), "--help").splitlines()
                       if line.startswith("  -")]
