@@ -29,4 +29,3 @@ for tag in "${tags[@]}"; do
     --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" >"$work/$tag.txt"
   "$oscar" publish "$work/$tag" --zoo zoo --name "sample/qwen3-2m:$tag" --force
 done
-"$oscar" zoo render --zoo zoo

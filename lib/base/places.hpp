@@ -60,8 +60,7 @@ struct Publication {
 class RemotePlaces {
  public:
   virtual ~RemotePlaces() = default;
-  /// Returns a place in its shortest form; credentials in it are kept for later requests and taken out, so that no
-  /// message and no file can show them.
+  /// Returns a place in its shortest form. Throws for one with a user or password, which it does not show.
   [[nodiscard]] virtual std::filesystem::path settle(const std::string& place) = 0;
   /// Returns the text of a file. Throws DataError for a file that does not exist.
   [[nodiscard]] virtual std::string text(const std::filesystem::path& file) = 0;

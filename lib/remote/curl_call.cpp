@@ -2,14 +2,13 @@
 #include "remote/curl_call.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 
 #include "base/files.hpp"
 #include "remote/curl_handle.hpp"
-#include "remote/retries.hpp"
+#include "remote/fetch.hpp"
 
 namespace oscar {
 namespace {
@@ -47,50 +46,36 @@ std::size_t on_answer(char* data, std::size_t size, std::size_t count, void* use
   return size * count;
 }
 
-Body open_body(const HttpCall& call) {
-  Body body;
+void send_body(CurlHandle& handle, const HttpCall& call, Body& body) {
   body.text = &call.text;
-  if (call.file.empty()) return body;
-  body.file.reset(std::fopen(call.file.c_str(), "rbe"));
-  if (body.file == nullptr) throw IoError("cannot open for reading", call.file.string(), "check the permissions");
-  return body;
-}
-
-void configure(CurlHandle& handle, const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
-               Body& body) {
-  StoreLocation anonymous;
-  anonymous.url = location.url;
-  handle.configure(call.authorize ? location : anonymous, options.timeout_seconds);
-  handle.set(CURLOPT_URL, call.url.c_str());
-  const bool sends = call.method == "PUT" || call.method == "POST";
-  if (call.method != "GET") handle.set(CURLOPT_FOLLOWLOCATION, 0L);
-  if (sends) {
-    const std::uint64_t size = call.file.empty() ? call.text.size() : regular_file_size(call.file);
-    handle.set(CURLOPT_UPLOAD, 1L);
-    handle.set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(size));
-    handle.set(CURLOPT_READFUNCTION, &on_send);
-    handle.set(CURLOPT_READDATA, &body);
-    handle.set(CURLOPT_SEEKFUNCTION, &on_seek);
-    handle.set(CURLOPT_SEEKDATA, &body);
-    handle.add_header("Expect:");
+  const std::uint64_t size = call.file.empty() ? call.text.size() : regular_file_size(call.file);
+  if (!call.file.empty()) {
+    body.file.reset(std::fopen(call.file.c_str(), "rbe"));
+    if (body.file == nullptr) throw IoError("cannot open for reading", call.file.string(), "check the permissions");
   }
-  handle.set(CURLOPT_CUSTOMREQUEST, call.method.c_str());
-  for (const std::string& line : call.headers) handle.add_header(line);
+  const bool post = call.method == "POST";
+  handle.set(post ? CURLOPT_POST : CURLOPT_UPLOAD, 1L);
+  handle.set(post ? CURLOPT_POSTFIELDSIZE_LARGE : CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(size));
+  handle.set(CURLOPT_READFUNCTION, &on_send);
+  handle.set(CURLOPT_READDATA, &body);
+  handle.set(CURLOPT_SEEKFUNCTION, &on_seek);
+  handle.set(CURLOPT_SEEKDATA, &body);
+  handle.add_header("Expect:");
 }
 
-/// Of one request; redirect: where its answer sends one that may go on there with the same method.
-HttpAnswer request_once(const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
-                        std::string& redirect) {
+HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const TransferOptions& options) {
   CurlHandle handle;
-  Body body = open_body(call);
+  Body body;
   HttpAnswer answer;
-  configure(handle, location, call, options, body);
+  handle.configure(location, options.timeout_seconds, call.authorize);
+  handle.set(CURLOPT_URL, call.url.c_str());
+  if (call.method != "GET") send_body(handle, call, body);
+  for (const std::string& line : call.headers) handle.add_header(line);
   handle.set(CURLOPT_WRITEFUNCTION, &on_answer);
   handle.set(CURLOPT_WRITEDATA, &answer.body);
   const CURLcode code = curl_easy_perform(handle.get());
   throw_if_interrupted();
   answer.status = handle.status();
-  if (answer.status == 307 || answer.status == 308) redirect = handle.redirect();
   if (handle.may_pass(code)) {
     TransientError error(code == CURLE_OK ? "the server answered HTTP " + std::to_string(answer.status)
                                           : "the transfer failed: " + handle.reason(code),
@@ -102,31 +87,10 @@ HttpAnswer request_once(const StoreLocation& location, const HttpCall& call, con
     throw TransportError("the transfer failed: " + handle.reason(code), call.url,
                          "check the address, the network and the proxy settings, then run again");
   }
-  return answer;
-}
-
-/// Of a call that goes on to another host.
-void leave_out_credentials(HttpCall& call) {
-  call.authorize = false;
-  std::erase_if(call.headers, [](const std::string& line) {
-    std::string name = line.substr(0, line.find(':'));
-    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
-    return name == "authorization" || name == "cookie" || name == "proxy-authorization";
-  });
-}
-
-/// libcurl would repeat a PUT without its body after a 303, and so empty the file that the answer names.
-HttpAnswer call_once(const StoreLocation& location, HttpCall call, const TransferOptions& options) {
-  HttpAnswer answer;
-  for (int hops = 0; hops <= kMaxRedirects; ++hops) {
-    std::string next;
-    answer = request_once(location, call, options, next);
-    const bool secure = call.url.starts_with("https://"), to_secure = next.starts_with("https://");
-    if (next.empty() || (!to_secure && (secure || !next.starts_with("http://")))) break;
-    if (origin_of(next) != origin_of(call.url)) leave_out_credentials(call);
-    call.url = next;
-  }
-  return answer;
+  const char* method = nullptr;
+  curl_easy_getinfo(handle.get(), CURLINFO_EFFECTIVE_METHOD, &method);
+  if (method == nullptr || call.method == method) return answer;
+  throw TransportError("the server answers a " + call.method + " with another page", call.url, "check the address");
 }
 
 }  // namespace

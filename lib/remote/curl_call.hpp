@@ -3,7 +3,6 @@
 // connections and busy servers are tried again as downloads are.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -15,11 +14,11 @@ namespace oscar {
 
 /// Redirects of a GET are followed; of a call that changes something only those that keep its method (307, 308).
 struct HttpCall {
-  std::string method, url;  // the url in full
+  std::string method, url;  // GET, PUT or POST; the url in full
   std::vector<std::string> headers;
   std::string text;            // the body, or
   std::filesystem::path file;  // a file that is the body; its size may not change
-  bool authorize = true;       // send the location's credentials
+  bool authorize = true;       // send what the location's host may know
 };
 
 struct HttpAnswer {

@@ -11,7 +11,7 @@
 namespace oscar {
 namespace {
 
-constexpr long kMaxConnectSeconds = 15;
+constexpr long kMaxConnectSeconds = 15, kMaxRedirects = 5;
 /// Whoever sends less than this for as long as a silent server is waited for has stalled, or holds us up on purpose.
 constexpr long kMinBytesPerSecond = 100;
 
@@ -35,33 +35,12 @@ void init_curl() {
   std::call_once(once, [] { OSCAR_CHECK(curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK); });
 }
 
-std::string percent_encoded(const std::string& path) {
-  constexpr char kDigits[] = "0123456789ABCDEF";
-  std::string text;
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-                       c == '.' || c == '_' || c == '~' || c == '/';
-    if (plain) {
-      text += c;
-    } else {
-      text += {'%', kDigits[byte >> 4], kDigits[byte & 15]};
-    }
-  }
-  return text;
-}
-
-std::string_view origin_of(std::string_view url) {
-  const auto host = url.find("://");
-  return url.substr(0, host == std::string_view::npos ? host : url.find_first_of("/?#", host + 3));
-}
-
 CurlHandle::CurlHandle()
     : headers_(nullptr, &curl_slist_free_all), handle_((init_curl(), curl_easy_init()), &curl_easy_cleanup) {
   OSCAR_CHECK(handle_ != nullptr);
 }
 
-void CurlHandle::configure(const StoreLocation& location, double timeout_seconds) {
+void CurlHandle::configure(const StoreLocation& location, double timeout_seconds, bool authorize) {
   const bool secure = location.url.starts_with("https://");
   const long stall = std::max(1L, static_cast<long>(timeout_seconds));
   set(CURLOPT_PROTOCOLS_STR, "http,https");
@@ -79,10 +58,12 @@ void CurlHandle::configure(const StoreLocation& location, double timeout_seconds
   set(CURLOPT_NOSIGNAL, 1L);
   set(CURLOPT_ERRORBUFFER, reason_.get());
   if (const std::string bundle = certificates(); !bundle.empty()) set(CURLOPT_CAINFO, bundle.c_str());
-  if (!location.credentials.empty()) set(CURLOPT_USERPWD, location.credentials.c_str());
+  if (!authorize) return;
   if (!location.bearer_token.empty()) {
     set(CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
     set(CURLOPT_XOAUTH2_BEARER, location.bearer_token.c_str());
+  } else if (may_see_secrets(location.url)) {
+    set(CURLOPT_NETRC, long{CURL_NETRC_OPTIONAL});
   }
 }
 
@@ -106,22 +87,10 @@ std::string CurlHandle::header(const char* name) const {
   return code == CURLHE_OK ? found->value : "";
 }
 
-std::string CurlHandle::redirect() const {
-  char* url = nullptr;
-  curl_easy_getinfo(handle_.get(), CURLINFO_REDIRECT_URL, &url);
-  return url != nullptr ? url : "";
-}
-
 double CurlHandle::retry_after() const {
   curl_off_t seconds = 0;
   curl_easy_getinfo(handle_.get(), CURLINFO_RETRY_AFTER, &seconds);
   return static_cast<double>(seconds);
-}
-
-bool CurlHandle::connected() const {
-  long sent = 0;  // bytes of requests: the time to connect is 0 on a connection that was kept
-  curl_easy_getinfo(handle_.get(), CURLINFO_REQUEST_SIZE, &sent);
-  return sent > 0;
 }
 
 bool CurlHandle::may_pass(CURLcode code) const {
@@ -137,8 +106,11 @@ bool CurlHandle::may_pass(CURLcode code) const {
     case CURLE_HTTP2:
     case CURLE_HTTP2_STREAM:
       return true;
-    case CURLE_OPERATION_TIMEDOUT:
-      return connected();
+    case CURLE_OPERATION_TIMEDOUT: {
+      long sent = 0;  // bytes of requests: the time to connect is 0 on a connection that was kept
+      curl_easy_getinfo(handle_.get(), CURLINFO_REQUEST_SIZE, &sent);
+      return sent > 0;
+    }
     default:
       return false;
   }

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Files on a web server: the only file that knows libcurl's way of fetching. Everything goes through one multi handle,
-// so that the index, the manifest and the files share connections: over HTTP/2 all of them one.
+// Files on a web server. Everything goes through one multi handle, so that the index, the manifest and the files share
+// connections: over HTTP/2 all of them one.
 #include <algorithm>
-#include <chrono>
+#include <charconv>
 #include <exception>
+#include <limits>
 #include <list>
-#include <map>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/status.hpp"
-#include "remote/curl_transfer.hpp"
+#include "base/text.hpp"
+#include "remote/curl_handle.hpp"
 #include "remote/transport.hpp"
 
 namespace oscar {
@@ -18,14 +21,105 @@ namespace {
 
 constexpr int kConcurrency = 8;
 constexpr int kPollMilliseconds = 50;
-constexpr int kPollForScoutsMilliseconds = 2;
-
 /// The page that comes with a redirect or an error may be larger than the file; what takes the bytes counts them, too.
 constexpr std::uint64_t kPageBytes = 64 << 10;
-
-using Clock = std::chrono::steady_clock;
 /// What is read from a socket at once; libcurl's own 16 KiB mean sixteen times as many reads.
 constexpr long kReceiveBytes = 256 << 10;
+
+std::optional<std::uint64_t> number(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+AnswerHeader header_of(const CurlHandle& handle) {
+  AnswerHeader answer;
+  answer.partial = handle.status() == 206;
+  answer.version = handle.header("etag");
+  if (answer.version.empty()) answer.version = handle.header("last-modified");
+  if (!answer.partial) {
+    answer.size = number(handle.header("content-length"));
+    return answer;
+  }
+  // RFC 9110: "bytes 5-9/100"; a star in place of a size that the server does not know.
+  const std::string range = handle.header("content-range");
+  const auto blank = range.find(' '), dash = range.find('-'), slash = range.find('/');
+  const bool sound = blank < dash && dash < slash && slash != std::string::npos;
+  const auto first = sound ? number(std::string_view(range).substr(blank + 1, dash - blank - 1)) : std::nullopt;
+  // A piece from nowhere is nobody's.
+  answer.offset = first.value_or(std::numeric_limits<std::uint64_t>::max());
+  if (sound) answer.size = number(std::string_view(range).substr(slash + 1));
+  return answer;
+}
+
+/// One request under way. An exception may not cross libcurl's C frames: it is kept and thrown after.
+struct CurlTransfer {
+  Request request;
+  CurlHandle handle;
+  std::uint64_t to_skip = 0;  // of an answer that begins before what was asked for
+  bool begun = false;
+  std::exception_ptr failure;
+
+  /// Called once, before the first byte of the answer or at its end.
+  void begin() {
+    if (std::exchange(begun, true)) return;
+    to_skip = handle.status() == 206 ? 0 : request.offset;
+    if (request.begin) request.begin(header_of(handle));
+  }
+
+  void take(std::span<const std::byte> bytes) {
+    if (handle.status() >= 300) return;  // the page of a redirect that is not followed: check() says it
+    begin();
+    const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
+    to_skip -= skipped;
+    if (skipped < bytes.size()) request.sink(bytes.subspan(skipped));
+  }
+
+  /// Ends without a word if libcurl's `code` and the answer mean that all went well.
+  void check(CURLcode code, const std::string& where) const {
+    const long status = handle.status();
+    const bool ranged = request.offset > 0 || request.length;
+    if (code == CURLE_OK && (status == 200 || (ranged && status == 206))) return;
+    if (code == CURLE_FILESIZE_EXCEEDED) {
+      throw TransportError("the server offers more than the " +
+                               plural(static_cast<std::int64_t>(request.max_bytes), "byte") + " that are expected",
+                           where, "check that the address is the right one; tell who hosts it");
+    }
+    const bool answered = code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR;
+    const std::string what =
+        answered ? "the server answered HTTP " + std::to_string(status) : "the transfer failed: " + handle.reason(code);
+    if (answered && status == 404) throw NotFound(what, where, "check the address and the name");
+    if (answered && status == 412) throw Changed(where);
+    if (answered && status == 401) {
+      throw Denied(what, where, "check the password in ~/.netrc or the token, and that it may read this");
+    }
+    if (answered && status == 403) {
+      throw Denied(what, where,
+                   "check the address, and that you may read this: some servers answer so for what is "
+                   "not there");
+    }
+    const char* remedy = !answered       ? "check the address, the network and the proxy settings, then run again"
+                         : status == 416 ? "the file is shorter than what is asked of it: upload it again"
+                                         : "check the address, or try again later";
+    if (!handle.may_pass(code)) throw TransportError(what, where, remedy);
+    TransientError error(what, where, remedy);
+    error.retry_after_seconds = answered ? handle.retry_after() : 0;
+    throw error;
+  }
+};
+
+/// CURLOPT_WRITEFUNCTION; user: the CurlTransfer.
+std::size_t on_bytes(char* data, std::size_t size, std::size_t count, void* user) {
+  auto& transfer = *static_cast<CurlTransfer*>(user);
+  try {
+    transfer.take(std::as_bytes(std::span(data, size * count)));
+    return size * count;
+  } catch (...) {
+    transfer.failure = std::current_exception();
+    return 0;  // fewer than given: libcurl stops
+  }
+}
 
 class CurlTransport : public Transport {
  public:
@@ -36,40 +130,10 @@ class CurlTransport : public Transport {
   }
   ~CurlTransport() override { drop_all(); }
 
-  void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) override {
-    (void)get_page(path, "", max_bytes, sink);
-  }
-
-  std::string get_page(const std::string& path, const std::string& query, std::uint64_t max_bytes,
-                       const ByteSink& sink) override {
-    std::string link;
-    PieceRequest request{path, 0, std::nullopt, max_bytes};
-    request.sink = [&](std::span<const std::byte> bytes, bool) { sink(bytes); };
-    request.query = query;
-    request.link = &link;
-    get_one(std::move(request));
-    return link;
-  }
-
-  /// HEAD requests, which go on beside whatever is asked for next.
-  void expect(const std::vector<std::string>& paths) override {
-    scouts_sent_ = Clock::now();
-    suspects_ += static_cast<int>(paths.size());
-    for (const std::string& path : paths) {
-      CurlTransfer& scout = scouts_.emplace_back();
-      scout.request.path = path;
-      configure(scout, location_, where(path));
-      scout.handle.set(CURLOPT_NOBODY, 1L);
-      scout.handle.set(CURLOPT_FOLLOWLOCATION, 0L);
-      OSCAR_CHECK(curl_multi_add_handle(multi_.get(), scout.handle.get()) == CURLM_OK);
-    }
-  }
-
-  void get_pieces(const PieceSource& source) override {
+  void run(const RequestSource& source) override {
     try {
       while (!source.finished()) {
-        const bool waiting = awaits_scouts();
-        while (!waiting && transfers_.size() < kConcurrency) {
+        while (transfers_.size() < kConcurrency) {
           auto request = source.next();
           if (!request) break;
           start(std::move(*request));
@@ -77,8 +141,7 @@ class CurlTransport : public Transport {
         int running = 0;
         OSCAR_CHECK(curl_multi_perform(multi_.get(), &running) == CURLM_OK);
         throw_if_interrupted();
-        const int milliseconds = waiting ? kPollForScoutsMilliseconds : kPollMilliseconds;
-        if (!finish_some()) curl_multi_poll(multi_.get(), nullptr, 0, milliseconds, nullptr);
+        if (!finish_some()) curl_multi_poll(multi_.get(), nullptr, 0, kPollMilliseconds, nullptr);
       }
     } catch (...) {
       drop_all();
@@ -92,42 +155,27 @@ class CurlTransport : public Transport {
   }
 
  private:
-  /// What all requests have; location: whose credentials are sent.
-  void configure(CurlTransfer& transfer, const StoreLocation& location, const std::string& url) {
-    CurlHandle& handle = transfer.handle;
-    handle.configure(location, options_.timeout_seconds);
-    handle.set(CURLOPT_URL, url.c_str());
-    // Rather a stream of a connection that is there than another one; without TLS there are no streams to wait for.
-    handle.set(CURLOPT_PIPEWAIT, url.starts_with("https://") ? 1L : 0L);
-    handle.set(CURLOPT_PRIVATE, &transfer);
-  }
-
-  void start(PieceRequest request) {
+  void start(Request request) {
     CurlTransfer& transfer = transfers_.emplace_back();
     transfer.request = std::move(request);
+    const Request& asked = transfer.request;
     CurlHandle& handle = transfer.handle;
-    const std::string& query = transfer.request.query;
-    // Once: where a redirect leads may be true for a short time only.
-    if (const auto known = redirects_.extract(transfer.request.path)) {
-      transfer.directly = true;
-      StoreLocation elsewhere;
-      elsewhere.url = known.mapped();
-      configure(transfer, elsewhere, known.mapped());
-    } else {
-      configure(transfer, location_, where(transfer.request.path) + (query.empty() ? "" : "?" + query));
-    }
+    handle.configure(location_, options_.timeout_seconds);
+    handle.set(CURLOPT_URL, where(asked.path).c_str());
+    // Rather a stream of a connection that is there than another one; without TLS there are no streams to wait for.
+    handle.set(CURLOPT_PIPEWAIT, location_.url.starts_with("https://") ? 1L : 0L);
+    handle.set(CURLOPT_PRIVATE, &transfer);
     handle.set(CURLOPT_FAILONERROR, 1L);
     handle.set(CURLOPT_BUFFERSIZE, kReceiveBytes);
-    handle.set(CURLOPT_WRITEFUNCTION, &on_transfer_bytes);
+    handle.set(CURLOPT_WRITEFUNCTION, &on_bytes);
     handle.set(CURLOPT_WRITEDATA, &transfer);
-    const std::uint64_t limit = std::clamp<std::uint64_t>(transfer.request.max_bytes, kPageBytes, INT64_MAX);
+    const std::uint64_t limit = std::clamp<std::uint64_t>(asked.max_bytes, kPageBytes, INT64_MAX);
     handle.set(CURLOPT_MAXFILESIZE_LARGE, static_cast<curl_off_t>(limit));
-    const std::uint64_t offset = transfer.request.offset;
-    if (offset > 0 || transfer.request.length) {
-      const std::string last = transfer.request.length ? std::to_string(offset + *transfer.request.length - 1) : "";
-      handle.set(CURLOPT_RANGE, (std::to_string(offset) + "-" + last).c_str());
+    if (asked.offset > 0 || asked.length) {
+      const std::string last = asked.length ? std::to_string(asked.offset + *asked.length - 1) : "";
+      handle.set(CURLOPT_RANGE, (std::to_string(asked.offset) + "-" + last).c_str());
     }
-    if (!transfer.request.if_match.empty()) handle.add_header("If-Match: " + transfer.request.if_match);
+    if (!asked.if_match.empty()) handle.add_header("If-Match: " + asked.if_match);
     OSCAR_CHECK(curl_multi_add_handle(multi_.get(), handle.get()) == CURLM_OK);
   }
 
@@ -139,37 +187,12 @@ class CurlTransport : public Transport {
       if (message->msg != CURLMSG_DONE) continue;
       char* user = nullptr;
       curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
-      auto& transfer = *reinterpret_cast<CurlTransfer*>(user);
       const CURLcode code = message->data.result;
       curl_multi_remove_handle(multi_.get(), message->easy_handle);
-      if (transfer.request.done == nullptr) {
-        learn(transfer);
-        continue;
-      }
+      finish(*reinterpret_cast<CurlTransfer*>(user), code);
       any = true;
-      last_answer_ = Clock::now();
-      finish(transfer, code);
     }
     return any;
-  }
-
-  /// Scouts left together with requests that are answered by now: a moment more and they are back, too.
-  [[nodiscard]] bool awaits_scouts() const {
-    if (scouts_.empty() || !transfers_.empty()) return false;
-    const auto moment = std::min<Clock::duration>((last_answer_ - scouts_sent_) / 4, std::chrono::milliseconds(100));
-    return Clock::now() < last_answer_ + moment;
-  }
-
-  /// What a HEAD request found out; TLS is never left. Redirects within the location's own scheme and host are of no
-  /// use: requests there need the credentials, which are never sent to an address that a server named.
-  void learn(const CurlTransfer& scout) {
-    const std::string url = scout.handle.redirect();
-    const bool secure = location_.url.starts_with("https://");
-    const bool elsewhere = origin_of(url) != origin_of(location_.url);
-    if (elsewhere && (url.starts_with("https://") || (!secure && url.starts_with("http://")))) {
-      redirects_[scout.request.path] = url;
-    }
-    scouts_.remove_if([&](const CurlTransfer& other) { return &other == &scout; });
   }
 
   void finish(CurlTransfer& transfer, CURLcode code) {
@@ -178,39 +201,24 @@ class CurlTransport : public Transport {
       try {
         transfer.check(code, where(transfer.request.path));
         transfer.begin();
-        if (transfer.request.link != nullptr) *transfer.request.link = transfer.handle.header("link");
       } catch (...) {
         failure = std::current_exception();
       }
     }
-    if (failure != nullptr && is_scouts_fault(transfer, code)) failure = unsaid(failure);
     const auto done = std::move(transfer.request.done);
     transfers_.remove_if([&](const CurlTransfer& other) { return &other == &transfer; });
     done(failure);
   }
 
-  /// Whether asking again, without what the scouts found, may do. Bodies that a server sent with answers to HEAD look
-  /// like answers of another protocol to whoever gets the connection next: that happens once for a scout at most.
-  bool is_scouts_fault(const CurlTransfer& transfer, CURLcode code) {
-    if (transfer.directly) return true;
-    const bool stray = code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_WEIRD_SERVER_REPLY;
-    return stray && transfer.handle.status() == 0 && suspects_-- > 0;  // with a status: a redirect to a file
-  }
-
   void drop_all() {
-    for (auto* list : {&transfers_, &scouts_}) {
-      for (CurlTransfer& transfer : *list) curl_multi_remove_handle(multi_.get(), transfer.handle.get());
-      list->clear();
-    }
+    for (CurlTransfer& transfer : transfers_) curl_multi_remove_handle(multi_.get(), transfer.handle.get());
+    transfers_.clear();
   }
 
   StoreLocation location_;
   TransferOptions options_;
   std::unique_ptr<CURLM, CURLMcode (*)(CURLM*)> multi_;
-  std::list<CurlTransfer> transfers_, scouts_;
-  int suspects_ = 0;  // scouts whose connections may still carry what should not be there
-  Clock::time_point scouts_sent_{}, last_answer_{};
-  std::map<std::string, std::string> redirects_;  // path -> where the server sent a HEAD request for it
+  std::list<CurlTransfer> transfers_;
 };
 
 }  // namespace

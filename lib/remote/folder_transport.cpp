@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Files in a folder.
+// Files in a folder, one after the other.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -19,11 +19,14 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kBlock = std::size_t{1} << 20;
 
-class FolderTransport : public Transport {
+class FolderTransport : public SerialTransport {
  public:
   explicit FolderTransport(fs::path root) : root_(std::move(root)) {}
 
-  void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) override {
+  [[nodiscard]] std::string where(const std::string& path) const override { return (root_ / path).string(); }
+
+ protected:
+  void get(const std::string& path, std::uint64_t max_bytes, const Sink& sink) override {
     const std::string file = where(path);
     std::error_code error;
     // A pipe or a device would block or never end.
@@ -39,17 +42,13 @@ class FolderTransport : public Transport {
     if (stream == nullptr)
       throw IoError(std::string("cannot open: ") + std::strerror(errno), file, "check the permissions");
     std::vector<std::byte> block(kBlock);
-    for (;;) {
+    for (std::size_t count = block.size(); count == block.size();) {
       throw_if_interrupted();
-      const std::size_t count = std::fread(block.data(), 1, block.size(), stream.get());
+      count = std::fread(block.data(), 1, block.size(), stream.get());
       if (count > 0) sink(std::span(block).first(count));
-      if (count == block.size()) continue;
-      if (std::ferror(stream.get()) != 0) throw IoError(std::string("cannot read: ") + std::strerror(errno), file, "");
-      return;
     }
+    if (std::ferror(stream.get()) != 0) throw IoError(std::string("cannot read: ") + std::strerror(errno), file, "");
   }
-
-  [[nodiscard]] std::string where(const std::string& path) const override { return (root_ / path).string(); }
 
  private:
   fs::path root_;
@@ -57,26 +56,7 @@ class FolderTransport : public Transport {
 
 }  // namespace
 
-std::string Transport::get_page(const std::string& path, const std::string&, std::uint64_t max_bytes,
-                                const ByteSink& sink) {
-  get(path, max_bytes, sink);
-  return "";
-}
-
-void Transport::get_one(PieceRequest request) {
-  bool begun = false, finished = false;
-  request.done = [&](std::exception_ptr failure) {
-    finished = true;
-    if (failure != nullptr) std::rethrow_exception(failure);
-  };
-  const auto next = [&]() -> std::optional<PieceRequest> {
-    if (std::exchange(begun, true)) return std::nullopt;
-    return std::move(request);
-  };
-  get_pieces({next, [&] { return finished; }});
-}
-
-void Transport::get_pieces(const PieceSource& source) {
+void SerialTransport::run(const RequestSource& source) {
   while (!source.finished()) {
     throw_if_interrupted();
     const auto request = source.next();
@@ -90,7 +70,7 @@ void Transport::get_pieces(const PieceSource& source) {
       get(request->path, request->max_bytes, [&](std::span<const std::byte> bytes) {
         const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
         to_skip -= skipped;
-        if (skipped < bytes.size()) request->sink(bytes.subspan(skipped), false);
+        if (skipped < bytes.size()) request->sink(bytes.subspan(skipped));
       });
     } catch (...) {
       failure = std::current_exception();

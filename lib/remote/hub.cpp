@@ -9,7 +9,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
-#include "remote/curl_handle.hpp"
+#include "remote/curl_call.hpp"
 
 namespace oscar {
 namespace {
@@ -19,12 +19,6 @@ constexpr std::string_view kDatasets = "datasets/";
 constexpr char kPublicHub[] = "https://huggingface.co";
 
 bool is_dataset(const std::string& path) { return path.starts_with(kDatasets); }
-
-/// Plain http is for a hub on this machine.
-bool may_see_token(const std::string& url) {
-  return url.starts_with("https://") || url.starts_with("http://127.0.0.1:") || url.starts_with("http://localhost:") ||
-         url.starts_with("http://[::1]:");
-}
 
 /// Where the hub's own client keeps the token of `hf auth login`.
 std::filesystem::path token_file() {
@@ -54,18 +48,45 @@ bool is_repository(const std::string& text) {
   return slash != std::string::npos && is_plain_name(name.substr(0, slash)) && is_plain_name(name.substr(slash + 1));
 }
 
-std::string with_folder(const std::string& repository, const std::string& folder) {
-  return folder.empty() ? repository : repository + "/" + folder;
+/// A revision as one part of an address: '/' and what else addresses do not have become percent codes.
+std::string as_one_name(const std::string& revision) {
+  std::string name = percent_encoded(revision);
+  for (auto slash = name.find('/'); slash != std::string::npos; slash = name.find('/')) name.replace(slash, 1, "%2F");
+  return name;
+}
+
+/// Hubs answer so for what is not there, too, where nobody has said who asks.
+[[noreturn]] void refuse_denied(const std::string& answer, const HubAddress& address, bool has_token) {
+  const std::string licence = "accept the licence on its page at the hub if it asks for that";
+  throw DataError(answer + ": the repository is private or gated, or there is none", address.text(),
+                  has_token
+                      ? "check the name, that the token of HF_TOKEN or `hf auth login` may read it, and " + licence
+                      : "check the name, set HF_TOKEN to a token that may read it, and " + licence);
+}
+
+/// All files of a repository, one after the other.
+template <class F>
+bool any_file(const Json& files, F&& f) {
+  return std::ranges::any_of(files, [&](const Json& file) {
+    const Json name = file.is_object() ? file.value("rfilename", Json()) : Json();
+    return name.is_string() && f(name.get<std::string>());
+  });
+}
+
+StoreLocation files_at(const HubAddress& address) {
+  StoreLocation hub = hub_endpoint();
+  hub.url += "/" + hub_files(address);
+  return hub;
 }
 
 }  // namespace
 
 std::string HubAddress::text() const {
-  return std::string(kHubScheme) + with_folder(repository, folder) + "@" + revision;
+  return std::string(kHubScheme) + join_path(repository, folder) + "@" + revision;
 }
 
 std::string HubAddress::place() const {
-  return std::string(kHubScheme) + with_folder(repository + "@" + as_one_name(revision), folder);
+  return std::string(kHubScheme) + join_path(repository + "@" + as_one_name(revision), folder);
 }
 
 bool is_hub_address(const std::string& text) { return text.starts_with(kHubScheme); }
@@ -104,12 +125,6 @@ HubAddress hub_address_of_place(const std::string& place) {
   return address;
 }
 
-std::string as_one_name(const std::string& revision) {
-  std::string name = percent_encoded(revision);
-  for (auto slash = name.find('/'); slash != std::string::npos; slash = name.find('/')) name.replace(slash, 1, "%2F");
-  return name;
-}
-
 bool is_git_hash(const std::string& text) {
   return text.size() == 40 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
@@ -118,7 +133,7 @@ StoreLocation hub_endpoint() {
   const std::string url = environment({"HF_ENDPOINT"}, kPublicHub);
   StoreLocation location = parse_location(url, {"HF_ENDPOINT", "give https://…"});
   if (!location.remote) throw UsageError("not an address of a hub: " + url, "HF_ENDPOINT", "give https://…");
-  if (may_see_token(location.url)) location.bearer_token = hub_token();
+  if (may_see_secrets(location.url)) location.bearer_token = hub_token();
   return location;
 }
 
@@ -128,12 +143,55 @@ std::string hub_api(const HubAddress& address) {
   return std::string("api/") + (is_dataset(address.repository) ? "" : "models/") + address.repository;
 }
 
-std::string hub_commit_path(const HubAddress& address) { return hub_api(address) + "/revision/" + address.revision; }
+bool HubRepository::has(const std::string& path) const {
+  return files && any_file(*files, [&](const std::string& name) { return name == path; });
+}
 
-std::string commit_in(const Json& answer, const std::string& where) {
-  const Json sha = answer.is_object() ? answer.value("sha", Json()) : Json();
-  if (sha.is_string() && is_git_hash(sha.get<std::string>())) return sha;
-  throw DataError("the hub did not tell a commit", where, "check HF_ENDPOINT");
+HubRepository ask_hub(const HubAddress& address, const TransferOptions& options, Status& status) {
+  const StoreLocation hub = hub_endpoint();
+  /// What the hub says at `path` below it; nothing where that is not there.
+  const auto ask = [&](const std::string& path) -> std::optional<Json> {
+    const std::string url = hub.url + "/" + path;
+    const HttpAnswer answer = call_http(hub, {"GET", url, {}, "", {}}, options, status);
+    if (answer.status == 200) return parse_json(answer.body, url);
+    if (answer.status == 404) return std::nullopt;
+    const std::string what = "the server answered HTTP " + std::to_string(answer.status);
+    if (answer.status == 401 || answer.status == 403) refuse_denied(what, address, !hub.bearer_token.empty());
+    throw TransportError(what, url, "check HF_ENDPOINT, or try again later");
+  };
+  const std::string path = hub_api(address) + "/revision/" + as_one_name(address.revision) + "?blobs=true";
+  if (const std::optional<Json> answer = ask(path)) {
+    const auto member = [&](const char* name) { return answer->is_object() ? answer->value(name, Json()) : Json(); };
+    const Json commit = member("sha"), files = member("siblings");
+    if (!commit.is_string() || !is_git_hash(commit.get<std::string>())) {
+      throw DataError("the hub did not tell a commit", hub.url + "/" + path, "check HF_ENDPOINT");
+    }
+    HubAddress pinned = address;
+    pinned.revision = commit;
+    return {pinned, files.is_array() ? std::optional(files) : std::nullopt};
+  }
+  if (!ask(hub_api(address))) {
+    throw DataError("the hub has no such repository", address.text(),
+                    "check ORG/NAME; of a private one, set HF_TOKEN to a token that may read it");
+  }
+  throw DataError("the repository has no revision \"" + address.revision + "\"", address.text(),
+                  "give a branch, a tag or a whole commit that its page at the hub lists");
+}
+
+HubServer::HubServer(HubRepository repository, const TransferOptions& options, Status& status)
+    : Server(files_at(repository.pinned), options, status), repository_(std::move(repository)) {}
+
+DataError HubServer::missing(const std::string& where) const {
+  const auto is_weights = [](const std::string& file) { return file.ends_with(".safetensors"); };
+  if (is_weights(where) && repository_.files && !any_file(*repository_.files, is_weights)) {
+    return DataError("the repository has no weights in safetensors format", repository_.pinned.text(),
+                     "name one that has, or save the checkpoint in that format, with save_pretrained of transformers");
+  }
+  return DataError("the repository has no such file", where, "check the name, and what the repository holds");
+}
+
+void HubServer::explain_denied(const Denied& error) const {
+  refuse_denied(error.what(), repository_.pinned, !hub_endpoint().bearer_token.empty());
 }
 
 }  // namespace oscar

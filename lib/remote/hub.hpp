@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: MIT
-// What hf://ORG/REPO[/FOLDER][@REVISION], or hf://datasets/ORG/REPO…, means in requests to the Hugging Face Hub.
-// HF_ENDPOINT names another hub. The token in HF_TOKEN, or the one that `hf auth login` keeps in a file, is sent to the
-// hub and to nobody else.
+// The Hugging Face Hub: what hf://ORG/REPO[/FOLDER][@REVISION], or hf://datasets/ORG/REPO…, means in requests to it,
+// and a repository as a server of files. The hub is asked once which commit a branch or tag is; all files are of that
+// commit, whatever is pushed meanwhile. HF_ENDPOINT names another hub. The token in HF_TOKEN, or the one that
+// `hf auth login` keeps in a file, is sent to the hub and to nobody else. Non-goal: the xet protocol.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/json.hpp"
-#include "remote/location.hpp"
+#include "remote/server.hpp"
 
 namespace oscar {
 
@@ -31,9 +35,6 @@ struct HubAddress {
 /// The address that HubAddress::place() gave, with whatever names were appended.
 [[nodiscard]] HubAddress hub_address_of_place(const std::string& place);
 
-/// Returns a revision as one part of an address: '/' and what else addresses do not have become percent codes.
-[[nodiscard]] std::string as_one_name(const std::string& revision);
-
 /// 40 hexadecimal digits: what git calls a commit, or a file's content.
 [[nodiscard]] bool is_git_hash(const std::string& text);
 
@@ -43,9 +44,30 @@ struct HubAddress {
 [[nodiscard]] std::string hub_files(const HubAddress& address);
 /// Returns the path, below the endpoint, of what the hub answers about a repository.
 [[nodiscard]] std::string hub_api(const HubAddress& address);
-/// Returns the path, below the endpoint, of what the hub knows of a revision; and the commit in its answer. Throws
-/// DataError.
-[[nodiscard]] std::string hub_commit_path(const HubAddress& address);
-[[nodiscard]] std::string commit_in(const Json& answer, const std::string& where);
+
+/// A repository at the commit that its revision is now.
+struct HubRepository {
+  HubAddress pinned;          // its revision is a commit
+  std::optional<Json> files;  // [{"rfilename", "size", "blobId", "lfs"}]; nothing: the hub does not tell
+  [[nodiscard]] bool has(const std::string& path) const;
+};
+/// Asks the hub. Throws DataError: no such repository, no such revision, or nobody may read it; TransportError,
+/// Interrupted.
+[[nodiscard]] HubRepository ask_hub(const HubAddress& address, const TransferOptions& options, Status& status);
+
+/// A repository as a server of its files.
+class HubServer : public Server {
+ public:
+  HubServer(HubRepository repository, const TransferOptions& options, Status& status);
+
+  [[nodiscard]] const std::string& commit() const noexcept { return repository_.pinned.revision; }
+
+ protected:
+  [[nodiscard]] DataError missing(const std::string& where) const override;
+  void explain_denied(const Denied& error) const override;
+
+ private:
+  const HubRepository repository_;
+};
 
 }  // namespace oscar

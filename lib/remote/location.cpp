@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "remote/location.hpp"
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
@@ -15,13 +18,6 @@ namespace fs = std::filesystem;
   throw UsageError(what, asked.option, asked.remedy);
 }
 
-int hex_value(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 std::string without_slashes(std::string text) {
   while (text.size() > 1 && text.back() == '/') text.pop_back();
   return text;
@@ -34,18 +30,17 @@ StoreLocation folder_at(const std::string& path, const AskedFor& asked) {
   return location;
 }
 
-StoreLocation server_at(const std::string& scheme, std::string rest, const AskedFor& asked) {
-  StoreLocation location;
-  location.remote = true;
-  // RFC 3986: user information ends at the last '@' before the path.
-  if (const auto at = rest.substr(0, rest.find('/')).rfind('@'); at != std::string::npos) {
-    location.credentials = percent_decoded(rest.substr(0, at), asked);
-    rest = rest.substr(at + 1);
+StoreLocation server_at(const std::string& scheme, const std::string& rest, const AskedFor& asked) {
+  if (rest.find('@') != std::string::npos) {  // of which nothing is shown: it may be a password
+    throw UsageError("an address has no user and no password", asked.option,
+                     "leave them out, and put \"machine HOST login USER password …\" into ~/.netrc");
   }
   const std::string host = rest.substr(0, rest.find('/'));
   if (host.empty() || rest.find_first_of("?# \t\r\n\"<>\\") != std::string::npos) {
-    refuse("not an address: " + scheme + "://" + rest, asked);
+    refuse("not an address: " + scheme + "://" + rest.substr(0, rest.find_first_of("?#")), asked);
   }
+  StoreLocation location;
+  location.remote = true;
   location.url = scheme + "://" + without_slashes(rest);
   return location;
 }
@@ -59,6 +54,33 @@ std::string environment(std::initializer_list<const char*> names, const std::str
   return otherwise;
 }
 
+bool may_see_secrets(const std::string& url) {
+  constexpr std::array<std::string_view, 4> kSafe{"https://",
+                                                  "http://127.0.0.1:", "http://localhost:", "http://[::1]:"};
+  return std::ranges::any_of(kSafe, [&](std::string_view begin) { return url.starts_with(begin); });
+}
+
+std::string join_path(const std::string& prefix, const std::string& path) {
+  if (prefix.empty() || path.empty()) return prefix + path;
+  return prefix + "/" + path;
+}
+
+std::string percent_encoded(const std::string& path) {
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  std::string text;
+  for (const char c : path) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+                       c == '.' || c == '_' || c == '~' || c == '/';
+    if (plain) {
+      text += c;
+    } else {
+      text += {'%', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return text;
+}
+
 std::string percent_decoded(const std::string& text, const AskedFor& asked) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -66,11 +88,11 @@ std::string percent_decoded(const std::string& text, const AskedFor& asked) {
       result += text[i];
       continue;
     }
-    const int high = i + 2 < text.size() ? hex_value(text[i + 1]) : -1;
-    const int low = i + 2 < text.size() ? hex_value(text[i + 2]) : -1;
-    if (high < 0 || low < 0 || high + low == 0)
-      refuse("bad percent code in the address", asked) /* which may hold a password */;
-    result += static_cast<char>(high * 16 + low);
+    int byte = 0;
+    const char* const begin = text.data() + i + 1;
+    const bool whole = i + 2 < text.size() && std::from_chars(begin, begin + 2, byte, 16).ptr == begin + 2;
+    if (!whole || byte <= 0) refuse("bad percent code in the address", asked);
+    result += static_cast<char>(byte);
     i += 2;
   }
   return result;

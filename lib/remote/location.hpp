@@ -11,9 +11,8 @@ namespace oscar {
 struct StoreLocation {
   bool remote = false;
   std::filesystem::path folder;  // absolute; if not remote
-  std::string url;               // without credentials and without a trailing slash; if remote
-  std::string credentials;       // "user:password" from the URL; never shown, never stored
-  std::string bearer_token;      // likewise
+  std::string url;               // without a trailing slash; if remote
+  std::string bearer_token;      // sent to the location's own host; never shown, never stored
 
   /// Names the place in messages and in caches.
   [[nodiscard]] std::string text() const { return remote ? url : folder.string(); }
@@ -27,9 +26,16 @@ struct AskedFor {
   std::string option;
   std::string remedy = "give a folder, file:///…, http://… or https://…";
 };
-/// Throws UsageError.
+/// Throws UsageError, also for an address with a user or password, which it does not show.
 [[nodiscard]] StoreLocation parse_location(const std::string& text, const AskedFor& asked);
 
+/// Whether a password or token may be sent there: over TLS, or to this machine.
+[[nodiscard]] bool may_see_secrets(const std::string& url);
+
+/// "a" + "b" -> "a/b"; "" + "b" -> "b"; "a" + "" -> "a".
+[[nodiscard]] std::string join_path(const std::string& prefix, const std::string& path);
+/// Everything but RFC 3986's unreserved characters and '/' as %XX: a path from an index cannot grow a query or a host.
+[[nodiscard]] std::string percent_encoded(const std::string& path);
 /// "%41" -> "A". Throws UsageError for a code that is none, or is that of a null byte.
 [[nodiscard]] std::string percent_decoded(const std::string& text, const AskedFor& asked);
 

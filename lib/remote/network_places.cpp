@@ -17,20 +17,14 @@ constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
 const AskedFor kAsked{"", "give hf://ORG/NAME, http://HOST/PATH or https://HOST/PATH"};
 const AskedFor kAskedHub{"", "write hf://ORG/NAME or hf://ORG/NAME@REVISION"};
 
-/// "https://me:pw@host/a/b" -> {"https://", "me:pw@", "host", "a/b"}
+/// "https://host/a/b" -> {"https://host", "a/b"}
 struct Address {
-  std::string scheme, user, host, path;
+  std::string origin, path;
   explicit Address(const std::string& text) {
-    const auto mark = text.find("://") + 3;
-    const auto slash = std::min(text.find('/', mark), text.size());
-    const auto at = text.substr(0, slash).rfind('@');
-    const auto begin = at == std::string::npos || at < mark ? mark : at + 1;
-    scheme = text.substr(0, mark);
-    user = text.substr(mark, begin - mark);
-    host = text.substr(begin, slash - begin);
+    const auto slash = std::min(text.find('/', text.find("://") + 3), text.size());
+    origin = text.substr(0, slash);
     path = text.substr(std::min(slash + 1, text.size()));
   }
-  [[nodiscard]] std::string origin() const { return scheme + host; }
 };
 
 }  // namespace
@@ -42,18 +36,7 @@ void NetworkPlaces::talk_to(Status& status) { status_ = &status; }
 
 fs::path NetworkPlaces::settle(const std::string& place) {
   if (is_hub_address(place)) return parse_hub_address(place, kAskedHub).place();
-  Address address(place);
-  while (address.path.ends_with('/')) address.path.pop_back();
-  if (address.host.empty()) throw UsageError("the address names no host", place, kAsked.remedy);
-  const StoreLocation location = parse_location(address.scheme + address.user + address.host, kAsked);
-  if (address.path.find_first_of("?#") != std::string::npos) {
-    throw UsageError("an address of a folder has no query", address.origin() + "/…", kAsked.remedy);
-  }
-  if (!address.user.empty()) {
-    const std::lock_guard lock(mutex_);
-    credentials_[address.origin()] = location.credentials;
-  }
-  return address.origin() + (address.path.empty() ? "" : "/" + address.path);
+  return parse_location(place, kAsked).url;
 }
 
 std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
@@ -66,17 +49,13 @@ std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
   }
   const Address address(place.string());
   const std::lock_guard lock(mutex_);
-  std::unique_ptr<Server>& server = servers_[address.origin()];
+  std::unique_ptr<Server>& server = servers_[address.origin];
   if (server == nullptr) {
-    StoreLocation location = parse_location(address.origin(), kAsked);
-    if (const auto known = credentials_.find(address.origin()); known != credentials_.end()) {
-      location.credentials = known->second;
-    }
-    server = std::make_unique<Server>(location, options_, *status_);
+    server = std::make_unique<Server>(parse_location(address.origin, kAsked), options_, *status_);
   }
   std::string path = percent_decoded(address.path, kAsked);
   if (("/" + path + "/").find("/../") != std::string::npos) {  // as a name in an index could say
-    throw UsageError("the address leads out of its folder", address.origin(), kAsked.remedy);
+    throw UsageError("the address leads out of its folder", address.origin, kAsked.remedy);
   }
   return {server.get(), std::move(path)};
 }
@@ -86,7 +65,7 @@ HubServer& NetworkPlaces::find_repository(const HubAddress& address) {
   whole.folder.clear();
   const std::lock_guard lock(mutex_);  // others that ask for a file there need the commit, too
   std::unique_ptr<HubServer>& server = repositories_[whole.text()];
-  if (server == nullptr) server = open_repository(whole, options_, *status_);
+  if (server == nullptr) server = std::make_unique<HubServer>(ask_hub(whole, options_, *status_), options_, *status_);
   return *server;
 }
 
@@ -97,13 +76,10 @@ std::optional<Publication> NetworkPlaces::publication(const fs::path& folder) {
   return Publication{address.repository, find_repository(address).commit()};
 }
 
-std::string NetworkPlaces::existing_text(const fs::path& file) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (kept_.first == file) return std::exchange(kept_, {}).second;
-  }
-  const auto [server, path] = find(file);
-  return server->text(path, kMaxTextBytes);
+std::optional<std::string> NetworkPlaces::take_kept(const fs::path& file) {
+  const std::lock_guard lock(mutex_);
+  if (kept_.first != file) return std::nullopt;
+  return std::exchange(kept_, {}).second;
 }
 
 bool NetworkPlaces::exists(const fs::path& file) {
@@ -115,26 +91,15 @@ bool NetworkPlaces::exists(const fs::path& file) {
 }
 
 std::string NetworkPlaces::text(const fs::path& file) {
+  if (std::optional<std::string> kept = take_kept(file)) return std::move(*kept);
   const auto [server, path] = find(file);
-  try {
-    return existing_text(file);
-  } catch (const NotFound&) {
-    server->explain_missing(server->where(path));
-  } catch (const Denied& error) {
-    server->explain_denied(error);
-    throw;
-  }
+  return server->text(path, kMaxTextBytes);
 }
 
 std::optional<std::string> NetworkPlaces::optional_text(const fs::path& file) {
-  try {
-    return existing_text(file);
-  } catch (const NotFound&) {
-    return std::nullopt;
-  } catch (const Denied& error) {
-    find(file).first->explain_denied(error);
-    return std::nullopt;
-  }
+  if (std::optional<std::string> kept = take_kept(file)) return kept;
+  const auto [server, path] = find(file);
+  return server->optional_text(path, kMaxTextBytes);
 }
 
 std::unique_ptr<PlacedFile> NetworkPlaces::open(const fs::path& file) {

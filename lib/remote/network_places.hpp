@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Addresses as places: hf://ORG/REPO[@REVISION] and http(s)://[USER:PASSWORD@]HOST/PATH. Servers and
+// Addresses as places: hf://ORG/REPO[@REVISION] and http(s)://HOST/PATH. Servers and
 // their connections are kept for the process's life, and so is the commit that a revision was when it was first asked
 // for.
 #pragma once
@@ -13,7 +13,7 @@
 
 #include "base/places.hpp"
 #include "base/status.hpp"
-#include "remote/hub_server.hpp"
+#include "remote/hub.hpp"
 #include "remote/server.hpp"
 
 namespace oscar {
@@ -39,15 +39,15 @@ class NetworkPlaces : public RemotePlaces {
   [[nodiscard]] std::pair<Server*, std::string> find(const std::filesystem::path& place);
   /// Returns the repository of an address on the hub, which is asked for its commit when it is new.
   [[nodiscard]] HubServer& find_repository(const HubAddress& address);
-  [[nodiscard]] std::string existing_text(const std::filesystem::path& file);
+  /// Returns the text that exists() has kept, if it is of this file.
+  [[nodiscard]] std::optional<std::string> take_kept(const std::filesystem::path& file);
 
   TransferOptions options_;
   Status silent_;
   Status* status_ = &silent_;
   std::mutex mutex_;
   std::pair<std::filesystem::path, std::string> kept_;              // a text that exists() has fetched
-  std::map<std::string, std::string> credentials_;                  // by "scheme://host"
-  std::map<std::string, std::unique_ptr<Server>> servers_;          // by the same
+  std::map<std::string, std::unique_ptr<Server>> servers_;          // by "scheme://host"
   std::map<std::string, std::unique_ptr<HubServer>> repositories_;  // by "hf://ORG/REPO@REVISION"
 };
 

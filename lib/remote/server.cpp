@@ -3,9 +3,6 @@
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/text.hpp"
-#include "remote/curl_handle.hpp"
-#include "remote/retries.hpp"
 
 namespace oscar {
 
@@ -15,7 +12,7 @@ Server::Server(StoreLocation location, const TransferOptions& options, Status& s
 }
 
 template <class F>
-auto Server::with_transport(F&& f) {
+void Server::with_transport(F&& f) {
   std::unique_ptr<Transport> own;
   {
     const std::lock_guard lock(mutex_);
@@ -25,41 +22,39 @@ auto Server::with_transport(F&& f) {
     }
   }
   if (own == nullptr) own = make_curl_transport(location_, options_);
-  // One that failed is not used again: what its connections carry is not known.
-  const auto keep = [&] {
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(own));
-  };
-  if constexpr (std::is_void_v<decltype(f(*own))>) {
-    f(*own);
-    keep();
-  } else {
-    auto result = f(*own);
-    keep();
-    return result;
-  }
+  f(*own);  // one that failed is not used again: what its connections carry is not known
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(own));
+}
+
+std::string Server::fetch(const std::string& path, std::uint64_t most) {
+  std::string text;
+  with_transport([&](Transport& transport) {
+    text = fetch_text(transport, path, {0, most}, options_, status_, &object(path));
+  });
+  return text;
 }
 
 std::string Server::text(const std::string& path, std::uint64_t most) {
-  RemoteObject& file = object(path);
-  return with_transport([&](Transport& transport) {
-    std::string text;
-    with_retries(options_, status_, [&] {
-      text.clear();
-      PieceRequest request{path, 0, std::nullopt, most};
-      request.begin = [&](const PieceAnswer& answer) { file.learn(answer, where(path)); };
-      request.if_match = file.condition();
-      request.sink = [&](std::span<const std::byte> bytes, bool) {
-        if (bytes.size() > most - text.size()) {
-          throw TransportError("the file has more than " + plural(static_cast<std::int64_t>(most), "byte"), where(path),
-                               "check that this is the right address");
-        }
-        text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      };
-      transport.get_one(std::move(request));
-    });
-    return text;
-  });
+  try {
+    return fetch(path, most);
+  } catch (const NotFound&) {
+    throw missing(where(path));
+  } catch (const Denied& error) {
+    explain_denied(error);
+    throw;
+  }
+}
+
+std::optional<std::string> Server::optional_text(const std::string& path, std::uint64_t most) {
+  try {
+    return fetch(path, most);
+  } catch (const NotFound&) {
+    return std::nullopt;
+  } catch (const Denied& error) {
+    explain_denied(error);
+    return std::nullopt;
+  }
 }
 
 RemoteObject& Server::object(const std::string& path) {
@@ -71,14 +66,14 @@ void Server::read(std::span<const RangeRequest> requests) {
   try {
     with_transport([&](Transport& transport) { read_ranges(transport, requests, options_, status_); });
   } catch (const NotFound& error) {
-    explain_missing(error.where());
+    throw missing(error.where());
   } catch (const Denied& error) {
     explain_denied(error);
     throw;
   }
 }
 
-DataError Server::missing(const std::string& where) {
+DataError Server::missing(const std::string& where) const {
   return DataError("there is no such file", where, "check the address");
 }
 

@@ -5,12 +5,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/status.hpp"
-#include "remote/ranges.hpp"
+#include "remote/fetch.hpp"
 #include "remote/transport.hpp"
 
 namespace oscar {
@@ -23,28 +24,30 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  /// Reads a whole file of up to `most` bytes. Throws NotFound, Denied, TransportError, Interrupted.
+  /// Reads a whole file of up to `most` bytes. Throws DataError if it does not exist, Denied, TransportError,
+  /// Interrupted.
   [[nodiscard]] std::string text(const std::string& path, std::uint64_t most);
+  /// The same; nothing if the file does not exist, or may not be read: some servers do not tell the two apart.
+  [[nodiscard]] std::optional<std::string> optional_text(const std::string& path, std::uint64_t most);
   /// The file at `path`, always the same object; it lives as long as the server.
   [[nodiscard]] RemoteObject& object(const std::string& path);
   /// Throws what read_ranges() throws, and DataError for a file that does not exist.
   void read(std::span<const RangeRequest> requests);
-  /// Throws DataError that says that what `where` names is missing.
-  [[noreturn]] void explain_missing(const std::string& where) { throw missing(where); }
-  /// Throws DataError where the server tells apart what may not be read and what is not there; returns where it does
-  /// not.
-  virtual void explain_denied(const Denied&) const {}
   /// Names a file in messages.
   [[nodiscard]] std::string where(const std::string& path) const;
 
  protected:
-  /// Makes the error that explain_missing() throws.
-  [[nodiscard]] virtual DataError missing(const std::string& where);
+  /// Makes the error for a file that does not exist.
+  [[nodiscard]] virtual DataError missing(const std::string& where) const;
+  /// Throws DataError where the server tells apart what may not be read and what is not there; returns where it does
+  /// not.
+  virtual void explain_denied(const Denied&) const {}
 
  private:
   /// f(a transport that nobody else uses meanwhile)
   template <class F>
-  auto with_transport(F&& f);
+  void with_transport(F&& f);
+  [[nodiscard]] std::string fetch(const std::string& path, std::uint64_t most);
 
   const StoreLocation location_;
   const TransferOptions options_;

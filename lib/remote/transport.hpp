@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How bytes come from a server or a folder. A transport makes one attempt at a resource and streams it; which
-// resources, in which pieces, how often, and whether they are right is its caller's business. Non-goals: uploads.
+// resources, in which pieces, how often, and whether they are right is its caller's business (fetch.hpp). Non-goals:
+// uploads.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/errors.hpp"
 #include "remote/location.hpp"
@@ -22,7 +22,6 @@ namespace oscar {
 struct TransientError : TransportError {
   using TransportError::TransportError;
   double retry_after_seconds = 0;  // what the server asked for; 0: it did not say
-  bool unsaid = false;             // of a shortcut that expect() found: the plain way is next, and no try is spent
 };
 
 /// There is no such resource: HTTP 404, or no such file.
@@ -30,7 +29,7 @@ struct NotFound : TransportError {
   using TransportError::TransportError;
 };
 
-/// HTTP 401 or 403. Stores that do not let everybody list a bucket answer so for what is not there, too.
+/// HTTP 401 or 403. Some servers answer so for what is not there, too.
 struct Denied : TransportError {
   using TransportError::TransportError;
 };
@@ -54,62 +53,57 @@ struct TransferOptions {
   double first_pause_seconds = 0.5;
 };
 
-using ByteSink = std::function<void(std::span<const std::byte>)>;
-
 /// What the header of an answer says, before its bytes come.
-struct PieceAnswer {
+struct AnswerHeader {
   bool partial = false;               // the server sends a piece; if not, everything from the start, whatever was asked
   std::uint64_t offset = 0;           // of the first byte in the resource
   std::optional<std::uint64_t> size;  // of the whole resource
   std::string version;                // ETag, else the time of the last change; empty: the server tells neither
 };
 
-/// A piece of a resource.
-struct PieceRequest {
+/// One attempt at a resource, or a piece of it.
+struct Request {
   std::string path;                     // relative to the location, '/'-separated
   std::uint64_t offset = 0;             // first byte
   std::optional<std::uint64_t> length;  // absent: to the end
   std::uint64_t max_bytes = 0;          // of the whole resource: one known to be larger is refused
-  /// Receives the bytes from `offset` on. partial: the server sends pieces; if not, it sends everything to the end,
-  /// whatever was asked. Exceptions end the request.
-  std::function<void(std::span<const std::byte>, bool partial)> sink;
-  /// Called once, in the end; null: it went well. What it throws ends all transfers.
-  std::function<void(std::exception_ptr)> done;
-  std::string query;            // what follows '?', as it is sent; empty: nothing
-  std::string* link = nullptr;  // where to put the answer's Link header
+  std::string if_match = {};            // an ETag: a resource that has another one by now is an error (Changed)
+  /// Receives the bytes from `offset` on; more than `length` if the server sends no pieces. Exceptions end the request.
+  std::function<void(std::span<const std::byte>)> sink = {};
   /// Called with the header of an answer that succeeded, before its first byte; exceptions end the request.
-  std::function<void(const PieceAnswer&)> begin = {};
-  std::string if_match = {};  // an ETag: a resource that has another one by now is an error (Changed)
+  std::function<void(const AnswerHeader&)> begin = {};
+  /// Called once, in the end; null: it went well. What it throws ends all transfers.
+  std::function<void(std::exception_ptr)> done = {};
 };
 
 /// Called whenever there is room for another request: the next one, if there is one now. Called again later until
 /// `finished` is set.
-struct PieceSource {
-  std::function<std::optional<PieceRequest>()> next;
+struct RequestSource {
+  std::function<std::optional<Request>()> next;
   std::function<bool()> finished;
 };
 
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// Streams the resource at `path` into `sink`, whose exceptions pass through. A resource known to exceed max_bytes is
-  /// refused. Throws TransportError, TransientError, NotFound, Interrupted.
-  virtual void get(const std::string& path, std::uint64_t max_bytes, const ByteSink& sink) = 0;
-  /// Streams a page of a listing as get() does. query is what follows '?', as it is sent. Returns the Link header of
-  /// the answer; transports other than HTTP have neither.
-  virtual std::string get_page(const std::string& path, const std::string& query, std::uint64_t max_bytes,
-                               const ByteSink& sink);
-  /// Names what may be asked for soon, so that connections are open by then and redirects known. Costs a small request
-  /// each, beside those that follow; whatever goes wrong with them goes unsaid.
-  virtual void expect(const std::vector<std::string>&) {}
-  /// Streams one piece, or all of a resource; throws what its `done` would be given, which is not called.
-  void get_one(PieceRequest request);
-  /// Streams many pieces at the same time; transports that cannot stream one after the other.
-  virtual void get_pieces(const PieceSource& source);
-  /// Returns how many pieces at once are worth while; 1: pieces do not help, ask for whole resources.
+  /// Makes requests, several at the same time where that helps. Failures of a request (TransportError, TransientError,
+  /// NotFound, Denied, Changed, IoError) go to its `done`. Throws Interrupted.
+  virtual void run(const RequestSource& source) = 0;
+  /// Returns how many requests at once are worth while.
   [[nodiscard]] virtual int concurrency() const { return 1; }
   /// Names the resource in messages.
   [[nodiscard]] virtual std::string where(const std::string& path) const = 0;
+};
+
+/// A transport that streams one resource after the other, from its start.
+class SerialTransport : public Transport {
+ public:
+  void run(const RequestSource& source) final;
+
+ protected:
+  using Sink = std::function<void(std::span<const std::byte>)>;
+  /// Streams all of a resource. One known to exceed max_bytes is refused.
+  virtual void get(const std::string& path, std::uint64_t max_bytes, const Sink& sink) = 0;
 };
 
 [[nodiscard]] std::unique_ptr<Transport> make_folder_transport(std::filesystem::path root);

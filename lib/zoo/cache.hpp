@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sets that were pulled before. sets/<manifest sha256>/ holds a set, named by its content; names/ remembers which
 // content a zoo gave for a name, so that the same pull again needs no network; locks/ lets two pulls at once fetch
-// once; partial/ holds what an interrupted pull had
-// fetched; signatures/ and keys/ serve zoo/trust.hpp. Non-goal: eviction; the folder can be deleted at any time.
+// once; partial/ holds what an interrupted pull had fetched; signatures/ and keys/ serve signatures.hpp. And the locks
+// between processes, which zoos in folders have, too. Non-goal: eviction; the folder can be deleted at any time.
 #pragma once
 
 #include <filesystem>
@@ -10,6 +10,19 @@
 #include <string>
 
 namespace oscar {
+
+/// An exclusive lock on `path` (created if missing), released by the destructor or by the end of the process.
+class FileLock {
+ public:
+  /// wait = false: throws IoError at once if another process holds it.
+  FileLock(const std::filesystem::path& path, bool wait);
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
 
 /// OSCAR_CACHE, else $XDG_CACHE_HOME/oscar, else ~/.cache/oscar. Throws UsageError if none is set.
 [[nodiscard]] std::filesystem::path default_cache_folder();

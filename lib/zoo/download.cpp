@@ -1,183 +1,173 @@
 // SPDX-License-Identifier: MIT
 #include "zoo/download.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <chrono>
+#include <cerrno>
+#include <cstring>
 #include <deque>
+#include <memory>
 
 #include "base/atomic_file.hpp"
+#include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/sha256.hpp"
 #include "base/text.hpp"
-#include "zoo/incoming_file.hpp"
 
 namespace oscar {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr std::size_t kHashBlock = std::size_t{1} << 20;
 
-[[noreturn]] void throw_too_short(std::uint64_t size, std::uint64_t expected, const std::string& where) {
-  throw TransientError(
-      "only " + std::to_string(size) + " of " + plural(static_cast<std::int64_t>(expected), "byte") + " came", where,
-      "run again; if it stays so, the file in the zoo is truncated: publish it again");
-}
-
-/// Throws if the text would become larger than `most`.
-void append(std::string& text, std::span<const std::byte> bytes, std::uint64_t most, const std::string& where) {
-  if (bytes.size() > most - text.size()) {
-    throw TransportError(
-        "there are more than the " + plural(static_cast<std::int64_t>(most), "byte") + " that are expected", where,
-        "check that the address is a zoo; tell who hosts it");
-  }
-  text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-constexpr std::uint64_t kWorthwhile = std::uint64_t{64} << 10;
-
-/// All files of a set as pieces that a transport asks for.
-class SetDownload {
+/// One file on its way to disk, from its first byte to its last. What is there from an earlier attempt stays, and is
+/// checked with the rest: if together they are wrong, all comes again once.
+class FileTransfer : public Transfer {
  public:
-  SetDownload(Transport& transport, const std::string& prefix, std::vector<FileDigest> files, const fs::path& folder,
-              const FetchOptions& options, Status& status)
-      : transport_(transport), options_(options), status_(status) {
-    // The largest first, on the connections that are there already; small ones find their place beside them.
-    std::ranges::stable_sort(files, std::greater(), &FileDigest::size);
-    for (const FileDigest& file : files) total_ += static_cast<std::int64_t>(file.size);
-    for (const FileDigest& file : files) {
-      const std::string path = join_path(prefix, file.path);
-      paths_.push_back({path, file.size});
-      files_.emplace_back(folder / file.path, file, transport.where(path), options.resume,
-                          [this](std::int64_t bytes) { count(bytes); });
+  /// count: told of bytes that come (and, negative, that are thrown away).
+  using Count = std::function<void(std::int64_t bytes)>;
+
+  FileTransfer(fs::path target, std::string path, FileDigest expected, std::string where, bool resume, Count count)
+      : target_(std::move(target)),
+        path_(std::move(path)),
+        expected_(std::move(expected)),
+        where_(std::move(where)),
+        resume_(resume),
+        count_(std::move(count)) {
+    std::error_code error;
+    fs::create_directories(target_.parent_path(), error);
+    if (error) {
+      throw IoError("cannot create folder: " + error.message(), target_.parent_path().string(), "choose another place");
     }
   }
+  ~FileTransfer() override { close(); }
+  FileTransfer(const FileTransfer&) = delete;
+  FileTransfer& operator=(const FileTransfer&) = delete;
 
-  void run() {
-    for (IncomingFile& file : files_) (void)file.finish();  // empty ones, and what an earlier attempt completed
-    transport_.get_pieces({[this] { return next(); }, [this] { return finished(); }});
+  /// Whether all of it is there already.
+  [[nodiscard]] bool is_there() {
+    open();
+    if (received_ == expected_.size && complete()) return true;
+    close();  // a set may have more files than a process may open
+    return false;
   }
+
+  Request request() override {
+    open();
+    mixed_ = mixed_ || received_ > 0;
+    Request request{path_, received_, std::nullopt, expected_.size};
+    request.sink = [this](std::span<const std::byte> bytes) { take(bytes); };
+    return request;
+  }
+
+  bool complete() override {
+    if (received_ < expected_.size) {
+      throw TransientError("only " + std::to_string(received_) + " of " +
+                               plural(static_cast<std::int64_t>(expected_.size), "byte") + " came",
+                           where_, "run again; if it stays so, the file in the zoo is truncated: publish it again");
+    }
+    const bool right = expected_.git_oid.empty() ? hash_->hex() == expected_.sha256
+                                                 : git_blob_sha1(read_text(target_)) == expected_.git_oid;
+    if (right) {
+      close();
+      return true;
+    }
+    if (!mixed_) {
+      throw TransportError("the content is not what the manifest lists: sha256 differs", where_,
+                           "run again; if it stays so, the file in the zoo is damaged: publish it again");
+    }
+    restart();
+    return false;
+  }
+
+  [[nodiscard]] std::uint64_t received() const override { return received_; }
 
  private:
-  struct Remote {
-    std::string path;
-    std::uint64_t size;
-  };
-
-  std::optional<PieceRequest> next() {
-    for (std::size_t i = 0; i < files_.size(); ++i) {
-      IncomingFile& file = files_[i];
-      if (file.finished()) continue;
-      IncomingFile::Piece* piece = file.next_piece(transport_.concurrency() > 1);
-      if (piece != nullptr) return request(paths_[i], file, *piece);
+  void open() {
+    if (descriptor_ >= 0) return;
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (resume_ ? 0 : O_TRUNC);
+    descriptor_ = ::open(target_.c_str(), flags, 0644);
+    if (descriptor_ < 0) throw_io("cannot create");
+    if (received_ > 0) return;
+    const off_t there = ::lseek(descriptor_, 0, SEEK_END);
+    if (there > 0 && static_cast<std::uint64_t>(there) > expected_.size) return restart();  // that was not ours
+    std::vector<std::byte> block;
+    while (received_ < static_cast<std::uint64_t>(std::max<off_t>(there, 0))) {
+      block.resize(std::min<std::uint64_t>(kHashBlock, static_cast<std::uint64_t>(there) - received_));
+      read_at(descriptor_, received_, block);
+      hash_->update(block);
+      received_ += block.size();
     }
-    return std::nullopt;
+    mixed_ = received_ > 0;
+    count_(static_cast<std::int64_t>(received_));
   }
 
-  PieceRequest request(const Remote& remote, IncomingFile& file, IncomingFile::Piece& piece) {
-    const bool rest = piece.end == remote.size;
-    return {remote.path,
-            piece.offset(),
-            rest ? std::nullopt : std::optional(piece.end - piece.offset()),
-            remote.size,
-            [&file, &piece](std::span<const std::byte> bytes, bool partial) { file.take(piece, bytes, partial); },
-            [this, &file, &piece](std::exception_ptr failure) { done(file, piece, std::move(failure)); }};
+  void close() {
+    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
   }
 
-  void done(IncomingFile& file, IncomingFile::Piece& piece, std::exception_ptr failure) {
-    piece.busy = false;
-    try {
-      if (failure != nullptr) std::rethrow_exception(failure);
-      file.end_piece(piece);
-    } catch (const TransientError& error) {
-      // A server that cuts the line now and then is not one that does not work.
-      if (piece.received >= piece.received_at_failure + kWorthwhile) piece.failures = 0;
-      piece.received_at_failure = piece.received;
-      const double seconds = pause_after(error, piece.failures, options_.transfer, status_);
-      piece.not_before =
-          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-      file.continue_later(piece);
+  void restart() {
+    if (::ftruncate(descriptor_, 0) != 0) throw_io("cannot write");
+    count_(-static_cast<std::int64_t>(received_));
+    received_ = 0;
+    mixed_ = false;
+    hash_ = std::make_unique<Sha256>();
+  }
+
+  void take(std::span<const std::byte> bytes) {
+    if (bytes.size() > expected_.size - received_) {
+      throw TransportError("there are more than the " + plural(static_cast<std::int64_t>(expected_.size), "byte") +
+                               " that the manifest lists",
+                           where_, "tell who hosts the zoo");
     }
-    (void)file.finish();
+    while (!bytes.empty()) {
+      const ssize_t count = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(received_));
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) throw_io("cannot write");
+      hash_->update(bytes.first(static_cast<std::size_t>(count)));
+      received_ += static_cast<std::uint64_t>(count);
+      count_(count);
+      bytes = bytes.subspan(static_cast<std::size_t>(count));
+    }
   }
 
-  [[nodiscard]] bool finished() const {
-    return std::all_of(files_.begin(), files_.end(), [](const IncomingFile& file) { return file.finished(); });
+  [[noreturn]] void throw_io(const char* what) const {
+    const int error = errno;
+    throw IoError(std::string(what) + ": " + std::strerror(error), target_.string(),
+                  error == ENOSPC || error == EDQUOT || error == EFBIG ? "free some disk space, then run again"
+                                                                       : "check the permissions");
   }
 
-  void count(std::int64_t bytes) {
-    done_ += bytes;
-    status_.progress("bytes checked:", done_, total_);
-  }
-
-  Transport& transport_;
-  const FetchOptions& options_;
-  Status& status_;
-  std::int64_t total_ = 0, done_ = 0;
-  std::vector<Remote> paths_;
-  std::deque<IncomingFile> files_;
+  fs::path target_;
+  std::string path_;
+  FileDigest expected_;
+  std::string where_;
+  bool resume_;
+  Count count_;
+  int descriptor_ = -1;
+  bool mixed_ = false;  // put together from several answers
+  std::uint64_t received_ = 0;
+  std::unique_ptr<Sha256> hash_ = std::make_unique<Sha256>();  // of what was received
 };
 
 }  // namespace
 
-std::string join_path(const std::string& prefix, const std::string& path) {
-  if (prefix.empty() || path.empty()) return prefix + path;
-  return prefix + "/" + path;
-}
-
-std::string fetch_text(Transport& transport, const std::string& path, const ByteLimits& limits,
-                       const TransferOptions& options, Status& status) {
-  return fetch_page(transport, path, "", limits, options, status).text;
-}
-
-Page fetch_page(Transport& transport, const std::string& path, const std::string& query, const ByteLimits& limits,
-                const TransferOptions& options, Status& status) {
-  Page page;
-  with_retries(options, status, [&] {
-    page.text.clear();
-    page.link = transport.get_page(path, query, limits.most, [&](std::span<const std::byte> bytes) {
-      append(page.text, bytes, limits.most, transport.where(path));
-    });
-    if (page.text.size() < limits.least) throw_too_short(page.text.size(), limits.least, transport.where(path));
-  });
-  return page;
-}
-
-const std::string& Document::required() const {
-  if (absent != nullptr) std::rethrow_exception(absent);
-  return text;
-}
-
-std::vector<Document> fetch_texts(Transport& transport, const std::vector<std::string>& paths, std::uint64_t max_bytes,
-                                  const TransferOptions& options, Status& status) {
-  std::vector<Document> documents;
-  with_retries(options, status, [&] {
-    documents.assign(paths.size(), {});
-    std::size_t begun = 0, ended = 0;
-    const auto next = [&]() -> std::optional<PieceRequest> {
-      if (begun == paths.size()) return std::nullopt;
-      const std::string& path = paths[begun];
-      Document& document = documents[begun++];
-      const auto take = [&](std::span<const std::byte> bytes, bool) {
-        append(document.text, bytes, max_bytes, transport.where(path));
-      };
-      const auto done = [&](std::exception_ptr failure) {
-        ++ended;
-        try {
-          if (failure != nullptr) std::rethrow_exception(failure);
-        } catch (const NotFound&) {
-          document = {"", failure, false};
-        } catch (const Denied&) {
-          document = {"", failure, true};
-        }
-      };
-      return PieceRequest{path, 0, std::nullopt, max_bytes, take, done};
-    };
-    transport.get_pieces({next, [&] { return ended == paths.size(); }});
-  });
-  return documents;
-}
-
-void fetch_files(Transport& transport, const std::string& prefix, const std::vector<FileDigest>& files,
-                 const fs::path& folder, const FetchOptions& options, Status& status) {
-  SetDownload(transport, prefix, files, folder, options, status).run();
+void fetch_files(Transport& transport, const std::string& prefix, std::vector<FileDigest> files, const fs::path& folder,
+                 const FetchOptions& options, Status& status) {
+  // The largest first, on the connections that are there already; small ones find their place beside them.
+  std::ranges::stable_sort(files, std::greater(), &FileDigest::size);
+  std::int64_t total = 0, done = 0;
+  for (const FileDigest& file : files) total += static_cast<std::int64_t>(file.size);
+  const auto count = [&](std::int64_t bytes) { status.progress("bytes checked:", done += bytes, total); };
+  std::deque<FileTransfer> all;
+  std::vector<Transfer*> wanted;
+  for (const FileDigest& file : files) {
+    const std::string path = join_path(prefix, file.path);
+    all.emplace_back(folder / file.path, path, file, transport.where(path), options.resume, count);
+    if (!all.back().is_there()) wanted.push_back(&all.back());
+  }
+  fetch_all(transport, wanted, options.transfer, status);
 }
 
 void fetch_set(Transport& transport, const std::string& prefix, const SetManifest& manifest, const fs::path& folder,

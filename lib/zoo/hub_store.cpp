@@ -3,8 +3,6 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "remote/curl_handle.hpp"
-#include "zoo/download.hpp"
 #include "zoo/signatures.hpp"
 
 namespace oscar {
@@ -34,9 +32,7 @@ HubStore::HubStore(const std::string& zoo, const TransferOptions& options, Statu
 }
 
 StoredDocument HubStore::read(const std::string& path) {
-  const std::string about = hub_.url + "/" + percent_encoded(hub_commit_path(address_));
-  HubAddress pinned = address_;
-  pinned.revision = commit_in(ask("GET", about, ""), about);
+  const HubAddress pinned = ask_hub(address_, options_, status_).pinned;
   const std::string url = hub_.url + "/" + percent_encoded(hub_files(pinned) + "/" + in_repository(path));
   const HttpAnswer answer = call({"GET", url, {}, "", {}});
   if (answer.status == 404) return {"", pinned.revision};
@@ -48,7 +44,7 @@ void HubStore::put(const std::string& path, const fs::path& file, const FileDige
   std::string sample(std::min<std::uint64_t>(digest.size, kSampleBytes), '\0');
   read_at(file, 0, std::as_writable_bytes(std::span(sample)));
   const Json entry{{"path", in_repository(path)}, {"sample", to_base64(sample)}, {"size", digest.size}};
-  const Json answer = ask("POST", api("preupload/" + address_.revision), Json{{"files", Json::array({entry})}}.dump());
+  const Json answer = post(api("preupload/" + address_.revision), Json{{"files", Json::array({entry})}}.dump());
   if (member(first_of(member(answer, "files")), "uploadMode") != "lfs") return put_text(path, read_text(file));
   upload(file, digest);
   operations_.push_back(
@@ -117,8 +113,8 @@ void HubStore::upload(const fs::path& file, const FileDigest& digest) {
   if (stored.status < 200 || stored.status >= 300) refuse(stored, "the hub's storage");
 }
 
-Json HubStore::ask(const std::string& method, const std::string& url, const std::string& body) {
-  const HttpAnswer answer = call({method, url, {"Content-Type: application/json"}, body, {}});
+Json HubStore::post(const std::string& url, const std::string& body) {
+  const HttpAnswer answer = call({"POST", url, {"Content-Type: application/json"}, body, {}});
   if (answer.status != 200) refuse(answer, url);
   return parse_json(answer.body, url);
 }

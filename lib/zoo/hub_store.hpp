@@ -41,7 +41,7 @@ class HubStore {
   [[nodiscard]] std::string api(const std::string& what) const;
   [[nodiscard]] Json text_operation(const std::string& path, const std::string& text) const;
   void upload(const std::filesystem::path& file, const FileDigest& digest);
-  [[nodiscard]] Json ask(const std::string& method, const std::string& url, const std::string& body);
+  [[nodiscard]] Json post(const std::string& url, const std::string& body);
   [[nodiscard]] HttpAnswer call(const HttpCall& call) { return call_http(hub_, call, options_, status_); }
 
   HubAddress address_;

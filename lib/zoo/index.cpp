@@ -9,6 +9,7 @@
 #include "base/files.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
+#include "zoo/signatures.hpp"
 
 namespace oscar {
 namespace {
@@ -26,7 +27,6 @@ ZooEntry entry_from_json(const Json& json) {
   entry.summary = json.at("summary");
   entry.created = json.at("created");
   entry.forced = json.at("forced");
-  entry.deprecated = json.value("deprecated", "");
   entry.signed_by = json.value("signed_by", std::vector<std::string>());
   return entry;
 }
@@ -41,7 +41,6 @@ Json to_json(const ZooEntry& entry) {
             {"created", entry.created},
             {"oscar_version", kVersion},
             {"forced", entry.forced}};
-  if (!entry.deprecated.empty()) json["deprecated"] = entry.deprecated;
   if (!entry.signed_by.empty()) json["signed_by"] = entry.signed_by;
   return json;
 }
@@ -83,6 +82,20 @@ std::vector<std::string> with_a_part_of(const SetName& name, std::vector<std::st
   const std::string model = name.model.substr(name.model.find('/') + 1);
   std::erase_if(names, [&](const std::string& known) { return known.find(model) == std::string::npos; });
   return names;
+}
+
+/// Whether `zoo` has an index with a set at this path below it.
+bool has_set_at(const fs::path& zoo, const std::string& path) {
+  std::error_code error;
+  const fs::path file = zoo / kIndexName;
+  if (!fs::is_regular_file(file, error)) return false;
+  try {
+    const ZooIndex index(read_text(file), file.string());
+    const auto entries = index.entries();
+    return std::any_of(entries.begin(), entries.end(), [&](const ZooEntry& entry) { return entry.path == path; });
+  } catch (const Error&) {
+    return false;  // no index of ours
+  }
 }
 
 }  // namespace
@@ -143,6 +156,20 @@ void ZooIndex::put(const ZooEntry& entry) {
   entries.insert(
       std::find_if(entries.begin(), entries.end(), [&](const Json& other) { return key_of(other) > key_of(json); }),
       json);
+}
+
+std::string why_pinned(const fs::path& folder) {
+  std::error_code error;
+  const fs::path real = fs::canonical(folder, error);
+  if (error) return "";
+  if (fs::exists(real / kSignatureName, error)) return "the manifest of this set is signed";
+  if (is_sha256(real.filename().string())) return "this set lies in the cache, under the hash of its manifest";
+  for (fs::path above = real.parent_path(); above != above.parent_path(); above = above.parent_path()) {
+    if (has_set_at(above, real.lexically_relative(above).generic_string())) {
+      return "the zoo in " + above.string() + " knows this set by the hash of its manifest";
+    }
+  }
+  return "";
 }
 
 }  // namespace oscar

@@ -29,7 +29,6 @@ struct ZooEntry {
   Json summary = Json::object();
   std::string created;                 // RFC 3339, UTC
   bool forced = false;                 // published although verify had not accepted it
-  std::string deprecated;              // why it should not be used any more; empty: it may
   std::vector<std::string> signed_by;  // public keys, for people; signature.json decides
 };
 
@@ -53,5 +52,9 @@ class ZooIndex {
  private:
   Json document_;
 };
+
+/// Why the manifest of the set in `folder` must stay as it is: because it is signed, or the set lies in the cache, or
+/// in a zoo whose index names it. Empty if nothing of the kind is known.
+[[nodiscard]] std::string why_pinned(const std::filesystem::path& folder);
 
 }  // namespace oscar

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/errors.hpp"
+#include "base/files.hpp"
+#include "remote/fetch.hpp"
+#include "remote/hub.hpp"
 #include "rotation/verdict.hpp"
-#include "zoo/download.hpp"
-#include "zoo/hub.hpp"
 
 namespace oscar {
 namespace {
@@ -58,13 +60,6 @@ bool fits(const ListedSet& set, const std::string& pattern) {
   return ::fnmatch(pattern.c_str(), set.name().c_str(), FNM_CASEFOLD) == 0;
 }
 
-bool has_words(const ListedSet& set, const std::vector<std::string>& words) {
-  const std::string text =
-      small_letters(set.name() + "\n" + set.model + "\n" + set.recipe + "\n" + set.codec + "\n" + set.verdict);
-  return std::ranges::all_of(
-      words, [&](const std::string& word) { return text.find(small_letters(word)) != std::string::npos; });
-}
-
 Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
 
 Json row_of(const ListedSet& set) {
@@ -80,21 +75,49 @@ Json row_of(const ListedSet& set) {
           {"created", entry.created},
           {"forced", entry.forced},
           {"signed_by", entry.signed_by},
-          {"deprecated", entry.deprecated},
           {"manifest_sha256", entry.manifest_sha256}};
 }
 
 }  // namespace
 
+StoreLocation zoo_location(const std::string& zoo) {
+  if (is_hub_address(zoo)) {
+    const HubAddress address = parse_hub_address(zoo);
+    StoreLocation location = hub_endpoint();
+    location.url += "/" + join_path(hub_files(address), address.folder);
+    return location;
+  }
+  // Both ends that people paste: "…/zoo/" and "…/zoo/index.json".
+  constexpr std::string_view kIndex = "/index.json";
+  return parse_location(zoo.ends_with(kIndex) ? zoo.substr(0, zoo.size() - kIndex.size()) : zoo,
+                        {"--zoo", "give a folder, file:///…, http://…, https://… or hf://…"});
+}
+
+fs::path installed_zoo() {
+  const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
+  for (const char* place : {"../share/oscar/zoo", "zoo"}) {
+    fs::path candidate = (folder / place).lexically_normal();
+    if (fs::exists(candidate / "index.json")) return candidate;
+  }
+  return {};
+}
+
+std::string default_zoo() {
+  if (const std::string zoo = environment({"OSCAR_ZOO"}); !zoo.empty()) return zoo;
+  const fs::path zoo = installed_zoo();
+  if (zoo.empty()) throw UsageError("no zoo is installed with this oscar", "", "name one with --zoo, or set OSCAR_ZOO");
+  return zoo.string();
+}
+
 ZooList list_zoo(const ListOptions& options, Status& status, const TransportFactory& open) {
   const StoreLocation zoo = zoo_location(options.zoo ? *options.zoo : default_zoo());
   const auto transport = open(zoo, options.transfer);
-  auto documents = fetch_texts(*transport, {kIndexName}, kMaxDocumentBytes, options.transfer, status);
-  const std::vector<ZooEntry> entries = ZooIndex(documents.front().required(), transport->where(kIndexName)).entries();
+  const std::string index = fetch_text(*transport, kIndexName, {0, kMaxDocumentBytes}, options.transfer, status);
+  const std::vector<ZooEntry> entries = ZooIndex(index, transport->where(kIndexName)).entries();
   ZooList list{zoo.text(), entries.size(), {}};
   for (const ZooEntry& entry : entries) {
     ListedSet set = listed(entry);
-    if (fits(set, options.pattern) && has_words(set, options.words)) list.sets.push_back(std::move(set));
+    if (fits(set, options.pattern)) list.sets.push_back(std::move(set));
   }
   return list;
 }

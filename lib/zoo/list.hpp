@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a zoo has, for people who choose a set: its index and nothing else is read. What stands there is what the
-// publisher says; pull checks the manifest that it names.
+// Where zoos are, and what one has, for people who choose a set: its index and nothing else is read. What stands there
+// is what the publisher says; pull checks the manifest that it names.
 #pragma once
 
 #include <optional>
@@ -13,13 +13,19 @@
 
 namespace oscar {
 
+/// Where a zoo is that is read: a folder, file://, http(s)://, or a folder on the Hub. A path to index.json means the
+/// folder that it lies in. Throws UsageError.
+[[nodiscard]] StoreLocation zoo_location(const std::string& zoo);
+/// The zoo that was installed or built with this binary; empty if there is none.
+[[nodiscard]] std::filesystem::path installed_zoo();
+/// OSCAR_ZOO, else the zoo that was installed or built with this binary. Throws UsageError if there is none.
+[[nodiscard]] std::string default_zoo();
+
 struct ListOptions {
   std::optional<std::string> zoo;  // as PullOptions::zoo
   /// A pattern with * or ? is matched with the whole name "ORG/MODEL:TAG", and other text with any part of it. Case
   /// does not count. An empty pattern fits all.
   std::string pattern;
-  /// Words that must all stand somewhere in the name, the model's id, the recipe, the codec or the verdict.
-  std::vector<std::string> words;
   TransferOptions transfer;
 };
 

@@ -4,9 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdlib>
+#include <cmath>
 #include <ctime>
 #include <memory>
 #include <random>
@@ -16,16 +15,15 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "coded/coded_set.hpp"
+#include "coded/coded_manifest.hpp"
 #include "remote/transport.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/verdict.hpp"
+#include "zoo/cache.hpp"
 #include "zoo/download.hpp"
-#include "zoo/file_lock.hpp"
 #include "zoo/hub_store.hpp"
-#include "zoo/location.hpp"
+#include "zoo/list.hpp"
 #include "zoo/set_manifest.hpp"
-#include "zoo/set_summary.hpp"
 #include "zoo/signatures.hpp"
 
 namespace oscar {
@@ -65,6 +63,36 @@ void require_accepted(std::optional<Verdict> verdict, const PublishOptions& opti
                     "run oscar verify on it with --model and text, or --dump, or pass --force (the index will say so)");
   }
   status.warning(std::string(what) + "; published because of --force, and the index says so");
+}
+
+/// Model, recipe, codec, bits, layers and figures, for people who choose a set; the manifest decides.
+/// The figures of `verification` without its per-layer lists.
+Json without_lists(const Json& value) {
+  if (!value.is_object()) return value;
+  Json kept = Json::object();
+  for (const auto& [key, member] : value.items()) {
+    if (!member.is_array()) kept[key] = without_lists(member);
+  }
+  return kept;
+}
+
+/// Bits of one code; of a coded set, of one stored value with its share of the scales.
+double bits_of_side(const Json& manifest, std::size_t side) {
+  if (manifest.at("schema") != kCodedSchema) return std::log2(manifest.at("codec").at("levels").at(side).get<double>());
+  double bits = 0;
+  for (const Json& layer : manifest.at("layers"))
+    bits += layer.at(side == 0 ? "key" : "value").at("bits").get<double>();
+  return bits / static_cast<double>(manifest.at("layers").size());
+}
+
+Json summary_of_set(const Json& manifest) {
+  const auto bits = [&](std::size_t side) { return std::round(bits_of_side(manifest, side) * 100) / 100; };
+  return {{"model", manifest.at("model").at("id")},
+          {"recipe", manifest.at("recipe").at("name")},
+          {"codec", manifest.at("codec").at("name")},
+          {"bits", {{"key", bits(0)}, {"value", bits(1)}}},
+          {"num_layers", manifest.at("layers").size()},
+          {"verification", without_lists(manifest.value("verification", Json()))}};
 }
 
 ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool forced) {
@@ -243,7 +271,7 @@ PublishResult publish(const PublishOptions& options, Status& status, const Exami
     HubStore hub(options.zoo, options.transfer, status);
     return publish_to_hub(publication, hub);
   }
-  const StoreLocation location = parse_zoo_location(options.zoo);
+  const StoreLocation location = zoo_location(options.zoo);
   if (!location.remote) return publish_to_folder(publication, location.folder);
   throw UsageError("a zoo at a web server is not written to", location.text(),
                    "publish to a folder and copy that to the server, or publish to hf://ORG/REPO");

@@ -13,9 +13,8 @@
 #include "rotation/verdict.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
-#include "zoo/file_lock.hpp"
-#include "zoo/hub.hpp"
-#include "zoo/offer.hpp"
+#include "zoo/foreign_files.hpp"
+#include "zoo/list.hpp"
 #include "zoo/set_manifest.hpp"
 #include "zoo/signatures.hpp"
 
@@ -23,6 +22,75 @@ namespace oscar {
 namespace {
 
 constexpr std::uint64_t kMaxSignatureBytes = std::uint64_t{64} << 10;
+
+/// Keys that were remembered; a file that cannot be read is an error, not a reason to trust anybody.
+std::vector<PublicKey> pinned(const fs::path& file) {
+  std::vector<PublicKey> keys;
+  if (!fs::exists(file)) return keys;
+  const Json document = read_json(file);
+  const Json list = document.is_object() ? document.value("keys", Json()) : Json();
+  if (!list.is_array() || list.empty()) {
+    throw DataError("the remembered keys cannot be read", file.string(), "remove this file to trust anew");
+  }
+  for (const Json& key : list) keys.push_back({key.is_string() ? key.get<std::string>() : ""});
+  return keys;
+}
+
+bool any_of_these(const std::vector<PublicKey>& signers, const std::vector<PublicKey>& wanted) {
+  return std::ranges::any_of(signers, [&](const PublicKey& key) { return std::ranges::count(wanted, key) > 0; });
+}
+
+std::string list(const std::vector<PublicKey>& keys) {
+  std::string text;
+  for (const PublicKey& key : keys) text += (text.empty() ? "" : ", ") + key.base64;
+  return text;
+}
+
+/// Throws DataError unless `signature_json` shows that the manifest may be used. source: the zoo and the model, under
+/// which keys are remembered in `cache`.
+void require_trust(const TrustOptions& options, const SetManifest& manifest, const std::string& signature_json,
+                   const std::string& source, const SetCache& cache, Status& status) {
+  const std::vector<PublicKey> signers = check_signatures(manifest.text, signature_json, kSignatureName);
+  std::vector<PublicKey> wanted;
+  for (const fs::path& file : options.keys) wanted.push_back(read_public_key(file));
+  if (!wanted.empty()) {
+    if (any_of_these(signers, wanted)) return;
+    throw DataError("the set is signed by " + list(signers) + ", not by a key that was given", source,
+                    "do not use the set, or give its publisher's key with --key");
+  }
+  const fs::path file = cache.key_file(source);
+  wanted = pinned(file);
+  if (wanted.empty()) {
+    Json keys = Json::array();
+    for (const PublicKey& key : signers) keys.push_back(key.base64);
+    write_json(file, {{"source", source}, {"keys", keys}});
+    status.notice("from now on only sets of this model signed by " + list(signers) + " are accepted; " + file.string());
+  } else if (!any_of_these(signers, wanted)) {
+    throw DataError(
+        "the set is signed by " + list(signers) + ", earlier ones by " + list(wanted), source,
+        "ask the publisher; if the key was changed on purpose, give it with --key or remove " + file.string());
+  }
+}
+
+/// The manifest of an entry of the index. Throws TransportError if it is another one, DataError if it is malformed.
+SetManifest fetch_manifest(Transport& zoo, const ZooEntry& entry, const TransferOptions& options, Status& status) {
+  const std::string path = join_path(entry.path, kManifestName), where = zoo.where(path);
+  if (entry.manifest_size > kMaxDocumentBytes) {
+    throw DataError(
+        "the index announces a manifest of " + plural(static_cast<std::int64_t>(entry.manifest_size), "byte"), where,
+        "tell who hosts the zoo");
+  }
+  std::string text = fetch_text(zoo, path, {entry.manifest_size, entry.manifest_size}, options, status);
+  if (sha256_hex(text) != entry.manifest_sha256) {
+    throw TransportError("the manifest is not the one that the index names: sha256 differs", where,
+                         "run again, since the zoo may be changing; if it stays so, publish the set again");
+  }
+  SetManifest manifest = parse_set_manifest(std::move(text), where);
+  if (manifest.total_size != entry.total_size) {
+    throw DataError("index and manifest disagree about the size of the set", where, "publish the set again");
+  }
+  return manifest;
+}
 
 /// Where a set's files come from: the zoo, or the cache.
 struct Source {
@@ -68,7 +136,7 @@ class Pull {
       throw DataError("the cache does not have " + asked_ + " of " + zoo_.text(), cache_.set_folder("").string(),
                       "name the zoo that it came from with --zoo, or pull it once without --offline");
     }
-    return hub_ ? ask_hub() : ask_zoo();
+    return hub_ ? ask_repository() : ask_zoo();
   }
 
  private:
@@ -85,10 +153,9 @@ class Pull {
 
   PullResult ask_zoo() {
     const auto transport = open_(zoo_, options_.transfer);
-    // Over a network, two answers at once cost as much time as one.
-    const bool first_pull = zoo_.remote && !cache_.recall(zoo_.text(), asked_);
-    const auto [entry, manifest] = ask_index(*transport, name_, first_pull, options_.transfer, status_);
-    if (!entry.deprecated.empty()) status_.warning(asked_ + " is deprecated: " + entry.deprecated);
+    const std::string where = transport->where(kIndexName);
+    const std::string index = fetch_text(*transport, kIndexName, {0, kMaxDocumentBytes}, options_.transfer, status_);
+    const ZooEntry entry = ZooIndex(index, where).require(name_, where);
     const Source source{*transport, entry.path};
     if (const auto cached =
             find_set(cache_.set_folder(entry.manifest_sha256), entry.manifest_sha256, SetCheck::sizes)) {
@@ -96,28 +163,22 @@ class Pull {
       if (!options_.out) cache_.remember(zoo_.text(), asked_, cached->sha256);
       return deliver_cached(*cached);
     }
-    return deliver(manifest ? *manifest : fetch_manifest(*transport, entry, options_.transfer, status_), source);
+    return deliver(fetch_manifest(*transport, entry, options_.transfer, status_), source);
   }
 
-  PullResult ask_hub() {
+  PullResult ask_repository() {
+    const HubRepository repository = ask_hub(*hub_, options_.transfer, status_);
     const auto transport = open_(zoo_, options_.transfer);
-    const Source own{*transport, join_path(hub_files(*hub_), hub_->folder)};
-    const std::string manifest = join_path(own.prefix, kManifestName), commit = hub_commit_path(*hub_);
-    expect_usual_files(*transport, own.prefix);
-    // A set of ours lists its files itself. If there is none, the commit is known by then.
-    auto answers = fetch_texts(*transport, {manifest, commit}, kMaxDocumentBytes, options_.transfer, status_);
-    if (!answers[0].absent || answers[0].denied) {
-      (void)answers[0].required();
-      if (!options_.pair.empty()) {
-        throw UsageError("the folder is a set of oscar, which has one pair of rotations", "--pair", "leave it out");
-      }
-      return deliver(parse_set_manifest(std::move(answers[0].text), transport->where(manifest)), own);
+    const Source source{*transport, join_path(hub_files(repository.pinned), hub_->folder)};
+    if (!repository.has(join_path(hub_->folder, kManifestName))) {
+      return deliver_foreign(repository.pinned, rotation_files(repository, options_.pair), source);
     }
-    HubAddress pinned = *hub_;
-    pinned.revision = commit_in(parse_json(answers[1].required(), transport->where(commit)), transport->where(commit));
-    const auto files =
-        rotation_files(list_hub_folder(*transport, pinned, options_.transfer, status_), options_.pair, *hub_);
-    return deliver_foreign(pinned, files, {*transport, join_path(hub_files(pinned), hub_->folder)});
+    if (!options_.pair.empty()) {
+      throw UsageError("the folder is a set of oscar, which has one pair of rotations", "--pair", "leave it out");
+    }
+    const std::string manifest = join_path(source.prefix, kManifestName);
+    std::string text = fetch_text(*transport, manifest, {0, kMaxDocumentBytes}, options_.transfer, status_);
+    return deliver(parse_set_manifest(std::move(text), transport->where(manifest)), source);
   }
 
   /// Files of others: fetched as they are, made a set, and kept by that set's manifest.

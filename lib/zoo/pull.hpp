@@ -11,14 +11,25 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "coded/coded_set.hpp"
 #include "remote/transport.hpp"
 #include "rotation/one_truth.hpp"
-#include "zoo/trust.hpp"
 
 namespace oscar {
+
+/// Who must have signed a set's manifest. Given keys decide; without them, the keys that signed a model's sets when
+/// they were first pulled from a zoo are remembered, and others refused from then on.
+struct TrustOptions {
+  /// Refuse sets that are not signed, or not by who signed before.
+  bool require_signature = false;
+  /// PEM files with public Ed25519 keys: one of them must have signed. Implies require_signature.
+  std::vector<std::filesystem::path> keys;
+
+  [[nodiscard]] bool needed() const { return require_signature || !keys.empty(); }
+};
 
 struct PullOptions {
   std::string name;                // ORG/MODEL, ORG/MODEL:TAG, ORG/MODEL@sha256:HEX, or hf://ORG/REPO/FOLDER

@@ -4,7 +4,7 @@ import contextlib
 
 import edit
 from harness import Fault
-from peers import Hub, RangeServer
+from peers import FileServer, Hub
 from support import read_folder
 
 QUICK = ("--retries", "0", "--timeout", "2")
@@ -40,7 +40,7 @@ def streams():
     """Models at addresses."""
     def ranges(prefix, **options):
         def serve(folder):
-            return RangeServer({f"x/{name}": content for name, content in read_folder(folder / prefix).items()}, **options)
+            return FileServer({f"x/{name}": content for name, content in read_folder(folder / prefix).items()}, **options)
 
         return serve
 
@@ -48,7 +48,7 @@ def streams():
         def serve(folder):
             files = {f"x/{name}": content for name, content in read_folder(folder / "model").items()}
             change(files)
-            return RangeServer(files)
+            return FileServer(files)
 
         return serve
 

@@ -154,14 +154,14 @@ COMMANDS_OF = {
     "publish": ("publish", "set", "--zoo", "out", "--name", "me/m"),
     "verify": ("verify", "set", "--compare", "none", "--no-record"),
     "pull": ("pull", "me/m", "--zoo", "zoo", "--out", "out"),
-    "render": ("zoo", "render", "--zoo", "zoo", "--out", "out.html")
+    "list": ("zoo", "list", "--zoo", "zoo")
 }
 
 
 def in_index():
-    for member in ("name", "tag", "path", "oscar_version", "created", "deprecated", "summary.model", "summary.recipe"):
+    for member in ("name", "tag", "path", "oscar_version", "created", "summary.model", "summary.recipe"):
         for kind in ("command", "parent", "escape", "long"):
-            for command in ("pull", "render"):
+            for command in ("pull", "list"):
                 yield Fault(f"text/index-{member}/{kind}/{command}",
                             f"{member} of a zoo's index is {kind}: {command}",
                             COMMANDS_OF[command], ("zoo",),

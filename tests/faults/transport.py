@@ -4,9 +4,9 @@ import hashlib
 import json
 
 import edit
-import servers
+import peers
 from harness import Fault
-from servers import OddServer
+from peers import FileServer
 from support import read_folder
 
 QUICK = ("--retries", "0", "--timeout", "2")
@@ -18,16 +18,7 @@ PATHS = {
 
 
 def other_bytes(server, request, path):
-    servers.reply(request, 200, bytes(len(server.files[path])))
-
-
-def page(server, request, path):
-    servers.reply(request, 200, b"<html>Please log in</html>", Content_Type="text/html")
-
-
-def understate(server, request, path):
-    request.close_connection = True
-    servers.reply(request, 200, server.files[path], length=len(server.files[path]) // 2)
+    request.reply(200, bytes(len(server.files[path])))
 
 
 def silent(server, request, path):
@@ -62,17 +53,17 @@ def escape_reason(server, request, path):
 
 
 BEHAVIOURS = {
-    "truncate": servers.truncate, "cut": servers.truncate_silently, "lengthen": servers.lengthen, "flood": servers.flood,
-    "corrupt": servers.corrupt, "stall": servers.stall, "silent": silent, "other": other_bytes, "page": page,
-    "understate": understate, "hang-up": hang_up, "drip": drip, "500": servers.status(500), "403": servers.status(403),
-    "header": split_header, "reason": escape_reason, "file": servers.redirect("file:///etc/passwd"),
-    "ftp": servers.redirect("ftp://127.0.0.1/x"), "gopher": servers.redirect("gopher://127.0.0.1/x")
+    "truncate": peers.announce(1, 0.5), "cut": peers.announce(None, 0.5), "understate": peers.announce(0.5),
+    "lengthen": peers.lengthen, "flood": peers.flood, "corrupt": peers.corrupt, "stall": peers.stall, "silent": silent,
+    "other": other_bytes, "page": peers.page, "hang-up": hang_up, "drip": drip, "500": peers.status(500),
+    "403": peers.status(403), "header": split_header, "reason": escape_reason, "file": peers.redirect("file:///etc/passwd"),
+    "ftp": peers.redirect("ftp://127.0.0.1/x"), "gopher": peers.redirect("gopher://127.0.0.1/x")
 }
 
 
 def behave(path, function):
     def serve(folder):
-        return OddServer(read_folder(folder / "zoo"), {path: [function]}, forever=True)
+        return FileServer(read_folder(folder / "zoo"), {path: [function]}, forever=True)
 
     return serve
 
@@ -92,7 +83,7 @@ def misbehaving():
         yield Fault(f"transport/{place}/loop",
                     f"the server redirects {place} to itself",
                     PULL, ("zoo",),
-                    serve=behave(path, servers.redirect(f"/{path}")),
+                    serve=behave(path, peers.redirect(f"/{path}")),
                     check=nothing_pulled)
 
 
@@ -105,7 +96,7 @@ def edited(change):
     def serve(folder):
         files = read_folder(folder / "zoo")
         change(files)
-        return OddServer(files)
+        return FileServer(files)
 
     return serve
 

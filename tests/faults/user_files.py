@@ -90,9 +90,6 @@ def outputs_that_are_inputs():
     yield refused("input/stats-tokens", "--save-stats onto the tokens",
                   ("fit", "--model", "model", "--tokens", "tokens.npy", "--sequences", "1", "--seq-len", "64", "--recipe",
                    "oscar", "--save-stats", "tokens.npy", "--force"), LIVE)
-    for name in ("index.json", "me/m/latest/manifest.json", "me/m/latest/rotations.h5"):
-        yield refused(f"input/render-{name.replace('/', '_')}", f"zoo render --out onto the zoo's {name}",
-                      ("zoo", "render", "--zoo", "zoo", "--out", f"zoo/{name}"), ("zoo",))
     yield refused("input/publish-inside", "publish into a zoo inside the set",
                   ("publish", "set", "--zoo", "set", "--name", "me/m"), ("set",))
     yield refused("input/pull-zoo", "pull --out onto the zoo", ("pull", "me/m", "--zoo", "zoo", "--out", "zoo", "--force"),
@@ -215,8 +212,6 @@ def led_out_of_the_zoo():
     }
     yield Fault("files/zoo/index-link", "index.json is a link", publish, ("rich", "zoo"), link("index.json", None),
                 **stays_link)
-    yield Fault("files/zoo/index-link-tag", "zoo tag where index.json is a link",
-                ("zoo", "tag", "me/m:latest", "v2", "--zoo", "zoo"), ("zoo",), link("index.json", None), **stays_link)
     yield refused("zoo/index-fifo", "index.json is a FIFO", publish, ("rich", "zoo"),
                   lambda place: [(place / "zoo/index.json").unlink(),
                                  os.mkfifo(place / "zoo/index.json")])

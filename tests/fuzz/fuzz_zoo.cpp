@@ -3,7 +3,6 @@
 #include "base/files.hpp"
 #include "fuzz.hpp"
 #include "zoo/index.hpp"
-#include "zoo/render.hpp"
 #include "zoo/set_manifest.hpp"
 #include "zoo/signatures.hpp"
 
@@ -14,7 +13,6 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     for (const oscar::ZooEntry& entry : index.entries()) {
       if (!oscar::is_safe_relative_path(entry.path)) std::abort();
     }
-    (void)oscar::render_zoo(index, "");
   });
   with_text(data, size, [](const std::string& text) {
     for (const oscar::FileDigest& file : oscar::parse_set_manifest(text, "fuzz").files) {

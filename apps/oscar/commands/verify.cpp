@@ -21,7 +21,7 @@
 #include "verify/report/html_report.hpp"
 #include "verify/report/record.hpp"
 #include "verify/report/table.hpp"
-#include "zoo/pinned.hpp"
+#include "zoo/index.hpp"
 
 namespace oscar {
 namespace {

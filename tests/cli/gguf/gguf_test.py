@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
 from remote_case import DATA, MODEL, TOKENS, RemoteCase, read_folder
-from peers import RangeServer
+from peers import FileServer
 
 try:
     import numpy
@@ -40,7 +40,7 @@ class GgufTest(RemoteCase):
 
     def test_fit_and_verify(self):
         path = self.sample(kind=KIND.Q8_0)
-        files = self.fit("set", "--model", path, "--recipe", "stretch", "--target", "any", *TOKENS)
+        files = self.fit("set", "--model", path, "--recipe", "stretch", "--value-objective", "output", "--target", "any", *TOKENS)
         identity = json.loads(files["manifest.json"])["model"]
         self.assertEqual((identity["id"], identity["num_layers"], identity["head_dim"]), ("sample", 4, 128))
         verify = ["verify", "-q", "set", *TOKENS, "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]
@@ -52,7 +52,7 @@ class GgufTest(RemoteCase):
     def test_at_an_address(self):
         path = self.sample(kind=KIND.Q4_1)
         here = self.fit("a", "--model", path, *TEXT)
-        server = RangeServer({"models/sample.gguf": path.read_bytes()})
+        server = FileServer({"models/sample.gguf": path.read_bytes()})
         with server as url:
             self.assertEqual(self.fit("b", "--model", f"{url}/models/sample.gguf", *TEXT), here)
             asked = [piece for _, piece in server.seen]
@@ -63,7 +63,7 @@ class GgufTest(RemoteCase):
         names = [f"sample-{part:05}-of-00003.gguf" for part in (1, 2, 3)]
         parts = [self.sample(name, parts=3, part=part + 1) for part, name in enumerate(names)]
         self.assertEqual(self.fit("b", "--model", parts[0], *TOKENS), whole)
-        server = RangeServer({f"m/{name}": part.read_bytes() for name, part in zip(names, parts)})
+        server = FileServer({f"m/{name}": part.read_bytes() for name, part in zip(names, parts)})
         with server as url:
             self.assertEqual(self.fit("c", "--model", f"{url}/m/{names[0]}", *TOKENS), whole)
         self.refused(["is not the first part", names[0]], parts[1])

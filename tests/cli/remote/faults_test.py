@@ -7,10 +7,17 @@ import threading
 import time
 import unittest
 
-from remote_case import MODEL, TOKENS, FaultyServer, RemoteCase, read_folder
-from peers import RangeServer
+from remote_case import MODEL, TOKENS, RemoteCase, read_folder
+from peers import FileServer
 
 WEIGHTS = "model-00001-of-00001.safetensors"
+
+
+def answer(server, request, path, begin, end, said=None, etag=None):
+    """Sends these bytes of a file as the range `said`, if it is another one."""
+    first, last = said or (begin, end)
+    body = server.files[path]
+    return request.reply(206, body[begin:end], ETag=etag or server.etag(body), Content_Range=f"bytes {first}-{last - 1}/{len(body)}")
 
 
 class FaultsTest(RemoteCase):
@@ -18,88 +25,64 @@ class FaultsTest(RemoteCase):
         super().setUp()
         self.environment["OSCAR_DEVICE"] = "cpu"  # a GPU reads layers side by side, before something can happen in between
 
-    def model(self, **options):
-        return FaultyServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, **options)
+    def model(self, fault=None, **options):
+        """fault(request, path, nth, asked): in place of what is asked for of the weights."""
+        def of_weights(request, path, *more):
+            return fault is not None and path.endswith(WEIGHTS) and fault(request, path, *more)
+        server = FileServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, fault=of_weights, **options)
+        return server
 
-    def fails(self, fragments, **options):
-        with self.model(**options) as url:
-            return self.fail_with(fragments, "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
+    def fails(self, fragments, server, path="m", **more):
+        with server as url:
+            return self.fail_with(fragments, "fit", "--model", f"{url}/{path}", *TOKENS, "--out", "set", **more)
+
+    def comes_whole(self, server):
+        with server as url:
+            there = self.fit("b", "--model", f"{url}/m", *TOKENS)
+        self.same(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), there)
 
     def test_a_line_that_is_cut_is_taken_up_again(self):
         def cut(request, path, nth, asked):
-            if not path.endswith(WEIGHTS) or nth % 3:
+            if nth % 3:
                 return False
-            body = server.files[path][asked[0]:asked[1]]
+            body = server.files[path]
             request.close_connection = True
-            return request.reply(206, body[:len(body) // 2], length=len(body), ETag=server.etag(path),
-                                 Content_Range=f"bytes {asked[0]}-{asked[1] - 1}/{len(server.files[path])}")
-        server = self.model(fault=cut)
-        with server as url:
-            there = self.fit("b", "--model", f"{url}/m", *TOKENS)
-        self.assertEqual(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), there)
+            return request.reply(206, body[asked[0]:sum(asked) // 2], length=asked[1] - asked[0], ETag=server.etag(body),
+                                 Content_Range=f"bytes {asked[0]}-{asked[1] - 1}/{len(body)}")
+        server = self.model(cut)
+        self.comes_whole(server)
         self.assertTrue(any(server.conditions))
 
-    def test_a_server_that_is_busy_for_good(self):
-        def busy(request, path, nth, asked):
-            return path.endswith(WEIGHTS) and nth > 2 and request.reply(503)
-        self.fails(["HTTP 503", "(tried 4 times)", WEIGHTS, "trying again"], fault=busy)
-
     def test_answers_that_say_too_little(self):
-        def short(request, path, nth, asked):
-            size = len(server.files.get(path, b""))
-            return path.endswith(WEIGHTS) and asked[1] - asked[0] > 1000 and request.reply(
-                206, server.files[path][asked[0]:asked[1] - 7], ETag=server.etag(path),
-                Content_Range=f"bytes {asked[0]}-{asked[1] - 8}/{size}")
-        server = self.model(fault=short)
-        with server as url:  # pieces of pieces are asked for again
-            there = self.fit("b", "--model", f"{url}/m", *TOKENS)
-        self.assertEqual(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), there)
+        server = self.model(lambda request, path, nth, asked: asked[1] - asked[0] > 1000 and answer(
+            server, request, path, asked[0], asked[1] - 7))
+        self.comes_whole(server)  # pieces of pieces are asked for again
+
+    def test_servers_that_cannot_serve_a_model(self):
+        self.fails(["HTTP 503", "(tried 4 times)", WEIGHTS, "trying again"],
+                   self.model(lambda request, path, nth, asked: nth > 2 and request.reply(503)))
+        self.fails(["whole files only", WEIGHTS, "nginx, Apache"], self.model(ranges=False))
+        server = self.model(lambda request, path, nth, asked: answer(server, request, path, 1, 65537))
+        self.fails(["the range that was asked for", WEIGHTS], server)
 
     def test_a_file_that_changes(self):
         def change(request, path, nth, asked):
-            if path.endswith(WEIGHTS) and nth == 4:
-                body = bytearray(server.files[path])
-                body[-1] ^= 1
-                server.files[path] = bytes(body)
+            if nth == 4:
+                server.files[path] = server.files[path][:-1] + bytes([server.files[path][-1] ^ 1])
             return False
-        server = self.model(fault=change)
-        with server as url:
-            self.fail_with(["has changed since this run first read it", WEIGHTS, "run again"], "fit", "--model", f"{url}/m", *TOKENS,
-                           "--out", "set")
-
-    def test_a_file_that_changes_at_a_server_without_conditions(self):
-        def change(request, path, nth, asked):
-            body = server.files[path]
-            if not path.endswith(WEIGHTS):
-                return False
-            return request.reply(206, body[asked[0]:asked[1]], ETag=f'"{nth // 4}"',
-                                 Content_Range=f"bytes {asked[0]}-{asked[1] - 1}/{len(body)}")
-        server = self.model(fault=change)
-        with server as url:
-            self.fail_with(["has changed since this run first read it", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
-
-    def test_a_server_without_ranges(self):
-        with RangeServer({f"m/{path}": content for path, content in read_folder(MODEL).items()}, ranges=False) as url:
-            self.fail_with(["whole files only", WEIGHTS, "nginx, Apache"], "fit", "--model", f"{url}/m", *TOKENS,
-                           "--out", "set")
-
-    def test_a_server_that_sends_another_range(self):
-        def shifted(request, path, nth, asked):
-            body = server.files[path]
-            return path.endswith(WEIGHTS) and request.reply(206, body[1:65537], Content_Range=f"bytes 1-65536/{len(body)}")
-        server = self.model(fault=shifted)
-        with server as url:
-            self.fail_with(["the range that was asked for", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
+        server = self.model(change)
+        self.fails(["has changed since this run first read it", WEIGHTS, "run again"], server)
+        without_conditions = self.model(lambda request, path, nth, asked: answer(
+            without_conditions, request, path, *asked, etag=f'"{nth // 4}"'))
+        self.fails(["has changed since this run first read it", WEIGHTS], without_conditions)
 
     def test_what_is_not_there(self):
-        out = ["--out", "set"]
-        with (server := self.model()) as url:
-            self.fail_with(["no such file", "/x/config.json"], "fit", "--model", f"{url}/x", *TOKENS, *out)
-            del server.files[f"m/{WEIGHTS}"]
-            self.fail_with(["no such file", WEIGHTS], "fit", "--model", f"{url}/m", *TOKENS, *out)
-        for bad in ("http://", "https://h/m?version=1"):
-            self.fail_with(["try:"], "fit", "--model", bad, *TOKENS, *out, code=2)
-        self.fail_with(["s3://bucket/m"], "fit", "--model", "s3://bucket/m", *TOKENS, *out)  # no kind of address
+        self.fails(["no such file", "/x/config.json"], self.model(), "x")
+        server = self.model()
+        del server.files[f"m/{WEIGHTS}"]
+        self.fails(["no such file", WEIGHTS], server)
+        for bad, code in (("http://", 2), ("https://h/m?version=1", 2), ("s3://bucket/m", 1)):
+            self.fail_with(["try:"], "fit", "--model", bad, *TOKENS, "--out", "set", code=code)
 
     def test_a_dump_at_an_address_is_refused_and_its_password_shown_nowhere(self):
         for address in ("https://me:secret@host/dump", "hf://me/secret"):
@@ -108,72 +91,49 @@ class FaultsTest(RemoteCase):
                                       *command, "--dump", address, code=2)
                 self.assertNotIn("secret", done.stderr)
 
-    def test_a_password_in_an_address_is_used_and_shown_nowhere(self):
-        with self.model(password="me:p@ss") as url:
-            place = url.replace("http://", "http://me:p%40ss@")
-            files = self.fit("b", "--model", f"{place}/m", *TOKENS)
-            self.assertEqual(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), files)
-            done = self.fail_with(["no such file", "/x/config.json"], "fit", "--model", f"{place}/x", *TOKENS, "--out", "set")
-            self.fail_with(["HTTP 401", "check the credentials"], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set")
-        for secret in ("p@ss", "p%40ss"):
-            self.assertNotIn(secret, done.stderr)
+    def test_a_password_is_taken_from_netrc_and_never_from_an_address(self):
+        self.fails(["HTTP 401", "netrc"], self.model(password="me:p@ss"))
+        with self.model() as url:
+            named = url.replace("http://", "http://me:p@ss@")
+            done = self.fail_with(["no password"], "fit", "--model", f"{named}/m", *TOKENS, "--out", "set", code=2)
+            self.assertNotIn("p@ss", done.stderr)
+        (self.folder / ".netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
+        self.comes_whole(self.model(password="me:p@ss"))
 
     def test_an_index_cannot_name_files_outside_its_folder(self):
         server = self.model()
         server.files["m/model.safetensors.index.json"] = json.dumps(
             {"weight_map": {"model.embed_tokens.weight": "..%2fprivate%2fx.safetensors"}}).encode()
-        with server as url:
-            self.fail_with(["leads out of its folder"], "fit", "--model", f"{url}/m", *TOKENS, "--out", "set", code=2)
-        self.assertFalse([path for path in server.seen if "private" in path])
-
-    def test_statistics_at_an_address(self):
-        dump, names = self.dump(), ("first.safetensors", "second.safetensors")
-        self.succeed("fit", "-q", "--dump", dump, "--save-stats", names[0])
-        self.succeed("fit", "-q", "--dump", dump, "--stats", names[0], "--save-stats", names[1])
-        with FaultyServer({name: (self.folder / name).read_bytes() for name in names}) as url:
-            there = self.fit("b", "--stats", *(f"{url}/{name}" for name in names))
-        self.assertEqual(self.fit("a", "--stats", *names), there)
-
-    def fails_at_once(self, server, fragments, *arguments, **more):
-        """Although the server holds back what is read ahead: the run would wait for that for two minutes."""
-        with server:
-            begun = time.monotonic()
-            self.fail_with(fragments, "fit", *arguments, "--recipe", "oscar", "--out", "set", **more)
-        self.assertTrue(server.held.is_set())
-        self.assertLess(time.monotonic() - begun, 10)
-
-    def holding_back(self, files, held, before=lambda path, asked: False):
-        """Holds back what held() tells, and does not answer what before() tells until it holds something back."""
-        def fault(request, path, nth, asked):
-            if held(path, asked):
-                server.held.set()
-                return server.closing.wait(60)
-            return before(path, asked) and not server.held.wait(20)
-        server = FaultyServer(files, fault)
-        server.held = threading.Event()
-        return server
+        self.fails(["leads out of its folder"], server, code=2)
+        self.assertEqual(server.asked("private"), [])
 
     def test_an_error_does_not_wait_for_the_next_layer_of_a_model(self):
-        files = {f"m/{path}": content for path, content in read_folder(MODEL).items()}
-        weights = bytearray(files[f"m/{WEIGHTS}"])
+        held, server = threading.Event(), self.model()
+        weights = bytearray(server.files[f"m/{WEIGHTS}"])
         size = int.from_bytes(weights[:8], "little")
         places = {name: [8 + size + at for at in entry["data_offsets"]]
                   for name, entry in json.loads(weights[8:8 + size]).items() if name.startswith("model.layers.")}
         begin, end = places["model.layers.0.self_attn.k_proj.weight"]
         weights[begin:end] = b"\xff" * (end - begin)
-        files[f"m/{WEIGHTS}"] = bytes(weights)
         after = [place for name, place in places.items() if name.startswith("model.layers.1.")]
-        server = self.holding_back(files, lambda path, asked: path.endswith(WEIGHTS) and any(
-            begin <= asked[0] < end for begin, end in after))
-        self.fails_at_once(server, ["layer 0", "not finite"], "--model", f"{server.url}/m", *TOKENS)
+
+        def hold_back(request, path, nth, asked):
+            if not any(begin <= asked[0] < end for begin, end in after):
+                return False
+            held.set()
+            return server.closing.wait(60)
+        server = self.model(hold_back)
+        server.files[f"m/{WEIGHTS}"] = bytes(weights)
+        begun = time.monotonic()
+        self.fails(["layer 0", "not finite"], server)
+        self.assertTrue(held.is_set())  # the run would wait for that for two minutes
+        self.assertLess(time.monotonic() - begun, 10)
 
     def test_ctrl_c(self):
-        files = {f"m/{path}": content for path, content in read_folder(MODEL).items()}
-        server = RangeServer(files, stall_at=200_000)
-        with server as url:
+        with (server := self.model(stall_at=200_000)) as url:
             running = subprocess.Popen(self.command("fit", "--model", f"{url}/m", *TOKENS, "--out", "set"), cwd=self.folder,
                                        env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            while not any(path.endswith(WEIGHTS) and piece and piece[1] > 200_000 for path, piece in list(server.seen)):
+            while not any(piece and piece[1] > 200_000 for piece in server.asked(WEIGHTS)):
                 time.sleep(0.05)
             begun = time.monotonic()
             running.send_signal(signal.SIGINT)

@@ -134,7 +134,7 @@ class HubModelsTest(RemoteCase):
         here = self.fit("here", "--model", self.copy(MODEL, "small"), *LAYER)
         with ModelHub({OLD: inside}, {"a/b": OLD}) as hub:
             self.same(here, self.fit_layer(hub, "there", f"hf://{REPOSITORY}/small@a/b"))
-        self.assertEqual(hub.raw[0], f"/api/models/{REPOSITORY}/revision/a%2Fb")  # as the hub's own client sends it
+        self.assertEqual(hub.raw[0], f"/api/models/{REPOSITORY}/revision/a%2Fb?blobs=true")  # as the hub's own client sends it
 
     def test_the_token_goes_to_the_hub_alone_and_into_no_text(self):
         (self.folder / "kept").write_text("hf_secret\n")

@@ -4,21 +4,20 @@
 import json
 import shutil
 import socket
-import subprocess
 import unittest
 
-from remote_case import DATA, MODEL, TOKENS, FaultyServer, RemoteCase, read_folder
-from peers import Nginx
+from remote_case import DATA, MODEL, TOKENS, RemoteCase, read_folder
+from peers import FileServer, Nginx, certificate
 
 LAYER = [*TOKENS, "--layers", "0", "--recipe", "oscar"]
 
 
-class ServerOfVersion6(FaultyServer):
+class ServerOfVersion6(FileServer):
     host = "::1"
 
 
 class StreamTest(RemoteCase):
-    def model(self, kind=FaultyServer):
+    def model(self, kind=FileServer):
         return kind({f"m/{path}": content for path, content in read_folder(MODEL).items()})
 
     def fit_layer(self, place, out, **env):
@@ -39,9 +38,14 @@ class StreamTest(RemoteCase):
         single = self.copy(MODEL, "qwen3-2m")
         (single / "model.safetensors.index.json").unlink()
         (single / "model-00001-of-00001.safetensors").rename(single / "model.safetensors")
-        options = ["--recipe", "stretch", "--target", "any", *TOKENS]
         with self.serving(single) as url:
-            self.same(self.fit("a", "--model", single, *options), self.fit("b", "--model", f"{url}/qwen3-2m", *options))
+            self.same(self.fit_layer(single, "a"), self.fit_layer(f"{url}/qwen3-2m", "b"))
+
+    def test_statistics_at_an_address(self):
+        self.succeed("fit", "-q", "--model", MODEL, *TOKENS, "--recipe", "oscar", "--save-stats", "sums.safetensors")
+        with FileServer({"sums.safetensors": (self.folder / "sums.safetensors").read_bytes()}) as url:
+            there = self.fit("b", "--recipe", "oscar", "--stats", f"{url}/sums.safetensors")
+        self.same(self.fit("a", "--recipe", "oscar", "--stats", "sums.safetensors"), there)
 
     def test_no_more_is_asked_for_than_is_needed(self):
         weights = "model-00001-of-00001.safetensors"
@@ -62,11 +66,9 @@ class StreamTest(RemoteCase):
 
     def test_nginx_over_http2(self):
         shutil.copytree(MODEL, self.folder / "www/a+b/qwen3-2m")
-        certificate, key = self.folder / "c.pem", self.folder / "k.pem"
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate,
-                        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
-        with Nginx(self.folder / "nginx", self.folder / "www", (certificate, key)) as nginx:
-            there = self.fit("b", "--model", f"{nginx.url}/a%2Bb/qwen3-2m", *TOKENS, env={"SSL_CERT_FILE": str(certificate)})
+        files = certificate(self.folder)
+        with Nginx(self.folder / "nginx", self.folder / "www", files) as nginx:
+            there = self.fit("b", "--model", f"{nginx.url}/a%2Bb/qwen3-2m", *TOKENS, env={"SSL_CERT_FILE": str(files[0])})
             ranges = [line for line in nginx.requests() if line[4] == "206"]
         self.same(self.fit("a", "--model", MODEL, *TOKENS), there)
         self.assertGreater(len(ranges), 4)

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""`oscar pull hf://…` against the Hugging Face Hub's API on localhost; the hub's own client checks that the API is the
-real one: hub_test.py [HubTest.test_…]. Run by the project's virtual environment."""
+"""`oscar pull` and `publish` of hf:// addresses, against the Hugging Face Hub's API on localhost; the hub's own client
+checks that the API is the real one: hub_test.py [HubTest.test_…]. Run by the project's virtual environment."""
+import io
 import json
 import os
-import shutil
-import socket
-import sys
-import time
 import unittest
+import zipfile
 from pathlib import Path
 
-from peers import Hub, pinned
-from support import ZooTest, make_set, read_folder
+from peers import Hub, Serving, WritableHub, pinned
+from support import KEYS, NAME, VALUES, ZooTest, make_set, read_folder
 
 SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
-KEYS, VALUES = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 REPOSITORY = "someone/RotationZoo"
 FOLDER = "Qwen3/seq20000_group128"
+SECRET = "hf_secret"
 
 
 class HubTest(ZooTest):
@@ -86,6 +84,8 @@ class HubTest(ZooTest):
         with Hub(REPOSITORY, {f"sets/one/{path}": content for path, content in files.items()}) as hub:
             done = self.pull(hub, f"hf://{REPOSITORY}/sets/one@{Hub.COMMIT}")
             self.assertEqual(done.returncode, 0, done.stderr)
+        asked = [path for _, path, _ in hub.seen]
+        self.assertLessEqual(len(asked), 1 + len([content for content in files.values() if content]), asked)
         self.assertEqual(read_folder(done.stdout.strip()), files)
         self.published()
         with Hub(REPOSITORY, read_folder(self.zoo)) as hub:
@@ -93,74 +93,8 @@ class HubTest(ZooTest):
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(read_folder(self.out), files)
 
-    def test_a_set_of_ours_is_asked_for_without_a_listing(self):
-        files = make_set(self.folder / "set", 1)
-        with Hub(REPOSITORY, {f"sets/one/{path}": content for path, content in files.items()}) as hub:
-            self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/sets/one").returncode, 0)
-        asked = [path for method, path, _ in hub.seen if method == "GET"]
-        self.assertLessEqual(len(asked), 1 + len([name for name, content in files.items() if content]), asked)
-        self.assertFalse([path for path in asked if "/tree/" in path], asked)
-
-    def pulled_with_time_for_redirects(self, change=lambda hub: None):
-        """The manifest comes late: by then it is known where the files lie."""
-        files = make_set(self.folder / "set", 1)
-        with Hub(REPOSITORY, {f"sets/one/{path}": content for path, content in files.items()}) as hub:
-            answer = hub.answer
-
-            def late(request):
-                time.sleep(0.3 if request.path.endswith("manifest.json") else 0)
-                answer(request)
-            hub.answer = late
-            change(hub)
-            done = self.pull(hub, f"hf://{REPOSITORY}/sets/one", "--retries", "0", HF_TOKEN="hf_secret")
-            self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(read_folder(done.stdout.strip()), files)
-        self.assertFalse([headers for headers in hub.storage_headers if "Authorization" in headers])
-        large = [path for method, path, _ in hub.seen if method == "GET" and path.endswith(".pt")]
-        return large, hub.storage_headers, done.stderr
-
-    def test_files_are_fetched_from_where_the_hub_is_known_to_redirect(self):
-        asked_at_the_hub, storage, _ = self.pulled_with_time_for_redirects()
-        self.assertEqual((asked_at_the_hub, len(storage)), ([], 2))
-
-    def test_redirects_that_lead_astray_cost_no_try_and_no_word(self):
-        with socket.create_server(("127.0.0.1", 0)) as gone:
-            dead = f"http://127.0.0.1:{gone.getsockname()[1]}"
-
-        def to(address):
-            def change(hub):
-                resolve = hub.resolve
-                hub.files["larger"] = b"<html>" * 100_000
-
-                def resolved(request, name):
-                    if request.command == "HEAD":
-                        return hub.reply(request, 302, b"", Location=address.format(hub.storage_url))
-                    return resolve(request, name)
-                hub.resolve = resolved
-            return change
-        for address in ("{}/expired", "{}/larger", f"{dead}/file"):
-            with self.subTest(address):
-                asked_at_the_hub, _, said = self.pulled_with_time_for_redirects(to(address))
-                self.assertEqual(len(asked_at_the_hub), 2)
-                self.assertNotIn("trying again", said)
-                shutil.rmtree(self.cache)
-
-    def test_a_body_that_comes_with_an_answer_to_head_is_no_failure(self):
-        def chatty(hub):
-            reply = hub.reply
-
-            def replied(request, status, body, **headers):
-                reply(request, status, body, **headers)
-                if request.command == "HEAD":
-                    time.sleep(0.6)  # by then the connection has its next request
-                    request.wfile.write(b"<html>stray</html>")
-            hub.reply = replied
-        _, _, said = self.pulled_with_time_for_redirects(chatty)
-        self.assertNotIn("trying again", said)
-
-    def test_the_token_goes_along_where_the_hub_redirects_to_itself(self):
-        def rename(hub):
-            hub.token = "hf_secret"
+    def test_a_repository_that_was_renamed_is_followed_with_the_token(self):
+        with Hub(REPOSITORY, self.zoo_of_pickles(), token=SECRET) as hub:
             answer = hub.answer
 
             def renamed(request):
@@ -169,43 +103,28 @@ class HubTest(ZooTest):
                 request.path = request.path.removeprefix("/renamed")
                 return answer(request)
             hub.answer = renamed
-        self.pulled_with_time_for_redirects(rename)
+            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", HF_TOKEN=SECRET)
+            self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_a_folder_of_many_files_is_listed_page_by_page(self):
-        files = {f"{FOLDER}/a{i:04}.txt": b"x" for i in range(2500)} | self.zoo_of_pickles()
-        os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
+    def test_a_repository_of_many_files(self):
+        files = {f"{FOLDER}/a{i:04}.txt": b"x" for i in range(5000)} | self.zoo_of_pickles()
         with Hub(REPOSITORY, files) as hub:
             done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}")
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(len([path for _, path, _ in hub.seen if "/tree/" in path]), 3)
-            try:
-                huggingface_hub = pinned("huggingface_hub")
-            except unittest.SkipTest:
-                return
-            listed = huggingface_hub.HfApi(endpoint=hub.url, token=False).list_repo_tree(REPOSITORY, FOLDER)
-            self.assertEqual(len(list(listed)), 2503)
         self.assertEqual((Path(done.stdout.strip()) / KEYS).read_bytes(), (SAMPLE / KEYS).read_bytes())
 
-    def test_a_listing_without_end_is_given_up(self):
-        with Hub(REPOSITORY, self.zoo_of_pickles()) as hub:
-            reply = hub.reply_json
-            hub.reply_json = lambda request, value, **headers: reply(
-                request, value, **({"Link": f'<{hub.url}/x?cursor=MA==>; rel="next"'} if isinstance(value, list) else headers))
-            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "does not end")
-
     def test_the_token_goes_to_the_hub_and_not_where_it_redirects(self):
-        with Hub(REPOSITORY, self.zoo_of_pickles(), token="hf_secret") as hub:
+        with Hub(REPOSITORY, self.zoo_of_pickles(), token=SECRET) as hub:
             done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}")
             self.assertEqual(done.returncode, 1)
-            self.assertIn("HTTP 401", done.stderr)
-            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", "--verbose", HF_TOKEN="hf_secret")
+            self.assertIn("private or gated", done.stderr)
+            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", "--verbose", HF_TOKEN=SECRET)
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(len(hub.storage_headers), 2)
         for headers in hub.storage_headers:
             self.assertNotIn("Authorization", headers)
-        self.assertNotIn("hf_secret", done.stdout + done.stderr)
+        self.assertNotIn(SECRET, done.stdout + done.stderr)
         for path, content in read_folder(self.cache).items():
-            self.assertNotIn(b"hf_secret", content, path)
+            self.assertNotIn(bSECRET, content, path)
 
     def refused(self, hub, address, message, exit_code=1):
         done = self.pull(hub, address, "--retries", "0", "--out", self.out)
@@ -217,41 +136,135 @@ class HubTest(ZooTest):
     def test_what_is_not_there_or_not_right_is_an_error(self):
         files = self.zoo_of_pickles()
         with Hub(REPOSITORY, files) as hub:
-            self.refused(hub, f"hf://{REPOSITORY}/nothing", "HTTP 404")
-            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}@other", "HTTP 404")
-            self.refused(hub, "hf://someone/else/folder", "HTTP 404")
+            self.refused(hub, f"hf://{REPOSITORY}/nothing", "no rotation files")
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}@other", "no revision")
+            self.refused(hub, "hf://someone/else/folder", "no such repository")
             self.refused(hub, f"hf://{REPOSITORY}", "no rotation files")
             for address in ("hf://", "hf://x", f"hf://{REPOSITORY}/../x", f"hf://{REPOSITORY}/a@../b"):
                 self.refused(hub, address, "is not an address", exit_code=2)
-            # The listing promises another content than what comes.
+            # The hub promises another content than what comes.
             entry = hub.entry
-            hub.entry = lambda name: {**entry(name), "lfs": {"oid": "0" * 64, "size": len(files[name]), "pointerSize": 1}}
+            hub.entry = lambda name: {**entry(name), "lfs": {"sha256": "0" * 64, "size": len(files[name]), "pointerSize": 1}}
             self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "sha256 differs")
-            hub.entry = lambda name: {**entry(name), "path": "../" + name}
+            hub.entry = lambda name: {**entry(name), "lfs": {"sha256": "../x"}}
             self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "unusable name")
+            hub.entry = lambda name: {**entry(name), "rfilename": "../" + name}
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "no rotation files")
             hub.entry = lambda name: {**entry(name), "size": 10 << 30}
             self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "--max-size")
-        with Hub(REPOSITORY, {f"{FOLDER}/{KEYS}": b"<html>" * 1000, f"{FOLDER}/{VALUES}": b"<html>" * 1000}) as hub:
-            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "archive")
+        bomb = io.BytesIO()
+        with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:  # 200 kB that become 200 MB
+            archive.writestr("archive/data.pkl", b"\x80\x02" + bytes(200_000_000))
+            archive.writestr("archive/version", b"3\n")
+        for content, message in ((b"<html>" * 1000, "archive"), (bomb.getvalue(), "compressed")):
+            with Hub(REPOSITORY, {f"{FOLDER}/{name}": content for name in (KEYS, VALUES)}) as hub:
+                self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", message)
 
     def test_small_files_are_checked_by_gits_hash(self):
         files = self.zoo_of_pickles()
         with Hub(REPOSITORY, files, lfs_from=1 << 40) as hub:
             entry = hub.entry
-            hub.entry = lambda name: {**entry(name), "oid": "0" * 40}
+            hub.entry = lambda name: {**entry(name), "blobId": "0" * 40}
             self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "differs")
             hub.entry = entry
             self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}").returncode, 0)
 
-    def test_the_hubs_own_client_gets_the_same_from_this_hub(self):
+    def test_the_hubs_own_client_gets_and_commits_the_same(self):
         os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
         huggingface_hub = pinned("huggingface_hub")
         with Hub(REPOSITORY, self.zoo_of_pickles()) as hub:
             path = huggingface_hub.snapshot_download(REPOSITORY, allow_patterns=[f"{FOLDER}/*"], endpoint=hub.url,
                                                      cache_dir=self.folder / "hf", token=False)
+            about = huggingface_hub.HfApi(endpoint=hub.url, token=False).model_info(REPOSITORY, files_metadata=True)
+            sizes = {file.rfilename: (file.size, bool(file.lfs and file.lfs.sha256)) for file in about.siblings}
         self.assertEqual((Path(path) / FOLDER / KEYS).read_bytes(), (SAMPLE / KEYS).read_bytes())
+        self.assertEqual(sizes[f"{FOLDER}/{KEYS}"], ((SAMPLE / KEYS).stat().st_size, True))
+        with WritableHub(REPOSITORY, {}, token=SECRET) as hub:
+            make_set(self.folder / "set", 1)
+            huggingface_hub.HfApi(endpoint=hub.url, token=SECRET).upload_folder(repo_id=REPOSITORY, folder_path=str(self.folder / "set"))
+        self.assertEqual(hub.files[KEYS], (self.folder / "set" / KEYS).read_bytes())
+
+    def publish(self, hub, name=NAME, *more, seed=1, **env):
+        make_set(self.folder / f"set-{seed}", seed)
+        return self.run_oscar("publish", self.folder / f"set-{seed}", "--zoo", f"hf://{REPOSITORY}", "--name", name, *more,
+                              env={"HF_ENDPOINT": hub.url, "HF_TOKEN": SECRET, **env})
+
+    def published_at(self, hub, *arguments, **more):
+        done = self.publish(hub, *arguments, **more)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def names(self, hub):
+        return [entry["name"] for entry in json.loads(hub.files["index.json"])["entries"]]
+
+    def test_one_commit_on_the_hub_and_back(self):
+        with WritableHub(REPOSITORY, {"README.md": b"# Zoo\n"}, token=SECRET) as hub:
+            self.published_at(hub)
+            self.assertEqual(hub.commits, 1)
+            self.assertEqual(len(hub.stored), 3)  # the two .pt files and serve.env are large
+            pulled = self.succeed("pull", NAME, "--zoo", f"hf://{REPOSITORY}", env={"HF_ENDPOINT": hub.url, "HF_TOKEN": SECRET})
+            self.assertEqual(read_folder(pulled.stdout.strip()), read_folder(self.folder / "set-1"))
+            self.assertIn("exactly this set already", self.published_at(hub).stderr)
+            self.assertEqual(hub.commits, 1)
+            other = self.publish(hub, seed=2)
+            self.assertEqual(other.returncode, 2)
+            self.assertIn("another set under test/tiny:latest", other.stderr)
+            self.published_at(hub, NAME, "--force", seed=2)
+            self.published_at(hub, "test/other", seed=2)
+            self.assertEqual(self.names(hub), ["test/other", NAME])
+            for headers in hub.storage_headers:
+                self.assertNotIn("Authorization", headers)
+        self.assertEqual(hub.files[f"{NAME}/latest/{KEYS}"], (self.folder / "set-2" / KEYS).read_bytes())
+
+    def test_what_is_refused_is_told_and_changes_nothing(self):
+        with WritableHub(REPOSITORY, {}, token=SECRET) as hub:
+            self.assertIn("needs a token", self.publish(hub, HF_TOKEN="").stderr)
+            denied = self.publish(hub, HF_TOKEN="other")
+            self.assertEqual(denied.returncode, 1)
+            self.assertIn("HTTP 401", denied.stderr)
+            env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": SECRET}
+            make_set(self.folder / "bad", 1, "rejected")
+            self.fail_with(1, "oscar verify", "publish", "bad", "--zoo", f"hf://{REPOSITORY}", "--name", NAME, env=env)
+            (self.folder / "set-1/serve.env").write_text("A=2\n")
+            self.fail_with(1, "its manifest says", "publish", "set-1", "--zoo", f"hf://{REPOSITORY}", "--name", NAME, env=env)
+            self.assertEqual((hub.files, hub.commits), ({}, 0))
+            self.fail_with(2, ["is not written to", "copy that"], "publish", "set-1", "--zoo", hub.url, "--name", NAME)
+
+    def test_what_lets_into_a_storage_does_not_go_on_to_another(self):
+        hub, first = WritableHub(REPOSITORY, {}, token=SECRET), []
+        storage, wanted = hub.storage.server.RequestHandlerClass, hub.lfs_object
+        with Serving(type("Another", (storage,), {"do_PUT": storage.do_PUT})) as another, hub:
+            def send_on(request):
+                first.append(request.headers.get("Authorization"))
+                request.rfile.read(int(request.headers["Content-Length"]))
+                hub.reply(request, 307, b"", Location=another + request.path)
+
+            def with_permission(object):
+                answer = wanted(object)
+                answer["actions"]["upload"]["header"] = {"authorization": "Basic permission", "X-Test": "1"}
+                return answer
+
+            storage.do_PUT, hub.lfs_object = send_on, with_permission
+            self.published_at(hub)
+        self.assertEqual(set(first), {"Basic permission"})
+        self.assertEqual({headers.get("Authorization", headers.get("authorization")) for headers in hub.storage_headers}, {None})
+        self.assertEqual({headers["X-Test"] for headers in hub.storage_headers}, {"1"})
+
+    def test_a_commit_in_between_is_not_overwritten(self):
+        with WritableHub(REPOSITORY, {}, token=SECRET) as hub:
+            self.published_at(hub, "test/first")
+            rivals = [1]
+
+            def interfere():
+                if rivals and rivals.pop():
+                    index = json.loads(hub.files["index.json"])
+                    index["entries"][0]["name"] = "test/rival"
+                    hub.files["index.json"] = json.dumps(index).encode()
+                    hub.commits += 1
+            hub.before_commit = interfere
+            self.published_at(hub, "test/second", seed=2)
+        self.assertEqual(self.names(hub), ["test/rival", "test/second"])
 
 
 if __name__ == "__main__":
-    program = unittest.main(exit=False)
-    sys.exit(1 if not program.result.wasSuccessful() else 77 if program.result.skipped else 0)
+    unittest.main()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Peers for the tests of transfers: a server that sends ranges (and cuts lines), a hub as the Hugging Face Hub's
-documented API has it, nginx, and a relay that delays what passes through it."""
+"""Peers for the tests of transfers: a web server that does what a test tells it to, a hub as the Hugging Face Hub's
+documented API has it, and nginx."""
 import base64
 import hashlib
 import http.server
@@ -9,7 +9,6 @@ import importlib.metadata
 import json
 import os
 import re
-import select
 import shutil
 import socket
 import ssl
@@ -101,63 +100,143 @@ def requested_range(request, size):
     return int(match[1]), min(int(match[2]) + 1 if match[2] else size, size)
 
 
-class RangeServer(Serving):
-    """Serves {path: bytes} with ranges. cut_after: hang up after so many bytes of an answer; pause: before each block;
-    stall_at: at this byte of a file send nothing more."""
+class FileServer(Serving):
+    """Serves {path: bytes} with ranges and ETags.
+    behave {path: [function, …]}: the functions answer the first requests for a path, one each (the last one stays if
+    `forever`). fault(request, path, nth, asked): called for every other request, the nth one for its path; true: it has
+    answered itself. password: "user:password" that is asked for. delay: seconds before an answer. cut_after: hang up
+    after so many bytes of an answer; pause: before each block of `block` bytes; stall_at: at this byte of a file send
+    nothing more. closing: set when the test is over."""
 
-    def __init__(self, files, ranges=True, cut_after=None, pause=0.0, stall_at=None, block=65536):
+    def __init__(self, files, behave=None, forever=False, fault=lambda *_: False, ranges=True, password=None, delay=0.0,
+                 cut_after=None, pause=0.0, stall_at=None, block=65536, certificate=None):
         outer = self
-        self.seen, self.sent, self.at_once, self.most_at_once = [], 0, 0, 0
+        self.files, self.behave, self.forever = files, behave or {}, forever
+        self.cut_after, self.pause, self.stall_at, self.block = cut_after, pause, stall_at, block
+        self.seen, self.conditions, self.hosts, self.headers, self.sent = [], [], set(), {}, 0
         self.closing, self.lock = threading.Event(), threading.Lock()
 
-        class Ranges(Handler):
-            def do_HEAD(self):
-                self.reply(200)
-
+        class Files(Handler):
             def do_GET(self):
-                path = urllib.parse.unquote(self.path).lstrip("/")
-                body = files.get(path)
-                if body is None:
-                    self.send_error(404)
-                    return
+                path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).lstrip("/")  # of a proxy: with the host
+                body = outer.files.get(path, b"")
                 asked = requested_range(self, len(body)) if ranges else None
-                begin, end = asked or (0, len(body))
                 with outer.lock:
                     outer.seen.append((path, asked))
-                    outer.at_once += 1
-                    outer.most_at_once = max(outer.most_at_once, outer.at_once)
-                try:
-                    self.send_response(206 if asked else 200)
-                    if asked:
-                        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(body)}")
-                    self.send_header("Content-Length", str(end - begin))
-                    self.end_headers()
-                    self.send_body(body, begin, end)
-                finally:
-                    with outer.lock:
-                        outer.at_once -= 1
+                    nth = outer.count(path)
+                outer.headers = dict(self.headers)
+                outer.hosts.add(self.headers["Host"])
+                outer.closing.wait(delay)
+                given = self.headers.get("Authorization", "")
+                if password and given != "Basic " + base64.b64encode(password.encode()).decode():
+                    return self.reply(401)
+                odd = outer.behave.get(path, [])
+                if odd:
+                    return (odd[0] if outer.forever and len(odd) == 1 else odd.pop(0))(outer, self, path)
+                if path in outer.files and fault(self, path, nth, asked):
+                    return None
+                return outer.honest(self, path)
 
-            def send_body(self, body, begin, end):
-                for at in range(begin, end, block):
-                    if cut_after is not None and at - begin >= cut_after:
-                        self.close_connection = True
-                        return
-                    if stall_at is not None and at >= stall_at:
-                        self.wfile.flush()
-                        outer.closing.wait(60)
-                        return
-                    if pause:
-                        time.sleep(pause)
-                    chunk = body[at:min(at + block, end)]
-                    self.wfile.write(chunk)
-                    with outer.lock:
-                        outer.sent += len(chunk)
+        super().__init__(Files, certificate)
+        self.ranges = ranges
 
-        super().__init__(Ranges)
+    def honest(self, request, path):
+        body = self.files.get(path)
+        if body is None:
+            return request.reply(404, b"<html>not here</html>")
+        etag, wanted = self.etag(body), request.headers.get("If-Match")
+        self.conditions.append(wanted)
+        if wanted and wanted != etag:
+            return request.reply(412)
+        asked = requested_range(request, len(body)) if self.ranges else None
+        begin, end = asked or (0, len(body))
+        headers = {"Content_Range": f"bytes {begin}-{end - 1}/{len(body)}"} if asked else {}
+        request.reply(206 if asked else 200, length=end - begin, ETag=etag, **headers)
+        for at in range(begin, end, self.block):
+            if self.cut_after is not None and at - begin >= self.cut_after:
+                request.close_connection = True
+                return None
+            if self.stall_at is not None and at >= self.stall_at:
+                request.wfile.flush()
+                return self.closing.wait(60)
+            time.sleep(self.pause)
+            chunk = body[at:min(at + self.block, end)]
+            request.wfile.write(chunk)
+            with self.lock:
+                self.sent += len(chunk)
+        return None
+
+    @staticmethod
+    def etag(body):
+        return f'"{hash(body)}"'
+
+    def count(self, path):
+        """How often this path was asked for."""
+        return sum(each == path for each, _ in self.seen)
+
+    def asked(self, part):
+        """The ranges that were asked for of files with `part` in their paths; None: all of a file."""
+        return [asked for path, asked in self.seen if part in path]
 
     def __exit__(self, *_):
         self.closing.set()
         super().__exit__()
+
+
+# What a server may do instead of an honest answer: FileServer(behave={path: [function]}).
+
+def status(code, **headers):
+    return lambda server, request, path: request.reply(code, b"there is no such thing here", **headers)
+
+
+def redirect(target):
+    return status(302, Location=target)
+
+
+def announce(length, send=1.0):
+    """Announces `length` times the size of the file, or nothing where that is None, and sends `send` times its bytes."""
+    def answer(server, request, path):
+        body = server.files[path]
+        request.close_connection = True
+        request.send_response(200)
+        if length is not None:
+            request.send_header("Content-Length", str(int(length * len(body))))
+        request.end_headers()
+        request.wfile.write(body[:int(send * len(body))])
+    return answer
+
+
+def lengthen(server, request, path):
+    """Announces, and sends, one byte more."""
+    request.reply(200, server.files[path] + b"x")
+
+
+def flood(server, request, path):
+    """Sends without end and without a length, until the client hangs up or 50 MB are sent."""
+    request.close_connection = True
+    request.send_response(200)
+    request.end_headers()
+    for _ in range(50):
+        request.wfile.write(b"x" * (1 << 20))
+        server.sent += 1 << 20
+
+
+def corrupt(server, request, path):
+    body = bytearray(server.files[path])
+    body[len(body) // 2] ^= 1
+    request.reply(200, bytes(body))
+
+
+def page(server, request, path):
+    request.reply(200, b"<html>Please log in</html>", Content_Type="text/html")
+
+
+def stall(server, request, path):
+    """Sends half and then nothing, with the connection open, until the test is over."""
+    body = server.files[path]
+    request.close_connection = True
+    request.reply(200, body[:len(body) // 2], length=len(body))
+    server.closing.wait(60)
 
 
 class Hub:
@@ -165,8 +244,8 @@ class Hub:
     as huggingface.co does. files: {path: bytes}; those of `lfs_from` bytes and more are large, other than text."""
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-    def __init__(self, repository, files, lfs_from=1000, token=None, page=1000):
-        self.repository, self.files, self.lfs_from, self.token, self.page = repository, dict(files), lfs_from, token, page
+    def __init__(self, repository, files, lfs_from=1000, token=None):
+        self.repository, self.files, self.lfs_from, self.token = repository, dict(files), lfs_from, token
         self.seen, self.storage_headers = [], []
         outer = self
 
@@ -202,54 +281,33 @@ class Hub:
             return self.reply(request, 401, b'{"error":"Invalid credentials in Authorization header"}')
         api, resolve = f"/api/models/{self.repository}", f"/{self.repository}/resolve/"
         if path in (api, f"{api}/revision/main", f"{api}/revision/{self.COMMIT}"):
-            return self.reply_json(request, self.about())
-        tree = re.fullmatch(re.escape(api) + r"/tree/(main|" + self.COMMIT + r")(?:/(.*))?", path)
-        if tree:
-            return self.reply_tree(request, (tree[2] or "").strip("/"))
+            return self.reply_json(request, self.about("blobs" in urllib.parse.urlsplit(request.path).query))
         if path.startswith(resolve):
             revision, _, name = path[len(resolve):].partition("/")
             if revision in ("main", self.COMMIT) and name in self.files:
                 return self.resolve(request, name)
         return self.reply(request, 404, b'{"error":"Entry not found"}', X_Error_Code="EntryNotFound")
 
-    def about(self):
+    def about(self, blobs=False):
+        siblings = [self.entry(name) if blobs else {"rfilename": name} for name in self.files]
         return {"id": self.repository, "sha": self.COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0,
-                "siblings": [{"rfilename": name} for name in self.files]}
+                "siblings": siblings}
 
     def entry(self, name):
         body = self.files[name]
-        blob = hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
-        entry = {"type": "file", "oid": blob, "size": len(body), "path": name}
+        entry = {"rfilename": name, "size": len(body), "blobId": hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()}
         if len(body) >= self.lfs_from and not name.endswith((".json", ".md", ".txt", ".env")):
-            entry["lfs"] = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 134}
+            entry["lfs"] = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 134}
         return entry
-
-    def reply_tree(self, request, folder):
-        prefix = folder + "/" if folder else ""
-        inside = [name for name in self.files if name.startswith(prefix)]
-        if not inside:
-            return self.reply(request, 404, b'{"error":"folder not found"}')
-        recursive = "recursive" in urllib.parse.urlsplit(request.path).query
-        folders = sorted({prefix + name[len(prefix):].split("/")[0] for name in inside if "/" in name[len(prefix):]})
-        files = [self.entry(name) for name in inside if recursive or "/" not in name[len(prefix):]]
-        entries = [{"type": "directory", "oid": "0" * 40, "size": 0, "path": path} for path in folders] + files
-        query = urllib.parse.parse_qs(urllib.parse.urlsplit(request.path).query)
-        begin = int(base64.b64decode(query["cursor"][0])) if "cursor" in query else 0
-        rest = {}
-        if begin + self.page < len(entries):
-            query["cursor"] = [base64.b64encode(b"%d" % (begin + self.page)).decode()]
-            address = f"{self.url}{urllib.parse.urlsplit(request.path).path}?{urllib.parse.urlencode(query, doseq=True)}"
-            rest["Link"] = f'<{address}>; rel="next"'
-        self.reply_json(request, entries[begin:begin + self.page], **rest)
 
     def resolve(self, request, name):
         entry = self.entry(name)
         headers = {"X_Repo_Commit": self.COMMIT, "Accept_Ranges": "bytes"}
         if "lfs" not in entry:
-            return self.reply(request, 200, self.files[name], ETag=f'"{entry["oid"]}"', **headers)
+            return self.reply(request, 200, self.files[name], ETag=f'"{entry["blobId"]}"', **headers)
         location = f"{self.storage_url}/{urllib.parse.quote(name)}?X-Amz-Signature=secret"
         self.reply(request, 302, b"Found", Location=location, X_Linked_Size=str(entry["size"]),
-                   X_Linked_ETag=f'"{entry["lfs"]["oid"]}"', **headers)
+                   X_Linked_ETag=f'"{entry["lfs"]["sha256"]}"', **headers)
 
     def reply_json(self, request, value, **headers):
         self.reply(request, 200, json.dumps(value).encode(), Content_Type="application/json", **headers)
@@ -258,66 +316,84 @@ class Hub:
         request.reply(status, body, **headers)
 
 
-class Relay:
-    """Passes TCP connections on to `target` ("http://127.0.0.1:PORT"), each byte `delay` seconds later, both ways; in
-    all directions at most `rate` bytes a second, if given."""
+class WritableHub(Hub):
+    """The Hub's API for uploads: preupload, Git LFS batch, storage, commits that name their parent."""
 
-    def __init__(self, target, delay, rate=None):
-        self.port, self.delay, self.rate = int(target.rsplit(":", 1)[1]), delay, rate
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.next_slot, self.lock = 0.0, threading.Lock()
+    def __init__(self, repository, files, **options):
+        super().__init__(repository, files, **options)
+        self.stored, self.commits, self.before_commit = {}, 0, lambda: None
+        outer = self
 
-    def __enter__(self):
-        threading.Thread(target=self.accept, daemon=True).start()
-        return self
+        def put(request):
+            outer.storage_headers.append(dict(request.headers))
+            body = request.rfile.read(int(request.headers["Content-Length"]))
+            oid = request.path.rsplit("/", 1)[1].split("?")[0]
+            right = hashlib.sha256(body).hexdigest() == oid
+            if right:
+                outer.stored[oid] = body
+            outer.reply(request, 200 if right else 400, b"")
 
-    def __exit__(self, *_):
-        self.listener.close()
+        self.storage.server.RequestHandlerClass.do_PUT = put
+        self.api.server.RequestHandlerClass.do_POST = lambda request: outer.post(request)
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            # A connection costs one way there and one back before its first byte can go.
-            threading.Thread(target=self.connect, args=(client,), daemon=True).start()
+    @property
+    def commit(self):
+        return f"{self.commits:040x}"
 
-    def connect(self, client):
-        server = socket.create_connection(("127.0.0.1", self.port))
-        for end in (client, server):
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=self.pass_on, args=(server, client, self.delay), daemon=True).start()
-        self.pass_on(client, server, self.delay, handshake=2 * self.delay)
+    def answer(self, request):
+        request.path = request.path.replace(self.commit, self.COMMIT)
+        super().answer(request)
 
-    def due(self, size, delay):
-        """When bytes that arrive now may leave."""
-        now = time.monotonic()
-        if self.rate is None:
-            return now + delay
-        with self.lock:
-            self.next_slot = max(self.next_slot, now) + size / self.rate
-            return self.next_slot + delay
+    def about(self, blobs=False):
+        return {**super().about(blobs), "sha": self.commit}
 
-    def pass_on(self, source, sink, delay, handshake=0.0):
-        opened = time.monotonic() + handshake
-        queue, ended = [], False
-        try:
-            while not ended or queue:
-                wait = max(0.0, queue[0][0] - time.monotonic()) if queue else None
-                readable = [] if ended else [source]
-                if select.select(readable, [], [], wait)[0]:
-                    data = source.recv(1 << 18)
-                    ended = not data
-                    if data:
-                        queue.append((max(opened + delay, self.due(len(data), delay)), data))
-                while queue and queue[0][0] <= time.monotonic():
-                    sink.sendall(queue.pop(0)[1])
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            for end in (source, sink):
-                end.close()
+    def post(self, request):
+        body = request.rfile.read(int(request.headers["Content-Length"]))
+        self.seen.append((request.command, request.path, request.headers.get("Authorization")))
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return self.reply(request, 401, b"{}")
+        api = f"/api/models/{self.repository}"
+        if request.path == f"{api}/preupload/main":
+            modes = [{"path": file["path"], "shouldIgnore": False,
+                      "uploadMode": "lfs" if file["size"] >= self.lfs_from else "regular"}
+                     for file in json.loads(body)["files"]]
+            return self.reply_json(request, {"files": modes})
+        if request.path == f"/{self.repository}.git/info/lfs/objects/batch":
+            return self.reply_json(request, {"transfer": "basic", "objects": [self.lfs_object(wanted)
+                                                                            for wanted in json.loads(body)["objects"]]})
+        if request.path == f"{api}/commit/main":
+            return self.take_commit(request, [json.loads(line) for line in body.splitlines()])
+        return self.reply(request, 404, b"{}")
+
+    def lfs_object(self, wanted):
+        answer = {"oid": wanted["oid"], "size": wanted["size"]}
+        if wanted["oid"] not in self.stored:
+            answer["actions"] = {"upload": {"href": f"{self.storage_url}/{wanted['oid']}?X-Amz-Signature=secret",
+                                            "header": {"X-Test": "1"}}}
+        return answer
+
+    def take_commit(self, request, lines):
+        self.before_commit()
+        header = lines[0]
+        if header["key"] != "header" or header["value"].get("parentCommit", self.commit) != self.commit:
+            return self.reply(request, 412, b'{"error":"A commit has happened since"}')
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "file":
+                self.files[value["path"]] = base64.b64decode(value["content"], validate=True)
+            elif line["key"] == "lfsFile":
+                self.files[value["path"]] = self.stored[value["oid"]]
+        self.commits += 1
+        self.reply_json(request, {"commitOid": self.commit, "commitUrl": f"{self.url}/{self.repository}/commit/{self.commit}", "success": True})
+
+
+def certificate(folder):
+    """Makes (certificate, key) for 127.0.0.1 in files of `folder`."""
+    files = Path(folder) / "certificate.pem", Path(folder) / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", files[1], "-out", files[0],
+                    "-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+                   check=True, capture_output=True)
+    return files
 
 
 def nginx_binary():

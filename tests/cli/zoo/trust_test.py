@@ -5,7 +5,7 @@ import json
 import subprocess
 import unittest
 
-from servers import PlainServer
+from peers import FileServer
 from support import NAME, ZooTest, make_set, read_folder
 
 SIGNATURE = f"{NAME}/latest/signature.json"
@@ -37,14 +37,14 @@ class TrustTest(ZooTest):
                         self.zoo / NAME / "latest/manifest.json", "-sigfile", self.folder / "signature"], check=True,
                        capture_output=True)
         self.assertEqual(self.entry()["signed_by"], [document["signatures"][0]["key"]])
-        with PlainServer(self.zoo) as url:
+        with FileServer(read_folder(self.zoo)) as url:
             self.succeed("pull", NAME, "--zoo", url, "--key", public)
         self.succeed("pull", NAME, "--zoo", url, "--key", public)  # from the cache, without the server
         self.succeed("pull", NAME, "--zoo", url, "--key", private, "--offline")
 
     def test_what_is_not_signed_is_refused(self):
         self.published()
-        with PlainServer(self.zoo) as url:
+        with FileServer(read_folder(self.zoo)) as url:
             self.fail_with(1, "not signed", "pull", NAME, "--zoo", url, "--require-signature")
             self.succeed("pull", NAME, "--zoo", url)
             done = self.run_oscar("pull", NAME, "--zoo", url, "--require-signature")

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "support/support.hpp"
-#include "zoo/location.hpp"
+#include "zoo/list.hpp"
 
 namespace oscar {
 
@@ -55,19 +55,16 @@ TEST_CASE("names that could leave their folder or confuse a shell are refused") 
   CHECK(parse_set_name("a/" + std::string(96, 'b')).model.size() == 98);
 }
 
-TEST_CASE("a zoo is a folder or a web server") {
-  CHECK(parse_zoo_location("/zoo/").folder == "/zoo");
-  CHECK(parse_zoo_location("/zoo/index.json").folder == "/zoo");
-  CHECK(parse_zoo_location("file:///my%20zoo").folder == "/my zoo");
-  CHECK(parse_zoo_location("file://localhost/zoo").folder == "/zoo");
-  const StoreLocation server = parse_zoo_location("https://me:p%40ss@host:1/zoo/index.json");
-  CHECK(server.remote);
-  CHECK(server.url == "https://host:1/zoo");
-  CHECK(server.credentials == "me:p@ss");
-  CHECK(server.text().find("ss@") == std::string::npos);
+TEST_CASE("a zoo is a folder, a web server, or a folder on the hub") {
+  CHECK(zoo_location("/zoo/").folder == "/zoo");
+  CHECK(zoo_location("/zoo/index.json").folder == "/zoo");
+  CHECK(zoo_location("file:///my%20zoo").folder == "/my zoo");
+  CHECK(zoo_location("file://localhost/zoo").folder == "/zoo");
+  CHECK(zoo_location("https://host:1/zoo/index.json").url == "https://host:1/zoo");
+  CHECK(zoo_location("hf://a/b/c@v1").url.ends_with("/a/b/resolve/v1/c"));
   for (const char* bad : {"", "file://zoo", "file:///%zz", "file:///%00", "http://", "http:///x", "http://h/?q",
-                          "http://h/#f", "http://h/a b", "ftp://h/", "hf://a/b"}) {
-    CHECK_ERROR(parse_zoo_location(bad), UsageError, "--zoo");
+                          "http://h/#f", "http://h/a b", "ftp://h/", "s3://b/k", "https://me:p@host/zoo"}) {
+    CHECK_ERROR(zoo_location(bad), UsageError, "--zoo");
   }
 }
 

@@ -37,7 +37,7 @@ TEST_CASE("a published set is whole, and the index says what it is") {
   CHECK(entry.path == "test/tiny/latest");
   CHECK_FALSE(entry.forced);
   CHECK(entry.summary["recipe"] == "oscar");
-  CHECK(entry.summary["bits"] == Json{{"key", 2.32}, {"value", 1.58}});
+  CHECK(entry.summary["bits"] == Json{{"key", 2}, {"value", 2}});
   CHECK(entry.summary["verification"] == Json{{"verdict", "accepted"}, {"attention", {{"softmax_kl", 0.01}}}});
 }
 
@@ -120,6 +120,8 @@ TEST_CASE("what cannot be published is refused before anything is written") {
   };
   CHECK_ERROR(publish(with([](auto& o) { o.zoo = "ftp://host/zoo"; }), fixture.status, test::any_set), UsageError,
               "ftp:// are not supported");
+  CHECK_ERROR(publish(with([](auto& o) { o.zoo = "https://host/zoo"; }), fixture.status, test::any_set), UsageError,
+              "is not written to");
   CHECK_ERROR(publish(with([](auto& o) { o.name = "../x"; }), fixture.status, test::any_set), UsageError, "ORG/MODEL");
   CHECK_ERROR(
       publish(with([](auto& o) { o.name = "a/b@sha256:" + std::string(64, 'a'); }), fixture.status, test::any_set),

@@ -16,11 +16,14 @@ std::map<std::string, std::string> payload(const std::string& seed) {
           {"v_rotation_sst_r_h_pbr.pt", seed + std::string(3000, 'v')}};
 }
 
-class FakeTransport : public Transport {
+class FakeTransport : public SerialTransport {
  public:
   explicit FakeTransport(FakeZoo& zoo) : zoo_(zoo) {}
 
-  void get(const std::string& path, std::uint64_t, const ByteSink& sink) override {
+  [[nodiscard]] std::string where(const std::string& path) const override { return "fake:" + path; }
+
+ protected:
+  void get(const std::string& path, std::uint64_t, const Sink& sink) override {
     zoo_.asked.push_back(path);
     zoo_.before(path);
     const auto found = zoo_.files.find(path);
@@ -30,8 +33,6 @@ class FakeTransport : public Transport {
     for (std::size_t i = 0; i < bytes.size(); i += 1000)
       sink(bytes.subspan(i, std::min<std::size_t>(1000, bytes.size() - i)));
   }
-
-  [[nodiscard]] std::string where(const std::string& path) const override { return "fake:" + path; }
 
  private:
   FakeZoo& zoo_;
@@ -59,7 +60,7 @@ Json sample_manifest(const std::string& seed) {
           {"recipe", {{"name", "oscar"}}},
           {"objectives", {{"key", "qqt_r_h_pbr"}, {"value", "sst_r_h_pbr"}}},
           {"windows", {{"sink", 64}, {"recent", 256}}},
-          {"codec", {{"name", "minmax"}, {"levels", {5, 3}}, {"group_size", 0}}},
+          {"codec", {{"name", "minmax"}, {"levels", {4, 4}}, {"group_size", 0}}},
           {"layers", Json::array({{{"layer_id", 0}, {"head_dim", 128}, {"key", side}, {"value", side}}})},
           {"files", files},
           {"verification", nullptr}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "remote/ranges.hpp"
+#include "remote/fetch.hpp"
 
 #include <doctest/doctest.h>
 
@@ -18,8 +18,7 @@ class FakeTransport : public Transport {
     for (std::size_t i = 0; i < size; ++i) body[i] = static_cast<std::byte>(i * 7 + i / 251);
   }
 
-  void get(const std::string&, std::uint64_t, const ByteSink&) override { FAIL("not in pieces"); }
-  void get_pieces(const PieceSource& source) override {
+  void run(const RequestSource& source) override {
     while (!source.finished()) {
       if (const auto request = source.next()) answer(*request);
     }
@@ -34,7 +33,7 @@ class FakeTransport : public Transport {
   std::vector<std::string> conditions;
 
  private:
-  void answer(const PieceRequest& request) {
+  void answer(const Request& request) {
     asked.emplace_back(request.offset, request.length.value());
     conditions.push_back(request.if_match);
     const std::uint64_t offset = whole ? 0 : request.offset;
@@ -42,7 +41,7 @@ class FakeTransport : public Transport {
     try {
       request.begin({!whole, offset, body.size(), version});
       const bool broken = breaks && asked.size() % 3 == 0;
-      request.sink(std::span(body).subspan(offset, broken ? length / 2 : length), !whole);
+      request.sink(std::span(body).subspan(offset, broken ? length / 2 : length));
       if (broken) throw TransientError("the line was cut", "fake", "");
     } catch (...) {
       return request.done(std::current_exception());
