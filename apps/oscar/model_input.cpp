@@ -6,6 +6,7 @@
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
 #include "options.hpp"
+#include "tensor/npy.hpp"
 #include "zoo/list.hpp"
 
 namespace oscar {

@@ -12,14 +12,14 @@ namespace {
 constexpr int kMaxDepth = 64;
 /// Objects that a pickle names more than once are built as often, within a limit: a few bytes can name an object twice
 /// in another that is named twice, and so on.
-constexpr std::size_t kMaxCopies = 16;  // of the bytes of the pickle
+constexpr std::size_t kMaxPickleCopies = 16;  // of the bytes of the pickle
 
 using pickle::Node, pickle::Nodes;
 
 class Builder {
  public:
   Builder(std::size_t pickle_bytes, const std::function<Tensor(const PickledTensor&)>& make, const std::string& where)
-      : bytes_left_(kMaxCopies * pickle_bytes), make_(make), where_(where) {}
+      : bytes_left_(kMaxPickleCopies * pickle_bytes), make_(make), where_(where) {}
 
   PtValue build(const Node& node, int depth) {
     if (depth > kMaxDepth) refuse("its values are nested too deep");

@@ -6,7 +6,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "rotation/convert.hpp"
-#include "rotation/pairs.hpp"
+#include "rotation/names.hpp"
 #include "zoo/name.hpp"
 
 namespace oscar {

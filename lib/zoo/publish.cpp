@@ -15,7 +15,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "coded/coded_manifest.hpp"
+#include "coded/coded_set.hpp"
 #include "remote/transport.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/verdict.hpp"

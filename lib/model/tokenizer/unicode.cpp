@@ -79,7 +79,6 @@ struct Free {
     free_function(object);
   }
 };
-using Code = std::unique_ptr<pcre2_code, Free<pcre2_code_free>>;
 using MatchData = std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>>;
 using MatchContext = std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>>;
 using JitStack = std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack_free>>;
@@ -111,7 +110,7 @@ std::size_t length_of_character(unsigned char first_byte) {
 }  // namespace
 
 struct SplitPattern::Impl {
-  Code code;
+  std::unique_ptr<pcre2_code, void (*)(pcre2_code*)> code{nullptr, pcre2_code_free};
   std::string where;
 };
 
