@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // oscar_int2_pack(): rotation, codec and packing in one pass. Rotated rows are rounded to bfloat16, as servers store
-// them; from there min/max grids and codes are those of kernels/cpu/row_codec.cpp, to the bit (compiled without
-// contraction), and least-squares grids those of float32. A warp takes 16 rows of a head at a time; the next 16 are
-// copied to shared memory while it encodes.
+// them; from there grids and codes are those of kernels/cpu/row_codec.cpp, to the bit (compiled without contraction).
+// A warp takes 16 rows of a head at a time; the next 16 are copied to shared memory while it encodes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -12,7 +11,6 @@
 #include "kernels/cuda/int2_arguments.hpp"
 #include "kernels/cuda/int2_launch.cuh"
 #include "kernels/cuda/int2_pack_clip.cuh"
-#include "kernels/cuda/int2_pack_lsq.cuh"
 #include "kernels/cuda/int2_pack_rotate.cuh"
 #include "kernels/cuda/int2_pack_tile.cuh"
 #include "oscar/int2_attention.h"
@@ -51,25 +49,11 @@ class MinMax {
   unsigned thresholds_[2] = {0x7f80U, 0x7f80U};  // infinity
 };
 
-template <int kDim, int kGroups>
-class LeastSquares {
- public:
-  __device__ __forceinline__ LeastSquares(const PackParams& p, const RowPair<kDim>& rows, int /*head*/)
-      : rows_(rows), start_step_(p.lsq_step) {}
-  __device__ __forceinline__ void encode(int group, GroupGrid& grid, PackedCodes<kDim> (&codes)[2]) const {
-    FloatLeastSquares<kDim, kGroups>(rows_, group, start_step_).encode(grid, codes);
-  }
-
- private:
-  const RowPair<kDim>& rows_;
-  float start_step_;
-};
-
 /// Encodes 16 rows and writes them to their slots, which are those of rows g and g + 8.
-template <int kDim, int kGroups, class Grids>
+template <int kDim, int kGroups>
 __device__ __forceinline__ void write_rows(const PackParams& p, const RowPair<kDim>& rows, int head,
                                            const int (&numbers)[2]) {
-  const Grids encoder(p, rows, head);
+  const MinMax<kDim, kGroups> encoder(p, rows, head);
   PackedCodes<kDim> codes[2];
   const int param_bytes = p.args.param_dtype == OSCAR_FLOAT32 ? 8 : 4, t = static_cast<int>(threadIdx.x) % 4;
   const Slot slots[2] = {Slot(p, numbers[0]), Slot(p, numbers[1])};
@@ -96,7 +80,7 @@ struct SharedPlaces {
 };
 
 /// Grid: (any number, num_kv_heads); blocks of a head share its tiles of kPackRows tokens.
-template <int kDim, int kGroups, bool kRotate, class Grids>
+template <int kDim, int kGroups, bool kRotate>
 __global__ void __launch_bounds__(kPackWarps* kLanes, kDim <= 128 ? 2 : 1)
     int2_pack(const __grid_constant__ PackParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -120,7 +104,7 @@ __global__ void __launch_bounds__(kPackWarps* kLanes, kDim <= 128 ? 2 : 1)
       const int slots[2] = {tile.slot(0, first), tile.slot(1, first)};
       __syncwarp();  // every lane has read its rows
       if (first - in_group + step < p.args.num_tokens) tile.copy(first + step);
-      write_rows<kDim, kGroups, Grids>(p, rows, head, slots);
+      write_rows<kDim, kGroups>(p, rows, head, slots);
     }
   };
   if constexpr (kRotate) {
@@ -135,26 +119,18 @@ __global__ void __launch_bounds__(kPackWarps* kLanes, kDim <= 128 ? 2 : 1)
   }
 }
 
-template <int kDim, int kGroups, bool kRotate, class Grids>
+template <int kDim, int kGroups, bool kRotate>
 int launch(const PackParams& p, cudaStream_t stream) {
   constexpr int kShared = SharedPlaces<kDim, kRotate>::kBytes;
   constexpr int kBlocks = kDim <= 128 ? 2 * 132 : 132;  // what an H100 holds at once
   const int heads = p.args.num_kv_heads, rows = kPackRows * kPackWarps, blocks = (p.args.num_tokens + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(std::min(blocks, std::max(1, kBlocks / heads))), static_cast<unsigned>(heads));
-  return launch_overlapping<int2_pack<kDim, kGroups, kRotate, Grids>>(p, grid, kPackWarps * kLanes, kShared, kShared,
-                                                                      stream);
-}
-
-template <int kDim, int kGroups, class Grids>
-int launch_either(const PackParams& p, cudaStream_t stream) {
-  return p.args.rotation != nullptr ? launch<kDim, kGroups, true, Grids>(p, stream)
-                                    : launch<kDim, kGroups, false, Grids>(p, stream);
+  return launch_overlapping<int2_pack<kDim, kGroups, kRotate>>(p, grid, kPackWarps * kLanes, kShared, kShared, stream);
 }
 
 template <int kDim, int kGroups>
 int launch_one(const PackParams& p, cudaStream_t stream) {
-  return p.args.grid == OSCAR_MIN_MAX ? launch_either<kDim, kGroups, MinMax<kDim, kGroups>>(p, stream)
-                                      : launch_either<kDim, kGroups, LeastSquares<kDim, kGroups>>(p, stream);
+  return p.args.rotation != nullptr ? launch<kDim, kGroups, true>(p, stream) : launch<kDim, kGroups, false>(p, stream);
 }
 
 int launch_shape(const PackParams& p, cudaStream_t stream) {
@@ -177,11 +153,8 @@ const char* problem(const oscar_int2_pack_args& a) {
   if (a.num_tokens < 0 || a.num_kv_heads < 1 || a.num_kv_heads > 65535)
     return "num_tokens or num_kv_heads is out of range";
   if (const char* wrong = shape_problem(a.head_dim, a.group_size, a.param_dtype)) return wrong;
-  if (a.grid != OSCAR_MIN_MAX && a.grid != OSCAR_LEAST_SQUARES) return "grid must be min/max or least squares";
   if (a.page_size < 1) return "page_size must be positive";
   if (a.clip_ratio > 1 || std::isnan(a.clip_ratio)) return "clip_ratio must not exceed 1";
-  if ((a.clip_ratio > 0 || a.clip_ranks != nullptr) && a.grid != OSCAR_MIN_MAX)
-    return "least squares does not clip: clip_ratio must be 0, and clip_ranks null";
   if (a.x == nullptr || a.slots == nullptr || a.codes.data == nullptr || a.params.data == nullptr) {
     return "x, slots, codes and params must not be null";
   }
@@ -192,8 +165,7 @@ const char* problem(const oscar_int2_pack_args& a) {
 }
 
 PackParams params_of(const oscar_int2_pack_args& a) {
-  return {a, a.clip_ratio > 0 ? clip_rank(a.clip_ratio, a.head_dim) : -1, static_cast<float>(lsq_start(4).step),
-          FastDivide(a.page_size)};
+  return {a, a.clip_ratio > 0 ? clip_rank(a.clip_ratio, a.head_dim) : -1, FastDivide(a.page_size)};
 }
 
 }  // namespace

@@ -13,8 +13,7 @@ inline constexpr int kGroupWarps = 4;  // that wgmma takes together
 
 struct PackParams {
   oscar_int2_pack_args args;
-  int clip_rank;   // negative: no clipping
-  float lsq_step;  // of the grid where "lsq" starts
+  int clip_rank;  // negative: no clipping
   FastDivide page_size;
 };
 

@@ -11,7 +11,6 @@
 #include "kernels/cuda/coded_rows.hpp"
 #include "kernels/cuda/device_buffer.hpp"
 #include "kernels/cuda/launch.hpp"
-#include "kernels/cuda/least_squares.cuh"
 #include "kernels/cuda/lloyd_max.cuh"
 #include "kernels/cuda/row_codec.hpp"
 #include "kernels/cuda/warp_row.cuh"
@@ -26,7 +25,6 @@ struct Plan {
   int clip_rank;          // kNoClip: none
   const int* head_ranks;  // of the view's heads, in place of clip_rank; null: one for all
   Grid grid;
-  LsqStart start;
   DType scale_dtype;
 };
 struct Plans {
@@ -135,18 +133,16 @@ __device__ void store(const CodecOutput& out, std::int64_t i, std::uint8_t code,
 template <int kSlots, bool kDouble>
 __device__ void quantize_group(const WarpGroup<kSlots>& group, const Plan& plan, bool round, std::int64_t out_row,
                                GroupParams* params, const CodecOutput& out) {
-  const bool lsq = kDouble && plan.grid == Grid::kLeastSquares, lloyd = kDouble && plan.grid == Grid::kLloydMax;
-  LeastSquaresGroup<kSlots> fitted(group, plan.highest_code);
+  const bool lloyd = kDouble && plan.grid == Grid::kLloydMax;
   LloydMaxGroup<kSlots> standard(group);
-  const GroupParams exact = lsq ? fitted.fit(plan.start) : lloyd ? standard.fit() : fit_group(group, plan.highest_code);
+  const GroupParams exact = lloyd ? standard.fit() : fit_group(group, plan.highest_code);
   const GroupParams read = stored(exact, plan.scale_dtype);
   if (params != nullptr && group.row.lane == 0) *params = read;
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
     if (!group.has(s)) continue;
-    const auto code = lsq     ? static_cast<std::uint8_t>(fitted.code(s))
-                      : lloyd ? static_cast<std::uint8_t>(standard.code(s))
-                              : encode(group.row.x[s], exact, plan.highest_code);
+    const auto code =
+        lloyd ? static_cast<std::uint8_t>(standard.code(s)) : encode(group.row.x[s], exact, plan.highest_code);
     store(out, out_row + group.row.channel(s), code, read, round);
   }
 }
@@ -190,7 +186,6 @@ Plan plan_of(const RowCodec& codec, int dim) {
           .clip_rank = rank_of(codec.clip_ratio, dim),
           .head_ranks = nullptr,
           .grid = codec.grid,
-          .start = codec.grid == Grid::kLeastSquares ? lsq_start(codec.levels) : LsqStart{},
           .scale_dtype = codec.scale_dtype};
 }
 
