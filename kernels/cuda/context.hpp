@@ -19,11 +19,9 @@
 
 namespace oscar::cuda {
 
-// What a verb works with on the GPU: a stream, libraries, and memory that frees itself.
-
 // What one verb works with: a stream of its own, so that several verbs share the GPU, and what the libraries need for
 // it. All of a verb's work goes to its stream, so the order of operations, and with it every result, is the same in
-// each run. Belongs to one thread at a time (lanes.hpp).
+// each run. Belongs to one thread at a time.
 
 class Context {
  public:

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// oscar_int2_pack(): rotation, codec and packing in one pass.
+// oscar_int2_pack(): rotation, codec and packing in one pass. Rotated rows are rounded to bfloat16, as servers store
+// them; from there grids and codes are those of kernels/cpu/row_codec.cpp, to the bit (compiled without contraction).
+// A warp takes 16 rows of a head at a time; the next 16 are copied to shared memory while it encodes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -270,10 +272,6 @@ class SharedRotation {
 };
 
 #endif
-
-// oscar_int2_pack(): rotation, codec and packing in one pass. Rotated rows are rounded to bfloat16, as servers store
-// them; from there grids and codes are those of kernels/cpu/row_codec.cpp, to the bit (compiled without contraction).
-// A warp takes 16 rows of a head at a time; the next 16 are copied to shared memory while it encodes.
 
 namespace {
 

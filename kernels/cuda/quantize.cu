@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile
-// without contraction), and every bit is the same.
-#include <algorithm>
+// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile without
+// contraction), and every bit is the same.
 #include <bit>
 #include <string>
 #include <vector>
@@ -46,9 +45,6 @@ class LloydMaxGroup {
   const WarpGroup<kSlots>& group_;
   double mean_ = 0, deviation_ = 1;
 };
-
-// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile
-// without contraction), and every bit is the same.
 
 namespace {
 
