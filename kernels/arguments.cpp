@@ -2,11 +2,8 @@
 #include "kernels/arguments.hpp"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
 #include <cstddef>
-#include <numbers>
 #include <numeric>
 #include <string>
 
@@ -21,7 +18,7 @@ void check_codec(const RowCodec& codec) {
   }
   if (codec.grid == Grid::kLloydMax && codec.levels != 4) {
     throw UsageError("codec lloyd-max has 4 levels, not " + std::to_string(codec.levels), "--levels",
-                     "use --codec lsq for other numbers of levels");
+                     "use --codec minmax for other numbers of levels");
   }
   if (!is_activation_dtype(codec.scale_dtype)) {
     throw UsageError("scales cannot be " + std::string(name_of(codec.scale_dtype)), "--scale-dtype",
@@ -44,49 +41,6 @@ void check_heads(const HistoryCodec& codec, int kv_heads) {
   const std::size_t ratios = codec.head_clip_ratios.size();
   OSCAR_CHECK(ratios == 0 || ratios == static_cast<std::size_t>(kv_heads));
   OSCAR_CHECK(codec.coded == nullptr || codec.coded->size() == static_cast<std::size_t>(kv_heads));
-}
-
-namespace {
-
-/// Mean squared error of N(0, 1) on a uniform grid of `levels` levels around 0.
-double gaussian_error(int levels, double step) {
-  const auto density = [](double x) {
-    return std::isinf(x) ? 0.0 : std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
-  };
-  const auto below = [](double x) { return (1 + std::erf(x / std::numbers::sqrt2)) / 2; };
-  const auto times = [&](double x) { return std::isinf(x) ? 0.0 : x * density(x); };
-  double error = 0;
-  for (int i = 0; i < levels; ++i) {
-    const double level = (i - (levels - 1) / 2.0) * step;
-    const double low = i == 0 ? -INFINITY : level - step / 2, high = i == levels - 1 ? INFINITY : level + step / 2;
-    const double mass = below(high) - below(low), mean = density(low) - density(high);
-    error += mass - times(high) + times(low) - 2 * level * mean + level * level * mass;
-  }
-  return error;
-}
-
-/// By golden section, to the four digits that the step is known by.
-double best_gaussian_step(int levels) {
-  const double ratio = (std::sqrt(5.0) - 1) / 2;
-  double low = 0, high = 3;
-  while (high - low > 1e-6) {
-    const double a = high - ratio * (high - low), b = low + ratio * (high - low);
-    if (gaussian_error(levels, a) < gaussian_error(levels, b)) {
-      high = b;
-    } else {
-      low = a;
-    }
-  }
-  return std::round(low * 1e4) / 1e4;
-}
-
-}  // namespace
-
-LsqStart lsq_start(int levels) {
-  static std::array<std::atomic<double>, 257> known{};
-  std::atomic<double>& step = known.at(static_cast<std::size_t>(levels));
-  if (step == 0) step = best_gaussian_step(levels);
-  return {step, (levels - 1) / 2.0};
 }
 
 int clip_rank(double clip_ratio, int head_dim) {

@@ -19,12 +19,6 @@ void check_codec(const RowCodec& codec);
 [[nodiscard]] int checked_group_size(const RowCodec& codec, int head_dim);
 /// Throws std::logic_error unless heads have no clip ratios, and no coded formats, of their own, or each has one.
 void check_heads(const HistoryCodec& codec, int kv_heads);
-/// The best uniform grid for N(0, 1), where "lsq" starts: the distance of its levels, and its middle in steps.
-struct LsqStart {
-  double step, centre;
-};
-[[nodiscard]] LsqStart lsq_start(int levels);
-
 /// "lloyd-max" on standardised values: its outer thresholds (the middle one is 0), and the distance of its levels.
 inline constexpr double kLloydMaxThreshold = 0.98107, kLloydMaxStep = 1.16 * (2 * 1.50956 / 3);
 

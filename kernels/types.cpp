@@ -7,25 +7,13 @@
 
 namespace oscar {
 
-std::string_view name_of(Grid grid) {
-  switch (grid) {
-    case Grid::kLeastSquares:
-      return "lsq";
-    case Grid::kLloydMax:
-      return "lloyd-max";
-    case Grid::kMinMax:
-      break;
-  }
-  return "minmax";
-}
-
-bool takes_clip(Grid grid) { return grid != Grid::kLeastSquares; }
+std::string_view name_of(Grid grid) { return grid == Grid::kLloydMax ? "lloyd-max" : "minmax"; }
 
 Grid grid_from_name(std::string_view name) {
-  for (const Grid grid : {Grid::kMinMax, Grid::kLeastSquares, Grid::kLloydMax}) {
+  for (const Grid grid : {Grid::kMinMax, Grid::kLloydMax}) {
     if (name == name_of(grid)) return grid;
   }
-  throw UsageError("unknown codec \"" + std::string(name) + "\"", "--codec", "use minmax, lsq or lloyd-max");
+  throw UsageError("unknown codec \"" + std::string(name) + "\"", "--codec", "use minmax or lloyd-max");
 }
 
 RowCodec HistoryCodec::of_head(int kv_head) const {

@@ -66,15 +66,12 @@ enum class ClipSearch { kSort, kBisect };
 
 /// How the affine grid of a group is chosen; kernels/README.md has the formulas. Readers do not see the difference.
 enum class Grid {
-  kMinMax,        // from the smallest to the largest value, as servers do
-  kLeastSquares,  // "lsq": fitted to the values, and scaled so that <x, x^> = <x, x>: the logits along x are unbiased
-  kLloydMax       // "lloyd-max": OSCAR's published option for 4 levels, thresholds of the best Gaussian quantiser
+  kMinMax,   // from the smallest to the largest value, as servers do
+  kLloydMax  // "lloyd-max": OSCAR's published option for 4 levels, thresholds of the best Gaussian quantiser
 };
 
-/// "minmax", "lsq", "lloyd-max".
+/// "minmax", "lloyd-max".
 [[nodiscard]] std::string_view name_of(Grid grid);
-/// Whether rows are clipped before: all but lsq, which loses by it.
-[[nodiscard]] bool takes_clip(Grid grid);
 /// Throws UsageError that lists the names.
 [[nodiscard]] Grid grid_from_name(std::string_view name);
 

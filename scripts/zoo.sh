@@ -12,13 +12,11 @@ golden=tests/data/golden/qwen3-2m
 work=out/zoo
 declare -A recipes=(
   [latest]="--recipe oscar"
-  [lsq]="--recipe lsq --target any"
   [stretch]="--recipe stretch --key-objective fisher --target sglang-v3"
   [coded]="--recipe coded --bits 2.25"
-  [stretch-5x3]="--recipe stretch --key-objective fisher --levels 5,3 --target any"
 )
 tags=("$@")
-[ ${#tags[@]} -gt 0 ] || tags=(latest lsq stretch stretch-5x3 coded)
+[ ${#tags[@]} -gt 0 ] || tags=(latest stretch coded)
 
 mkdir -p "$work"
 for tag in "${tags[@]}"; do

@@ -9,7 +9,7 @@
 //   x          bfloat16 (tokens, num_kv_heads, head_dim)
 //   slots      int32 (tokens): page * page_size + token, negative: not written
 //   rotation   bfloat16 (head_dim, head_dim), or one for each head
-//   grid       "minmax", "lsq", or on the CPU "lloyd-max"; clip_ranks: int32 (num_kv_heads), in place of clip_ratio
+//   grid       "minmax", or on the CPU "lloyd-max"; clip_ranks: int32 (num_kv_heads), in place of clip_ratio
 #include <string>
 
 #include "on_cpu.hpp"
@@ -79,13 +79,10 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
   args.num_tokens = static_cast<int32_t>(tokens), args.num_kv_heads = static_cast<int32_t>(heads);
   args.head_dim = static_cast<int32_t>(dim), args.group_size = group_size_of(params, dim);
   if (!(params.size(0) == codes.size(0) && params.size(1) == codes.size(1))) fail("params and codes differ in pages");
-  const Grid grid = grid_name == "lsq"         ? Grid::kLeastSquares
-                    : grid_name == "lloyd-max" ? Grid::kLloydMax
-                                               : Grid::kMinMax;
+  const Grid grid = grid_name == "lloyd-max" ? Grid::kLloydMax : Grid::kMinMax;
   if (grid_name != name_of(grid) || (grid == Grid::kLloydMax && !x.is_cpu()))
-    fail("grid is \"", grid_name, "\", not \"minmax\" or \"lsq\"");
+    fail("grid is \"", grid_name, "\", not \"minmax\"");
   args.param_dtype = dtype_of(params, "params"), args.clip_ratio = clip_ratio;
-  args.grid = grid == Grid::kLeastSquares ? OSCAR_LEAST_SQUARES : OSCAR_MIN_MAX;
   if (clip_ratio > 1) fail("int2_pack: clip_ratio must be at most 1");
   args.x = x.data_ptr(), args.x_token_stride = 2 * x.stride(0), args.x_head_stride = 2 * x.stride(1);
   if (rotation) {
@@ -102,8 +99,6 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
     if (clip_ranks->size(0) != heads) fail("clip_ranks has ", clip_ranks->size(0), " heads, not ", heads);
     args.clip_ranks = clip_ranks->const_data_ptr<int32_t>();
   }
-  if (!takes_clip(grid) && (clip_ranks || clip_ratio > 0))
-    fail("int2_pack: ", grid_name, " needs clip_ranks null and clip_ratio 0");
   args.slots = slots.const_data_ptr<int32_t>(), args.page_size = static_cast<int32_t>(codes.size(1));
   args.codes = codes_of(codes, "codes", x, heads, dim);
   args.params = params_of(params, "params", x, heads, params.scalar_type());

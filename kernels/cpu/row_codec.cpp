@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 
-#include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
 
 namespace oscar::cpu {
@@ -25,14 +24,7 @@ float bisected_threshold(std::span<const float> magnitudes, int rank) {
 }
 
 GroupParams encode_group_as(const RowCodec& codec, std::span<const float> group, std::span<std::uint8_t> codes) {
-  switch (codec.grid) {
-    case Grid::kLeastSquares:
-      return encode_group_lsq(group, codec.levels, codes);
-    case Grid::kLloydMax:
-      return encode_group_lloyd_max(group, codes);
-    case Grid::kMinMax:
-      break;
-  }
+  if (codec.grid == Grid::kLloydMax) return encode_group_lloyd_max(group, codes);
   return encode_group(group, codec.levels, codes);
 }
 
@@ -73,39 +65,6 @@ GroupParams encode_group(std::span<const float> group, int levels, std::span<std
     codes[i] = static_cast<std::uint8_t>(position > 0.0F ? std::min(position, highest_code) : 0.0F);
   }
   return {scale, zero};
-}
-
-OSCAR_VECTOR_CLONES GroupParams encode_group_lsq(std::span<const float> group, int levels,
-                                                 std::span<std::uint8_t> codes) {
-  constexpr int kRefits = 3;
-  const auto size = static_cast<double>(group.size());
-  const double mean = strand_sum(group.size(), [&](std::size_t i) { return double{group[i]}; }) / size;
-  const auto centred = [&](std::size_t i) { return group[i] - mean; };
-  const double variance = strand_sum(group.size(), [&](std::size_t i) { return centred(i) * centred(i); }) / size;
-  const LsqStart start = lsq_start(levels);
-  double scale = std::sqrt(variance) * start.step + 1e-8, low = mean - start.centre * scale;
-  const auto take_codes = [&] {
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const double position = std::floor((group[i] - low) / scale + 0.5);
-      codes[i] = static_cast<std::uint8_t>(std::clamp(position, 0.0, static_cast<double>(levels - 1)));
-    }
-  };
-  for (int refit = 0; refit < kRefits; ++refit) {
-    take_codes();
-    const double code_mean =
-        strand_sum(group.size(), [&](std::size_t i) { return static_cast<double>(codes[i]); }) / size;
-    const double covariance =
-        strand_sum(group.size(), [&](std::size_t i) { return (codes[i] - code_mean) * centred(i); });
-    const double spread =
-        strand_sum(group.size(), [&](std::size_t i) { return (codes[i] - code_mean) * (codes[i] - code_mean); });
-    scale = std::max(covariance / std::max(spread, 1e-6), 1e-8);
-    low = mean - scale * code_mean;
-  }
-  take_codes();
-  const double energy = strand_sum(group.size(), [&](std::size_t i) { return double{group[i]} * group[i]; });
-  const double projection =
-      strand_sum(group.size(), [&](std::size_t i) { return group[i] * (codes[i] * scale + low); });
-  return {static_cast<float>(scale * (energy / std::max(projection, 1e-9))), static_cast<float>(-low / scale)};
 }
 
 GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::uint8_t> codes) {

@@ -20,9 +20,8 @@ namespace oscar::cpu {
 struct GroupParams {
   float scale, zero;
 };
-/// These encode one group into as many codes as it has values: minmax, lsq, and lloyd-max, which has 4 levels.
+/// These encode one group into as many codes as it has values: minmax, and lloyd-max, which has 4 levels.
 GroupParams encode_group(std::span<const float> group, int levels, std::span<std::uint8_t> codes);
-GroupParams encode_group_lsq(std::span<const float> group, int levels, std::span<std::uint8_t> codes);
 GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::uint8_t> codes);
 
 /// Encodes rows of one size, one after the other.

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/device_buffer.hpp"
+#include "kernels/cuda/context.hpp"
 #include "kernels/cuda/ingest.hpp"
 #include "kernels/types.hpp"
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "kernels/cuda/coded_attention_params.cuh"
+#include "kernels/cuda/coded_attention_scores.cuh"
 #include "kernels/cuda/coded_layout.hpp"
 #include "kernels/cuda/int2_arguments.hpp"
 

@@ -1,12 +1,255 @@
 // SPDX-License-Identifier: MIT
-// The scores of one warp of the coded decode kernel: 32 or 64 tokens at a time. What lanes have is laid out as
-// int2_decode_warp.cuh says.
+// The scores of a warp of the coded decode kernel: shapes, copies of packed rows ahead of the step that reads them, and
+// products with queries, 32 or 64 tokens at a time.
 #pragma once
 
-#include "kernels/cuda/coded_attention_copies.cuh"
+#include <cuda_runtime.h>
+
 #include "kernels/cuda/coded_attention_queries.cuh"
+#include "kernels/cuda/coded_layout.hpp"
+#include "kernels/cuda/decode_plan.hpp"
+#include "kernels/cuda/int2_decode_warp.cuh"
+#include "oscar/coded_attention.h"
 
 namespace oscar::cuda {
+
+// What the coded decode kernel is given.
+
+/// The arguments as the kernel takes them; members that DecodeParams has mean the same.
+struct CodedParams {
+  oscar_coded_decode_args args;
+  PagedRows k_window, v_window;
+  CodedTiling tiling;
+  SplitRule rule;
+  int query_tokens, per_token_inverse;  // see CodedHeads
+  int parts, part_heads;                // of a KV head's query heads of all tokens
+  int max_splits;
+  SplitPlan longest;
+  int history_shift, window_shift;
+  int page_stride;  // of the history, in bytes
+  float score_scale;
+  float* partials;
+  std::int64_t unit_floats;
+  int* tickets;
+  int most_shared_bytes;        // of any block
+  int stage_bytes, warp_bytes;  // of a step's copies; of all that a warp has in shared memory
+};
+
+/// Launches the kernel for kDim channels a head. Returns a cudaError_t.
+template <int kDim>
+int launch_coded(const CodedParams& p, cudaStream_t stream);
+
+// The shapes of the coded decode kernel, and how a warp copies its packed rows ahead of the step that it reads.
+
+/// head_dim, operands of the values at most, key tiles.
+template <int kHeadDim, int kMostOperands, int kNumKeyTiles>
+struct CodedShape {
+  static constexpr CodedTiling kTiling{kNumKeyTiles, kMostOperands};
+  static constexpr int kDim = kHeadDim, kKeyTiles = kNumKeyTiles, kValueTiles = (kKeyTiles + 1) / 2;
+  static constexpr int kHeads = 4 * kKeyTiles, kOperands = kMostOperands;
+  static constexpr int kGroups = 2, kTiles = kDim / 16, kOutTiles = kTiles;  // for the window
+  static constexpr int kHalves = kTiling.step() / 16;                        // of a step: 16 tokens each
+  static constexpr int kTeam = kTiling.team();                               // warps that share their tokens
+  static constexpr int kStages = kTiling.stages();                           // of copies
+  static constexpr int kOwnPairs = (kOperands / 2 + kTeam - 1) / kTeam;      // of operands of the values, of a warp
+  static constexpr bool kClassColumns = kKeyTiles == 1;                      // see CodedTeam
+  static constexpr int kWeightSets = kClassColumns ? 1 : 2;
+  static constexpr int kWeightsBytes = kTiling.weights_bytes();
+  static constexpr int kBlocks = kTiling.warps_at_once() / kMostDecodeWarps;  // of a multiprocessor
+};
+
+/// A value that is the same in all lanes, which the compiler then knows.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+/// The steps of one warp: their pages are looked up and their rows copied to shared memory, where the planes of a step
+/// come first and then its scales. Keys and values are copied apart, the scales with the keys.
+template <class S>
+class CodedCopies {
+ public:
+  static constexpr int kStep = 16 * S::kHalves;    // tokens
+  static constexpr int kPlaneBytes = kStep * 16;   // of a stage
+  static constexpr int kPlaneFactor = kStep / 32;  // on offsets of planes in tables, which are those of 32 rows
+  /// Whether a warp keeps where the table has its next page: more than four heads leave no registers for that.
+  static constexpr bool kFollowsPages = S::kKeyTiles == 1;
+
+  __device__ CodedCopies(const CodedParams& p, const CodedHeadTable& table, int sequence)
+      : p_(p),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        full_planes_(uniform(table.full_planes)),
+        half_planes_(uniform(table.half_planes)),
+        key_full_planes_(uniform(table.key_full_planes)),
+        key_half_planes_(uniform(table.key_half_planes)),
+        lane_slot_(lane_ & ((1 << p.history_shift) - 1)),
+        table_(p.args.history.pages + static_cast<std::int64_t>(sequence) * p.args.history.pages_per_sequence),
+        rows_(kept(static_cast<const unsigned char*>(p.args.pages) + (table.first_byte << p.history_shift) +
+                   16 * lane_slot_)),
+        scales_(kept(place<4>(full_planes_, half_planes_))) {}
+
+  /// Takes tokens [first, end), of which this warp has every rule.warps-th step from step `warp` on, and begins to
+  /// load which pages hold the first of them.
+  __device__ __forceinline__ void look_up(int first, int end, int warp) {
+    first_ = ahead_ = first + warp * kStep, end_ = end;
+    if (kFollowsPages && p_.history_shift == 6) next_ = table_ + ahead_ / 64;
+    find_pages();
+  }
+  /// True if it has these tokens.
+  __device__ bool has(int first, int end, int warp) const { return first_ == first + warp * kStep && end_ == end; }
+
+  /// Tokens from the first step of this warp to the end; from one step to the next.
+  __device__ int tokens() const { return end_ - first_; }
+  __device__ int stride() const { return p_.rule.warps * kStep; }
+  /// Where a stage has the scales of its step.
+  __device__ unsigned scales() const { return kPlaneBytes * (full_planes_ + half_planes_); }
+
+  /// Begins to look up the pages of the next step, which the following copies are of.
+  __device__ __forceinline__ void look_ahead() {
+    ahead_ += stride();
+    if (kFollowsPages && next_ != nullptr) next_ += stride() / 64;
+    find_pages();
+  }
+  /// Begin to copy the lane's rows to the stage at `stage`.
+  __device__ __forceinline__ void copy_keys(unsigned stage) {
+    if (ahead_ < end_) with_page_size([&]<int kShift>() { copy_keys_of<kShift>(stage); });
+    commit_copies();
+  }
+  __device__ __forceinline__ void copy_values(unsigned stage) const {
+    if (ahead_ < end_) with_page_size([&]<int kShift>() { copy_values_of<kShift>(stage); });
+    commit_copies();
+  }
+
+ private:
+  /// Whether pages have 64 tokens, so that one has all of a step.
+  [[nodiscard]] __device__ __forceinline__ bool is_one_page() const {
+    return kFollowsPages ? next_ != nullptr : p_.history_shift == 6;
+  }
+  /// Looks up the pages of the lane's tokens in the step from ahead_ on: lane and 32 + lane, after the end of the split
+  /// the page of its last token.
+  __device__ __forceinline__ void find_pages() {
+    if (ahead_ >= end_) return;
+    if (is_one_page()) {
+      pages_[0] = kFollowsPages ? *next_ : table_[ahead_ / 64];
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kPlaneFactor; ++i) {
+      pages_[i] = table_[min(ahead_ + 32 * i + lane_, end_ - 1) >> p_.history_shift];
+    }
+  }
+  /// task.operator()<n>() for pages of 2^n tokens that servers use, so that the compiler knows where their planes lie,
+  /// else <0>.
+  template <class Task>
+  __device__ __forceinline__ void with_page_size(const Task& task) const {
+    if (is_one_page()) {
+      task.template operator()<6>();
+    } else if (p_.history_shift == 4) {
+      task.template operator()<4>();
+    } else {
+      task.template operator()<0>();
+    }
+  }
+  template <int kShift>
+  __device__ int shift() const {
+    return kShift == 0 ? p_.history_shift : kShift;
+  }
+  /// The place in its page of token 32 * i of the step, a multiple of 32 or 0; the lane's lies lane_slot_ further.
+  template <int kShift>
+  __device__ __forceinline__ int step_slot(int i) const {
+    const int first = kShift > 0 && 1 << kShift <= kStep ? 0 : ahead_;
+    return (first + 32 * i) & ((1 << shift<kShift>()) - 1);
+  }
+
+  /// Returns how many bytes lie between the lane's row of 16 bytes in plane 0 and its row of kBytes behind `full`
+  /// planes of 16 and `half` of 8 bytes; a step adds its own.
+  template <int kBytes>
+  __device__ __forceinline__ int place(int full, int half) const {
+    return ((16 * full + 8 * half) << p_.history_shift) - (16 - kBytes) * lane_slot_;
+  }
+  /// The lane's rows of kBytes at `place`.
+  template <int kBytes, int kShift>
+  struct Rows {
+    static constexpr bool kOnePage = kShift == 6;
+    const unsigned char* of_page[kOnePage ? 1 : kPlaneFactor];
+
+    __device__ __forceinline__ Rows(const CodedCopies& of, int place) {
+#pragma unroll
+      for (int i = 0; i < (kOnePage ? 1 : kPlaneFactor); ++i) {
+        of_page[i] = kFollowsPages && kOnePage ? of.page_ : moved(of.rows_, of.p_.page_stride, of.pages_[i]);
+        if (!kOnePage || kStep < 64 || place != 0)
+          of_page[i] = moved(of_page[i], 1, place + kBytes * of.step_slot<kShift>(i));
+      }
+    }
+    __device__ __forceinline__ const unsigned char* of_group(int i) const {
+      return kOnePage ? of_page[0] + 32 * kBytes * i : of_page[i];
+    }
+  };
+  /// Returns from + by * count by one instruction.
+  __device__ __forceinline__ static const unsigned char* moved(const unsigned char* from, int by, int count) {
+    const unsigned char* to;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(count), "r"(by), "l"(from));
+    return to;
+  }
+
+  template <int kShift>
+  __device__ __forceinline__ void copy_keys_of(unsigned stage) {
+    if (kFollowsPages && kShift == 6) page_ = moved(rows_, p_.page_stride, pages_[0]);
+    copy_full_planes<kShift>(stage, 0, key_full_planes_);
+    if (key_half_planes_ > 0) copy_plane<8, kShift>(stage, full_planes_, place<8>(full_planes_, 0));
+    copy_plane<4, kShift>(stage, full_planes_ + half_planes_, scales_);
+  }
+  template <int kShift>
+  __device__ __forceinline__ void copy_values_of(unsigned stage) const {
+    copy_full_planes<kShift>(stage, key_full_planes_, full_planes_ - key_full_planes_);
+    if (half_planes_ > key_half_planes_) {
+      copy_plane<8, kShift>(stage, full_planes_ + key_half_planes_, place<8>(full_planes_, key_half_planes_));
+    }
+  }
+
+  /// Copies the lane's rows of 16 bytes in planes [first, first + count) to the stage.
+  template <int kShift>
+  __device__ __forceinline__ void copy_full_planes(unsigned stage, int first, int count) const {
+    const int stride = 16 << shift<kShift>();
+    Rows<16, kShift> from(*this, first * stride);
+    unsigned to = stage + static_cast<unsigned>(first * kPlaneBytes + 16 * lane_);
+#pragma unroll 1
+    for (; count > 0; count -= 4, to += 4 * kPlaneBytes) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int i = 0; i < kPlaneFactor; ++i) {
+          if (n < count) copy_async<16>(to + 512 * i + kPlaneBytes * n, from.of_group(i) + stride * n);
+        }
+      }
+#pragma unroll
+      for (const unsigned char*& rows : from.of_page) rows = moved(rows, 4, stride);
+    }
+  }
+  /// Copies the lane's rows of 8 or 4 bytes at `place` to plane `plane` of the stage. Scales, rows of 4 bytes, have no
+  /// gaps there, others lie 16 bytes apart.
+  template <int kBytes, int kShift>
+  __device__ __forceinline__ void copy_plane(unsigned stage, int plane, int place) const {
+    constexpr int kApart = kBytes == 4 ? 4 : 16;
+    const Rows<kBytes, kShift> from(*this, place);
+    const unsigned to = stage + static_cast<unsigned>(plane * kPlaneBytes + kApart * lane_);
+#pragma unroll
+    for (int i = 0; i < kPlaneFactor; ++i) copy_async<kBytes>(to + 32 * kApart * i, from.of_group(i));
+  }
+
+  const CodedParams& p_;
+  int lane_, full_planes_, half_planes_, key_full_planes_, key_half_planes_;
+  int lane_slot_;                 // what the lane adds to a token's place in its page
+  const std::int32_t* table_;     // of pages, of the sequence
+  const unsigned char* rows_;     // those of this KV head in page 0, for this lane
+  int scales_;                    // from there to those of the scales
+  int first_ = 0, end_ = 0;       // the first token of the first step, the end of the split
+  int ahead_ = 0;                 // the first token of the step that is copied next
+  int pages_[kPlaneFactor] = {};  // of that step
+  const std::int32_t* next_ =
+      nullptr;  // in the table: that step's page. null unless kFollowsPages and pages have 64 tokens
+  const unsigned char* page_ = nullptr;  // the lane's rows in the page that is being copied, where next_ is not null
+};
+
+// The scores of one warp of the coded decode kernel: 32 or 64 tokens at a time. What lanes have is laid out as
+// int2_decode_warp.cuh says.
 
 template <class S>
 class CodedScores {

@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "kernels/cuda/coded_pack_encode.cuh"
-#include "kernels/cuda/coded_pack_norm_rope.cuh"
+#include "kernels/cuda/coded_pack_rows.cuh"
 #include "kernels/cuda/int2_launch.cuh"
 
 namespace oscar::cuda {

@@ -7,8 +7,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/cuda/coded_decode.cuh"
-#include "kernels/cuda/launch.hpp"
-#include "kernels/cuda/warp_row.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/reference/coded_row.hpp"
 
 namespace oscar::cuda {

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cuda/device_buffer.hpp"
+#include "kernels/cuda/context.hpp"
 #include "kernels/cuda/row_codec.hpp"
-#include "kernels/cuda/rows_view.hpp"
+#include "kernels/cuda/rows.hpp"
 #include "kernels/types.hpp"
 
 namespace oscar::cuda {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <memory>
 
+#include "kernels/cuda/context.hpp"
 #include "kernels/cuda/held_sequence.hpp"
-#include "kernels/cuda/lanes.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/plugin.hpp"
 

@@ -1,15 +1,62 @@
 // SPDX-License-Identifier: MIT
+//
 #include "kernels/cuda/device.hpp"
 
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <string>
 #include <string_view>
 
 #include "kernels/backend.hpp"
 #include "kernels/cuda/rows.hpp"
 
 namespace oscar::cuda {
+
+namespace {
+
+constexpr const char* kRemedy = "look at nvidia-smi, or use --device cpu";
+
+}  // namespace
+
+OutOfMemory::OutOfMemory(std::string where)
+    : BackendUnavailable("the GPU is out of memory", std::move(where),
+                         "free memory on the GPU (nvidia-smi shows who holds it), or use --device cpu") {}
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // or the next call would report it again
+  if (status == cudaErrorMemoryAllocation) throw OutOfMemory(call);
+  throw BackendUnavailable(std::string("CUDA: ") + cudaGetErrorString(status), call, kRemedy);
+}
+
+void check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) throw OutOfMemory(call);
+  throw BackendUnavailable(std::string("cuBLAS: ") + cublasGetStatusString(status), call, kRemedy);
+}
+
+void check(cusolverStatus_t status, const char* call) {
+  if (status == CUSOLVER_STATUS_SUCCESS) return;
+  if (status == CUSOLVER_STATUS_ALLOC_FAILED) throw OutOfMemory(call);
+  throw BackendUnavailable("cuSOLVER: status " + std::to_string(static_cast<int>(status)), call, kRemedy);
+}
+
+SharedBlas::Turn::Turn(SharedBlas& shared, cudaStream_t stream, void* workspace, std::size_t bytes)
+    : shared_(shared), lock_(shared.mutex_) {
+  if (shared_.handle_ == nullptr) {
+    cublasHandle_t handle = nullptr;
+    OSCAR_CUDA_TRY(cublasCreate(&handle));
+    shared_.handle_ = handle;
+  }
+  OSCAR_CUDA_TRY(cublasSetStream(shared_.handle_, stream));  // first, since it takes the workspace away
+  OSCAR_CUDA_TRY(cublasSetWorkspace(shared_.handle_, workspace, bytes));
+}
+
+SharedBlas::~SharedBlas() {
+  if (handle_ != nullptr) cublasDestroy(handle_);
+}
+
 namespace {
 
 constexpr std::size_t kMebi = std::size_t{1} << 20;

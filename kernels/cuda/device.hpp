@@ -1,17 +1,59 @@
 // SPDX-License-Identifier: MIT
-// One GPU as all lanes share it: its memory, cuBLAS, how much of a layer may lie there at a time, and whom to tell.
+// One GPU as all lanes share it, what one verb works with there, and errors of the CUDA libraries.
 #pragma once
 
+#include <cublas_v2.h>
 #include <cuda_runtime.h>
+#include <cusolverDn.h>
 
 #include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <string>
 
+#include "base/errors.hpp"
 #include "base/status.hpp"
-#include "kernels/cuda/shared_blas.hpp"
 
 namespace oscar::cuda {
+
+// Status codes of CUDA, cuBLAS and cuSOLVER as errors that carry the text of the call.
+
+/// The GPU has no room for what was asked for; Lanes::run() tries again with smaller chunks.
+struct OutOfMemory : BackendUnavailable {
+  explicit OutOfMemory(std::string where);
+};
+
+/// Throw BackendUnavailable unless the call succeeded: OutOfMemory if memory was what it lacked.
+void check(cudaError_t status, const char* call);
+void check(cublasStatus_t status, const char* call);
+void check(cusolverStatus_t status, const char* call);
+
+// cuBLAS as all lanes of a GPU share it, since every handle takes tens of MB there.
+
+class SharedBlas {
+ public:
+  /// The handle while a caller has it; others wait. It is what a call of cuBLAS takes, and goes back after it.
+  class Turn {
+   public:
+    Turn(SharedBlas& shared, cudaStream_t stream, void* workspace, std::size_t bytes);
+    operator cublasHandle_t() const { return shared_.handle_; }  // NOLINT(google-explicit-constructor)
+
+   private:
+    SharedBlas& shared_;
+    std::lock_guard<std::mutex> lock_;
+  };
+
+  SharedBlas() = default;
+  ~SharedBlas();
+  SharedBlas(const SharedBlas&) = delete;
+  SharedBlas& operator=(const SharedBlas&) = delete;
+
+ private:
+  std::mutex mutex_;
+  cublasHandle_t handle_ = nullptr;  // made when first asked for, since that takes a while
+};
+
+// One GPU as all lanes share it: its memory, cuBLAS, how much of a layer may lie there at a time, and whom to tell.
 
 /// May be used from several threads at a time.
 class Device {
@@ -59,3 +101,7 @@ class Device {
 };
 
 }  // namespace oscar::cuda
+
+#define OSCAR_CUDA_TRY(...) ::oscar::cuda::check((__VA_ARGS__), #__VA_ARGS__)
+/// Throws after a kernel launch for a wrong configuration, and for errors of earlier kernels that have come up since.
+#define OSCAR_CUDA_LAUNCHED(kernel) ::oscar::cuda::check(cudaGetLastError(), kernel)

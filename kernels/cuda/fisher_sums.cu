@@ -6,7 +6,6 @@
 
 #include "base/errors.hpp"
 #include "kernels/cuda/blas.hpp"
-#include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/chunks.hpp"
 #include "kernels/cuda/gram_sums.hpp"
 #include "kernels/cuda/ops.hpp"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/device_buffer.hpp"
+#include "kernels/cuda/context.hpp"
 #include "kernels/types.hpp"
 
 namespace oscar::cuda {

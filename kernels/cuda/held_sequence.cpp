@@ -1,10 +1,106 @@
 // SPDX-License-Identifier: MIT
+// What a held sequence answers: attention and its errors.
 #include "kernels/cuda/held_sequence.hpp"
 
+#include <algorithm>
+
 #include "kernels/arguments.hpp"
+#include "kernels/cuda/blas.hpp"
 #include "kernels/cuda/ingest.hpp"
+#include "kernels/cuda/mixed_attention.hpp"
+#include "kernels/cuda/row_codec.hpp"
+#include "kernels/cuda/rows.hpp"
 
 namespace oscar::cuda {
+
+namespace {
+
+/// Values that are rotated at a time: 32 MiB of doubles.
+constexpr std::int64_t kValuesAtATime = std::int64_t{1} << 22;
+
+}  // namespace
+
+Rotation::Rotation(const Context& context, const MatrixStack* matrices, std::span<const double> mean,
+                   Precision precision) {
+  if (matrices == nullptr) return;
+  count_ = matrices->count;
+  dim_ = matrices->dim;
+  exact_ = DeviceBuffer<double>(context, std::span(matrices->data));
+  if (!mean.empty()) mean_ = DeviceBuffer<double>(context, mean);
+  if (precision == Precision::kExact) return;
+  rounded_ = DeviceBuffer<double>(context, exact_.size());
+  OSCAR_CUDA_TRY(cudaMemcpyAsync(rounded_.data(), exact_.data(), exact_.size() * sizeof(double),
+                                 cudaMemcpyDeviceToDevice, context.stream()));
+  round_to_bf16(context, rounded_);
+}
+
+const double* Rotation::matrix(int kv_head, Precision precision) const {
+  const DeviceBuffer<double>& matrices = precision == Precision::kServing ? rounded_ : exact_;
+  return matrices.data() + (count_ == 1 ? 0 : kv_head * dim_ * dim_);
+}
+
+const double* Rotation::mean(int kv_head) const { return mean_.size() == 0 ? nullptr : mean_.data() + kv_head * dim_; }
+
+HeldRows::HeldRows(const Context& context, const HeadsView& x, DeviceBuffer<std::byte> native, int kv_heads,
+                   const Rotation& rotation, Precision precision)
+    : dtype_(x.dtype),
+      stored_dtype_(precision == Precision::kServing ? DType::kBF16 : DType::kF32),
+      kv_heads_(kv_heads),
+      g_(x.num_heads / kv_heads),
+      dim_(x.head_dim),
+      tokens_(x.num_tokens),
+      native_(std::move(native)),
+      stored_(context, size(everything()) * size_of(stored_dtype_)) {
+  OSCAR_CHECK(is_activation_dtype(x.dtype));
+  const std::int64_t step = std::max<std::int64_t>(kValuesAtATime / (std::int64_t{kv_heads_} * g_ * dim_), 1);
+  for (std::int64_t first = 0; first < tokens_; first += step) {
+    const Part part{0, kv_heads_, first, std::min(step, tokens_ - first)};
+    narrow(context, rotated(context, part, rotation, precision).data(), stored(part));
+  }
+}
+
+void HeldRows::set_history(const Context& context, const HeadsView& decoded, DeviceBuffer<std::byte> bytes) {
+  const Rotation none(context, nullptr, {}, Precision::kExact);
+  history_ = std::make_unique<HeldRows>(context, decoded, std::move(bytes), kv_heads_, none, Precision::kExact);
+}
+
+RowsView HeldRows::native(const Part& part) const {
+  const std::int64_t width = std::int64_t{g_} * dim_;
+  const std::int64_t first = (part.first_token * kv_heads_ + part.first_head) * width;
+  return {.values = native_.data() + first * static_cast<std::int64_t>(size_of(dtype_)),
+          .dtype = dtype_,
+          .dim = static_cast<int>(width),
+          .heads = part.heads,
+          .rows_per_head = part.tokens,
+          .head_stride = 1,
+          .row_stride = kv_heads_};
+}
+
+RowsView HeldRows::stored(const Part& part) const {
+  const std::int64_t first = (part.first_head * tokens_ + part.first_token) * g_ * dim_;
+  return {.values = stored_.data() + first * static_cast<std::int64_t>(size_of(stored_dtype_)),
+          .dtype = stored_dtype_,
+          .dim = dim_,
+          .heads = part.heads,
+          .rows_per_head = part.tokens * g_,
+          .head_stride = tokens_ * g_};
+}
+
+DeviceBuffer<double> HeldRows::rotated(const Context& context, const Part& part, const Rotation& rotation,
+                                       Precision precision) const {
+  const std::int64_t rows_per_head = part.tokens * g_;
+  DeviceBuffer<double> rows(context, size(part));
+  const double* const mean = rotation.mean(part.first_head);
+  widen(context, native(part), mean == nullptr ? precision : Precision::kExact, rows.data(), rows_per_head * dim_);
+  if (!rotation.exists()) return rows;
+  if (mean != nullptr) subtract_mean(context, rows, mean, rows_per_head, dim_, precision);
+  DeviceBuffer<double> rotated(context, rows.size());
+  const std::int64_t batch = rotation.count() == 1 ? 1 : part.heads;
+  gemm(context, {.m = part.heads * rows_per_head / batch, .n = dim_, .k = dim_, .batch = batch}, rows.data(),
+       rotation.matrix(part.first_head, precision), rotated.data());
+  return rotated;
+}
+
 namespace {
 
 std::size_t bytes_of(const HeadsView& x) { return static_cast<std::size_t>(x.num_tokens * x.bytes_per_token()); }
@@ -107,6 +203,111 @@ HeldData::HeldData(const Context& context, const SequenceInput& input, NativeByt
 
 std::unique_ptr<MixedSequence> hold(Lanes& lanes, const SequenceInput& input) {
   return std::make_unique<HeldSequence>(lanes, input);
+}
+
+namespace {
+
+/// The history of one side.
+class HistorySide {
+ public:
+  HistorySide(const Context& context, const HeldRows& rows, const std::optional<HistoryCodec>& codec,
+              Precision precision) {
+    side_.stored = rows.stored(rows.everything());
+    if (!codec) return;
+    if (rows.has_history()) {
+      side_.decoded = rows.history(rows.everything());
+      return;
+    }
+    side_.round_decoded = precision == Precision::kServing;
+    if (codec->coded != nullptr) {
+      pack(context, *codec);
+    } else {
+      quantise(context, *codec, precision);
+    }
+    side_.codes = codes_.data();
+  }
+
+  [[nodiscard]] const CacheSide& side() const { return side_; }
+
+ private:
+  void pack(const Context& context, const HistoryCodec& codec) {
+    const RowsView& rows = side_.stored;
+    formats_ = CodedFormats(context, formats_of(codec, 0, rows.heads), rows.dim);
+    side_.coded = formats_.view();
+    codes_ =
+        DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(rows.rows_per_head * formats_.bytes_per_token()));
+    encode_coded_rows(context, rows, formats_, codes_.data());
+  }
+
+  void quantise(const Context& context, const HistoryCodec& codec, Precision precision) {
+    const std::int64_t count = side_.stored.count();
+    const int dim = side_.stored.dim;
+    side_.group_size = checked_group_size(codec, dim);
+    side_.packed = is_packed(codec.levels, dim);
+    codes_ = DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(count * dim));
+    params_ = DeviceBuffer<GroupParams>(context, static_cast<std::size_t>(count * (dim / side_.group_size)));
+    quantize_rows(context, side_.stored, {&codec, 1}, precision, {.codes = codes_.data(), .params = params_.data()});
+    if (side_.packed) {
+      DeviceBuffer<std::uint8_t> bytes(context, codes_.size() / 4);
+      pack_codes(context, codes_.data(), count, dim, bytes.data());
+      codes_ = std::move(bytes);
+    }
+    side_.params = params_.data();
+  }
+
+  CacheSide side_;
+  CodedFormats formats_;
+  DeviceBuffer<std::uint8_t> codes_;
+  DeviceBuffer<GroupParams> params_;
+};
+
+/// native (queries, Hq, d) = rotated R^T in fp32, R the matrix of the query head's KV head.
+void restore(const Context& context, const HeldData& held, const float* rotated, float* native) {
+  const std::int64_t dim = held.v.dim();
+  const std::int64_t heads = std::int64_t{held.k.kv_heads()} * held.q.heads_per_kv_head();
+  const std::int64_t count = held.value_read.count();
+  DeviceBuffer<float> matrices(context, static_cast<std::size_t>(count * dim * dim));
+  narrow(context, held.value_read.matrix(0, held.precision),
+         dense_rows(matrices.data(), count * dim, static_cast<int>(dim)));
+  const float one = 1.0F, zero = 0.0F;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t first = i * (heads / count) * dim;
+    // Query head by query head: the rows of one lie heads * dim apart. By columns, n and m change places.
+    OSCAR_CUDA_TRY(cublasSgemmStridedBatched_64(
+        context.blas(), CUBLAS_OP_T, CUBLAS_OP_N, dim, held.q.tokens(), dim, &one, matrices.data() + i * dim * dim, dim,
+        0, rotated + first, heads * dim, dim, &zero, native + first, heads * dim, dim, heads / count));
+  }
+}
+
+}  // namespace
+
+void attend(const Context& context, const HeldData& held, const HistoryCodecs& codecs, Windows windows,
+            std::span<float> out) {
+  OSCAR_CHECK(out.size() == held.q.size(held.q.everything()) / static_cast<std::size_t>(held.q.dim()) *
+                                static_cast<std::size_t>(held.v.dim()));
+  if (out.empty()) return;
+  const HistorySide key(context, held.k, codecs.key, held.precision);
+  const HistorySide value(context, held.v, codecs.value, held.precision);
+  DeviceBuffer<float> rotated(context, out.size());
+  const DeviceBuffer<float> sinks(context, std::span(held.scores.sinks));
+  mixed_attention(context,
+                  {.rows = held.q.stored(held.q.everything()),
+                   .positions = held.positions.data(),
+                   .count = held.q.tokens(),
+                   .g = held.q.heads_per_kv_head()},
+                  {.key = key.side(),
+                   .value = value.side(),
+                   .keys = held.k.tokens(),
+                   .kv_heads = held.k.kv_heads(),
+                   .windows = windows,
+                   .scores = {.soft_cap = static_cast<float>(held.scores.soft_cap),
+                              .reach = held.scores.reach,
+                              .sinks = sinks.size() > 0 ? sinks.data() : nullptr}},
+                  held.precision == Precision::kServing, rotated.data());
+  if (!held.value_read.exists()) return rotated.download(context, out);
+  DeviceBuffer<float> native(context, out.size());
+  restore(context, held, rotated.data(), native.data());
+  native.download(context, out);
 }
 
 }  // namespace oscar::cuda

@@ -1,17 +1,147 @@
 // SPDX-License-Identifier: MIT
+// What the INT2 decode kernel is given, and what its warps do: queries as operands of integer products, and a warp on
+// its way through packed rows.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/decode_plan.hpp"
+#include "kernels/cuda/int2_mma.cuh"
+#include "kernels/cuda/warp.cuh"
+#include "oscar/int2_attention.h"
+
+namespace oscar::cuda {
+
+// What the INT2 decode kernel is given.
+
+/// Bytes of a workspace that counters of finished splits take: the same for all calls of up to 16384 counters, so that
+/// calls of different shapes can share a workspace, which expect zeros there.
+constexpr std::size_t counter_bytes(std::size_t counters) {
+  constexpr std::size_t kLeast = 64 * 1024;
+  const std::size_t bytes = (4 * counters + 255) / 256 * 256;
+  return bytes < kLeast ? kLeast : bytes;
+}
+
+/// Floats that a split's result takes: see PartialView.
+constexpr int partial_floats(int heads, int head_dim) { return (heads + 3) / 4 * 4 * (head_dim + 2); }
+
+/// Splits whose results are read at once when they are added up: the 33 that a single sequence of 8 KV heads has, in
+/// whole 16 bytes of factors.
+inline constexpr int kSplitsAtOnce = 36;
+static_assert(kSplitsAtOnce % 4 == 0);
+OSCAR_HOST_DEVICE constexpr int padded_splits(int splits) {
+  return (splits + kSplitsAtOnce - 1) / kSplitsAtOnce * kSplitsAtOnce;
+}
+/// Bytes of shared memory that adding up takes.
+constexpr int split_merge_bytes(int heads, int splits) { return 4 * heads * padded_splits(splits); }
+
+inline constexpr int kMostDecodeWarps = 8;  // of a block
+
+/// oscar_paged_rows with strides that one multiplication takes.
+struct PagedRows {
+  const unsigned char* data;
+  int page_stride, token_stride, head_stride;
+
+  __device__ const unsigned char* head(int kv_head) const { return data + std::int64_t{head_stride} * kv_head; }
+  __device__ const unsigned char* at(const unsigned char* from, int page, int slot) const {
+    return from + std::int64_t{page_stride} * page + std::int64_t{token_stride} * slot;
+  }
+};
+
+/// The arguments as the kernel takes them.
+struct DecodeParams {
+  oscar_int2_decode_args args;
+  PagedRows k_codes, v_codes, k_params, v_params, k_window, v_window;
+  SplitRule rule;
+  int parts, part_heads;  // of a KV head
+  int max_splits;
+  SplitPlan longest;                // of a sequence of max_length
+  int history_shift, window_shift;  // log2 of the page sizes
+  float score_scale;                // softmax scale * log2(e)
+  float* partials;                  // (batch, num_kv_heads * parts): see PartialView
+  std::int64_t unit_floats;         // of a (sequence, part)
+  int* tickets;                     // (batch, num_kv_heads * parts)
+};
+
+// The queries of a block of the INT2 decode kernel, as its integer products take them. S: a DecodeShape.
+
+/// Queries of a block as integers of two signed bytes, 4 * unit * (256 * high + low), in shared memory. The error is
+/// less than 2^-15 of a head's largest |q|, where bfloat16 has errors of 2^-9 of each.
+template <class S>
+struct BlockQueries {
+  static constexpr int kStride = S::kDim / 4 + 8;  // of a head's high or low words; + 8 against bank conflicts
+  static constexpr int kLeastWarps = 4, kMostHeads = (S::kHeads + kLeastWarps - 1) / kLeastWarps;  // of a warp
+  static constexpr int kFours = (S::kDim / 4 + kWarp - 1) / kWarp;
+  unsigned words[2 * S::kHeads][kStride];  // of 4 channels: of head h, high at 2h and low at 2h + 1
+  float unit[S::kHeads];                   // times score_scale; positive, or not finite if a query is not
+
+  /// A warp's share of the queries on their way: heads warp, warp + warps, ... of a block of at least kLeastWarps.
+  struct Fetched {
+    uint2 fours[kMostHeads][kFours];
+  };
+  /// q: (num_heads, kDim) of this KV head, 8-byte aligned; heads beyond are zeros.
+  __device__ __forceinline__ static Fetched fetch(const __nv_bfloat16* q, int num_heads, int warp, int warps) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    Fetched fetched;
+#pragma unroll
+    for (int n = 0; n < kMostHeads; ++n) {
+      const int head = warp + n * warps;
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        const int channel = 4 * (lane + i * kWarp);
+        const bool there = head < num_heads && channel < S::kDim;
+        fetched.fours[n][i] = there ? *reinterpret_cast<const uint2*>(q + head * S::kDim + channel) : uint2{0, 0};
+      }
+    }
+    return fetched;
+  }
+
+  __device__ __forceinline__ void store(const Fetched& fetched, int warp, int warps, float score_scale) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int n = 0; n < kMostHeads; ++n) {
+      const int head = warp + n * warps;
+      if (head >= S::kHeads) return;
+      unsigned largest = 0;  // magnitudes are ordered as their bits are, with what is not finite on top
+#pragma unroll
+      for (const uint2 four : fetched.fours[n]) {
+        for (const unsigned pair : {four.x, four.y}) {
+          largest = max(largest, max(pair << 16 & 0x7fff0000U, pair & 0x7fff0000U));
+        }
+      }
+      largest = __reduce_max_sync(kAllLanes, largest);
+      const float top = __uint_as_float(largest), per_unit = largest == 0 ? 0.0F : kLargest / top;
+      if (lane == 0) unit[head] = largest == 0 ? 1.0F : top / (4 * kLargest) * score_scale;
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        const int word = lane + i * kWarp;
+        if (4 * word < S::kDim) split(fetched.fours[n][i], per_unit, head, word);
+      }
+    }
+  }
+
+ private:
+  static constexpr float kLargest = 127 * 256;
+
+  __device__ void split(uint2 four, float per_unit, int head, int word) {
+    int x[4] = {__float2int_rn(low_bf16(four.x) * per_unit), __float2int_rn(high_bf16(four.x) * per_unit),
+                __float2int_rn(low_bf16(four.y) * per_unit), __float2int_rn(high_bf16(four.y) * per_unit)};
+    const auto bytes = [&] {
+      return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
+    };
+    words[2 * head + 1][word] = bytes();
+    for (int& value : x) value = (value + 128) >> 8;
+    words[2 * head][word] = bytes();
+  }
+};
+
 // What one warp of the INT2 decode kernel computes: attention of up to 16 query heads over 16 tokens at a time, as
 // matrix products with tokens as rows. A warp's state is a running softmax per query head.
 //   scores (16 tokens, heads) = K Q^T,   out (channels, heads) = V^T P^T
 // Lane l stands for g = l / 4 and t = l % 4, as in int2_mma.cuh. A key tile is four heads: lane (g, t) has the scores
 // of tokens g and g + 8 with head t of each tile. A value tile is two key tiles, interleaved: column 2t is head t of
 // the first, column 2t + 1 of the second.
-#pragma once
-
-#include <cmath>
-
-#include "kernels/cuda/int2_decode_queries.cuh"
-
-namespace oscar::cuda {
 
 /// head_dim, (scale, zero) pairs per row, key tiles, and whether pairs are 4 bytes (else 8).
 template <int kHeadDim, int kNumGroups, int kNumKeyTiles, bool kHalfParams>

@@ -1,4 +1,34 @@
 // SPDX-License-Identifier: MIT
+// Tensor core products, copies to shared memory and conversions of packed codes, for the kernels of servers.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <bit>
+#include <concepts>
+#include <cstdint>
+
+namespace oscar::cuda {
+
+// Division of many numbers by one that kernels are given: a multiplication and a shift.
+
+/// Exact for numbers from 0 to below 2^31.
+struct FastDivide {
+  unsigned multiple = 0;
+  int shift = 0;
+
+  FastDivide() = default;
+  /// by: positive.
+  explicit FastDivide(int by) : shift(31 + std::bit_width(static_cast<unsigned>(by) - 1)) {
+    const auto divisor = static_cast<std::uint64_t>(by);
+    multiple = static_cast<unsigned>(((std::uint64_t{1} << shift) + divisor - 1) / divisor);
+  }
+  [[nodiscard]] __device__ __forceinline__ int quotient(int number) const {
+    return static_cast<int>(static_cast<std::uint64_t>(number) * multiple >> shift);
+  }
+};
+
 // What the INT2 decode kernel does with a warp's registers: matrix products, codes to operands, transposes.
 //
 // As keys, codes are bytes of an integer product: four at a time by one mask, of which the other two bits of a nibble
@@ -6,15 +36,6 @@
 // its ten mantissa bits in units of 2^-24 (a subnormal, which the tensor cores take at full speed), so word & mask is
 // the pair f * code * 2^-24 with f = 1, 4, 16, 64 or 256 by the bits that the mask lets through. The caller divides the
 // other factor by f, which is exact.
-#pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <concepts>
-#include <cstdint>
-
-namespace oscar::cuda {
 
 /// The factor on the code of pair c of unpack_codes(), besides 2^-24.
 __host__ __device__ constexpr float code_factor(int c) { return static_cast<float>(1 << 2 * (c < 5 ? c : c - 5)); }

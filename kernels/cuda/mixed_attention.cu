@@ -12,7 +12,6 @@
 
 #include "base/errors.hpp"
 #include "kernels/cuda/coded_decode.cuh"
-#include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/mixed_attention.hpp"
 #include "kernels/cuda/warp.cuh"
 

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/coded_rows.hpp"
 #include "kernels/cuda/context.hpp"
-#include "kernels/cuda/rows_view.hpp"
+#include "kernels/cuda/row_codec.hpp"
+#include "kernels/cuda/rows.hpp"
 
 namespace oscar::cuda {
 

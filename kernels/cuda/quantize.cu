@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile
-// without contraction), and every bit is the same.
-#include <algorithm>
+// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile without
+// contraction), and every bit is the same.
 #include <bit>
 #include <string>
 #include <vector>
@@ -9,14 +8,44 @@
 #include "base/errors.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cuda/coded_rows.hpp"
-#include "kernels/cuda/device_buffer.hpp"
-#include "kernels/cuda/launch.hpp"
-#include "kernels/cuda/least_squares.cuh"
-#include "kernels/cuda/lloyd_max.cuh"
+#include "kernels/cuda/context.hpp"
+#include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"
-#include "kernels/cuda/warp_row.cuh"
+#include "kernels/cuda/warp.cuh"
+#include "kernels/reference/coded_row.hpp"
 
 namespace oscar::cuda {
+
+// Grid::kLloydMax of one group of a row, one warp: the operations of encode_group_lloyd_max() in
+// kernels/cpu/row_codec.cpp in float64, each rounded once (compile without contraction). Only for .cu files.
+
+template <int kSlots>
+class LloydMaxGroup {
+ public:
+  explicit __device__ LloydMaxGroup(const WarpGroup<kSlots>& group) : group_(group) {}
+
+  /// The group's parameters, in all lanes; code(s) is afterwards that of a lane's slot.
+  __device__ GroupParams fit() {
+    const auto size = static_cast<double>(group_.size());
+    mean_ = group_.sum([&](int s) { return group_.x(s); }) / size;
+    const auto centred = [&](int s) { return group_.x(s) - mean_; };
+    const double variance = group_.sum([&](int s) { return centred(s) * centred(s); }) / size;
+    deviation_ = sqrt(variance + 1e-8);
+    const double scale = kLloydMaxStep * deviation_;
+    return {static_cast<float>(scale), static_cast<float>(1.5 - mean_ / scale)};
+  }
+
+  [[nodiscard]] __device__ int code(int slot) const {
+    const double standard = (group_.x(slot) - mean_) / deviation_;
+    return (standard >= -kLloydMaxThreshold ? 1 : 0) + (standard >= 0 ? 1 : 0) +
+           (standard >= kLloydMaxThreshold ? 1 : 0);
+  }
+
+ private:
+  const WarpGroup<kSlots>& group_;
+  double mean_ = 0, deviation_ = 1;
+};
+
 namespace {
 
 struct Plan {
@@ -26,7 +55,6 @@ struct Plan {
   int clip_rank;          // kNoClip: none
   const int* head_ranks;  // of the view's heads, in place of clip_rank; null: one for all
   Grid grid;
-  LsqStart start;
   DType scale_dtype;
 };
 struct Plans {
@@ -135,18 +163,16 @@ __device__ void store(const CodecOutput& out, std::int64_t i, std::uint8_t code,
 template <int kSlots, bool kDouble>
 __device__ void quantize_group(const WarpGroup<kSlots>& group, const Plan& plan, bool round, std::int64_t out_row,
                                GroupParams* params, const CodecOutput& out) {
-  const bool lsq = kDouble && plan.grid == Grid::kLeastSquares, lloyd = kDouble && plan.grid == Grid::kLloydMax;
-  LeastSquaresGroup<kSlots> fitted(group, plan.highest_code);
+  const bool lloyd = kDouble && plan.grid == Grid::kLloydMax;
   LloydMaxGroup<kSlots> standard(group);
-  const GroupParams exact = lsq ? fitted.fit(plan.start) : lloyd ? standard.fit() : fit_group(group, plan.highest_code);
+  const GroupParams exact = lloyd ? standard.fit() : fit_group(group, plan.highest_code);
   const GroupParams read = stored(exact, plan.scale_dtype);
   if (params != nullptr && group.row.lane == 0) *params = read;
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
     if (!group.has(s)) continue;
-    const auto code = lsq     ? static_cast<std::uint8_t>(fitted.code(s))
-                      : lloyd ? static_cast<std::uint8_t>(standard.code(s))
-                              : encode(group.row.x[s], exact, plan.highest_code);
+    const auto code =
+        lloyd ? static_cast<std::uint8_t>(standard.code(s)) : encode(group.row.x[s], exact, plan.highest_code);
     store(out, out_row + group.row.channel(s), code, read, round);
   }
 }
@@ -190,7 +216,6 @@ Plan plan_of(const RowCodec& codec, int dim) {
           .clip_rank = rank_of(codec.clip_ratio, dim),
           .head_ranks = nullptr,
           .grid = codec.grid,
-          .start = codec.grid == Grid::kLeastSquares ? lsq_start(codec.levels) : LsqStart{},
           .scale_dtype = codec.scale_dtype};
 }
 
@@ -270,6 +295,39 @@ void pack_codes(const Context& context, const std::uint8_t* codes, std::int64_t 
   if (count == 0) return;
   pack_byte<<<blocks_for(static_cast<std::size_t>(count)), kThreads, 0, context.stream()>>>(codes, count, dim, bytes);
   OSCAR_CUDA_LAUNCHED("pack_byte");
+}
+
+void quantize(const Context& context, std::span<const float> rows, int head_dim, const HistoryCodec& codec,
+              Precision precision, std::span<float> decoded, QuantizedRows* out) {
+  constexpr std::size_t kChunkRows = std::size_t{1} << 16;
+  const bool coded = codec.coded != nullptr;
+  OSCAR_CHECK(codec.head_clip_ratios.empty() && (!coded || codec.coded->size() == 1));
+  const auto dim = static_cast<std::size_t>(head_dim);
+  const std::size_t groups = coded ? 0 : dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
+  const std::size_t row_bytes = coded ? reference::coded_row_bytes(codec.coded->front()) : dim;
+  const std::size_t num_rows = rows.size() / dim;
+  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
+  const bool wants_codes = out != nullptr;
+  if (wants_codes)
+    *out = {std::vector<std::uint8_t>(num_rows * row_bytes), std::vector<float>(num_rows * groups),
+            std::vector<float>(num_rows * groups)};
+  for (std::size_t first = 0; first < num_rows; first += kChunkRows) {
+    const std::size_t count = std::min(kChunkRows, num_rows - first);
+    const DeviceBuffer<float> device_rows(context, rows.subspan(first * dim, count * dim));
+    DeviceBuffer<float> device_decoded(context, count * dim);
+    DeviceBuffer<std::uint8_t> codes(context, wants_codes ? count * row_bytes : 0);
+    DeviceBuffer<GroupParams> params(context, wants_codes ? count * groups : 0);
+    quantize_rows(context, dense_rows(device_rows.data(), static_cast<std::int64_t>(count), head_dim), {&codec, 1},
+                  precision, {.decoded = device_decoded.data(), .codes = codes.data(), .params = params.data()});
+    device_decoded.download(context, decoded.subspan(first * dim, count * dim));
+    if (!wants_codes) continue;
+    codes.download(context, std::span(out->codes).subspan(first * row_bytes, count * row_bytes));
+    const std::vector<GroupParams> host = params.to_host(context);
+    for (std::size_t i = 0; i < host.size(); ++i) {
+      out->scale[first * groups + i] = host[i].scale;
+      out->zero[first * groups + i] = host[i].zero;
+    }
+  }
 }
 
 }  // namespace oscar::cuda

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/int2_launch.cuh"
-#include "kernels/cuda/int2_pack_tile.cuh"
+#include "kernels/cuda/int2_pack_rows.cuh"
 #include "oscar/rotate_rows.h"
 
 namespace oscar::cuda {

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: MIT
+// Rows as they are stored become dense arrays of one type, views of rows become such arrays and are filled from them,
+// and rows are rotated.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstring>
 #include <vector>
 
+#include "kernels/cuda/blas.hpp"
 #include "kernels/cuda/ingest.hpp"
-#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/rows.hpp"
+#include "kernels/cuda/warp.cuh"
 
 namespace oscar::cuda {
+
 namespace {
 
 /// n neighbours, moved as one word.
@@ -137,6 +142,76 @@ bool has_code_for_this_gpu() {
   const bool found = cudaFuncGetAttributes(&attributes, round_values<float>) == cudaSuccess;
   (void)cudaGetLastError();
   return found;
+}
+
+namespace {
+
+__global__ void widen_value(RowsView rows, bool round, double* out, std::int64_t head_stride) {
+  const std::int64_t index = task_index();
+  const std::int64_t row = index / rows.dim;
+  if (row >= rows.count()) return;
+  const float value = rows.value(rows.offset(row) + index % rows.dim);
+  const std::int64_t head = row / rows.rows_per_head;
+  out[head * head_stride + index - head * rows.rows_per_head * rows.dim] = round ? nearest_bf16(value) : value;
+}
+
+__global__ void narrow_value(const double* dense, RowsView rows, void* values) {
+  const std::int64_t index = task_index();
+  const std::int64_t row = index / rows.dim;
+  if (row >= rows.count()) return;
+  const auto value = static_cast<float>(dense[index]);
+  const std::int64_t to = rows.offset(row) + index % rows.dim;
+  if (rows.dtype == DType::kBF16) {
+    static_cast<__nv_bfloat16*>(values)[to] = __float2bfloat16_rn(value);
+  } else {
+    static_cast<float*>(values)[to] = value;
+  }
+}
+
+std::size_t size_of(const RowsView& rows) { return static_cast<std::size_t>(rows.count() * rows.dim); }
+
+}  // namespace
+
+void widen(const Context& context, const RowsView& rows, Precision precision, double* out, std::int64_t head_stride) {
+  if (size_of(rows) == 0) return;
+  widen_value<<<blocks_for(size_of(rows)), kThreads, 0, context.stream()>>>(rows, precision == Precision::kServing, out,
+                                                                            head_stride);
+  OSCAR_CUDA_LAUNCHED("widen_value");
+}
+
+void narrow(const Context& context, const double* dense, const RowsView& rows) {
+  if (size_of(rows) == 0) return;
+  narrow_value<<<blocks_for(size_of(rows)), kThreads, 0, context.stream()>>>(dense, rows,
+                                                                             const_cast<void*>(rows.values));
+  OSCAR_CUDA_LAUNCHED("narrow_value");
+}
+
+void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
+            std::span<float> rows) {
+  OSCAR_CHECK(rotated_from_native.dim == x.head_dim && rotated_from_native.count > 0);
+  OSCAR_CHECK(x.num_heads % rotated_from_native.count == 0);
+  OSCAR_CHECK(rows.size() == static_cast<std::size_t>(x.num_tokens) * x.num_heads * x.head_dim);
+  const int groups = rotated_from_native.count;
+  const int g = x.num_heads / groups;
+  DeviceBuffer<double> matrices{context, std::span<const double>(rotated_from_native.data)};
+  if (precision == Precision::kServing) round_to_bf16(context, matrices);
+  for_each_chunk(x, [&](std::int64_t begin, HeadsView chunk) {
+    const DeviceBuffer<double> native = upload_rows<double>(context, chunk, {0, groups, g}, precision);
+    DeviceBuffer<double> rotated(context, native.size());
+    gemm(context, {.m = chunk.num_tokens * g, .n = x.head_dim, .k = x.head_dim, .batch = groups}, native.data(),
+         matrices.data(), rotated.data());
+    DeviceBuffer<float> chunk_rows(context, native.size());
+    narrow(context, rotated.data(),
+           {.values = chunk_rows.data(),
+            .dim = g * x.head_dim,
+            .heads = groups,
+            .rows_per_head = chunk.num_tokens,
+            .head_stride = 1,
+            .row_stride = groups});
+    if (precision == Precision::kServing) round_to_bf16(context, chunk_rows);
+    chunk_rows.download(context,
+                        rows.subspan(static_cast<std::size_t>(begin) * x.num_heads * x.head_dim, native.size()));
+  });
 }
 
 }  // namespace oscar::cuda

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
-#include <numbers>
 
 #include "kernels/arguments.hpp"
 #include "kernels/reference/strand_sum.hpp"
@@ -32,80 +31,6 @@ Group encode_min_max(std::span<const float> x, int levels) {
   return group;
 }
 
-/// Returns the mean squared error of N(0, 1) on a grid of `levels` levels around 0 with distance `step`.
-double gaussian_error(int levels, double step) {
-  // Over a cell [a, b] with level l: the integral of (x - l)^2 phi(x) = [-x phi + 2 l phi + (1 + l^2) Phi] from a to b.
-  const auto integral = [](double x, double level) {
-    if (std::isinf(x)) return x > 0 ? 1 + level * level : 0.0;
-    const double density = std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
-    const double below = (1 + std::erf(x / std::numbers::sqrt2)) / 2;
-    return (2 * level - x) * density + (1 + level * level) * below;
-  };
-  double error = 0;
-  for (int i = 0; i < levels; ++i) {
-    const double level = (i - (levels - 1) / 2.0) * step;
-    const double from = i == 0 ? -INFINITY : level - step / 2, to = i == levels - 1 ? INFINITY : level + step / 2;
-    error += integral(to, level) - integral(from, level);
-  }
-  return error;
-}
-
-/// Finds the distance of levels that has the least gaussian_error(), digit by digit to four decimals.
-double best_gaussian_step(int levels) {
-  int best = 10'000;  // in units of 1e-4
-  for (const int unit : {1'000, 100, 10, 1}) {
-    const int around = best;
-    for (int step = std::max(around - 12 * unit, 1); step <= around + 12 * unit; step += unit) {
-      if (gaussian_error(levels, step / 1e4) < gaussian_error(levels, best / 1e4)) best = step;
-    }
-  }
-  return best / 1e4;
-}
-
-/// Returns where "lsq" starts: best_gaussian_step() of 2 to 256 levels.
-double starting_step(int levels) {
-  static const std::vector<double> steps = [] {
-    std::vector<double> found(2);
-    for (int n = 2; n <= 256; ++n) found.push_back(best_gaussian_step(n));
-    return found;
-  }();
-  return steps.at(static_cast<std::size_t>(levels));
-}
-
-Group encode_least_squares(std::span<const float> x, int levels) {
-  const auto size = static_cast<double>(x.size());
-  const double mean = strand_sum<double>(x.size(), [&](std::size_t i) { return double{x[i]}; }) / size;
-  const auto from_mean = [&](std::size_t i) { return x[i] - mean; };
-  const double variance =
-      strand_sum<double>(x.size(), [&](std::size_t i) { return from_mean(i) * from_mean(i); }) / size;
-  double scale = std::sqrt(variance) * starting_step(levels) + 1e-8;
-  double low = mean - (levels - 1) / 2.0 * scale;
-  Group group{std::vector<int>(x.size()), 0, 0};
-  const auto code = [&](std::size_t i) { return static_cast<double>(group.codes[i]); };
-  const auto take_codes = [&] {
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      group.codes[i] = static_cast<int>(std::clamp(std::floor((x[i] - low) / scale + 0.5), 0.0, levels - 1.0));
-    }
-  };
-  for (int refit = 0; refit < 3; ++refit) {
-    take_codes();
-    const double mean_code = strand_sum<double>(x.size(), code) / size;
-    const auto code_from_mean = [&](std::size_t i) { return code(i) - mean_code; };
-    const double covariance =
-        strand_sum<double>(x.size(), [&](std::size_t i) { return code_from_mean(i) * from_mean(i); });
-    const double spread =
-        strand_sum<double>(x.size(), [&](std::size_t i) { return code_from_mean(i) * code_from_mean(i); });
-    scale = std::max(covariance / std::max(spread, 1e-6), 1e-8);
-    low = mean - scale * mean_code;
-  }
-  take_codes();
-  const double energy = strand_sum<double>(x.size(), [&](std::size_t i) { return double{x[i]} * x[i]; });
-  const double projection = strand_sum<double>(x.size(), [&](std::size_t i) { return x[i] * (code(i) * scale + low); });
-  group.scale = static_cast<float>(scale * (energy / std::max(projection, 1e-9)));
-  group.zero = static_cast<float>(-low / scale);
-  return group;
-}
-
 Group encode_lloyd_max(std::span<const float> x) {
   constexpr double kThreshold = 0.98107, kOuterLevel = 1.50956, kWider = 1.16;
   const auto size = static_cast<double>(x.size());
@@ -123,7 +48,6 @@ Group encode_lloyd_max(std::span<const float> x) {
 }
 
 Group encode_group(const RowCodec& codec, std::span<const float> x) {
-  if (codec.grid == Grid::kLeastSquares) return encode_least_squares(x, codec.levels);
   if (codec.grid == Grid::kLloydMax) return encode_lloyd_max(x);
   return encode_min_max(x, codec.levels);
 }

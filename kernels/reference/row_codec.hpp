@@ -2,11 +2,10 @@
 // The codec of one row of keys or values: one token and KV head, d channels. A row is clipped as a whole; then each
 // group of channels gets a code per channel and an affine map back, x^ = (code - zero) * scale.
 //   minmax     the grid spans a group's values, as servers do (OSCAR, arXiv 2605.17757, and its runtime)
-//   lsq        the grid is fitted by least squares and scaled so that <x, x^> = <x, x>
 //   lloyd-max  4 levels with thresholds of the best quantiser for a Gaussian (J. Max 1960), OSCAR's published option
 // kernels/README.md has the formulas. Rows, scales and zeros are float32. minmax and the clip round every operation to
-// float32; lsq and lloyd-max compute in fp64, with sums in the order of strand_sum(), and round scale and zero at the
-// end. So codes, scales and zeros are defined to the bit.
+// float32; lloyd-max computes in fp64, with sums in the order of strand_sum(), and rounds scale and zero at the end. So
+// codes, scales and zeros are defined to the bit.
 #pragma once
 
 #include <span>

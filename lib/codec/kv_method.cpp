@@ -2,11 +2,11 @@
 #include "codec/kv_method.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/reference/coded_row.hpp"
-#include "kernels/reference/packing.hpp"
 
 namespace oscar {
 namespace {
@@ -20,6 +20,12 @@ std::vector<float> take_spare_rows() {
   std::vector<float> rows = std::move(spare_rows.back());
   spare_rows.pop_back();
   return rows;
+}
+
+/// Bits of one code in a row of them, which fills whole bytes.
+double code_bits(const RowCodec& codec, int head_dim) {
+  const int row_bits = std::bit_width(static_cast<unsigned>(codec.levels - 1)) * head_dim;
+  return 8.0 * ((row_bits + 7) / 8) / head_dim;
 }
 
 double parameter_bits(const KvSide& side, int head_dim, double param_bits) {
@@ -41,8 +47,7 @@ double side_bits(const KvSide& side, const KvShape& shape, double param_bits) {
     return stored.codes + param_bits * stored.parameters;
   }
   if (side.quantized && side.codec.coded != nullptr) return coded_bits(*side.codec.coded, dim);
-  return side.quantized ? reference::bits_per_code(side.codec.levels, dim) + parameter_bits(side, dim, param_bits)
-                        : kWindowBits;
+  return side.quantized ? code_bits(side.codec, dim) + parameter_bits(side, dim, param_bits) : kWindowBits;
 }
 
 int value_dim_of(const KvLayer& layer) { return layer.value_dim > 0 ? layer.value_dim : layer.head_dim; }
@@ -56,8 +61,8 @@ double row_bits(const KvLayer& layer, double param_bits) {
     return side.quantized && side.method == nullptr && side.codec.coded == nullptr;
   };
   if (is_row_codec(key) && is_row_codec(value) && keys == values) {
-    return reference::bits_per_pair(key.codec.levels, value.codec.levels, keys) +
-           parameter_bits(key, keys, param_bits) + parameter_bits(value, values, param_bits);
+    return code_bits(key.codec, keys) + code_bits(value.codec, values) + parameter_bits(key, keys, param_bits) +
+           parameter_bits(value, values, param_bits);
   }
   const double key_bits = side_bits(key, {keys, layer.num_kv_heads}, param_bits);
   const double value_bits = side_bits(value, {values, layer.num_kv_heads}, param_bits);

@@ -54,7 +54,7 @@ ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, Backend&
       codecs_(recipe.codecs),
       key_per_head_(recipe.key_clip_per_head),
       value_per_head_(recipe.value_clip_per_head),
-      fixed_(takes_clip(recipe.codecs.key->grid) ? parse_clip(options.clip) : std::pair(0.0, 0.0)),
+      fixed_(parse_clip(options.clip)),
       backend_(backend),
       status_(status) {}
 

@@ -2,7 +2,6 @@
 #include "fit/options.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <initializer_list>
 #include <tuple>
 #include <utility>
@@ -26,14 +25,6 @@ std::pair<std::string, std::string> both_sides(const std::string& text) {
   const std::size_t comma = text.find(',');
   if (comma == std::string::npos) return {text, text};
   return {text.substr(0, comma), text.substr(comma + 1)};
-}
-
-int levels_from(const std::string& text, const std::string& whole) {
-  int levels = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), levels);
-  if (error == std::errc() && end == text.data() + text.size() && levels >= 2 && levels <= 16) return levels;
-  throw UsageError("cannot read the levels \"" + whole + "\"", "--levels",
-                   "use two numbers from 2 to 16 for keys and values, like 4,4 or 5,3");
 }
 
 DType scale_dtype_from(const std::string& name) {
@@ -68,36 +59,20 @@ void require_target(const Recipe& recipe, const FitOptions& options) {
   require(recipe.key_clip_per_head, &Target::key_clips, options, "--clip-granularity head", "key clip ratios per head");
   require(recipe.value_clip_per_head, &Target::value_clips, options, "--clip-granularity head",
           "value clip ratios per head");
-  const RowCodec &key = *recipe.codecs.key, &value = *recipe.codecs.value;
-  const std::string codec(name_of(key.grid));
-  require(key.grid == Grid::kLloydMax, &Target::lloyd_max, options, "--codec " + codec, "codec " + codec);
-  require(key.grid == Grid::kLeastSquares, &Target::any_codec, options, "--codec " + codec, "codec " + codec);
-  require(key.levels != 4 || value.levels != 4, &Target::any_codec, options, "--levels " + options.levels,
-          "other numbers of levels than 4,4");
+  const Grid grid = recipe.codecs.key->grid;
+  const std::string codec(name_of(grid));
+  require(grid == Grid::kLloydMax, &Target::lloyd_max, options, "--codec " + codec, "codec " + codec);
 }
 
-HistoryCodecs codecs_of(const FitOptions& options, bool prefers_lsq) {
-  std::string name = options.codec;
-  if (name.empty()) name = prefers_lsq ? "lsq" : "minmax";
-  const std::string levels = options.levels.empty() ? "4,4" : options.levels;
-  const auto [key_levels, value_levels] = both_sides(levels);
-  RowCodec codec{.levels = levels_from(key_levels, levels),
-                 .group_size = options.group_size,
-                 .grid = grid_from_name(name),
-                 .scale_dtype = scale_dtype_from(options.scale_dtype)};
-  HistoryCodecs codecs{codec, codec};
-  codecs.value->levels = levels_from(value_levels, levels);
-  check_codec(*codecs.key);
-  check_codec(*codecs.value);
-  if (!takes_clip(codec.grid) && options.clip != "auto" && options.clip != "off") {
-    throw UsageError("codec " + name + " takes no clip ratios", "--clip " + options.clip,
-                     "leave --clip out, or use --codec minmax");
-  }
-  if (options.clip_granularity != "layer" && (!takes_clip(codec.grid) || options.clip != "auto")) {
+HistoryCodecs codecs_of(const FitOptions& options) {
+  const RowCodec codec{.group_size = options.group_size,
+                       .grid = grid_from_name(options.codec),
+                       .scale_dtype = scale_dtype_from(options.scale_dtype)};
+  if (options.clip_granularity != "layer" && options.clip != "auto") {
     throw UsageError("there are no clip ratios to fit per head", "--clip-granularity " + options.clip_granularity,
-                     "leave it out, or use --clip auto and --codec minmax");
+                     "leave it out, or use --clip auto");
   }
-  return codecs;
+  return {codec, codec};
 }
 
 Recipe::Kind kind_of(const std::string& recipe) {
@@ -106,7 +81,7 @@ Recipe::Kind kind_of(const std::string& recipe) {
 }
 
 void check_options(const FitOptions& options) {
-  require_one_of(options.recipe, "--recipe", {"auto", "oscar", "lsq", "stretch", "coded", "hadamard"});
+  require_one_of(options.recipe, "--recipe", {"auto", "oscar", "stretch", "coded", "hadamard"});
   if (options.recipe == "coded") {
     throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");
   }
@@ -127,7 +102,6 @@ std::string granularity(bool key_per_head, bool value_per_head) {
 
 Recipe resolve_recipe(const FitOptions& options) {
   check_options(options);
-  const Target& target = target_from_name(options.target);
   Recipe recipe{.kind = kind_of(options.recipe),
                 .name = options.recipe,
                 .key_objective = find_moment(options.key_objective).value(),
@@ -142,7 +116,7 @@ Recipe resolve_recipe(const FitOptions& options) {
       per_head(options.granularity.empty() ? usual : options.granularity, "--granularity");
   std::tie(recipe.key_clip_per_head, recipe.value_clip_per_head) =
       per_head(options.clip_granularity, "--clip-granularity");
-  recipe.codecs = codecs_of(options, options.recipe == "lsq" || (stretched && target.any_codec));
+  recipe.codecs = codecs_of(options);
   require_target(recipe, options);
   return recipe;
 }
@@ -155,7 +129,7 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"granularity", granularity(recipe.key_per_head, recipe.value_per_head)},
             {"codec", name_of(recipe.codecs.key->grid)},
             {"levels", {recipe.codecs.key->levels, recipe.codecs.value->levels}},
-            {"clip", takes_clip(recipe.codecs.key->grid) ? options.clip : "off"},
+            {"clip", options.clip},
             {"clip_granularity", granularity(recipe.key_clip_per_head, recipe.value_clip_per_head)},
             {"group_size", recipe.codecs.key->group_size},
             {"center", recipe.center}};

@@ -11,10 +11,10 @@
 namespace oscar {
 
 struct FitOptions {
-  /// oscar: rotations by the objectives and composition below. lsq: that with codec lsq. stretch: the best linear
+  /// oscar: rotations by the objectives and composition below. stretch: the best linear
   /// transform of keys. hadamard: no data but the clip fit. auto: the best that the target can serve.
   std::string recipe = "oscar";
-  /// qqt or fisher. For recipes oscar, lsq and stretch.
+  /// qqt or fisher. For recipes oscar and stretch.
   std::string key_objective = "qqt";
   /// r_h_pbr or plain, see method/compose.hpp.
   std::string composition = "r_h_pbr";
@@ -23,14 +23,11 @@ struct FitOptions {
   std::string granularity;
   /// What must be able to use the result: see targets().
   std::string target = "sglang-v1";
-  /// How rows become codes: minmax, as servers do; lsq (unbiased; takes no clip ratio); or lloyd-max, OSCAR's published
-  /// option. Empty: minmax, and lsq where the recipe and the target allow it (recipes lsq and stretch).
-  std::string codec;
+  /// How rows become codes: minmax, as servers do; or lloyd-max, OSCAR's published option.
+  std::string codec = "minmax";
   /// What scales and zeros are stored in: float32, float16 or bfloat16.
   std::string scale_dtype = "float32";
-  /// Levels of keys and of values; empty: 4,4 = 2 bits each, and for recipe auto all that take the same bytes.
-  std::string levels;
-  /// "auto": fitted per layer; "off"; or "K,V", two ratios. For codecs minmax and lloyd-max.
+  /// "auto": fitted per layer; "off"; or "K,V", two ratios.
   std::string clip = "auto";
   /// layer: one fitted ratio per layer; head: one per KV head; or two of these, for keys and values.
   std::string clip_granularity = "layer";

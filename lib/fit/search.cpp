@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
+#include <numeric>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -48,21 +48,6 @@ std::vector<std::pair<std::string, FitOptions>> transforms(const FitOptions& bas
   return all;
 }
 
-/// (codec, levels)
-std::vector<std::pair<std::string, std::string>> codecs(const FitOptions& options, const Target& target) {
-  std::vector<std::string> levels{options.levels};
-  if (options.levels.empty()) {
-    levels = {"4,4"};
-    if (target.any_codec) levels.emplace_back("5,3");
-  }
-  const bool ratios_given = options.clip != "auto" && options.clip != "off";  // which lsq does not take
-  const std::string best = target.any_codec && !ratios_given ? "lsq" : "minmax";
-  const std::string codec = options.codec.empty() ? best : options.codec;
-  std::vector<std::pair<std::string, std::string>> all;
-  for (const std::string& each : levels) all.emplace_back(codec, each);
-  return all;
-}
-
 template <class Better>
 std::size_t best_of(const std::vector<std::size_t>& indices, const Better& better) {
   return *std::min_element(indices.begin(), indices.end(), better);
@@ -98,15 +83,8 @@ AttentionScore Scored::mean() const {
 std::vector<Candidate> search_candidates(const FitOptions& options) {
   const Target& target = target_from_name(options.target);
   std::vector<Candidate> candidates;
-  const auto add = [&](const std::string& transform, FitOptions each, const std::string& codec,
-                       const std::string& levels) {
-    each.codec = codec;
-    each.levels = levels;
-    candidates.push_back({fmt::format("{}, {} {}", transform, codec, levels), each, resolve_recipe(each)});
-  };
-  const auto all = transforms(options, target);
-  for (const auto& [transform, each] : all) {
-    for (const auto& [codec, levels] : codecs(options, target)) add(transform, each, codec, levels);
+  for (const auto& [transform, each] : transforms(options, target)) {
+    candidates.push_back({fmt::format("{}, {} 4,4", transform, each.codec), each, resolve_recipe(each)});
   }
   return candidates;
 }
@@ -120,38 +98,20 @@ RotationSet unfitted_search(const QkvSource& source, const FitOptions& options) 
   return set;
 }
 
-std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates) {
-  std::map<std::string, std::vector<std::size_t>> groups;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Recipe& r = candidates[i].recipe;
-    groups[fmt::format("{} {} {} {} {} {}", r.key_name(), r.value_name(), r.key_per_head, r.value_per_head, r.center,
-                       r.kind == Recipe::Kind::kStretch ? r.stretch_power : 0)]
-        .push_back(i);
+std::vector<Scored> with_mixture(std::vector<Scored> scored, const std::string& codec) {
+  std::vector<std::size_t> all(scored.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  Scored mixture{.name = fmt::format("best of each layer, {} 4,4", codec)};
+  for (std::size_t layer = 0; layer < scored.front().layers.size(); ++layer) {
+    const std::size_t best = best_of(all, [&](std::size_t a, std::size_t b) {
+      return scored[a].layers[layer].softmax_kl < scored[b].layers[layer].softmax_kl;
+    });
+    mixture.candidate_of_layer.push_back(best);
+    mixture.layers.push_back(scored[best].layers[layer]);
   }
-  std::vector<std::vector<std::size_t>> result;
-  for (auto& [key, members] : groups) result.push_back(std::move(members));
-  return result;
-}
-
-std::vector<Scored> with_mixtures(std::vector<Scored> scored, const std::vector<Candidate>& candidates) {
-  std::map<std::string, std::vector<std::size_t>> by_codec;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    by_codec[candidates[i].options.codec + " " + candidates[i].options.levels].push_back(i);
-  }
-  for (const auto& [codec, members] : by_codec) {
-    if (members.size() < 2) continue;
-    Scored mixture{.name = "best of each layer, " + codec};
-    for (std::size_t layer = 0; layer < scored.front().layers.size(); ++layer) {
-      const std::size_t best = best_of(members, [&](std::size_t a, std::size_t b) {
-        return scored[a].layers[layer].softmax_kl < scored[b].layers[layer].softmax_kl;
-      });
-      mixture.candidate_of_layer.push_back(best);
-      mixture.layers.push_back(scored[best].layers[layer]);
-    }
-    const auto& from = mixture.candidate_of_layer;
-    const bool one = std::adjacent_find(from.begin(), from.end(), std::not_equal_to<>()) == from.end();
-    if (!one) scored.push_back(std::move(mixture));
-  }
+  const auto& from = mixture.candidate_of_layer;
+  const bool one = std::adjacent_find(from.begin(), from.end(), std::not_equal_to<>()) == from.end();
+  if (!one) scored.push_back(std::move(mixture));
   return scored;
 }
 

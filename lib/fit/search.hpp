@@ -15,28 +15,24 @@
 namespace oscar {
 
 struct Candidate {
-  std::string name;  // "stretch fisher, lsq 5,3"
+  std::string name;  // "stretch fisher, minmax 4,4"
   FitOptions options;
   Recipe recipe;
 };
 
-/// Returns the candidates in the order of reports. A given --levels restricts them; else all that take the bytes of 4,4
-/// are tried.
+/// Returns the candidates in the order of reports.
 [[nodiscard]] std::vector<Candidate> search_candidates(const FitOptions& options);
 
 /// Returns what decides the parts of layers that a search keeps (FitHooks::kept): the model, the data, the layers and
 /// all recipes that it tries.
 [[nodiscard]] RotationSet unfitted_search(const QkvSource& source, const FitOptions& options);
 
-/// Indices of candidates that share their transforms and differ in their codecs.
-[[nodiscard]] std::vector<std::vector<std::size_t>> by_transform(const std::vector<Candidate>& candidates);
-
 /// What a candidate does to the attention of one layer on held-out sequences; see kernels/README.md.
 struct AttentionScore {
   double softmax_kl = 0, output_rel_error = 0;
 };
 
-/// One candidate, or a mixture that takes each layer from the best candidate of the same codec.
+/// One candidate, or a mixture that takes each layer from its best candidate.
 struct Scored {
   std::string name;
   std::vector<std::size_t> candidate_of_layer;
@@ -48,8 +44,8 @@ struct Scored {
   [[nodiscard]] AttentionScore mean() const;
 };
 
-/// The scored candidates, and a mixture for each codec for which no candidate is the best in all layers.
-[[nodiscard]] std::vector<Scored> with_mixtures(std::vector<Scored> scored, const std::vector<Candidate>& candidates);
+/// The scored candidates, and a mixture of them if none is the best in all layers. codec: that of all of them.
+[[nodiscard]] std::vector<Scored> with_mixture(std::vector<Scored> scored, const std::string& codec);
 
 /// What is chosen, and why.
 struct Choice {

@@ -44,16 +44,12 @@ std::vector<LayerParts> take_all(QkvSource& source, const TakePlan& plan, const 
   return kept.take(source.layer_ids());
 }
 
-/// The pooled score of each codec on the held-out sequences of a layer.
-std::vector<AttentionScore> score_layer(const std::vector<SampledSequence>& judged, const LayerRotation& layer,
-                                        const std::vector<HistoryCodecs>& codecs, Windows windows, Backend& backend) {
-  const auto errors = compare_on_sample(judged, layer.key, layer.value, codecs, windows, backend);
-  std::vector<AttentionScore> scores;
-  for (const AttentionErrors& sum : errors) {
-    scores.push_back({sum.softmax_kl / static_cast<double>(std::max<std::int64_t>(sum.queries, 1)),
-                      sum.output_error / std::max(sum.output_norm, 1e-300)});
-  }
-  return scores;
+/// The pooled score on the held-out sequences of a layer.
+AttentionScore score_layer(const std::vector<SampledSequence>& judged, const LayerRotation& layer,
+                           const HistoryCodecs& codecs, Windows windows, Backend& backend) {
+  const AttentionErrors sum = compare_on_sample(judged, layer.key, layer.value, {codecs}, windows, backend).front();
+  return {sum.softmax_kl / static_cast<double>(std::max<std::int64_t>(sum.queries, 1)),
+          sum.output_error / std::max(sum.output_norm, 1e-300)};
 }
 
 /// Writes into each layer its scores and where its transform comes from.
@@ -81,7 +77,7 @@ class Search {
 
   /// Fits and scores every candidate without what is held out.
   void score_all() {
-    for (const std::vector<std::size_t>& group : by_transform(candidates_)) score(group);
+    for (std::size_t i = 0; i < candidates_.size(); ++i) score(i);
     for (std::size_t i = 0; i < scored_.size(); ++i) scored_[i].candidate_of_layer.assign(parts_.size(), i);
     judged_sample_ = describe(parts_.back().judged, judging_options(options_));
     for (LayerParts& parts : parts_) parts.judged.clear(), parts.part = {};  // samples are most of what a layer takes
@@ -89,7 +85,7 @@ class Search {
 
   /// Lets the model judge the best by attention. base: the set without its layers.
   [[nodiscard]] std::vector<Scored> finalists(const ModelJudge& judge, const RotationSet& base) const {
-    std::vector<Scored> scored = with_mixtures(scored_, candidates_);
+    std::vector<Scored> scored = with_mixture(scored_, options_.codec);
     if (!judge) return scored;
     std::vector<std::size_t> order(scored.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -145,32 +141,24 @@ class Search {
     return solve(moments, candidates_[candidate].recipe, backend_, status_);
   }
 
-  /// group: candidates with the same transforms.
-  void score(const std::vector<std::size_t>& group) {
+  void score(std::size_t candidate) {
     const auto start = std::chrono::steady_clock::now();
     std::vector<const LayerData*> data;
     for (const LayerParts& each : parts_) data.push_back(&each.part);
-    const std::vector<LayerRotation> fitted = transforms(group.front(), data);
-    for (const std::size_t member : group) layers_[member] = fitted;
-    std::vector<std::vector<AttentionScore>> scores(parts_.size());
+    layers_[candidate] = transforms(candidate, data);
+    Scored& scored = scored_[candidate];
+    scored.layers.resize(parts_.size());
+    const HistoryCodecs& plain = candidates_[candidate].recipe.codecs;
     parallel_for(
         parts_.size(),
         [&](std::size_t i) {
-          std::vector<HistoryCodecs> codecs;
-          for (const std::size_t member : group) {
-            LayerRotation& layer = layers_[member][i];
-            clips_[member].apply(data[i]->clip, layer);
-            const HistoryCodecs& plain = candidates_[member].recipe.codecs;
-            codecs.push_back({layer.key.clipped(*plain.key), layer.value.clipped(*plain.value)});
-          }
-          scores[i] = score_layer(parts_[i].judged, fitted[i], codecs, options_.windows, backend_);
+          LayerRotation& layer = layers_[candidate][i];
+          clips_[candidate].apply(data[i]->clip, layer);
+          const HistoryCodecs codecs{layer.key.clipped(*plain.key), layer.value.clipped(*plain.value)};
+          scored.layers[i] = score_layer(parts_[i].judged, layer, codecs, options_.windows, backend_);
         },
         backend_.work_shape().concurrent_layers);
-    for (std::size_t m = 0; m < group.size(); ++m) {
-      Scored& scored = scored_[group[m]];
-      for (const auto& layer : scores) scored.layers.push_back(layer[m]);
-      scored.seconds = seconds_since(start) / static_cast<double>(group.size());
-    }
+    scored.seconds = seconds_since(start);
   }
 
   /// Fits those layers that take candidate c.

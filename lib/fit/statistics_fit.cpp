@@ -67,8 +67,8 @@ void require_sums(const Statistics& statistics, const std::set<Moment>& moments)
 }
 
 /// Clip ratios are fitted on rows: the published constants stand in for them.
-FitOptions with_fixed_clip(FitOptions options, const Recipe& recipe, Status& status) {
-  if (options.clip != "auto" || !takes_clip(recipe.codecs.key->grid)) return options;
+FitOptions with_fixed_clip(FitOptions options, Status& status) {
+  if (options.clip != "auto") return options;
   options.clip = fmt::format("{},{}", kPublishedKeyClip, kPublishedValueClip);
   status.notice("clip ratios " + options.clip + ", the published constants: statistics keep no rows to fit them on");
   return options;
@@ -79,7 +79,7 @@ FitOptions with_fixed_clip(FitOptions options, const Recipe& recipe, Status& sta
 FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& backend, Status& status) {
   const auto start = std::chrono::steady_clock::now();
   const Recipe recipe = recipe_of_sums(asked);
-  const FitOptions options = with_fixed_clip(asked, recipe, status);
+  const FitOptions options = with_fixed_clip(asked, status);
   const std::set<Moment> needed = recipe.moments();
   require_all_observed(statistics);
   require_sums(statistics, needed);

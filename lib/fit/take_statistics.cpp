@@ -66,7 +66,7 @@ Recipe recipe_of_sums(const FitOptions& options) {
   }
   if (options.recipe == "auto") {
     throw UsageError("recipe auto looks at rows, which statistics do not keep", "--recipe",
-                     "use oscar, lsq or stretch, or fit on --dump or --model");
+                     "use oscar or stretch, or fit on --dump or --model");
   }
   return resolve_recipe(options);
 }

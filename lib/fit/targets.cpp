@@ -19,8 +19,7 @@ const std::vector<Target>& targets() {
        .mean = true,
        .key_clips = true,
        .value_clips = true,
-       .lloyd_max = true,
-       .any_codec = true}};
+       .lloyd_max = true}};
   return kTargets;
 }
 

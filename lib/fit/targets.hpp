@@ -14,7 +14,6 @@ struct Target {
   bool mean = false;                            // a mean key
   bool key_clips = false, value_clips = false;  // a clip ratio per KV head
   bool lloyd_max = false;                       // codec lloyd-max
-  bool any_codec = false;                       // all codecs, with any number of levels
 };
 /// Returns sglang-v1, sglang-v3, llamacpp and any.
 [[nodiscard]] const std::vector<Target>& targets();

@@ -128,12 +128,10 @@ RotationSet set_from_manifest(const Json& manifest, const std::string& where) {
   set.value_objective = known_objective(manifest["objectives"]["value"], where);
   set.windows = {manifest["windows"]["sink"], manifest["windows"]["recent"]};
   const Json& codec = manifest["codec"];
-  set.key_codec = {.levels = codec["levels"][0],
-                   .group_size = codec["group_size"],
+  set.key_codec = {.group_size = codec["group_size"],
                    .grid = grid_from_name(codec["name"].get<std::string>()),
                    .scale_dtype = dtype_from_name(codec["scale_dtype"].get<std::string>())};
   set.value_codec = set.key_codec;
-  set.value_codec.levels = codec["levels"][1];
   set.key_clip_scalar = codec["clip_scalar"]["key"];
   set.value_clip_scalar = codec["clip_scalar"]["value"];
   set.has_clip_ratios = true;

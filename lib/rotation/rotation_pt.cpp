@@ -113,7 +113,7 @@ void check_vocabulary(const PtValue& root, const std::string& where) {
     fail(std::string("unknown ") + name + " \"" + text + "\"", where);
   };
   require(&root, "source_grouping", {"layer", "head"});
-  require(transform, "codec", {"minmax", "lsq", "lloyd-max"});
+  require(transform, "codec", {"minmax", "lloyd-max"});
   require(transform, "scale_dtype", {"float32", "float16", "bfloat16"});
   (void)text_or_empty(transform, "recipe", where);
 }

@@ -119,15 +119,8 @@ std::string server_obstacle(const RotationSet& set) {
   if (!is_latent(set) && !beyond.empty() && target_of(set) != "sglang-v3") {
     return beyond + ", and the server takes one rotation per layer";
   }
-  if (set.key_codec.grid == Grid::kLeastSquares) {
-    return "the codec is lsq, and the server writes min/max or Lloyd-Max codes";
-  }
   if (!is_latent(set) && set.key_codec.grid == Grid::kLloydMax && !serves_lloyd_max(set)) {
     return "the server writes Lloyd-Max codes only for whole clipped heads: groups of head_dim, clip ratios above 0";
-  }
-  if (set.key_codec.levels != 4 || set.value_codec.levels != 4) {
-    return fmt::format("keys have {} levels and values {}, and the server has 4", set.key_codec.levels,
-                       set.value_codec.levels);
   }
   return {};
 }

@@ -150,8 +150,7 @@ std::vector<KvMethod> with_other_codecs(const KvMethod& set) {
   };
   static constexpr Choice kChoices[] = {
       {"minmax without clipping", Grid::kMinMax, 0, 0},
-      {"minmax with clip ratios 0.96 and 0.92", Grid::kMinMax, kPublishedKeyClip, kPublishedValueClip},
-      {"lsq", Grid::kLeastSquares, 0, 0}};
+      {"minmax with clip ratios 0.96 and 0.92", Grid::kMinMax, kPublishedKeyClip, kPublishedValueClip}};
   std::vector<KvMethod> others;
   for (const Choice& choice : kChoices) {
     KvMethod other = set;

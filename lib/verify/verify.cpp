@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "base/errors.hpp"
 #include "coded/coded_set.hpp"
@@ -132,12 +131,8 @@ VerifyReport verify_rotations(const std::filesystem::path& rotations, const Veri
   if (options.require_held_out && !report.data.contains("attention") && !report.data.contains("model")) {
     report.reasons.push_back("nothing was measured on held-out text: give --model or --dump (--require-held-out)");
   }
-  const double key_bits = std::log2(subject.set.key_codec.levels);
-  report.bits_per_code = (key_bits + std::log2(subject.set.value_codec.levels)) / 2;
-  // Finer values do not make up for coarse keys.
-  const double bits = std::min(report.bits_per_code, key_bits);
-  verify::judge(report, options.thresholds,
-                options.default_limits ? verify::default_thresholds(bits) : VerifyThresholds{});
+  report.bits_per_code = 2;
+  verify::judge(report, options.thresholds, options.default_limits ? verify::int2_thresholds() : VerifyThresholds{});
   return report;
 }
 

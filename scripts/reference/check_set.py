@@ -3,7 +3,7 @@
 """Recomputes a rotation set from the dump it was fitted on, by the formulas alone, and compares.
 
 Written in numpy from the definitions and sharing no code with the program, for tests and for the curious. Covers the
-recipes oscar, lsq, stretch and hadamard with every objective, composition, granularity, codec and number of levels.
+recipes oscar, stretch and hadamard with every objective, composition, granularity and codec.
 Prints one line per comparison, largest error of all layers first, and exits with 1 if one is out of tolerance.
 """
 import argparse

@@ -2,18 +2,15 @@
 """Row codecs: x (..., d) float32 -> codes, scale, zero per group, with x^ = (code - zero) scale."""
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from layers import to_bf16
 
-LSQ_REFITS = 3
-
 
 @dataclass(frozen=True)
 class Codec:
-    grid: str = "minmax"  # minmax | lsq | lloyd-max
+    grid: str = "minmax"  # minmax | lloyd-max
     levels: int = 4
     group_size: int = 0  # 0: the whole row
     clip_ratio: float = 0.0  # <= 0: no clipping
@@ -45,42 +42,6 @@ def minmax(x, levels):
     return codes, scale, zero
 
 
-@lru_cache
-def gaussian_step(levels):
-    """Distance of the levels of the best uniform grid for N(0, 1), to four digits, by integrating the error."""
-    x = np.linspace(-8, 8, 160001)
-    weight = np.exp(-x * x / 2)
-
-    def error(step):
-        codes = np.clip(np.round(x / step + (levels - 1) / 2), 0, levels - 1)
-        return np.average((x - (codes - (levels - 1) / 2) * step)**2, weights=weight)
-
-    low, high = 0.01, 3.0
-    while high - low > 1e-6:
-        a, b = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (low, b) if error(a) < error(b) else (a, high)
-    return round(low, 4)
-
-
-def lsq(x, levels):
-    """Least-squares grid of the unclipped group, then scaled so that <x, x^> = <x, x>. fp64."""
-    x = x.astype(np.float64)
-    total = lambda y: y.sum(axis=-1, keepdims=True)
-    mean = x.mean(axis=-1, keepdims=True)
-    scale = gaussian_step(levels) * x.std(axis=-1, keepdims=True) + 1e-8
-    low = mean - scale * (levels - 1) / 2
-    codes_of = lambda: np.clip(np.floor((x - low) / scale + 0.5), 0, levels - 1)
-    for _ in range(LSQ_REFITS):
-        codes = codes_of()
-        middle = codes.mean(axis=-1, keepdims=True)
-        slope = total((codes - middle) * (x - mean)) / np.maximum(total((codes - middle)**2), 1e-6)
-        scale = np.maximum(slope, 1e-8)
-        low = mean - scale * middle
-    codes = codes_of()
-    projection = total(x * x) / np.maximum(total(x * (codes * scale + low)), 1e-9)
-    return codes, np.float32(scale * projection), np.float32(-low / scale)
-
-
 def lloyd_max(x, levels):
     """OSCAR's published option: the thresholds of the best quantiser for N(0, 1), but evenly spaced levels."""
     assert levels == 4
@@ -91,7 +52,7 @@ def lloyd_max(x, levels):
     return codes, np.float32(scale), np.float32(1.5 - mean / scale)
 
 
-GRIDS = {"minmax": minmax, "lsq": lsq, "lloyd-max": lloyd_max}
+GRIDS = {"minmax": minmax, "lloyd-max": lloyd_max}
 PARAMETERS = {"float32": np.float32, "bfloat16": to_bf16,
               "float16": lambda x: np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)}
 

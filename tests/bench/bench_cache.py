@@ -236,7 +236,7 @@ def main():
     options = parser.parse_args()
     result = {"gpu": options.gpu, "torch": torch.__version__, "transformers": transformers.__version__,
               "commit": options.commit, "shape": options.shape, "layers": options.layers, "windows": WINDOWS}
-    result["fidelity"] = [fidelity(name, options) for name in ("latest", "lsq", "coded")]
+    result["fidelity"] = [fidelity(name, options) for name in ("latest", "stretch", "coded")]
     result["speed"] = speed(options)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Measures between which sets the default limits of `oscar verify` lie: for each number of levels, and bits of the coded
+"""Measures between which sets the default limits of `oscar verify` lie: for INT2, and for bits of the coded
 cache, one that works, and those that nobody should serve. The document is what tests/unit/verify/verdict_test.cpp holds the limits to.
 
 bench_limits.py [MODEL GOLDEN [--language-model]] [--binary build/oscar] [--device cpu] [--commit C] [--sequences N] [--out FILE.json]
@@ -18,13 +18,12 @@ import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
-LEVELS = ["4,4", "5,3", "8,4", "8,8", "16,16"]
 SETS = [("oscar", True, ["--recipe", "oscar"]),
         ("no rotation, not clipped", False, ["--recipe", "oscar", "--composition", "pbr", "--clip", "off"])]
 STRETCH = ["--recipe", "stretch", "--key-objective", "fisher", "--center"]
 OF_LANGUAGE_MODEL = [("4,4", "oscar, published clip ratios", False, ["--recipe", "oscar", "--clip", "0.96,0.92"]),
                      ("4,4", "oscar", False, ["--recipe", "oscar"]),
-                     ("5,3", "stretch, fisher, centred", True, STRETCH)]
+                     ("4,4", "stretch, fisher, centred", True, STRETCH)]
 CODED_BITS = ["1.25", "1.5", "2.25", "3", "4"]
 FEW_TOKENS = ["--sequences", "1", "--seq-len", "512"]
 HADAMARD = ("Hadamard, not clipped", False, ["--recipe", "hadamard", "--clip", "off"])
@@ -36,11 +35,11 @@ def run(*command):
         raise SystemExit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stderr[-2000:]}")
 
 
-def measure(options, levels, arguments, folder):
+def measure(options, arguments, folder):
     rotations, report = folder / "set", folder / "report.json"
     calibration, held_out = options.golden / "tokens_calib.npy", options.golden / "tokens_eval.npy"
     run(options.binary, "fit", "--model", options.model, "--tokens", calibration, "--target", "any",
-        *(["--levels", levels] if levels != "coded" else []), *arguments, "--out", rotations, "--force", "--quiet", "--device", options.device)
+        *arguments, "--out", rotations, "--force", "--quiet", "--device", options.device)
     run(options.binary, "verify", rotations, "--model", options.model, "--tokens", held_out, "--sequences", options.sequences,
         "--compare", "none", "--no-record", "--quiet", "--device", options.device, f"--json={report}")
     document = json.loads(report.read_text())
@@ -54,7 +53,7 @@ def sets(options):
         return OF_LANGUAGE_MODEL
     coded = [("coded", f"{bits} bits{suffix}", works, ["--recipe", "coded", "--bits", bits, *more]) for bits in CODED_BITS
              for suffix, works, more in (("", True, []), (", fitted on 512 tokens", False, FEW_TOKENS))]
-    return [(levels, *each) for levels in LEVELS for each in [*SETS, *([HADAMARD] if levels == "4,4" else [])]] + coded
+    return [("4,4", *each) for each in [*SETS, HADAMARD]] + coded
 
 
 def main():
@@ -75,7 +74,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="oscar-limits-") as folder:
         for levels, name, works, arguments in sets(options):
             rows.append({**model, "set": name, "levels": levels, "works": works, "fit": " ".join(arguments),
-                         **measure(options, levels, arguments, Path(folder))})
+                         **measure(options, arguments, Path(folder))})
             print(json.dumps(rows[-1]), flush=True)
     options.out.write_text(json.dumps({"what": "sets of each number of levels, for the default limits of oscar verify",
                                        "rows": rows}, indent=1) + "\n")

@@ -32,7 +32,7 @@ def numbers():
 def values():
     cases = {
         "fit": (FIT, ("--clip=1.5,0.9", "--clip=-0.5,0.9", "--clip=nan,0.9", "--clip=0.9",
-                      "--clip=0.9,0.9,0.9", "--clip=on", "--levels=1,4", "--levels=4,4,4", "--levels=17,4", "--levels=a,b",
+                      "--clip=0.9,0.9,0.9", "--clip=on",
                       "--recipe=best", "--recipe=$(touch pwned)", "--target=vllm", "--composition=h_h", "--codec=zip",
                       "--key-objective=vtv", "--granularity=token", "--clip-granularity=token",
                       "--scale-dtype=int8", "--group-size=7", "--layers=3-0", "--layers=a", "--layers=-1", "--layers=99",
@@ -57,10 +57,8 @@ def values():
 def combinations():
     lines = {
         "fit-nothing": ("fit", "--out", "out"), "fit-two": ("fit", "--dump", "dump", "--model", "model", "--out", "out"),
-        "fit-no-out": ("fit", "--dump", "dump"), "fit-unknown": (*FIT, "--bogus"), "fit-twice": (*FIT, "--recipe", "lsq"),
-        "fit-target": (*FIT, "--target", "llamacpp", "--center"), "fit-levels": (*FIT, "--target", "sglang-v1", "--levels",
-                                                                                 "5,3"),
-        "fit-lsq": (*FIT, "--target", "sglang-v1", "--codec", "lsq"),
+        "fit-no-out": ("fit", "--dump", "dump"), "fit-unknown": (*FIT, "--bogus"), "fit-twice": (*FIT, "--recipe", "oscar"),
+        "fit-target": (*FIT, "--target", "llamacpp", "--center"),
         "fit-tokens": (*FIT, "--tokens", "tokens.npy"), "fit-text": (*FIT, "--text",
                                                                      "text.txt"), "dump-both": (*DUMP, "--text", "text.txt"),
         "dump-no-out": ("dump", "--model", "model"), "verify-none": ("verify",), "verify-two": ("verify", "set", "set"),

@@ -20,13 +20,13 @@
 namespace oscar {
 namespace {
 
-constexpr const char* kRivalName = "stretch fisher, centred, 5,3";
+constexpr const char* kRivalName = "stretch fisher, centred";
 
 /// The rotation set that the coded cache is judged against: of what the search tries, the best on the models that were
 /// measured (tests/bench/README.md).
 FitOptions rival_of(const FitOptions& options) {
   FitOptions rival = options;
-  rival.recipe = "stretch", rival.key_objective = "fisher", rival.levels = "5,3", rival.center = true;
+  rival.recipe = "stretch", rival.key_objective = "fisher", rival.center = true;
   return rival;
 }
 

@@ -31,7 +31,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       recipe, "--recipe", fit.recipe,
       "auto tries what the target can serve; oscar is the paper's, and taken where its options are given or there is "
       "too little data to hold some out")
-      ->type_name("auto|oscar|lsq|stretch|coded|hadamard");
+      ->type_name("auto|oscar|stretch|coded|hadamard");
   option(recipe, "--bits", fit.bits,
          "Recipe coded, which auto for any takes if this is given: bits of one stored value, everything counted, 1.25 "
          "to 4; "
@@ -47,9 +47,8 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       ->check(kNonNegative)
       ->type_name("TOKENS");
   option(recipe, "--clip", fit.clip, "auto (fitted per layer), off, or two ratios K,V");
-  option(details, "--levels", fit.levels, "Levels of keys and of values, like 4,4 (2 bits each) or 5,3 (target any)");
   app.add_flag("--center,!--no-center", fit.center, "Subtract each head's mean key from every key")->group(recipe);
-  option(details, "--key-objective", fit.key_objective, "Recipes oscar, lsq, stretch")->type_name("qqt|fisher");
+  option(details, "--key-objective", fit.key_objective, "Recipes oscar, stretch")->type_name("qqt|fisher");
   option(details, "--composition", fit.composition, "Factors from left to right")->type_name("r_h_pbr|plain");
   option(details, "--granularity", fit.granularity,
          "One matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer for stretch");
@@ -60,9 +59,8 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
   option(details, "--stretch-lambda", fit.stretch_lambda,
          "Recipe stretch: part of the mean eigenvalue added to both moments");
   option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample");
-  option(more_cache, "--codec", fit.codec,
-         "lloyd-max: OSCAR's option; lsq: unbiased, target any. Default: the recipe's")
-      ->type_name("minmax|lloyd-max|lsq");
+  option(more_cache, "--codec", fit.codec, "How rows become codes; lloyd-max: OSCAR's option")
+      ->type_name("minmax|lloyd-max");
   option(more_cache, "--scale-dtype", fit.scale_dtype, "What scales and zeros are stored in")
       ->type_name("float32|float16|bfloat16");
   option(more_cache, "--group-size", fit.group_size, "Channels per scale and zero point; 0 = the whole head")
@@ -92,7 +90,7 @@ void add_output_options(CLI::App& app, FitCommand& command) {
 /// The first of the options that are given and say nothing about the coded cache; null: none.
 const char* rotation_option(const CLI::App& app) {
   for (const char* name :
-       {"--clip", "--levels", "--center", "--key-objective", "--composition", "--granularity", "--clip-granularity",
+       {"--clip", "--center", "--key-objective", "--composition", "--granularity", "--clip-granularity",
         "--stretch-power", "--stretch-lambda", "--seed", "--codec", "--scale-dtype", "--group-size", "--format"}) {
     if (app.count(name) > 0) return name;
   }

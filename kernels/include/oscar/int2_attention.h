@@ -65,23 +65,17 @@ size_t oscar_int2_decode_workspace(const oscar_int2_decode_args* args);
  * are refused; oscar_int2_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph. */
 int oscar_int2_decode(const oscar_int2_decode_args* args, void* stream);
 
-/* How the grid of a group of channels is chosen. */
-typedef enum { OSCAR_MIN_MAX = 0, OSCAR_LEAST_SQUARES = 1 } oscar_grid;
-
 /* The write path: rows of keys or values, bfloat16, are rotated (x R, rounded to bfloat16), encoded and written into the
  * paged pool. Rows must be finite.
- * OSCAR_MIN_MAX: with the threshold t = the min(int(clip_ratio * d), d - 1)-th smallest magnitude of the whole row (0 =
+ * With the threshold t = the min(int(clip_ratio * d), d - 1)-th smallest magnitude of the whole row (0 =
  * the smallest), x is clamped to [-t, t]; then per group scale = max(max - min, 1e-8) / 3, zero = -min / scale,
- * code = trunc(x / scale + zero + 0.5), in fp32 with one rounding per operation.
- * OSCAR_LEAST_SQUARES: the grid "lsq" of oscar (kernels/README.md) in fp32, for rows of norm 1e-6 to 1e15: the same as in
- * fp64 within 1e-5, except for a group of which a value lies that near to the middle between two levels. */
+ * code = trunc(x / scale + zero + 0.5), in fp32 with one rounding per operation. */
 typedef struct {
   int32_t num_tokens, num_kv_heads;
   int32_t head_dim;                        /* 64, 128 or 256 */
   int32_t group_size;                      /* head_dim, 64 or 32 */
   oscar_dtype param_dtype;                 /* scales and zeros are computed in float32, then rounded to it */
-  oscar_grid grid;
-  double clip_ratio;                       /* 0 or less: no clipping; at most 1; least squares takes no clipping */
+  double clip_ratio;                       /* 0 or less: no clipping; at most 1 */
   const void* x;                           /* bfloat16, head_dim values per (token, KV head), 16-byte aligned */
   int64_t x_token_stride, x_head_stride;   /* bytes */
   const void* rotation;                    /* bfloat16 (head_dim, head_dim) for a head, 4-byte aligned; null: no rotation */

@@ -129,7 +129,7 @@ struct VerifyReport {
   Precision precision = Precision::kServing;
   std::vector<Check> checks;
   std::vector<MethodReport> methods;
-  double bits_per_code = 0;  // log2 of the set's levels, mean of keys and values; of a coded set all bits of a value
+  double bits_per_code = 0;  // 2 of INT2; of a coded set all bits of a value
   std::vector<Limit> limits;
   std::vector<Spectra> spectra;   // for people to look at; the set itself has them
   std::vector<LayerClips> clips;  // the same

@@ -122,15 +122,11 @@ void warn_of_unknowns(VerifyReport& report) {
 
 }  // namespace
 
-VerifyThresholds default_thresholds(double bits_per_code) {
-  if (bits_per_code < 2.25) return {0.08, 0.08, 0.045, 0.035, kDefaultLimitsMeasuredOn};
-  if (bits_per_code < 3.75) return {0.01, 0.018, 0.012, 0.012, kDefaultLimitsMeasuredOn};
-  return {0.0015, 0.004, 0.0025, 0.003, kDefaultLimitsMeasuredOn};
-}
+VerifyThresholds int2_thresholds() { return {0.08, 0.08, 0.045, 0.035, kDefaultLimitsMeasuredOn}; }
 
 VerifyThresholds coded_thresholds(double bits) {
   constexpr double kMeasuredBits = 2.25;
-  const VerifyThresholds most = default_thresholds(2);
+  const VerifyThresholds most = int2_thresholds();
   const double scale = std::pow(4.0, kMeasuredBits - bits);
   return {std::min(0.01 * scale, *most.max_output_error), std::min(0.04 * scale, *most.max_softmax_kl),
           std::min(0.012 * scale, *most.max_kld), std::min(0.012 * scale, *most.max_ppl_increase),

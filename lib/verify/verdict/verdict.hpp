@@ -7,10 +7,9 @@
 
 namespace oscar::verify {
 
-/// What a set of so many bits a code (mean of keys and values, or those of the keys if they are less; half bits count
-/// as 3) may do at most: between what sets that work, and what others of the same bits, did to the models named below
+/// What a set of INT2 rows may do at most: between what sets that work, and others, did to the models named below
 /// (tests/bench/results/limits.json, tests/unit/verify/verdict_test.cpp).
-[[nodiscard]] VerifyThresholds default_thresholds(double bits_per_code);
+[[nodiscard]] VerifyThresholds int2_thresholds();
 
 /// What a coded set of so many bits a value, all counted, may do at most. A bit divides the squared error of a channel
 /// by 4 (6.02 dB), and all four figures grow with squared errors: so do the limits, from 2.25 bits on, where they lie

@@ -62,7 +62,7 @@ class CodedTest(unittest.TestCase):
         self.assertEqual((manifest["schema"], manifest["codec"]["bits"]), ("oscar.rotation_set.v2", 2.25))
         self.assertLess(coded, 0.3 * rival)
         text = "".join(json.dumps(row) + "\n" for row in numpy.load(GOLDEN / "tokens_calib.npy")[:3, :400].tolist())
-        for options, expected in ((["--no-coded", "--recipe", "auto"], ""), (["--levels", "5,3"], "leaves the coded cache out: --levels"),
+        for options, expected in ((["--no-coded", "--recipe", "auto"], ""), (["--center"], "leaves the coded cache out: --center"),
                                   (["--layers", "0"], "leaves the coded cache out: --layers")):
             said = oscar("fit", "--model", MODEL, "--tokens", "-", "--target", "oscar", *options, "--out", rotations, "--force",
                          stdin=text)

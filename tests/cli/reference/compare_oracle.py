@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Compares a set and its attention metrics with what somebody else's numpy made of the same dump.
 
-compare_oracle.py SET REPORT FOLDER METHOD: FOLDER has oracle.npz and oracle.json, METHOD is a row of the latter. A set
-that is stretched is compared with the oracle's stretch too. Exit 1 if a figure is off.
+compare_oracle.py SET REPORT FOLDER METHOD: FOLDER has oracle.npz and oracle.json, METHOD is a row of the latter, if it has one. A
+set that is stretched is compared with the oracle's stretch too. Exit 1 if a figure is off.
 """
 import json
 import sys
@@ -26,7 +26,7 @@ def main(folder, report, oracle, method):
 
     for layer, measured in zip(manifest["layers"], found["layers"], strict=True):
         name = f"layer_{layer['layer_id']}"
-        for metric, expected in metrics[name][method].items():
+        for metric, expected in metrics[name].get(method, {}).items():
             near(f"{name}, {metric}", measured["attention"][metric], expected, 0.02)
         scores = layer["key"]["scores"].get("stretch")
         if not scores:

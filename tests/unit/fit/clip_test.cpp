@@ -129,7 +129,6 @@ TEST_CASE("ratios per head are refused where nothing is fitted, or the target ha
     return options;
   };
   CHECK_ERROR(resolve_recipe(with("any", "head", "0.9,0.9", "minmax")), UsageError, "no clip ratios to fit");
-  CHECK_ERROR(resolve_recipe(with("any", "head", "auto", "lsq")), UsageError, "no clip ratios to fit");
   CHECK_ERROR(resolve_recipe(with("any", "row", "auto", "minmax")), UsageError, "--clip-granularity");
   CHECK_ERROR(resolve_recipe(with("sglang-v1", "head,layer", "auto", "minmax")), UsageError,
               "--target sglang-v3 or --target any");

@@ -118,7 +118,7 @@ TEST_CASE("options that do not exist or do not fit are usage errors before any w
     change(options);
     return [options] { return fit_layers({}, options); };
   };
-  CHECK_ERROR(with([](FitOptions& o) { o.recipe = "magic"; })(), UsageError, "oscar, lsq, stretch, coded, hadamard");
+  CHECK_ERROR(with([](FitOptions& o) { o.recipe = "magic"; })(), UsageError, "oscar, stretch, coded, hadamard");
   CHECK_ERROR(with([](FitOptions& o) { o.key_objective = "sst"; })(), UsageError, "qqt");
   CHECK_ERROR(with([](FitOptions& o) { o.composition = "hr"; })(), UsageError, "r_h_pbr");
   CHECK_ERROR(with([](FitOptions& o) { o.target = "vllm"; })(), UsageError, "sglang-v1, sglang-v3, llamacpp, any");

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/coded_row.hpp"
 #include "kernels/reference/packed_row.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"

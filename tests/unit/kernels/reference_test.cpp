@@ -35,9 +35,8 @@ TEST_CASE("golden bytes: packed rows are codes, then scale and zero of each grou
   // Codes 0, 3 in each of two groups of 2, with scales 1 and 10.
   CHECK(packed(RowCodec{.group_size = 2, .scale_dtype = DType::kF16}, {0.0F, 3.0F, 0.0F, 30.0F}) ==
         Bytes{3 << 2 | 3 << 6, 0x00, 0x3C, 0x00, 0x80, 0x00, 0x49, 0x00, 0x80});
-  // 0 + 3 * 2 + 9 * 2 = 24 in 8 bits: radix words of 3 levels.
   CHECK(packed(RowCodec{.levels = 3, .scale_dtype = DType::kF16}, {0.0F, 2.0F, 2.0F}) ==
-        Bytes{24, 0x00, 0x3C, 0x00, 0x80});
+        Bytes{0, 2, 2, 0x00, 0x3C, 0x00, 0x80});
   std::vector<float> decoded(4);
   decode_packed_row(RowCodec{}, 0, packed(RowCodec{}, row), decoded);
   CHECK(decoded == std::vector<float>{-1.0F, 0.0F, 0.0F, 2.0F});

@@ -98,35 +98,6 @@ TEST_CASE("codes and parameters equal the independent oracle to the bit") {
   }
 }
 
-TEST_CASE("lsq equals an independent implementation on real rows, and its logits are unbiased") {
-  const Hdf5Reader oracle(test::data("codec/oracle_rows.h5"));
-  const Tensor rows = oracle.read("/rows");
-  const RowCodec codec{.grid = Grid::kLeastSquares};
-  std::vector<float> decoded(static_cast<std::size_t>(rows.size()));
-  QuantizedRows codes;
-  quantize(rows.values<float>(), 128, codec, Precision::kExact, decoded, &codes);
-  CHECK(packed(codes.codes, 128) == copy_of<std::uint8_t>(oracle.read("/lsq.packed")));
-  const std::vector<double> scale = oracle.read("/lsq.scale").to_doubles(),
-                            low = oracle.read("/lsq.minimum").to_doubles();
-  for (std::size_t i = 0; i < scale.size(); ++i) {
-    CHECK(codes.scale[i] == doctest::Approx(scale[i]).epsilon(1e-6));
-    CHECK(-codes.zero[i] * codes.scale[i] == doctest::Approx(low[i]).epsilon(1e-6));
-    double energy = 0, projection = 0;
-    for (std::size_t j = i * 128; j < (i + 1) * 128; ++j) {
-      energy += double{rows.values<float>()[j]} * rows.values<float>()[j];
-      projection += double{rows.values<float>()[j]} * decoded[j];
-    }
-    CHECK(projection == doctest::Approx(energy).epsilon(1e-5));
-  }
-}
-
-TEST_CASE("lsq starts from the best uniform grid for a Gaussian") {
-  CHECK(lsq_start(4).step == 0.9957);  // J. Max 1960, table II
-  CHECK(lsq_start(2).step == 1.5958);
-  CHECK(lsq_start(8).step == 0.586);
-  CHECK(lsq_start(16).centre == 7.5);
-}
-
 TEST_CASE("lloyd-max by hand: published thresholds and evenly spaced levels, after the clip") {
   const std::vector<float> row{-3.0F, -1.0F, 1.0F, 3.0F};  // mean 0, standard deviation 5^1/2
   std::vector<float> decoded(4);
@@ -168,8 +139,7 @@ TEST_CASE("scales and zeros are what their dtype holds; codes are taken before")
 }
 
 TEST_CASE("signal to noise of Gaussian rows is what theory and scripts/reference say") {
-  // lsq is below the best grid, 9.25 dB for 4 levels: unbiased logits cost (1 - D) / D instead of 1 / D.
-  constexpr Grid kLsq = Grid::kLeastSquares, kLloyd = Grid::kLloydMax;
+  constexpr Grid kLloyd = Grid::kLloydMax;
   const std::vector<std::pair<RowCodec, double>> expected{
       {{}, 6.01},
       {{.group_size = 64}, 6.94},
@@ -181,13 +151,6 @@ TEST_CASE("signal to noise of Gaussian rows is what theory and scripts/reference
       {{.levels = 8}, 13.40},
       {{.levels = 16}, 20.03},
       {{.clip_ratio = 0.96, .clip_search = ClipSearch::kBisect}, 8.27},
-      {{.levels = 2, .grid = kLsq}, 2.590},
-      {{.levels = 3, .grid = kLsq}, 6.510},
-      {{.grid = kLsq}, 8.965},
-      {{.levels = 5, .grid = kLsq}, 10.785},
-      {{.levels = 8, .grid = kLsq}, 14.493},
-      {{.group_size = 32, .grid = kLsq}, 9.696},
-      {{.grid = kLsq, .scale_dtype = DType::kBF16}, 8.965},
       {{.grid = kLloyd}, 8.361},
       {{.clip_ratio = 0.96, .grid = kLloyd}, 8.513},
       {{.group_size = 32, .grid = kLloyd}, 8.556}};
@@ -196,7 +159,7 @@ TEST_CASE("signal to noise of Gaussian rows is what theory and scripts/reference
 
 TEST_CASE("rows without range decode to what they hold, and values of any size to finite numbers") {
   for (const float value : {0.0F, -5.0F, 1e-30F, 3e4F}) {
-    for (const RowCodec& codec : {RowCodec{.clip_ratio = 0.9}, RowCodec{.grid = Grid::kLeastSquares}}) {
+    for (const RowCodec& codec : {RowCodec{.clip_ratio = 0.9}, RowCodec{.grid = Grid::kLloydMax}}) {
       const std::vector<float> row(8, value);
       std::vector<float> decoded(8);
       quantize(row, 8, codec, Precision::kServing, decoded, nullptr);

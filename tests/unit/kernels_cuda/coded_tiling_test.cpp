@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Which shape of the coded decode kernel is taken: on any machine.
-#include "kernels/cuda/coded_tiling.hpp"
-
 #include <doctest/doctest.h>
+
+#include "kernels/cuda/decode_plan.hpp"
 
 namespace oscar::cuda {
 

@@ -19,7 +19,6 @@ struct PackShape {
   oscar_dtype params = OSCAR_FLOAT32;
   double clip = 0.96;
   int page_size = 16;
-  oscar_grid grid = OSCAR_MIN_MAX;
 };
 
 /// Rows of every kind: Gaussian, zeros of both signs, constant, of few values, huge, tiny.
@@ -68,7 +67,7 @@ struct Packed {
     DeviceBytes device_codes(codes.host.size(), 0xEE), device_params(params.host.size(), 0xEE);
     oscar_int2_pack_args args{};
     args.num_tokens = s.tokens, args.num_kv_heads = s.heads, args.head_dim = s.dim, args.group_size = s.group;
-    args.param_dtype = s.params, args.clip_ratio = s.clip, args.page_size = s.page_size, args.grid = s.grid;
+    args.param_dtype = s.params, args.clip_ratio = s.clip, args.page_size = s.page_size;
     args.x = x.get(), args.x_token_stride = 2 * s.heads * s.dim, args.x_head_stride = 2 * s.dim;
     args.rotation = rotations.count == 0 ? nullptr : rotation.get();
     args.rotation_head_stride = rotations.count > 1 ? 2 * s.dim * s.dim : 0;
@@ -131,45 +130,6 @@ void check_pack(const PackShape& s, const MatrixStack& rotations, unsigned seed)
               share_differing(got.codes.host, codes) + share_differing(got.params.host, params), 0);
 }
 
-/// Rows whose decoded values differ from those of lsq in fp64 by more than 1e-5 of the row: of a group of which a value
-/// lies in the middle between two levels, float32 can take another code. Rows of integers have such values.
-void check_least_squares(PackShape s, const MatrixStack& rotations, unsigned seed, double tolerance = 0.005) {
-  s.clip = 0, s.grid = OSCAR_LEAST_SQUARES;
-  const std::size_t dim = static_cast<std::size_t>(s.dim), count = static_cast<std::size_t>(s.tokens * s.heads);
-  const std::vector<double> random = gaussian(count * dim, seed);
-  std::vector<float> rows(random.begin(), random.end());
-  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = round_to_bf16(i / dim % 5 == 0 ? 0.75F + rows[i] : rows[i]);
-  std::vector<float> rotated = rows, decoded(rows.size());
-  if (rotations.count > 0) {
-    for (float& x : rows) x = std::round(16 * x);
-    make_cpu_backend()->rotate(heads_view(rows, s.tokens, s.heads, s.dim), rotations, Precision::kServing, rotated);
-  }
-  const RowCodec codec{.levels = 4, .group_size = s.group, .grid = Grid::kLeastSquares};
-  make_cpu_backend()->quantize(rotated, s.dim, codec, Precision::kExact, decoded, nullptr);
-  Packed got(s, rows, rotations);
-  CHECK(got.status == 0);
-  CHECK(got.intact);
-  double share_differing = 0;
-  for (std::size_t row = 0; row < count; ++row) {
-    const int slot = got.slots[row / static_cast<std::size_t>(s.heads)], head = static_cast<int>(row) % s.heads;
-    if (slot < 0) continue;
-    const int page = slot / s.page_size, place = slot % s.page_size;
-    std::vector<std::uint8_t> codes(dim);
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(got.codes.row(page, head, place));
-    reference::unpack_int2(std::span(bytes, dim / 4), codes);
-    double error = 0, norm = 0;
-    for (std::size_t i = 0; i < dim; ++i) {
-      const std::byte* pair =
-          got.params.row(page, head, place) + i / static_cast<std::size_t>(s.group) * 2 * bytes_of(s.params);
-      const double value = (codes[i] - load(s.params, pair + bytes_of(s.params))) * load(s.params, pair);
-      error += std::pow(value - decoded[row * dim + i], 2), norm += std::pow(decoded[row * dim + i], 2);
-    }
-    share_differing += std::sqrt(error / norm) > 1e-5 ? 1 : 0;
-  }
-  check_error("int2_pack, lsq, fraction of rows that differ", {DType::kBF16, s.dim, s.tokens},
-              share_differing / static_cast<double>(count), tolerance);
-}
-
 /// Sylvester's matrix with entries +-2^-4, one for each head with other signs of columns.
 MatrixStack sign_matrices(int count, int dim) {
   MatrixStack all(count, dim);
@@ -217,21 +177,10 @@ TEST_CASE("int2_pack_matches_cpu, rotation of exact products") {
   }
 }
 
-TEST_CASE("int2_pack_matches_cpu, least squares") {
-  if (gpu_or_skip() == nullptr) return;
-  for (const int dim : {64, 128, 256}) {
-    for (const int group : {dim, 64, 32}) {
-      check_least_squares({.tokens = 1003, .heads = 3, .dim = dim, .group = group}, {}, 750);
-    }
-  }
-  check_least_squares({.tokens = 200, .heads = 3}, sign_matrices(3, 128), 751, 0.05);
-}
-
 TEST_CASE("small: int2_pack") {
   if (gpu_or_skip() == nullptr) return;
   check_pack({.tokens = 19}, {}, 800);
   check_pack({.tokens = 18, .dim = 64, .group = 32, .params = OSCAR_FLOAT16}, sign_matrices(2, 64), 801);
-  check_least_squares({.tokens = 21}, {}, 802);
   check_pack({.tokens = 140, .heads = 264, .dim = 64, .group = 64}, {}, 803);  // some warps take two tiles
 }
 
@@ -252,14 +201,7 @@ TEST_CASE("int2_pack refuses what it cannot do, and says why") {
   refused(args, "page_size");
   args.page_size = 5, args.clip_ratio = 1.5;
   refused(args, "clip_ratio");
-  args.clip_ratio = 0.5, args.grid = OSCAR_LEAST_SQUARES;
-  refused(args, "does not clip");
-  const std::int32_t rank = 3;
-  args.clip_ratio = 0, args.clip_ranks = &rank;
-  refused(args, "does not clip");
-  args.clip_ranks = nullptr, args.grid = static_cast<oscar_grid>(2);
-  refused(args, "grid must be");
-  args.grid = OSCAR_MIN_MAX;
+  args.clip_ratio = 0.5;
   refused(args, "must not be null");
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // How the decode kernels cut sequences: every token is read once, and every piece finds its block and its workspace.
-#include "kernels/cuda/split_plan.hpp"
-
 #include <doctest/doctest.h>
+
+#include "kernels/cuda/decode_plan.hpp"
 
 namespace oscar::cuda {
 namespace {

@@ -150,7 +150,7 @@ TEST_CASE("a set that contradicts itself is refused although every hash is right
       {"manifest: levels", manifest_with([](Json& m) {
          m["codec"]["levels"] = {16, 16};
        })},
-      {"manifest: codec", manifest_with([](Json& m) { m["codec"]["name"] = "lsq"; })},
+      {"manifest: codec", manifest_with([](Json& m) { m["codec"]["name"] = "lloyd-max"; })},
       {"manifest: model", manifest_with([](Json& m) { m["model"]["config_sha256"] = std::string(64, 'c'); })},
       {"manifest: head_dim", manifest_with([](Json& m) { m["layers"][1]["head_dim"] = 4; })},
       {"manifest: model's head_dim", manifest_with([](Json& m) { m["model"]["head_dim"] = 4; })},

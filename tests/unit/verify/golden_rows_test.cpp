@@ -108,22 +108,4 @@ TEST_CASE("golden row: oscar with published clip ratios") {
             {8.084336280822754, 0.03004578687250614, 0.9308744504152417, 28});
 }
 
-TEST_CASE("golden row: lsq") {
-  check_row("lsq", {.recipe = "lsq"}, {8.023524284362793, 0.020691169425845146, 0.9407262660804431, 33});
-}
-
-TEST_CASE("golden row: stretch") {
-  check_row("stretch", {.recipe = "stretch"}, {8.032082557678223, 0.02188175916671753, 0.936573847907507, 31});
-}
-
-TEST_CASE("golden row: fisher stretch") {
-  check_row("fisher stretch", {.recipe = "stretch", .key_objective = "fisher"},
-            {8.008260726928711, 0.016839802265167236, 0.9458557238234815, 33});
-}
-
-TEST_CASE("golden row: fisher stretch of 5 and 3 levels") {
-  check_row("fisher stretch of 5 and 3 levels", {.recipe = "stretch", .key_objective = "fisher", .levels = "5,3"},
-            {7.999182224273682, 0.01324485708028078, 0.9512294414590459, 36});
-}
-
 }  // namespace oscar

@@ -1,16 +1,94 @@
 // SPDX-License-Identifier: MIT
-// Symmetric eigenproblems by cuSOLVER, all in one call. Every result is checked; what fails is solved again alone.
+// Eigenproblems in one batch by cuSOLVER; each result is checked, and what fails is solved alone.
 #include <algorithm>
+#include <cfloat>
 #include <functional>
 #include <numeric>
 #include <string>
+#include <vector>
 
 #include "base/errors.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cuda/eigen_errors.hpp"
+#include "kernels/cuda/blas.hpp"
+#include "kernels/cuda/context.hpp"
 #include "kernels/cuda/ops.hpp"
+#include "kernels/cuda/warp.cuh"
 
 namespace oscar::cuda {
+
+/// Symmetric matrices (count, dim, dim) and their eigenpairs: row j of vectors[i] belongs to values[i, j].
+struct EigenBatch {
+  int count, dim;
+  DeviceBuffer<double> matrices, vectors, values;
+  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(dim) * dim; }
+};
+
+/// Returns for each problem the largest |A v - value v| relative to its largest |value|, or |<v_i, v_j> - (i == j)| if
+/// that is more; infinite if anything is NaN or the values do not ascend.
+[[nodiscard]] std::vector<double> eigen_errors(const Context& context, const EigenBatch& batch);
+
+/// Vectors as columns replace the matrices.
+void transpose_vectors(const Context& context, EigenBatch& batch);
+
+namespace {
+
+constexpr std::int64_t kSliceValues = std::int64_t{1} << 18;  // of a buffer: 2 MiB
+
+__device__ double finite_or_worst(double error) { return isfinite(error) ? error : INFINITY; }
+
+/// One block of threads a problem. images: v A of each vector; dots: <v_i, v_j>.
+__global__ void largest_error(const double* vectors, const double* values, const double* images, const double* dots,
+                              int dim, double* errors) {
+  const std::int64_t first = std::int64_t{blockIdx.x} * dim * dim;
+  const double* value = values + std::int64_t{blockIdx.x} * dim;
+  const double scale = fmax(fmax(fabs(value[0]), fabs(value[dim - 1])), DBL_MIN);
+  double worst = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < dim * dim; i += kThreads) {
+    const int row = i / dim, column = i % dim;
+    const double residual = fabs(images[first + i] - value[row] * vectors[first + i]) / scale;
+    const double skew = fabs(dots[first + i] - (row == column ? 1.0 : 0.0));
+    worst = fmax(worst, fmax(finite_or_worst(residual), finite_or_worst(skew)));
+    if (column == 0 && row > 0 && !(value[row - 1] <= value[row])) worst = INFINITY;
+  }
+  worst = block_max(worst);
+  if (threadIdx.x == 0) errors[blockIdx.x] = worst;
+}
+
+__global__ void transpose(const double* matrices, std::int64_t count, int dim, double* transposed) {
+  const std::int64_t i = task_index();
+  if (i >= count * dim * dim) return;
+  const std::int64_t matrix = i / (dim * dim);
+  const int row = static_cast<int>(i / dim % dim), column = static_cast<int>(i % dim);
+  transposed[i] = matrices[(matrix * dim + column) * dim + row];
+}
+
+}  // namespace
+
+std::vector<double> eigen_errors(const Context& context, const EigenBatch& batch) {
+  const std::int64_t size = static_cast<std::int64_t>(batch.size());
+  const std::int64_t slice = std::clamp<std::int64_t>(kSliceValues / size, 1, batch.count);
+  DeviceBuffer<double> images(context, static_cast<std::size_t>(slice * size));
+  DeviceBuffer<double> dots(context, images.size());
+  DeviceBuffer<double> errors(context, static_cast<std::size_t>(batch.count));
+  for (std::int64_t first = 0; first < batch.count; first += slice) {
+    const double* const vectors = batch.vectors.data() + first * size;
+    Gemm shape{.m = batch.dim, .n = batch.dim, .k = batch.dim, .batch = std::min(slice, batch.count - first)};
+    gemm(context, shape, vectors, batch.matrices.data() + first * size, images.data());
+    shape.b = Transpose::kYes;
+    gemm(context, shape, vectors, vectors, dots.data());
+    largest_error<<<static_cast<unsigned>(shape.batch), kThreads, 0, context.stream()>>>(
+        vectors, batch.values.data() + first * batch.dim, images.data(), dots.data(), batch.dim, errors.data() + first);
+    OSCAR_CUDA_LAUNCHED("largest_error");
+  }
+  return errors.to_host(context);
+}
+
+void transpose_vectors(const Context& context, EigenBatch& batch) {
+  transpose<<<blocks_for(batch.vectors.size()), kThreads, 0, context.stream()>>>(batch.vectors.data(), batch.count,
+                                                                                 batch.dim, batch.matrices.data());
+  OSCAR_CUDA_LAUNCHED("transpose");
+}
+
 namespace {
 
 /// Of eigen_errors(). Rounding leaves about 1e-14, a solver that stopped early much more.

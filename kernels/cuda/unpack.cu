@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: MIT
+// oscar_int2_unpack() and oscar_coded_unpack(): packed rows become bfloat16 rows.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/cuda/coded_pack_table.hpp"
+#include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/cuda/int2_launch.cuh"
+#include "kernels/cuda/int2_mma.cuh"
+
+namespace oscar::cuda {
+
+// What the kernels that turn packed rows into bfloat16 rows have in common. A thread has eight neighbouring channels of
+// a row, 16 bytes of what is written; the threads of a block take the same channels of kRows rows at a time.
+
+inline constexpr int kUnpackThreads = 256, kUnpackRows = 4;  // rows that a thread has on their way at once
+inline constexpr unsigned kWholeNumber = 0x4b000000;  // with a whole number below 2^23 in its low bits: 2^23 + number
+inline constexpr float kWholeBase = 8388608.0F;       // 2^23
+
+template <int kDim>
+struct UnpackTile {
+  static constexpr int kLanes = kDim / 8;                // of a row
+  static constexpr int kRows = kUnpackThreads / kLanes;  // at a time
+  static constexpr int kTokens = kRows * kUnpackRows;    // of a block
+
+  /// The thread's channels [8 block(), 8 block() + 8).
+  [[nodiscard]] __device__ static int block() { return static_cast<int>(threadIdx.x) % kLanes; }
+  /// Token `i` of the thread's kUnpackRows tokens of the tile that begins at `first`.
+  [[nodiscard]] __device__ static int token(int first, int i) {
+    return first + i * kRows + static_cast<int>(threadIdx.x) / kLanes;
+  }
+  /// Their slots; negative ones are not to be read.
+  __device__ static void slots_of(const std::int32_t* slots, int first, int num_tokens, int (&found)[kUnpackRows]) {
+#pragma unroll
+    for (int i = 0; i < kUnpackRows; ++i) found[i] = token(first, i) < num_tokens ? slots[token(first, i)] : -1;
+  }
+};
+
+/// Rounds to bfloat16 and writes the thread's channels of a row of `to`.
+template <int kDim>
+__device__ __forceinline__ void store_row(const oscar_bf16_rows& to, int token, int head, const float (&values)[8]) {
+  unsigned words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+    words[i] = reinterpret_cast<const unsigned&>(pair);
+  }
+  auto* const row = static_cast<unsigned char*>(to.data) + token * to.token_stride + head * to.head_stride;
+  reinterpret_cast<uint4*>(row)[UnpackTile<kDim>::block()] = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/// Blocks of a launch for each of `parts` parts (heads, sides) of so many tokens: no more than the chip holds at once.
+template <int kDim>
+unsigned unpack_blocks(int num_tokens, int parts) {
+  constexpr int kBlocks = 8 * 132;  // on an H100
+  const int tiles = (num_tokens + UnpackTile<kDim>::kTokens - 1) / UnpackTile<kDim>::kTokens;
+  const int most = kBlocks / parts > 1 ? kBlocks / parts : 1;
+  return static_cast<unsigned>(tiles < most ? tiles : most);
+}
+
+// oscar_int2_unpack(): (code - zero) * scale in float32, rounded to bfloat16: the bits of the codecs that are defined
+// in torch.
+
+namespace {
+
+struct Int2UnpackParams {
+  oscar_int2_unpack_args args;
+  FastDivide by_page_size;
+};
+
+__device__ __forceinline__ float2 load_pair(const float* from) { return *reinterpret_cast<const float2*>(from); }
+__device__ __forceinline__ float2 load_pair(const __half* from) {
+  return __half22float2(*reinterpret_cast<const __half2*>(from));
+}
+__device__ __forceinline__ float2 load_pair(const __nv_bfloat16* from) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from));
+}
+
+__device__ __forceinline__ const unsigned char* row_at(const oscar_paged_rows& rows, int page, int token, int head) {
+  return static_cast<const unsigned char*>(rows.data) + page * rows.page_stride + token * rows.token_stride +
+         head * rows.head_stride;
+}
+
+/// Grid: (any number, num_kv_heads). The codes of a thread's channels are two bits each of eight neighbouring bytes.
+template <int kDim, class Param>
+__global__ void __launch_bounds__(kUnpackThreads) int2_unpack(const __grid_constant__ Int2UnpackParams p) {
+  using Tile = UnpackTile<kDim>;
+  constexpr int kPieces = kDim / 32;  // of eight bytes of a row of codes
+  const int head = static_cast<int>(blockIdx.y), block = Tile::block(), shift = block / kPieces * 2;
+  const int piece = block % kPieces, group = 8 * block / p.args.group_size;
+  follow_previous_launch();
+  for (int first = static_cast<int>(blockIdx.x) * Tile::kTokens; first < p.args.num_tokens;
+       first += static_cast<int>(gridDim.x) * Tile::kTokens) {
+    int slots[kUnpackRows];
+    Tile::slots_of(p.args.slots, first, p.args.num_tokens, slots);
+    uint2 codes[kUnpackRows];
+    float2 params[kUnpackRows];
+#pragma unroll
+    for (int i = 0; i < kUnpackRows; ++i) {
+      if (slots[i] < 0) continue;
+      const int page = p.by_page_size.quotient(slots[i]), token = slots[i] - page * p.args.page_size;
+      codes[i] = reinterpret_cast<const uint2*>(row_at(p.args.codes, page, token, head))[piece];
+      params[i] = load_pair(reinterpret_cast<const Param*>(row_at(p.args.params, page, token, head)) + 2 * group);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnpackRows; ++i) {
+      if (slots[i] < 0) continue;
+      const unsigned halves[2] = {codes[i].x >> shift & 0x03030303U, codes[i].y >> shift & 0x03030303U};
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float code = __uint_as_float(__byte_perm(halves[j / 4], kWholeNumber, 0x7650U + j % 4)) - kWholeBase;
+        values[j] = (code - params[i].y) * params[i].x;
+      }
+      store_row<kDim>(p.args.out, Tile::token(first, i), head, values);
+    }
+  }
+}
+
+template <int kDim, class Param>
+int launch(const Int2UnpackParams& p, cudaStream_t stream) {
+  const int heads = p.args.num_kv_heads;
+  const dim3 grid(unpack_blocks<kDim>(p.args.num_tokens, heads), static_cast<unsigned>(heads));
+  return launch_overlapping<int2_unpack<kDim, Param>>(p, grid, kUnpackThreads, 0, 0, stream);
+}
+
+template <int kDim>
+int launch_dim(const Int2UnpackParams& p, cudaStream_t stream) {
+  switch (p.args.param_dtype) {
+    case OSCAR_FLOAT32:
+      return launch<kDim, float>(p, stream);
+    case OSCAR_FLOAT16:
+      return launch<kDim, __half>(p, stream);
+    default:
+      return launch<kDim, __nv_bfloat16>(p, stream);
+  }
+}
+
+const char* problem(const oscar_int2_unpack_args& a) {
+  if (a.num_tokens < 0 || a.num_kv_heads < 1 || a.num_kv_heads > 65535) {
+    return "num_tokens or num_kv_heads is out of range";
+  }
+  if (const char* wrong = shape_problem(a.head_dim, a.group_size, a.param_dtype)) return wrong;
+  if (a.page_size < 1) return "page_size must be positive";
+  if (a.slots == nullptr || a.codes.data == nullptr || a.params.data == nullptr || a.out.data == nullptr) {
+    return "slots, codes, params and out must not be null";
+  }
+  if (const char* wrong = rows_problem(a.codes, 8)) return wrong;
+  if (const char* wrong = rows_problem(a.params, a.param_dtype == OSCAR_FLOAT32 ? 8 : 4)) return wrong;
+  return rows_problem({a.out.data, 0, a.out.token_stride, a.out.head_stride}, 16);
+}
+
+}  // namespace
+
+// oscar_coded_unpack(): y = s (c - (2^w - 1) / 2) step in float32, rounded to bfloat16. Reads the table that
+// oscar_coded_pack() writes by. A thread has the same block of channels in all its rows: one code of each string.
+
+namespace {
+
+struct CodedUnpackParams {
+  oscar_coded_unpack_args args;
+  int page_shift;
+  int first_side;  // of the keys (0) and values (1) that are read
+};
+
+/// Bits of a block's codes in one byte of each string.
+struct CodedBits {
+  int at;          // bytes of a token before their plane, from the head's on
+  bool half;       // whether the plane has pieces of 8 bytes
+  unsigned shift;  // in the strings' 16-bit words, or in the bytes of a piece of 8
+  unsigned mask;   // of a pair of strings
+  int code_bit;
+};
+
+inline constexpr int kMostBits = 8;  // parts of a block: each has a bit at least
+
+/// A block's shared memory.
+struct CodedUnpackPlaces {
+  float scale[256];
+  CodedBits bits[32][kMostBits];  // of blocks
+  int count[32];
+};
+
+/// By one thread a block of channels.
+__device__ __forceinline__ void find_bits(const CodedPackSide& side, int block, CodedUnpackPlaces& places) {
+  int count = 0, part = 0;
+  for (int piece = 0; piece < side.half + side.full; ++piece) {
+    for (; part < side.end[piece][1]; ++part) {
+      const CodedPackPart its = side.part[part];
+      if (its.block != block) continue;
+      const unsigned kept = its.mask & 0x00ffffffU;  // width bits from code_bit on
+      const int code_bit = __ffs(static_cast<int>(kept)) - 1;
+      const int word_bit = code_bit + (static_cast<int>(__float_as_uint(its.factor) >> 23) - 127);
+      const bool half = piece < side.half;
+      places.bits[block][count++] = {half ? side.half_at : side.full_at + 16 * (piece - side.half), half,
+                                     static_cast<unsigned>(word_bit), 0x00010001U * (kept >> code_bit), code_bit};
+    }
+  }
+  places.count[block] = count;
+}
+
+/// codes[i] gets bits of strings 2i (low half) and 2i + 1. head: where its planes begin, for one token; token: in its
+/// page.
+__device__ __forceinline__ void add_codes(const unsigned char* head, const CodedBits& bits, int page_size, int token,
+                                          unsigned (&codes)[4]) {
+  const unsigned char* const plane = head + bits.at * page_size;
+  uint4 words;
+  if (bits.half) {
+    const uint2 bytes = reinterpret_cast<const uint2*>(plane)[token];
+    words = make_uint4(__byte_perm(bytes.x, 0, 0x4140), __byte_perm(bytes.x, 0, 0x4342),
+                       __byte_perm(bytes.y, 0, 0x4140), __byte_perm(bytes.y, 0, 0x4342));
+  } else {
+    words = reinterpret_cast<const uint4*>(plane)[token];
+  }
+  codes[0] |= (words.x >> bits.shift & bits.mask) << bits.code_bit;
+  codes[1] |= (words.y >> bits.shift & bits.mask) << bits.code_bit;
+  codes[2] |= (words.z >> bits.shift & bits.mask) << bits.code_bit;
+  codes[3] |= (words.w >> bits.shift & bits.mask) << bits.code_bit;
+}
+
+/// Grid: (any number, sides * num_kv_heads).
+template <int kDim>
+__global__ void __launch_bounds__(kUnpackThreads, 4) coded_unpack(const __grid_constant__ CodedUnpackParams p) {
+  using Tile = UnpackTile<kDim>;
+  __shared__ CodedUnpackPlaces shared;
+  const int heads = p.args.num_kv_heads, which = static_cast<int>(blockIdx.y), block = Tile::block();
+  const int value_side = p.first_side + which / heads, head = which % heads, page_size = p.args.page_size;
+  const oscar_bf16_rows& to = value_side == 0 ? p.args.k : p.args.v;
+  const auto* const table = static_cast<const CodedPackTable*>(p.args.table);
+  const CodedPackSide& side = table->side[value_side * heads + head];
+  follow_previous_launch();
+  for (int i = static_cast<int>(threadIdx.x); i < 256; i += kUnpackThreads) shared.scale[i] = table->scales.scale[i];
+  if (threadIdx.x < Tile::kLanes) find_bits(side, block, shared);
+  float step[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) step[j] = side.channel[8 * block + j].step;
+  const float middle = 0.5F * (side.levels[block] - 1);
+  const unsigned char* const pages = static_cast<const unsigned char*>(p.args.pages) + side.first_byte * page_size;
+  const int scales_at = side.scales_at * page_size + 2 * value_side + (block < side.wide ? 0 : 1);
+  __syncthreads();
+  const int count = shared.count[block];
+  const CodedBits bits = count > 0 ? shared.bits[block][0] : CodedBits{};
+  for (int first = static_cast<int>(blockIdx.x) * Tile::kTokens; first < p.args.num_tokens;
+       first += static_cast<int>(gridDim.x) * Tile::kTokens) {
+    int slots[kUnpackRows];
+    Tile::slots_of(p.args.slots, first, p.args.num_tokens, slots);
+    unsigned codes[kUnpackRows][4] = {};
+    int scales[kUnpackRows] = {};
+#pragma unroll
+    for (int i = 0; i < kUnpackRows; ++i) {
+      if (slots[i] < 0 || count == 0) continue;
+      const unsigned char* const page = pages + (slots[i] >> p.page_shift) * p.args.page_stride;
+      const int token = slots[i] & (page_size - 1);
+      add_codes(page, bits, page_size, token, codes[i]);
+      for (int k = 1; k < count; ++k) add_codes(page, shared.bits[block][k], page_size, token, codes[i]);
+      scales[i] = page[scales_at + 4 * token];
+    }
+#pragma unroll
+    for (int i = 0; i < kUnpackRows; ++i) {
+      if (slots[i] < 0) continue;
+      const float scale = shared.scale[scales[i]];
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const unsigned number = __byte_perm(codes[i][j / 2], kWholeNumber, j % 2 == 0 ? 0x7610 : 0x7632);
+        values[j] = (__uint_as_float(number) - kWholeBase - middle) * step[j] * scale;
+      }
+      store_row<kDim>(to, Tile::token(first, i), head, values);
+    }
+  }
+}
+
+template <int kDim>
+int launch(const CodedUnpackParams& p, cudaStream_t stream) {
+  const int parts = p.args.num_kv_heads * (p.args.k.data != nullptr && p.args.v.data != nullptr ? 2 : 1);
+  const dim3 grid(unpack_blocks<kDim>(p.args.num_tokens, parts), static_cast<unsigned>(parts));
+  return launch_overlapping<coded_unpack<kDim>>(p, grid, kUnpackThreads, 0, 0, stream);
+}
+
+const char* problem(const oscar_coded_unpack_args& a) {
+  if (a.num_tokens < 0 || a.num_kv_heads < 1 || a.num_kv_heads > 32767) {
+    return "num_tokens or num_kv_heads is out of range";
+  }
+  if (const char* wrong = shape_problem(a.head_dim, a.head_dim, OSCAR_FLOAT32)) return wrong;
+  if (const char* wrong = coded_pages_problem(a.table, a.page_size, a.pages, a.page_stride, a.token_bytes))
+    return wrong;
+  if (a.slots == nullptr) return "slots must not be null";
+  if (a.k.data == nullptr && a.v.data == nullptr) return "there is room neither for keys nor for values";
+  for (const oscar_bf16_rows* rows : {&a.k, &a.v}) {
+    if (const char* wrong = rows_problem({rows->data, 0, rows->token_stride, rows->head_stride}, 16)) return wrong;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+}  // namespace oscar::cuda
+
+using namespace oscar::cuda;
+extern "C" __attribute__((visibility("default"))) int oscar_int2_unpack(const oscar_int2_unpack_args* args,
+                                                                        void* stream) {
+  if (const char* wrong = args == nullptr ? "no arguments" : problem(*args); wrong != nullptr) return refuse(wrong);
+  if (args->num_tokens == 0) return cudaSuccess;
+  const Int2UnpackParams p{*args, FastDivide(args->page_size)};
+  const auto on = static_cast<cudaStream_t>(stream);
+  switch (args->head_dim) {
+    case 64:
+      return launch_dim<64>(p, on);
+    case 128:
+      return launch_dim<128>(p, on);
+    default:
+      return launch_dim<256>(p, on);
+  }
+}
+using namespace oscar::cuda;
+extern "C" __attribute__((visibility("default"))) int oscar_coded_unpack(const oscar_coded_unpack_args* args,
+                                                                         void* stream) {
+  if (const char* wrong = args == nullptr ? "no arguments" : problem(*args); wrong != nullptr) return refuse(wrong);
+  if (args->num_tokens == 0) return cudaSuccess;
+  const CodedUnpackParams p{*args, std::countr_zero(static_cast<unsigned>(args->page_size)),
+                            args->k.data != nullptr ? 0 : 1};
+  const auto on = static_cast<cudaStream_t>(stream);
+  switch (args->head_dim) {
+    case 64:
+      return launch<64>(p, on);
+    case 128:
+      return launch<128>(p, on);
+    default:
+      return launch<256>(p, on);
+  }
+}
