@@ -7,7 +7,6 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "fit/coded_kept.hpp"
-#include "fit/run_layers.hpp"
 
 namespace oscar {
 namespace {
@@ -92,18 +91,11 @@ CodedLayerData take_whole_layer(int id, LayerStream& rows, const CodedOptions& o
 CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const ErrorCosts& costs,
                           const MeasureDamage& measure, const PartialFolder* folder, Backend& backend, Status& status) {
   CodedData data{source.model(), {source.calibration()}, options.windows, {}, options.recipe};
-  KeptLayers<CodedLayerData> kept = kept_coded(folder, data);
-  LayerSteps<CodedLayerData> steps{.name = "layers taken"};
-  steps.read = [&](int id, LayerStream& rows) { return take_whole_layer(id, rows, options, costs, measure, backend); };
-  steps.make = [&](std::vector<CodedLayerData> batch) {
-    for (CodedLayerData& layer : batch) kept.add(layer.sums.layer_id, std::move(layer));
-  };
-  const std::vector<int> layers = kept.missing(source.layer_ids());
-  WorkShape shape = one_by_one(backend.work_shape());
-  const bool tried = std::ranges::any_of(layers, [&](int id) { return !costs.contains(id); });
-  if (tried) shape.concurrent_layers = 1;  // a trial set is measured on the layer's rows
-  run_layers(source, layers, steps, shape, status);
-  data.layers = kept.take(source.layer_ids());
+  // A trial set is measured on the layer's rows.
+  const bool tried = std::ranges::any_of(source.layer_ids(), [&](int id) { return !costs.contains(id); });
+  data.layers = take_layers<CodedLayerData>(
+      source, kept_coded(folder, data), "layers taken", tried ? 1 : backend.work_shape().concurrent_layers,
+      [&](int id, LayerStream& rows) { return take_whole_layer(id, rows, options, costs, measure, backend); }, status);
   return data;
 }
 

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: MIT
 // What was made of layers, until the whole is written: in memory, or in a folder, one file each, which work that ends
-// early leaves to the next. What a layer's file holds is its user's business.
+// early leaves to the next; and the one way to take layers of a source and keep them. What a layer's file holds is its
+// user's business.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/json.hpp"
 #include "base/status.hpp"
 #include "base/threads.hpp"
+#include "dump/source.hpp"
 
 namespace oscar {
 
@@ -92,5 +96,20 @@ class KeptLayers {
   std::mutex mutex_;
   std::map<int, Made> made_;
 };
+
+/// Takes the layers of a source that are not kept yet, up to `lanes` side by side, keeps each as soon as it is taken,
+/// and returns all in order. name: what progress is called, "fit: layer". Throws what `take` throws.
+template <class Taken>
+std::vector<Taken> take_layers(QkvSource& source, KeptLayers<Taken> kept, const std::string& name, int lanes,
+                               const std::function<Taken(int layer_id, LayerStream& rows)>& take, Status& status) {
+  const std::vector<int> missing = kept.missing(source.layer_ids());
+  std::atomic<std::int64_t> done = 0;
+  const auto take_and_keep = [&](std::size_t i, const std::unique_ptr<LayerStream>& rows) {
+    kept.add(missing[i], take(missing[i], *rows));
+    status.progress(name, ++done, std::ssize(missing));
+  };
+  if (!missing.empty()) for_each_layer(source, missing, lanes, take_and_keep);
+  return kept.take(source.layer_ids());
+}
 
 }  // namespace oscar

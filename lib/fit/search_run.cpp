@@ -8,7 +8,6 @@
 #include "fit/clip_choice.hpp"
 #include "fit/kept_layers.hpp"
 #include "fit/layer_parts_file.hpp"
-#include "fit/run_layers.hpp"
 #include "fit/search.hpp"
 #include "method/clip.hpp"
 
@@ -32,16 +31,10 @@ TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions&
 std::vector<LayerParts> take_all(QkvSource& source, const TakePlan& plan, const FitOptions& options,
                                  const PartialFolder* folder, Backend& backend, Status& status) {
   const HeldOutSplit split(source.calibration().sequences);
-  KeptLayers<LayerParts> kept(folder, write_parts, read_parts);
-  LayerSteps<LayerParts> steps{.name = "auto: layer"};
-  steps.read = [&](int id, LayerStream& rows) {
-    return take_parts(id, rows, plan, split, judging_options(options), backend);
-  };
-  steps.make = [&](std::vector<LayerParts> batch) {
-    for (LayerParts& parts : batch) kept.add(parts.whole.moments.layer_id, std::move(parts));
-  };
-  run_layers(source, kept.missing(source.layer_ids()), steps, one_by_one(backend.work_shape()), status);
-  return kept.take(source.layer_ids());
+  return take_layers<LayerParts>(
+      source, {folder, write_parts, read_parts}, "auto: layer", backend.work_shape().concurrent_layers,
+      [&](int id, LayerStream& rows) { return take_parts(id, rows, plan, split, judging_options(options), backend); },
+      status);
 }
 
 /// The pooled score on the held-out sequences of a layer.

@@ -7,7 +7,6 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "fit/layer_data.hpp"
-#include "fit/run_layers.hpp"
 
 namespace oscar {
 namespace {
@@ -71,39 +70,22 @@ Recipe recipe_of_sums(const FitOptions& options) {
   return resolve_recipe(options);
 }
 
-StatisticsTaker::StatisticsTaker(QkvSource& source, const FitOptions& options, const Statistics* first_pass,
-                                 Backend& backend, Status& status)
-    : source_(source),
-      recipe_(recipe_of_sums(options)),
-      first_pass_(first_pass),
-      backend_(backend),
-      status_(status),
-      untaken_{.model = source.model(), .data = {source.calibration()}, .windows = options.windows} {
-  if (first_pass_ == nullptr) return;
-  require_part_of(*first_pass_, source_);
-  untaken_.query_moments_sha256 = query_moments_sha256(*first_pass_);
-}
-
-KeptLayers<LayerStatistics> StatisticsTaker::keeper(const PartialFolder* folder) const {
-  return {folder,
-          [this](const std::filesystem::path& path, const LayerStatistics& layer) {
-            Statistics alone = untaken_;
-            alone.layers = {layer};
-            write_statistics(path, alone);
-          },
-          read_taken};
-}
-
-Statistics StatisticsTaker::take_all(const PartialFolder* kept) {
-  KeptLayers<LayerStatistics> keep = keeper(kept);
-  LayerSteps<LayerStatistics> steps{.name = "statistics: layer"};
-  steps.read = [&](int id, LayerStream& rows) { return take_layer(id, rows, recipe_, first_pass_, backend_); };
-  steps.make = [&](std::vector<LayerStatistics> batch) {
-    for (LayerStatistics& layer : batch) keep.add(layer.layer_id, std::move(layer));
+Statistics take_statistics(QkvSource& source, const FitOptions& options, const Statistics* first_pass,
+                           const PartialFolder* folder, Backend& backend, Status& status) {
+  const Recipe recipe = recipe_of_sums(options);
+  Statistics out{.model = source.model(), .data = {source.calibration()}, .windows = options.windows};
+  if (first_pass != nullptr) {
+    require_part_of(*first_pass, source);
+    out.query_moments_sha256 = query_moments_sha256(*first_pass);
+  }
+  const auto write = [about = out](const std::filesystem::path& path, const LayerStatistics& layer) {
+    Statistics alone = about;
+    alone.layers = {layer};
+    write_statistics(path, alone);
   };
-  run_layers(source_, keep.missing(source_.layer_ids()), steps, one_by_one(backend_.work_shape()), status_);
-  Statistics out = untaken_;
-  out.layers = keep.take(source_.layer_ids());
+  out.layers = take_layers<LayerStatistics>(
+      source, {folder, write, read_taken}, "statistics: layer", backend.work_shape().concurrent_layers,
+      [&](int id, LayerStream& rows) { return take_layer(id, rows, recipe, first_pass, backend); }, status);
   return out;
 }
 

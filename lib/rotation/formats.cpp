@@ -42,35 +42,19 @@ std::vector<std::string> names_in(const fs::path& folder) {
 }
 
 /// Of the layers that the set has; those of the .pt files must be the same.
-void take_matrices(const RotationSet& from, const fs::path& folder, RotationSet& set) {
-  const auto fits = [](const LayerRotation& a, const LayerRotation& b) { return a.layer_id == b.layer_id; };
-  if (!std::ranges::equal(from.layers, set.layers, fits)) {
-    throw DataError("the .pt files have other layers than the manifest", folder.string(), "convert the set again");
-  }
-  for (std::size_t i = 0; i < set.layers.size(); ++i) {
-    static_cast<Transform&>(set.layers[i].key) = from.layers[i].key;
-    static_cast<Transform&>(set.layers[i].value) = from.layers[i].value;
-  }
-}
-
 void fill_from_pt(const fs::path& folder, RotationSet& set) {
-  if (is_latent(set) && !fs::exists(folder / key_pt_name(set))) {
-    return take_matrices(read_rotation_mla(folder), folder, set);
+  const bool latent = is_latent(set) && !fs::exists(folder / key_pt_name(set));
+  const RotationSet from = latent ? read_rotation_mla(folder)
+                                  : combine(read_rotation_pt(folder / key_pt_name(set)),
+                                            read_rotation_pt(folder / value_pt_name(set)), folder.string());
+  if (!std::ranges::equal(from.layers, set.layers, {}, &LayerRotation::layer_id, &LayerRotation::layer_id)) {
+    throw DataError("the .pt files have other layers than the manifest", folder.string(), "fit the set again");
   }
-  const RotationFile keys = read_rotation_pt(folder / key_pt_name(set));
-  const RotationFile values = read_rotation_pt(folder / value_pt_name(set));
   for (std::size_t i = 0; i < set.layers.size(); ++i) {
-    LayerRotation& layer = set.layers[i];
-    const auto copy = [&](const RotationFile& file, SideTransform& side) {
-      if (i >= file.layers.size() || file.layers[i].first != layer.layer_id) {
-        throw DataError("the .pt files lack layer " + std::to_string(layer.layer_id), folder.string(),
-                        "fit the set again");
-      }
-      static_cast<Transform&>(side) = file.layers[i].second;
-      side.eigenvalues = file.layers[i].second.eigenvalues;
-    };
-    copy(keys, layer.key);
-    copy(values, layer.value);
+    for (SideTransform LayerRotation::*const side : {&LayerRotation::key, &LayerRotation::value}) {
+      static_cast<Transform&>(set.layers[i].*side) = from.layers[i].*side;
+      (set.layers[i].*side).eigenvalues = (from.layers[i].*side).eigenvalues;
+    }
   }
 }
 

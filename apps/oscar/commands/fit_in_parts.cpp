@@ -64,13 +64,6 @@ void check(const FitCommand& command) {
   }
 }
 
-/// All that decides the statistics.
-Json statistics_record(FitInput& input, const FitCommand& command, const StatisticsTaker& taker) {
-  Json record = fit_record(input, command);
-  record["first_pass"] = taker.untaken().query_moments_sha256;
-  return record;
-}
-
 /// Writes the file and tells people and --json, also the time since `start`.
 void save(const Statistics& statistics, const FitCommand& command, std::chrono::steady_clock::time_point start,
           Context& context) {
@@ -97,12 +90,16 @@ void take_and_save(const FitCommand& command, const Statistics* first_pass, Cont
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
   FitInput input(command, context);
-  StatisticsTaker taker(input.source(), command.fit, first_pass, *backend, *context.status);
-  if (!command.resume) return save(taker.take_all(), command, start, context);
-  const PartialFolder kept(statistics_folder(command), statistics_record(input, command, taker),
-                           PartialFolder::Earlier::kUse, context.status.get());
-  save(taker.take_all(&kept), command, start, context);
-  kept.remove();
+  Status& status = *context.status;
+  std::optional<PartialFolder> kept;
+  if (command.resume) {
+    Json record = fit_record(input, command);
+    record["first_pass"] = first_pass != nullptr ? query_moments_sha256(*first_pass) : "";
+    kept.emplace(statistics_folder(command), record, PartialFolder::Earlier::kUse, &status);
+  }
+  const PartialFolder* const folder = kept ? &*kept : nullptr;
+  save(take_statistics(input.source(), command.fit, first_pass, folder, *backend, status), command, start, context);
+  if (kept) kept->remove();
 }
 
 }  // namespace

@@ -86,17 +86,6 @@ TEST_CASE("a model judges six finalists at most, and what it prefers is chosen")
   CHECK(set.recipe["search"]["choice"] == preferred);
 }
 
-TEST_CASE("a search needs sequences to hold out, history in them, and tokens to fit on") {
-  const auto backend = test::make_test_backend();
-  Status status;
-  test::MemorySource one({{0, test::synthetic_layer({})}});
-  CHECK_ERROR(fit(one, search_options(), *backend, status), DataError, "only one sequence");
-  test::MemorySource shorter = three_sequences(20);
-  CHECK_ERROR(fit(shorter, search_options(), *backend, status), DataError, "longer than the windows (20 tokens)");
-  test::MemorySource few = three_sequences(25);
-  CHECK_ERROR(fit(few, search_options(), *backend, status), DataError, "at least 64 tokens");
-}
-
 TEST_CASE("every third sequence is held out, or the last of two") {
   std::string held_out;
   for (std::size_t i = 0; i < 7; ++i) held_out += HeldOutSplit(7).held_out(i) ? "x" : ".";

@@ -42,10 +42,9 @@ Statistics take_twice(QkvSource& source, const FitOptions& options, const Statis
   const test::TemporaryFolder folder;
   const PartialFolder kept(folder / "partial", Json::object(), PartialFolder::Earlier::kReplace);
   Status status;
-  StatisticsTaker taker(source, options, first_pass, backend, status);
-  (void)taker.take_all(&kept);
+  (void)take_statistics(source, options, first_pass, &kept, backend, status);
   std::filesystem::remove(kept.file_of(2));
-  return taker.take_all(&kept);
+  return take_statistics(source, options, first_pass, &kept, backend, status);
 }
 
 }  // namespace
@@ -56,9 +55,9 @@ TEST_CASE("both passes have the same bytes through files that are kept as in mem
   Status status;
   const FitOptions options{.recipe = "oscar", .key_objective = "fisher", .target = "any", .center = true};
   const FitOptions options_of_sst{.recipe = "oscar"};
-  const Statistics fisher = StatisticsTaker(source, options, nullptr, *backend, status).take_all();
-  const Statistics first = StatisticsTaker(source, options_of_sst, nullptr, *backend, status).take_all();
-  const Statistics second = StatisticsTaker(source, options_of_sst, &first, *backend, status).take_all();
+  const Statistics fisher = take_statistics(source, options, nullptr, nullptr, *backend, status);
+  const Statistics first = take_statistics(source, options_of_sst, nullptr, nullptr, *backend, status);
+  const Statistics second = take_statistics(source, options_of_sst, &first, nullptr, *backend, status);
   CHECK(bytes_of(take_twice(source, options, nullptr, *backend)) == bytes_of(fisher));
   CHECK(bytes_of(take_twice(source, options_of_sst, nullptr, *backend)) == bytes_of(first));
   CHECK(bytes_of(take_twice(source, options_of_sst, &first, *backend)) == bytes_of(second));

@@ -223,7 +223,7 @@ TEST_CASE("blocks end with the call in which they are full") {
   CHECK(blocks_of({}, {}).empty());
 }
 
-// The oracle: tests/data/make/moment_oracle.py.
+// The oracle has each moment M as M u with u_i = cos(i): a matrix that differs from M anywhere gives another vector.
 TEST_CASE("all moments of a real dump equal an independent numpy's") {
   const Hdf5Reader oracle(test::data("moments/oracle_moments.h5"));
   const auto backend = test::make_test_backend();

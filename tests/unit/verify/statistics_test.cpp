@@ -17,7 +17,7 @@ const Statistics& sample_statistics() {
     Sample& sample = Sample::get();
     const auto pass = [&](const Statistics* first) {
       const auto source = open_live(*sample.runner, sample.calibration, {}, sample.status);
-      return StatisticsTaker(*source, {.recipe = "oscar"}, first, *sample.backend, sample.status).take_all();
+      return take_statistics(*source, {.recipe = "oscar"}, first, nullptr, *sample.backend, sample.status);
     };
     Statistics both = pass(nullptr);
     const Statistics second = pass(&both);
