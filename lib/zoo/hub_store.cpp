@@ -18,7 +18,9 @@ constexpr std::size_t kSampleBytes = 512;
 }
 
 /// Null where there is no such member.
-Json member(const Json& json, const char* name) { return json.is_object() ? json.value(name, Json()) : Json(); }
+Json member_of_reply(const Json& json, const char* name) {
+  return json.is_object() ? json.value(name, Json()) : Json();
+}
 
 Json first_of(const Json& list) { return list.is_array() && !list.empty() ? list[0] : Json(); }
 
@@ -45,7 +47,8 @@ void HubStore::put(const std::string& path, const fs::path& file, const FileDige
   read_at(file, 0, std::as_writable_bytes(std::span(sample)));
   const Json entry{{"path", in_repository(path)}, {"sample", to_base64(sample)}, {"size", digest.size}};
   const Json answer = post(api("preupload/" + address_.revision), Json{{"files", Json::array({entry})}}.dump());
-  if (member(first_of(member(answer, "files")), "uploadMode") != "lfs") return put_text(path, read_text(file));
+  if (member_of_reply(first_of(member_of_reply(answer, "files")), "uploadMode") != "lfs")
+    return put_text(path, read_text(file));
   upload(file, digest);
   operations_.push_back(
       {{"key", "lfsFile"},
@@ -96,16 +99,17 @@ void HubStore::upload(const fs::path& file, const FileDigest& digest) {
                                  request.dump(),
                                  {}});
   if (batch.status != 200) refuse(batch, url);
-  const Json object = first_of(member(parse_json(batch.body, url), "objects"));
-  if (member(object, "error").is_object()) {
-    throw TransportError("the hub refused a file: " + member(object, "error").dump().substr(0, 200), file.string(), "");
+  const Json object = first_of(member_of_reply(parse_json(batch.body, url), "objects"));
+  if (member_of_reply(object, "error").is_object()) {
+    throw TransportError("the hub refused a file: " + member_of_reply(object, "error").dump().substr(0, 200),
+                         file.string(), "");
   }
-  const Json action = member(member(object, "actions"), "upload");
+  const Json action = member_of_reply(member_of_reply(object, "actions"), "upload");
   if (action.is_null()) return;  // it is there
-  const Json href = member(action, "href");
+  const Json href = member_of_reply(action, "href");
   if (!href.is_string()) throw DataError("the hub did not tell where to upload to", url, "check HF_ENDPOINT");
   HttpCall put{"PUT", href.get<std::string>(), {}, "", file, false};  // the address itself is the permission
-  const Json headers = member(action, "header");
+  const Json headers = member_of_reply(action, "header");
   for (const auto& [name, value] : headers.items()) {
     if (value.is_string()) put.headers.push_back(name + ": " + value.get<std::string>());
   }

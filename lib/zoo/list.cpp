@@ -15,7 +15,7 @@
 namespace oscar {
 namespace {
 
-Json member(const Json& summary, const char* pointer) {
+Json summary_at(const Json& summary, const char* pointer) {
   const Json::json_pointer path(pointer);
   return summary.contains(path) ? summary.at(path) : Json();
 }
@@ -28,9 +28,9 @@ std::optional<double> figure(const Json& value) {
 
 /// The KLD of the set itself, not of a method that verify compared it with.
 std::optional<double> kld_of(const Json& summary) {
-  const Json methods = member(summary, "/verification/methods");
+  const Json methods = summary_at(summary, "/verification/methods");
   for (const Json& method : methods.is_object() ? methods : Json::object()) {
-    if (text_of_member(member(method, "/kind")) == "this") return figure(member(method, "/model/kld_mean"));
+    if (text_of_member(summary_at(method, "/kind")) == "this") return figure(summary_at(method, "/model/kld_mean"));
   }
   return std::nullopt;
 }
@@ -39,12 +39,12 @@ ListedSet listed(ZooEntry entry) {
   const Json& summary = entry.summary;
   const std::optional<Verdict> verdict = recorded_verdict(summary);
   return {.entry = entry,
-          .model = text_of_member(member(summary, "/model")),
-          .recipe = text_of_member(member(summary, "/recipe")),
-          .codec = text_of_member(member(summary, "/codec")),
+          .model = text_of_member(summary_at(summary, "/model")),
+          .recipe = text_of_member(summary_at(summary, "/recipe")),
+          .codec = text_of_member(summary_at(summary, "/codec")),
           .verdict = verdict ? name_of(*verdict) : "not verified",
-          .key_bits = figure(member(summary, "/bits/key")),
-          .value_bits = figure(member(summary, "/bits/value")),
+          .key_bits = figure(summary_at(summary, "/bits/key")),
+          .value_bits = figure(summary_at(summary, "/bits/value")),
           .kld = kld_of(summary)};
 }
 
