@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile without
-// contraction), and every bit is the same.
+// The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile
+// without contraction), and every bit is the same.
 #include <bit>
 #include <string>
 #include <vector>

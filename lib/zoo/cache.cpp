@@ -8,8 +8,8 @@
 #include <cerrno>
 
 #include "base/atomic_file.hpp"
-#include "base/files.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/sha256.hpp"
 #include "base/status.hpp"

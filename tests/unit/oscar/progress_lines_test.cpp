@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "console.hpp"
-
 #include <doctest/doctest.h>
+
+#include "console.hpp"
 
 namespace oscar {
 namespace {
