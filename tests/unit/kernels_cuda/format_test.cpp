@@ -6,8 +6,8 @@
 #include <random>
 #include <set>
 
-#include "kernels/cuda/compare.hpp"
-#include "kernels/cuda/row_codec.hpp"
+#include "kernels/cuda/cache_format.hpp"
+#include "kernels/cuda/compare_plan.hpp"
 #include "kernels/reference/packing.hpp"
 
 namespace oscar::cuda {
