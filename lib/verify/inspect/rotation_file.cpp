@@ -6,7 +6,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "verify/inspect/kinds.hpp"
+#include "verify/inspect/inspect.hpp"
 #include "verify/structure/checks.hpp"
 
 namespace oscar {
