@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "tensor/pt.hpp"
 
 namespace oscar {
 
@@ -35,8 +34,6 @@ struct Inspection {
 
 /// A .pt archive: a rotation file of format v1, v2 or v3, a bare tensor, or something else.
 [[nodiscard]] Inspection inspect_pt(const std::filesystem::path& path);
-/// The rotation file in an archive, which has "format_version" and "layers".
-[[nodiscard]] Inspection inspect_rotation_file(const PtValue& archive, const std::string& where);
 /// A dump, a rotation set, bare rotation files (of both sides, or MLA's), a model or a zoo.
 [[nodiscard]] Inspection inspect_folder(const std::filesystem::path& folder);
 
