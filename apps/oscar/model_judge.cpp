@@ -9,8 +9,8 @@
 
 #include "fit/held_out.hpp"
 #include "verify/methods.hpp"
+#include "verify/predictions/model_data.hpp"
 #include "verify/predictions/model_metrics.hpp"
-#include "verify/predictions/probes.hpp"
 
 namespace oscar {
 namespace {

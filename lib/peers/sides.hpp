@@ -2,7 +2,7 @@
 // What methods are put together from: how one side, keys or values, of a history is quantised and at what bits.
 #pragma once
 
-#include "codec/side_method.hpp"
+#include "codec/kv_method.hpp"
 #include "peers/matrix.hpp"
 
 namespace oscar::methods {

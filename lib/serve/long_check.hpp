@@ -6,7 +6,7 @@
 //              server goes on, greedily
 //   questions  of a built-in list, of writing, reasoning, code and five languages, answered in chat
 // Four figures, each the mean over passages or questions, and its difference to the reference's with a 95 % interval
-// (verify/report/bootstrap.hpp):
+// (verify/report/quantiles.hpp):
 //   quoted       share of a passage that is quoted before the first wrong token          (passages)
 //   length       tokens of an answer; the difference is relative                         (questions)
 //   unanswered   share of questions without an answer: blank, or cut off by the limit    (questions)
@@ -22,7 +22,7 @@
 #include "base/json.hpp"
 #include "base/status.hpp"
 #include "serve/served_answers.hpp"
-#include "verify/report/bootstrap.hpp"
+#include "verify/report/quantiles.hpp"
 
 namespace oscar::serve {
 

@@ -10,8 +10,8 @@
 #include "base/text.hpp"
 #include "base/version.hpp"
 #include "peers/baselines.hpp"
-#include "verify/attention/method_attention.hpp"
-#include "verify/predictions/probes.hpp"
+#include "verify/attention/attention_metrics.hpp"
+#include "verify/predictions/model_data.hpp"
 
 namespace oscar {
 namespace {

@@ -22,9 +22,9 @@ std::string name_of_set(const RotationSet& set) {
   return std::ranges::find(peers(), name, &Peer::name) == peers().end() ? name : name + " (this set)";
 }
 
-std::vector<std::string> names_of(const Comparison& comparison) {
-  if (comparison.names == std::vector<std::string>{"none"}) return {};
-  return comparison.names == std::vector<std::string>{"all"} ? method_names() : comparison.names;
+std::vector<std::string> names_of(const std::vector<std::string>& compare) {
+  if (compare == std::vector<std::string>{"none"}) return {};
+  return compare == std::vector<std::string>{"all"} ? method_names() : compare;
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ std::vector<std::string> method_names() {
   return names;
 }
 
-std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison, const ModelIdentity& model,
+std::vector<KvMethod> methods_beside(KvMethod set, const VerifyOptions& options, const ModelIdentity& model,
                                      int group_size) {
   std::vector<LayerShape> shapes;
   for (const auto& [id, layer] : set.layers) {
@@ -54,12 +54,20 @@ std::vector<KvMethod> methods_beside(KvMethod set, const Comparison& comparison,
   }
   const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
   std::vector<KvMethod> methods;
-  for (const std::string& name : names_of(comparison)) {
-    const Windows windows = comparison.own_windows ? peer_named(name).windows : set.windows;
+  for (const std::string& name : names_of(options.compare)) {
+    const Windows windows = options.own_windows ? peer_named(name).windows : set.windows;
     methods.push_back(make_baseline(name, shapes, windows, group_size, rope));
   }
   methods.push_back(std::move(set));
   return methods;
+}
+
+void list_methods(VerifyReport& report, const std::vector<KvMethod>& methods) {
+  constexpr std::int64_t kContext = 131072;  // tokens that bits per element are of
+  for (const KvMethod& method : methods) {
+    report.methods.push_back(
+        {method.name, method.kind, method.description, method.windows, bits_per_element(method, kContext), {}, {}, {}});
+  }
 }
 
 }  // namespace oscar::verify

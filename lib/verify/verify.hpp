@@ -21,15 +21,6 @@
 
 namespace oscar {
 
-/// A set whose figures are above these is rejected.
-struct VerifyThresholds {
-  std::optional<double> max_output_error;  // output_rel_error, pooled
-  std::optional<double> max_softmax_kl;    // softmax_kl, pooled
-  std::optional<double> max_kld;           // kld_mean
-  std::optional<double> max_ppl_increase;  // ppl_ratio - 1
-  std::string measured_on{};               // the models that default limits come from
-};
-
 struct VerifyOptions {
   /// Names of methods (peers/baselines.hpp), or "all", or "none".
   std::vector<std::string> compare{"bf16", "naive", "hadamard_clip", "int4", "fp8"};

@@ -7,8 +7,8 @@
 #include "commands/fit_command.hpp"
 #include "fit/coded_kept.hpp"
 #include "verify/attention/measure_source.hpp"
-#include "verify/attention/method_attention.hpp"
-#include "verify/verdict/quantised.hpp"
+#include "verify/attention/attention_metrics.hpp"
+#include "verify/verdict/measured_text.hpp"
 
 namespace oscar {
 namespace {

@@ -66,7 +66,7 @@ ServedSet served_set(const std::filesystem::path& rotations) {
     const CodedSet set = read_coded_set(rotations);
     return {method_of_coded_set(set, set.windows), {}, {}};
   }
-  const Subject subject = read_subject(rotations);
+  const RotationSubject subject = read_rotations(rotations);
   if (!subject.ours)
     throw UsageError("this is no rotation set with a manifest", rotations.string(), "oscar convert it");
   require_sound_set(rotations);  // a server that calibrates itself writes into the set that it was given

@@ -19,8 +19,7 @@
 #include "options.hpp"
 #include "verify/methods.hpp"
 #include "verify/report/html_report.hpp"
-#include "verify/report/record.hpp"
-#include "verify/report/table.hpp"
+#include "verify/report/report.hpp"
 #include "zoo/index.hpp"
 
 namespace oscar {

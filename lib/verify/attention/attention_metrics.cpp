@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <tuple>
 
 namespace oscar::verify {
@@ -169,6 +170,22 @@ std::vector<LayerSums> measure_attention(const QkvView& sequence, std::span<cons
 LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
                             Precision precision, Backend& backend) {
   return std::move(measure_attention(sequence, std::span(&method, 1), layer_id, stride, precision, backend).front());
+}
+
+void attend(const KvMethod& method, int layer, const QkvView& qkv, SequenceRange queries, const ScoreRule& rule,
+            Precision precision, Backend& backend, std::span<float> out) {
+  QkvView asked = qkv;
+  asked.q = qkv.q.tokens(queries.begin, queries.end);
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(queries.size()));
+  std::iota(positions.begin(), positions.end(), queries.begin);
+  const HeldSequence held = hold(method, layer, asked, positions, precision, backend, &rule);
+  held.rows->attend(method.layer(layer).codecs(), method.windows, out);
+}
+
+std::map<int, ScoreRule> rules_of(const ModelRunner& runner) {
+  std::map<int, ScoreRule> rules;
+  for (const int layer : runner.config().cache_layers()) rules[layer] = runner.score_rule(layer);
+  return rules;
 }
 
 }  // namespace oscar::verify

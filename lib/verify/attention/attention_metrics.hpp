@@ -6,12 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
-#include "verify/attention/histogram.hpp"
+#include "model/run/runner.hpp"
+#include "verify/report/quantiles.hpp"
 #include "verify/report/report.hpp"
 
 namespace oscar::verify {
@@ -54,5 +56,13 @@ struct LayerSums {
 /// Measures one method.
 [[nodiscard]] LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id,
                                           std::int64_t stride, Precision precision, Backend& backend);
+
+/// Attention of a method inside a model that runs, for some of the queries of a sequence.
+/// out (queries.size(), Hq, d_v): for the queries of these tokens, over all keys before them.
+void attend(const KvMethod& method, int layer, const QkvView& qkv, SequenceRange queries, const ScoreRule& rule,
+            Precision precision, Backend& backend, std::span<float> out);
+
+/// How scores are made, of the layers that keep what a method stores; others keep exact attention.
+[[nodiscard]] std::map<int, ScoreRule> rules_of(const ModelRunner& runner);
 
 }  // namespace oscar::verify

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <numeric>
 #include <utility>
 
 #include "base/check.hpp"
 #include "dump/source.hpp"
-#include "verify/structure/data_covariance.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -30,8 +28,7 @@ std::vector<std::int64_t> lengths_of(LayerStream& stream) {
 
 /// What one layer tells.
 struct LayerMeasurements {
-  std::vector<DataCovariance> covariances;
-  std::vector<CodedMoments> coded;  // one, or none
+  DataMoments moments;
   std::vector<LayerSums> methods;
   std::vector<std::vector<AttentionSums>> sequences;  // [method][sequence], without histograms
   std::int64_t tokens = 0, queries = 0;
@@ -53,7 +50,9 @@ class LayerMeasurer {
       found_.keys = keys_of_attention(lengths, stride, plan_.windows);
       require_quantised(found_.keys, "attention", "layer " + std::to_string(id_), plan_.windows);
     }
-    take_covariances(stream);
+    if (plan_.subject != nullptr) {
+      found_.moments = plan_.subject->take(id_, stream, plan_.same_tokens, found_.tokens, backend_);
+    }
     if (plan_.methods->empty()) return std::move(found_);
     QkvChunk chunk;
     stream.rewind();
@@ -67,18 +66,6 @@ class LayerMeasurer {
   }
 
  private:
-  void take_covariances(LayerStream& stream) {
-    if (const CodedSet* const set = plan_.subject->coded) {
-      found_.coded.push_back(coded_moments_of(id_, stream, *set, plan_.same_tokens, backend_));
-    }
-    for (const SubjectSide& side : plan_.subject->sides) {
-      if (side.target.empty()) continue;
-      auto covariance = covariance_of(side.objective, stream, backend_);
-      if (covariance)
-        found_.covariances.push_back({id_, side.target, std::move(*covariance), plan_.same_tokens, found_.tokens});
-    }
-  }
-
   void take_attention(const QkvView& sequence, std::int64_t stride) {
     for (auto& sums : found_.sequences) sums.emplace_back();
     if (sequence.q.num_tokens == 0) return;
@@ -103,8 +90,7 @@ void add_layer(LayerMeasurements layer, int id, Measurements& found) {
   found.tokens = layer.tokens;
   found.queries = layer.queries;
   found.keys += layer.keys;
-  std::move(layer.covariances.begin(), layer.covariances.end(), std::back_inserter(found.covariances));
-  std::move(layer.coded.begin(), layer.coded.end(), std::back_inserter(found.coded));
+  found.moments.add(std::move(layer.moments));
   for (std::size_t m = 0; m < layer.methods.size(); ++m) {
     MethodMeasurements& method = found.methods[m];
     method.layers.push_back(layer.methods[m].all);
@@ -142,11 +128,10 @@ Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend&
 CodedDamage measure_attention_damage(QkvSource& source, const CodedSet& set, Backend& backend) {
   OSCAR_CHECK(set.layers.size() == 1);
   constexpr std::int64_t kQueries = 512;  // of the layer
-  const Subject nothing;
   const std::vector<KvMethod> methods{method_of_coded_set(set, set.windows)};
   Status silent;  // the fit tells of layers
   const Measurements found = measure_source(
-      source, {&nothing, &methods, {set.layers.front().layer_id}, kQueries, Precision::kServing, false, set.windows},
+      source, {nullptr, &methods, {set.layers.front().layer_id}, kQueries, Precision::kServing, false, set.windows},
       backend, silent);
   const AttentionMetrics metrics = found.methods.front().layers.front().metrics();
   return {metrics.output_rel_error_k_only, metrics.output_rel_error_v_only};

@@ -6,9 +6,8 @@
 #include <vector>
 
 #include "verify/attention/attention_metrics.hpp"
-#include "verify/structure/checks.hpp"
 #include "verify/structure/subject.hpp"
-#include "verify/verdict/quantised.hpp"
+#include "verify/verdict/measured_text.hpp"
 #include "verify/verify.hpp"
 
 namespace oscar::verify {
@@ -21,8 +20,7 @@ struct MethodMeasurements {
 };
 
 struct Measurements {
-  std::vector<DataCovariance> covariances;
-  std::vector<CodedMoments> coded;  // where the subject is of the coded cache
+  DataMoments moments;
   std::vector<int> layers;
   std::vector<MethodMeasurements> methods;
   std::int64_t tokens = 0, queries = 0;  // of one layer
@@ -30,7 +28,7 @@ struct Measurements {
 };
 
 struct MeasurePlan {
-  const Subject* subject = nullptr;
+  const Subject* subject = nullptr;                // null: no moments are taken
   const std::vector<KvMethod>* methods = nullptr;  // empty: only moments
   std::vector<int> layers;                         // empty: all of the source
   std::int64_t max_queries = 0;

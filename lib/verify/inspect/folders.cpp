@@ -18,7 +18,7 @@
 #include "rotation/one_truth.hpp"
 #include "rotation/verdict.hpp"
 #include "tensor/safetensors.hpp"
-#include "verify/inspect/kinds.hpp"
+#include "verify/inspect/inspect.hpp"
 #include "verify/structure/checks.hpp"
 
 namespace oscar {

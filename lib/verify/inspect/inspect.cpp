@@ -3,17 +3,208 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "verify/inspect/kinds.hpp"
+#include "base/json.hpp"
+#include "moments/statistics.hpp"
+#include "rotation/formats.hpp"
+#include "rotation/set_file.hpp"
+#include "tensor/gguf.hpp"
+#include "tensor/hdf5.hpp"
+#include "tensor/npy.hpp"
+#include "tensor/pt.hpp"
+#include "tensor/safetensors.hpp"
+#include "verify/structure/checks.hpp"
+#include "verify/structure/objective.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr const char* kKnown =
     "give a dump, a rotation set, a model folder, a zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file";
+
+Json facts_of(const Tensor& tensor) {
+  return {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"elements", tensor.size()}};
+}
+
+bool is_finite(const Tensor& tensor) {
+  if (!is_activation_dtype(tensor.dtype) && tensor.dtype != DType::kF64) return true;
+  for (const double value : tensor.to_doubles()) {
+    if (!std::isfinite(value)) return false;
+  }
+  return true;
+}
+
+Inspection inspect_tensor(const std::string& kind, const Tensor& tensor) {
+  Inspection found{kind, facts_of(tensor), {}};
+  if (!is_finite(tensor)) found.problems.emplace_back("holds values that are NaN or infinite");
+  return found;
+}
+
+Inspection inspect_npy(const std::filesystem::path& path) { return inspect_tensor("NumPy file", read_npy(path)); }
+
+/// Of all spectra: the smallest and the largest value, and how many directions the mean spectrum fills (exp of its
+/// entropy). Null if there are none.
+Json facts_of_eigenvalues(const SubjectSide& side) {
+  double low = INFINITY, high = -INFINITY, ranks = 0;
+  std::int64_t spectra = 0;
+  for (const auto& [layer, transform] : side.layers) {
+    const auto dim = static_cast<std::size_t>(transform.rotation.dim);
+    for (std::size_t begin = 0; begin < transform.eigenvalues.size(); begin += dim, ++spectra) {
+      const auto spectrum = std::span(transform.eigenvalues).subspan(begin, dim);
+      double sum = 0, entropy = 0;
+      for (const double v : spectrum) sum += std::max(v, 0.0), low = std::min(low, v), high = std::max(high, v);
+      for (const double v : spectrum) entropy -= v > 0 ? v / sum * std::log(v / sum) : 0;
+      ranks += std::exp(entropy);
+    }
+  }
+  if (spectra == 0) return {};
+  return {{"min", low}, {"max", high}, {"mean_effective_rank", ranks / static_cast<double>(spectra)}};
+}
+
+/// A rotation file of format v1, v2 or v3, by the checks that verify holds it to.
+Inspection inspect_rotations(const std::filesystem::path& path) {
+  RotationFile file = read_rotation_pt(path);
+  RotationSubject subject;
+  subject.sides = {{"", file.objective, std::move(file.layers)}};
+  const SubjectSide& side = subject.sides.front();
+  std::vector<Check> checks;
+  verify::check_finite(subject, checks);
+  verify::check_orthogonality(subject, checks);
+  verify::check_spectrum(subject, checks);
+  Inspection found{"rotation file (.pt)", {}, {}};
+  double exact = 0, served = 0;
+  for (const Check& check : checks) {
+    if (check.ok == false && check.name != "spectrum_rank") {
+      found.problems.push_back("layer " + std::to_string(*check.layer) + ": " + check.message);
+    }
+    if (check.name == "orthogonality" || check.name == "inverse_pair") exact = std::max(exact, *check.value);
+    if (check.name == "orthogonality_bf16" || check.name == "inverse_pair_bf16")
+      served = std::max(served, *check.value);
+  }
+  Json layers = Json::array();
+  std::set<int> head_dims, heads;
+  std::int64_t query_rotations = 0, means = 0;
+  for (const auto& [layer, transform] : side.layers) {
+    layers.push_back(layer);
+    head_dims.insert(transform.rotation.dim), heads.insert(transform.rotation.count);
+    query_rotations += transform.read_rotation.count > 0 ? 1 : 0;
+    means += transform.mean.empty() ? 0 : 1;
+  }
+  const auto one_or_all = [](const std::set<int>& values) {
+    return values.size() == 1 ? Json(*values.begin()) : Json(values);
+  };
+  Json& facts = found.facts;
+  facts["format_version"] = file.version;
+  const std::string composition = verify::composition_name(file.objective);
+  facts["objective"] = file.objective.substr(0, file.objective.size() - composition.size());
+  if (!composition.empty()) {
+    facts["objective"].get_ref<std::string&>().pop_back();  // the underscore
+    facts["composition"] = composition;
+  }
+  facts["num_layers"] = side.layers.size();
+  facts["layers"] = layers;
+  facts["head_dim"] = one_or_all(head_dims);
+  facts["matrices_per_layer"] = one_or_all(heads);
+  facts["largest_deviation_from_orthogonal"] = {{"float32", exact}, {"bfloat16", served}};
+  if (Json eigenvalues = facts_of_eigenvalues(side); !eigenvalues.is_null()) facts["eigenvalues"] = eigenvalues;
+  if (query_rotations > 0) facts["layers_with_read_rotation"] = query_rotations;
+  if (means > 0) facts["layers_with_key_mean"] = means;
+  return found;
+}
+
+Inspection inspect_statistics(const std::filesystem::path& path) {
+  const Statistics statistics = read_statistics({path});
+  std::int64_t tokens = 0;
+  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
+  const LayerStatistics& layer = statistics.layers.front();
+  Json layers = Json::array(), sums = Json::array();
+  for (const LayerStatistics& each : statistics.layers) layers.push_back(each.layer_id);
+  for (const auto& [moment, moments] : layer.first.sums) sums.push_back(name_of(moment));
+  if (layer.first.fisher) sums.push_back("fisher");
+  if (layer.first.keys) sums.push_back("keys");
+  if (layer.sst) sums.push_back("sst");
+  return {"statistics (oscar.statistics.v1)",
+          {{"model", statistics.model.id},
+           {"layers", layers},
+           {"parts", statistics.data.size()},
+           {"tokens", tokens},
+           {"sums", sums}},
+          {}};
+}
+
+Inspection inspect_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  if (file.metadata().contains("schema") && file.metadata().at("schema") == "oscar.statistics.v1") {
+    return inspect_statistics(path);
+  }
+  std::set<std::string> dtypes;
+  std::int64_t elements = 0;
+  for (const auto& [name, tensor] : file.tensors()) {
+    dtypes.emplace(name_of(tensor.dtype));
+    elements += num_elements(tensor.shape);
+  }
+  return {
+      "safetensors file",
+      {{"tensors", file.tensors().size()}, {"elements", elements}, {"dtypes", dtypes}, {"metadata", file.metadata()}},
+      {}};
+}
+
+Inspection inspect_hdf5(const std::filesystem::path& path) {
+  const Hdf5Reader file(path);
+  Inspection found{"HDF5 file", {}, {}};
+  if (file.has_attribute("/", "schema")) {
+    const Hdf5Attribute schema = file.attribute("/", "schema");
+    if (const auto* text = std::get_if<std::string>(&schema)) found.facts["schema"] = *text;
+  }
+  found.facts["members"] = file.members("/");
+  if (!file.has("/layers")) return found;
+  found.facts["layers"] = file.members("/layers");
+  try {
+    (void)read_set_file(path, SetFileKind::kH5);
+  } catch (const DataError& error) {
+    found.problems.push_back(error.what() + std::string(error.where().empty() ? "" : " (" + error.where() + ")"));
+  }
+  return found;
+}
+
+/// Any document of ours (schemas/), or a tokenizer.json.
+Inspection inspect_json(const std::filesystem::path& path) {
+  const Json document = read_json(path);
+  if (document.is_object() && document.contains("model") && document["model"].is_object() &&
+      document["model"].contains("vocab")) {
+    return {"tokenizer",
+            {{"type", document["model"].value("type", Json())}, {"vocabulary", document["model"]["vocab"].size()}},
+            {}};
+  }
+  const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
+  if (!schema.is_string() || schema_source(schema.get<std::string>()).empty()) {
+    throw DataError("a JSON file, but not one that oscar writes or reads", path.string(),
+                    "give the folder that it belongs to, or another file");
+  }
+  validate_json(document, schema.get<std::string>(), path.string());
+  return {"document of schema " + schema.get<std::string>(), {{"members", document.size()}}, {}};
+}
+
+/// Header, metadata and tensor table; the payload is not decoded.
+Inspection inspect_gguf(const std::filesystem::path& path) {
+  const GgufFile file(path);
+  const auto count = [&](const char* end) {
+    return std::ranges::count_if(file.tensors(), [&](const GgufTensor& tensor) { return tensor.name.ends_with(end); });
+  };
+  return {"GGUF file",
+          {{"version", file.version()},
+           {"architecture", file.text("general.architecture").value_or("unknown")},
+           {"tensors", file.tensors().size()},
+           {"metadata_entries", file.entries().size()},
+           {"key_rotations", count("attn_k_rot.weight")},
+           {"value_rotations", count("attn_v_rot.weight")}},
+          {}};
+}
 
 Inspection inspect_file(const fs::path& path) {
   const std::uint64_t size = file_size(path);
@@ -85,6 +276,22 @@ void append_facts(const Json& facts, const std::string& indent, std::string& tex
 }
 
 }  // namespace
+
+Inspection inspect_pt(const std::filesystem::path& path) {
+  const PtValue archive = read_pt(path);
+  if (const auto* tensor = archive.get_if<Tensor>()) return inspect_tensor("tensor file (.pt)", *tensor);
+  if (archive.find("format_version") != nullptr && archive.find("layers") != nullptr) {
+    return inspect_rotations(path);
+  }
+  Json keys = Json::array();
+  if (const auto* dict = archive.get_if<PtDict>()) {
+    for (const auto& [key, value] : *dict) {
+      if (const auto* text = key.get_if<std::string>()) keys.push_back(*text);
+      if (const auto* number = key.get_if<std::int64_t>()) keys.push_back(*number);
+    }
+  }
+  return {"PyTorch archive (.pt), not a rotation file", {{"keys", keys}}, {}};
+}
 
 Inspection inspect(const fs::path& path) {
   const fs::file_status status = fs::status(path);

@@ -30,4 +30,11 @@ struct Inspection {
 /// Lines for people: the kind, then one fact a line.
 [[nodiscard]] std::string to_text(const Inspection& inspection, const std::filesystem::path& path);
 
+// Kinds with a file of their own; all throw DataError if something is damaged.
+
+/// A .pt archive: a rotation file of format v1, v2 or v3, a bare tensor, or something else.
+[[nodiscard]] Inspection inspect_pt(const std::filesystem::path& path);
+/// A dump, a rotation set, bare rotation files (of both sides, or MLA's), a model or a zoo.
+[[nodiscard]] Inspection inspect_folder(const std::filesystem::path& folder);
+
 }  // namespace oscar

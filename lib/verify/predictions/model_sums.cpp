@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "verify/report/bootstrap.hpp"
+#include "verify/report/quantiles.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -149,14 +149,6 @@ void add_quotes(ModelMetrics& m, const std::vector<AnswerResult>& quotes) {
 }
 
 }  // namespace
-
-double quantile(std::span<const double> sorted, double fraction) {
-  if (sorted.empty()) return 0;
-  const double place = fraction * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
-  const double rest = place - static_cast<double>(below);
-  return (1 - rest) * sorted[below] + rest * sorted[std::min(below + 1, sorted.size() - 1)];
-}
 
 ModelMetrics model_metrics(const std::vector<TextFigures>& texts, const std::vector<AnswerResult>& needles,
                            const std::vector<AnswerResult>& quotes) {

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "verify/predictions/needles.hpp"
+#include "verify/predictions/model_data.hpp"
 #include "verify/predictions/token_distribution.hpp"
 #include "verify/report/report.hpp"
 
@@ -25,8 +25,5 @@ using TextFigures = std::vector<PositionFigures>;
 [[nodiscard]] ModelMetrics model_metrics(const std::vector<TextFigures>& texts,
                                          const std::vector<AnswerResult>& needles,
                                          const std::vector<AnswerResult>& quotes = {});
-
-/// The value below which `fraction` of the sorted values lie, linearly between neighbours; 0 of none.
-[[nodiscard]] double quantile(std::span<const double> sorted, double fraction);
 
 }  // namespace oscar::verify

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "base/errors.hpp"
-#include "verify/report/page.hpp"
 
 namespace oscar {
 namespace {

@@ -3,6 +3,8 @@
 // file carries with its licence. It fetches nothing. Non-goal: drawing.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <string>
 
 #include "verify/report/report.hpp"
@@ -20,5 +22,9 @@ struct ReportOrigin {
 
 /// UTF-8, whatever bytes names are of. Throws as require_html_report().
 [[nodiscard]] std::string html_report(const VerifyReport& report, const ReportOrigin& origin);
+
+/// The parts of the page, as they were when this was built: html, style, script, and, where Chart.js was installed,
+/// library and licence.
+[[nodiscard]] const std::map<std::string, std::string, std::less<>>& page_parts();
 
 }  // namespace oscar

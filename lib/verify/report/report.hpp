@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,7 +13,7 @@
 #include "codec/kv_method.hpp"
 #include "kernels/types.hpp"
 #include "rotation/verdict.hpp"
-#include "verify/report/bootstrap.hpp"
+#include "verify/report/quantiles.hpp"
 
 namespace oscar {
 
@@ -33,6 +34,15 @@ struct Limit {
   double value = 0, limit = 0;
   bool given = false;       // by the user; else the default for the set's bits
   std::string measured_on;  // the models that a default limit comes from; empty if the limit is given
+};
+
+/// A set whose figures are above these is rejected.
+struct VerifyThresholds {
+  std::optional<double> max_output_error;  // output_rel_error, pooled
+  std::optional<double> max_softmax_kl;    // softmax_kl, pooled
+  std::optional<double> max_kld;           // kld_mean
+  std::optional<double> max_ppl_increase;  // ppl_ratio - 1
+  std::string measured_on{};               // the models that default limits come from
 };
 
 /// Intervals by the name of their figure.
@@ -146,5 +156,17 @@ struct VerifyReport {
 [[nodiscard]] Json to_json(const VerifyReport& report);
 /// What the manifest of the set keeps: verdict, data, and this set's pooled figures.
 [[nodiscard]] Json verification_summary(const VerifyReport& report);
+
+/// Writes it into the manifest of one of our sets, whose other files and their hashes stay as they are. Replaces
+/// "verification" in <folder>/manifest.json, atomically. Throws DataError if there is no manifest of ours or a
+/// file is not what it lists, IoError if it cannot be written.
+void record_verification(const std::filesystem::path& folder, const Json& summary);
+
+// The report as people read it on a terminal (table.cpp).
+
+/// A header row and one row per method; columns that nothing was measured for are left out. For format_table().
+[[nodiscard]] std::vector<std::vector<std::string>> table_of(const VerifyReport& report);
+/// "structure: 40 ok, 3 unknown, 0 failed", warnings, verdict and reasons.
+[[nodiscard]] std::string summary_of(const VerifyReport& report);
 
 }  // namespace oscar

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "verify/report/table.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
+
+#include "verify/report/report.hpp"
 
 namespace oscar {
 namespace {

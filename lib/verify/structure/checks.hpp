@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Structure checks, one file each. Every check appends what it found; one that cannot be decided from what is given
-// says so
+// Structure checks. Every check appends what it found; one that cannot be decided from what is given says so
 // ("unknown") and never counts as passed. Limits stand here and nowhere else.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "coded/coded_set.hpp"
-#include "kernels/types.hpp"
 #include "model/config/identity.hpp"
-#include "verify/report/report.hpp"
 #include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
@@ -54,49 +51,35 @@ struct Expectation {
   bool from_outside = false;     // a model or data is at hand, not the set alone
 };
 
+/// The loop that most checks are: every layer of every side, in parallel, results in order.
+using SideCheck = std::function<void(const SubjectSide& side, int layer_id, const SideTransform& transform,
+                                     std::vector<Check>& checks)>;
+void for_each_side(const RotationSubject& subject, std::vector<Check>& checks, const SideCheck& check);
+
 /// Sizes and SHA-256 of the files that a folder's manifest lists. Runs before the set is read, on the folder itself.
 void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks);
-/// What the files of a folder with a manifest say twice, they say alike (rotation/one_truth.hpp).
-void check_one_truth(const Subject& subject, std::vector<Check>& checks);
-void check_finite(const Subject& subject, std::vector<Check>& checks);
-void check_orthogonality(const Subject& subject, std::vector<Check>& checks);
+void check_finite(const RotationSubject& subject, std::vector<Check>& checks);
+void check_orthogonality(const RotationSubject& subject, std::vector<Check>& checks);
 /// The read side undoes the write side, as stored and after the cast to bfloat16.
 void check_inverse_pair(const Transform& t, int layer, const std::string& target, std::vector<Check>& checks);
 /// Layers and shapes against the model and the data, keys against values, objectives against sides, clip ratios.
-void check_coverage(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+void check_coverage(const RotationSubject& subject, const Expectation& expected, std::vector<Check>& checks);
 /// The set was fitted for the model that it is measured on, and on enough tokens.
-void check_provenance(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+void check_provenance(const RotationSubject& subject, const Expectation& expected, std::vector<Check>& checks);
 /// No matrix has been through fp8.
-void check_fp8(const Subject& subject, std::vector<Check>& checks);
+void check_fp8(const RotationSubject& subject, std::vector<Check>& checks);
 /// Eigenvalues: finite, ascending, not negative, not all equal (but for "hadamard"), at least half of them above zero.
-void check_spectrum(const Subject& subject, std::vector<Check>& checks);
+void check_spectrum(const RotationSubject& subject, std::vector<Check>& checks);
 /// The metric of a stretch against the covariances of keys and queries that the set carries.
-void check_stretch(const Subject& subject, std::vector<Check>& checks);
+void check_stretch(const RotationSubject& subject, std::vector<Check>& checks);
 /// U^T Sigma U = Lambda with the covariance that the set carries (of a stretch: T^T A T); constant rotations against
 /// their constant.
-void check_decomposition(const Subject& subject, std::vector<Check>& checks);
+void check_decomposition(const RotationSubject& subject, std::vector<Check>& checks);
 
-/// Second moments of one layer of the data at hand, for one side.
-struct DataCovariance {
-  int layer_id = 0;
-  std::string target;        // "key" or "value"
-  MatrixStack covariance;    // one per KV head, by the side's objective
-  bool same_tokens = false;  // the very tokens that the set was fitted on
-  std::int64_t tokens = 0;
-};
 /// U^T Sigma U with moments taken from data. Takes the place of a decomposition that the set itself left unknown.
-void check_decomposition_on_data(const Subject& subject, const std::vector<DataCovariance>& data,
+void check_decomposition_on_data(const RotationSubject& subject, const std::vector<DataCovariance>& data,
                                  std::vector<Check>& checks);
 
-/// Moments of one layer of the data at hand, for a set of the coded cache; one matrix per KV head.
-struct CodedMoments {
-  int layer_id = 0;
-  MatrixStack key, value;        // second moments
-  std::vector<double> key_mean;  // (Hkv, d)
-  /// What bases were made of, where the data are the very rows that the set was fitted to; else without matrices.
-  MatrixStack key_covariance, value_covariance;
-  std::int64_t tokens = 0;
-};
 /// Coordinates vary as the set says, and no other layer's matrix, nor the other side's, explains them better; of the
 /// rows that the set was fitted to, coordinates have the covariances that it says: none, but where equal levels were
 /// mixed.

@@ -2,11 +2,11 @@
 #include "verify/structure/data_covariance.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/errors.hpp"
 #include "moments/take.hpp"
 #include "verify/structure/objective.hpp"
-#include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -33,6 +33,11 @@ void require_all_heads(const HeadRange& heads) {
 }
 
 }  // namespace
+
+void DataMoments::add(DataMoments more) {
+  std::ranges::move(more.covariances, std::back_inserter(covariances));
+  std::ranges::move(more.coded, std::back_inserter(coded));
+}
 
 std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer, Backend& backend) {
   const std::optional<Moment> moment = find_moment(objective_name(objective));
@@ -89,14 +94,10 @@ std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::ve
       found.push_back({layer.layer_id, keys->mean(), values->mean(), layer.first.keys->mean(), {}, {}, tokens});
       continue;
     }
-    checks.push_back({"scales_on_data",
-                      layer.layer_id,
-                      "",
-                      {},
-                      {},
-                      {},
-                      "the statistics have no sums of keys and values: observe the running model with the "
-                      "Python package, or give --dump or --model"});
+    checks.push_back({.name = "scales_on_data",
+                      .layer = layer.layer_id,
+                      .message = "the statistics have no sums of keys and values: observe the running model with the "
+                                 "Python package, or give --dump or --model"});
   }
   return found;
 }
@@ -109,7 +110,7 @@ Json description_of(const Statistics& statistics) {
           {"layers", statistics.layers.size()}};
 }
 
-std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
+std::vector<DataCovariance> covariances_of(const RotationSubject& subject, const Statistics& statistics,
                                            std::vector<Check>& checks) {
   require_all_heads(statistics.heads);
   const std::string fitted = subject.set.calibration.data_sha256,
@@ -121,13 +122,10 @@ std::vector<DataCovariance> covariances_of(const Subject& subject, const Statist
       if (side.target.empty() || name == "hadamard" || name == "uresidual") continue;
       const MomentSums* sums = sums_of(layer, name);
       if (sums == nullptr) {
-        checks.push_back({"decomposition_on_data",
-                          layer.layer_id,
-                          side.target,
-                          {},
-                          {},
-                          {},
-                          "the statistics have no sums of " + name});
+        checks.push_back({.name = "decomposition_on_data",
+                          .layer = layer.layer_id,
+                          .target = side.target,
+                          .message = "the statistics have no sums of " + name});
         continue;
       }
       const std::vector<std::size_t>& places = name == "sst" ? layer.sst_data : layer.first_data;

@@ -7,10 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dump/source.hpp"
-#include "kernels/backend.hpp"
-#include "moments/statistics.hpp"
-#include "verify/structure/checks.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
 
@@ -21,7 +18,7 @@ namespace oscar::verify {
 
 /// Returns covariances from saved sums, of every layer and side that they know; where they lack those that an objective
 /// names, a check says that it is unknown. Throws DataError if KV heads are missing.
-[[nodiscard]] std::vector<DataCovariance> covariances_of(const Subject& subject, const Statistics& statistics,
+[[nodiscard]] std::vector<DataCovariance> covariances_of(const RotationSubject& subject, const Statistics& statistics,
                                                          std::vector<Check>& checks);
 
 /// Moments of one layer for a set of the coded cache. same_tokens: of the very tokens that the set was fitted on.

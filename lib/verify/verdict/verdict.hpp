@@ -3,7 +3,6 @@
 #pragma once
 
 #include "verify/report/report.hpp"
-#include "verify/verify.hpp"
 
 namespace oscar::verify {
 

@@ -8,6 +8,7 @@
 #include "coded/coded_set.hpp"
 #include "fit/coded_fit.hpp"
 #include "unit/verify/sample.hpp"
+#include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
 
 namespace oscar {

@@ -6,7 +6,7 @@
 #include "dump/writer.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/report/record.hpp"
+#include "verify/report/report.hpp"
 
 namespace oscar {
 namespace {

@@ -7,7 +7,7 @@
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/text_figures.hpp"
-#include "verify/attention/method_attention.hpp"
+#include "verify/attention/attention_metrics.hpp"
 #include "verify/predictions/model_metrics.hpp"
 #include "verify/predictions/model_sums.hpp"
 

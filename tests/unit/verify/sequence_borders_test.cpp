@@ -25,10 +25,9 @@ Tensor tokens_of(const Tensor& all, std::int64_t begin, std::int64_t end) {
 std::vector<double> softmax_kl(std::vector<test::MemoryChunk> chunks, const std::vector<KvMethod>& methods) {
   test::MemorySource source({{0, std::move(chunks)}});
   const auto backend = test::make_test_backend();
-  Subject subject;
   Status silent;
-  const auto found = verify::measure_source(source, {&subject, &methods, {}, 0, Precision::kServing, false, {4, 16}},
-                                            *backend, silent);
+  const auto found =
+      verify::measure_source(source, {nullptr, &methods, {}, 0, Precision::kServing, false, {4, 16}}, *backend, silent);
   std::vector<double> figures;
   for (const auto& method : found.methods) figures.push_back(method.layers[0].metrics().softmax_kl);
   return figures;

@@ -15,7 +15,7 @@
 #include "tensor/pt.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/checks.hpp"
-#include "verify/structure/uncompose.hpp"
+#include "verify/structure/objective.hpp"
 
 namespace oscar {
 namespace {
@@ -54,8 +54,8 @@ SideTransform fitted(unsigned seed, const std::string& composition) {
   return side;
 }
 
-Subject sound_set(const std::string& composition = "r_h_pbr") {
-  Subject subject;
+RotationSubject sound_set(const std::string& composition = "r_h_pbr") {
+  RotationSubject subject;
   subject.ours = true;
   subject.set.has_clip_ratios = true;
   subject.set.model.config_sha256 = "abc";
@@ -79,7 +79,7 @@ verify::Expectation expected_model() {
   return expected;
 }
 
-std::vector<Check> all_checks(const Subject& subject, const verify::Expectation& expected = expected_model()) {
+std::vector<Check> all_checks(const RotationSubject& subject, const verify::Expectation& expected = expected_model()) {
   std::vector<Check> checks;
   verify::check_finite(subject, checks);
   verify::check_coverage(subject, expected, checks);
@@ -100,7 +100,7 @@ std::string with_status(const std::vector<Check>& checks, std::optional<bool> st
   return text;
 }
 
-std::string failures(const Subject& subject, const verify::Expectation& expected = expected_model()) {
+std::string failures(const RotationSubject& subject, const verify::Expectation& expected = expected_model()) {
   return with_status(all_checks(subject, expected), false);
 }
 
@@ -111,8 +111,8 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return worst;
 }
 
-SideTransform& key(Subject& subject, std::size_t layer = 0) { return subject.sides[0].layers[layer].second; }
-SideTransform& value(Subject& subject, std::size_t layer = 0) { return subject.sides[1].layers[layer].second; }
+SideTransform& key(RotationSubject& subject, std::size_t layer = 0) { return subject.sides[0].layers[layer].second; }
+SideTransform& value(RotationSubject& subject, std::size_t layer = 0) { return subject.sides[1].layers[layer].second; }
 
 void transpose(MatrixStack& m) {
   for (std::size_t i = 0; i < kHeadDim; ++i) {
@@ -132,7 +132,7 @@ TEST_CASE("a sound set passes every check, none unknown") {
 }
 
 TEST_CASE("NaN, non-orthogonal matrices and wrong numbers of things are found") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   key(set).rotation.data[5] = std::numeric_limits<double>::quiet_NaN();
   check_contains(failures(set), "finite: ");
   check_contains(failures(set), "orthogonality: ");
@@ -178,7 +178,7 @@ TEST_CASE("NaN, non-orthogonal matrices and wrong numbers of things are found") 
 }
 
 TEST_CASE("another commit of the model is said, and decides nothing") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   set.set.model.revision = "1111";
   CHECK(with_status(all_checks(set), std::nullopt) == "");
   verify::Expectation moved = expected_model();
@@ -191,7 +191,7 @@ TEST_CASE("another commit of the model is said, and decides nothing") {
 }
 
 TEST_CASE("degenerate spectra are found") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   std::swap(key(set).eigenvalues[0], key(set).eigenvalues[3]);
   check_contains(failures(set), "spectrum: eigenvalues are not ascending");
   set = sound_set();
@@ -208,7 +208,7 @@ TEST_CASE("degenerate spectra are found") {
 }
 
 TEST_CASE("swapped, transposed, exchanged and differently composed matrices are found and named") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   std::swap(key(set).rotation, value(set).rotation);
   check_contains(failures(set), "decomposition: it is the matrix of the other side: keys and values are swapped");
   set = sound_set();
@@ -229,7 +229,7 @@ TEST_CASE("swapped, transposed, exchanged and differently composed matrices are 
 }
 
 TEST_CASE("what a bare foreign file cannot tell is unknown, and never ok") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   set.ours = false;
   set.set.has_clip_ratios = false;
   set.set.model = {};
@@ -246,7 +246,7 @@ TEST_CASE("what a bare foreign file cannot tell is unknown, and never ok") {
 }
 
 TEST_CASE("data decides what a foreign file leaves open: same tokens exactly, other text roughly") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   std::vector<verify::DataCovariance> data;
   for (SubjectSide& side : set.sides) {
     for (auto& [id, transform] : side.layers) {
@@ -273,13 +273,13 @@ TEST_CASE("data decides what a foreign file leaves open: same tokens exactly, ot
 
 TEST_CASE("rotations made without data are held against their constant") {
   for (const std::string composition : {"pbr", "h_pbr"}) {
-    Subject set = sound_set(composition);
+    RotationSubject set = sound_set(composition);
     CHECK(failures(set) == "");
     transpose(key(set).rotation);
     key(set).rotation.data[1] += 0.5;
     check_contains(failures(set), "composition: this is not \"" + composition + "\"");
   }
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   for (SubjectSide& side : set.sides) {
     side.objective = "hadamard";
     for (auto& [id, transform] : side.layers) {
@@ -294,7 +294,7 @@ TEST_CASE("rotations made without data are held against their constant") {
 }
 
 TEST_CASE("a mixture may hold layers that no data went into") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   for (SubjectSide& side : set.sides) {
     side.objective = "mixed_r_h_pbr";
     side.layers[1].second.rotation = hadamard_rotation(kHeadDim);
@@ -341,7 +341,7 @@ TEST_CASE("eigenvectors come out of compositions of every head dimension") {
 }
 
 TEST_CASE("few tokens are too few for rotations that data went into") {
-  Subject set = sound_set();
+  RotationSubject set = sound_set();
   set.set.calibration.tokens = 2 * kHeadDim - 1;
   check_contains(failures(set), "calibration_tokens: fitted on too few tokens");
   CHECK(failures(sound_set("h_pbr")) == "");

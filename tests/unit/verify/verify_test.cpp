@@ -15,8 +15,7 @@
 #include "rotation/formats.hpp"
 #include "support/support.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/report/record.hpp"
-#include "verify/report/table.hpp"
+#include "verify/report/report.hpp"
 
 namespace oscar {
 namespace {

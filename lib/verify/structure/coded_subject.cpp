@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Does a set of the coded cache belong to the data at hand? Its files say how far each coordinate varies on calibration
-// rows (sigma), and of what variances coordinates of equal levels were mixed (lambda). Exchanged layers, and keys and
-// values that were swapped, show in the first on any text of the model.
+// A set of the coded cache before the judge. Does it belong to the data at hand? Its files say how far each coordinate
+// varies on calibration rows (sigma), and of what variances coordinates of equal levels were mixed (lambda). Exchanged
+// layers, and keys and values that were swapped, show in the first on any text of the model.
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <optional>
 
+#include "base/errors.hpp"
+#include "coded/coded_set.hpp"
 #include "verify/structure/checks.hpp"
+#include "verify/structure/data_covariance.hpp"
 #include "verify/structure/matrix.hpp"
+#include "verify/verdict/verdict.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -160,4 +165,151 @@ void check_coded_on_data(const CodedSet& set, const std::vector<CodedMoments>& d
   }
 }
 
+namespace {
+
+constexpr std::size_t kMostBits = 8;
+
+std::vector<int> channels_by_bits(const CodedFormat& format) {
+  std::vector<int> channels(kMostBits + 1);
+  for (const int levels : format.levels) ++channels.at(std::bit_width(static_cast<unsigned>(levels)) - 1);
+  return channels;
+}
+
+/// Empty if nothing varies in a head.
+std::vector<double> mean_variances(const CodedSide& side) {
+  const std::size_t heads = side.formats.size(), dim = side.lambda.size() / heads;
+  std::vector<double> mean(dim);
+  for (std::size_t head = 0; head < heads; ++head) {
+    const auto first = side.lambda.begin() + static_cast<std::ptrdiff_t>(head * dim);
+    std::vector<double> own(first, first + static_cast<std::ptrdiff_t>(dim));
+    std::ranges::sort(own, std::greater<>());
+    if (own.front() <= 0) return {};
+    for (std::size_t i = 0; i < dim; ++i) mean[i] += own[i] / own.front() / static_cast<double>(heads);
+  }
+  return mean;
+}
+
+/// What the manifest says of bits is what rows take.
+void check_bits(const CodedSet& set, double said, std::vector<Check>& checks) {
+  constexpr double kRounding = 1e-9;
+  const double taken = bits_of(set), off = std::abs(taken - said);
+  checks.push_back({.name = "bits",
+                    .value = off,
+                    .limit = kRounding,
+                    .ok = off <= kRounding,
+                    .message = "rows take other bits than the manifest says"});
+  checks.push_back({.name = "budget",
+                    .value = taken,
+                    .limit = set.bits,
+                    .ok = taken <= set.bits + kRounding,
+                    .message = "rows take more bits than asked"});
+}
+
+void check_layers(const CodedSet& set, const ModelIdentity& model, std::vector<Check>& checks) {
+  const auto append = [](std::string& list, int layer) { list += (list.empty() ? "" : ", ") + std::to_string(layer); };
+  std::vector<int> wanted = model.cache_layers;
+  for (int layer = 0; wanted.empty() && layer < model.num_layers; ++layer) wanted.push_back(layer);
+  std::string missing, wrong;
+  for (const int layer : wanted) {
+    if (std::ranges::find(set.layers, layer, &CodedLayer::layer_id) == set.layers.end()) append(missing, layer);
+  }
+  const int heads = model.num_key_value_heads;
+  for (const CodedLayer& layer : set.layers) {
+    const MatrixStack &key = layer.key.transform.rotation, &value = layer.value.transform.rotation;
+    const bool fits = (model.head_dim == 0 || key.dim == model.head_dim) &&
+                      (heads == 0 || (key.count == heads && value.count == heads));
+    if (!fits) append(wrong, layer.layer_id);
+  }
+  checks.push_back({.name = "layer_coverage",
+                    .ok = missing.empty(),
+                    .message = missing.empty() ? "" : "layers are missing: " + missing});
+  checks.push_back({.name = "shape",
+                    .ok = wrong.empty(),
+                    .message = wrong.empty() ? "" : "heads differ from the model's in layers " + wrong});
+}
+
+struct CodedSubject : Subject {
+  CodedSet set;
+  double bits_of_manifest = 0;  // what the manifest says that rows take
+
+  [[nodiscard]] const ModelIdentity& model() const override { return set.model; }
+  [[nodiscard]] const CalibrationData& calibration() const override { return set.calibration; }
+  [[nodiscard]] Windows windows() const override { return set.windows; }
+
+  void describe(VerifyReport& report) const override {
+    Json calibrated = to_json(set.calibration);
+    calibrated.erase("blocks");
+    report.rotation_set.update({{"format", kCodedSchema},
+                                {"layers", set.layers.size()},
+                                {"model", to_json(set.model)},
+                                {"calibration", std::move(calibrated)},
+                                {"recipe", "coded"},
+                                {"bits", bits_of(set)},
+                                {"scope", set.scope},
+                                {"verified_before", set.verification.is_object()}});
+    for (const CodedLayer& layer : set.layers) {
+      for (const CodedTarget& target : {kKey, kValue}) {
+        const CodedSide& side = layer.*target.side;
+        for (std::size_t head = 0; head < side.formats.size(); ++head) {
+          report.plan.push_back(
+              {layer.layer_id, target.name, static_cast<int>(head), channels_by_bits(side.formats[head])});
+        }
+        std::vector<double> values = mean_variances(side);
+        if (!values.empty()) report.spectra.push_back({layer.layer_id, target.name, std::move(values)});
+      }
+    }
+  }
+
+  void check_files(std::vector<Check>& /*checks*/) const override {}  // there is one file of each kind
+
+  void check(const Expectation& expected, std::vector<Check>& checks) const override {
+    for (const CodedLayer& layer : set.layers) {
+      for (const CodedTarget& target : {kKey, kValue}) {
+        const CodedSide& side = layer.*target.side;
+        check_inverse_pair(side.transform, layer.layer_id, target.name, checks);
+        const bool sane = std::ranges::all_of(side.lambda, [](double x) { return x >= 0; });
+        checks.push_back({"spectrum", layer.layer_id, target.name, {}, {}, sane, sane ? "" : "a variance is negative"});
+      }
+    }
+    check_bits(set, bits_of_manifest, checks);
+    check_layers(set, expected.model, checks);
+  }
+
+  [[nodiscard]] bool measurable(const std::vector<Check>& checks) const override {
+    return std::ranges::none_of(checks, [](const Check& check) { return check.ok == false; });
+  }
+
+  [[nodiscard]] std::optional<KvMethod> method(Windows of_report) const override {
+    return method_of_coded_set(set, of_report);
+  }
+  [[nodiscard]] int group_size() const override { return 0; }
+
+  [[nodiscard]] DataMoments take(int layer, LayerStream& stream, bool same_tokens, std::int64_t /*tokens*/,
+                                 Backend& backend) const override {
+    return {{}, {coded_moments_of(layer, stream, set, same_tokens, backend)}};
+  }
+  [[nodiscard]] DataMoments take(const Statistics& statistics, std::vector<Check>& checks) const override {
+    return {{}, coded_moments_of(statistics, checks)};
+  }
+  void check_on(const DataMoments& data, std::vector<Check>& checks) const override {
+    check_coded_on_data(set, data.coded, checks);
+  }
+
+  [[nodiscard]] double bits() const override { return bits_of(set); }
+  [[nodiscard]] VerifyThresholds default_limits() const override { return coded_thresholds(bits()); }
+};
+
+}  // namespace
 }  // namespace oscar::verify
+
+namespace oscar {
+
+std::unique_ptr<Subject> open_coded(const std::filesystem::path& path) {
+  auto subject = std::make_unique<verify::CodedSubject>();
+  subject->path = path, subject->ours = true;
+  subject->set = read_coded_set(path);
+  subject->bits_of_manifest = read_json(path / "manifest.json")["codec"]["bits_taken"];
+  return subject;
+}
+
+}  // namespace oscar
