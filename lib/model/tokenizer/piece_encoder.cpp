@@ -147,15 +147,10 @@ bool puts_space_before(const PieceModel& model, const std::vector<Piece>& pieces
   return !ids.empty() && pieces.at(static_cast<std::size_t>(ids.front())).text.starts_with(kSpaceMark);
 }
 
-/// A space behind a printable character of ASCII.
-bool ends_word(std::string_view text, std::size_t at) {
-  return text[at] == ' ' && text[at - 1] > ' ' && text[at - 1] < '\x7f';
-}
-
 /// Where the last word of at least `least` bytes of `text` ends.
 std::size_t end_of_word(std::string_view text, std::size_t least) {
   for (std::size_t at = std::max<std::size_t>(least, 1); at < text.size(); ++at) {
-    if (ends_word(text, at)) return at;
+    if (text[at] == ' ' && text[at - 1] > ' ' && text[at - 1] < '\x7f') return at;  // behind printable ASCII
   }
   return text.size();
 }
@@ -179,9 +174,7 @@ class PieceEncoder final : public TextEncoder {
     set_prefix(settings, names, where);
   }
 
-  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, std::size_t enough,
-                                                 TextEnd end) const override {
-    if (end == TextEnd::kOpen) text = text.substr(0, last_end_of_word(text));
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, std::size_t enough) const override {
     std::vector<std::int32_t> ids;
     bool first = true;
     added_.split(
@@ -202,14 +195,6 @@ class PieceEncoder final : public TextEncoder {
   [[nodiscard]] const std::vector<std::int32_t>& prefix() const override { return prefix_; }
 
  private:
-  /// The last place where end_of_word() would end a part, of which no added token has both sides; 0: there is none.
-  [[nodiscard]] std::size_t last_end_of_word(std::string_view text) const {
-    for (std::size_t at = may_stop_at_words_ ? text.size() : 0; at-- > 1;) {
-      if (ends_word(text, at) && added_.may_cut(text[at - 1], text[at])) return at;
-    }
-    return 0;
-  }
-
   /// Models begin texts unless a file says otherwise, as Llama's and Gemma's tokenizers do.
   void set_prefix(const PieceSettings& settings, const Names& names, const std::string& where) {
     std::int32_t begin = first_->begin_id();
