@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "base/errors.hpp"
+#include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
 #include "peers/baselines.hpp"
@@ -16,6 +18,7 @@
 namespace oscar {
 namespace {
 
+namespace fs = std::filesystem;
 using serve::Dialogue;
 using serve::Prediction;
 using serve::Predictions;
@@ -182,7 +185,66 @@ void predict_by_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
     return OtherMethod{other.name, compare(dialogues, exact, &instead).agreement};
   };
   for (const KvMethod& other : with_other_codecs(set.method)) report.other_codecs.push_back(try_instead(other));
-  for (const KvMethod& other : set.others) report.other_sets.push_back(try_instead(other));
+}
+
+// What a server says of its own rotations. OSCAR's SGLang calibrates itself at its start where it does not find its
+// rotation files, and serves that, without a word to anybody who asks it for text. Visible of that are its settings, if
+// it was started with SGLANG_EXPOSE_OWN_ENV_VARS=1.
+
+constexpr char kOwnFolder[] = "oscar-rotations";
+
+/// The environment of the server's processes, as far as the answer tells it.
+Json told_environment(const Json& answer) {
+  Json told = Json::object();
+  const auto take = [&](const Json& state) {
+    const auto found = state.is_object() ? state.find("env_vars") : state.end();
+    if (state.is_object() && found != state.end() && found->is_object()) told.update(*found);
+  };
+  take(answer);
+  const auto states = answer.is_object() ? answer.find("internal_states") : answer.end();
+  if (answer.is_object() && states != answer.end() && states->is_array()) std::ranges::for_each(*states, take);
+  return told;
+}
+
+bool is_on(const Json& environment, const char* name) {
+  const auto found = environment.find(name);
+  if (found == environment.end() || !found->is_string()) return false;
+  std::string value = found->get<std::string>();
+  std::ranges::transform(value, value.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return value == "1" || value == "true" || value == "yes" || value == "y";
+}
+
+/// Empty if the file is one of the set's, or is not on this machine.
+std::string why_other_file(const fs::path& path, const ServedFiles& files) {
+  if (std::ranges::find(path, fs::path(kOwnFolder)) != path.end()) return "which the server made itself at a start";
+  std::error_code ignored;
+  if (files.empty() || !fs::is_regular_file(path, ignored)) return {};
+  const std::string hash = sha256_file(path);
+  const bool ours = std::ranges::any_of(files, [&](const auto& file) { return file.second == hash; });
+  return ours ? "" : "which is no file of this set";
+}
+
+/// Asks for the settings (GET /server_info). Why they are not those of the set whose files these are: whole clauses.
+/// Nothing where the server does not tell its settings, or names files that are not on this machine.
+std::vector<std::string> why_other_settings(const serve::AskServer& ask, const ServedFiles& files) {
+  Json environment;
+  try {
+    environment = told_environment(ask("/server_info", nullptr));
+  } catch (const Error&) {  // servers of other makes have no such page
+    return {};
+  }
+  std::vector<std::string> reasons;
+  if (is_on(environment, "SGLANG_OSCAR_CALIBRATION_ACTIVE")) {
+    reasons.emplace_back("the server calibrated itself at its start, since it did not find its rotation files");
+  }
+  for (const char* name : {"SGLANG_OSCAR_K_ROTATION_PATH", "SGLANG_OSCAR_V_ROTATION_PATH"}) {
+    const auto found = environment.find(name);
+    if (found == environment.end() || !found->is_string()) continue;
+    const std::string path = found->get<std::string>(), why = why_other_file(path, files);
+    if (!why.empty())
+      reasons.push_back("the server has " + std::string(name) + "=" + printable_line(path) + ", " + why);
+  }
+  return reasons;
 }
 
 /// The one that agrees clearly more with the server than the set does; null: none.
@@ -206,12 +268,6 @@ void judge_by_model(const ServeCheckOptions& options, ServeCheckReport& report) 
   if (const OtherMethod* codec = better_than_the_set(report.other_codecs, found.agreement)) {
     report.reasons.push_back(fmt::format("the codec looks like {}: agreement {:.2f}, with the set's own {:.2f}",
                                          codec->name, codec->agreement, found.agreement));
-  }
-  if (const OtherMethod* other = better_than_the_set(report.other_sets, found.agreement)) {
-    report.reasons.push_back(fmt::format(
-        "the server uses {}: agreement {:.2f}, with this set {:.2f}; it calibrated itself, since it did not "
-        "find this set's files",
-        other->name, other->agreement, found.agreement));
   }
 }
 
@@ -242,7 +298,7 @@ ServeCheckReport check_server(const serve::AskServer& ask, const serve::TokenNam
     report.differences = compare(dialogues, ask_reference(reference.ask, names, dialogues), nullptr);
     judge_by_reference(options, report);
   }
-  std::ranges::copy(serve::why_other_settings(ask, set.files), std::back_inserter(report.reasons));
+  std::ranges::copy(why_other_settings(ask, set.files), std::back_inserter(report.reasons));
   if (report.differences.positions == 0) {
     throw DataError("the server's tokens have no place in the model's vocabulary, or it generated none",
                     report.served_model, "check that --model is the checkpoint that the server runs");
@@ -276,13 +332,10 @@ Json to_json(const ServeCheckReport& report, const ServeCheckOptions& options) {
   document["agreement"] = found.agreement;
   document["predicted_same_top"] = found.predicted_same_top;
   document["limits"] = {{"ratio", {options.min_ratio, options.max_ratio}}, {"agreement", options.min_agreement}};
-  const auto list = [](const std::vector<OtherMethod>& others) {
-    Json array = Json::array();
-    for (const OtherMethod& other : others) array.push_back({{"name", other.name}, {"agreement", other.agreement}});
-    return array;
-  };
-  document["other_codecs"] = list(report.other_codecs);
-  document["other_sets"] = list(report.other_sets);
+  Json& codecs = document["other_codecs"] = Json::array();
+  for (const OtherMethod& other : report.other_codecs) {
+    codecs.push_back({{"name", other.name}, {"agreement", other.agreement}});
+  }
   return document;
 }
 

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Does a running server use this rotation set? It continues prompts greedily, and the same tokens get probabilities
-// from
-// - the model: with exact attention, and once more as a server with this set would: prompts read exactly, generated
-// tokens
-//   over the packed cache. A server that does not quantise has a measured KL near 0 and no agreement with the set, one
-//   with another rotation changes other things by other amounts (serve_compare.hpp). Where agreement leaves a doubt,
-//   the same rotation with other codecs is tried, and rotations that servers on this machine made themselves: a server
-//   that agrees more with one of those uses it.
-// - or a reference, a server in bfloat16: nothing says then what the set would do, only that the cache is quantised,
-// and
-//   not badly.
+//   from the model      with exact attention, and once more as a server with this set would: prompts read exactly,
+//                       generated tokens over the packed cache. A server that does not quantise has a measured KL near
+//                       0 and no agreement with the set, one with another rotation changes other things by other
+//                       amounts (serve_compare.hpp). Where agreement leaves a doubt, the same rotation with other
+//                       codecs is tried: a server that agrees more with one of those uses it.
+//   or from a reference a server in bfloat16: nothing says then what the set would do, only that the cache is
+//                       quantised, and not badly.
 // Non-goals: servers whose prefill reads packed keys of the same prompt (chunked prefill).
 #pragma once
 
@@ -20,17 +17,16 @@
 #include "codec/kv_method.hpp"
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
+#include "rotation/serve_env.hpp"
 #include "serve/serve_compare.hpp"
 #include "serve/served_answers.hpp"
-#include "serve/served_settings.hpp"
 
 namespace oscar {
 
-/// The set that a server should use, and what it might use instead.
+/// The set that a server should use.
 struct ServedSet {
-  KvMethod method;               // windows and layers count; the name stands in no figure
-  ServedFiles files;             // that it would have loaded; empty: not known
-  std::vector<KvMethod> others;  // named as reasons name them
+  KvMethod method;    // windows and layers count; the name stands in no figure
+  ServedFiles files;  // that it would have loaded; empty: not known
 };
 
 struct ServeCheckOptions {
@@ -43,7 +39,7 @@ struct ServeCheckOptions {
   double min_kl = 0.001, max_kl = 0.5;
 };
 
-/// The set's rotations with another codec, or other rotations.
+/// The set's rotations with another codec.
 struct OtherMethod {
   std::string name;
   double agreement = 0;
@@ -53,8 +49,8 @@ struct ServeCheckReport {
   std::string served_model;
   int prompts = 0, needles = 0, needles_found = 0;
   serve::ServedDifferences differences;
-  bool has_prediction = false;                        // by the model; else by a reference
-  std::vector<OtherMethod> other_codecs, other_sets;  // that were tried
+  bool has_prediction = false;            // by the model; else by a reference
+  std::vector<OtherMethod> other_codecs;  // that were tried
   bool accepted = false;
   std::vector<std::string> reasons;
 };
@@ -65,7 +61,7 @@ struct ServeReference {
   serve::AskServer ask;
 };
 
-/// texts: what prompts and needles are cut from. /// Throws UsageError if texts are too short or the set leaves nothing
+/// texts: what prompts and needles are cut from. Throws UsageError if texts are too short or the set leaves nothing
 /// packed, DataError for answers that cannot be compared, and what `ask` throws.
 [[nodiscard]] ServeCheckReport check_server(const serve::AskServer& ask, const serve::TokenNames& names,
                                             const ServeReference& reference, const std::vector<TokenSequence>& texts,

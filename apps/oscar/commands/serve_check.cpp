@@ -60,29 +60,18 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
   };
 }
 
-/// The cache that a server of this set has, and those that it would have made itself. Throws UsageError, DataError.
+/// The cache that a server of this set has. Throws UsageError, DataError.
 ServedSet served_set(const std::filesystem::path& rotations) {
   if (is_coded_set(rotations)) {
     const CodedSet set = read_coded_set(rotations);
-    return {method_of_coded_set(set, set.windows), {}, {}};
+    return {method_of_coded_set(set, set.windows), {}};
   }
   const RotationSubject subject = read_rotations(rotations);
   if (!subject.ours)
     throw UsageError("this is no rotation set with a manifest", rotations.string(), "oscar convert it");
   require_sound_set(rotations);  // a server that calibrates itself writes into the set that it was given
   const RotationSet set = set_of(subject);
-  ServedSet served{verify::method_of_set(set, set.windows), served_files(set), {}};
-  for (serve::OwnCalibration& own : serve::own_calibrations(set)) {
-    own.set.key_codec = set.key_codec, own.set.value_codec = set.value_codec;
-    own.set.has_clip_ratios = set.has_clip_ratios;  // that server has this set's environment
-    for (LayerRotation& layer : own.set.layers) {
-      layer.key.clip_ratio = set.key_clip_scalar, layer.value.clip_ratio = set.value_clip_scalar;
-    }
-    KvMethod method = verify::method_of_set(std::move(own.set), set.windows);
-    method.name = "what a server made itself in " + own.folder.string();
-    served.others.push_back(std::move(method));
-  }
-  return served;
+  return {verify::method_of_set(set, set.windows), served_files(set)};
 }
 
 /// Generated tokens below which a set that the server does not use can agree with it by chance.

@@ -96,7 +96,7 @@ void read_sizes(const ConfigFile& file, ModelConfig& config) {
   const auto* const named =
       std::find_if(others.begin(), others.end(), [&](const char* name) { return file.has(name); });
   const bool usual = file.has("rms_norm_eps") || named == others.end();
-  config.rms_norm_eps = file.positive(file.json(), usual ? "rms_norm_eps" : *named);
+  config.rms_norm_eps = file.positive(usual ? "rms_norm_eps" : *named);
   config.tie_word_embeddings = file.flag("tie_word_embeddings");
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
     file.refuse("num_attention_heads (" + std::to_string(config.num_attention_heads) +

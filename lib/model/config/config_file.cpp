@@ -78,70 +78,53 @@ void ConfigFile::unsupported(const std::string& what) const {
 namespace {
 
 /// "rope_parameters" (of one layer type, if it is nested), or "rope_scaling" as older files have it; else empty.
-Json rope_members(const ConfigFile& file, const std::string& layer_type) {
+ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type) {
   for (const char* name : {"rope_parameters", "rope_scaling"}) {
     if (!file.has(name)) continue;
     const Json& members = file.json().at(name);
     if (!members.is_object()) file.refuse(std::string("member \"") + name + "\" must be an object");
     const auto nested = members.find(layer_type);
-    if (nested != members.end() && nested->is_object()) return *nested;
-    return members;
+    return file.part(nested != members.end() && nested->is_object() ? *nested : members);
   }
-  return Json::object();
+  return file.part(Json::object());
 }
 
-class Members {
- public:
-  Members(const ConfigFile& file, Json members) : file_(file), members_(std::move(members)) {}
+std::string rope_type(const ConfigFile& in) {
+  const Json type = in.json().value("rope_type", in.json().value("type", Json("default")));
+  if (!type.is_string()) in.refuse("the RoPE type must be a text, found " + type.dump());
+  return type.get<std::string>();
+}
 
-  [[nodiscard]] bool has(const char* name) const { return members_.contains(name) && !members_.at(name).is_null(); }
-  [[nodiscard]] double number(const char* name) const { return file_.positive(members_, name); }
-  [[nodiscard]] double number(const char* name, double otherwise) const { return has(name) ? number(name) : otherwise; }
-  /// Inside the RoPE object, or at the top of the file.
-  [[nodiscard]] double anywhere(const char* name, double otherwise) const {
-    return has(name) ? number(name) : file_.positive(name, otherwise);
+std::vector<double> rope_factors(const ConfigFile& in, const char* name, int count) {
+  const Json list = in.json().value(name, Json());
+  if (!list.is_array() || list.size() != static_cast<std::size_t>(count)) {
+    in.refuse(std::string("member \"") + name + "\" must be a list of " + std::to_string(count) + " numbers");
   }
-  [[nodiscard]] std::string type() const {
-    const Json type = members_.value("rope_type", members_.value("type", Json("default")));
-    if (!type.is_string()) file_.refuse("the RoPE type must be a text, found " + type.dump());
-    return type.get<std::string>();
+  std::vector<double> factors;
+  for (const Json& value : list) {
+    if (!value.is_number() || !(value.get<double>() > 0)) in.refuse(std::string(name) + " must be positive");
+    factors.push_back(value.get<double>());
   }
-  [[nodiscard]] std::vector<double> factors(const char* name, int count) const {
-    const Json list = members_.value(name, Json());
-    if (!list.is_array() || list.size() != static_cast<std::size_t>(count)) {
-      file_.refuse(std::string("member \"") + name + "\" must be a list of " + std::to_string(count) + " numbers");
-    }
-    std::vector<double> factors;
-    for (const Json& value : list) {
-      if (!value.is_number() || !(value.get<double>() > 0)) file_.refuse(std::string(name) + " must be positive");
-      factors.push_back(value.get<double>());
-    }
-    return factors;
-  }
-  [[nodiscard]] bool truncate() const { return members_.value("truncate", true); }
+  return factors;
+}
 
- private:
-  const ConfigFile& file_;
-  Json members_;
-};
-
-void read_yarn(const Members& in, RopeSpec& rope) {
-  rope.beta_fast = in.number("beta_fast", 32);
-  rope.beta_slow = in.number("beta_slow", 1);
-  rope.truncate = in.truncate();
-  const bool both = in.has("mscale") && in.has("mscale_all_dim");
+void read_yarn(const ConfigFile& in, RopeSpec& rope) {
+  rope.beta_fast = in.positive("beta_fast", 32);
+  rope.beta_slow = in.positive("beta_slow", 1);
+  rope.truncate = in.flag("truncate", true);
+  const bool all = in.has("mscale_all_dim");
+  const double of_all = all ? yarn_scale(rope.factor, in.positive("mscale_all_dim")) : 1;
   const double inferred =
-      both ? yarn_scale(rope.factor, in.number("mscale")) / yarn_scale(rope.factor, in.number("mscale_all_dim"))
-           : yarn_scale(rope.factor);
-  rope.attention_factor = in.number("attention_factor", inferred);
-  if (in.has("mscale_all_dim")) rope.sharpening = std::pow(yarn_scale(rope.factor, in.number("mscale_all_dim")), 2);
+      all && in.has("mscale") ? yarn_scale(rope.factor, in.positive("mscale")) / of_all : yarn_scale(rope.factor);
+  rope.attention_factor = in.positive("attention_factor", inferred);
+  if (all) rope.sharpening = std::pow(of_all, 2);
 }
 
-void read_longrope(const Members& in, RopeSpec& rope) {
-  rope.short_factors = in.factors("short_factor", rope.dim / 2);
-  rope.long_factors = in.factors("long_factor", rope.dim / 2);
+void read_longrope(const ConfigFile& in, RopeSpec& rope) {
+  rope.short_factors = rope_factors(in, "short_factor", rope.dim / 2);
+  rope.long_factors = rope_factors(in, "long_factor", rope.dim / 2);
   const double inferred = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original_context));
-  rope.attention_factor = in.number("attention_factor", inferred);
+  rope.attention_factor = in.positive("attention_factor", inferred);
 }
 
 }  // namespace
@@ -158,40 +141,40 @@ RopeSpec read_local_rope(const ConfigFile& file, int head_dim) {
 }
 
 RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim, const RopeDefaults& defaults) {
-  const Members in(file, rope_members(file, layer_type));
+  const ConfigFile in = rope_members(file, layer_type);
   RopeSpec rope;
-  rope.type = in.type();
+  rope.type = rope_type(in);
   if (rope.type == "su") rope.type = "longrope";    // its first name
   if (rope.type == "mrope") rope.type = "default";  // axes of images; on text all are equal
   // Its base grows with texts that are longer than the context, which are refused.
   if (rope.type == "dynamic" && !in.has("alpha")) rope.type = "default";
-  rope.theta = in.anywhere("rope_theta", defaults.theta);
+  rope.theta = in.positive("rope_theta", file.positive("rope_theta", defaults.theta));
   if (rope.type == "dynamic" && in.has("alpha") && defaults.alpha) {
-    rope.theta *= std::pow(in.number("alpha"), head_dim / (head_dim - 2.0));
+    rope.theta *= std::pow(in.positive("alpha"), head_dim / (head_dim - 2.0));
     rope.type = "default";
   }
   if (!(rope.theta > 0)) file.refuse("member \"rope_theta\" must be a positive number");
-  const double partial = in.anywhere("partial_rotary_factor", defaults.partial);
+  const double partial = in.positive("partial_rotary_factor", file.positive("partial_rotary_factor", defaults.partial));
   if (partial > 1) file.refuse("member \"partial_rotary_factor\" must be at most 1");
   rope.dim = rope.type == "proportional" ? head_dim : static_cast<int>(head_dim * partial);
   rope.rotated_share = rope.type == "proportional" ? partial : 1;
   if (rope.dim % 2 != 0 || rope.dim == 0) file.refuse("head_dim must be even for RoPE");
   const double context = file.dimension("max_position_embeddings");
   rope.original_context =
-      file.positive("original_max_position_embeddings", in.number("original_max_position_embeddings", context));
+      file.positive("original_max_position_embeddings", in.positive("original_max_position_embeddings", context));
   const double stretched = context / rope.original_context;
   if (rope.type == "llama3") {
-    rope.factor = in.number("factor");
-    rope.low_frequency_factor = in.number("low_freq_factor");
-    rope.high_frequency_factor = in.number("high_freq_factor");
+    rope.factor = in.positive("factor");
+    rope.low_frequency_factor = in.positive("low_freq_factor");
+    rope.high_frequency_factor = in.positive("high_freq_factor");
   } else if (rope.type == "yarn") {
-    rope.factor = context == rope.original_context ? in.number("factor") : in.number("factor", stretched);
+    rope.factor = context == rope.original_context ? in.positive("factor") : in.positive("factor", stretched);
     read_yarn(in, rope);
   } else if (rope.type == "longrope") {
-    rope.factor = in.number("factor", stretched);
+    rope.factor = in.positive("factor", stretched);
     read_longrope(in, rope);
   } else if (rope.type == "linear" || rope.type == "proportional") {
-    rope.factor = rope.type == "linear" ? in.number("factor") : in.number("factor", 1);
+    rope.factor = rope.type == "linear" ? in.positive("factor") : in.positive("factor", 1);
   } else if (rope.type != "default") {
     file.refuse(
         "the RoPE variant \"" + rope.type + "\" is not supported",

@@ -18,6 +18,9 @@ class ConfigFile {
   /// Takes a document that does not lie in a file of its own. where: names it in errors.
   ConfigFile(Json document, std::string where);
 
+  /// Returns an object of the file, with errors that name the file, too.
+  [[nodiscard]] ConfigFile part(Json members) const { return {std::move(members), path_}; }
+
   /// Adds the members that the file lacks.
   void use_defaults(const Json& members);
 
@@ -33,8 +36,9 @@ class ConfigFile {
   }
   /// Returns the positive number of this name in `parent`. Throws DataError if there is none.
   [[nodiscard]] double positive(const Json& parent, const char* name) const;
+  [[nodiscard]] double positive(const char* name) const { return positive(json_, name); }
   [[nodiscard]] double positive(const char* name, double otherwise) const {
-    return has(name) ? positive(json_, name) : otherwise;
+    return has(name) ? positive(name) : otherwise;
   }
   [[nodiscard]] bool flag(const char* name, bool otherwise = false) const;
   [[nodiscard]] std::string text(const char* name, const std::string& otherwise) const;

@@ -32,13 +32,6 @@ std::size_t spaces_of(std::string_view text, bool at_end) {
 }  // namespace
 
 void AddedTokens::add(const AddedToken& token) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(token.content[i]); };
-  for (std::size_t i = 1; i < token.content.size(); ++i) {
-    inner_.set(byte(i));
-    pairs_.set(std::size_t{byte(i - 1)} * 256 + byte(i));
-  }
-  if (token.takes_right) last_.set(byte(token.content.size() - 1));
-  any_takes_left_ = any_takes_left_ || token.takes_left;
   auto& same_start = by_first_byte_[static_cast<unsigned char>(token.content.front())];
   same_start.push_back(token);
   std::stable_sort(same_start.begin(), same_start.end(),
@@ -63,13 +56,6 @@ bool AddedTokens::split(std::string_view text, const std::function<bool(std::str
     done = end;
   }
   return done >= text.size() || between(text.substr(done));
-}
-
-bool AddedTokens::may_cut(char left, char right) const {
-  const auto before = static_cast<unsigned char>(left), after = static_cast<unsigned char>(right);
-  if (before >= 0x80U) return !inner_[after] && last_.none() && !any_takes_left_;
-  const bool space = before <= ' ';
-  return !pairs_[std::size_t{before} * 256 + after] && !last_[before] && !(space && any_takes_left_);
 }
 
 const AddedToken* AddedTokens::match(std::string_view text) const {
@@ -112,7 +98,6 @@ BytePairEncoder::BytePairEncoder(BpeModel model, const std::string& where) : mod
     return found->second;
   };
   if (model_.bytes || model_.byte_fallback) find_byte_ids(where);
-  mark_ = find_mark();
   merges_.reserve(model_.merges.size());
   std::int32_t rank = 0;
   for (const auto& [left, right] : model_.merges) {
@@ -136,18 +121,6 @@ void BytePairEncoder::find_byte_ids(const std::string& where) {
     }
     byte_ids_[static_cast<std::size_t>(byte)] = found == model_.vocabulary.end() ? kNone : found->second;
   }
-}
-
-std::string_view BytePairEncoder::find_mark() const {
-  const std::string_view mark = model_.bytes ? " " : "\xE2\x96\x81";
-  if (model_.ignore_merges || !model_.vocabulary.contains(std::string(mark))) return "";
-  for (const auto& [left, right] : model_.merges) {
-    const std::string result = left + right;
-    for (std::size_t at = result.find(mark, 1); at != std::string::npos; at = result.find(mark, at + 1)) {
-      if (!std::string_view(result).substr(0, at).ends_with(mark)) return "";
-    }
-  }
-  return mark;
 }
 
 std::vector<std::int32_t> BytePairEncoder::start(std::string_view word) const {

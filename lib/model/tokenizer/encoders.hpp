@@ -18,10 +18,8 @@ namespace oscar {
 class TextEncoder {
  public:
   virtual ~TextEncoder() = default;
-  /// Ids of valid UTF-8; stops soon after `enough` with a prefix of them. See Tokenizer::encode for a text that is
-  /// open.
-  [[nodiscard]] virtual std::vector<std::int32_t> encode(std::string_view text, std::size_t enough,
-                                                         TextEnd end) const = 0;
+  /// Ids of valid UTF-8; stops soon after `enough` with a prefix of them.
+  [[nodiscard]] virtual std::vector<std::int32_t> encode(std::string_view text, std::size_t enough) const = 0;
   /// See Tokenizer::prefix.
   [[nodiscard]] virtual const std::vector<std::int32_t>& prefix() const = 0;
 };

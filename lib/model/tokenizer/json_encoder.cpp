@@ -23,13 +23,11 @@ class Words {
   /// Throws DataError naming `where` for an expression that is not valid.
   Words(const SplitStep& step, const std::string& where);
   /// Calls word() for the words of `text` in order until it returns false; false if it did. first: the text begins
-  /// here. open: it goes on; only words that are the same whatever follows, and where nothing is cut the text itself.
-  bool split(std::string_view text, bool first, bool open, const WordHook& word) const;
-  /// False: every text is one word, however long it is.
-  [[nodiscard]] bool cuts() const { return step_.kind != SplitStep::Kind::kMetaspace || step_.cut; }
+  /// here.
+  bool split(std::string_view text, bool first, const WordHook& word) const;
 
  private:
-  bool split_metaspace(std::string_view text, bool first, bool open, const WordHook& word) const;
+  bool split_metaspace(std::string_view text, bool first, const WordHook& word) const;
 
   SplitStep step_;
   std::optional<SplitPattern> pattern_;
@@ -37,15 +35,15 @@ class Words {
 
 using Kind = SplitStep::Kind;
 
-/// Cuts before, or after, each place where `mark` stands. open: what is behind the last cut is no word yet.
-bool cut_at(std::string_view text, std::string_view mark, bool before, bool open, const WordHook& word) {
+/// Cuts before, or after, each place where `mark` stands.
+bool cut_at(std::string_view text, std::string_view mark, bool before, const WordHook& word) {
   std::size_t done = 0;
   for (std::size_t at = text.find(mark); at != std::string_view::npos; at = text.find(mark, at + mark.size())) {
     const std::size_t cut = before ? at : at + mark.size();
     if (cut > done && !word(text.substr(done, cut - done))) return false;
     done = cut;
   }
-  return open || done == text.size() || word(text.substr(done));
+  return done == text.size() || word(text.substr(done));
 }
 
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
@@ -62,26 +60,26 @@ Words::Words(const SplitStep& step, const std::string& where) : step_(step) {
   if (step.kind == Kind::kIsolated || step.kind == Kind::kMatches) pattern_.emplace(step.pattern, where);
 }
 
-bool Words::split(std::string_view text, bool first, bool open, const WordHook& word) const {
+bool Words::split(std::string_view text, bool first, const WordHook& word) const {
   switch (step_.kind) {
     case Kind::kIsolated:
-      return pattern_->split(text, open, word, word);
+      return pattern_->split(text, word, word);
     case Kind::kMatches:
-      return pattern_->split(text, open, word, [](std::string_view) { return true; });
+      return pattern_->split(text, word, [](std::string_view) { return true; });
     case Kind::kAfter:
-      return cut_at(text, step_.pattern, false, open, word);
+      return cut_at(text, step_.pattern, false, word);
     case Kind::kMetaspace:
       break;
   }
-  return split_metaspace(text, first, open, word);
+  return split_metaspace(text, first, word);
 }
 
-bool Words::split_metaspace(std::string_view text, bool first, bool open, const WordHook& word) const {
+bool Words::split_metaspace(std::string_view text, bool first, const WordHook& word) const {
   std::string marked = replace_all(text, " ", step_.pattern);
   const bool prepend =
       step_.prepend == SplitStep::Prepend::kAlways || (step_.prepend == SplitStep::Prepend::kFirst && first);
   if (prepend && !marked.starts_with(step_.pattern)) marked.insert(0, step_.pattern);
-  return step_.cut ? cut_at(marked, step_.pattern, true, open, word) : word(marked);
+  return step_.cut ? cut_at(marked, step_.pattern, true, word) : word(marked);
 }
 
 /// Words repeat: most are encoded once.
@@ -121,38 +119,24 @@ class JsonEncoder final : public TextEncoder {
     for (const SplitStep& step : file.splits) words_.emplace_back(step, where);
   }
 
-  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, std::size_t enough,
-                                                 TextEnd end) const override {
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, std::size_t enough) const override {
     std::vector<std::int32_t> ids;
     WordCache cache(encoder_);
-    const bool open = end == TextEnd::kOpen;
-    if (open) text = text.substr(0, last_cut(text));
-    const auto take_id = [&](std::int32_t id) {
-      ids.push_back(id);
-      return ids.size() < enough;
-    };
+    bool first = true;
     const auto take_word = [&](std::string_view word) {
       cache.encode(word, ids);
       return ids.size() < enough;
     };
-    bool first = true;
-    bool last = false;  // the piece of text that is open, if one is
-    const auto take_normal = [&](std::string_view all, std::string_view piece) {
-      const bool goes_on = last && piece.data() + piece.size() == all.data() + all.size();
-      return split(piece, 0, std::exchange(first, false), goes_on, take_word);
-    };
     const auto take_added = [&](std::int32_t id) {
       first = false;
-      return take_id(id);
+      ids.push_back(id);
+      return ids.size() < enough;
+    };
+    const auto take_normal = [&](std::string_view piece) {
+      return split(piece, 0, std::exchange(first, false), take_word);
     };
     before_.split(
-        text,
-        [&](std::string_view piece) {
-          last = open && piece.data() + piece.size() == text.data() + text.size();
-          const std::string all = normalize(piece);
-          return after_.split(
-              all, [&](std::string_view part) { return take_normal(all, part); }, take_added);
-        },
+        text, [&](std::string_view piece) { return after_.split(normalize(piece), take_normal, take_added); },
         take_added);
     return ids;
   }
@@ -178,46 +162,14 @@ class JsonEncoder final : public TextEncoder {
     return out;
   }
 
-  /// Applies the steps from `step` on to a part of the text; `first`: its start is the text's; `open`: its end is where
-  /// the text goes on.
-  bool split(std::string_view text, std::size_t step, bool first, bool open, const WordHook& word) const {
-    if (step == words_.size()) {
-      const std::size_t end = open ? last_start_of_word(text) : text.size();
-      return end == 0 || word(text.substr(0, end));
-    }
-    return words_[step].split(text, first, open, [&](std::string_view piece) {
-      const bool go_on = split(piece, step + 1, first, open && !words_[step].cuts(), word);
+  /// Applies the steps from `step` on to a part of the text; `first`: its start is the text's.
+  bool split(std::string_view text, std::size_t step, bool first, const WordHook& word) const {
+    if (step == words_.size()) return text.empty() || word(text);
+    return words_[step].split(text, first, [&](std::string_view piece) {
+      const bool go_on = split(piece, step + 1, first, word);
       first = false;
       return go_on;
     });
-  }
-
-  /// The last place where added tokens and normal form cannot reach from one side to the other; 0: there is none.
-  [[nodiscard]] std::size_t last_cut(std::string_view text) const {
-    std::string replaced;  // the characters that a step replaces, of which no place is one
-    for (const NormalizerStep& step : normalizer_) {
-      if (step.kind != NormalizerStep::Kind::kReplace) continue;
-      if (!replaced.empty()) return 0;  // one step could make what the other replaces
-      replaced = step.from;
-    }
-    const auto stays = [&](char c) { return replaced.find(c) == std::string::npos; };
-    for (std::size_t at = text.size(); at-- > 1;) {
-      const char left = text[at - 1], right = text[at];
-      // Nothing composes with a character of ASCII on its left.
-      if (static_cast<unsigned char>(right) >= 0x80U || !stays(left) || !stays(right)) continue;
-      if (before_.may_cut(left, right) && after_.may_cut(left, right)) return at;
-    }
-    return 0;
-  }
-
-  /// Where the last word of a text begins that is encoded as one: behind it no token reaches back; 0: there is none.
-  [[nodiscard]] std::size_t last_start_of_word(std::string_view text) const {
-    const std::string_view mark = encoder_.mark();
-    if (mark.empty()) return 0;
-    for (std::size_t at = text.rfind(mark); at != std::string_view::npos && at > 0; at = text.rfind(mark, at - 1)) {
-      if (!text.substr(0, at).ends_with(mark)) return at;
-    }
-    return 0;
   }
 
   AddedTokens before_, after_;  // normalization

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <optional>
@@ -132,32 +131,10 @@ Names name_all(const std::vector<Piece>& pieces, const PieceSettings& settings) 
   return names;
 }
 
-/// Whether no piece goes on behind a space: then none lies across the start of a word.
-bool pieces_end_with_words(const std::vector<Piece>& pieces) {
-  return std::ranges::none_of(pieces, [](const Piece& piece) {
-    std::string_view text = piece.text;
-    while (text.starts_with(kSpaceMark)) text.remove_prefix(kSpaceMark.size());
-    return text.find(kSpaceMark) != std::string_view::npos || text.find(' ') != std::string_view::npos;
-  });
-}
-
 bool puts_space_before(const PieceModel& model, const std::vector<Piece>& pieces) {
   std::vector<std::int32_t> ids;
   model.encode("a", ids);
   return !ids.empty() && pieces.at(static_cast<std::size_t>(ids.front())).text.starts_with(kSpaceMark);
-}
-
-/// A space behind a printable character of ASCII.
-bool ends_word(std::string_view text, std::size_t at) {
-  return text[at] == ' ' && text[at - 1] > ' ' && text[at - 1] < '\x7f';
-}
-
-/// Where the last word of at least `least` bytes of `text` ends.
-std::size_t end_of_word(std::string_view text, std::size_t least) {
-  for (std::size_t at = std::max<std::size_t>(least, 1); at < text.size(); ++at) {
-    if (ends_word(text, at)) return at;
-  }
-  return text.size();
 }
 
 class PieceEncoder final : public TextEncoder {
@@ -170,7 +147,6 @@ class PieceEncoder final : public TextEncoder {
     if (!settings.space_before_parts && puts_space_before(*first_, pieces)) {
       inner_ = open_piece_model(content, false, where);
     }
-    may_stop_at_words_ = pieces_end_with_words(pieces);
     for (const AddedToken& token : settings.added) added_.add(token);
     const Names names = name_all(pieces, settings);
     for (const Piece& piece : pieces) {
@@ -179,15 +155,13 @@ class PieceEncoder final : public TextEncoder {
     set_prefix(settings, names, where);
   }
 
-  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, std::size_t enough,
-                                                 TextEnd end) const override {
-    if (end == TextEnd::kOpen) text = text.substr(0, last_end_of_word(text));
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, std::size_t enough) const override {
     std::vector<std::int32_t> ids;
     bool first = true;
     added_.split(
         text,
         [&](std::string_view part) {
-          encode_part(std::exchange(first, false) || !inner_ ? *first_ : *inner_, part, enough, ids);
+          (std::exchange(first, false) || !inner_ ? *first_ : *inner_).encode(part, ids);
           if (ids.size() > enough) ids.resize(enough);
           return ids.size() < enough;
         },
@@ -202,14 +176,6 @@ class PieceEncoder final : public TextEncoder {
   [[nodiscard]] const std::vector<std::int32_t>& prefix() const override { return prefix_; }
 
  private:
-  /// The last place where end_of_word() would end a part, of which no added token has both sides; 0: there is none.
-  [[nodiscard]] std::size_t last_end_of_word(std::string_view text) const {
-    for (std::size_t at = may_stop_at_words_ ? text.size() : 0; at-- > 1;) {
-      if (ends_word(text, at) && added_.may_cut(text[at - 1], text[at])) return at;
-    }
-    return 0;
-  }
-
   /// Models begin texts unless a file says otherwise, as Llama's and Gemma's tokenizers do.
   void set_prefix(const PieceSettings& settings, const Names& names, const std::string& where) {
     std::int32_t begin = first_->begin_id();
@@ -226,25 +192,9 @@ class PieceEncoder final : public TextEncoder {
     prefix_ = {begin};
   }
 
-  /// Appends ids of `part`, until there are `enough`: of whole words first, and more of them while that is too little.
-  void encode_part(const PieceModel& model, std::string_view part, std::size_t enough,
-                   std::vector<std::int32_t>& ids) const {
-    constexpr std::size_t kBytesOfToken = 16, kLeast = 4096;
-    const std::size_t before = ids.size(), wanted = enough - before;
-    std::size_t least = part.size();
-    if (may_stop_at_words_ && wanted < part.size() / kBytesOfToken) least = wanted * kBytesOfToken + kLeast;
-    for (;; least *= 2) {
-      const std::size_t end = end_of_word(part, least);
-      model.encode(part.substr(0, end), ids);
-      if (end == part.size() || ids.size() >= enough) return;
-      ids.resize(before);
-    }
-  }
-
   std::unique_ptr<const PieceModel> first_, inner_;  // inner: of parts in which no text begins, where that differs
   AddedTokens added_;
   std::vector<std::int32_t> prefix_;
-  bool may_stop_at_words_ = false;
 };
 
 }  // namespace

@@ -39,14 +39,12 @@ Tokenizer::Tokenizer(const fs::path& file)
 
 Tokenizer::~Tokenizer() = default;
 
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text, const std::string& where, std::size_t enough,
-                                            TextEnd end) const {
-  if (end == TextEnd::kOpen) text = whole_characters(text);
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, const std::string& where, std::size_t enough) const {
   if (const auto offset = find_invalid_utf8(text)) {
     throw DataError("the text is not UTF-8 at byte " + std::to_string(*offset), where,
                     "convert it with iconv -t UTF-8");
   }
-  return encoder_->encode(text, enough, end);
+  return encoder_->encode(text, enough);
 }
 
 const std::vector<std::int32_t>& Tokenizer::prefix() const { return encoder_->prefix(); }

@@ -21,9 +21,6 @@ namespace oscar {
 
 class TextEncoder;
 
-/// Whether a text ends where it ends, or more of it is still to come.
-enum class TextEnd { kHere, kOpen };
-
 /// The file that encodes text for a model: a checkpoint's tokenizer.json, else its tokenizer.model; a GGUF file itself.
 /// Throws DataError if there is none.
 [[nodiscard]] std::filesystem::path tokenizer_of(const std::filesystem::path& model);
@@ -40,12 +37,10 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// Ids of a text; stops soon after `enough` ids (what it returns is always a prefix of the whole). Of a text that is
-  /// open: the first of them, as many as are the same whatever follows; perhaps none. Throws DataError with `where` and
-  /// the byte offset if the text is not UTF-8.
+  /// Ids of a text; stops soon after `enough` ids (what it returns is always a prefix of the whole). Throws DataError
+  /// with `where` and the byte offset if the text is not UTF-8.
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, const std::string& where,
-                                                 std::size_t enough = std::numeric_limits<std::size_t>::max(),
-                                                 TextEnd end = TextEnd::kHere) const;
+                                                 std::size_t enough = std::numeric_limits<std::size_t>::max()) const;
   /// Ids that belong before every text that a model sees, for example begin-of-sequence; often none.
   [[nodiscard]] const std::vector<std::int32_t>& prefix() const;
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Tokens that are found in a text before it is cut into words, such as "<|endoftext|>".
+// What tokenizer.json says, checked and in our terms, and the parts that it is made of: tokens that are found before a
+// text is cut into words, and byte pair encoding. Tokens are byte strings: the printable stand-ins that byte-level
+// tokenizers write for bytes are undone here.
 #pragma once
 
 #include <array>
-#include <bitset>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -22,7 +23,7 @@ struct AddedToken {
   bool takes_left = false, takes_right = false;  // white space beside it is part of it
 };
 
-/// Finds them: leftmost first, the longest of those that start at the same place.
+/// Finds tokens in a text, such as "<|endoftext|>": leftmost first, the longest of those that start at the same place.
 class AddedTokens {
  public:
   void add(const AddedToken& token);
@@ -30,22 +31,11 @@ class AddedTokens {
   bool split(std::string_view text, const std::function<bool(std::string_view)>& between,
              const std::function<bool(std::int32_t)>& found) const;
 
-  /// Whether a text can be cut before `right` without touching a token, or white space that belongs to one. left,
-  /// right: the bytes at the cut; a byte above 0x7f on the left stands for any of them.
-  [[nodiscard]] bool may_cut(char left, char right) const;
-
  private:
   [[nodiscard]] const AddedToken* match(std::string_view text) const;
 
   std::array<std::vector<AddedToken>, 256> by_first_byte_;
-  std::bitset<256> inner_, last_;  // bytes that are not the first of a token; the last ones of those that take spaces
-  std::bitset<std::size_t{256} * 256> pairs_;  // that stand in tokens
-  bool any_takes_left_ = false;
 };
-
-// Byte pair encoding of one word: start from its bytes, or its characters, and as long as two neighbours have a merge,
-// apply the merge of lowest rank, leftmost first. O(n log n) in the length of the word.
-// Non-goals: dropout, word-boundary markers.
 
 struct BpeModel {
   std::unordered_map<std::string, std::int32_t> vocabulary;  // ids of byte strings
@@ -60,6 +50,9 @@ struct BpeModel {
   bool fuse_unknown = false;  // several in a row are one
 };
 
+/// Byte pair encoding of one word: start from its bytes, or its characters, and as long as two neighbours have a merge,
+/// apply the merge of lowest rank, leftmost first. O(n log n) in the length of the word. Non-goals: dropout,
+/// word-boundary markers.
 class BytePairEncoder {
  public:
   /// Throws DataError naming `where` if byte fallback lacks a byte's token, or a merge lacks that of a part or of its
@@ -68,9 +61,6 @@ class BytePairEncoder {
 
   /// Appends the ids of `word`.
   void encode(std::string_view word, std::vector<std::int32_t>& ids) const;
-  /// What begins words inside a text that is encoded as one: no token has it behind anything else, so that a text can
-  /// be cut before it. Empty: there is no such mark.
-  [[nodiscard]] std::string_view mark() const { return mark_; }
 
  private:
   struct Merge {
@@ -78,20 +68,15 @@ class BytePairEncoder {
   };
   [[nodiscard]] const Merge* find_merge(std::int32_t left, std::int32_t right) const;
   void find_byte_ids(const std::string& where);
-  [[nodiscard]] std::string_view find_mark() const;
   /// Ids to start from.
   [[nodiscard]] std::vector<std::int32_t> start(std::string_view word) const;
   void start_character(std::string_view character, std::vector<std::int32_t>& ids) const;
   void start_unknown(std::vector<std::int32_t>& ids) const;
 
   BpeModel model_;
-  std::string_view mark_;
   std::array<std::int32_t, 256> byte_ids_{};         // -1: the byte has no token
   std::unordered_map<std::uint64_t, Merge> merges_;  // key: left id << 32 | right id
 };
-
-// What tokenizer.json says, checked and in our terms. Tokens are byte strings: the printable stand-ins that byte-level
-// tokenizers write for bytes are undone here.
 
 struct NormalizerStep {
   enum class Kind { kNfc, kPrepend, kReplace };

@@ -14,6 +14,7 @@
 #include "base/status.hpp"
 #include "model/tokenizer/text_stream.hpp"
 #include "model/tokenizer/tokenizer.hpp"
+#include "model/tokenizer/unicode.hpp"
 #include "tensor/npy.hpp"
 
 namespace oscar {
@@ -109,21 +110,23 @@ void read_jsonl_tokens(const fs::path& path, Cutter& cutter) {
   });
 }
 
-/// Of a text that goes on for as long as more ids are wanted: little more of it is read than they take.
+/// The first ids of a text, of which little more is read than they take. The last ids of what was read, which what
+/// follows could change, do not count.
 TokenSequence encode_stream(const Tokenizer& tokenizer, const fs::path& path, std::size_t enough) {
-  constexpr std::size_t kFirst = 1 << 16, kBytesOfToken = 8, kGrowth = 4;
-  constexpr std::size_t kUncut = std::size_t{64} << 20, kMost = std::size_t{1} << 30;
+  constexpr std::size_t kFirst = 1 << 16, kBytesOfToken = 8, kGrowth = 4, kUnsure = 64;
+  constexpr std::size_t kMost = std::size_t{1} << 30;
   TextStream stream(path);
   std::string text;
+  enough = std::min(enough, kMost);
   for (std::size_t size = std::clamp(enough, kFirst, kMost / kBytesOfToken) * kBytesOfToken;; size *= kGrowth) {
     throw_if_interrupted();
     const bool more = stream.fill(text, std::min(size, kMost));
-    const TextEnd end = more ? TextEnd::kOpen : TextEnd::kHere;
-    TokenSequence ids = tokenizer.encode(text, stream.where(), enough, end);
-    if (!more || ids.size() >= enough) return ids;
-    if (ids.empty() && text.size() >= kUncut) {
-      throw DataError("in 64 MiB of this text there is no place where the tokenizer cuts it", stream.where(),
-                      "break it into lines, or name another text");
+    const std::string_view read = more ? whole_characters(text) : text;
+    TokenSequence ids = tokenizer.encode(read, stream.where(), enough + kUnsure);
+    if (!more) return ids;
+    if (ids.size() >= enough + kUnsure) {
+      ids.resize(enough);
+      return ids;
     }
     if (text.size() >= kMost) {
       throw DataError("the text is longer than 1 GiB, and its first GiB is not enough", stream.where(),

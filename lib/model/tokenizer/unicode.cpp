@@ -125,7 +125,7 @@ SplitPattern::SplitPattern(const std::string& expression, const std::string& whe
                     where, "fetch the tokenizer again, or pass token ids with --tokens");
   }
   // Where there is no JIT, matching is slower, not different.
-  pcre2_jit_compile(impl_->code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+  pcre2_jit_compile(impl_->code.get(), PCRE2_JIT_COMPLETE);
   impl_->where = where;
 }
 
@@ -133,9 +133,7 @@ SplitPattern::~SplitPattern() = default;
 SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
 SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 
-/// With PCRE2_PARTIAL_HARD a match is one only if no more text could change it: PCRE2 gives up where it would have to
-/// look behind the end.
-bool SplitPattern::split(std::string_view text, bool open, const std::function<bool(std::string_view)>& match,
+bool SplitPattern::split(std::string_view text, const std::function<bool(std::string_view)>& match,
                          const std::function<bool(std::string_view)>& between) const {
   const MatchData data(pcre2_match_data_create_from_pattern(impl_->code.get(), nullptr));
   const MatchContext context(pcre2_match_context_create(nullptr));
@@ -145,8 +143,8 @@ bool SplitPattern::split(std::string_view text, bool open, const std::function<b
   std::size_t done = 0;  // everything before is part of a word
   for (std::size_t from = 0; from < text.size();) {
     const int result = pcre2_match(impl_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                   PCRE2_NO_UTF_CHECK | (open ? PCRE2_PARTIAL_HARD : 0), data.get(), context.get());
-    if (result == PCRE2_ERROR_NOMATCH || result == PCRE2_ERROR_PARTIAL) break;
+                                   PCRE2_NO_UTF_CHECK, data.get(), context.get());
+    if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) {
       throw DataError("the split pattern failed: " + message_of(result), impl_->where,
                       "break very long lines of the text, or pass token ids with --tokens");
@@ -161,7 +159,7 @@ bool SplitPattern::split(std::string_view text, bool open, const std::function<b
     if (!match(text.substr(begin, end - begin))) return false;
     done = from = end;
   }
-  return open || done >= text.size() || between(text.substr(done));
+  return done >= text.size() || between(text.substr(done));
 }
 
 }  // namespace oscar

@@ -29,9 +29,8 @@ class SplitPattern {
   SplitPattern& operator=(SplitPattern&&) noexcept;
 
   /// Calls match(piece) and between(piece) for the non-empty matches in valid UTF-8 and the text between them, in
-  /// order, until one returns false. False if one did. open: the text goes on; only pieces that are the same whatever
-  /// follows.
-  bool split(std::string_view text, bool open, const std::function<bool(std::string_view)>& match,
+  /// order, until one returns false. False if one did.
+  bool split(std::string_view text, const std::function<bool(std::string_view)>& match,
              const std::function<bool(std::string_view)>& between) const;
 
  private:

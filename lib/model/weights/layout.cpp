@@ -168,40 +168,31 @@ std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int
   const ExpertsSpec& e = config.blocks[static_cast<std::size_t>(layer)].mlp.experts;
   const std::int64_t hidden = config.hidden_size, size = e.intermediate, count = e.count;
   Specs out(config);
-  switch (e.layout) {
-    case ExpertLayout::kSeparate: {
-      const std::string prefix = e.prefix + "." + std::to_string(expert) + ".";
-      out.linear(prefix + e.gate_proj, size, hidden);
-      out.linear(prefix + e.up_proj, size, hidden);
-      out.linear(prefix + e.down_proj, hidden, size);
-      break;
+  const std::string gate_up = e.prefix + ".gate_up_proj", down = e.prefix + ".down_proj";
+  if (e.layout == ExpertLayout::kSeparate) {
+    const std::string prefix = e.prefix + "." + std::to_string(expert) + ".";
+    out.linear(prefix + e.gate_proj, size, hidden);
+    out.linear(prefix + e.up_proj, size, hidden);
+    out.linear(prefix + e.down_proj, hidden, size);
+  } else if (e.layout == ExpertLayout::kStackedParts) {
+    for (const char* part : {".gate_proj", ".up_proj"}) {
+      out.add(e.prefix + part, {count, size, hidden});
+      if (e.bias) out.add(e.prefix + part + "_bias", {count, size});
     }
-    case ExpertLayout::kStackedParts:
-      for (const char* part : {".gate_proj", ".up_proj"}) {
-        out.add(e.prefix + part, {count, size, hidden});
-        if (e.bias) out.add(e.prefix + part + "_bias", {count, size});
-      }
-      out.add(e.prefix + ".down_proj", {count, hidden, size});
-      if (e.bias) out.add(e.prefix + ".down_proj_bias", {count, hidden});
-      break;
-    case ExpertLayout::kStacked:
-      out.add(e.prefix + ".gate_up_proj", {count, 2 * size, hidden});
-      out.add(e.prefix + ".down_proj", {count, hidden, size});
-      break;
-    case ExpertLayout::kStackedByInput:
-      out.add(e.prefix + ".gate_up_proj", {count, hidden, 2 * size});
-      out.add(e.prefix + ".down_proj", {count, size, hidden});
-      break;
-    case ExpertLayout::kStackedTransposed:
-      out.add(e.prefix + ".gate_up_proj", {count, hidden, 2 * size});
-      out.add(e.prefix + ".gate_up_proj_bias", {count, 2 * size});
-      out.add(e.prefix + ".down_proj", {count, size, hidden});
-      out.add(e.prefix + ".down_proj_bias", {count, hidden});
-      break;
-    case ExpertLayout::kMxfp4:
-      mxfp4_weights(e.prefix + ".gate_up_proj", count, 2 * size, hidden, out);
-      mxfp4_weights(e.prefix + ".down_proj", count, hidden, size, out);
-      break;
+    out.add(down, {count, hidden, size});
+    if (e.bias) out.add(down + "_bias", {count, hidden});
+  } else if (e.layout == ExpertLayout::kMxfp4) {
+    mxfp4_weights(gate_up, count, 2 * size, hidden, out);
+    mxfp4_weights(down, count, hidden, size, out);
+  } else if (e.layout == ExpertLayout::kStacked) {
+    out.add(gate_up, {count, 2 * size, hidden});
+    out.add(down, {count, hidden, size});
+  } else {
+    const bool bias = e.layout == ExpertLayout::kStackedTransposed;
+    out.add(gate_up, {count, hidden, 2 * size});
+    if (bias) out.add(gate_up + "_bias", {count, 2 * size});
+    out.add(down, {count, size, hidden});
+    if (bias) out.add(down + "_bias", {count, hidden});
   }
   return out.take();
 }

@@ -21,17 +21,15 @@ bool has_gpu() {
 TEST_CASE("models in float32 on a GPU equal those on the CPU") {
   if (!has_gpu()) return;
   const TokenSequence tokens = test::some_tokens(400);
-  for (const std::string& name : test::random_model_names()) {
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path());
-    const auto cpu = test::run_model(folder.path(), tokens, {});
-    const auto gpu = test::run_model(folder.path(), tokens, {.device = "cuda", .dtype = "float32"});
+  test::for_each_random_model([&](const std::string& name, const fs::path& folder) {
+    const auto cpu = test::run_model(folder, tokens, {});
+    const auto gpu = test::run_model(folder, tokens, {.device = "cuda", .dtype = "float32"});
     REQUIRE(cpu.size() == gpu.size());
     double worst = 0;
     for (std::size_t i = 0; i < cpu.size(); ++i) worst = std::max(worst, test::distance(gpu[i], cpu[i]));
     CHECK_MESSAGE(worst < 1e-4, name);
     MESSAGE(name << ": " << worst);
-  }
+  });
 }
 
 TEST_CASE("gradients by the history of caches on a GPU equal those on the CPU") {
@@ -51,32 +49,23 @@ TEST_CASE("gradients by the history of caches on a GPU equal those on the CPU") 
             silent);
     return all;
   };
-  for (const std::string& name : test::random_model_names()) {
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path());
+  test::for_each_random_model([&](const std::string& name, const fs::path& folder) {
     // First on the GPU: what differentiates on the CPU settles for a libtorch without its CUDA part.
-    const auto gpu = gradients_of(folder.path(), {.device = "cuda", .dtype = "float32"});
-    const double error = test::distance(gpu, gradients_of(folder.path(), {}));
+    const auto gpu = gradients_of(folder, {.device = "cuda", .dtype = "float32"});
+    const double error = test::distance(gpu, gradients_of(folder, {}));
     CHECK_MESSAGE(error < 1e-3, name);
     MESSAGE(name << ": " << error);
-  }
+  });
 }
 
 TEST_CASE("models in bfloat16 on a GPU stay close to those in float32 on the CPU") {
   if (!has_gpu()) return;
   const TokenSequence tokens = test::some_tokens(400);
-  for (const std::string& name : test::random_model_names()) {
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path());
-    const auto cpu = test::run_model(folder.path(), tokens, {});
-    const auto gpu = test::run_model(folder.path(), tokens, {.device = "cuda"});
-    REQUIRE(cpu.size() == gpu.size());
-    for (std::size_t i = 0; i < cpu.size(); ++i) {
-      const double error = test::distance(gpu[i], cpu[i]);
-      CHECK_MESSAGE(error < test::bfloat16_limit(name, i), name << ", tensor " << i);
-      CHECK_MESSAGE(error > 1e-4, name << ", tensor " << i);  // it is bfloat16
-    }
-  }
+  test::for_each_random_model([&](const std::string& name, const fs::path& folder) {
+    const auto cpu = test::run_model(folder, tokens, {});
+    const auto gpu = test::run_model(folder, tokens, {.device = "cuda"});
+    test::check_bfloat16(name, gpu, cpu);
+  });
 }
 
 TEST_CASE("the sample model on a GPU has q, k and v of the CPU") {
@@ -96,13 +85,11 @@ TEST_CASE("the sample model on a GPU has q, k and v of the CPU") {
 TEST_CASE("a GPU gives the same bits in every run, and with hidden states on the host") {
   if (!has_gpu()) return;
   const TokenSequence tokens = test::some_tokens(300);
-  for (const std::string& name : test::random_model_names()) {
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path());
-    const auto first = test::run_model(folder.path(), tokens, {.device = "cuda"});
-    CHECK(test::run_model(folder.path(), tokens, {.device = "cuda"}) == first);
-    CHECK(test::run_model(folder.path(), tokens, {.device = "cuda", .hidden_on_host = true}) == first);
-  }
+  test::for_each_random_model([&](const std::string&, const fs::path& folder) {
+    const auto first = test::run_model(folder, tokens, {.device = "cuda"});
+    CHECK(test::run_model(folder, tokens, {.device = "cuda"}) == first);
+    CHECK(test::run_model(folder, tokens, {.device = "cuda", .hidden_on_host = true}) == first);
+  });
 }
 
 TEST_CASE("a GPU that is not there is refused") {

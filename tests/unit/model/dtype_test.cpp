@@ -12,36 +12,24 @@ namespace oscar {
 
 TEST_CASE("models in bfloat16 stay close to themselves in float32") {
   const TokenSequence tokens = test::some_tokens(100);
-  for (const std::string& name : test::random_model_names()) {
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path());
-    const auto exact = test::run_model(folder.path(), tokens, {.dtype = "float32"});
-    const auto rounded = test::run_model(folder.path(), tokens, {.dtype = "bfloat16"});
-    REQUIRE(exact.size() == rounded.size());
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      const double error = test::distance(rounded[i], exact[i]);
-      CHECK_MESSAGE(error < test::bfloat16_limit(name, i), name << ", tensor " << i);
-      CHECK_MESSAGE(error > 1e-4, name << ", tensor " << i);  // it is bfloat16
-    }
-  }
+  test::for_each_random_model([&](const std::string& name, const fs::path& folder) {
+    const auto exact = test::run_model(folder, tokens, {.dtype = "float32"});
+    const auto rounded = test::run_model(folder, tokens, {.dtype = "bfloat16"});
+    test::check_bfloat16(name, rounded, exact);
+  });
 }
 
 TEST_CASE("hidden states that live on the host give the same bits") {
   const TokenSequence tokens = test::some_tokens(60);
-  for (const std::string& name : test::random_model_names()) {
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path());
-    CHECK(test::run_model(folder.path(), tokens, {.hidden_on_host = true}) ==
-          test::run_model(folder.path(), tokens, {}));
-  }
+  test::for_each_random_model([&](const std::string&, const fs::path& folder) {
+    CHECK(test::run_model(folder, tokens, {.hidden_on_host = true}) == test::run_model(folder, tokens, {}));
+  });
 }
 
 TEST_CASE("a pass goes on behind any layer with the bits of one that never ended") {
   const std::vector<TokenSequence> sequences{test::some_tokens(40), test::some_tokens(23)};
-  for (const std::string& name : test::random_model_names()) {
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path() / "model");
-    const std::unique_ptr<ModelRunner> runner = open_model(folder.path() / "model");
+  test::for_each_random_model([&](const std::string&, const fs::path& folder) {
+    const std::unique_ptr<ModelRunner> runner = open_model(folder);
     Status silent;
     const auto logits_behind = [&](ModelPass& pass) {
       std::map<std::size_t, std::vector<float>> all;
@@ -66,9 +54,9 @@ TEST_CASE("a pass goes on behind any layer with the bits of one that never ended
     for (const fs::path& state : states) {
       const std::unique_ptr<ModelPass> restored = runner->begin(sequences, all_layers, silent);
       restored->restore(state);
-      CHECK_MESSAGE(logits_behind(*restored) == expected, name << ", " << state.filename().string());
+      CHECK_MESSAGE(logits_behind(*restored) == expected, state.filename().string());
     }
-  }
+  });
 }
 
 TEST_CASE("what is captured is what hooks see, rounded") {

@@ -163,11 +163,8 @@ std::map<int, std::vector<float>> direction(const std::map<int, std::vector<floa
 }
 
 TEST_CASE("gradients by the history of caches are what differences say") {
-  for (const std::string& name : test::random_model_names()) {
-    CAPTURE(name);
-    const test::TemporaryFolder folder;
-    test::write_random_model(name, folder.path());
-    const std::unique_ptr<ModelRunner> runner = open_model(folder.path());
+  test::for_each_random_model([&](const std::string&, const fs::path& folder) {
+    const std::unique_ptr<ModelRunner> runner = open_model(folder);
     const TokenSequence tokens = test::some_tokens(24);
     for (const std::int64_t first : {0, 5}) {
       const Gradients gradients = gradients_of(*runner, tokens, first);
@@ -183,7 +180,7 @@ TEST_CASE("gradients by the history of caches are what differences say") {
         CHECK(change == doctest::Approx(0.04).epsilon(0.03));
       }
     }
-  }
+  });
 }
 
 }  // namespace

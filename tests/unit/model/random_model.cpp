@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "unit/model/random_model.hpp"
 
+#include <doctest/doctest.h>
+
 #include <cmath>
 #include <map>
 #include <random>
@@ -8,6 +10,7 @@
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "model/weights/layout.hpp"
+#include "support/support.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar::test {
@@ -96,15 +99,6 @@ std::vector<float> floats(const HeadsView& rows) {
 
 }  // namespace
 
-const std::vector<std::string>& random_model_names() {
-  static const std::vector<std::string> kNames = [] {
-    std::vector<std::string> names;
-    for (const auto& [name, config] : configs()) names.push_back(name);
-    return names;
-  }();
-  return kNames;
-}
-
 void write_random_model(const std::string& name, const fs::path& folder) {
   write_json(folder / "config.json", configs().at(name));
   std::mt19937 random(7);
@@ -119,6 +113,15 @@ void write_random_model(const std::string& name, const fs::path& folder) {
     weights.emplace_back(spec.name, std::move(tensor));
   }
   write_safetensors(folder / "model.safetensors", weights, {});
+}
+
+void for_each_random_model(const std::function<void(const std::string& name, const fs::path& folder)>& check) {
+  for (const auto& [name, config] : configs()) {
+    CAPTURE(name);
+    const TemporaryFolder folder;
+    write_random_model(name, folder.path());
+    check(name, folder.path());
+  }
 }
 
 std::vector<std::vector<float>> run_model(const fs::path& model, const TokenSequence& tokens,
@@ -160,12 +163,6 @@ std::vector<std::vector<float>> capture_layer(const fs::path& model, const Token
   return {floats(views[0]), floats(views[1]), floats(views[2])};
 }
 
-double bfloat16_limit(const std::string& name, std::size_t i) {
-  if (name == "dense" || name == "soft caps and windows") return 0.03;
-  if (i >= 3) return INFINITY;
-  return name == "gated delta" ? 0.1 : 0.03;  // two layers with routers come before its first cache
-}
-
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double error = 0, norm = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
@@ -173,6 +170,19 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
     norm += double{b[i]} * b[i];
   }
   return a.size() == b.size() ? std::sqrt(error / norm) : INFINITY;
+}
+
+void check_bfloat16(const std::string& name, const std::vector<std::vector<float>>& rounded,
+                    const std::vector<std::vector<float>>& exact) {
+  REQUIRE(rounded.size() == exact.size());
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    CAPTURE(i);
+    const bool routed = name != "dense" && name != "soft caps and windows";
+    const double error = distance(rounded[i], exact[i]);
+    // Two layers with routers come before the first cache of "gated delta".
+    if (!routed || i < 3) CHECK(error < (name == "gated delta" ? 0.1 : 0.03));
+    CHECK(error > 1e-4);  // it is bfloat16
+  }
 }
 
 TokenSequence some_tokens(std::size_t count) {

@@ -45,11 +45,8 @@ class Percentages : public Status {
 
 TEST_CASE("a live source that goes to the end has the final states of a run, whatever the model and its layers") {
   const std::vector<TokenSequence> sequences{some_tokens(70), some_tokens(33), some_tokens(50)};
-  for (const std::string& name : random_model_names()) {
-    CAPTURE(name);
-    const TemporaryFolder folder;
-    write_random_model(name, folder.path());
-    const auto runner = open_model(folder.path());
+  for_each_random_model([&](const std::string&, const fs::path& folder) {
+    const auto runner = open_model(folder);
     const int vocab = runner->config().vocab_size;
     Status silent;
     std::vector<std::vector<float>> expected;
@@ -62,7 +59,7 @@ TEST_CASE("a live source that goes to the end has the final states of a run, wha
       for (const int layer : source->layer_ids()) (void)source->open(layer);
       CHECK((logits_of(*source->final_states(), sequences, vocab) == expected));
     }
-  }
+  });
 }
 
 TEST_CASE("verify on a model runs it once with exact attention, and finds what a run of its own finds") {
