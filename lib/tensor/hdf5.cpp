@@ -15,7 +15,6 @@
 #include "base/threads.hpp"
 
 namespace oscar {
-namespace {
 
 /// An HDF5 identifier that closes itself. Negative identifiers are failures; the holder of a failure closes nothing.
 class Handle {
@@ -34,6 +33,8 @@ class Handle {
   hid_t id_;
   herr_t (*close_)(hid_t);
 };
+
+namespace {
 
 /// Silences the library; called before anything else of it. A file that could not be written would take the process
 /// down at its end, where the library tries to write it again.
