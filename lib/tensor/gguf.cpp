@@ -3,17 +3,94 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <set>
+#include <utility>
 
+#include "base/atomic_file.hpp"
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "tensor/ggml_blocks.hpp"
-#include "tensor/gguf_cursor.hpp"
 
 namespace oscar {
 namespace {
+
+/// GGUF's numbers of metadata types that this program asks for.
+constexpr std::uint32_t kGgufU32 = 4, kGgufF32 = 6, kGgufBool = 7, kGgufString = 8, kGgufArray = 9, kGgufF64 = 12;
+/// The bytes of a value of each metadata type 0 … 12; 0 where the file says the length.
+constexpr std::array<std::uint64_t, 13> kGgufTypeBytes = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+
+/// ggml's numbers of types of tensors.
+constexpr std::uint32_t kGgmlF32 = 0, kGgmlF16 = 1, kGgmlBF16 = 30;
+
+/// The next multiple of `alignment`, where a tensor may begin.
+constexpr std::uint64_t gguf_aligned(std::uint64_t value, std::uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+/// Reads little-endian values one after the other and never past the end.
+class GgufCursor {
+ public:
+  /// load(count) makes the first `count` bytes readable, and is called before any of them is touched. All of them are
+  /// readable if there is none.
+  GgufCursor(std::span<const std::byte> bytes, std::string where, std::function<void(std::uint64_t count)> load = {})
+      : bytes_(bytes), where_(std::move(where)), load_(std::move(load)) {}
+
+  template <class T>
+  T read() {
+    T value{};
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  std::string read_string() {
+    const auto bytes = take(read<std::uint64_t>());
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  std::span<const std::byte> take(std::uint64_t count) {
+    if (count > bytes_.size() - position_) fail("the file ends too early");
+    if (load_) load_(position_ + count);
+    const auto taken = bytes_.subspan(position_, count);
+    position_ += count;
+    return taken;
+  }
+  /// The bytes of one metadata value.
+  std::span<const std::byte> take_value(std::uint32_t type) {
+    const std::size_t begin = position_;
+    skip_value(type);
+    return bytes_.subspan(begin, position_ - begin);
+  }
+  [[nodiscard]] std::size_t position() const { return position_; }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError("not a sound GGUF file: " + what, where_ + ", byte " + std::to_string(position_),
+                    "write or fetch the file again");
+  }
+
+ private:
+  void skip_value(std::uint32_t type) {
+    if (type >= kGgufTypeBytes.size()) fail("unknown metadata type " + std::to_string(type));
+    if (type == kGgufString) {
+      take(read<std::uint64_t>());
+    } else if (type == kGgufArray) {
+      const auto item = read<std::uint32_t>();
+      const auto count = read<std::uint64_t>();
+      if (item == kGgufArray) fail("an array of arrays");
+      // Each item has a byte at least: a forged count ends with the file, not with patience.
+      for (std::uint64_t i = 0; i < count; ++i) skip_value(item);
+    } else {
+      take(kGgufTypeBytes[type]);
+    }
+  }
+
+  std::span<const std::byte> bytes_;
+  std::string where_;
+  std::function<void(std::uint64_t count)> load_;
+  std::size_t position_ = 0;
+};
 
 constexpr std::uint64_t kMaxAlignment = 1U << 20U;
 constexpr std::uint64_t kFrontBytes = 1U << 20U;  // loaded at least, of a file at a server
@@ -74,6 +151,82 @@ Json read_scalar(GgufCursor& cursor, std::uint32_t type) {
     default:
       cursor.fail("unknown metadata type " + std::to_string(type));
   }
+}
+
+/// A header under construction.
+class Header {
+ public:
+  template <class T>
+  void add(T value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  void add(const std::string& text) {
+    add(std::uint64_t{text.size()});
+    bytes_ += text;
+  }
+  void add(std::span<const std::byte> bytes) {
+    bytes_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  void pad(std::uint64_t alignment) { bytes_.resize(gguf_aligned(bytes_.size(), alignment), '\0'); }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return std::as_bytes(std::span(bytes_)); }
+
+ private:
+  std::string bytes_;
+};
+
+/// A tensor of the copy: from the source, or added.
+struct Outgoing {
+  std::string name;
+  std::vector<std::uint64_t> dims;
+  std::uint32_t type = kGgmlF32;
+  std::span<const std::byte> data;
+};
+
+template <class List>
+bool names(const List& added, const std::string& name) {
+  return std::any_of(added.begin(), added.end(), [&](const auto& item) { return item.first == name; });
+}
+
+Header make_header(const GgufFile& source, const std::vector<Outgoing>& tensors,
+                   const std::vector<std::pair<std::string, std::string>>& texts) {
+  Header header;
+  header.add(std::as_bytes(std::span("GGUF", 4)));
+  header.add(source.version());
+  header.add(std::uint64_t{tensors.size()});
+  const auto kept = [&](const GgufEntry& entry) { return !names(texts, entry.key); };
+  header.add(static_cast<std::uint64_t>(std::count_if(source.entries().begin(), source.entries().end(), kept)) +
+             texts.size());
+  for (const GgufEntry& entry : source.entries()) {
+    if (!kept(entry)) continue;
+    header.add(entry.key);
+    header.add(entry.type);
+    header.add(entry.value);
+  }
+  for (const auto& [key, text] : texts) {
+    header.add(key);
+    header.add(kGgufString);
+    header.add(text);
+  }
+  std::uint64_t offset = 0;
+  for (const Outgoing& tensor : tensors) {
+    header.add(tensor.name);
+    header.add(static_cast<std::uint32_t>(tensor.dims.size()));
+    for (const std::uint64_t dim : tensor.dims) header.add(dim);
+    header.add(tensor.type);
+    header.add(offset);
+    offset = gguf_aligned(offset + tensor.data.size(), source.alignment());
+  }
+  header.pad(source.alignment());
+  return header;
+}
+
+[[noreturn]] void throw_write(const std::filesystem::path& path) {
+  throw IoError(std::string("cannot write: ") + std::strerror(errno), path.string(),
+                "free some disk space or choose another place, then run again");
+}
+
+void write_all(std::FILE* file, std::span<const std::byte> bytes, const std::filesystem::path& path) {
+  if (!bytes.empty() && std::fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size()) throw_write(path);
 }
 
 }  // namespace
@@ -183,6 +336,30 @@ Tensor GgufFile::read(const std::string& name) const {
   Tensor out(dtype, std::move(shape));
   file_->read(offset_of(tensor->data), out.data);
   return out;
+}
+
+void write_gguf_copy(const std::filesystem::path& path, const GgufFile& source,
+                     const std::vector<std::pair<std::string, Tensor>>& tensors,
+                     const std::vector<std::pair<std::string, std::string>>& texts) {
+  std::vector<Outgoing> outgoing;
+  for (const GgufTensor& tensor : source.tensors()) {
+    if (!names(tensors, tensor.name)) outgoing.push_back({tensor.name, tensor.dims, tensor.type, tensor.data});
+  }
+  for (const auto& [name, tensor] : tensors) {
+    OSCAR_CHECK(tensor.dtype == DType::kF32);
+    outgoing.push_back({name, {tensor.shape.rbegin(), tensor.shape.rend()}, kGgmlF32, tensor.data});
+  }
+  AtomicFile out(path);
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(out.temporary_path().c_str(), "wbe"), &std::fclose);
+  if (file == nullptr) throw_write(path);
+  write_all(file.get(), make_header(source, outgoing, texts).bytes(), path);
+  for (const Outgoing& tensor : outgoing) {
+    write_all(file.get(), tensor.data, path);
+    const std::vector<std::byte> padding(gguf_aligned(tensor.data.size(), source.alignment()) - tensor.data.size());
+    write_all(file.get(), padding, path);
+  }
+  if (std::fclose(file.release()) != 0) throw_write(path);
+  out.commit();
 }
 
 }  // namespace oscar

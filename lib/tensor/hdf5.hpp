@@ -37,7 +37,7 @@ class Hdf5Writer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Files of others are read by another process first: hdf5_reader.cpp says why.
+/// Files of others are read by another process first: hdf5.cpp says why.
 enum class Hdf5Source { kOthers, kOwn };
 
 class Hdf5Reader {

@@ -6,7 +6,6 @@
 
 #include "base/check.hpp"
 #include "tensor/pickle.hpp"
-#include "tensor/pickled_storages.hpp"
 
 namespace oscar {
 namespace {

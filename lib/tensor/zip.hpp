@@ -42,8 +42,6 @@ class ZipDirectory {
     std::uint32_t checksum = 0;
     std::uint16_t flags = 0, method = 0;
   };
-  template <class T>
-  [[nodiscard]] T number(std::uint64_t offset) const;
   [[nodiscard]] std::string bytes(std::uint64_t offset, std::uint64_t count) const;
   void read_directory(std::uint64_t end);
   void add_entries(const std::string& directory, std::uint64_t count);

@@ -7,8 +7,8 @@
 Exit 1 if a fault was accepted, crashed oscar, made it hang, or could not be planted, or if a command refuses sound inputs.
 
 To add a fault, yield one more Fault (harness.py) from faults() of the module of its class, or add a line to one of that
-module's tables. A fault is planted in copies of prepared inputs (inputs.py); edit.py has an editor for each format. The
-same command is tried on sound inputs, too, so that a refusal for another reason is found out."""
+module's tables; its id says what is wrong. A fault is planted in copies of prepared inputs (inputs.py); edit.py has an
+editor for each format. The same command is tried on sound inputs, too, so that a refusal for another reason is found out."""
 import argparse
 import importlib.util
 import json
@@ -54,7 +54,7 @@ class Runner:
     def run(self, number, fault):
         import harness
         outcome, happened, seconds = self.attempt(harness.try_fault, fault, self.scratch / f"{number:04}")
-        return {"id": fault.id, "what": fault.what, "command": "oscar " + " ".join(map(str, fault.args)),
+        return {"id": fault.id, "command": "oscar " + " ".join(map(str, fault.args)),
                 "outcome": outcome, "happened": happened, "seconds": round(seconds, 3)}
 
     def control(self, number, fault):
@@ -88,7 +88,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="the fault with this id; may be given again")
     parser.add_argument("--class", dest="names", action="append", choices=CLASSES)
-    parser.add_argument("--list", action="store_true", help="ids and what they are, and nothing is run")
+    parser.add_argument("--list", action="store_true", help="ids, and nothing is run")
     parser.add_argument("--keep", action="store_true", help="keep the folders, and say where they lie")
     parser.add_argument("--json", type=Path, help="write how many were planted and what came of them, by class, to this file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() + 1)
@@ -122,7 +122,7 @@ def main():
         classes = {name: [fault for fault in faults if fault.id in options.only] for name, faults in classes.items()}
         classes = {name: faults for name, faults in classes.items() if faults}
     if options.list:
-        print("\n".join(f"{fault.id}: {fault.what}" for faults in classes.values() for fault in faults))
+        print("\n".join(fault.id for faults in classes.values() for fault in faults))
         return 0
     scratch = Path(tempfile.mkdtemp(prefix="oscar-faults-"))
     try:
@@ -133,7 +133,7 @@ def main():
     found = [result for faults in results.values() for result in faults]
     for result in found:
         if result["outcome"] != "refused" or options.only:
-            print(f"{result['outcome']}: {result['id']}: {result['what']}\n  $ {result['command'][:200]}\n  {result['happened']}")
+            print(f"{result['outcome']}: {result['id']}\n  $ {result['command'][:200]}\n  {result['happened']}")
     for wrong in unsound:
         print(f"a command refuses sound inputs: {wrong}")
     print(table(results))

@@ -45,6 +45,7 @@ class Done:
 class Fault:
     """One thing that is wrong, and the command that must not fall for it.
 
+    id        says class, place and what is wrong there
     args      of oscar, which runs in the fault's folder; {url} is the server's address
     inputs    prepared inputs (inputs.py) that are copied there; "name:as" renames
     plant     changes the copies; None: the command itself is the fault
@@ -57,7 +58,6 @@ class Fault:
     control   try the same command on sound inputs, too; without a plant, that of `instead`
     overwrites  outputs that are there may be replaced"""
     id: str
-    what: str
     args: tuple
     inputs: tuple = ()
     plant: Callable | None = None
@@ -73,6 +73,12 @@ class Fault:
 
     def __post_init__(self):
         assert self.plant or self.serve or self.shell or self.says or self.check, self.id
+
+
+def table(prefix, args, inputs, plants, **more):
+    """A fault for each of {name: plant}."""
+    for name, plant in plants.items():
+        yield Fault(f"{prefix}/{name}", args, inputs, plant, **more)
 
 
 def digest(path):

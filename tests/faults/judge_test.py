@@ -7,7 +7,7 @@ from pathlib import Path
 from harness import ACCEPTED, CRASHED, HUNG, MARK, REFUSED, Done, Fault, judge, snapshot
 
 ERROR = b"oscar: error: it is wrong\n  where: there\n"
-FAULT = Fault("x", "x", ("inspect",), says="wrong")
+FAULT = Fault("x", ("inspect",), says="wrong")
 
 
 class JudgeTest(unittest.TestCase):

@@ -62,33 +62,26 @@ BEHAVIOURS = {
 
 
 def behave(path, function):
-    def serve(folder):
-        return FileServer(read_folder(folder / "zoo"), {path: [function]}, forever=True)
-
-    return serve
-
-
-def misbehaving():
-    for place, path in PATHS.items():
-        for name, function in BEHAVIOURS.items():
-            if place in ("manifest", "serve-env") and name in ("stall", "silent", "drip", "403", "ftp", "gopher"):
-                continue
-            if (place, name) in (("serve-env", "lengthen"), ("index", "corrupt")):
-                continue  # small files are read to their listed size; an index may differ where nothing else tells
-            yield Fault(f"transport/{place}/{name}",
-                        f"the server of a zoo, asked for its {place}: {name}",
-                        PULL, ("zoo",),
-                        serve=behave(path, function),
-                        check=nothing_pulled)
-        yield Fault(f"transport/{place}/loop",
-                    f"the server redirects {place} to itself",
-                    PULL, ("zoo",),
-                    serve=behave(path, peers.redirect(f"/{path}")),
-                    check=nothing_pulled)
+    return lambda folder: FileServer(read_folder(folder / "zoo"), {path: [function]}, forever=True)
 
 
 def nothing_pulled(folder, _):
     return "a set was written" if (folder / "out").exists() else None
+
+
+def served(prefix, args, inputs, servers, check=nothing_pulled, exits=(1,)):
+    for name, serve in servers.items():
+        yield Fault(f"transport/{prefix}/{name}", args, inputs, serve=serve, check=check, exits=exits)
+
+
+def misbehaving():
+    for place, path in PATHS.items():
+        left_out = ("stall", "silent", "drip", "403", "ftp", "gopher") if place in ("manifest", "serve-env") else ()
+        # Small files are read to their listed size; an index may differ where nothing else tells.
+        left_out += {"serve-env": ("lengthen",), "index": ("corrupt",)}.get(place, ())
+        behaviours = BEHAVIOURS | {"loop": peers.redirect(f"/{path}")}
+        yield from served(place, PULL, ("zoo",), {name: behave(path, function) for name, function in behaviours.items()
+                                                  if name not in left_out})
 
 
 def edited(change):
@@ -124,72 +117,43 @@ def in_manifest(path, value):
     return edited(change)
 
 
-def indexes():
-    cases = {
+def documents():
+    yield from served("zoo-index", PULL, ("zoo",), {name: in_index(*case) for name, case in {
         "path-parent": ("entries.0.path", "../../etc"), "path-absolute": ("entries.0.path", "/etc"),
         "path-url": ("entries.0.path", "http://127.0.0.1:1/x"), "path-backslash": ("entries.0.path", "..\\..\\x"),
         "path-encoded": ("entries.0.path", "%2e%2e/%2e%2e/x"), "hash": ("entries.0.manifest.sha256", "0" * 64),
         "hash-short": ("entries.0.manifest.sha256", "abc"), "size": ("entries.0.manifest.size", 5),
         "size-huge": ("entries.0.total_size", 1 << 60), "size-small": ("entries.0.total_size", 10),
-        "size-negative": ("entries.0.total_size", -1), "twice": ("entries", lambda entries: entries * 2)
-    }
-    for name, (path, value) in cases.items():
-        yield Fault(f"transport/zoo-index/{name}",
-                    f"the index of a served zoo: {name}",
-                    PULL, ("zoo",),
-                    serve=in_index(path, value),
-                    check=nothing_pulled)
-    cases = {
+        "size-negative": ("entries.0.total_size", -1), "twice": ("entries", lambda entries: entries * 2)}.items()})
+    yield from served("zoo-manifest", PULL, ("zoo",), {name: in_manifest(*case) for name, case in {
         "path-parent": ("files.0.path", "../../escaped"), "path-absolute": ("files.0.path", "/tmp/escaped"),
         "path-nul": ("files.0.path", "a\0b"), "path-empty": ("files.0.path", ""), "path-dot": ("files.0.path", "."),
         "path-manifest": ("files.0.path", "manifest.json"), "path-hidden": ("files.0.path", ".bashrc"),
         "size-huge": ("files.0.size", 1 << 60), "size-negative": ("files.0.size", -1), "hash": ("files.0.sha256", "0" * 64),
-        "twice": ("files", lambda files: [*files, files[0]]), "nested": ("files.1.path", "serve.env/x")
-    }
-    for name, (path, value) in cases.items():
-        yield Fault(f"transport/zoo-manifest/{name}",
-                    f"the manifest of a served set: {name}",
-                    PULL, ("zoo",),
-                    serve=in_manifest(path, value),
-                    check=nothing_pulled)
+        "twice": ("files", lambda files: [*files, files[0]]), "nested": ("files.1.path", "serve.env/x")}.items()})
 
 
 def signatures():
-    key = (*PULL, "--key", "key.pub")
     path = "me/m/latest/signature.json"
-    cases = {
-        "missing": lambda files: files.pop(path), "other-manifest": lambda files: files.update(
-            {path: files[path].replace(b'"manifest_sha256": "', b'"manifest_sha256": "0')}), "empty": lambda files: files.
-        update({path: b'{"schema": "oscar.signature.v1", "manifest_sha256": "' + b"0" * 64 + b'", "signatures": []}'}),
-        "page": lambda files: files.update({path: b"<html>"}), "huge": lambda files: files.update({path: b" " * 20_000_000})
-    }
-    for name, change in cases.items():
-        yield Fault(f"transport/signature/{name}",
-                    f"the signature of a served set: {name}",
-                    key, ("zoo", "key.pub"),
-                    serve=edited(change),
-                    check=nothing_pulled)
-    yield Fault("transport/signature/other-key",
-                "a set is signed by somebody else", (*PULL, "--key", "other.pub"), ("zoo", "other.pub"),
-                serve=edited(lambda files: None),
-                check=nothing_pulled)
-    yield Fault("transport/signature/unsigned",
-                "a signature is required where there is none", (*PULL, "--require-signature"), ("zoo",),
-                serve=edited(lambda files: files.pop(path)),
-                check=nothing_pulled)
+    other_manifest = lambda raw: raw.replace(b'"manifest_sha256": "', b'"manifest_sha256": "0')
+    empty = b'{"schema": "oscar.signature.v1", "manifest_sha256": "' + b"0" * 64 + b'", "signatures": []}'
+    yield from served("signature", (*PULL, "--key", "key.pub"), ("zoo", "key.pub"), {
+        "missing": edited(lambda files: files.pop(path)),
+        "other-manifest": edited(lambda files: files.update({path: other_manifest(files[path])})),
+        "empty": edited(lambda files: files.update({path: empty})),
+        "page": edited(lambda files: files.update({path: b"<html>"})),
+        "huge": edited(lambda files: files.update({path: b" " * 20_000_000}))})
+    yield from served("signature", (*PULL, "--key", "other.pub"), ("zoo", "other.pub"), {"other-key": edited(lambda files: None)})
+    yield from served("signature", (*PULL, "--require-signature"), ("zoo",), {"unsigned": edited(lambda files: files.pop(path))})
 
 
 def honest():
     """Without these every refusal above proves nothing."""
     written = lambda folder, _: None if (folder / "out/manifest.json").exists() else "nothing was pulled"
     for name, more in {"plain": (), "signed": ("--key", "key.pub")}.items():
-        yield Fault(f"transport/honest/{name}",
-                    "an honest server", (*PULL, *more), ("zoo", "key.pub"),
-                    serve=edited(lambda files: None),
-                    exits=(0,),
-                    check=written)
+        yield from served("honest", (*PULL, *more), ("zoo", "key.pub"), {name: edited(lambda files: None)}, written, (0,))
 
 
 def faults():
-    for group in (honest, misbehaving, indexes, signatures):
+    for group in (honest, misbehaving, documents, signatures):
         yield from group()

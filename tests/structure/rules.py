@@ -42,7 +42,7 @@ MAY_INCLUDE = {
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.
 WRAPPERS = {
     ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/model/torch/", "apps/torch/"],
-    ("hdf5", "H5"): ["lib/tensor/hdf5_library.hpp"],
+    ("hdf5", "H5"): ["lib/tensor/hdf5.cpp"],
     ("zlib",): ["lib/tensor/zip.cpp", "lib/serve/long_check.cpp"],
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],

@@ -20,7 +20,6 @@ except ImportError as error:
 TEXT = ["--text", DATA / "text/pep-0334.txt", "--max-tokens", "600"]
 
 
-
 class GgufTest(RemoteCase):
     def sample(self, name="sample.gguf", **more):
         return write_sample(self.folder / name, MODEL, **more)
@@ -40,7 +39,7 @@ class GgufTest(RemoteCase):
 
     def test_fit_and_verify(self):
         path = self.sample(kind=KIND.Q8_0)
-        files = self.fit("set", "--model", path, "--recipe", "stretch", "--value-objective", "output", "--target", "any", *TOKENS)
+        files = self.fit("set", "--model", path, "--recipe", "stretch", "--target", "any", *TOKENS)
         identity = json.loads(files["manifest.json"])["model"]
         self.assertEqual((identity["id"], identity["num_layers"], identity["head_dim"]), ("sample", 4, 128))
         verify = ["verify", "-q", "set", *TOKENS, "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]

@@ -31,21 +31,6 @@ class PublishTest(ZooTest):
         self.assertIs(json.loads(done.stdout)["changed"], False)
         self.assertEqual(read_folder(self.zoo), before)
 
-    def test_refuses_what_verify_did_not_accept(self):
-        for verdict in ("rejected", None):
-            make_set(self.folder / "set", 1, verdict)
-            arguments = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
-            self.fail_with(1, "oscar verify", *arguments)
-            self.assertFalse((self.zoo / "index.json").exists())
-        self.assertIn("warning", self.succeed(*arguments, "--force").stderr)
-        self.assertIs(self.index()["entries"][0]["forced"], True)
-
-    def test_refuses_another_set_under_a_taken_name(self):
-        files = self.published()
-        make_set(self.folder / "other", 2)
-        self.fail_with(2, "another set under test/tiny:latest", "publish", "other", "--zoo", self.zoo, "--name", NAME)
-        self.assertEqual(read_folder(self.zoo / NAME / "latest"), files)
-
     def test_refuses_a_damaged_set_and_leaves_the_zoo_alone(self):
         make_set(self.folder / "set", 1)
         (self.folder / "set/serve.env").write_text("A=2\n")

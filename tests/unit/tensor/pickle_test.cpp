@@ -80,6 +80,10 @@ TEST_CASE("pickles that no torch.save wrote are errors") {
   CHECK_ERROR(read("X\377\377\377\177"), DataError, "ends before");
   CHECK_ERROR(read("\212\011"s + std::string(9, 'x')), DataError, "more than 64 bits");
   CHECK_ERROR(read("\223"), DataError, "an opcode that torch.save does not write");
+  CHECK_ERROR(read(text("x") + "2\206"), DataError, "an opcode that torch.save does not write");  // DUP, which copies
+  std::string many = tensor(kFloats);
+  many.replace(many.find("K\002\205"), 3, "(" + std::string(200, 'N') + "t");
+  CHECK_ERROR(read(many), DataError, "too many dimensions");
 }
 
 TEST_CASE("a pickle cannot take more memory or stack than its bytes account for") {

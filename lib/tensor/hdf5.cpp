@@ -1,16 +1,81 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
+#include "tensor/hdf5.hpp"
 
+#include <hdf5.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "base/atomic_file.hpp"
+#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"
-#include "tensor/hdf5.hpp"
-#include "tensor/hdf5_library.hpp"
 
 namespace oscar {
+
+/// An HDF5 identifier that closes itself. Negative identifiers are failures; the holder of a failure closes nothing.
+class Handle {
+ public:
+  Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
+  ~Handle() { reset(); }
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Handle& operator=(Handle&&) = delete;
+  void reset() {
+    if (id_ >= 0) close_(std::exchange(id_, -1));
+  }
+  [[nodiscard]] hid_t get() const { return id_; }
+  [[nodiscard]] bool ok() const { return id_ >= 0; }
+
+ private:
+  hid_t id_;
+  herr_t (*close_)(hid_t);
+};
+
 namespace {
+
+/// Silences the library; called before anything else of it. A file that could not be written would take the process
+/// down at its end, where the library tries to write it again.
+void silence_library() {
+  H5dont_atexit();
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
+
+/// Makes a little-endian 16-bit float with these widths of exponent and mantissa, as HDF5 describes such types.
+hid_t make_half(std::size_t exponent, std::size_t mantissa) {
+  const hid_t type = H5Tcopy(H5T_IEEE_F32LE);
+  H5Tset_fields(type, 15, mantissa, exponent, 0, mantissa);
+  H5Tset_size(type, 2);
+  H5Tset_ebias(type, (std::size_t{1} << (exponent - 1)) - 1);
+  return type;
+}
+
+hid_t native_type(DType dtype) {
+  static const hid_t kFloat16 = make_half(5, 10), kBfloat16 = make_half(8, 7);
+  switch (dtype) {
+    case DType::kF16:
+      return kFloat16;
+    case DType::kBF16:
+      return kBfloat16;
+    case DType::kF64:
+      return H5T_NATIVE_DOUBLE;
+    case DType::kF32:
+      return H5T_NATIVE_FLOAT;
+    case DType::kI64:
+      return H5T_NATIVE_INT64;
+    case DType::kI32:
+      return H5T_NATIVE_INT32;
+    case DType::kU8:
+      return H5T_NATIVE_UINT8;
+    default:
+      return -1;
+  }
+}
+
+constexpr std::array kStorable{DType::kF64, DType::kF32, DType::kF16, DType::kBF16,
+                               DType::kI64, DType::kI32, DType::kU8};
 
 // libhdf5 1.10 reads beyond its buffers where a file's metadata is forged, so files of others are tried first.
 
@@ -53,8 +118,22 @@ void try_hdf5(const std::filesystem::path& path) {
                   "fetch or write the file again; if it should be sound, convert it elsewhere to .safetensors");
 }
 
-constexpr char kRemedy[] = "fetch or write the file again";
+constexpr char kHdf5Remedy[] = "fetch or write the file again";
 constexpr std::uint64_t kMaxExpansion = 1032;  // of deflate
+
+/// Properties of a new object without creation dates: the same content gives the same bytes, whenever it is written.
+Handle without_dates(hid_t property_class) {
+  Handle options(H5Pcreate(property_class), H5Pclose);
+  H5Pset_obj_track_times(options.get(), false);
+  return options;
+}
+
+Handle string_type(std::size_t size) {
+  Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
+  H5Tset_size(type.get(), std::max<std::size_t>(size, 1));
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  return type;
+}
 
 }  // namespace
 
@@ -64,12 +143,12 @@ struct Hdf5Reader::Impl {
   static Handle open(const std::filesystem::path& source) {
     silence_library();
     Handle opened(H5Fopen(source.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
-    if (!opened.ok()) throw DataError("not an HDF5 file, or truncated", source.string(), kRemedy);
+    if (!opened.ok()) throw DataError("not an HDF5 file, or truncated", source.string(), kHdf5Remedy);
     return opened;
   }
 
   [[noreturn]] void fail(const std::string& what, const std::string& object) const {
-    throw DataError(what, path + ":" + object, kRemedy);
+    throw DataError(what, path + ":" + object, kHdf5Remedy);
   }
 
   /// Refuses links that lead to another file, or anywhere but to an object of their own: no hash of this file covers
@@ -248,6 +327,85 @@ Hdf5Attribute Hdf5Reader::attribute(const std::string& object, const std::string
   }
   if (status < 0) impl_->fail("cannot read attribute \"" + name + "\"", object);
   return value;
+}
+
+struct Hdf5Writer::Impl {
+  explicit Impl(const std::filesystem::path& path) : target(path.string()), file(path) {
+    silence_library();
+    const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+    H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V18);
+    const Handle options = without_dates(H5P_FILE_CREATE);
+    Handle created(H5Fcreate(file.temporary_path().c_str(), H5F_ACC_TRUNC, options.get(), access.get()), H5Fclose);
+    require(created.ok(), "cannot create the file");
+    handle = std::make_unique<Handle>(std::move(created));
+  }
+
+  void require(bool ok, const std::string& what) const {
+    if (!ok) throw IoError(what, target, "free some disk space or choose another place, then run again");
+  }
+
+  /// Creates the groups on the way to `object`, one by one: groups made implicitly would carry dates.
+  void create_parents(const std::string& object) const {
+    for (std::size_t slash = object.find('/', 1); slash != std::string::npos; slash = object.find('/', slash + 1)) {
+      create_group(object.substr(0, slash));
+    }
+  }
+
+  void create_group(const std::string& group) const {
+    if (group == "/" || H5Lexists(handle->get(), group.c_str(), H5P_DEFAULT) > 0) return;
+    const Handle options = without_dates(H5P_GROUP_CREATE);
+    const Handle created(H5Gcreate2(handle->get(), group.c_str(), H5P_DEFAULT, options.get(), H5P_DEFAULT), H5Gclose);
+    require(created.ok(), "cannot create group " + group);
+  }
+
+  std::string target;
+  AtomicFile file;
+  std::unique_ptr<Handle> handle;
+};
+
+Hdf5Writer::Hdf5Writer(const std::filesystem::path& path) : impl_(std::make_unique<Impl>(path)) {}
+Hdf5Writer::~Hdf5Writer() = default;
+
+void Hdf5Writer::write(const std::string& dataset, const Tensor& tensor) {
+  const hid_t type = native_type(tensor.dtype);
+  OSCAR_CHECK(type >= 0);
+  const std::vector<hsize_t> dims(tensor.shape.begin(), tensor.shape.end());
+  const Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose);
+  impl_->create_parents(dataset);
+  const Handle options = without_dates(H5P_DATASET_CREATE);
+  const Handle set(
+      H5Dcreate2(impl_->handle->get(), dataset.c_str(), type, space.get(), H5P_DEFAULT, options.get(), H5P_DEFAULT),
+      H5Dclose);
+  impl_->require(set.ok() && H5Dwrite(set.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) >= 0,
+                 "cannot write " + dataset);
+}
+
+void Hdf5Writer::attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value) {
+  impl_->create_parents(object);
+  impl_->create_group(object);
+  const Handle target(H5Oopen(impl_->handle->get(), object.c_str(), H5P_DEFAULT), H5Oclose);
+  const auto put = [&](hid_t type, const Handle& space, const void* data) {
+    const Handle attribute(H5Acreate2(target.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                           H5Aclose);
+    impl_->require(attribute.ok() && H5Awrite(attribute.get(), type, data) >= 0, "cannot write attribute " + name);
+  };
+  const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
+  if (const auto* number = std::get_if<std::int64_t>(&value)) put(H5T_NATIVE_INT64, scalar, number);
+  if (const auto* number = std::get_if<double>(&value)) put(H5T_NATIVE_DOUBLE, scalar, number);
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    put(string_type(text->size()).get(), scalar, text->empty() ? "" : text->data());
+  }
+  if (const auto* list = std::get_if<std::vector<double>>(&value)) {
+    const hsize_t size = list->size();
+    put(H5T_NATIVE_DOUBLE, Handle(H5Screate_simple(1, &size, nullptr), H5Sclose), list->data());
+  }
+}
+
+void Hdf5Writer::commit() {
+  const bool flushed = H5Fflush(impl_->handle->get(), H5F_SCOPE_LOCAL) >= 0;
+  impl_->handle->reset();
+  impl_->require(flushed, "cannot write the file");
+  impl_->file.commit();
 }
 
 }  // namespace oscar
