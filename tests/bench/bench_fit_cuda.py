@@ -43,12 +43,12 @@ class Bench:
         self.options, self.work, self.result = options, work, {}
 
     def dump(self, name, layers, tokens, query_heads, kv_heads):
-        """A dump of ours, made once; (folder, bytes of q, k and v that a fit reads, seconds it took to make)."""
+        """A dump, made once; (folder, bytes of q, k and v that a fit reads, seconds it took to make)."""
         folder = self.work / name
         begin = time.perf_counter()
-        if not (folder / "manifest.json").exists():
+        if not folder.exists():
             synthetic_dump.make(folder, layers, tokens, query_heads, kv_heads, 128, 4096, self.options.spectra, 0,
-                                self.options.device, manifest=True)
+                                self.options.device)
             if self.options.device == "cuda":
                 torch.cuda.empty_cache()
         return folder, layers * tokens * (query_heads + 2 * kv_heads) * 128 * 2, time.perf_counter() - begin
@@ -85,8 +85,7 @@ class Bench:
 
     def start(self):
         folder = self.work / "small"  # made by another process, so that this one has no business with the GPU yet
-        run([sys.executable, "-B", Path(__file__).with_name("synthetic_dump.py"), folder, "--layers", "1", "--tokens", "256",
-             "--manifest"])
+        run([sys.executable, "-B", Path(__file__).with_name("synthetic_dump.py"), folder, "--layers", "1", "--tokens", "256"])
         runs = [self.fit(folder, clip=FIXED_CLIP) for _ in range(9)]
         result = {"first_wall_seconds": runs[0]["wall"], "wall_seconds": statistics.median(run["wall"] for run in runs)}
         if runs[0]["startup"] is None:

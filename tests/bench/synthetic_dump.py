@@ -2,19 +2,15 @@
 """Writes a seeded dump in the published layout whose Q, K and V have the spectra of a real model.
 
 synthetic_dump.py OUT [--layers 4] [--tokens 30000] [--query-heads 32] [--kv-heads 8] [--head-dim 128] [--chunk 4096]
-                  [--spectra FOLDER] [--seed 0] [--device cpu] [--manifest]
-OUT must be empty, or not there. --device cuda draws on the GPU: other numbers of the same distribution. --manifest makes
-it a dump of ours as well: manifest.json (oscar.dump.v1) tells where the payloads lie.
+                  [--spectra FOLDER] [--seed 0] [--device cpu]
+OUT must be empty, or not there. --device cuda draws on the GPU: other numbers of the same distribution.
 --spectra: a folder with one k_rotation*.pt and one v_rotation*.pt of the published format; queries are drawn with the
 covariance that the key file was fitted to, values with that of the value file, keys with a mixture of the query
 covariance and an independent one. Without it, eigenvalues decay like a power law in a random basis per layer.
 Chunk 0 is a warm-up of six tokens, as in published dumps.
 """
 import argparse
-import json
-import struct
 import sys
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -80,26 +76,14 @@ def draw(tokens, heads, root, generator):
     return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows)
 
 
-def payload_offset(path):
-    """Where the tensor's bytes begin in a file of torch.save: after the header of the archive's member <name>/data/0."""
-    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
-        begin = next(member.header_offset for member in archive.infolist() if member.filename.endswith("/data/0"))
-        file.seek(begin + 26)
-        name, extra = struct.unpack("<HH", file.read(4))
-        return begin + 30 + name + extra
-
-
 def write_chunk(layer, index, tensors):
-    """The chunk's entry in the manifest."""
     tokens = tensors["q"].shape[0]
     for name, tensor in {**tensors, "seq_lens": torch.tensor([tokens], dtype=torch.int32)}.items():
         torch.save(tensor.clone(), layer / name / f"{index}.pt")
-    offsets = {name: payload_offset(layer / name / f"{index}.pt") for name in ("q", "k", "v")}
-    return {"chunk": index, "tokens": tokens, "offsets": offsets, "seq_lens": [tokens]}
 
 
 def write_layer(folder, tensors, chunk, pool):
-    """Futures of the entries of the layer's chunks."""
+    """Futures of the layer's chunks."""
     tokens = tensors["q"].shape[0]
     bounds = [0, WARM_UP_TOKENS, *range(WARM_UP_TOKENS + chunk, tokens, chunk), tokens]
     for name in (*tensors, "seq_lens"):
@@ -108,24 +92,12 @@ def write_layer(folder, tensors, chunk, pool):
             for index, (begin, end) in enumerate(zip(bounds, bounds[1:]))]
 
 
-def write_manifest(out, layers, tokens, query_heads, kv_heads, dim):
-    """The warm-up, chunk 0, is no part of a dump of ours, which refuses files that its manifest does not list."""
-    for warm_up in out.glob("layer_*/*/0.pt"):
-        warm_up.unlink()
-    model = {"id": "synthetic", "revision": "", "config_sha256": "", "num_layers": len(layers),
-             "num_attention_heads": query_heads, "num_key_value_heads": kv_heads, "head_dim": dim}
-    manifest = {"schema": "oscar.dump.v1", "oscar_version": "0.1.0", "model": model,
-                "calibration": {"data_sha256": "", "tokens": tokens, "sequences": len(layers[0]) - 1}, "dtype": "bfloat16",
-                "layers": [{"layer_id": i, "chunks": chunks[1:]} for i, chunks in enumerate(layers)]}
-    (out / "manifest.json").write_text(json.dumps(manifest) + "\n")
-
-
 def require_empty(out):
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         sys.exit(f"{out}: there is something already; name a new folder, or an empty one")
 
 
-def make(out, layers, tokens, query_heads, kv_heads, dim, chunk, spectra, seed, device="cpu", manifest=False):
+def make(out, layers, tokens, query_heads, kv_heads, dim, chunk, spectra, seed, device="cpu"):
     require_empty(out)
     generator = torch.Generator(device).manual_seed(seed)
     if spectra:
@@ -135,20 +107,19 @@ def make(out, layers, tokens, query_heads, kv_heads, dim, chunk, spectra, seed, 
         value_roots = [decaying_root(dim, generator) for _ in range(layers)]
     total = tokens + WARM_UP_TOKENS
     torch.serialization.set_crc32_options(False)  # they would take most of the time
-    entries = []
+    writing = []
     with ThreadPoolExecutor(8) as pool:
         for layer in range(layers):
             key_root = 0.5 * query_roots[layer] + 0.5 * decaying_root(dim, generator)
-            entries.append(write_layer(out / f"layer_{layer}", {
+            writing.append(write_layer(out / f"layer_{layer}", {
                 "q": draw(total, query_heads, query_roots[layer], generator),
                 "k": draw(total, kv_heads, key_root, generator),
                 "v": draw(total, kv_heads, value_roots[layer], generator),
             }, chunk, pool))
             if layer >= 2:  # bounds the memory of what waits to be written
-                [entry.result() for entry in entries[layer - 2]]
-        entries = [[entry.result() for entry in layer] for layer in entries]
-    if manifest:
-        write_manifest(out, entries, tokens, query_heads, kv_heads, dim)
+                [chunk_written.result() for chunk_written in writing[layer - 2]]
+        for layer in writing:
+            [chunk_written.result() for chunk_written in layer]
 
 
 def main():
@@ -159,9 +130,8 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--spectra", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--manifest", action="store_true")
     o = parser.parse_args()
-    make(o.out, o.layers, o.tokens, o.query_heads, o.kv_heads, o.head_dim, o.chunk, o.spectra, o.seed, o.device, o.manifest)
+    make(o.out, o.layers, o.tokens, o.query_heads, o.kv_heads, o.head_dim, o.chunk, o.spectra, o.seed, o.device)
 
 
 if __name__ == "__main__":
