@@ -83,6 +83,7 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
     else:
         why = why_no_decode(q_heads, heads)
         slots.path = "kernels" if why is None else f"torch: {why}"
+    _ = slots.rotations  # before graphs are captured
     return slots
 
 
