@@ -80,8 +80,8 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
   args.head_dim = static_cast<int32_t>(dim), args.group_size = group_size_of(params, dim);
   if (!(params.size(0) == codes.size(0) && params.size(1) == codes.size(1))) fail("params and codes differ in pages");
   const Grid grid = grid_name == "lloyd-max" ? Grid::kLloydMax : Grid::kMinMax;
-  if (grid_name != name_of(grid) || (grid == Grid::kLloydMax && !x.is_cpu()))
-    fail("grid is \"", grid_name, "\", not \"minmax\"");
+  if (grid_name != name_of(grid)) fail("grid is \"", grid_name, "\", not \"minmax\" or \"lloyd-max\"");
+  if (grid != Grid::kMinMax && !x.is_cpu()) fail("rows of lloyd-max are packed on the CPU");
   args.param_dtype = dtype_of(params, "params"), args.clip_ratio = clip_ratio;
   if (clip_ratio > 1) fail("int2_pack: clip_ratio must be at most 1");
   args.x = x.data_ptr(), args.x_token_stride = 2 * x.stride(0), args.x_head_stride = 2 * x.stride(1);

@@ -17,7 +17,6 @@
 
 namespace oscar::operators::on_cpu {
 
-/// Packs rows; args.grid and args.clip_ratio are those of the codec, in whose place clip_ranks stand if there are any.
 void int2_pack(const oscar_int2_pack_args& args, Grid grid);
 void int2_unpack(const oscar_int2_unpack_args& args);
 void int2_decode(const oscar_int2_decode_args& args);

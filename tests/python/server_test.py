@@ -20,6 +20,7 @@ try:
     from oscar_kv import sglang_plugin, vllm_plugin
     from oscar_kv.server import Place
     from safetensors import safe_open
+    from vllm_fakes import forget_modules, module
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -92,8 +93,7 @@ class ServerTest(unittest.TestCase):
         self.rank, self.ranks, self.overrides = 0, 1, {}
         transformers.LlamaConfig(hidden_size=HEADS * DIM, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
                                  num_key_value_heads=KV_HEADS).save_pretrained(self.folder / "model")
-        self.before = dict(sys.modules)
-        self.addCleanup(lambda: [sys.modules.pop(name) for name in set(sys.modules) - set(self.before)])
+        forget_modules(self)
         self.install_fakes()
         os.environ |= {"OSCAR_OBSERVE": str(self.folder / "x.safetensors"), "OSCAR_OBSERVE_TOKENS": str(TOKENS)}
         self.addCleanup(lambda: [os.environ.pop(name, None) for name in ("OSCAR_OBSERVE", "OSCAR_OBSERVE_TOKENS")])
@@ -101,14 +101,9 @@ class ServerTest(unittest.TestCase):
         self.rows = [[torch.randn(TOKENS, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(LAYERS)]
         oscar_kv.load_library()
 
-    def module(self, name, **members):
-        for i in range(len(parts := name.split("."))):
-            sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
-        vars(sys.modules[name]).update(members)
-
     def install_worker(self):
         self.worker = type("WorkerWrapperBase", (FakeWorker,), {})
-        self.module("vllm.v1.worker.worker_base", WorkerWrapperBase=self.worker)
+        module("vllm.v1.worker.worker_base", WorkerWrapperBase=self.worker)
 
     def install_fakes(self):
         def resolve(path):
@@ -128,23 +123,23 @@ class ServerTest(unittest.TestCase):
                 pass
 
         self.platform = Platform()
-        self.module("vllm.platforms", current_platform=self.platform)
+        module("vllm.platforms", current_platform=self.platform)
         self.enum = enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "fake_flash.Backend", "CUSTOM": None})
         config = types.SimpleNamespace(model_config=types.SimpleNamespace(model=str(self.folder / "model")))
-        self.module("fake_flash", Backend=FakeBackend)
+        module("fake_flash", Backend=FakeBackend)
         self.install_worker()
-        self.module("vllm.utils.import_utils", resolve_obj_by_qualname=resolve)
-        self.module("vllm.config", get_current_vllm_config=lambda: config)
-        self.module("vllm.distributed", get_tensor_model_parallel_rank=lambda: self.rank,
+        module("vllm.utils.import_utils", resolve_obj_by_qualname=resolve)
+        module("vllm.config", get_current_vllm_config=lambda: config)
+        module("vllm.distributed", get_tensor_model_parallel_rank=lambda: self.rank,
                     get_tensor_model_parallel_world_size=lambda: self.ranks)
-        self.module("vllm.v1.attention.backends.registry", AttentionBackendEnum=self.enum,
+        module("vllm.v1.attention.backends.registry", AttentionBackendEnum=self.enum,
                     register_backend=lambda backend, path: self.overrides.update({backend: path}))
         self.resolve = resolve
-        self.module("sglang.srt.plugins.hook_registry", HookRegistry=FakeHooks,
+        module("sglang.srt.plugins.hook_registry", HookRegistry=FakeHooks,
                     HookType=enum.Enum("HookType", {"BEFORE": "before"}))
-        self.module("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=type("AttentionBackend", (), {"forward": 0}))
+        module("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=type("AttentionBackend", (), {"forward": 0}))
         args = types.SimpleNamespace(model_path=str(self.folder / "model"))
-        self.module("sglang.srt.runtime_context", get_server_args=lambda: args,
+        module("sglang.srt.runtime_context", get_server_args=lambda: args,
                     get_parallel=lambda: types.SimpleNamespace(attn_tp_rank=self.rank, attn_tp_size=self.ranks))
 
     def own(self, x):
@@ -281,7 +276,7 @@ class ServerTest(unittest.TestCase):
         self.addCleanup(lambda: os.environ.pop("OSCAR_KV_SET", None))
         self.assert_ends("SGLang would serve without the set; unset it, and use oscar serve-env")
         del os.environ["OSCAR_KV_SET"]
-        self.module("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=object)
+        module("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=object)
         self.assert_ends("has no sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward")
         os.environ["OSCAR_OBSERVE"] = ""
         self.assert_ends("OSCAR_OBSERVE is set but empty")

@@ -65,13 +65,21 @@ def step_of(starts, lengths, tables, slots, requests, prompts, device):
         is_prefilling=torch.tensor(prompts, dtype=torch.bool))
 
 
+def module(name, **members):
+    """A module of this name, and of the packages that it is in, or more members of it."""
+    for i in range(len(parts := name.split("."))):
+        sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
+    vars(sys.modules[name]).update(members)
+
+
+def forget_modules(case):
+    """Lets the modules that a test makes go with it."""
+    before = set(sys.modules)
+    case.addCleanup(lambda: [sys.modules.pop(name) for name in set(sys.modules) - before])
+
+
 def install(device):
     """device: "cpu" or "cuda", what vLLM would run on."""
-    def module(name, **members):
-        for i in range(len(parts := name.split("."))):
-            sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
-        vars(sys.modules[name]).update(members)
-
     model = types.SimpleNamespace(dtype=torch.bfloat16)
     module("vllm.config", get_current_vllm_config=lambda: types.SimpleNamespace(model_config=model))
     module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}), AttentionImpl=FakeImpl,

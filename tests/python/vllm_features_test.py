@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import time
+import unittest
 
 import numpy as np
 import oscar_kv
@@ -13,6 +14,7 @@ from vllm_serving import MODEL, PROJECT, SETS, TOKENS, ServedModel, main
 
 LARGER = PROJECT.parent / "shared/models/qwen3-15m"  # 6 query heads, 2 KV heads
 LARGER_TOKENS = PROJECT.parent / "shared/golden/qwen3-15m"
+needs_larger = unittest.skipUnless(LARGER.is_dir(), f"there is no {LARGER}")
 RANK = 8  # of the adapter
 
 
@@ -110,11 +112,7 @@ class FeaturesTest(ServedModel):
         self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.06)  # of prefixes that are there
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 1000)
 
-    def test_tensor_parallelism(self):
-        """Two ranks, each with one of two KV heads."""
-        if not LARGER.is_dir():
-            self.skipTest(f"there is no {LARGER}")
-        path = self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy")
+    def check_two_ranks(self, path):
         self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))
         self.assertIn("is served in 6 layers", self.said())
         self.assertEqual(self.metric("oscar_kv_layers"), 6)
@@ -122,25 +120,24 @@ class FeaturesTest(ServedModel):
         prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
         self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.025)
 
+    @needs_larger
+    def test_tensor_parallelism(self):
+        """Two ranks, each with one of two KV heads."""
+        self.check_two_ranks(self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy"))
+
+    @needs_larger
     def test_tensor_parallelism_of_uneven_heads(self):
         """A coded set of scope layer: the rank whose heads take fewer bits has as much room as the other."""
-        if not LARGER.is_dir():
-            self.skipTest(f"there is no {LARGER}")
         path = self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy", tokens=1024, recipe="coded", scope="layer")
         with safe_open(path / "coded.safetensors", "np") as file:
             levels = [file.get_tensor(name) for name in file.keys() if name.endswith("levels")]
         bits = sum(np.log2(x.astype(float)).sum(-1) for x in levels)
         self.assertNotEqual(*bits.tolist())
-        self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))
-        self.assertEqual(self.metric("oscar_kv_layers"), 6)
-        ids = np.load(LARGER_TOKENS / "tokens_eval.npy").reshape(-1).tolist()
-        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
-        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.025)
+        self.check_two_ranks(path)
 
+    @needs_larger
     def test_observed_tensor_parallelism(self):
         """Each of two ranks observes its KV head; their files, joined, have the sums of our own runner."""
-        if not LARGER.is_dir():
-            self.skipTest(f"there is no {LARGER}")
         model, found = self.in_float32(LARGER), self.folder / "stats.safetensors"
         self.served("--tensor-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "256", model=model,
                     OSCAR_OBSERVE=str(found))

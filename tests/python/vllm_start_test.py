@@ -15,6 +15,7 @@ try:
     import torch
     import transformers
     from oscar_kv import vllm_plugin, vllm_start
+    from vllm_fakes import forget_modules, module
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -27,8 +28,7 @@ Selector = namedtuple("AttentionSelectorConfig", "use_mla use_sparse attn_type h
 
 class StartTest(unittest.TestCase):
     def setUp(self):
-        before = dict(sys.modules)
-        self.addCleanup(lambda: [sys.modules.pop(name) for name in set(sys.modules) - set(before)])
+        forget_modules(self)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_KV", "OSCAR_OBS"))}
         patch = mock.patch.dict(os.environ, environment, clear=True)
         patch.start()
@@ -52,7 +52,7 @@ class StartTest(unittest.TestCase):
 
         self.platform, names = Platform, enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "x", "CPU_ATTN": CPU, "CUSTOM": None})
         self.names = names
-        self.module("vllm", __version__="0.99")
+        module("vllm", __version__="0.99")
         self.counted, owner = [], self
 
         class Gauge:
@@ -66,18 +66,13 @@ class StartTest(unittest.TestCase):
             def set(self, value):
                 owner.counted.append(value)
 
-        self.module("prometheus_client", Gauge=Gauge)
+        module("prometheus_client", Gauge=Gauge)
         vllm_start._count.cache_clear()
         vllm_start.served_set.cache_clear()
-        self.module("vllm.platforms", current_platform=Platform())
-        self.module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
-        self.module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
+        module("vllm.platforms", current_platform=Platform())
+        module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
+        module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
                     register_backend=lambda backend, path: self.paths.update({backend.name: path}))
-
-    def module(self, name, **members):
-        for i in range(len(parts := name.split("."))):
-            sys.modules.setdefault(".".join(parts[:i + 1]), types.ModuleType(".".join(parts[:i + 1])))
-        vars(sys.modules[name]).update(members)
 
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
@@ -183,7 +178,7 @@ class StartTest(unittest.TestCase):
 
     def test_a_version_that_asks_no_backend_for_the_size_of_its_cache(self):
         os.environ["OSCAR_KV_SET"] = str(SET)
-        self.module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}))
+        module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}))
         self.assertIn("vLLM 0.99 does not let a backend say how large its cache is; use vLLM 0.32", self.configure())
 
     def test_variables_that_mean_nothing(self):

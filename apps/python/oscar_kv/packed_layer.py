@@ -8,6 +8,7 @@ and stored rows packed in pages of bytes, by the operators of liboscar_torch.so:
 """
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -117,9 +118,14 @@ class PackedSlots:
 
     def __init__(self, key: LayerSide, value: LayerSide, heads: int, dim: int):
         self.sides, self.heads, self.dim = (key, value), heads, dim
-        self._matrices = [x.bfloat16().contiguous() for x in (key.rotation, value.rotation, key.read_rotation)]
-        self._means = [*(side.mean if side.mean is None else side.mean.contiguous() for side in self.sides), None]
-        self._back = value.read_rotation.bfloat16().transpose(1, 2).contiguous()
+
+    @cached_property
+    def rotations(self) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Matrices of keys, values, queries and outputs, and means of keys and values, as rotate_rows() takes them. A server asks for
+        them before it captures graphs."""
+        key, value = self.sides
+        matrices = key.rotation, value.rotation, key.read_rotation, value.read_rotation.transpose(1, 2)
+        return [x.bfloat16().contiguous() for x in matrices], [x if x is None else x.contiguous() for x in (key.mean, value.mean)]
 
     def of_rank(self, cache: Tensor) -> Tensor:
         """What these tokens take of pages (pages, 1, tokens, bytes) whose slots have room for those of any rank."""
@@ -132,14 +138,15 @@ class PackedSlots:
         """What a step has to rotate before it reads. rows: new keys and values, which go as stored to `stored`, bfloat16 (2, tokens,
         heads, d), and to the places int32 (tokens) of copies (2, any number, heads, d); negative: to none. queries (any number, query
         heads, d) go to `turned`, bfloat16 of that shape."""
-        torch.ops.oscar.rotate_rows([*rows, queries], self._matrices, self._means, [*stored, turned], places, [*copies])
+        matrices, means = self.rotations
+        torch.ops.oscar.rotate_rows([*rows, queries], matrices[:3], [*means, None], [*stored, turned], places, [*copies])
 
     def turn(self, queries: Tensor, turned: Tensor) -> None:
-        torch.ops.oscar.rotate_rows([queries], self._matrices[2:], [None], [turned], None, [])
+        torch.ops.oscar.rotate_rows([queries], self.rotations[0][2:3], [None], [turned], None, [])
 
     def turn_back(self, outputs: Tensor, native: Tensor) -> None:
         """outputs of attention (tokens, query heads, d), float32 or bfloat16, as the model has them, into bfloat16 of that shape."""
-        torch.ops.oscar.rotate_rows([outputs], [self._back], self._means[1:2], [native], None, [], adds_mean=True)
+        torch.ops.oscar.rotate_rows([outputs], self.rotations[0][3:], self.rotations[1][1:], [native], None, [], adds_mean=True)
 
     def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
         """cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written; stored: keys and values as

@@ -23,7 +23,6 @@ import numpy as np
 
 _SCHEMA, _CODED_SCHEMA = "oscar.rotation_set.v1", "oscar.rotation_set.v2"
 _CODECS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
-_MOST = 2**31 - 1
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN = "fetch or fit the set again"
 _TRIAL_SECONDS = 300
@@ -223,8 +222,8 @@ def _arrays_of(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], dict[st
     return arrays, None if manifest is None else _parse_json(manifest, f"{where}, manifest")
 
 
-def _is_count(value: Any, least: int = 0, most: int = _MOST) -> bool:
-    return type(value) is int and least <= value <= most
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _is_ratio(value: Any) -> bool:
@@ -251,47 +250,29 @@ def _has_ratios(side: Any) -> bool:
 
 
 def _check_manifest(manifest: dict[str, Any], where: str) -> None:
-    """What readers of matrices take from a manifest, as in schemas/oscar.rotation_set.v1.schema.json."""
+    """What readers take from a manifest, as in schemas/oscar.rotation_set.v1.schema.json and v2, which is of coded sets."""
     codec, windows, layers = (manifest.get(name) for name in ("codec", "windows", "layers"))
-    name, levels = _member(codec, "name"), _member(codec, "levels")
-    _refuse_if(
-        where,
-        (manifest.get("schema") != _SCHEMA, f"schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\""),
-        (not isinstance(manifest.get("model"), dict), "no model"),
+    is_coded, name, levels = manifest.get("schema") == _CODED_SCHEMA, _member(codec, "name"), _member(codec, "levels")
+    of_int2 = (
+        (manifest.get("schema") != _SCHEMA, f"schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\" or \"{_CODED_SCHEMA}\""),
         (name not in _CODECS, f"codec {name!a} is not known; known are {', '.join(_CODECS)}"),
         (levels != [4, 4], f"levels are {levels!a}, not [4, 4]"),
         (not _is_count(_member(codec, "group_size")), "the codec's group_size is no count"),
-        (isinstance(codec, dict) and codec.get("scale_dtype", "float32") not in _SCALES, "the codec's scale_dtype is not known"),
-        (not all(_is_count(_member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
-        (not isinstance(layers, list) or not layers, "no layers"))
-    _check_layer_ids(layers, where)
-    for layer in layers:
-        for side in ("key", "value"):
-            _refuse_if(f"{where}, layer {layer['layer_id']}, {side}",
-                       (not _has_ratios(layer.get(side)), "no clip ratios, or not between 0 and 1"))
-
-
-def _check_layer_ids(layers: list[Any], where: str) -> None:
-    ids = [_member(layer, "layer_id") for layer in layers]
-    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"),
-               (len(set(map(str, ids))) < len(ids), "a layer_id comes twice"))
-
-
-def _check_coded_manifest(manifest: dict[str, Any], where: str) -> None:
-    """The same of a coded cache, as in schemas/oscar.rotation_set.v2.schema.json."""
-    windows, layers = manifest.get("windows"), manifest.get("layers")
+        (_member(codec, "scale_dtype") not in (None, *_SCALES), "the codec's scale_dtype is not known"))
     _refuse_if(
         where,
+        *(((name != "coded", "the codec is not coded"),) if is_coded else of_int2),
         (not isinstance(manifest.get("model"), dict), "no model"),
-        (_member(manifest, "codec", "name") != "coded", "the codec is not coded"),
         (not all(_is_count(_member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(layers, list) or not layers, "no layers"))
-    _check_layer_ids(layers or [], where)
-    for layer in layers or []:
+    ids = [_member(layer, "layer_id") for layer in layers]
+    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(ids)) < len(ids), "a layer_id comes twice"))
+    for layer in layers:
         for side in ("key", "value"):
             sizes = _member(layer, side, "row_bytes")
-            _refuse_if(f"{where}, layer {layer['layer_id']}, {side}",
-                       (not isinstance(sizes, list) or not all(map(_is_count, sizes)), "bytes of rows are no counts"))
+            _refuse_if(f"{where}, layer {layer['layer_id']}, {side}", (
+                (not isinstance(sizes, list) or not all(map(_is_count, sizes)), "bytes of rows are no counts") if is_coded else
+                (not _has_ratios(layer.get(side)), "no clip ratios, or not between 0 and 1")))
 
 
 def _format_bytes(levels: np.ndarray, step: np.ndarray, sigma: np.ndarray) -> int:
@@ -386,29 +367,23 @@ def _side(arrays: dict[str, np.ndarray], layer_id: int, name: str, described: di
                 described["clip_ratio"], arrays.get(prefix + "clip_ratio_per_head"), arrays.get(prefix + "eigenvalues"))
 
 
-def _set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -> RotationSet:
-    layers = {}
-    for each in sorted(manifest["layers"], key=lambda layer: layer["layer_id"]):
-        i = each["layer_id"]
-        layers[i] = Layer(i, _side(arrays, i, "key", each["key"], where), _side(arrays, i, "value", each["value"], where))
-        _check_layer(layers[i], each, manifest["codec"]["group_size"], str(where))
-    surplus = sorted({name.split(".")[1] for name in arrays if name.startswith("layers.")} - set(map(str, layers)))
-    if surplus:
-        raise ValueError(f"{where}: has layers {', '.join(surplus)!a}, of which the manifest does not know; fit the set again")
-    return RotationSet(manifest, layers)
-
-
-def _coded_side(arrays: dict[str, np.ndarray], prefix: str, described: dict[str, Any], where: Path) -> Side:
+def _coded_side(arrays: dict[str, np.ndarray], layer_id: int, name: str, described: dict[str, Any], where: Path) -> Side:
+    prefix = f"layers.{layer_id}.{name}."
     found = {name: arrays.get(prefix + name) for name in ("write", "read", "mean", "levels", "step", "sigma")}
     _check_coded_side(found, described, f"{where}, {prefix}")
     return Side(found["write"], found["read"], found["mean"], 0.0, None, None, found["levels"], found["step"], found["sigma"])
 
 
-def _coded_set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -> RotationSet:
-    layers = {}
+def _set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -> RotationSet:
+    layers, is_coded = {}, manifest["schema"] == _CODED_SCHEMA
     for each in sorted(manifest["layers"], key=lambda layer: layer["layer_id"]):
-        i = each["layer_id"]
-        layers[i] = Layer(i, *(_coded_side(arrays, f"layers.{i}.{name}.", each[name], where) for name in ("key", "value")))
+        i, side = each["layer_id"], _coded_side if is_coded else _side
+        layers[i] = Layer(i, *(side(arrays, i, name, each[name], where) for name in ("key", "value")))
+        if not is_coded:
+            _check_layer(layers[i], each, manifest["codec"]["group_size"], str(where))
+    surplus = sorted({name.split(".")[1] for name in arrays if name.startswith("layers.")} - set(map(str, layers)))
+    if surplus:
+        raise ValueError(f"{where}: has layers {', '.join(surplus)!a}, of which the manifest does not know; fit the set again")
     return RotationSet(manifest, layers)
 
 
@@ -428,7 +403,6 @@ def read_set(path: str | os.PathLike[str]) -> RotationSet:
     if not said.is_file():
         raise ValueError(f"{path}: no manifest.json, so this is not a rotation set; `oscar inspect` says what it is")
     manifest = _parse_json(_read_file(said, _MOST_BYTES_OF_TEXT), str(said))
-    is_coded = manifest.get("schema") == _CODED_SCHEMA
-    (_check_coded_manifest if is_coded else _check_manifest)(manifest, str(said))
-    name, data = _read_listed(path, manifest, ("coded.safetensors",) if is_coded else _MATRICES)
-    return (_coded_set if is_coded else _set)(_arrays_of(data, path / name)[0], manifest, path / name)
+    _check_manifest(manifest, str(said))
+    name, data = _read_listed(path, manifest, ("coded.safetensors",) if manifest["schema"] == _CODED_SCHEMA else _MATRICES)
+    return _set(_arrays_of(data, path / name)[0], manifest, path / name)

@@ -83,6 +83,7 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
     else:
         why = why_no_decode(q_heads, heads)
         slots.path = "kernels" if why is None else f"torch: {why}"
+    _ = slots.rotations  # before graphs are captured
     return slots
 
 
@@ -183,8 +184,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         for layer in packed_layers(vllm_config):
             layer.impl.prepare(layer, kv_cache_spec.block_size, device)
         own = [layer for layer in packed_layers(vllm_config) if layer.layer_name in layer_names]
-        self.by_kernels = any(layer.impl.packed.path == "kernels" for layer in own)
-        self.by_torch = any(layer.impl.packed.path != "kernels" for layer in own)
+        self.by_kernels = all(layer.impl.packed.path == "kernels" for layer in own)
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
         blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
         self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *packed_set().windows, scheduler.max_num_seqs,
@@ -205,7 +205,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         return AttentionCGSupport.UNIFORM_BATCH if known and max_decode_query_len(vllm_config) <= MOST_NEW else AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PackedMetadata:
-        common, kind = common_attn_metadata, (self.windows.block_size, self.by_kernels, self.by_torch)
+        common, kind = common_attn_metadata, (self.windows.block_size, self.by_kernels)
         made = PackedMetadataBuilder._made
         if made is None or not made.take(self, kind, common.slot_mapping):
             made = PackedMetadataBuilder._made = SharedStep(self, kind, common.slot_mapping, *self._build(common))
@@ -218,7 +218,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         windows, table = self.windows, common.block_table_tensor
         starts, all_tokens, told = common.query_start_loc_cpu.tolist(), common.num_actual_tokens, running(common)
         chosen = chosen_of(starts) if self.by_kernels else []
-        if not self.by_torch and windows.is_steady(*told[:2]):
+        if self.by_kernels and windows.is_steady(*told[:2]):
             if made := self._build_by_kernels(common, starts, chosen, told[0]):
                 return made, (table[:0], table[:0])
         ends, after = common.query_start_loc.long(), common.seq_lens.long()
@@ -227,7 +227,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         written = common.slot_mapping[:all_tokens].long()
         step = windows.begin(table, before, torch.where(count > 0, after, before), written, *told)
         decoded = self.buffers.build(windows, starts, chosen, table, before, count, all_tokens)
-        others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and (self.by_torch or i not in set(chosen))]
+        others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and i not in set(chosen)]
         lengths = before.tolist() if others else []
         rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
         index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
@@ -315,18 +315,15 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             return output.fill_(0)
         step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
         kv_cache = packed.of_rank(kv_cache)
-        by_kernels = step.decoded is not None and packed.path == "kernels"
-        queries = step.decoded.queries(query) if by_kernels else query[:0]
+        queries = query[:0] if step.decoded is None else step.decoded.queries(query)
         rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
         turned = torch.empty(queries.shape, dtype=torch.bfloat16, device=query.device)
         stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
         packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
         packed.write(kv_cache, step.slots, stored)
-        if by_kernels:
+        if step.decoded is not None:
             self._decode(turned, step.decoded, packed, kv_cache, output)
         for request in step.requests:
-            if by_kernels and request.end - request.begin <= MOST_NEW:
-                continue
             own = slice(request.begin, request.end)
             if request.before == 0:
                 output[own] = self._prompt(query[own], key[own], value[own])
