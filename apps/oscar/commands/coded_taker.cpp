@@ -6,8 +6,8 @@
 
 #include "commands/fit_command.hpp"
 #include "fit/coded_kept.hpp"
-#include "verify/attention/measure_source.hpp"
 #include "verify/attention/attention_metrics.hpp"
+#include "verify/attention/measure_source.hpp"
 #include "verify/verdict/measured_text.hpp"
 
 namespace oscar {
