@@ -42,7 +42,7 @@ void add_key_sums(const HeadsView& k, std::vector<double>& sums) {
 }
 
 /// The slot of token number i of a uniform sample of n (Vitter's algorithm R, with a hash for the random number): i
-/// itself while there is room, else one of i + 1 slots, of which n exist. kernels/cuda/observe_rows.cuh says the same.
+/// itself while there is room, else one of i + 1 slots, of which n exist. kernels/cuda/observe.cu says the same.
 std::int64_t slot_in_sample(std::int64_t i, std::uint32_t seed, std::int64_t n) {
   if (i < n) return i;
   std::uint32_t h = static_cast<std::uint32_t>(i) ^ seed;

@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "kernels/reference/coded_row.hpp"
-#include "kernels/reference/norm_rope.hpp"
 #include "kernels/reference/packing.hpp"
 #include "kernels/reference/row_codec.hpp"
+#include "kernels/reference/stored_rows.hpp"
 #include "stable_torch.hpp"
 
 namespace oscar::operators::on_cpu {

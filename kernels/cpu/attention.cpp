@@ -8,7 +8,7 @@
 #include "base/check.hpp"
 #include "base/exp.hpp"
 #include "base/threads.hpp"
-#include "kernels/cpu/mixed_block.hpp"
+#include "kernels/cpu/mixed_attention.hpp"
 #include "kernels/cpu/ops.hpp"
 
 namespace oscar::cpu {

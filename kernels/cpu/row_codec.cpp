@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: MIT
+// The row codec, packed histories, and quantize(): many rows through a codec and back, in parallel.
 #include "kernels/cpu/row_codec.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <vector>
 
+#include "base/check.hpp"
+#include "base/threads.hpp"
 #include "kernels/arguments.hpp"
+#include "kernels/cpu/ops.hpp"
+#include "kernels/reference/coded_row.hpp"
+#include "kernels/reference/packing.hpp"
 
 namespace oscar::cpu {
+
 namespace {
 
 float bisected_threshold(std::span<const float> magnitudes, int rank) {
@@ -109,6 +117,148 @@ void decode_row(std::span<const std::uint8_t> codes, std::span<const float> para
     for (std::size_t i = group * size; i < (group + 1) * size; ++i)
       row[i] = (static_cast<float>(codes[i]) - zero) * scale;
   }
+}
+
+namespace {
+
+constexpr std::size_t kRowsPerTask = 1024;
+
+/// What decoding a row needs beside it: as many codes and parameters as one has.
+struct Scratch {
+  std::vector<std::uint8_t> codes;
+  std::vector<float> pairs;  // scale and zero of each group
+};
+
+}  // namespace
+
+PackedHistory::PackedHistory(std::span<const float> rows, int heads, int dim, HistoryCodec codec)
+    : codec_(std::move(codec)),
+      tokens_(static_cast<std::int64_t>(rows.size()) / heads / dim),
+      dim_(dim),
+      group_size_(codec_.coded == nullptr ? checked_group_size(codec_, dim) : dim),
+      heads_(static_cast<std::size_t>(heads)) {
+  check_heads(codec_, heads);
+  if (codec_.coded != nullptr) std::ranges::for_each(*codec_.coded, reference::require_valid);
+  for (std::size_t head = 0; head < heads_.size(); ++head) {
+    heads_[head].row_bytes = reference::packed_row_bytes(codec_, static_cast<int>(head), static_cast<std::size_t>(dim));
+    heads_[head].bytes.resize(static_cast<std::size_t>(tokens_) * heads_[head].row_bytes);
+  }
+  const std::size_t num_rows = static_cast<std::size_t>(tokens_) * heads_.size();
+  OSCAR_CHECK(rows.size() == num_rows * static_cast<std::size_t>(dim));
+  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
+    pack(task * kRowsPerTask, std::min((task + 1) * kRowsPerTask, num_rows), rows);
+  });
+}
+
+void PackedHistory::pack(std::size_t begin, std::size_t end, std::span<const float> rows) {
+  const auto dim = static_cast<std::size_t>(dim_);
+  std::vector<RowCodec> codecs;
+  for (int head = 0; head < heads(); ++head) codecs.push_back(codec_.of_head(head));
+  RowEncoder encoder(dim_, group_size_);
+  for (std::size_t row = begin; row < end; ++row) {
+    const std::size_t head = row % heads_.size(), token = row / heads_.size();
+    const std::span<const float> values = rows.subspan(row * dim, dim);
+    const std::span<std::uint8_t> bytes =
+        std::span(heads_[head].bytes).subspan(token * heads_[head].row_bytes, heads_[head].row_bytes);
+    if (codec_.coded != nullptr) {
+      reference::encode_coded_row((*codec_.coded)[head], values, bytes);
+      continue;
+    }
+    encoder.encode(values, codecs[head]);
+    const std::size_t codes = reference::code_bytes(codec_.levels, dim);
+    reference::pack_codes(encoder.codes(), codec_.levels, bytes.first(codes));
+    reference::pack_parameters(encoder.parameters(), codec_.scale_dtype, bytes.subspan(codes));
+  }
+}
+
+void PackedHistory::decode(std::int64_t token, int head, Precision precision, std::span<float> row) const {
+  const Head& own = heads_[static_cast<std::size_t>(head)];
+  const auto bytes = std::span(own.bytes).subspan(static_cast<std::size_t>(token) * own.row_bytes, own.row_bytes);
+  if (codec_.coded != nullptr) {
+    reference::decode_coded_row((*codec_.coded)[static_cast<std::size_t>(head)], bytes, row);
+  } else {
+    thread_local Scratch scratch;
+    const auto group_size = static_cast<std::size_t>(group_size_);
+    scratch.codes.resize(row.size()), scratch.pairs.resize(2 * row.size() / group_size);
+    const std::size_t codes = reference::code_bytes(codec_.levels, row.size());
+    reference::unpack_codes(bytes.first(codes), codec_.levels, scratch.codes);
+    reference::unpack_parameters(bytes.subspan(codes), codec_.scale_dtype, scratch.pairs);
+    decode_row(scratch.codes, scratch.pairs, row);
+  }
+  if (precision == Precision::kServing) round_to_bf16(row);
+}
+
+namespace {
+
+/// Returns the codec of each head, or one if all heads have the same.
+std::vector<RowCodec> codecs_of_heads(const HistoryCodec& codec) {
+  std::vector<RowCodec> codecs(std::max<std::size_t>(codec.head_clip_ratios.size(), 1));
+  for (std::size_t head = 0; head < codecs.size(); ++head) codecs[head] = codec.of_head(static_cast<int>(head));
+  return codecs;
+}
+
+/// Packs rows (tokens, heads, head_dim) as the coded cache stores them, and decodes the bytes.
+void pass_through_coded_rows(std::span<const float> rows, int head_dim, const std::vector<CodedFormat>& formats,
+                             Precision precision, std::span<float> decoded, std::vector<std::uint8_t>* packed) {
+  const auto dim = static_cast<std::size_t>(head_dim);
+  const std::size_t num_rows = rows.size() / dim;
+  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
+  for (const CodedFormat& format : formats) reference::require_valid(format);
+  OSCAR_CHECK(packed == nullptr || formats.size() == 1);
+  if (packed != nullptr) packed->resize(num_rows * reference::coded_row_bytes(formats.front()));
+  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
+    std::vector<std::uint8_t> bytes;
+    const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
+    for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
+      const CodedFormat& format = formats[row % formats.size()];
+      const std::span<float> out = decoded.subspan(row * dim, dim);
+      bytes.resize(reference::coded_row_bytes(format));
+      reference::encode_coded_row(format, rows.subspan(row * dim, dim), bytes);
+      reference::decode_coded_row(format, bytes, out);
+      if (packed != nullptr)
+        std::ranges::copy(bytes, packed->begin() + static_cast<std::ptrdiff_t>(row * bytes.size()));
+      if (precision == Precision::kExact) continue;
+      for (float& value : out) value = round_to_bf16(value);
+    }
+  });
+}
+
+}  // namespace
+
+void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
+              std::span<float> decoded, QuantizedRows* out) {
+  if (codec.coded != nullptr) {
+    if (out != nullptr) *out = {};
+    return pass_through_coded_rows(rows, head_dim, *codec.coded, precision, decoded,
+                                   out != nullptr ? &out->codes : nullptr);
+  }
+  const int group_size = checked_group_size(codec, head_dim);
+  const auto dim = static_cast<std::size_t>(head_dim);
+  const std::size_t groups = dim / static_cast<std::size_t>(group_size);
+  const std::size_t num_rows = rows.size() / dim;
+  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
+  if (out != nullptr) {
+    out->codes.resize(rows.size());
+    out->scale.resize(num_rows * groups);
+    out->zero.resize(num_rows * groups);
+  }
+  const std::vector<RowCodec> of_head = codecs_of_heads(codec);
+  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
+    RowEncoder encoder(head_dim, group_size);
+    const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
+    for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
+      const std::span<float> own = decoded.subspan(row * dim, dim);
+      encoder.encode(rows.subspan(row * dim, dim), of_head[row % of_head.size()]);
+      decode_row(encoder.codes(), encoder.parameters(), own);
+      if (precision == Precision::kServing) round_to_bf16(own);
+      if (out == nullptr) continue;
+      std::ranges::copy(encoder.codes(), out->codes.begin() + static_cast<std::ptrdiff_t>(row * dim));
+      for (std::size_t group = 0; group < groups; ++group) {
+        out->scale[row * groups + group] = encoder.parameters()[2 * group];
+        out->zero[row * groups + group] = encoder.parameters()[2 * group + 1];
+      }
+    }
+  });
 }
 
 }  // namespace oscar::cpu

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-//
 #include "kernels/cuda/context.hpp"
 
 #include <utility>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-//
 #include "kernels/cuda/device.hpp"
 
 #include <cstdint>

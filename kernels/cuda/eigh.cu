@@ -23,13 +23,6 @@ struct EigenBatch {
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(dim) * dim; }
 };
 
-/// Returns for each problem the largest |A v - value v| relative to its largest |value|, or |<v_i, v_j> - (i == j)| if
-/// that is more; infinite if anything is NaN or the values do not ascend.
-[[nodiscard]] std::vector<double> eigen_errors(const Context& context, const EigenBatch& batch);
-
-/// Vectors as columns replace the matrices.
-void transpose_vectors(const Context& context, EigenBatch& batch);
-
 namespace {
 
 constexpr std::int64_t kSliceValues = std::int64_t{1} << 18;  // of a buffer: 2 MiB
@@ -62,8 +55,8 @@ __global__ void transpose(const double* matrices, std::int64_t count, int dim, d
   transposed[i] = matrices[(matrix * dim + column) * dim + row];
 }
 
-}  // namespace
-
+/// Returns for each problem the largest |A v - value v| relative to its largest |value|, or |<v_i, v_j> - (i == j)| if
+/// that is more; infinite if anything is NaN or the values do not ascend.
 std::vector<double> eigen_errors(const Context& context, const EigenBatch& batch) {
   const std::int64_t size = static_cast<std::int64_t>(batch.size());
   const std::int64_t slice = std::clamp<std::int64_t>(kSliceValues / size, 1, batch.count);
@@ -83,13 +76,12 @@ std::vector<double> eigen_errors(const Context& context, const EigenBatch& batch
   return errors.to_host(context);
 }
 
+/// Vectors as columns replace the matrices.
 void transpose_vectors(const Context& context, EigenBatch& batch) {
   transpose<<<blocks_for(batch.vectors.size()), kThreads, 0, context.stream()>>>(batch.vectors.data(), batch.count,
                                                                                  batch.dim, batch.matrices.data());
   OSCAR_CUDA_LAUNCHED("transpose");
 }
-
-namespace {
 
 /// Of eigen_errors(). Rounding leaves about 1e-14, a solver that stopped early much more.
 constexpr double kLargestError = 1e-11;

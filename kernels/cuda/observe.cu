@@ -11,7 +11,7 @@
 
 namespace oscar::cuda {
 
-// Which tokens of a call count, and where sampled ones go. Only for observe_*.cu.
+// Which tokens of a call count, and where sampled ones go.
 
 /// Where the tokens that count begin and end, without a mask.
 __device__ inline std::int64_t boundary(const ObserveCall& call, bool end) {

@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Causal attention of one query over keys and values of mixed precision, in fp64: packed rows of the history, which may
-// be of any kind that packed_row.hpp knows, between windows that keep rows as they are stored.
-//
-// A query at position i sees the keys j <= i. It reads key j and value j as stored if j < sink or j > i - recent, else
-// as the history decodes them. With scores s_j = q k_j / sqrt(d)
-//   p_j = exp(s_j) / sum_j exp(s_j),   o = sum_j p_j v_j
-// A ScoreRule caps scores, shortens what a query sees, and adds sinks to the sum.
+// Causal attention of one query over keys and values of mixed precision, in fp64, and what the cache does to it.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +9,12 @@
 #include "kernels/types.hpp"
 
 namespace oscar::reference {
+
+// Packed rows of the history may be of any kind that packing.hpp knows; windows keep rows as they are stored.
+// A query at position i sees the keys j <= i. It reads key j and value j as stored if j < sink or j > i - recent, else
+// as the history decodes them. With scores s_j = q k_j / sqrt(d)
+//   p_j = exp(s_j) / sum_j exp(s_j),   o = sum_j p_j v_j
+// A ScoreRule caps scores, shortens what a query sees, and adds sinks to the sum.
 
 /// Keys, or values, of one KV head in the cache's coordinates, oldest first.
 struct CacheRows {
@@ -49,5 +49,14 @@ struct Attention {
 
 /// Attention over rows that nothing is packed of: queries of every precision read them as stored.
 [[nodiscard]] Attention attend_exactly(const Query& query, const CacheRows& keys, const CacheRows& values);
+
+// What a mixed-precision cache does to the attention of a query: the sums of AttentionErrors, by their definitions in
+// kernels/README.md.
+
+/// Adds one query to the errors of its head.
+///   exact     attention over native rows
+///   mixed     attention over the cache, its output mapped back to native coordinates
+/// Throws std::logic_error unless both saw the same number of keys and have outputs of the same size.
+void add_errors(const Attention& exact, const Attention& mixed, Windows windows, AttentionErrors& errors);
 
 }  // namespace oscar::reference

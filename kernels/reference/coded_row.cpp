@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "kernels/reference/strand_sum.hpp"
+#include "kernels/reference/row_codec.hpp"
 
 namespace oscar::reference {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sums over tokens that fits are made of, as kernels/backend.hpp names them, each by its formula in fp64. Every
-// function adds to what its sums hold already. Shapes and errors are those of the backend's verbs.
+// Sums over tokens that fits are made of, as kernels/backend.hpp names them, and eigenproblems, each by its formula in
+// fp64.
 #pragma once
 
 #include <span>
@@ -8,6 +8,8 @@
 #include "kernels/types.hpp"
 
 namespace oscar::reference {
+
+// Every sum adds to what is there already. Shapes and errors are those of the backend's verbs.
 
 /// grams[h] += sum_t row^T row over the x.num_heads / grams.count heads of group h.
 void accumulate_grams(HeadsView x, MatrixStack& grams);
@@ -19,5 +21,12 @@ void accumulate_weighted_grams(HeadsView k, const MatrixStack& forms, HeadsView 
 /// Adds what FisherSums defines, with causal attention and windows inside each sequence.
 void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> sequences, Windows windows,
                             FisherSums& sums);
+
+// Symmetric eigenproblems by Jacobi's method (1846; Golub and Van Loan, Matrix Computations, section 8.5): plane
+// rotations zero one entry after the other until nothing is left beside the diagonal.
+
+/// Solves a symmetric (dim, dim) matrix in fp64; eigenvalues ascend. Throws NumericalError if entries are not finite,
+/// or if 60 sweeps do not suffice.
+[[nodiscard]] Eigenpairs eigh(std::span<const double> symmetric, int dim);
 
 }  // namespace oscar::reference

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: MIT
-// How the codes of a row of d channels, and the scales and zeros of its groups, become bytes. Codes of 4 levels are
-// INT2, which servers read (oscar/int2_attention.h), where d is a multiple of 4:
-//   byte[i] = code[i] | code[i + d/4] << 2 | code[i + d/2] << 4 | code[i + 3d/4] << 6        (d / 4 bytes)
-// All others are methods that a set is compared with, which nobody serves: a code is a byte.
-//
-// Every function throws std::logic_error for codes that have more than their levels, and for spans of the wrong size.
+// How rows become bytes: codes, the scales and zeros of their groups, and rows of the history of either kind.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "kernels/types.hpp"
 #include "tensor/dtype.hpp"
 
 namespace oscar::reference {
+
+// How the codes of a row of d channels, and the scales and zeros of its groups, become bytes. Codes of 4 levels are
+// INT2, which servers read (oscar/int2_attention.h), where d is a multiple of 4:
+//   byte[i] = code[i] | code[i + d/4] << 2 | code[i + d/2] << 4 | code[i + 3d/4] << 6        (d / 4 bytes)
+// All others are methods that a set is compared with, which nobody serves: a code is a byte.
+//
+// Every function throws std::logic_error for codes that have more than their levels, and for spans of the wrong size.
 
 /// Packs d codes of 0 to 3 into d / 4 bytes as INT2; d is a multiple of 4.
 void pack_int2(std::span<const std::uint8_t> codes, std::span<std::uint8_t> bytes);
@@ -31,4 +34,22 @@ void unpack_codes(std::span<const std::uint8_t> bytes, int levels, std::span<std
 void pack_parameters(std::span<const float> pairs, DType dtype, std::span<std::uint8_t> bytes);
 /// Reads what pack_parameters() wrote.
 void unpack_parameters(std::span<const std::uint8_t> bytes, DType dtype, std::span<float> pairs);
+
+// A packed row of the history: the row of one token and KV head as the bytes that a cache keeps. A history's codec says
+// which kind it is.
+//   row codec     the codes, then scale and zero of each group
+//   coded cache   the blocks of the KV head's format, then two scale bytes (coded_row.hpp)
+// Every row of a KV head and side has the same size.
+
+/// Returns the bytes of a packed row of d channels.
+[[nodiscard]] std::size_t packed_row_bytes(const HistoryCodec& codec, int kv_head, std::size_t dim);
+
+/// Encodes and packs row (d) into bytes (packed_row_bytes).
+void encode_packed_row(const HistoryCodec& codec, int kv_head, std::span<const float> row,
+                       std::span<std::uint8_t> bytes);
+
+/// Unpacks and decodes bytes (packed_row_bytes) into row (d).
+void decode_packed_row(const HistoryCodec& codec, int kv_head, std::span<const std::uint8_t> bytes,
+                       std::span<float> row);
+
 }  // namespace oscar::reference

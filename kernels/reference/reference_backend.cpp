@@ -5,14 +5,213 @@
 
 #include "base/check.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/reference/eigh.hpp"
-#include "kernels/reference/mixed_sequence.hpp"
+#include "kernels/reference/attention.hpp"
 #include "kernels/reference/moments.hpp"
-#include "kernels/reference/packed_row.hpp"
+#include "kernels/reference/packing.hpp"
 #include "kernels/reference/row_codec.hpp"
 #include "kernels/reference/stored_rows.hpp"
 
 namespace oscar::reference {
+
+namespace {
+
+/// Returns the rows of one head, (tokens, d).
+std::vector<float> head_of(const std::vector<float>& rows, int heads, int head, int dim) {
+  std::vector<float> own;
+  for (std::size_t row = static_cast<std::size_t>(head); row * static_cast<std::size_t>(dim) < rows.size();
+       row += static_cast<std::size_t>(heads)) {
+    const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(row) * dim;
+    own.insert(own.end(), begin, begin + dim);
+  }
+  return own;
+}
+
+/// Returns the transposed matrices as Precision keeps them, or none for no transform: what maps stored rows back to
+/// native ones.
+MatrixStack native_from_stored(const Transform* transform, Precision precision) {
+  if (transform == nullptr) return {};
+  const MatrixStack& read = transform->read();
+  MatrixStack result(read.count, read.dim);
+  const auto dim = static_cast<std::size_t>(read.dim);
+  for (int m = 0; m < read.count; ++m) {
+    for (std::size_t i = 0; i < dim; ++i) {
+      for (std::size_t j = 0; j < dim; ++j) result[m][j * dim + i] = rounded(read[m][i * dim + j], precision);
+    }
+  }
+  return result;
+}
+
+/// Returns row M, the row rounded as Precision says before; the rounded row without matrices.
+std::vector<double> mapped(const std::vector<double>& row, const MatrixStack& matrices, int head, Precision precision) {
+  std::vector<double> result(row.size());
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const double value = rounded(row[i], precision);
+    if (matrices.count == 0) {
+      result[i] = value;
+      continue;
+    }
+    const std::span<const double> matrix = matrices.for_head(head);
+    for (std::size_t c = 0; c < row.size(); ++c) result[c] += value * matrix[i * row.size() + c];
+  }
+  return result;
+}
+
+/// Returns keys, or values, as a cache stores them, (tokens, heads, d).
+std::vector<float> stored(HeadsView native, const Transform* transform, Precision precision) {
+  if (transform == nullptr) return stored_rows(native, nullptr, {}, precision);
+  return stored_rows(native, &transform->rotation, transform->mean, precision);
+}
+
+/// Keys, or values, of a sequence.
+class Side {
+ public:
+  Side(HeadsView native, HeadsView given, const Transform* transform, Precision precision)
+      : native_(native),
+        given_(given),
+        transform_(transform),
+        precision_(precision),
+        stored_(stored(native, transform, precision)),
+        unrounded_(stored(native, transform, Precision::kExact)) {}
+
+  /// Returns what queries read of one KV head, its history packed by the codec.
+  [[nodiscard]] CacheRows rows(const std::optional<HistoryCodec>& codec, int head) const {
+    const int heads = native_.num_heads, dim = native_.head_dim;
+    const std::vector<float> own = head_of(stored_, heads, head, dim);
+    if (!codec) return {dim, own, own};
+    check_heads(*codec, heads);
+    if (given_.data != nullptr)
+      return {dim, own, head_of(stored_rows(given_, nullptr, {}, Precision::kExact), heads, head, dim)};
+    const auto size = static_cast<std::size_t>(dim);
+    const std::size_t row_bytes = packed_row_bytes(*codec, head, size);
+    std::vector<std::uint8_t> packed(own.size() / size * row_bytes);
+    for (std::size_t t = 0; t < own.size() / size; ++t) {
+      encode_packed_row(*codec, head, std::span(own).subspan(t * size, size),
+                        std::span(packed).subspan(t * row_bytes, row_bytes));
+    }
+    return packed_cache_rows(own, dim, packed, *codec, head, precision_);
+  }
+
+  /// Returns the energies of the native rows and of what the cache adds to them, of tokens [begin, end) of one KV head.
+  /// Noise is measured in stored coordinates where the rotation keeps lengths.
+  [[nodiscard]] std::pair<double, double> errors(const std::optional<HistoryCodec>& codec, int head, std::int64_t begin,
+                                                 std::int64_t end) const {
+    const auto size = static_cast<std::size_t>(native_.head_dim);
+    const bool keeps_lengths = transform_ == nullptr || transform_->read_rotation.count == 0;
+    const MatrixStack back = keeps_lengths ? MatrixStack() : native_from_stored(transform_, Precision::kExact);
+    const std::vector<float> exact = head_of(unrounded_, native_.num_heads, head, native_.head_dim);
+    const CacheRows cache = rows(codec, head);
+    double signal = 0, noise = 0;
+    for (std::int64_t t = begin; t < end; ++t) {
+      std::vector<double> own(size), error(size);
+      native_.head_rows(t, 1, head, own.data());
+      for (std::size_t c = 0; c < size; ++c) {
+        const std::size_t at = static_cast<std::size_t>(t) * size + c;
+        error[c] = double{exact[at]} - double{cache.history[at]};
+      }
+      for (const double x : own) signal += x * x;
+      for (const double x : mapped(error, back, head, Precision::kExact)) noise += x * x;
+    }
+    return {signal, noise};
+  }
+
+ private:
+  HeadsView native_, given_;
+  const Transform* transform_;
+  Precision precision_;
+  std::vector<float> stored_, unrounded_;  // (tokens, heads, d); the second as Precision::kExact stores it
+};
+
+class ReferenceSequence : public MixedSequence {
+ public:
+  explicit ReferenceSequence(const SequenceInput& input)
+      : input_(input),
+        key_(input.qkv.k, input.decoded_k, input.key, input.precision),
+        value_(input.qkv.v, input.decoded_v, input.value, input.precision),
+        positions_(resolve_positions(input.query_positions, input.qkv.q.num_tokens)),
+        q_(stored_rows(input.qkv.q, input.key != nullptr ? &input.key->read() : nullptr, {}, input.precision)),
+        back_(native_from_stored(input.value, input.precision)) {}
+
+  void attend(const HistoryCodecs& codecs, Windows windows, std::span<float> out) override {
+    const auto value_dim = static_cast<std::size_t>(input_.qkv.v.head_dim);
+    OSCAR_CHECK(out.size() == positions_.size() * static_cast<std::size_t>(heads()) * value_dim);
+    for (int head = 0; head < heads(); ++head) {
+      const CacheRows keys = key_.rows(codecs.key, kv_head(head)), values = value_.rows(codecs.value, kv_head(head));
+      for (std::size_t i = 0; i < positions_.size(); ++i) {
+        const std::vector<double> output = cached(i, head, keys, values, windows).output;
+        for (std::size_t c = 0; c < value_dim; ++c) {
+          const std::size_t row = i * static_cast<std::size_t>(heads()) + static_cast<std::size_t>(head);
+          out[row * value_dim + c] = static_cast<float>(output[c]);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<std::vector<AttentionErrors>> compare(std::span<const HistoryCodecs> candidates,
+                                                                  Windows windows) override {
+    OSCAR_CHECK(input_.scores == nullptr);
+    std::vector<std::vector<AttentionErrors>> all;
+    for (const HistoryCodecs& codecs : candidates) {
+      std::vector<AttentionErrors>& errors = all.emplace_back(static_cast<std::size_t>(heads()));
+      for (int head = 0; head < heads(); ++head) {
+        const CacheRows native_keys = native_rows(input_.qkv.k, kv_head(head)),
+                        native_values = native_rows(input_.qkv.v, kv_head(head));
+        const CacheRows keys = key_.rows(codecs.key, kv_head(head)), values = value_.rows(codecs.value, kv_head(head));
+        for (std::size_t i = 0; i < positions_.size(); ++i) {
+          Query query{std::vector<double>(static_cast<std::size_t>(input_.qkv.q.head_dim)), positions_[i], head};
+          input_.qkv.q.head_rows(static_cast<std::int64_t>(i), 1, head, query.row.data());
+          add_errors(attend_exactly(query, native_keys, native_values), cached(i, head, keys, values, windows), windows,
+                     errors[static_cast<std::size_t>(head)]);
+        }
+      }
+    }
+    return all;
+  }
+
+  [[nodiscard]] std::vector<RowErrors> row_errors(const HistoryCodecs& codecs, Windows windows) override {
+    const std::int64_t begin = windows.sink, end = input_.qkv.k.num_tokens - windows.recent;
+    std::vector<RowErrors> all;
+    for (int head = 0; head < input_.qkv.k.num_heads; ++head) {
+      const auto [key_signal, key_noise] = key_.errors(codecs.key, head, begin, end);
+      const auto [value_signal, value_noise] = value_.errors(codecs.value, head, begin, end);
+      all.push_back({key_signal, key_noise, value_signal, value_noise});
+    }
+    return all;
+  }
+
+ private:
+  [[nodiscard]] int heads() const { return input_.qkv.q.num_heads; }
+  [[nodiscard]] int kv_head(int head) const { return head / (heads() / input_.qkv.k.num_heads); }
+
+  [[nodiscard]] static CacheRows native_rows(const HeadsView& x, int head) {
+    return {x.head_dim, head_of(stored_rows(x, nullptr, {}, Precision::kExact), x.num_heads, head, x.head_dim), {}};
+  }
+
+  /// Returns the attention of query i over the cache, its output in native coordinates.
+  [[nodiscard]] Attention cached(std::size_t i, int head, const CacheRows& keys, const CacheRows& values,
+                                 Windows windows) const {
+    const auto dim = static_cast<std::size_t>(keys.dim);
+    const auto row = q_.begin() + static_cast<std::ptrdiff_t>(
+                                      (i * static_cast<std::size_t>(heads()) + static_cast<std::size_t>(head)) * dim);
+    const Query query{{row, row + keys.dim}, positions_[i], head};
+    Attention found = reference::attend(query, keys, values, windows, input_.scores);
+    found.output = mapped(found.output, back_, kv_head(head), input_.precision);
+    return found;
+  }
+
+  SequenceInput input_;
+  Side key_, value_;
+  std::vector<std::int64_t> positions_;
+  std::vector<float> q_;  // (queries, Hq, d), in the coordinates of stored keys
+  MatrixStack back_;      // maps outputs to native coordinates; none without a transform of values
+};
+
+}  // namespace
+
+std::unique_ptr<MixedSequence> hold(const SequenceInput& input) {
+  check_sequence(input);
+  return std::make_unique<ReferenceSequence>(input);
+}
+
 namespace {
 
 class ReferenceBackend : public Backend {

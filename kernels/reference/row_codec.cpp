@@ -7,7 +7,6 @@
 #include <cstdlib>
 
 #include "kernels/arguments.hpp"
-#include "kernels/reference/strand_sum.hpp"
 
 namespace oscar::reference {
 namespace {

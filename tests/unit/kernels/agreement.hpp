@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "unit/kernels/sequence.hpp"
+#include "unit/kernels/samples.hpp"
 
 namespace oscar::test {
 

@@ -9,8 +9,8 @@
 #include "base/exp.hpp"
 #include "base/threads.hpp"
 #include "kernels/cpu/ops.hpp"
-#include "kernels/reference/mixed_sequence.hpp"
-#include "unit/kernels/sequence.hpp"
+#include "kernels/reference/reference_backend.hpp"
+#include "unit/kernels/samples.hpp"
 
 namespace oscar {
 

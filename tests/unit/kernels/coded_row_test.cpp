@@ -9,7 +9,7 @@
 #include <string>
 
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/packed_row.hpp"
+#include "kernels/reference/packing.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
 #include "unit/kernels/samples.hpp"

@@ -3,8 +3,8 @@
 // tokens, groups, levels, and every kind of packed row.
 #include <doctest/doctest.h>
 
-#include "kernels/cpu/packed_history.hpp"
-#include "kernels/reference/packed_row.hpp"
+#include "kernels/cpu/row_codec.hpp"
+#include "kernels/reference/packing.hpp"
 #include "kernels/reference/reference_backend.hpp"
 #include "unit/kernels/agreement.hpp"
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "oscar/coded_attention.h"
-#include "unit/kernels_cuda/decode_errors.hpp"
 #include "unit/kernels_cuda/int2_pages.hpp"
 
 namespace oscar::test {

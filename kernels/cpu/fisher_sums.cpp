@@ -2,17 +2,122 @@
 // Second moments of queries and keys, weighted by what softmax feels of an error in a score: p (1 - p), over the keys
 // of the quantised history. Partial sums are added in the order of the blocks, and keys sequence by sequence.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/check.hpp"
+#include "base/exp.hpp"
 #include "base/threads.hpp"
 #include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cpu/causal_blocks.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/products.hpp"
+#include "kernels/types.hpp"
 
 namespace oscar::cpu {
+
+// Exact causal attention in fp64, a block of queries of one head at a time, so that memory stays O(block * keys).
+
+/// Some queries of one query head of a sequence, and the keys up to the last of them.
+struct CausalBlock {
+  SequenceRange sequence;
+  std::int64_t first_query = 0;  // relative to the sequence
+  int query_head = 0;
+  std::int64_t queries = 0;
+  [[nodiscard]] std::int64_t keys() const { return first_query + queries; }
+};
+
+/// How many rows are added up side by side.
+inline constexpr std::int64_t kRowsAtOnce = 4;
+/// Blocks whose partial sums are kept at a time.
+inline constexpr std::size_t kBlocksPerWave = 64;
+
+/// values -= the highest of them.
+OSCAR_VECTOR_CLONES void shift_by_highest(double* values, std::int64_t count) {
+  const double highest = highest_of(values, static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) values[i] -= highest;
+}
+
+OSCAR_VECTOR_CLONES void divide(double* values, std::int64_t count, double by) {
+  for (std::int64_t i = 0; i < count; ++i) values[i] /= by;
+}
+
+/// sums[r] = sum of values [0, length + r) of row r in their order, for up to kRowsAtOnce rows that lie `step` apart:
+/// an addition waits for the one before, but not for those of other rows.
+void add_growing_rows(const double* rows, std::int64_t count, std::int64_t step, std::int64_t length, double* sums) {
+  std::array<double, kRowsAtOnce> totals{};
+  std::int64_t common = 0;
+  if (count == kRowsAtOnce) {
+    for (; common < length; ++common) {
+      for (std::int64_t r = 0; r < kRowsAtOnce; ++r) totals[r] += rows[r * step + common];
+    }
+  }
+  for (std::int64_t r = 0; r < count; ++r) {
+    for (std::int64_t i = common; i < length + r; ++i) totals[r] += rows[r * step + i];
+    sums[r] = totals[r];
+  }
+}
+
+namespace {
+
+constexpr std::int64_t kQueries = 256;
+
+/// Row i of scores (queries, keys) keeps keys 0 … first_key + i.
+void causal_softmax(double* scores, std::int64_t queries, std::int64_t keys, std::int64_t first_key) {
+  for (std::int64_t first = 0; first < queries; first += kRowsAtOnce) {
+    const std::int64_t count = std::min(kRowsAtOnce, queries - first), seen = first_key + first + 1;
+    double* const rows = scores + first * keys;
+    for (std::int64_t r = 0; r < count; ++r) {
+      shift_by_highest(rows + r * keys, seen + r);
+      exp_in_place(std::span(rows + r * keys, static_cast<std::size_t>(seen + r)));
+    }
+    std::array<double, kRowsAtOnce> sums;
+    add_growing_rows(rows, count, keys, seen, sums.data());
+    for (std::int64_t r = 0; r < count; ++r) {
+      divide(rows + r * keys, seen + r, sums[r]);
+      std::fill(rows + r * keys + seen + r, rows + (r + 1) * keys, 0.0);
+    }
+  }
+}
+
+std::vector<double> rows_of(const HeadsView& x, std::int64_t begin, std::int64_t count, int head) {
+  std::vector<double> rows(static_cast<std::size_t>(count * x.head_dim));
+  x.head_rows(begin, count, head, rows.data());
+  return rows;
+}
+
+/// All blocks, sequence by sequence, head by head.
+std::vector<CausalBlock> causal_blocks(std::span<const SequenceRange> sequences, int num_query_heads) {
+  std::vector<CausalBlock> blocks;
+  for (const SequenceRange& sequence : sequences) {
+    for (int head = 0; head < num_query_heads; ++head) {
+      for (std::int64_t query = 0; query < sequence.size(); query += kQueries) {
+        blocks.push_back({sequence, query, head, std::min(kQueries, sequence.size() - query)});
+      }
+    }
+  }
+  return blocks;
+}
+
+/// Writes probabilities (queries, keys): causal softmax(q k^T / sqrt(d)). q, k: (queries, d), (keys, d). They are
+/// large: callers use the same memory for many blocks, since fresh memory is cleared page by page.
+void causal_probabilities(const CausalBlock& block, std::span<const double> q, std::span<const double> k, int head_dim,
+                          std::vector<double>& probabilities) {
+  const std::int64_t keys = block.keys();
+  probabilities.resize(static_cast<std::size_t>(block.queries * keys));
+  gemm({.m = block.queries,
+        .n = keys,
+        .k = head_dim,
+        .b = Transpose::kYes,
+        .alpha = 1 / std::sqrt(static_cast<double>(head_dim))},
+       q.data(), head_dim, k.data(), head_dim, probabilities.data(), keys);
+  causal_softmax(probabilities.data(), block.queries, keys, block.first_query);
+}
+
+}  // namespace
 
 /// Turns the probabilities p of one query into weights p (1 - p), and adds these, and p^2, to those of the keys.
 OSCAR_VECTOR_CLONES void add_key_weights(double* __restrict p, std::int64_t count, double* __restrict key_weights,
@@ -41,9 +146,9 @@ void scale_rows(std::vector<double>& rows, std::span<const double> weights, int 
 BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows) {
   const int d = qkv.q.head_dim, head = block.query_head / (qkv.q.num_heads / qkv.k.num_heads);
   const std::int64_t keys = block.keys();
-  std::vector<double> q = query_rows(qkv.q, block);
+  std::vector<double> q = rows_of(qkv.q, block.sequence.begin + block.first_query, block.queries, block.query_head);
   thread_local std::vector<double> p;
-  causal_probabilities(block, q, key_rows(qkv.k, block, head), d, p);
+  causal_probabilities(block, q, rows_of(qkv.k, block.sequence.begin, keys, head), d, p);
   BlockSums sums{std::vector<double>(static_cast<std::size_t>(d) * d),
                  std::vector<double>(static_cast<std::size_t>(keys)),
                  std::vector<double>(static_cast<std::size_t>(keys))};
@@ -64,12 +169,6 @@ BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows)
   return sums;
 }
 
-std::vector<double> rows_of(const HeadsView& x, SequenceRange sequence, int head) {
-  std::vector<double> rows(static_cast<std::size_t>(sequence.size()) * static_cast<std::size_t>(x.head_dim));
-  x.head_rows(sequence.begin, sequence.size(), head, rows.data());
-  return rows;
-}
-
 /// gram (d, d) += sum of weight_j x_j^T x_j.
 void add_weighted_gram(std::vector<double> rows, std::span<const double> weights, int dim, std::span<double> gram) {
   scale_rows(rows, weights, dim);
@@ -81,7 +180,7 @@ void add_weighted_gram(std::vector<double> rows, std::span<const double> weights
 /// The keys of one sequence and KV head, once their weights are complete.
 void add_keys(const HeadsView& k, SequenceRange sequence, int head, std::span<const double> weights, FisherSums& sums) {
   const auto d = static_cast<std::size_t>(k.head_dim);
-  std::vector<double> rows = rows_of(k, sequence, head);
+  std::vector<double> rows = rows_of(k, sequence.begin, sequence.size(), head);
   const auto total = std::span(sums.key_sum).subspan(static_cast<std::size_t>(head) * d, d);
   for (std::size_t i = 0; i < rows.size(); ++i) total[i % d] += weights[i / d] * rows[i];
   for (const double weight : weights) sums.weight[static_cast<std::size_t>(head)] += weight;
@@ -120,7 +219,8 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
       const auto head = static_cast<int>(i);
       add_keys(qkv.k, sequence, head, key_weights[i], sums);
       if (!values) return;
-      add_weighted_gram(rows_of(qkv.v, sequence, head), value_weights[i], qkv.v.head_dim, sums.value[head]);
+      add_weighted_gram(rows_of(qkv.v, sequence.begin, sequence.size(), head), value_weights[i], qkv.v.head_dim,
+                        sums.value[head]);
     });
   }
 }
