@@ -7,7 +7,7 @@
 #include <numeric>
 #include <span>
 
-#include "fit/held_out.hpp"
+#include "fit/layer_data.hpp"
 #include "verify/methods.hpp"
 #include "verify/predictions/model_metrics.hpp"
 #include "verify/predictions/probes.hpp"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "commands/fit_command.hpp"
-#include "fit/coded_kept.hpp"
+#include "fit/coded_data.hpp"
 #include "verify/attention/measure_source.hpp"
 #include "verify/attention/method_attention.hpp"
 #include "verify/verdict/quantised.hpp"

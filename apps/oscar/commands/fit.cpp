@@ -17,9 +17,7 @@
 #include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "commands/fit_command.hpp"
-#include "fit/enough_tokens.hpp"
-#include "fit/held_out.hpp"
-#include "fit/warm_up.hpp"
+#include "fit/layer_data.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
 

@@ -11,7 +11,7 @@
 #include "base/text.hpp"
 #include "coded/coded_set.hpp"
 #include "commands/fit_command.hpp"
-#include "fit/coded_data_file.hpp"
+#include "fit/coded_data.hpp"
 #include "rotation/manifest.hpp"
 
 namespace oscar {

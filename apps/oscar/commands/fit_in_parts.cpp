@@ -13,7 +13,6 @@
 #include "commands/fit_command.hpp"
 #include "console.hpp"
 #include "fit/statistics_fit.hpp"
-#include "fit/take_statistics.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
 #include "tensor/safetensors.hpp"

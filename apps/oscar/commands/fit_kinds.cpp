@@ -11,9 +11,8 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
-#include "fit/held_out.hpp"
+#include "fit/layer_data.hpp"
 #include "fit/statistics_fit.hpp"
-#include "fit/take_statistics.hpp"
 #include "model_judge.hpp"
 #include "verify/methods.hpp"
 
