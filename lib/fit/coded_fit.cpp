@@ -6,7 +6,7 @@
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
-#include "fit/coded_kept.hpp"
+#include "fit/coded_data.hpp"
 
 namespace oscar {
 namespace {

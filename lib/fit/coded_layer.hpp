@@ -1,22 +1,37 @@
 // SPDX-License-Identifier: MIT
-// What a fit of the coded cache takes from one layer's data, and what becomes of it: a basis, and once levels are
-// planned, the formats of rows.
+// What a fit of the coded cache takes from one layer's data, what errors of keys and values cost a model, and what
+// becomes of it: a basis, and once levels are planned, the formats of rows.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
+#include "base/status.hpp"
 #include "coded/coded_set.hpp"
 #include "dump/source.hpp"
-#include "fit/error_cost.hpp"
 #include "kernels/backend.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_levels.hpp"
 #include "method/coded_side.hpp"
+#include "model/run/runner.hpp"
 #include "moments/statistics.hpp"
 
 namespace oscar {
+
+/// C = 1 / (2 T) sum over rows of g^T g, with the gradients g of history_gradients() (model/run/runner.hpp) and T
+/// tokens; the mean over draws. Errors e of the rows, independent of each other, cost about mean(e C e^T) nats of KL a
+/// token.
+struct ErrorCost {
+  MatrixStack key, value;  // (Hkv, d, d), (Hkv, d_v, d_v)
+};
+
+/// Returns the cost in each of `layers`, which have caches. Layers that read another's cache add to that one's, as if
+/// what they read of a row had nothing to do with each other. The bytes do not depend on the number of threads.
+[[nodiscard]] std::map<int, ErrorCost> error_costs(ModelRunner& runner, const HistoryQuestion& question,
+                                                   std::span<const int> layers, Backend& backend, Status& status);
 
 /// All that is taken of a layer. Sums add up over parts of the data; costs and damage are means over its tokens.
 struct CodedLayerData {

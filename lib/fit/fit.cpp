@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "fit/fit.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,8 +11,11 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "base/clock.hpp"
+#include "base/files.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/fitted_layer.hpp"
@@ -18,6 +23,10 @@
 
 namespace oscar {
 namespace {
+
+constexpr int kHeads = 8, kDim = 128;
+constexpr std::int64_t kTokens = 65536;  // 128 MiB, so that every reader gets some
+constexpr int kOpenFiles = 1000;         // chunks of layers that are read and sampled side by side, three files each
 
 /// Layers that are fitted by one recipe and kept. They are read side by side, and fitted in batches beside the reading
 /// of the next ones, as many as the backend can use.
@@ -114,6 +123,35 @@ class LayerFits {
 };
 
 }  // namespace
+
+std::optional<std::string> too_few_tokens(const QkvSource& source, const FitOptions& options) {
+  const ModelIdentity& model = source.model();
+  const std::int64_t tokens = source.calibration().tokens;
+  if (tokens == 0 || model.head_dim == 0 || model.num_key_value_heads == 0 || options.recipe == "hadamard") return {};
+  const bool per_head = options.granularity.find("head") != std::string::npos;
+  const std::int64_t rows_per_token = per_head ? 1 : model.num_key_value_heads;
+  const std::int64_t rows = std::int64_t{kRowsPerChannel} * std::max(model.head_dim, model.value_dim);
+  const std::int64_t needed = (rows + rows_per_token - 1) / rows_per_token;
+  if (tokens >= needed) return {};
+  return fmt::format("{} {} few for the matrices of a {} with {}: {} or more are needed", plural(tokens, "token"),
+                     tokens == 1 ? "is" : "are", per_head ? "head" : "layer", plural(model.head_dim, "channel"),
+                     needed);
+}
+
+void warm_up(Backend& backend) {
+  if (backend.work_shape().layers_per_batch == 1) return;
+  make_room_for_files(kOpenFiles);
+  const MatrixStack identity = MatrixStack::identity(kDim);
+  (void)backend.eigh(identity);
+  HeadsView rows{nullptr, DType::kBF16, kTokens, kHeads, kDim};
+  const std::vector<std::byte> zeros(static_cast<std::size_t>(kTokens * rows.bytes_per_token()));
+  rows.data = zeros.data();
+  MatrixStack grams(kHeads, kDim), forms(kHeads, kDim);
+  std::vector<double> weights(kHeads);
+  backend.accumulate_grams({{rows}}, grams);
+  const HeadsView few = rows.tokens(0, 1024);
+  backend.accumulate_weighted_grams({{few}}, forms, {{few}}, grams, weights);
+}
 
 FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
   const auto start = std::chrono::steady_clock::now();

@@ -5,19 +5,32 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/status.hpp"
 #include "dump/source.hpp"
+#include "fit/fitted_layer.hpp"
 #include "fit/kept_layers.hpp"
 #include "fit/layer_data.hpp"
 #include "fit/options.hpp"
-#include "fit/record.hpp"
 #include "kernels/backend.hpp"
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {
+
+/// Rows per channel that a covariance should have: its directions are then known to about a quarter.
+inline constexpr int kRowsPerChannel = 16;
+
+/// What to tell the user if the matrices of `options` would be fitted on fewer rows, with the number of tokens that
+/// would do: a matrix of a layer gets a row per token and KV head, a matrix of a head a row per token. Nothing if the
+/// source does not say how many tokens it has, or the recipe looks at no data.
+[[nodiscard]] std::optional<std::string> too_few_tokens(const QkvSource& source, const FitOptions& options);
+
+/// Does a little of what fits do, for nothing. At once on the CPU.
+void warm_up(Backend& backend);
 
 struct FitResult {
   RotationSet set;

@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: MIT
-// A layer that is fitted, as a fit keeps it until its set is written: in memory, or as a set of one layer in a file.
+// What a fit writes down: of which recipe, data and options a set is, before its layers are there, and each layer as
+// soon as it is fitted.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "base/json.hpp"
+#include "dump/source.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/kept_layers.hpp"
+#include "fit/options.hpp"
 #include "rotation/rotation_set.hpp"
 
 namespace oscar {
+
+/// Returns a set with everything but its origin and its layers.
+[[nodiscard]] RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options);
+/// Returns a set with everything but its layers. Throws UsageError as resolve_recipe() does.
+[[nodiscard]] RotationSet unfitted_set(const QkvSource& source, const FitOptions& options);
+/// Returns all that decides a fit's result. unfitted: tells the model and the data.
+[[nodiscard]] Json describe_fit(const RotationSet& unfitted, const FitOptions& options);
 
 struct FittedLayer {
   LayerRotation layer;

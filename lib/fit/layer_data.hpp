@@ -1,20 +1,46 @@
 // SPDX-License-Identifier: MIT
-// What a fit takes from the rows of a layer: moments, by one walk over the rows and a second one for those that need
-// finished sums, and samples of rows.
+// What recipes get of a layer: finished sums, and samples of rows, also of the parts of its sequences that a search
+// fits on and judges on, which a file keeps.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "dump/source.hpp"
-#include "fit/held_out.hpp"
 #include "kernels/backend.hpp"
 #include "method/solve.hpp"
 #include "moments/sample.hpp"
 #include "moments/take.hpp"
 
 namespace oscar {
+
+/// There is not enough to fit on one part and to judge on another.
+struct TooLittleData : DataError {
+  using DataError::DataError;
+};
+
+class HeldOutSplit {
+ public:
+  /// Throws TooLittleData if there are fewer than two sequences.
+  explicit HeldOutSplit(std::int64_t num_sequences)
+      : stride_(static_cast<std::size_t>(std::clamp<std::int64_t>(num_sequences, 1, 3))) {
+    if (num_sequences >= 2) return;
+    throw TooLittleData("the held-out set is empty: there is only one sequence to calibrate on", "--recipe auto",
+                        "give at least two sequences (a smaller --seq-len cuts a long text), or choose a recipe");
+  }
+
+  /// Whether a sequence, counted from 0, is one that candidates are judged on.
+  [[nodiscard]] bool held_out(std::size_t sequence) const { return sequence % stride_ == stride_ - 1; }
+
+ private:
+  std::size_t stride_;
+};
 
 /// What is to be taken of each layer.
 struct TakePlan {
@@ -48,5 +74,10 @@ struct LayerParts {
 /// Reads a layer once for both parts. judging: of the sequences that candidates are judged on. Throws TooLittleData.
 [[nodiscard]] LayerParts take_parts(int layer_id, LayerStream& rows, const TakePlan& plan, HeldOutSplit split,
                                     const SampleOptions& judging, Backend& backend);
+
+/// Writes safetensors with checksums. Throws IoError.
+void write_parts(const std::filesystem::path& path, const LayerParts& parts);
+/// Reads the same bits back. Throws DataError for a damaged file or one of another layer.
+[[nodiscard]] LayerParts read_parts(const std::filesystem::path& path, int layer_id);
 
 }  // namespace oscar

@@ -1,14 +1,29 @@
 // SPDX-License-Identifier: MIT
-// What people ask a fit to do. Targets limit it: what a server cannot read is refused here, before any data is touched.
+// How people ask for a recipe, and what must be able to serve the result: a recipe is refused for a target that lacks
+// what it needs.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/json.hpp"
 #include "method/solve.hpp"
 #include "moments/sample.hpp"
 
 namespace oscar {
+
+struct Target {
+  std::string name;
+  bool linear = false;                          // a read side that is not the inverse of a rotation
+  bool per_head = false;                        // one matrix per KV head
+  bool mean = false;                            // a mean key
+  bool key_clips = false, value_clips = false;  // a clip ratio per KV head
+  bool lloyd_max = false;                       // codec lloyd-max
+};
+/// Returns sglang-v1, sglang-v3, llamacpp and any.
+[[nodiscard]] const std::vector<Target>& targets();
+/// Throws UsageError that lists the names.
+[[nodiscard]] const Target& target_from_name(const std::string& name);
 
 struct FitOptions {
   /// oscar: rotations by the objectives and composition below. stretch: the best linear

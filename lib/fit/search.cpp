@@ -4,13 +4,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
+#include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "fit/targets.hpp"
+#include "base/threads.hpp"
+#include "fit/clip_choice.hpp"
+#include "fit/kept_layers.hpp"
+#include "fit/layer_data.hpp"
+#include "fit/options.hpp"
+#include "method/clip.hpp"
 
 namespace oscar {
 namespace {
@@ -68,6 +75,183 @@ std::vector<std::size_t> near_best(const std::vector<Scored>& scored, const Scor
 }
 
 bool was_probed(const ModelScore& score) { return !std::isnan(score.probe); }
+
+/// Sets that a model judges; it costs much more than attention does.
+constexpr std::size_t kFinalists = 6;
+
+/// The sample of the sequences that candidates are judged on.
+SampleOptions judging_options(const FitOptions& options) { return {.seed = options.clip_fit.seed + 2}; }
+
+/// What any of the candidates needs.
+TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions& options, const ClipChoice& clip) {
+  TakePlan plan{.windows = options.windows, .clip = clip.sample_options()};
+  for (const Candidate& candidate : candidates) plan.moments.merge(candidate.recipe.moments());
+  return plan;
+}
+
+/// Every layer, read once, or taken from where an earlier search has kept it.
+std::vector<LayerParts> take_all(QkvSource& source, const TakePlan& plan, const FitOptions& options,
+                                 const PartialFolder* folder, Backend& backend, Status& status) {
+  const HeldOutSplit split(source.calibration().sequences);
+  return take_layers<LayerParts>(
+      source, {folder, write_parts, read_parts}, "auto: layer", backend.work_shape().concurrent_layers,
+      [&](int id, LayerStream& rows) { return take_parts(id, rows, plan, split, judging_options(options), backend); },
+      status);
+}
+
+/// The pooled score on the held-out sequences of a layer.
+AttentionScore score_layer(const std::vector<SampledSequence>& judged, const LayerRotation& layer,
+                           const HistoryCodecs& codecs, Windows windows, Backend& backend) {
+  const AttentionErrors sum = compare_on_sample(judged, layer.key, layer.value, {codecs}, windows, backend).front();
+  return {sum.softmax_kl / static_cast<double>(std::max<std::int64_t>(sum.queries, 1)),
+          sum.output_error / std::max(sum.output_norm, 1e-300)};
+}
+
+/// Writes into each layer its scores and where its transform comes from.
+void record(const std::vector<Scored>& scored, const Scored& chosen, const std::vector<Candidate>& candidates,
+            std::vector<LayerRotation>& layers) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    Json scores = Json::object();
+    for (const Scored& each : scored) {
+      scores[each.name] = {{"softmax_kl", each.layers[i].softmax_kl},
+                           {"output_rel_error", each.layers[i].output_rel_error}};
+    }
+    layers[i].key.scores["search"] = {{"choice", candidates[chosen.candidate_of_layer[i]].name},
+                                      {"candidates", std::move(scores)}};
+  }
+}
+
+/// The candidates, with what each makes of the layers.
+class Search {
+ public:
+  Search(std::vector<LayerParts> parts, std::vector<Candidate> candidates, const FitOptions& options, Backend& backend,
+         Status& status)
+      : parts_(std::move(parts)), options_(options), backend_(backend), status_(status) {
+    for (Candidate& candidate : candidates) add(std::move(candidate));
+  }
+
+  /// Fits and scores every candidate without what is held out.
+  void score_all() {
+    for (std::size_t i = 0; i < candidates_.size(); ++i) score(i);
+    for (std::size_t i = 0; i < scored_.size(); ++i) scored_[i].candidate_of_layer.assign(parts_.size(), i);
+    judged_sample_ = describe(parts_.back().judged, judging_options(options_));
+    for (LayerParts& parts : parts_) parts.judged.clear(), parts.part = {};  // samples are most of what a layer takes
+  }
+
+  /// Lets the model judge the best by attention. base: the set without its layers.
+  [[nodiscard]] std::vector<Scored> finalists(const ModelJudge& judge, const RotationSet& base) const {
+    std::vector<Scored> scored = with_mixture(scored_, options_.codec);
+    if (!judge) return scored;
+    std::vector<std::size_t> order(scored.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return scored[a].mean().softmax_kl < scored[b].mean().softmax_kl; });
+    order.resize(std::min(order.size(), kFinalists));
+    std::vector<RotationSet> sets;
+    for (const std::size_t i : order) sets.push_back(set_of(scored[i], base));
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<ModelScore> found = judge(sets);
+    const double seconds = seconds_since(start) / static_cast<double>(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      scored[order[i]].model = found[i];
+      scored[order[i]].seconds += seconds;
+    }
+    return scored;
+  }
+
+  /// Fits the chosen recipe of each layer to everything, and writes the search into the set.
+  void fit_choice(const std::vector<Scored>& scored, const Choice& choice, RotationSet& set) {
+    const Scored& chosen = scored[choice.index];
+    const std::vector<std::size_t>& from = chosen.candidate_of_layer;
+    set.layers.resize(parts_.size());
+    for (std::size_t c = 0; c < candidates_.size(); ++c) fit_layers_of(c, from, set.layers);
+    record(scored, chosen, candidates_, set.layers);
+    const Candidate& main = candidates_[from.front()];
+    set.key_codec = *main.recipe.codecs.key, set.value_codec = *main.recipe.codecs.value;
+    const bool mixture = std::adjacent_find(from.begin(), from.end(), std::not_equal_to<>()) != from.end();
+    const std::string mixed = "mixed_" + std::string(name_of(main.recipe.composition));
+    set.key_objective = mixture ? mixed : main.recipe.key_name();
+    set.value_objective = mixture ? mixed : main.recipe.value_name();
+    set.recipe = to_json(main.recipe, main.options);
+    set.recipe["name"] = "auto";
+    set.recipe["search"] = {{"choice", chosen.name},
+                            {"reason", choice.reason},
+                            {"held_out", judged_sample_},
+                            {"candidates", to_json(scored)}};
+    clips_[from.front()].finish(describe(parts_.back().whole.clip, options_.clip_fit), set);
+  }
+
+ private:
+  void add(Candidate candidate) {
+    clips_.emplace_back(candidate.options, candidate.recipe, backend_, status_);
+    scored_.push_back({.name = candidate.name});
+    layers_.emplace_back();
+    candidates_.push_back(std::move(candidate));
+  }
+
+  [[nodiscard]] std::vector<LayerRotation> transforms(std::size_t candidate,
+                                                      const std::vector<const LayerData*>& data) const {
+    std::vector<const LayerMoments*> moments;
+    for (const LayerData* each : data) moments.push_back(&each->moments);
+    return solve(moments, candidates_[candidate].recipe, backend_, status_);
+  }
+
+  void score(std::size_t candidate) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<const LayerData*> data;
+    for (const LayerParts& each : parts_) data.push_back(&each.part);
+    layers_[candidate] = transforms(candidate, data);
+    Scored& scored = scored_[candidate];
+    scored.layers.resize(parts_.size());
+    const HistoryCodecs& plain = candidates_[candidate].recipe.codecs;
+    parallel_for(
+        parts_.size(),
+        [&](std::size_t i) {
+          LayerRotation& layer = layers_[candidate][i];
+          clips_[candidate].apply(data[i]->clip, layer);
+          const HistoryCodecs codecs{layer.key.clipped(*plain.key), layer.value.clipped(*plain.value)};
+          scored.layers[i] = score_layer(parts_[i].judged, layer, codecs, options_.windows, backend_);
+        },
+        backend_.work_shape().concurrent_layers);
+    scored.seconds = seconds_since(start);
+  }
+
+  /// Fits those layers that take candidate c.
+  void fit_layers_of(std::size_t c, const std::vector<std::size_t>& from, std::vector<LayerRotation>& layers) const {
+    std::vector<std::size_t> own;
+    std::vector<const LayerData*> data;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (from[i] == c) own.push_back(i), data.push_back(&parts_[i].whole);
+    }
+    if (own.empty()) return;
+    std::vector<LayerRotation> fitted = transforms(c, data);
+    parallel_for(
+        own.size(), [&](std::size_t i) { clips_[c].apply(data[i]->clip, fitted[i]); },
+        backend_.work_shape().concurrent_layers);
+    for (std::size_t i = 0; i < own.size(); ++i) layers[own[i]] = std::move(fitted[i]);
+  }
+
+  /// What the model is asked to judge, fitted without what is held out.
+  [[nodiscard]] RotationSet set_of(const Scored& scored, const RotationSet& base) const {
+    const Recipe& recipe = candidates_[scored.candidate_of_layer.front()].recipe;
+    RotationSet set = base;
+    set.recipe["name"] = scored.name;
+    set.key_codec = *recipe.codecs.key, set.value_codec = *recipe.codecs.value;
+    set.has_clip_ratios = true;
+    for (std::size_t i = 0; i < parts_.size(); ++i) set.layers.push_back(layers_[scored.candidate_of_layer[i]][i]);
+    return set;
+  }
+
+  std::vector<LayerParts> parts_;  // by layer
+  FitOptions options_;
+  Backend& backend_;
+  Status& status_;
+  std::vector<Candidate> candidates_;
+  std::vector<ClipChoice> clips_;                   // by candidate
+  std::vector<Scored> scored_;                      // by candidate
+  std::vector<std::vector<LayerRotation>> layers_;  // by candidate; fitted without what is held out
+  std::string judged_sample_;
+};
 
 }  // namespace
 
@@ -166,6 +350,27 @@ std::string describe(const Scored& scored) {
     if (was_probed(*scored.model)) text += fmt::format(", probes {:.1f} %", 100 * scored.model->probe);
   }
   return text + fmt::format(", {:.2f} s", scored.seconds);
+}
+
+RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
+                     Status& status) {
+  // Plan, and take: of every layer what all candidates need.
+  std::vector<Candidate> candidates = search_candidates(options);
+  const ClipChoice clip(candidates.front().options, candidates.front().recipe, backend, status);
+  const TakePlan plan = plan_of_all(candidates, options, clip);
+  std::vector<LayerParts> parts = take_all(source, plan, options, hooks.kept, backend, status);
+  // Solve: every candidate, on a part of the data. Judge by what that does to attention, and to the model.
+  RotationSet set;
+  set.model = source.model(), set.calibration = source.calibration(), set.windows = options.windows;
+  Search search(std::move(parts), std::move(candidates), options, backend, status);
+  search.score_all();
+  const std::vector<Scored> scored = search.finalists(hooks.judge, set);
+  // Choose, and fit the choice to all of the data.
+  const Choice choice = choose(scored);
+  search.fit_choice(scored, choice, set);
+  for (const Scored& each : scored) status.notice(describe(each));
+  status.notice("chose " + scored[choice.index].name + ": " + choice.reason);
+  return set;
 }
 
 }  // namespace oscar

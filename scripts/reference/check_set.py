@@ -80,7 +80,7 @@ def check_stretch(findings, where, group, fitted, scores):
 
 def check_rotation(findings, where, group, fitted, composition):
     found = stack(group["rotation"], 2)
-    if fitted.covariance is None or "R" not in transforms.COMPOSITIONS[composition]:
+    if fitted.covariance is None:
         findings.near("rotation", where, found, fitted.write)
         return
     for r, expected, values in zip(found, fitted.write, fitted.eigenvalues):

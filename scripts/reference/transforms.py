@@ -2,9 +2,6 @@
 """Rotations and stretches from second moments. Rows are vectors: written rows are x T, queries are read with T^-T."""
 import numpy as np
 
-# Factors from left to right: eigenvectors R, Hadamard H, permutation P.
-COMPOSITIONS = {"plain": "R", "pbr": "P", "br": "RP", "br_h128": "RPH", "r_h": "RH", "h_pbr": "HP", "h_r_pbr": "HRP",
-                "h_pbr_r": "HPR", "r_h_pbr": "RHP"}
 MAX_CONDITION = 1000
 
 
@@ -35,23 +32,14 @@ def eigh(c):
 
 
 def compose(vectors, composition):
-    d = len(vectors)
-    factors = {"R": vectors, "H": hadamard(d), "P": permutation(d)}
-    product = np.eye(d)
-    for name in COMPOSITIONS[composition]:
-        product = product @ factors[name]
-    return product
+    """U, or U H P ("r_h_pbr")."""
+    return vectors if composition == "plain" else vectors @ hadamard(len(vectors)) @ permutation(len(vectors))
 
 
 def uncompose(rotation, composition):
-    """The eigenvectors in a composition that has R."""
-    d, (before, after) = len(rotation), COMPOSITIONS[composition].split("R")
-    factors = {"H": hadamard(d), "P": permutation(d)}
-    for name in before:
-        rotation = factors[name].T @ rotation
-    for name in reversed(after):
-        rotation = rotation @ factors[name].T
-    return rotation
+    """The eigenvectors in a composition."""
+    d = len(rotation)
+    return rotation if composition == "plain" else rotation @ permutation(d).T @ hadamard(d).T
 
 
 def power(c, exponent):

@@ -14,15 +14,12 @@
 #include "base/text.hpp"
 #include "coded/coded_set.hpp"
 #include "commands/fit_command.hpp"
-#include "fit/coded_data_file.hpp"
-#include "fit/coded_kept.hpp"
-#include "fit/held_out.hpp"
+#include "fit/coded_data.hpp"
 #include "fit/statistics_fit.hpp"
-#include "fit/take_statistics.hpp"
+#include "verify/attention/attention_metrics.hpp"
 #include "verify/attention/measure_source.hpp"
-#include "verify/attention/method_attention.hpp"
 #include "verify/methods.hpp"
-#include "verify/verdict/quantised.hpp"
+#include "verify/verdict/measured_text.hpp"
 
 namespace oscar {
 namespace {

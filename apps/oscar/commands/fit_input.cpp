@@ -13,12 +13,11 @@
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
-#include "fit/held_out.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "verify/methods.hpp"
+#include "verify/predictions/model_data.hpp"
 #include "verify/predictions/model_metrics.hpp"
-#include "verify/predictions/probes.hpp"
 
 namespace oscar {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
-#include "fit/targets.hpp"
+#include "fit/options.hpp"
 #include "options.hpp"
 
 namespace oscar {

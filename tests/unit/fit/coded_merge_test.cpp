@@ -4,8 +4,7 @@
 
 #include <cmath>
 
-#include "fit/coded_data_file.hpp"
-#include "fit/coded_data_merge.hpp"
+#include "fit/coded_data.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"

@@ -4,9 +4,8 @@
 
 #include <cmath>
 
-#include "fit/enough_tokens.hpp"
 #include "fit/fit.hpp"
-#include "fit/held_out.hpp"
+#include "fit/layer_data.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "fit/held_out.hpp"
+#include "fit/layer_data.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"

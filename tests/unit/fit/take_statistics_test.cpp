@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "fit/take_statistics.hpp"
-
 #include <doctest/doctest.h>
 
 #include <map>
 
 #include "base/files.hpp"
 #include "base/json.hpp"
+#include "fit/statistics_fit.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"

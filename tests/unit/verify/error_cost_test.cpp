@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // What a fit expects errors to cost, against the KL of the sample model whose cache makes them.
-#include "fit/error_cost.hpp"
-
 #include <doctest/doctest.h>
 
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
+#include "fit/coded_layer.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "fit/statistics_fit.hpp"
-#include "fit/take_statistics.hpp"
 #include "unit/verify/sample.hpp"
 
 namespace oscar {
