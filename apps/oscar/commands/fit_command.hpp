@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "codec/kv_method.hpp"
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
 #include "model/run/runner.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
+#include "verify/methods.hpp"
 
 namespace oscar {
 
