@@ -47,7 +47,7 @@ TEST_CASE("a pass goes on behind any layer with the bits of one that never ended
     std::vector<fs::path> states;
     while (pass->layer() + 1 < runner->config().num_layers) {
       pass->step({}, false);
-      states.push_back(folder.path() / (std::to_string(pass->layer()) + ".safetensors"));
+      states.push_back(folder / (std::to_string(pass->layer()) + ".safetensors"));
       pass->save(states.back());
     }
     const auto expected = logits_behind(*pass);

@@ -16,6 +16,12 @@
 namespace oscar {
 namespace {
 
+using verify::AnswerResult;
+using verify::bootstrap;
+using verify::PositionFigures;
+using verify::TextFigures;
+using verify::TokenDistribution;
+
 constexpr double kTolerance = 1e-12;
 
 std::vector<float> random_logits(std::size_t vocab, double spread, std::mt19937& random) {
@@ -46,9 +52,6 @@ PositionFigures plain_figures(const std::vector<float>& exact, const std::vector
   return f;
 }
 
-using verify::AnswerResult;
-using verify::TextFigures;
-
 doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-6); }
 
 std::vector<float> logits_of(const std::vector<double>& probabilities) {
@@ -67,8 +70,6 @@ TextFigures small_text() {
 }
 
 }  // namespace
-
-using verify::bootstrap;
 
 TEST_CASE("an interval needs two sequences and a denominator") {
   CHECK_FALSE(bootstrap(std::vector<double>{}, std::vector<double>{}).has_value());

@@ -79,8 +79,8 @@ TEST_CASE("a set that verify has not accepted needs force, and the index says so
   PublishFixture fixture;
   for (const char* verdict : {"rejected", "not_measured", "Accepted", ""}) {
     PublishOptions options = fixture.options("x", verdict, std::string("test/tiny:v") + verdict);
-    const std::string why = std::string(verdict) == "not_measured" ? "verify has not measured the set: only its structure"
-                                                                   : "verif";
+    const std::string why =
+        std::string(verdict) == "not_measured" ? "verify has not measured the set: only its structure" : "verif";
     CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, why);
     CHECK_FALSE(fs::exists(fixture.zoo() / "test"));
     options.force = true;
