@@ -95,6 +95,7 @@ Recipe::Kind kind_of(const std::string& recipe) {
 }
 
 void check_options(const FitOptions& options) {
+  (void)target_from_name(options.target);
   require_one_of(options.recipe, "--recipe", {"auto", "oscar", "stretch", "coded", "hadamard"});
   if (options.recipe == "coded") {
     throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");

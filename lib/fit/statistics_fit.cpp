@@ -84,14 +84,19 @@ void require_all_observed(const Statistics& statistics) {
       "--stats", "give one file of each tensor-parallel rank");
 }
 
+void require_same_data(const Statistics& statistics) {
+  for (const LayerStatistics& layer : statistics.layers) {
+    const LayerStatistics& first = statistics.layers.front();
+    if (layer.first_data == first.first_data) continue;
+    throw DataError("this layer was taken of other data than layer " + std::to_string(first.layer_id),
+                    "--stats, layer " + std::to_string(layer.layer_id),
+                    "give the statistics of every part for every layer");
+  }
+}
+
 void require_sums(const Statistics& statistics, const std::set<Moment>& moments) {
   for (const LayerStatistics& layer : statistics.layers) {
     const std::string where = "--stats, layer " + std::to_string(layer.layer_id);
-    if (layer.first_data != statistics.layers.front().first_data) {
-      throw DataError(
-          "this layer was taken of other data than layer " + std::to_string(statistics.layers.front().layer_id), where,
-          "give the statistics of every part for every layer");
-    }
     for (const Moment moment : moments) {
       if (has(layer, moment)) continue;
       if (moment != Moment::kSst)
@@ -159,6 +164,7 @@ FitResult fit(const Statistics& statistics, const FitOptions& asked, Backend& ba
   const FitOptions options = with_fixed_clip(asked, status);
   const std::set<Moment> needed = recipe.moments();
   require_all_observed(statistics);
+  require_same_data(statistics);
   require_sums(statistics, needed);
   if (needed.contains(Moment::kFisher) && !(asked.windows == statistics.windows)) {
     throw UsageError(fmt::format("the statistics were taken with windows of {} and {} tokens", statistics.windows.sink,

@@ -146,7 +146,7 @@ TEST_CASE("without a model the choice goes by softmax KL, then by output error")
 
 TEST_CASE("a mixture takes each layer from its best candidate, if no candidate is best in all") {
   const Scored a = scored("a", {{0.3, 0}, {0.1, 0}}), b = scored("b", {{0.2, 0}, {0.2, 0}});
-  CHECK(with_mixture({a, scored("best", {{0.1, 0}, {0.1, 0}}), b}, "minmax").size() == 3);
+  CHECK(with_mixture({a, scored("best", {{0.1, 0}, {0.05, 0}}), b}, "minmax").size() == 3);
   const std::vector<Scored> mixed = with_mixture({a, scored("c", {{0.4, 0}, {0.4, 0}}), b, b}, "minmax");
   REQUIRE(mixed.size() == 5);
   CHECK(mixed[4].candidate_of_layer == std::vector<std::size_t>{2, 0});

@@ -139,7 +139,7 @@ TEST_CASE("a set that contradicts itself is refused although every hash is right
                                           })},
       {"h5: clip ratio", file_of("rotations.h5", [](RotationSet& s) { s.layers[0].key.clip_ratio = 0.5; })},
       {"h5: sink", file_of("rotations.h5", [](RotationSet& s) { s.windows.sink = 0; })},
-      {"h5: levels", file_of("rotations.h5", [](RotationSet& s) { s.key_codec.levels = 5; })},
+      {"h5: scales", file_of("rotations.h5", [](RotationSet& s) { s.key_codec.scale_dtype = DType::kF16; })},
       {"h5: model", file_of("rotations.h5", [](RotationSet& s) { s.model.config_sha256 = std::string(64, 'c'); })},
       {"h5: tokens", file_of("rotations.h5", [](RotationSet& s) { s.calibration.tokens = 7; })},
       {"h5: recipe", file_of("rotations.h5", [](RotationSet& s) { s.recipe["name"] = "auto"; })},
