@@ -6,7 +6,7 @@ _oscar() {
     commands=$(oscar "${named[@]}" --help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
     if [[ -n $word && $'\n'$commands$'\n' == *$'\n'$word$'\n'* ]]; then named+=("$word"); fi
   done
-  options=$({ oscar --help; [[ ${#named[@]} == 0 ]] || oscar "${named[@]}" --help-all; } 2>/dev/null | grep '^ *-' | grep -o -e '--[a-z][a-z-]*')
+  options=$({ oscar --help; [[ ${#named[@]} == 0 ]] || oscar "${named[@]}" --help-all; } 2>/dev/null | grep -oE '^ +-[^ ]+' | grep -o -e '--[a-z][a-z-]*')
   COMPREPLY=($(compgen -W "$commands $options" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -o bashdefault -F _oscar oscar

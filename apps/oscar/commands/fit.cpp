@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
+// oscar fit: which kind of fit is asked for, and those that make rotation sets: of rows, or of statistics.
 #include "fit/fit.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -18,15 +18,20 @@
 #include "commands/commands.hpp"
 #include "commands/fit_command.hpp"
 #include "fit/layer_data.hpp"
+#include "fit/search.hpp"
+#include "fit/statistics_fit.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
 
-Json to_json(const FitResult& result, const Times& times, const std::filesystem::path& out, const std::string& device) {
+using Clock = std::chrono::steady_clock;
+
+Json layers_of(const RotationSet& set) {
   Json layers = Json::array();
-  for (const LayerRotation& layer : result.set.layers) {
+  for (const LayerRotation& layer : set.layers) {
     layers.push_back({{"layer_id", layer.layer_id},
                       {"key_clip_ratio", layer.key.clip_ratio},
                       {"value_clip_ratio", layer.value.clip_ratio}});
@@ -36,104 +41,172 @@ Json to_json(const FitResult& result, const Times& times, const std::filesystem:
       if (side->scores.contains("stretch")) layers.back()[prefix + "stretch"] = side->scores["stretch"];
     }
   }
-  return {{"rotation_set", out.string()},
-          {"device", device},
-          {"recipe", result.set.recipe},
-          {"tokens", result.set.calibration.tokens},
-          {"sequences", result.set.calibration.sequences},
-          {"layers", std::move(layers)},
-          {"seconds", {{"startup", times.startup}, {"fit", result.seconds}, {"writing", times.writing}}}};
+  return layers;
 }
 
-/// "1.52", or "1.31 to 1.64" over the matrices of a side.
-std::string range_of(const Json& values, const char* format) {
-  const auto list = values.get<std::vector<double>>();
-  const auto [low, high] = std::minmax_element(list.begin(), list.end());
-  const std::string from = fmt::format(fmt::runtime(format), *low), to = fmt::format(fmt::runtime(format), *high);
-  return from == to ? from : from + " to " + to;
-}
-
-/// What each stretch promises, and what it costs, layer by layer.
-void report_stretches(const RotationSet& set, Status& status) {
-  for (const LayerRotation& layer : set.layers) {
-    if (!layer.key.scores.contains("stretch")) continue;
-    const Json& stretch = layer.key.scores["stretch"];
-    status.notice(fmt::format("layer {}: keys: predicted gain {} over any rotation, condition {}, bfloat16 disturbs {}",
-                              layer.layer_id, range_of(stretch["predicted_gain"], "{:.2f}"),
-                              range_of(stretch["condition"], "{:.1f}"),
-                              range_of(stretch["bf16_disturbance"], "{:.1e}")));
-  }
-}
-
-}  // namespace
-
-std::unique_ptr<Backend> start_backend(const Context& context) {
-  std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
-  warm_up(*backend);
-  return backend;
-}
-
-std::filesystem::path partial_folder(const FitCommand& command) {
-  std::filesystem::path folder = command.out.has_filename() ? command.out : command.out.parent_path();  // SET and SET/
-  return folder += ".partial";
-}
-
-void report(const FitResult& result, const Times& times, const FitCommand& command, const Backend& backend,
+/// Writes the set, and tells people and --json. startup: seconds until the first layer was read.
+void finish(const FitResult& result, double startup, const FitCommand& command, const Backend& backend,
             Context& context) {
+  const RotationSet& set = result.set;
+  const auto fitted = Clock::now();
+  write_rotation_set(command.out, set, parse_rotation_formats(command.formats), command.force);
+  const double writing = seconds_since(fitted);
   Status& status = *context.status;
   status.notice(fmt::format("fitted {} on {} in {:.2f} s, {}",
-                            plural(static_cast<std::int64_t>(result.set.layers.size()), "layer"),
-                            plural(result.set.calibration.tokens, "token"), result.seconds, backend.description()));
-  if (result.set.recipe.contains("clip_sample")) {
-    status.notice("clip ratios were fitted on " + result.set.recipe["clip_sample"].get<std::string>());
+                            plural(static_cast<std::int64_t>(set.layers.size()), "layer"),
+                            plural(set.calibration.tokens, "token"), result.seconds, backend.description()));
+  if (set.recipe.contains("clip_sample")) {
+    status.notice("clip ratios were fitted on " + set.recipe["clip_sample"].get<std::string>());
   }
-  report_stretches(result.set, status);
   status.notice("wrote " + command.out.string());
-  emit_json(context, to_json(result, times, command.out, backend.description()));
+  emit_json(context, {{"rotation_set", command.out.string()},
+                      {"device", backend.description()},
+                      {"recipe", set.recipe},
+                      {"tokens", set.calibration.tokens},
+                      {"sequences", set.calibration.sequences},
+                      {"layers", layers_of(set)},
+                      {"seconds", {{"startup", startup}, {"fit", result.seconds}, {"writing", writing}}}});
 }
 
-namespace {
-
-/// The layers that --resume keeps, and hidden states beside them.
-void keep_layers(const FitCommand& command, FitInput& input, PartialFolder::Earlier earlier,
-                 std::optional<PartialFolder>& partial, Status& status) {
-  if (!command.resume) return;
-  partial.emplace(partial_folder(command), fit_record(input, command), earlier, &status);
-  input.keep_states(*partial);
+/// What layers that are kept must be of.
+Json record_of(FitInput& input, const FitOptions& options) {
+  const RotationSet unfitted =
+      options.recipe == "auto" ? unfitted_search(input.source(), options) : unfitted_set(input.source(), options);
+  return input.with_fingerprints(describe_fit(unfitted, options));
 }
 
-/// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
-FitResult fit_input(FitCommand& command, std::unique_ptr<FitInput>& input, Backend& backend, FitHooks hooks,
-                    std::optional<PartialFolder>& partial, const Context& context) {
-  Status& status = *context.status;
-  const auto fit_once = [&] {
-    hooks.judge = input->judge(command.fit, backend);
-    return fit(input->source(), command.fit, backend, status, hooks);
-  };
-  try {
-    return fit_once();
-  } catch (const TooLittleData& error) {
-    if (!command.recipe_by_default) throw;
-    status.notice("recipe oscar instead of auto: " + std::string(error.what()));
+/// A fit of rows, whose recipe may turn out to be another than it was to be.
+class RowFit {
+ public:
+  /// sequences: the text, if it was read already.
+  RowFit(FitCommand& command, std::vector<TokenSequence> sequences, Context& context)
+      : command_(command), context_(context), status_(*context.status) {
+    // A GPU takes a while to start: meanwhile the input is opened.
+    std::future<std::unique_ptr<Backend>> starting =
+        std::async(std::launch::async, [&context] { return start_backend(context); });
+    input_.emplace(command, context, std::move(sequences));
+    if (const auto few = too_few_tokens(input_->source(), command.fit)) status_.notice(*few);
+    backend_ = starting.get();
   }
-  command.fit.recipe = "oscar";
-  hooks = {};  // they refer to the input
-  std::vector<TokenSequence> sequences = input->sequences();
-  input.reset();  // a live model cannot go back
-  input = std::make_unique<FitInput>(command, context, std::move(sequences));
-  keep_layers(command, *input, PartialFolder::Earlier::kReplace, partial, status);
-  hooks.kept = partial ? &*partial : nullptr;
-  return fit_once();
+
+  void run() {
+    settle_resumed_recipe();
+    keep_layers(PartialFolder::Earlier::kUse);
+    input_->wait_until_ready();
+    const double startup = seconds_since(context_.started);
+    finish(fit_layers(), startup, command_, *backend_, context_);
+    if (kept_) kept_->remove();
+  }
+
+ private:
+  /// A fit without enough data for recipe auto, which was interrupted, goes on as what it became.
+  void settle_resumed_recipe() {
+    const std::filesystem::path folder = command_.partial_folder();
+    if (!command_.resume || !command_.recipe_by_default || !std::filesystem::exists(folder)) return;
+    FitOptions plain = command_.fit;
+    plain.recipe = "oscar";
+    if (!PartialFolder::is_of(folder, record_of(*input_, plain))) return;
+    command_.fit = plain;
+    status_.notice("recipe oscar instead of auto, as in the fit that goes on");
+  }
+
+  /// The layers that --resume keeps, and hidden states beside them.
+  void keep_layers(PartialFolder::Earlier earlier) {
+    if (!command_.resume) return;
+    kept_.emplace(command_.partial_folder(), record_of(*input_, command_.fit), earlier, &status_);
+    input_->keep_states(*kept_);
+  }
+
+  [[nodiscard]] FitResult fit_once() {
+    const FitHooks hooks{.judge = input_->judge(command_.fit, *backend_), .kept = kept_ ? &*kept_ : nullptr};
+    return fit(input_->source(), command_.fit, *backend_, status_, hooks);
+  }
+
+  /// Where nobody asked for a recipe, and there is too little data to choose one by, the paper's is fitted.
+  [[nodiscard]] FitResult fit_layers() {
+    try {
+      return fit_once();
+    } catch (const TooLittleData& error) {
+      if (!command_.recipe_by_default) throw;
+      status_.notice("recipe oscar instead of auto: " + std::string(error.what()));
+    }
+    command_.fit.recipe = "oscar";
+    std::vector<TokenSequence> sequences = input_->sequences();
+    input_.reset();  // a live model cannot go back
+    input_.emplace(command_, context_, std::move(sequences));
+    keep_layers(PartialFolder::Earlier::kReplace);
+    return fit_once();
+  }
+
+  FitCommand& command_;
+  Context& context_;
+  Status& status_;
+  std::optional<FitInput> input_;
+  std::unique_ptr<Backend> backend_;
+  std::optional<PartialFolder> kept_;
+};
+
+bool reads_data(const FitCommand& command) { return !command.dump.empty() || !command.input.model.empty(); }
+
+/// Statistics may be replaced by statistics; somebody's weights, or letters, may not.
+bool is_statistics(const std::filesystem::path& file) {
+  return !std::filesystem::is_regular_file(file) ||
+         SafetensorsFile(file).metadata().at("schema") == "oscar.statistics.v1";
 }
 
-/// A fit without enough data for recipe auto, which was interrupted, goes on as what it became.
-void settle_resumed_recipe(FitCommand& command, FitInput& input, Status& status) {
-  if (!command.resume || !command.recipe_by_default || !std::filesystem::exists(partial_folder(command))) return;
-  FitCommand plain = command;
-  plain.fit.recipe = "oscar";
-  if (!PartialFolder::is_of(partial_folder(command), fit_record(input, plain))) return;
-  command.fit.recipe = "oscar";
-  status.notice("recipe oscar instead of auto, as in the fit that goes on");
+void check_parts(const FitCommand& command) {
+  const bool saves = !command.save_stats.empty(), fits = !command.out.empty(), data = reads_data(command);
+  const auto refuse = [](bool wrong, const char* what, const char* where, const char* remedy) {
+    if (wrong) throw UsageError(what, where, remedy);
+  };
+  refuse(data && fits, "statistics are of a part of the data, a rotation set is of all of it", "--out",
+         "save the statistics of each part, then give them to --stats with --out");
+  refuse(data && !saves, "--stats beside data is a second pass over a part of it", "--save-stats",
+         "say where its statistics go: --save-stats FILE");
+  if (saves) require_replaceable_statistics(command, is_statistics);
+  if (data) return;
+  refuse(!(command.input.layers.empty() && command.input.texts.empty() && command.input.tokens.empty()),
+         "--stats alone looks at no text, tokens or choice of layers", "oscar fit",
+         "leave --text, --tokens and --layers out");
+  refuse(command.resume, "statistics are added up at once, with nothing to go on with", "--resume", "leave it out");
+  refuse(command.stats.empty(), "nothing to take statistics of", "--save-stats", "give --dump, --model or --stats");
+  refuse(!saves && !fits, "no folder for the rotation set", "--stats", "give --out DIR, or --save-stats FILE to merge");
+}
+
+void save(const Statistics& statistics, const FitCommand& command, Clock::time_point started, Context& context) {
+  write_statistics(command.save_stats, statistics);
+  report_statistics(command, statistics.layers.size(), statistics.data, seconds_since(started), context);
+}
+
+/// With --resume, layers are kept as soon as they are taken, and those that are there already are not taken again.
+void take_and_save(const FitCommand& command, const Statistics* first_pass, Context& context) {
+  const auto started = Clock::now();
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  FitInput input(command, context);
+  Status& status = *context.status;
+  std::optional<PartialFolder> kept;
+  if (command.resume) {
+    Json record = record_of(input, command.fit);
+    record["first_pass"] = first_pass != nullptr ? query_moments_sha256(*first_pass) : "";
+    kept.emplace(command.partial_folder(), record, PartialFolder::Earlier::kUse, &status);
+  }
+  const PartialFolder* const folder = kept ? &*kept : nullptr;
+  save(take_statistics(input.source(), command.fit, first_pass, folder, *backend, status), command, started, context);
+  if (kept) kept->remove();
+}
+
+/// --stats and --save-stats: sums of parts of the data, and rotations made of them.
+void fit_in_parts(FitCommand& command, Context& context) {
+  if (command.recipe_by_default) command.fit.recipe = "oscar";
+  const auto started = Clock::now();
+  std::optional<Statistics> given;
+  if (!command.stats.empty()) given = read_statistics(command.stats);
+  if (reads_data(command)) return take_and_save(command, given ? &*given : nullptr, context);
+  if (!command.save_stats.empty()) save(*given, command, started, context);
+  if (command.out.empty()) return;
+  const std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  const double startup = seconds_since(context.started);
+  finish(fit(*given, command.fit, *backend, *context.status), startup, command, *backend, context);
 }
 
 /// Processes of one launcher would all do the same work, and write to the same place: only parts of the data make sense
@@ -154,45 +227,70 @@ void require_one_process(const FitCommand& command, Status& status) {
   }
 }
 
-/// sequences: the text, if it was read already.
-void fit_set(FitCommand& command, std::vector<TokenSequence> sequences, Context& context) {
-  const RotationFormats formats = parse_rotation_formats(command.formats);
-  // A GPU takes a while to start: meanwhile the input is opened.
-  std::future<std::unique_ptr<Backend>> starting =
-      std::async(std::launch::async, [&context] { return start_backend(context); });
-  auto input = std::make_unique<FitInput>(command, context, std::move(sequences));
-  if (const auto few = too_few_tokens(input->source(), command.fit)) context.status->notice(*few);
-  const std::unique_ptr<Backend> backend = starting.get();
-  settle_resumed_recipe(command, *input, *context.status);
-  std::optional<PartialFolder> partial;
-  keep_layers(command, *input, PartialFolder::Earlier::kUse, partial, *context.status);
-  FitHooks hooks{.kept = partial ? &*partial : nullptr};
-  input->wait_until_ready();
-  Times times{.startup = seconds_since(context.started)};
-  const FitResult result = fit_input(command, input, *backend, hooks, partial, context);
-  const auto fitted = std::chrono::steady_clock::now();
-  write_rotation_set(command.out, result.set, formats, command.force);
-  if (partial) partial->remove();
-  times.writing = seconds_since(fitted);
-  report(result, times, command, *backend, context);
-}
-
 void run(FitCommand& command, Context& context) {
   require_one_process(command, *context.status);
-  if (command.fit.recipe == "coded") return fit_coded_set(command, context);
-  if (!command.stats.empty() || !command.save_stats.empty()) return fit_in_parts(command, context);
-  if (command.out.empty()) throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
   (void)parse_rotation_formats(command.formats);
-  (void)AtomicFolder(command.out, replaceable_set(command.force));  // fails now rather than after the work
+  const bool coded = command.fit.recipe == "coded";
+  const bool parts = !command.stats.empty() || !command.save_stats.empty();
+  if (parts && !coded) check_parts(command);
+  if (command.out.empty() && command.save_stats.empty()) {
+    throw UsageError("no folder for the rotation set", "oscar fit", "give --out DIR");
+  }
+  // Fails now rather than after the work.
+  if (!command.out.empty()) (void)AtomicFolder(command.out, replaceable_set(command.force));
+  if (coded) return fit_coded_set(command, context);
+  if (parts) return fit_in_parts(command, context);
   if (!command.coded_left_out.empty()) {
     context.status->notice("recipe auto leaves the coded cache out: " + command.coded_left_out);
   }
   std::vector<TokenSequence> sequences;
   if (command.with_coded && fit_coded_if_best(command, sequences, context)) return;
-  fit_set(command, std::move(sequences), context);
+  RowFit(command, std::move(sequences), context).run();
 }
 
 }  // namespace
+
+std::filesystem::path FitCommand::partial_folder() const {
+  std::filesystem::path folder = save_stats.empty() ? out : save_stats;
+  if (!folder.has_filename()) folder = folder.parent_path();  // SET/
+  return folder += ".partial";
+}
+
+std::unique_ptr<Backend> start_backend(const Context& context) {
+  std::unique_ptr<Backend> backend = make_backend(context.common.device, *context.status);
+  warm_up(*backend);
+  return backend;
+}
+
+void require_replaceable_statistics(const FitCommand& command, bool (*is_ours)(const std::filesystem::path&)) {
+  const std::filesystem::path& file = command.save_stats;
+  const std::string option = "--save-stats " + file.string();
+  if (!std::filesystem::exists(file)) return;
+  if (!command.force) {
+    throw UsageError("there is such a file already", option, "name another, or give --force to replace it");
+  }
+  try {
+    if (is_ours(file)) return;
+  } catch (const std::exception&) {  // whatever it is, we did not write it
+  }
+  throw UsageError("refusing to replace a file that does not hold such statistics", option,
+                   "name another file, or remove it yourself");
+}
+
+void report_statistics(const FitCommand& command, std::size_t layers, const std::vector<CalibrationData>& parts,
+                       double seconds, Context& context) {
+  std::int64_t tokens = 0;
+  for (const CalibrationData& part : parts) tokens += part.tokens;
+  context.status->notice(fmt::format("statistics of {}, {} in {}, {:.2f} s: wrote {}",
+                                     plural(static_cast<std::int64_t>(layers), "layer"), plural(tokens, "token"),
+                                     plural(std::ssize(parts), "part"), seconds, command.save_stats.string()));
+  if (!command.out.empty()) return;  // what is fitted will be told
+  emit_json(context, {{"statistics", command.save_stats.string()},
+                      {"layers", layers},
+                      {"parts", parts.size()},
+                      {"tokens", tokens},
+                      {"seconds", seconds}});
+}
 
 void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();

@@ -2,6 +2,9 @@
 // The options of "oscar fit" that are its own.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <initializer_list>
+
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
@@ -34,8 +37,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       ->type_name("auto|oscar|stretch|coded|hadamard");
   option(recipe, "--bits", fit.bits,
          "Recipe coded, which auto for any takes if this is given: bits of one stored value, everything counted, 1.25 "
-         "to 4; "
-         "0 = 2.25")
+         "to 4; 0 = 2.25")
       ->type_name("B");
   app.add_flag("--no-coded", command.no_coded,
                "Recipe auto leaves the coded cache out, which it fits where --target is any or oscar")
@@ -87,14 +89,17 @@ void add_output_options(CLI::App& app, FitCommand& command) {
       ->group("Output");
 }
 
-/// The first of the options that are given and say nothing about the coded cache; null: none.
+/// The first of these options that is given; null: none.
+const char* first_given(const CLI::App& app, std::initializer_list<const char*> names) {
+  const auto* const found = std::ranges::find_if(names, [&](const char* name) { return app.count(name) > 0; });
+  return found == names.end() ? nullptr : *found;
+}
+
+/// An option that is given and says nothing about the coded cache; null: none.
 const char* rotation_option(const CLI::App& app) {
-  for (const char* name :
-       {"--clip", "--center", "--key-objective", "--composition", "--granularity", "--clip-granularity",
-        "--stretch-power", "--stretch-lambda", "--seed", "--codec", "--scale-dtype", "--group-size", "--format"}) {
-    if (app.count(name) > 0) return name;
-  }
-  return nullptr;
+  return first_given(
+      app, {"--clip", "--center", "--key-objective", "--composition", "--granularity", "--clip-granularity",
+            "--stretch-power", "--stretch-lambda", "--seed", "--codec", "--scale-dtype", "--group-size", "--format"});
 }
 
 void settle_bits(FitOptions& fit) {
@@ -107,18 +112,21 @@ void settle_bits(FitOptions& fit) {
 }
 
 void settle_coded(const CLI::App& app, FitOptions& fit) {
-  if (const char* const name = rotation_option(app)) {
-    throw UsageError("recipe coded does not have this option", name, "leave it out, or fit another recipe");
-  }
-  if (app.count("--stats") > 0) {
-    for (const char* name : {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len",
-                             "--layers", "--context", "--sink", "--recent"}) {
-      if (app.count(name) == 0) continue;
-      throw UsageError("statistics for the coded cache say all that their set depends on but its bits", name,
-                       "leave it out, or --stats");
-    }
-  }
+  const auto refuse = [](const char* option, const std::string& what) {
+    if (option != nullptr) throw UsageError("recipe coded " + what, option, "leave it out, or fit another recipe");
+  };
+  const bool stats = app.count("--stats") > 0;
+  refuse(rotation_option(app), "does not have this option");
+  refuse(stats ? first_given(app, {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences",
+                                   "--seq-len", "--layers", "--context", "--sink", "--recent"})
+               : nullptr,
+         "needs nothing beside its statistics, which say all that their set depends on but its bits");
   if (app.count("--target") == 0) fit.target = "oscar";
+  const bool readable = fit.target == "oscar" || fit.target == "any";
+  refuse(readable ? nullptr : "--target", "makes a cache of its own, which only oscar and any read");
+  refuse(app.count("--dump") > 0 ? first_given(app, {"--context"}) : nullptr,
+         "takes a dump's keys from the positions where they are");
+  refuse(stats ? first_given(app, {"--resume"}) : nullptr, "adds statistics up at once, with nothing to go on with");
   settle_bits(fit);
 }
 
@@ -129,10 +137,8 @@ void settle_kinds(const CLI::App& app, FitCommand& command) {
   if (fit.recipe != "auto" || (fit.target != "oscar" && fit.target != "any")) return;
   if (fit.target == "oscar") fit.target = "any";
   if (command.no_coded) return;
-  const char* other = rotation_option(app);
-  for (const char* name : {"--stats", "--save-stats", "--resume", "--layers"}) {
-    if (app.count(name) > 0) other = name;
-  }
+  const char* other = first_given(app, {"--layers", "--resume", "--save-stats", "--stats"});
+  if (other == nullptr) other = rotation_option(app);
   command.with_coded = other == nullptr;
   if (!command.with_coded) {
     command.coded_left_out = std::string(other) + " is not for it";
@@ -151,7 +157,6 @@ void add_fit_options(CLI::App& app, FitCommand& command) {
 
 void settle_recipe(const CLI::App& app, FitCommand& command) {
   FitOptions& fit = command.fit;
-  const auto given = [&](const char* name) { return app.count(name) > 0; };
   if (command.no_coded && fit.recipe != "auto") {
     throw UsageError("only recipe auto chooses among kinds of caches", "--no-coded", "leave it out");
   }
@@ -159,17 +164,15 @@ void settle_recipe(const CLI::App& app, FitCommand& command) {
   settle_kinds(app, command);
   if (fit.recipe == "coded") return;
   (void)target_from_name(fit.target);  // told before anything is opened
-  for (const char* name : {"--bits", "--scope", "--context"}) {
-    if (given(name) && !command.with_coded) {
-      throw UsageError("only recipe coded spends bits", name, "add --recipe coded, or leave it out");
-    }
+  const char* const of_coded = first_given(app, {"--bits", "--scope", "--context"});
+  if (of_coded != nullptr && !command.with_coded) {
+    throw UsageError("only recipe coded spends bits", of_coded, "add --recipe coded, or leave it out");
   }
-  if (given("--recipe")) return;
-  for (const char* name : {"--stretch-power", "--stretch-lambda"}) {
-    if (!given(name)) continue;
-    throw UsageError("which recipe?", name, "name the recipe that it belongs to: --recipe stretch");
+  if (app.count("--recipe") > 0) return;
+  if (const char* const of_stretch = first_given(app, {"--stretch-power", "--stretch-lambda"})) {
+    throw UsageError("which recipe?", of_stretch, "name the recipe that it belongs to: --recipe stretch");
   }
-  const bool own = given("--key-objective") || given("--composition") || fit.center;
+  const bool own = first_given(app, {"--key-objective", "--composition"}) != nullptr || fit.center;
   if (own) fit.recipe = "oscar";  // none of these goes with the coded cache
   command.recipe_by_default = !own;
 }

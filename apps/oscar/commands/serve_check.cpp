@@ -12,12 +12,12 @@
 #include "base/text.hpp"
 #include "coded/coded_set.hpp"
 #include "commands/commands.hpp"
-#include "commands/serve_check_long.hpp"
 #include "console.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
 #include "remote/curl_call.hpp"
 #include "rotation/one_truth.hpp"
+#include "serve/long_check.hpp"
 #include "verify/methods.hpp"
 #include "verify/structure/subject.hpp"
 
@@ -29,7 +29,8 @@ struct ServeCheckCommand {
   std::string url, reference;
   ModelInput input;
   ServeCheckOptions options;
-  LongChoices long_answers;
+  std::string long_reference, save_long;  // of --long: an address, or a file of --save-long
+  serve::LongOptions long_options;
   double timeout_seconds = 300;
 };
 
@@ -52,11 +53,13 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
                         body != nullptr ? body->dump() : "",
                         {}};
     const HttpAnswer answer = call_http(server, call, {.timeout_seconds = timeout_seconds}, status);
-    if (answer.status != 200) {
-      throw TransportError(fmt::format("the server answered HTTP {}: {}", answer.status, answer.body.substr(0, 200)),
-                           call.url, "check the address, and that OPENAI_API_KEY is the server's key if it needs one");
-    }
-    return parse_json(answer.body, call.url);
+    if (answer.status == 200) return parse_json(answer.body, call.url);
+    throw TransportError(fmt::format("the server answered HTTP {}: {}", answer.status, answer.body.substr(0, 200)),
+                         call.url,
+                         path.ends_with("/chat/completions")
+                             ? "a server of a model without a chat template cannot answer questions: leave them out by "
+                               "--questions 0"
+                             : "check the address, and that OPENAI_API_KEY is the server's key if it needs one");
   };
 }
 
@@ -102,89 +105,186 @@ std::string summary(const ServeCheckReport& r) {
   return text;
 }
 
-void run(ServeCheckCommand& c, Context& context) {
-  if (c.options.min_kl > c.options.max_kl) {
-    throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
+/// A table, a line for each figure.
+std::string long_summary(const std::vector<serve::LongFigure>& figures, const serve::LongTask& task) {
+  std::string text = fmt::format("long answers: {} and {}\n", plural(std::ssize(task.prompts), "passage"),
+                                 plural(std::ssize(task.questions), "question"));
+  text += fmt::format("  {:<11}{:>10}{:>10}{:>12}  {:<18} {}\n", "", "reference", "server", "difference", "95 %", "");
+  for (const serve::LongFigure& f : figures) {
+    text += fmt::format("  {:<11}{:>10.4g}{:>10.4g}{:>+12.3f}  {:<18} {}\n", f.name, f.reference, f.server,
+                        f.difference, fmt::format("{:+.3f} to {:+.3f}", f.interval.low, f.interval.high), f.verdict());
   }
-  const StoreLocation server = server_of(c.url, "--url");
-  const auto server_at = [&](const std::string& url, const char* option) {
-    return asker(server_of(url, option), c.timeout_seconds, *context.status);
-  };
-  c.long_answers.options.prompt_tokens = c.options.prompt_tokens;
-  if (c.long_answers.wanted()) require_enough(c.long_answers);
-  const auto texts_of = [&] { return read_sequences(c.input, read_model_config(c.input.model), *context.status); };
-  if (!c.long_answers.save.empty()) {
-    emit_json(context, save_long(c.long_answers, server_at(c.url, "--url"), server.url, c.options.served_model,
-                                 serve::TokenNames(c.input.model), texts_of(), *context.status));
-    return;
-  }
-  if (c.rotations.empty()) throw UsageError("no rotation set", "ROTATIONS", "name the set that the server should use");
-  const ServedSet set = served_set(c.rotations);
-  const auto backend = make_backend(context.common.device, *context.status);
-  std::unique_ptr<ModelRunner> runner;
-  ServeReference reference;
-  if (c.reference.empty()) {
-    runner = open_exact_model(c.input, context);
-    reference.runner = runner.get();
-  } else {
-    reference.ask = server_at(c.reference, "--reference");
-  }
-  const serve::TokenNames names(c.input.model);
-  const std::vector<TokenSequence> texts = texts_of();
-  const serve::AskServer ask = server_at(c.url, "--url");
-  std::optional<LongReference> exact;
-  if (!c.long_answers.reference.empty()) {
-    exact = long_reference(c.long_answers, texts);
-    if (!exact->kept) {
-      exact->name = server_of(c.long_answers.reference, "--long").url;
-      exact->ask = server_at(c.long_answers.reference, "--long");
-    }
-  }
-  ServeCheckReport report = check_server(ask, names, reference, texts, set, c.options, *backend, *context.status);
-  std::vector<serve::LongFigure> figures;
-  if (exact) {
-    figures = check_long(c.long_answers, *exact, ask, report.served_model, names, *context.status);
-    std::ranges::copy(serve::why_worse(figures), std::back_inserter(report.reasons));
-    report.accepted = report.reasons.empty();
-  }
-  warn_of_few(report, *context.status);
-  Json document = to_json(report, c.options);
-  if (exact) document["long"] = serve::to_json(figures, exact->task, c.long_answers.options, exact->name);
-  document["url"] = server.url;
-  if (!c.reference.empty()) document["reference"] = server_of(c.reference, "--reference").url;
-  validate_json(document, "oscar.serve_check.v1", "the report");
-  if (!context.common.json_to_stdout) print((exact ? long_summary(figures, exact->task) : "") + summary(report));
-  emit_json(context, document);
-  if (!report.accepted) context.exit_code = 3;
+  return text;
 }
 
+/// Throws UsageError for numbers of questions or tokens that give no interval, or hold no passage.
+void require_enough(const ServeCheckCommand& c) {
+  const int questions = c.long_options.questions;
+  if (questions > 0 && questions < serve::kFewestLong) {
+    throw UsageError(fmt::format("{} say nothing", plural(questions, "question")), "--questions",
+                     fmt::format("give 0, or {} and more", serve::kFewestLong));
+  }
+  // A passage at a quarter of its prompt has to end in it.
+  const int least = 2 * (serve::kCueTokens + serve::kQuotedTokens);
+  if (c.options.prompt_tokens < least) {
+    throw UsageError("prompts are too short to hold a passage", "--prompt-tokens",
+                     fmt::format("give {} or more", least));
+  }
+}
+
+/// What long answers are compared with.
+struct LongReference {
+  std::string name;  // an address without credentials, or a file
+  serve::LongTask task;
+  std::optional<serve::LongAnswers> kept;
+  serve::AskServer ask;  // where none are kept
+};
+
+/// A command with what it talks to.
+class ServeCheck {
+ public:
+  ServeCheck(ServeCheckCommand& command, Context& context)
+      : c_(command),
+        context_(context),
+        status_(*context.status),
+        server_(server_of(c_.url, "--url")),
+        ask_(asker(server_, c_.timeout_seconds, status_)) {}
+
+  void run() {
+    if (c_.options.min_kl > c_.options.max_kl) {
+      throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
+    }
+    c_.long_options.prompt_tokens = c_.options.prompt_tokens;
+    if (!c_.long_reference.empty() || !c_.save_long.empty()) require_enough(c_);
+    if (!c_.save_long.empty()) return save();
+    if (c_.rotations.empty()) {
+      throw UsageError("no rotation set", "ROTATIONS", "name the set that the server should use");
+    }
+    check();
+  }
+
+ private:
+  [[nodiscard]] std::vector<TokenSequence> texts() const {
+    return read_sequences(c_.input, read_model_config(c_.input.model), status_);
+  }
+
+  /// Asks the server and writes its answers to the file of --save-long.
+  void save() {
+    const serve::LongTask task = serve::make_long_task(texts(), c_.long_options);
+    const serve::LongAnswers answers = serve::ask_long(ask_, c_.options.served_model, serve::TokenNames(c_.input.model),
+                                                       task, c_.long_options, status_);
+    const Json document = serve::to_json(answers, c_.long_options, server_.url);
+    validate_json(document, "oscar.serve_reference.v1", "the answers");
+    write_json(c_.save_long, document);
+    emit_json(context_, document);
+  }
+
+  /// Before anything is asked.
+  [[nodiscard]] std::optional<LongReference> long_reference(const std::vector<TokenSequence>& texts) const {
+    if (c_.long_reference.empty()) return std::nullopt;
+    LongReference reference{c_.long_reference, serve::make_long_task(texts, c_.long_options), {}, {}};
+    if (std::filesystem::exists(c_.long_reference)) {
+      reference.kept =
+          serve::kept_answers(read_json(c_.long_reference), reference.task, c_.long_options, c_.long_reference);
+    } else {
+      const StoreLocation server = server_of(c_.long_reference, "--long");
+      reference.name = server.url;
+      reference.ask = asker(server, c_.timeout_seconds, status_);
+    }
+    return reference;
+  }
+
+  void check() {
+    const ServedSet set = served_set(c_.rotations);
+    const auto backend = make_backend(context_.common.device, status_);
+    std::unique_ptr<ModelRunner> runner;
+    ServeReference reference;
+    if (c_.reference.empty()) {
+      runner = open_exact_model(c_.input, context_);
+      reference.runner = runner.get();
+    } else {
+      reference.ask = asker(server_of(c_.reference, "--reference"), c_.timeout_seconds, status_);
+    }
+    const serve::TokenNames names(c_.input.model);
+    const std::vector<TokenSequence> sequences = texts();
+    const std::optional<LongReference> exact = long_reference(sequences);
+    ServeCheckReport report = check_server(ask_, names, reference, sequences, set, c_.options, *backend, status_);
+    std::vector<serve::LongFigure> figures;
+    if (exact) {
+      const auto ask_long = [&](const serve::AskServer& ask, const std::string& model) {
+        return serve::ask_long(ask, model, names, exact->task, c_.long_options, status_);
+      };
+      const serve::LongAnswers wanted = exact->kept ? *exact->kept : ask_long(exact->ask, "");
+      figures = serve::compare_long(ask_long(ask_, report.served_model), wanted);
+      std::ranges::copy(serve::why_worse(figures), std::back_inserter(report.reasons));
+      report.accepted = report.reasons.empty();
+    }
+    warn_of_few(report, status_);
+    Json document = to_json(report, c_.options);
+    if (exact) document["long"] = serve::to_json(figures, exact->task, c_.long_options, exact->name);
+    document["url"] = server_.url;
+    if (!c_.reference.empty()) document["reference"] = server_of(c_.reference, "--reference").url;
+    validate_json(document, "oscar.serve_check.v1", "the report");
+    if (!context_.common.json_to_stdout) print((exact ? long_summary(figures, exact->task) : "") + summary(report));
+    emit_json(context_, document);
+    if (!report.accepted) context_.exit_code = 3;
+  }
+
+  ServeCheckCommand& c_;
+  Context& context_;
+  Status& status_;
+  StoreLocation server_;
+  serve::AskServer ask_;
+};
+
 void add_check_options(CLI::App& command, ServeCheckCommand& c) {
-  const auto add = [&](const char* name, auto& value, const char* words) {
-    return command.add_option(name, value, words)->capture_default_str()->group("Check");
+  const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->capture_default_str()->group(group);
   };
-  add("--served-model", c.options.served_model, "Its name at the server; default: the first that it lists");
-  add("--prompts", c.options.prompts, "Texts to be continued")->check(kPositive);
-  add("--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(kNonNegative);
-  add("--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(kPositive);
-  add("--generate", c.options.generated_tokens, "Tokens to be generated for each")->check(CLI::Range(2, 4096));
+  const char *const check = "Check", *const more = "More about the check";
+  add(check, "--served-model", c.options.served_model, "Its name at the server; default: the first that it lists");
+  add(check, "--prompts", c.options.prompts, "Texts to be continued")->check(kPositive);
+  add(check, "--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(kNonNegative);
+  add(more, "--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(kPositive);
+  add(more, "--generate", c.options.generated_tokens, "Tokens to be generated for each")->check(CLI::Range(2, 4096));
   CLI::Option* const reference = command.get_option("--reference");
-  add("--min-ratio", c.options.min_ratio, "Reject below this share of the predicted KL")
+  add(more, "--min-ratio", c.options.min_ratio, "Reject below this share of the predicted KL")
       ->check(kNonNegative)
       ->excludes(reference);
-  add("--max-ratio", c.options.max_ratio, "Reject above this multiple of the predicted KL")
+  add(more, "--max-ratio", c.options.max_ratio, "Reject above this multiple of the predicted KL")
       ->check(kNonNegative)
       ->excludes(reference);
-  add("--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")
+  add(more, "--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")
       ->check(kFinite)  // a range lets NaN pass
       ->check(CLI::Range(-1.0, 1.0))
       ->excludes(reference);
-  add("--min-kl", c.options.min_kl, "With --reference: reject below so many nats")
+  add(more, "--min-kl", c.options.min_kl, "With --reference: reject below so many nats")
       ->check(kNonNegative)
       ->needs(reference);
-  add("--max-kl", c.options.max_kl, "With --reference: reject above so many nats")
+  add(more, "--max-kl", c.options.max_kl, "With --reference: reject above so many nats")
       ->check(kNonNegative)
       ->needs(reference);
-  add("--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(kPositive);
+  add(more, "--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(kPositive);
+
+  const char *const shown = "Long answers", *const more_long = "More about long answers";
+  CLI::Option* const long_answers = command.add_option(
+      "--long", c.long_reference,
+      "Compare long answers, too, with those of this server in bfloat16 (an address), or with those that --save-long "
+      "kept of one (a FILE)");
+  long_answers->type_name("URL|FILE")->group(shown);
+  writes(
+      command.add_option("--save-long", c.save_long, "Keep this server's long answers for --long, and check nothing"))
+      ->type_name("FILE")
+      ->excludes(long_answers)
+      ->group(shown);
+  add(more_long, "--passages", c.long_options.passages, "Texts to go on from, and to quote a passage of")
+      ->check(CLI::Range(serve::kFewestLong, 4096));
+  add(more_long, "--questions", c.long_options.questions, "Questions to answer in chat; 0: none")
+      ->check(CLI::Range(0, 4096));
+  add(more_long, "--long-tokens", c.long_options.long_tokens, "To be written before a passage is quoted")
+      ->check(kPositive);
+  add(more_long, "--answer-tokens", c.long_options.answer_tokens, "Most for an answer")->check(kPositive);
+  add(more_long, "--temperature", c.long_options.temperature, "Of all that is not quoted")->check(kNonNegative);
 }
 
 }  // namespace
@@ -211,9 +311,8 @@ void register_serve_check(CLI::App& app, Context& context) {
   command->remove_option(command->get_option("--model-dtype"));
   command->remove_option(command->get_option("--layers"));
   add_check_options(*command, *options);
-  add_long_options(*command, options->long_answers);
   add_json_option(*command, context);
-  command->callback([options, &context] { run(*options, context); });
+  command->callback([options, &context] { ServeCheck(*options, context).run(); });
 }
 
 }  // namespace oscar

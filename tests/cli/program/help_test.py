@@ -29,20 +29,21 @@ class HelpTest(unittest.TestCase):
         line = " ".join(f"'{word}'" for word in ("oscar", *words))
         first = "" if shell == "bash" else "autoload -U +X bashcompinit && bashcompinit; setopt ksharrays\n"
         script = f"{first}. {PROJECT}/apps/oscar/completion.bash; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _oscar; echo \"${{COMPREPLY[@]}}\""
-        return printed(*self.SHELLS[shell], "-c", script).split()
+        offered = printed(*self.SHELLS[shell], "-c", script).split()
+        return [word for word in offered if word.startswith(words[-1])]  # zsh takes these itself
 
     def test_completion_of_commands_and_options(self):
         for shell in filter(shutil.which, self.SHELLS):
             with self.subTest(shell):
                 self.assertEqual(self.completed(shell, "f"), ["fit"])
-                self.assertEqual(self.completed(shell, "zoo", "d"), ["deprecate"])
+                self.assertEqual(self.completed(shell, "zoo", "l"), ["list"])
                 self.assertEqual(self.completed(shell, "fit", "z"), [])
-                for words in (("fit",), ("verify", "set"), ("zoo", "tag")):
+                for words in (("fit",), ("verify", "set"), ("zoo", "list")):
                     self.assertEqual(set(self.completed(shell, *words, "--")), options_of(*words[:2 - ("set" in words)]) | options_of())
 
     @unittest.skipUnless(shutil.which("help2man"), "no help2man: scripts/setup.sh --build-tests installs it")
     def test_manual_pages(self):
-        for words in (("fit",), ("zoo", "tag")):
+        for words in (("fit",), ("zoo", "list")):
             page = (BINARY.parent / f"man/oscar-{'-'.join(words)}.1").read_text()
             for section in ("NAME", "SYNOPSIS", "DESCRIPTION"):
                 self.assertIn(f"\n.SH {section}\n", page)
