@@ -73,11 +73,12 @@ class FileTransfer : public Transfer {
       close();
       return true;
     }
-    if (!mixed_) {
+    if (!mixed_ || restarted_) {
       throw TransportError("the content is not what the manifest lists: sha256 differs", where_,
                            "run again; if it stays so, the file in the zoo is damaged: publish it again");
     }
     restart();
+    restarted_ = true;
     return false;
   }
 
@@ -146,7 +147,7 @@ class FileTransfer : public Transfer {
   bool resume_;
   Count count_;
   int descriptor_ = -1;
-  bool mixed_ = false;  // put together from several answers
+  bool mixed_ = false, restarted_ = false;  // put together from several answers; fetched anew for that
   std::uint64_t received_ = 0;
   std::unique_ptr<Sha256> hash_ = std::make_unique<Sha256>();  // of what was received
 };

@@ -13,7 +13,7 @@
 #include "rotation/verdict.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
-#include "zoo/foreign_files.hpp"
+#include "zoo/hub.hpp"
 #include "zoo/list.hpp"
 #include "zoo/set_manifest.hpp"
 #include "zoo/signatures.hpp"

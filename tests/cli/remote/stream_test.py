@@ -42,10 +42,12 @@ class StreamTest(RemoteCase):
             self.same(self.fit_layer(single, "a"), self.fit_layer(f"{url}/qwen3-2m", "b"))
 
     def test_statistics_at_an_address(self):
-        self.succeed("fit", "-q", "--model", MODEL, *TOKENS, "--recipe", "oscar", "--save-stats", "sums.safetensors")
-        with FileServer({"sums.safetensors": (self.folder / "sums.safetensors").read_bytes()}) as url:
-            there = self.fit("b", "--recipe", "oscar", "--stats", f"{url}/sums.safetensors")
-        self.same(self.fit("a", "--recipe", "oscar", "--stats", "sums.safetensors"), there)
+        parts, live = ("first.safetensors", "second.safetensors"), ("fit", "-q", "--model", MODEL, *TOKENS)
+        self.succeed(*live, "--recipe", "oscar", "--save-stats", parts[0])
+        self.succeed(*live, "--stats", parts[0], "--save-stats", parts[1])  # of values, by attention scores
+        with FileServer({name: (self.folder / name).read_bytes() for name in parts}) as url:
+            there = self.fit("b", "--recipe", "oscar", "--stats", *(f"{url}/{name}" for name in parts))
+        self.same(self.fit("a", "--recipe", "oscar", "--stats", *parts), there)
 
     def test_no_more_is_asked_for_than_is_needed(self):
         weights = "model-00001-of-00001.safetensors"

@@ -21,16 +21,6 @@ QUICK = ("--retries", "1", "--timeout", "2")
 MEGABYTE = 1 << 20
 
 
-class Changing(dict):
-    """Files of which one is another from its second request on."""
-
-    def get(self, path, default=None):
-        body = super().get(path, default)
-        if path == REMOTE_KEYS:
-            self[path] = bytes(len(body))
-        return body
-
-
 class PullTest(ZooTest):
     def serving(self, behave=None, files=None, **options):
         return FileServer({**read_folder(self.zoo), **(files or {})}, behave, **options)
@@ -69,11 +59,11 @@ class PullTest(ZooTest):
 
     def test_from_a_folder_and_a_file_url_is_the_same(self):
         self.published()
+        self.fail_with(1, ["the zoo has no nobody/nothing:latest", "/zoo/index.json"], "pull", "nobody/nothing", env={"OSCAR_ZOO": ""})
         for zoo in (self.zoo, f"file://{self.zoo}"):
             self.pulled(zoo)
         first = json.loads(self.succeed("pull", NAME, "--json", env={"OSCAR_ZOO": str(self.zoo)}).stdout)
         self.assertEqual((first["name"], first["fetched"]), ("test/tiny:latest", False))
-        self.fail_with(1, ["the zoo has no nobody/nothing:latest", "/zoo/index.json"], "pull", "nobody/nothing", env={"OSCAR_ZOO": ""})
 
     def test_the_cache_needs_no_network(self):
         self.published()
@@ -106,7 +96,7 @@ class PullTest(ZooTest):
     def test_what_a_server_gets_wrong_is_refused(self):
         """Into the cache and to --out: an error, and nothing written."""
         self.published()
-        for behaviour, path, message in (
+        for number, (behaviour, path, message) in enumerate((
                 (peers.announce(1, 0.5), REMOTE_KEYS, "tried 2 times"),
                 (peers.announce(None, 0.5), REMOTE_KEYS, "only 150000 of 300000 bytes"),
                 (peers.announce(0.5), REMOTE_KEYS, "only 150000 of 300000 bytes"),
@@ -123,10 +113,12 @@ class PullTest(ZooTest):
                 (peers.status(403), "index.json", "answer so for what is not there"),
                 (peers.stall, REMOTE_KEYS, "the transfer failed"),
                 (peers.redirect(f"file://{self.zoo}/index.json"), "index.json", "the transfer failed"),
-                (peers.redirect("/index.json"), "index.json", "the transfer failed")):
+                (peers.redirect("/index.json"), "index.json", "the transfer failed"))):
+            self.cache = self.folder / f"cache-{number}"
+            self.environment["OSCAR_CACHE"] = str(self.cache)
             for out in ((), ("--out", self.out)):
                 with self.subTest(message, path=path), (server := self.serving({path: [behaviour]}, forever=True)) as url:
-                    self.fail_with(1, [message, path], "pull", NAME, "--zoo", url, *out, "--retries", "1", "--timeout", "1")
+                    self.fail_with(1, [message, path], "pull", NAME, "--zoo", url, *out, "--retries", "1", "--timeout", "3")
                 self.assertLess(server.sent, 40 * MEGABYTE)
                 self.assertLess(server.count(path), 10)
                 if behaviour == peers.corrupt:
@@ -140,8 +132,12 @@ class PullTest(ZooTest):
         self.assertLess(time.monotonic() - started, 20)
 
     def test_a_file_that_changes_on_the_way_is_refused(self):
+        def change(request, path, nth, asked):
+            if path == REMOTE_KEYS and nth == 2:
+                server.files[path] = bytes(len(server.files[path]))
+
         self.published()
-        with FileServer(Changing(read_folder(self.zoo)), cut_after=131072) as url:
+        with (server := self.serving(fault=change, cut_after=131072)) as url:
             self.fail_with(1, ["sha256 differs", KEYS], "pull", NAME, "--zoo", url, "--out", self.out, "--timeout", "2")
 
     def test_an_index_and_a_manifest_that_lie_are_refused(self):
@@ -245,7 +241,7 @@ class PullTest(ZooTest):
         self.assertLess(server.sent, 1.2 * sum(map(len, files.values())))
         self.assertEqual(server.asked(KEYS), [None, (3 * MEGABYTE, 8 * MEGABYTE), (6 * MEGABYTE, 8 * MEGABYTE)])
         with (server := self.serving(ranges=False, behave={REMOTE_KEYS: [peers.announce(1, 0.5)]})) as url:
-            self.pulled(url, "--refresh", "--out", self.out)  # all of it comes again
+            self.pulled(url, env={"OSCAR_CACHE": str(self.folder / "another")})  # all of it comes again
         self.assertEqual(server.asked(KEYS), [None, None])
 
     def test_a_pull_that_was_killed_goes_on_where_it_was(self):

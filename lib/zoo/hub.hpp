@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A zoo in a repository of the Hugging Face Hub, as publish writes it. Large files go to its storage by the Git LFS
-// batch API; then one commit, which names its parent, brings all files and the index: a set and its entry appear
-// together or not at all. Methods throw TransportError, DataError, IoError, Interrupted.
+// Repositories of the Hugging Face Hub (remote/hub.hpp). Rotation files of others: which of them are wanted, with the
+// sha256 (large files) or git's hash (small ones) that the hub tells of each, and the set that is made of them. And a
+// zoo in a repository, as publish writes it: large files go to its storage by the Git LFS batch API; then one commit,
+// which names its parent, brings all files and the index, so that a set and its entry appear together or not at all.
 #pragma once
 
 #include <string>
@@ -15,11 +16,22 @@
 
 namespace oscar {
 
+/// Returns the files directly in the address's folder that may hold rotations, paths being their names; of several
+/// pairs of .pt files those of `pair`. Throws DataError if there are none, UsageError if the pair is not there, or
+/// several are and none is named.
+[[nodiscard]] std::vector<FileDigest> rotation_files(const HubRepository& repository, const std::string& pair);
+
+/// Makes a set in `set` of the rotation files in `files_folder`, which were fetched from `source`: .pt files of both
+/// sides stay as they are, other shapes are converted. Throws DataError.
+void make_set_of_files(const std::filesystem::path& files_folder, const std::filesystem::path& set,
+                       const std::string& source);
+
 /// A document at a commit; an empty text: it does not exist there.
 struct StoredDocument {
   std::string text, commit;
 };
 
+/// Methods throw TransportError, DataError, IoError, Interrupted.
 class HubStore {
  public:
   /// zoo: hf://ORG/REPO[/FOLDER][@BRANCH]. Throws UsageError, also where there is no token.
