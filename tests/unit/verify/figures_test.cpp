@@ -13,7 +13,7 @@
 #include "verify/predictions/token_distribution.hpp"
 #include "verify/report/quantiles.hpp"
 
-namespace oscar {
+namespace oscar::verify {
 namespace {
 
 using verify::AnswerResult;
@@ -135,7 +135,7 @@ TEST_CASE("tokens that a model excludes do not count, and the first of equals is
 
 TEST_CASE("figures of two positions equal those by hand") {
   const double ln2 = std::log(2.0);
-  const ModelMetrics m = verify::model_metrics({small_text()}, {});
+  const ModelMetrics m = model_metrics({small_text()}, {});
   CHECK(m.positions == 2);
   CHECK(m.ppl == near(4));
   CHECK(m.ppl_ratio == near(std::sqrt(0.5)));  // the changes are 0 and -ln 2
@@ -166,7 +166,7 @@ TEST_CASE("KL is binned by position, over texts of different lengths") {
   TextFigures shorter = small_text();
   shorter.resize(1);
   shorter[0].kld = 1;
-  const ModelMetrics m = verify::model_metrics({small_text(), shorter}, {});
+  const ModelMetrics m = model_metrics({small_text(), shorter}, {});
   REQUIRE(m.kld_by_position.size() == 2);
   CHECK(m.kld_by_position[0].positions == 2);
   CHECK(m.kld_by_position[0].kld_mean == near((0.25 * std::log(2.0) + 1) / 2));
@@ -180,12 +180,12 @@ TEST_CASE("KL is binned by position, over texts of different lengths") {
 }
 
 TEST_CASE("needles are counted by the depth at which their answer stands") {
-  CHECK(*verify::answer_depth({7, 1, 2, 8, 8, 8, 1, 2, 3}, 3) == near(1.0 / 6));
-  CHECK(*verify::answer_depth({1, 2, 8, 1, 2, 8, 1, 2, 3}, 3) == near(0.5));  // the last place before the end
-  CHECK_FALSE(verify::answer_depth({1, 8, 2, 8, 8, 8, 1, 2, 3}, 3).has_value());
+  CHECK(*answer_depth({7, 1, 2, 8, 8, 8, 1, 2, 3}, 3) == near(1.0 / 6));
+  CHECK(*answer_depth({1, 2, 8, 1, 2, 8, 1, 2, 3}, 3) == near(0.5));  // the last place before the end
+  CHECK_FALSE(answer_depth({1, 8, 2, 8, 8, 8, 1, 2, 3}, 3).has_value());
   const std::vector<AnswerResult> needles{
       {0.05, 2, 2, 2, 1}, {0.55, 1, 2, 1, 2.5}, {0.51, 2, 2, 2, 0}, {std::nullopt, 2, 2, 2, 0.5}};
-  const ModelMetrics m = verify::model_metrics({}, needles);
+  const ModelMetrics m = model_metrics({}, needles);
   CHECK(m.needle_hits == 3);
   CHECK(*m.retrieval == 0.75);
   CHECK(m.answer_tokens == near(7.0 / 8));
@@ -209,20 +209,20 @@ TEST_CASE("an answer is read token by token, to the first that is wrong and beyo
     logits.insert(logits.end(), row.begin(), row.end());
   }
   const TokenSequence sequence{9, 9, 1, 3, 0};
-  const AnswerResult all = verify::read_answer(sequence, 3, 3, logits);
+  const AnswerResult all = read_answer(sequence, 3, 3, logits);
   CHECK(all.found == 2);
   CHECK(all.asked == 3);
   CHECK(all.until_wrong == 1);
   CHECK(all.nll == near(std::log(2.0) + std::log(6.0) + std::log(2.0)));
   CHECK_FALSE(all.hit());
-  const AnswerResult without_last = verify::read_answer(sequence, 3, 1, logits);
+  const AnswerResult without_last = read_answer(sequence, 3, 1, logits);
   CHECK(without_last.hit());
   CHECK(without_last.nll == near(std::log(2.0)));
 }
 
 TEST_CASE("quotations count every token") {
   const std::vector<AnswerResult> quotes{{0.5, 4, 4, 4, 1}, {0.25, 2, 4, 1, 5}};
-  const ModelMetrics m = verify::model_metrics({}, {}, quotes);
+  const ModelMetrics m = model_metrics({}, {}, quotes);
   REQUIRE(m.quotes.has_value());
   CHECK(m.quotes->quotes == 2);
   CHECK(m.quotes->right_to_the_end == 1);
@@ -235,10 +235,10 @@ TEST_CASE("quotations count every token") {
 }
 
 TEST_CASE("quantiles lie between neighbours") {
-  CHECK(verify::quantile({}, 0.5) == 0);
-  CHECK(verify::quantile(std::vector<double>{3}, 0.9) == 3);
-  CHECK(verify::quantile(std::vector<double>{0, 1, 2, 4}, 0.5) == 1.5);
-  CHECK(verify::quantile(std::vector<double>{0, 1, 2, 4}, 1) == 4);
+  CHECK(quantile({}, 0.5) == 0);
+  CHECK(quantile(std::vector<double>{3}, 0.9) == 3);
+  CHECK(quantile(std::vector<double>{0, 1, 2, 4}, 0.5) == 1.5);
+  CHECK(quantile(std::vector<double>{0, 1, 2, 4}, 1) == 4);
 }
 
-}  // namespace oscar
+}  // namespace oscar::verify
