@@ -19,7 +19,7 @@ import provenance
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
 SETS = [("oscar", True, ["--recipe", "oscar"]),
-        ("no rotation, not clipped", False, ["--recipe", "oscar", "--composition", "pbr", "--clip", "off"])]
+        ("eigenvectors alone, not clipped", False, ["--recipe", "oscar", "--composition", "plain", "--clip", "off"])]
 STRETCH = ["--recipe", "stretch", "--key-objective", "fisher", "--center"]
 OF_LANGUAGE_MODEL = [("4,4", "oscar, published clip ratios", False, ["--recipe", "oscar", "--clip", "0.96,0.92"]),
                      ("4,4", "oscar", False, ["--recipe", "oscar"]),
