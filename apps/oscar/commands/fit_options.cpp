@@ -9,6 +9,7 @@
 
 #include "base/errors.hpp"
 #include "commands/fit_command.hpp"
+#include "fit/coded_fit.hpp"
 #include "fit/options.hpp"
 #include "options.hpp"
 
