@@ -15,6 +15,7 @@ namespace oscar::operators::on_cpu {
 namespace {
 
 using Row = std::vector<float>;
+constexpr std::int64_t kTokens = 32;  // whose rows are worth a thread
 
 DType dtype_of(oscar_dtype type) {
   return type == OSCAR_FLOAT32 ? DType::kF32 : type == OSCAR_FLOAT16 ? DType::kF16 : DType::kBF16;
@@ -48,10 +49,10 @@ void* row_of(const oscar_bf16_rows& rows, std::int64_t token, std::int64_t head)
   return bytes_of(rows.data) + token * rows.token_stride + head * rows.head_stride;
 }
 
-/// Runs task(0) to task(count - 1), some side by side.
+/// Runs task(0) to task(count - 1), side by side where there are more than `grain`.
 template <class Task>
-void in_parallel(std::int64_t count, const Task& task) {
-  torch::stable::parallel_for(0, count, 1, [&](std::int64_t first, std::int64_t last) {
+void in_parallel(std::int64_t count, std::int64_t grain, const Task& task) {
+  torch::stable::parallel_for(0, count, grain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) task(i);
   });
 }
@@ -123,7 +124,7 @@ template <class Args, class Packed>
 void decode(const Args& args, int kv_heads, int dim, int query_tokens, const Packed& packed) {
   const int group = args.num_q_heads / kv_heads;
   if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
-  in_parallel(std::int64_t{args.batch} * kv_heads, [&](std::int64_t task) {
+  in_parallel(std::int64_t{args.batch} * kv_heads, 1, [&](std::int64_t task) {
     const std::int64_t b = task / kv_heads, head = task % kv_heads;
     const int history = args.history.lengths[b], window = args.window.lengths[b];
     std::array<std::vector<Row>, 2> rows;
@@ -185,7 +186,7 @@ void finish(const oscar_norm_rope& call, int token, int head, Row& row) {
 void int2_pack(const oscar_int2_pack_args& args, Grid grid) {
   const int dim = args.head_dim;
   const auto groups = size_of_row(dim / args.group_size);
-  in_parallel(args.num_tokens, [&](std::int64_t t) {
+  in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
     const std::int64_t slot = args.slots[t];
     if (slot < 0) return;
     for (int head = 0; head < args.num_kv_heads; ++head) {
@@ -212,7 +213,7 @@ void int2_pack(const oscar_int2_pack_args& args, Grid grid) {
 }
 
 void int2_unpack(const oscar_int2_unpack_args& args) {
-  in_parallel(args.num_tokens, [&](std::int64_t t) {
+  in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
     const std::int64_t slot = args.slots[t];
     for (int head = 0; slot >= 0 && head < args.num_kv_heads; ++head) {
       write_bf16(row_of(args.out, t, head),
@@ -266,7 +267,7 @@ void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
   if ((lacking.norm_weight != nullptr && lacking.norm_dtype == OSCAR_FLOAT16) ||
       (lacking.cos_sin != nullptr && lacking.cos_sin_dtype == OSCAR_FLOAT16))
     fail("coded_pack: norm weights and cosines must be float32 or bfloat16");
-  in_parallel(args.num_tokens, [&](std::int64_t t) {
+  in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
     const std::int64_t slot = args.slots[t];
     for (int number = 0; number < 2; ++number) {
       const oscar_coded_rows& rows = number == 0 ? args.k : args.v;
@@ -290,7 +291,7 @@ void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
 
 void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) {
   if (args.k.data == nullptr && args.v.data == nullptr) fail("coded_unpack: room neither for keys nor for values");
-  in_parallel(args.num_tokens, [&](std::int64_t t) {
+  in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
     const std::int64_t slot = args.slots[t];
     for (int number = 0; slot >= 0 && number < 2; ++number) {
       const oscar_bf16_rows& rows = number == 0 ? args.k : args.v;
@@ -317,7 +318,7 @@ void rotate_rows(std::span<const oscar_row_product> products, int head_dim) {
     if (call.num_heads % call.num_matrices != 0) fail("rotate_rows: num_heads must be a multiple of num_matrices");
     if (call.num_means > 0 && call.num_heads % call.num_means != 0)
       fail("rotate_rows: num_heads must be a multiple of num_means");
-    in_parallel(call.num_tokens, [&](std::int64_t t) {
+    in_parallel(call.num_tokens, kTokens / 4, [&](std::int64_t t) {
       for (int head = 0; head < call.num_heads; ++head) {
         const std::int64_t matrix = head / (call.num_heads / call.num_matrices);
         const float* const mean = call.num_means == 0
