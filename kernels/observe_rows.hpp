@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Adds rows that lie on a GPU to sums and a sample that lie there too, in one stream: nothing is allocated, nothing
-// waits, and the launches can be captured in a CUDA graph. What is summed: apps/torch/layer_sums.hpp. Products of
+// waits, and the launches can be captured in a CUDA graph. What is summed: apps/torch/observe_state.hpp. Products of
 // bfloat16 or float16 are exact; tensor cores add them in fp32 over 80 rows, which keep 6 digits, and those sums
 // are added with twice the digits of fp32, and across blocks in fp64. Non-goals: float32 rows, CPUs.
 #pragma once

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "gpu.hpp"
-
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+
+#include "stable_torch.hpp"
 
 namespace oscar::operators {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <array>
 
-#include "gpu.hpp"
 #include "kernels/observe_rows.hpp"
 #include "observe_state.hpp"
+#include "stable_torch.hpp"
 
 namespace oscar::operators {
 namespace {

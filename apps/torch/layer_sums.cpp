@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "layer_sums.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -9,6 +7,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
+#include "observe_state.hpp"
 
 namespace oscar::operators {
 namespace {

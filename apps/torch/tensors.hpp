@@ -8,8 +8,8 @@
 #include <optional>
 #include <tuple>
 
-#include "gpu.hpp"
 #include "oscar/int2_attention.h"
+#include "stable_torch.hpp"
 
 namespace oscar::operators {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What a build without CUDA has in place of the kernels. No operator is registered for CUDA tensors there, so that of
 // these coded_layout alone is asked, for tables of kernels.
-#include "gpu.hpp"
 #include "kernels/window_step.hpp"
 #include "observe_state.hpp"
 #include "oscar/coded_pack.h"
 #include "oscar/rotate_rows.h"
+#include "stable_torch.hpp"
 
 namespace {
 constexpr int kRefused = 1;
