@@ -3,30 +3,15 @@
 
 #include <doctest/doctest.h>
 
-#include <initializer_list>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
-#include <utility>
 
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
-
-/// Bytes of a block that are not zero, by their places.
-using Placed = std::initializer_list<std::pair<std::size_t, int>>;
-
-/// The values of one block.
-std::vector<float> decoded(std::uint32_t number, Placed placed) {
-  const GgmlType& type = *find_ggml_type(number);
-  std::vector<std::byte> block(type.bytes);
-  for (const auto& [place, byte] : placed) block.at(place) = static_cast<std::byte>(byte);
-  std::vector<float> values(type.values);
-  dequantize(number, block, values);
-  return values;
-}
 
 constexpr std::uint32_t kTypeNumbers = 64;  // more than ggml has types
 
@@ -72,100 +57,6 @@ TEST_CASE("values are those of gguf to the bit: random bytes, extreme scales, qu
     ++readable;
   }
   CHECK(golden.tensors().size() == 2 * readable + 1);  // nothing in the file is left out
-}
-
-TEST_CASE("blocks of 32 values by hand") {
-  SUBCASE("Q4_0: scale 2, low nibbles are the first half, 8 means zero") {
-    const auto values = decoded(2, {{1, 0x40}, {2, 0xf9}});
-    CHECK(values[0] == 2);
-    CHECK(values[16] == 14);
-    CHECK(values[1] == -16);
-  }
-  SUBCASE("Q4_1: scale 2, minimum -1") {
-    const auto values = decoded(3, {{1, 0x40}, {3, 0xbc}, {4, 0xf9}});
-    CHECK(values[0] == 17);
-    CHECK(values[16] == 29);
-    CHECK(values[1] == -1);
-  }
-  SUBCASE("Q5_0: the fifth bit of value 16 is the lowest of the third byte; 16 means zero") {
-    const auto values = decoded(6, {{1, 0x3c}, {4, 0x01}, {6, 0x31}});
-    CHECK(values[0] == -15);
-    CHECK(values[16] == 3);
-    CHECK(values[17] == -16);
-  }
-  SUBCASE("Q5_1: the same with a minimum of 0.5") {
-    const auto values = decoded(7, {{1, 0x3c}, {3, 0x38}, {6, 0x01}, {8, 0x31}});
-    CHECK(values[0] == 1.5F);
-    CHECK(values[16] == 19.5F);
-    CHECK(values[17] == 0.5F);
-  }
-  SUBCASE("Q8_0: signed bytes and the smallest subnormal scale") {
-    const auto values = decoded(8, {{0, 0x01}, {2, 0x7f}, {33, 0x80}});
-    CHECK(values[0] == 127 * 0x1p-24F);
-    CHECK(values[31] == -128 * 0x1p-24F);
-  }
-  SUBCASE("IQ4_NL: levels from a table") {
-    const auto values = decoded(20, {{1, 0x3c}, {2, 0xf8}});
-    CHECK(values[0] == 1);
-    CHECK(values[16] == 113);
-    CHECK(values[1] == -127);
-  }
-  SUBCASE("MXFP4: E2M1 times a power of two") {
-    const auto values = decoded(39, {{0, 128}, {1, 0xf2}});
-    CHECK(values[0] == 2);     // 1 * 2
-    CHECK(values[16] == -12);  // -6 * 2
-  }
-}
-
-TEST_CASE("blocks of 256 values by hand") {
-  SUBCASE("Q2_K: scale 1 of group 2 with minimum 3 * 0.5; four codes in a byte, 32 values apart") {
-    const auto values = decoded(10, {{2, 0x31}, {4, 0x02}, {16 + 5, 0xe4}, {81, 0x3c}, {83, 0x38}});
-    CHECK(values[5] == 0);      // group 0 has neither scale nor minimum
-    CHECK(values[37] == -0.5);  // 1 * 1 - 1.5
-    CHECK(values[69] == 4);     // 2 * 2
-    CHECK(values[38] == -1.5);
-  }
-  SUBCASE("Q3_K: a scale of 33 is one step; a set third bit takes no 4 away") {
-    // Group 9: the high nibble of the second byte of scales, and the bits 4 and 5 of the tenth byte.
-    const auto values = decoded(11, {{96 + 1, 0x10}, {96 + 9, 0x20}, {32 + 32 + 16, 0x03}, {16, 0x10}, {109, 0x3c}});
-    CHECK(values[128 + 16] == 3);
-    CHECK(values[128 + 17] == -4);
-    CHECK(values[0] == 128);  // -4 * -32
-  }
-  SUBCASE("Q4_K: scales and minima of six bits") {
-    // Group 1 has scale 5 and minimum 7, group 6 scale 0x21 and minimum 0x12; bytes of codes 3 and 99.
-    const auto values = decoded(12, {{1, 0x3c},
-                                     {3, 0x38},
-                                     {5, 5},
-                                     {9, 7},
-                                     {6, 0x80},
-                                     {10, 0x40},
-                                     {14, 0x21},  //
-                                     {16 + 3, 0x90},
-                                     {16 + 99, 0x02}});
-    CHECK(values[35] == 41.5);  // 5 * 9 - 3.5
-    CHECK(values[36] == -3.5);
-    CHECK(values[195] == 57);  // 0x21 * 2 - 9
-    CHECK(values[0] == 0);
-  }
-  SUBCASE("Q5_K: the same with fifth bits, one group to a bit") {
-    const auto values = decoded(13, {{1, 0x3c}, {3, 0x38}, {5, 5}, {9, 7}, {16 + 3, 0x02}, {48 + 3, 0x90}});
-    CHECK(values[35] == 121.5);  // 5 * 25 - 3.5
-    CHECK(values[36] == -3.5);
-  }
-  SUBCASE("Q6_K: signed scales of 16 values") {
-    // Value 128 + 70 is in group 12: the low nibble of byte 64 + 6 is of value 134, the high one of value 198.
-    const auto values = decoded(14, {{64 + 6, 0x50}, {128 + 32 + 6, 0x30}, {192 + 12, 0xfe}, {209, 0x3c}});
-    CHECK(values[198] == -42);  // -2 * (5 + 48 - 32)
-    CHECK(values[199] == 64);   // -2 * -32
-    CHECK(values[134] == 0);
-  }
-  SUBCASE("IQ4_XS: scales of six bits, their high two apart") {
-    const auto values = decoded(23, {{1, 0x3c}, {2, 0x08}, {4, 0x30}, {8 + 16, 0xf8}});
-    CHECK(values[32] == 3);  // (3 + 32 - 32) * 1
-    CHECK(values[48] == 3 * 113);
-    CHECK(values[0] == 32 * 127);  // -32 * -127
-  }
 }
 
 TEST_CASE("several blocks are read from any address, and none is fine") {

@@ -60,7 +60,12 @@ Json sample_manifest(const std::string& seed) {
           {"recipe", {{"name", "oscar"}}},
           {"objectives", {{"key", "qqt_r_h_pbr"}, {"value", "sst_r_h_pbr"}}},
           {"windows", {{"sink", 64}, {"recent", 256}}},
-          {"codec", {{"name", "minmax"}, {"levels", {4, 4}}, {"group_size", 0}}},
+          {"codec",
+           {{"name", "minmax"},
+            {"levels", {4, 4}},
+            {"group_size", 0},
+            {"scale_dtype", "float32"},
+            {"clip_scalar", {{"key", 0.96}, {"value", 0.92}}}}},
           {"layers", Json::array({{{"layer_id", 0}, {"head_dim", 128}, {"key", side}, {"value", side}}})},
           {"files", files},
           {"verification", nullptr}};
