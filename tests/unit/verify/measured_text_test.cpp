@@ -137,9 +137,7 @@ TEST_CASE("the report says how many keys were quantised") {
 }
 
 TEST_CASE("from the smallest share that is measured on, default limits still know a set without a rotation") {
-  FitOptions naive;
-  naive.composition = "pbr";
-  RotationSet set = Sample::get().fitted(naive);
+  RotationSet set = without_rotation(Sample::get().set);
   for (LayerRotation& layer : set.layers) layer.key.clip_ratio = layer.value.clip_ratio = 0;
   const TemporaryFolder folder;
   const fs::path path = written(folder, set);

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "rotation/formats.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
+#include "verify/structure/objective.hpp"
 #include "verify/verify.hpp"
 
 namespace oscar::test {
@@ -46,6 +48,18 @@ struct Sample {
     return sample;
   }
 };
+
+/// The same with a permutation in place of each rotation, which is what "pbr" names: nothing is spread over channels.
+inline RotationSet without_rotation(RotationSet set) {
+  for (LayerRotation& layer : set.layers) {
+    for (SideTransform* side : {&layer.key, &layer.value}) {
+      const auto permutation = *verify::constant_rotation("pbr", static_cast<std::size_t>(side->rotation.dim));
+      for (int m = 0; m < side->rotation.count; ++m) std::ranges::copy(permutation, side->rotation[m].begin());
+    }
+  }
+  set.key_objective = "qqt_pbr", set.value_objective = "sst_pbr";
+  return set;
+}
 
 struct Verified {
   VerifyReport report;

@@ -122,10 +122,8 @@ TEST_CASE("a given limit may be wider than the default, and no number is above e
 }
 
 TEST_CASE("a set without a rotation is rejected by default, and without limits nothing is accepted") {
-  FitOptions naive;
-  naive.composition = "pbr";
   const test::TemporaryFolder folder;
-  const fs::path path = written(folder, Sample::get().fitted(naive));
+  const fs::path path = written(folder, without_rotation(Sample::get().set));
   VerifyOptions options;
   options.compare = {"none"};
   const Verified v = verified(path, model_on(Sample::get().held_out), options);
