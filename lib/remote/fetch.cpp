@@ -133,8 +133,7 @@ class PieceTransfer : public Transfer {
       : object_(*range.object),
         where_(transport.where(range.object->path())),
         offset_(range.offset + begin),
-        to_(range.to.subspan(begin, size)),
-        count_(range.count) {}
+        to_(range.to.subspan(begin, size)) {}
 
   Request request() override {
     before_ = received_;
@@ -146,18 +145,14 @@ class PieceTransfer : public Transfer {
   }
 
   bool complete() override {
-    const bool ends = offset_ + received_ >= object_.size().value_or(0);
-    if (received_ < to_.size() && !ends) {
+    if (received_ == to_.size()) return true;
+    if (offset_ + received_ < object_.size().value_or(0)) {
       if (received_ > before_) return false;  // less than was asked for, as servers may: the rest is next
       throw TransientError("only " + std::to_string(received_) + " of " +
                                plural(static_cast<std::int64_t>(to_.size()), "byte") + " came",
                            where_, "run again; if it stays so, the server is at fault");
     }
-    if (received_ < to_.size() && count_ == nullptr) {
-      throw DataError("the file ends before its data does", where_, "write or upload it again");
-    }
-    if (count_ != nullptr) *count_ += received_;
-    return true;
+    throw DataError("the file ends before its data does", where_, "write or upload it again");
   }
 
   [[nodiscard]] std::uint64_t received() const override { return received_; }
@@ -176,7 +171,6 @@ class PieceTransfer : public Transfer {
   std::string where_;
   std::uint64_t offset_;
   std::span<std::byte> to_;
-  std::uint64_t* count_;
   std::uint64_t received_ = 0, before_ = 0;
 };
 
@@ -216,7 +210,6 @@ void read_ranges(Transport& transport, std::span<const RangeRequest> requests, c
   const std::uint64_t step = std::clamp(total / connections, kLeastPieceBytes, kMostPieceBytes);
   std::deque<PieceTransfer> pieces;
   for (const RangeRequest& request : requests) {
-    if (request.count != nullptr) *request.count = 0;
     for (std::uint64_t begin = 0; begin < request.to.size(); begin += step) {
       pieces.emplace_back(transport, request, begin, std::min<std::uint64_t>(step, request.to.size() - begin));
     }

@@ -77,11 +77,9 @@ struct RangeRequest {
   RemoteObject* object = nullptr;
   std::uint64_t offset = 0;
   std::span<std::byte> to;
-  /// Gets the number of bytes that came, where the file may be shorter. Null: fewer bytes are a DataError.
-  std::uint64_t* count = nullptr;
 };
-/// Reads stretches into memory, large ones in pieces. Throws what RemoteObject::learn() and fetch_all() throw,
-/// DataError.
+/// Reads stretches into memory, large ones in pieces. A file that ends before is a DataError. Throws what
+/// RemoteObject::learn() and fetch_all() throw, DataError.
 void read_ranges(Transport& transport, std::span<const RangeRequest> requests, const TransferOptions& options,
                  Status& status);
 

@@ -3,7 +3,6 @@
 // them.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -39,22 +38,18 @@ class RemoteFile : public PlacedFile {
   [[nodiscard]] int readers() const override;
 
  private:
-  using Block = std::vector<std::byte>;
-
   [[nodiscard]] RangeRequest request(std::uint64_t offset, std::span<std::byte> to) const {
-    return {&object_, offset, to, nullptr};
+    return {&object_, offset, to};
   }
-  void make_known() const;
-  void read(const RangeRequest& request) const;
-  void read_by_blocks(std::uint64_t offset, std::span<std::byte> to) const;
-  [[nodiscard]] std::shared_ptr<const Block> block(std::uint64_t number) const;
+  /// Asks for a byte of a file of which nothing is known.
+  void learn() const;
+  void reserve_addresses() const;
 
   Server& server_;
   RemoteObject& object_;
   mutable std::mutex mutex_;
   mutable std::byte* addresses_ = nullptr;  // reserved, not there; null before anybody asked
   mutable std::uint64_t size_ = 0, loaded_ = 0;
-  mutable std::map<std::uint64_t, std::shared_ptr<const Block>> blocks_;  // by number; as many as there is room for
 };
 
 }  // namespace oscar
