@@ -69,7 +69,7 @@ class CodedStatisticsTest(unittest.TestCase):
                 (["--stats", self.sums, "--resume"], "with nothing to go on with"),
                 (["--stats", self.sums, "--scope", "rack"], "model, layer or head"),
                 ([*self.data, "--save-stats", self.sums], "there is such a file already"),
-                ([*self.data, "--save-stats", weights, "--force"], "does not hold statistics for the coded cache")):
+                ([*self.data, "--save-stats", weights, "--force"], "does not hold such statistics")):
             self.assertIn(words, fit(*options, "--out", out, status=2))
         damaged = self.folder / "damaged.safetensors"
         raw = bytearray(self.sums.read_bytes())
