@@ -21,6 +21,9 @@ namespace {
 CLI::Validator number_that(bool (*holds)(double), const std::string& description) {
   return {[holds, description](const std::string& text) {
             double value = 0;
+            std::int64_t whole = 0;  // CLI11 takes the largest number there is in place of one that is larger
+            const std::from_chars_result read = std::from_chars(text.data(), text.data() + text.size(), whole);
+            if (read.ec == std::errc::result_out_of_range) return "\"" + text + "\" is too large";
             const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && holds(value);
             return good ? std::string() : "\"" + text + "\" is not " + description;
           },
