@@ -50,9 +50,7 @@ LayerStatistics take_layer(int id, LayerStream& rows, const Recipe& recipe, cons
     layer.sst_data = {0};
     return layer;
   }
-  SumsWanted wanted{.moments = recipe.moments(), .windows = recipe.windows};
-  wanted.moments.erase(Moment::kSst);
-  layer.first = take(rows, wanted, backend);
+  layer.first = take(rows, {recipe.moments(), recipe.windows}, backend);
   layer.first_data = {0};
   return layer;
 }

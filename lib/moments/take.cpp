@@ -38,6 +38,7 @@ AdditiveMoments nothing_of(const QkvChunk& chunk, const SumsWanted& wanted) {
   const HeadsView &k = chunk.view.k, &v = chunk.view.v;
   AdditiveMoments sums;
   for (const Moment moment : wanted.moments) {
+    if (moment == Moment::kSst) continue;
     if (moment == Moment::kFisher) {
       sums.fisher.emplace(k.num_heads, k.head_dim);
       if (wanted.value_reads) sums.fisher->value = MatrixStack(v.num_heads, v.head_dim);

@@ -24,7 +24,7 @@ using TakesSequence = std::function<bool(std::size_t sequence)>;
 ///   kKtk     (1/T) sum k^T k;   kVtv: the same of values;   kKeys: sum k
 ///   kFisher  FisherSums (kernels/types.hpp)
 struct SumsWanted {
-  std::set<Moment> moments;
+  std::set<Moment> moments;  // kSst is left to take_sst()
   /// The windows outside of which kFisher weighs errors.
   Windows windows;
   /// Whether FisherSums::value is taken beside kFisher.
