@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status.hpp"
-#include "context.hpp"
+#include "options.hpp"
 
 namespace oscar {
 

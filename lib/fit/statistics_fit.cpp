@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "fit/statistics_fit.hpp"
-
+// Fits by statistics.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "base/errors.hpp"
 #include "codec/kv_method.hpp"
 #include "fit/clip_choice.hpp"
+#include "fit/fit.hpp"
 #include "fit/layer_data.hpp"
 
 namespace oscar {
