@@ -136,6 +136,20 @@ std::string_view place_of(std::string_view address) {
   return address.substr(0, address.find_first_of("?#"));
 }
 
+/// https://me:secret@host/x?token=1 becomes https://host/x.
+std::string without_secrets(std::string_view argument) {
+  constexpr std::string_view kScheme = "://";
+  std::string text;
+  for (auto found = argument.find(kScheme); found != std::string_view::npos; found = argument.find(kScheme)) {
+    text += argument.substr(0, found + kScheme.size());
+    argument.remove_prefix(found + kScheme.size());
+    const std::string_view address = argument.substr(0, argument.find_first_of(" \t\r\n"));
+    text += place_of(address);
+    argument.remove_prefix(address.size());
+  }
+  return text + std::string(argument);
+}
+
 }  // namespace
 
 void add_common_options(CLI::App& app, Context& context) {
@@ -198,19 +212,6 @@ CLI::App& active_command(CLI::App& app) {
 void tell_settings(CLI::App& app, Status& status) {
   std::istringstream lines(active_command(app).config_to_str(true));
   for (std::string line; std::getline(lines, line);) status.detail("setting " + without_secrets(line));
-}
-
-std::string without_secrets(std::string_view argument) {
-  constexpr std::string_view kScheme = "://";
-  std::string text;
-  for (auto found = argument.find(kScheme); found != std::string_view::npos; found = argument.find(kScheme)) {
-    text += argument.substr(0, found + kScheme.size());
-    argument.remove_prefix(found + kScheme.size());
-    const std::string_view address = argument.substr(0, argument.find_first_of(" \t\r\n"));
-    text += place_of(address);
-    argument.remove_prefix(address.size());
-  }
-  return text + std::string(argument);
 }
 
 std::string command_text(const std::vector<std::string>& arguments) {

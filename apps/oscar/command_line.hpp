@@ -4,13 +4,12 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "base/status.hpp"
-#include "context.hpp"
+#include "options.hpp"
 
 namespace oscar {
 
@@ -32,11 +31,8 @@ void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments);
 /// Tells the settings of the command that runs, as a configuration file would have them.
 void tell_settings(CLI::App& app, Status& status);
 
-/// Returns `argument` without user names, passwords, queries and fragments of the addresses in it:
-/// https://me:secret@host/x?token=1 becomes https://host/x.
-[[nodiscard]] std::string without_secrets(std::string_view argument);
-
-/// "oscar verify 'my set' --model https://host/x": for a POSIX shell, without secrets. arguments: those after the
+/// "oscar verify 'my set' --model https://host/x": for a POSIX shell, without user names, passwords, queries and
+/// fragments of addresses. arguments: those after the
 /// program's name.
 [[nodiscard]] std::string command_text(const std::vector<std::string>& arguments);
 

@@ -20,7 +20,6 @@
 #include "command_line.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
-#include "context.hpp"
 #include "options.hpp"
 
 namespace oscar {

@@ -44,34 +44,27 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
       ->capture_default_str();
 }
 
-namespace {
-
-std::unique_ptr<ModelRunner> open_in(const ModelInput& input, const std::string& dtype, const Context& context) {
+std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context) {
   Status& status = *context.status;
-  DecoderOptions options{.device = context.common.device, .dtype = dtype, .notice = [&status](const std::string& text) {
-                           status.notice(text);
-                         }};
+  DecoderOptions options{.device = context.common.device,
+                         .dtype = input.dtype,
+                         .notice = [&status](const std::string& text) { status.notice(text); }};
   if (options.device != "auto") return open_model(input.model, options);
-  options.device = "cpu";
-  if (cuda_device_count() == 0) return open_model(input.model, options);
-  try {
-    options.device = "cuda";
-    return open_model(input.model, options);
-  } catch (const BackendUnavailable& error) {
-    status.notice("the model runs on the CPU: " + std::string(error.what()));
+  if (cuda_device_count() > 0) {
+    try {
+      options.device = "cuda";
+      return open_model(input.model, options);
+    } catch (const BackendUnavailable& error) {
+      status.notice("the model runs on the CPU: " + std::string(error.what()));
+    }
   }
   options.device = "cpu";
   return open_model(input.model, options);
 }
 
-}  // namespace
-
-std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context) {
-  return open_in(input, input.dtype, context);
-}
-
-std::unique_ptr<ModelRunner> open_exact_model(const ModelInput& input, const Context& context) {
-  return open_in(input, "float32", context);
+std::unique_ptr<ModelRunner> open_exact_model(ModelInput input, const Context& context) {
+  input.dtype = "float32";
+  return open_input_model(input, context);
 }
 
 std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelConfig& config, Status& status) {

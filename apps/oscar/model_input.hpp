@@ -34,7 +34,7 @@ void add_model_input_options(CLI::App& command, ModelInput& input);
 [[nodiscard]] std::unique_ptr<ModelRunner> open_input_model(const ModelInput& input, const Context& context);
 /// Opens the model in float32, for commands that compare a model's predictions: rounding to bfloat16 moves them more
 /// than a good cache does.
-[[nodiscard]] std::unique_ptr<ModelRunner> open_exact_model(const ModelInput& input, const Context& context);
+[[nodiscard]] std::unique_ptr<ModelRunner> open_exact_model(ModelInput input, const Context& context);
 
 /// The sequences to run, cut to the model's context at most; of the built-in mix of texts if neither --text nor
 /// --tokens was given. Throws UsageError if both were, and what the readers throw.

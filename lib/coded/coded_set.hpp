@@ -67,18 +67,11 @@ inline constexpr const char* kCodedSchema = "oscar.rotation_set.v2";
 /// Whether a folder holds a coded set: it has a manifest that says so.
 [[nodiscard]] bool is_coded_set(const std::filesystem::path& folder);
 
-/// Returns the manifest of `set` with this list of files.
-[[nodiscard]] Json coded_manifest(const CodedSet& set, Json files);
-
-/// Returns the set without what coded.safetensors holds: layers have their ids. Throws DataError if the manifest does
-/// not fit its schema.
-[[nodiscard]] CodedSet coded_set_from_manifest(const Json& manifest, const std::string& where);
-
 /// Writes the folder whole or not at all. replace: a folder that holds a set of ours and nothing else may be there.
 void write_coded_set(const std::filesystem::path& folder, const CodedSet& set, bool replace);
 
-/// Reads a coded set. Throws DataError: not a coded set, files of other bytes than the manifest lists, tensors that are
-/// missing, of another shape or not finite, or formats that cannot be packed.
+/// Reads a coded set. Throws DataError: not a coded set, a manifest that does not fit its schema, files of other bytes
+/// than the manifest lists, tensors that are missing, of another shape or not finite, or formats that cannot be packed.
 [[nodiscard]] CodedSet read_coded_set(const std::filesystem::path& folder);
 
 /// Throws DataError unless the folder holds a set of either kind, of rotations or of the coded cache, whose files are

@@ -50,10 +50,7 @@ void choose_ratios(const SideClipScores& scores, bool per_head, const char* metr
 
 ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, Backend& backend, Status& status)
     : options_(options.clip_fit),
-      windows_(recipe.windows),
-      codecs_(recipe.codecs),
-      key_per_head_(recipe.key_clip_per_head),
-      value_per_head_(recipe.value_clip_per_head),
+      recipe_(recipe),
       fixed_(parse_clip(options.clip)),
       backend_(backend),
       status_(status) {}
@@ -73,10 +70,10 @@ void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation
                     "published constants");
     return;
   }
-  const ClipScores scores =
-      score_clip_ratios(sample, layer.key, layer.value, codecs_, key_per_head_, windows_, backend_);
-  choose_ratios(scores.key, key_per_head_, "softmax_kl", layer.key);
-  choose_ratios(scores.value, value_per_head_, "output_rel_error", layer.value);
+  const ClipScores scores = score_clip_ratios(sample, layer.key, layer.value, recipe_.codecs, recipe_.key_clip_per_head,
+                                              recipe_.windows, backend_);
+  choose_ratios(scores.key, recipe_.key_clip_per_head, "softmax_kl", layer.key);
+  choose_ratios(scores.value, recipe_.value_clip_per_head, "output_rel_error", layer.value);
 }
 
 void ClipChoice::finish(const std::string& description, RotationSet& set) const {

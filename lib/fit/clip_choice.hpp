@@ -30,9 +30,7 @@ class ClipChoice {
 
  private:
   SampleOptions options_;
-  Windows windows_;
-  HistoryCodecs codecs_;
-  bool key_per_head_, value_per_head_;
+  Recipe recipe_;
   std::optional<std::pair<double, double>> fixed_;
   Backend& backend_;
   Status& status_;

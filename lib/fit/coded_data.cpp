@@ -283,16 +283,6 @@ void merge_layer(const LayerOfParts& parts, double wanted_rows) {
   }
 }
 
-Tensor tensor_of_costs(const MatrixStack& matrices) {
-  return Tensor::from({matrices.count, matrices.dim, matrices.dim}, std::span<const double>(matrices.data));
-}
-
-MatrixStack costs_of_tensor(const Tensor& tensor) {
-  MatrixStack matrices(static_cast<int>(tensor.shape.at(0)), static_cast<int>(tensor.shape.at(1)));
-  matrices.data = tensor.to_doubles();
-  return matrices;
-}
-
 }  // namespace
 
 void write_coded_data(const std::filesystem::path& path, const CodedData& data) {
@@ -367,17 +357,15 @@ KeptLayers<CodedLayerData> kept_coded(const PartialFolder* folder, CodedData abo
           }};
 }
 
-std::filesystem::path file_of_costs(const PartialFolder& folder) { return folder.path() / "layer_costs.safetensors"; }
-
 std::map<int, ErrorCost> kept_costs(const PartialFolder& folder, const std::function<std::map<int, ErrorCost>()>& ask) {
-  const std::filesystem::path path = file_of_costs(folder);
+  const std::filesystem::path path = folder.path() / "layer_costs.safetensors";  // a name that PartialFolder knows
   std::map<int, ErrorCost> costs;
   if (std::filesystem::exists(path)) {
     const SafetensorsFile file(path);
     for (const auto& [name, tensor] : file.tensors()) {
       const std::size_t dot = name.find('.');
       ErrorCost& cost = costs[std::stoi(name.substr(0, dot))];
-      (name.substr(dot) == ".key" ? cost.key : cost.value) = costs_of_tensor(file.load(name));
+      (name.substr(dot) == ".key" ? cost.key : cost.value) = MatrixStack::from(file.load(name), name);
     }
     return costs;
   }
@@ -385,8 +373,10 @@ std::map<int, ErrorCost> kept_costs(const PartialFolder& folder, const std::func
   if (costs.empty()) return costs;  // nobody knows them
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (const auto& [layer, cost] : costs) {
-    tensors.emplace_back(std::to_string(layer) + ".key", tensor_of_costs(cost.key));
-    tensors.emplace_back(std::to_string(layer) + ".value", tensor_of_costs(cost.value));
+    for (const auto& [side, stack] : {std::pair{".key", &cost.key}, {".value", &cost.value}}) {
+      tensors.emplace_back(std::to_string(layer) + side,
+                           Tensor::from({stack->count, stack->dim, stack->dim}, stack->data));
+    }
   }
   write_safetensors(path, tensors, {}, Checksums::kYes);
   return costs;

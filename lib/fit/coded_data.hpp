@@ -52,9 +52,8 @@ struct CodedPart {
 /// Returns a keeper of layers. about: what they are taken of.
 [[nodiscard]] KeptLayers<CodedLayerData> kept_coded(const PartialFolder* folder, CodedData about);
 
-/// Returns the file of costs. By its name PartialFolder checks it and takes it away as it does layers.
-[[nodiscard]] std::filesystem::path file_of_costs(const PartialFolder& folder);
-/// Returns the costs that are kept, or what `ask` returns, which is kept then.
+/// Returns the costs that are kept, or what `ask` returns, which is kept then in a file that PartialFolder checks and
+/// takes away as it does layers.
 [[nodiscard]] std::map<int, ErrorCost> kept_costs(const PartialFolder& folder,
                                                   const std::function<std::map<int, ErrorCost>()>& ask);
 

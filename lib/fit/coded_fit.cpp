@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "fit/coded_fit.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "fit/coded_data.hpp"
+#include "method/coded_side.hpp"
+#include "moments/take.hpp"
 
 namespace oscar {
 namespace {
@@ -15,6 +20,83 @@ namespace {
 constexpr double kTrialBits = 2;
 /// Errors below this are noise of arithmetic.
 constexpr double kLeastDamage = 1e-5;
+
+MatrixStack grams_of(std::span<const float> rows, std::int64_t tokens, int heads, int dim, Backend& backend) {
+  MatrixStack grams(heads, dim);
+  backend.accumulate_grams(std::vector{heads_view(rows, tokens, heads, dim)}, grams);
+  return grams;
+}
+
+void add_to(MatrixStack& sum, const MatrixStack& part, double factor) {
+  if (sum.data.empty()) sum = MatrixStack(part.count, part.dim);
+  for (std::size_t i = 0; i < part.data.size(); ++i) sum.data[i] += factor * part.data[i];
+}
+
+/// Adds a token's rows to those of each head.
+void add_rows(const HeadsView& x, std::int64_t token, std::vector<std::vector<float>>& heads) {
+  const auto dim = static_cast<std::size_t>(x.head_dim);
+  heads.resize(static_cast<std::size_t>(x.num_heads));
+  for (int head = 0; head < x.num_heads; ++head) {
+    std::vector<float>& own = heads[static_cast<std::size_t>(head)];
+    own.resize(own.size() + dim);
+    x.row(token, head, std::span(own).last(dim));
+  }
+}
+
+/// Every n-th token, so that about `wanted` are taken.
+void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, CodedLayerData& data) {
+  const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
+  stream.rewind();
+  QkvChunk chunk;
+  for (std::int64_t first = 0; stream.next(chunk); first += chunk.view.k.num_tokens) {
+    for (std::int64_t t = 0; t < chunk.view.k.num_tokens; ++t) {
+      if ((first + t) % stride != stride / 2) continue;
+      add_rows(chunk.view.k, t, data.key_rows);
+      add_rows(chunk.view.v, t, data.value_rows);
+    }
+  }
+}
+
+void require_blocks(const MatrixStack& moments, const char* side, int layer_id) {
+  if (moments.dim % kLevelBlock == 0) return;
+  throw DataError(fmt::format("heads of {}s have {} channels, and the coded cache takes multiples of {}", side,
+                              moments.dim, kLevelBlock),
+                  fmt::format("layer {}", layer_id), "fit another recipe, or leave the layer out with --layers");
+}
+
+MatrixStack identity(int count, int dim) {
+  MatrixStack stack(count, dim);
+  for (int h = 0; h < count; ++h) {
+    for (int i = 0; i < dim; ++i) stack[h][static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)] = 1;
+  }
+  return stack;
+}
+
+/// The bases that the data ask for: of keys and of values. Without a cost a key's error counts as the softmax feels it,
+/// and a value's by its square.
+struct CodedBases {
+  CodedBasis key, value;
+};
+
+CodedBases bases_of(const CodedLayerData& data, Backend& backend) {
+  const AdditiveMoments& sums = data.sums.first;
+  const FisherSums& fisher = sums.fisher.value();
+  const MomentSums &queries = sums.sums.at(Moment::kQqt), &values = sums.sums.at(Moment::kVtv);
+  MatrixStack key_cost = data.cost ? data.cost->key : fisher.query;
+  if (!data.cost) {
+    for (double& entry : key_cost.data) entry *= 1 / queries.total.front();
+  }
+  const MatrixStack value_cost = data.cost ? data.cost->value : identity(fisher.value.count, fisher.value.dim);
+  const double plain_part = data.cost ? kPlainCostPart : kPlainQueryPart;
+  return {coded_key_basis(key_cost, queries.mean(), plain_part, fisher, data.centred, backend),
+          coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend)};
+}
+
+/// What levels of one side are planned by.
+CodedSpectrum spectrum_of(const CodedBasis& basis, int layer_id, const std::string& side, double weight) {
+  const MatrixStack& write = basis.transform.rotation;
+  return {layer_id, side, write.count, write.dim, basis.lambda, weight};
+}
 
 /// The same bits for the keys, and for the values, of every head.
 CodedLevels trial_levels(const CodedBasis& basis, int layer_id, const char* side) {
@@ -76,17 +158,66 @@ CodedDamage damage_of(const CodedLayerData& data, Windows windows, const Measure
                        "look at the data of the layer");
 }
 
-/// From its sums to its damage.
-CodedLayerData take_whole_layer(int id, LayerStream& rows, const CodedOptions& options, const ErrorCosts& costs,
+/// Reads a layer for its sums, its rows and, where nobody knows what its errors cost, its damage. Throws DataError if
+/// no sequence is longer than the windows or head sizes are no multiples of 8.
+CodedLayerData take_coded_layer(int layer_id, LayerStream& stream, const CodedOptions& options, const ErrorCosts& costs,
                                 const MeasureDamage& measure, Backend& backend) {
-  const auto cost = costs.find(id);
-  const ErrorCost* const own = cost == costs.end() ? nullptr : &cost->second;
-  CodedLayerData layer = take_coded_layer(id, rows, options, own, backend);
-  if (own == nullptr && measure) layer.damage = damage_of(layer, options.windows, measure, backend);
-  return layer;
+  CodedLayerData data;
+  AdditiveMoments& sums = data.sums.first;
+  SumsWanted wanted{.moments = options.more, .windows = options.windows, .value_reads = true};
+  wanted.moments.insert({Moment::kFisher, Moment::kQqt, Moment::kVtv});
+  sums = take(stream, wanted, backend);
+  const FisherSums& fisher = *sums.fisher;
+  require_blocks(fisher.key, "key", layer_id);
+  require_blocks(fisher.value, "value", layer_id);
+  (void)mean(fisher, options.windows);  // says so if there is no history
+  data.sums.layer_id = layer_id, data.sums.key_dim = fisher.key.dim, data.sums.value_dim = fisher.value.dim;
+  data.sums.first_data = {0};
+  if (options.more.contains(Moment::kSst)) {
+    data.sums.sst = take_sst(stream, sums.sums.at(Moment::kQqt).mean(), backend);
+    data.sums.sst_data = {0};
+  }
+  if (const auto cost = costs.find(layer_id); cost != costs.end()) data.cost = cost->second;
+  data.centred = !options.uncentred.contains(layer_id);
+  take_rows(stream, tokens_of(data), options.sample_rows, data);
+  if (!data.cost && measure) data.damage = damage_of(data, options.windows, measure, backend);
+  return data;
 }
 
 }  // namespace
+
+std::map<int, ErrorCost> error_costs(ModelRunner& runner, const HistoryQuestion& question, std::span<const int> layers,
+                                     Backend& backend, Status& status) {
+  std::map<int, std::vector<std::vector<ErrorCost>>>
+      parts;  // of each cache: by sequence, of the layers that read it and of the draws
+  for (const int layer : layers) parts[layer].resize(question.sequences.size());
+  const auto take = [&](int layer, std::size_t s, std::span<const float> key, std::span<const float> value) {
+    const auto cache = parts.find(runner.config().cache_of(layer));
+    if (cache == parts.end()) return;
+    const MixerSpec& mixer = runner.config().blocks[static_cast<std::size_t>(layer)].mixer;
+    const std::int64_t tokens = std::ssize(question.sequences[s]);
+    cache->second[s].push_back({grams_of(key, tokens, mixer.num_kv_heads, mixer.head_dim, backend),
+                                grams_of(value, tokens, mixer.num_kv_heads, mixer.value_dim, backend)});
+  };
+  runner.history_gradients(question, take, status);
+  std::size_t tokens = 0;
+  for (const TokenSequence& sequence : question.sequences) tokens += sequence.size();
+  const double factor = 0.5 / static_cast<double>(tokens) / question.draws;
+  std::map<int, ErrorCost> costs;
+  for (const auto& [layer, sequences] : parts) {
+    for (const std::vector<ErrorCost>& readers : sequences) {
+      for (const ErrorCost& part : readers) {
+        add_to(costs[layer].key, part.key, factor);
+        add_to(costs[layer].value, part.value, factor);
+      }
+    }
+  }
+  return costs;
+}
+
+std::int64_t tokens_of(const CodedLayerData& data) {
+  return static_cast<std::int64_t>(data.sums.first.sums.at(Moment::kVtv).total.front());
+}
 
 CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const ErrorCosts& costs,
                           const MeasureDamage& measure, const PartialFolder* folder, Backend& backend, Status& status) {
@@ -95,7 +226,7 @@ CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const 
   const bool tried = std::ranges::any_of(source.layer_ids(), [&](int id) { return !costs.contains(id); });
   data.layers = take_layers<CodedLayerData>(
       source, kept_coded(folder, data), "layers taken", tried ? 1 : backend.work_shape().concurrent_layers,
-      [&](int id, LayerStream& rows) { return take_whole_layer(id, rows, options, costs, measure, backend); }, status);
+      [&](int id, LayerStream& rows) { return take_coded_layer(id, rows, options, costs, measure, backend); }, status);
   return data;
 }
 

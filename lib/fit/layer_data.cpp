@@ -23,13 +23,6 @@ QkvView shape_of(int layer_id, LayerStream& rows) {
   throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
 }
 
-/// Those that one walk over the rows can take.
-SumsWanted sums_of(const TakePlan& plan) {
-  SumsWanted wanted{.moments = plan.moments, .windows = plan.windows};
-  wanted.moments.erase(Moment::kSst);
-  return wanted;
-}
-
 void require_data(int id, LayerStream& rows, HeldOutSplit split, const LayerParts& parts, const Windows& windows) {
   const std::string where = "layer " + std::to_string(id);
   if (parts.judged.empty()) {
@@ -51,23 +44,12 @@ void require_data(int id, LayerStream& rows, HeldOutSplit split, const LayerPart
       where, fmt::format("give at least {} tokens, four for each channel", needed));
 }
 
-/// From the sequences that `takes` says.
-void take_samples_of(LayerStream& rows, const TakesSequence& takes, const TakePlan& plan, LayerData& data) {
-  if (plan.clip) data.clip = sample_layer(rows, plan.windows, *plan.clip, takes);
-}
-
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 constexpr const char* kCovariance = "covariance.";
 
-Tensor doubles(std::vector<std::int64_t> shape, const std::vector<double>& values) {
-  Tensor tensor(DType::kF64, std::move(shape));
-  std::memcpy(tensor.data.data(), values.data(), tensor.data.size());
-  return tensor;
-}
-
 void add_vector(const std::string& name, const std::vector<double>& values, NamedTensors& out) {
-  if (!values.empty()) out.emplace_back(name, doubles({static_cast<std::int64_t>(values.size())}, values));
+  if (!values.empty()) out.emplace_back(name, Tensor::from({std::ssize(values)}, values));
 }
 
 void add_sample(const std::string& prefix, const std::vector<SampledSequence>& sample, NamedTensors& out) {
@@ -86,7 +68,7 @@ void add_sample(const std::string& prefix, const std::vector<SampledSequence>& s
 void add_data(const std::string& prefix, const LayerData& data, NamedTensors& out) {
   for (const auto& [moment, stack] : data.moments.covariance) {
     out.emplace_back(prefix + kCovariance + std::string(name_of(moment)),
-                     doubles({stack.count, stack.dim, stack.dim}, stack.data));
+                     Tensor::from({stack.count, stack.dim, stack.dim}, stack.data));
   }
   add_vector(prefix + "key_mean", data.moments.key_mean, out);
   add_vector(prefix + "fisher_key_mean", data.moments.fisher_key_mean, out);
@@ -113,10 +95,7 @@ LayerData data_of(const SafetensorsFile& file, const std::string& prefix, const 
   for (const auto& [name, tensor] : file.tensors()) {
     if (!name.starts_with(start) || tensor.shape.size() != 3) continue;
     const std::optional<Moment> moment = find_moment(name.substr(start.size()));
-    if (!moment) continue;
-    MatrixStack stack(static_cast<int>(tensor.shape.at(0)), static_cast<int>(tensor.shape.at(1)));
-    stack.data = file.load(name).to_doubles();
-    data.moments.covariance[*moment] = std::move(stack);
+    if (moment) data.moments.covariance[*moment] = MatrixStack::from(file.load(name), name);
   }
   data.moments.key_mean = vector_of(file, prefix + "key_mean");
   data.moments.fisher_key_mean = vector_of(file, prefix + "fisher_key_mean");
@@ -139,15 +118,17 @@ LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const Additive
 
 LayerMoments take_moments(int layer_id, LayerStream& rows, const TakePlan& plan, Backend& backend) {
   const QkvView shape = shape_of(layer_id, rows);
-  LayerMoments out =
-      moments_of(layer_id, shape.k.head_dim, shape.v.head_dim, take(rows, sums_of(plan), backend), plan.windows);
+  LayerMoments out = moments_of(layer_id, shape.k.head_dim, shape.v.head_dim,
+                                take(rows, {plan.moments, plan.windows}, backend), plan.windows);
   if (plan.moments.contains(Moment::kSst)) {
     out.covariance[Moment::kSst] = take_sst(rows, out.covariance.at(Moment::kQqt), backend).mean();
   }
   return out;
 }
 
-void take_samples(LayerStream& rows, const TakePlan& plan, LayerData& data) { take_samples_of(rows, {}, plan, data); }
+void take_samples(LayerStream& rows, const TakePlan& plan, LayerData& data, const TakesSequence& takes) {
+  if (plan.clip) data.clip = sample_layer(rows, plan.windows, *plan.clip, takes);
+}
 
 LayerParts take_parts(int layer_id, LayerStream& rows, const TakePlan& plan, HeldOutSplit split,
                       const SampleOptions& judging, Backend& backend) {
@@ -157,7 +138,7 @@ LayerParts take_parts(int layer_id, LayerStream& rows, const TakePlan& plan, Hel
   parts.judged = sample_layer(rows, plan.windows, judging, held_out);
   require_data(layer_id, rows, split, parts, plan.windows);
   const QkvView shape = shape_of(layer_id, rows);
-  std::vector<AdditiveMoments> sums = take(rows, std::array{fitted, held_out}, sums_of(plan), backend);
+  std::vector<AdditiveMoments> sums = take(rows, std::array{fitted, held_out}, {plan.moments, plan.windows}, backend);
   const auto means = [&] { return moments_of(layer_id, shape.k.head_dim, shape.v.head_dim, sums[0], plan.windows); };
   parts.part.moments = means();
   sums[0].merge(sums[1]);
@@ -169,8 +150,8 @@ LayerParts take_parts(int layer_id, LayerStream& rows, const TakePlan& plan, Hel
     const std::vector<MomentSums> sst = take_sst(rows, weightings, backend);
     part[Moment::kSst] = sst[0].mean(), whole[Moment::kSst] = sst[1].mean();
   }
-  take_samples_of(rows, fitted, plan, parts.part);
-  take_samples_of(rows, {}, plan, parts.whole);
+  take_samples(rows, plan, parts.part, fitted);
+  take_samples(rows, plan, parts.whole);
   return parts;
 }
 

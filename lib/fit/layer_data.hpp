@@ -58,8 +58,8 @@ struct LayerData {
 
 /// Takes the moments. Throws DataError for a layer without tokens, and what take() throws.
 [[nodiscard]] LayerMoments take_moments(int layer_id, LayerStream& rows, const TakePlan& plan, Backend& backend);
-/// Takes the sample.
-void take_samples(LayerStream& rows, const TakePlan& plan, LayerData& data);
+/// Takes the sample, from the sequences that `takes` says.
+void take_samples(LayerStream& rows, const TakePlan& plan, LayerData& data, const TakesSequence& takes = {});
 
 /// Returns the means of sums; windows: those of kFisher.
 [[nodiscard]] LayerMoments moments_of(int layer_id, int key_dim, int value_dim, const AdditiveMoments& sums,

@@ -82,23 +82,6 @@ constexpr std::size_t kFinalists = 6;
 /// The sample of the sequences that candidates are judged on.
 SampleOptions judging_options(const FitOptions& options) { return {.seed = options.clip_fit.seed + 2}; }
 
-/// What any of the candidates needs.
-TakePlan plan_of_all(const std::vector<Candidate>& candidates, const FitOptions& options, const ClipChoice& clip) {
-  TakePlan plan{.windows = options.windows, .clip = clip.sample_options()};
-  for (const Candidate& candidate : candidates) plan.moments.merge(candidate.recipe.moments());
-  return plan;
-}
-
-/// Every layer, read once, or taken from where an earlier search has kept it.
-std::vector<LayerParts> take_all(QkvSource& source, const TakePlan& plan, const FitOptions& options,
-                                 const PartialFolder* folder, Backend& backend, Status& status) {
-  const HeldOutSplit split(source.calibration().sequences);
-  return take_layers<LayerParts>(
-      source, {folder, write_parts, read_parts}, "auto: layer", backend.work_shape().concurrent_layers,
-      [&](int id, LayerStream& rows) { return take_parts(id, rows, plan, split, judging_options(options), backend); },
-      status);
-}
-
 /// The pooled score on the held-out sequences of a layer.
 AttentionScore score_layer(const std::vector<SampledSequence>& judged, const LayerRotation& layer,
                            const HistoryCodecs& codecs, Windows windows, Backend& backend) {
@@ -127,7 +110,12 @@ class Search {
   Search(std::vector<LayerParts> parts, std::vector<Candidate> candidates, const FitOptions& options, Backend& backend,
          Status& status)
       : parts_(std::move(parts)), options_(options), backend_(backend), status_(status) {
-    for (Candidate& candidate : candidates) add(std::move(candidate));
+    for (Candidate& candidate : candidates) {
+      clips_.emplace_back(candidate.options, candidate.recipe, backend_, status_);
+      scored_.push_back({.name = candidate.name});
+      candidates_.push_back(std::move(candidate));
+    }
+    layers_.resize(candidates_.size());
   }
 
   /// Fits and scores every candidate without what is held out.
@@ -143,7 +131,7 @@ class Search {
     std::vector<Scored> scored = with_mixture(scored_, options_.codec);
     if (!judge) return scored;
     std::vector<std::size_t> order(scored.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::iota(order.begin(), order.end(), std::size_t{0});
     std::sort(order.begin(), order.end(),
               [&](std::size_t a, std::size_t b) { return scored[a].mean().softmax_kl < scored[b].mean().softmax_kl; });
     order.resize(std::min(order.size(), kFinalists));
@@ -182,13 +170,6 @@ class Search {
   }
 
  private:
-  void add(Candidate candidate) {
-    clips_.emplace_back(candidate.options, candidate.recipe, backend_, status_);
-    scored_.push_back({.name = candidate.name});
-    layers_.emplace_back();
-    candidates_.push_back(std::move(candidate));
-  }
-
   [[nodiscard]] std::vector<LayerRotation> transforms(std::size_t candidate,
                                                       const std::vector<const LayerData*>& data) const {
     std::vector<const LayerMoments*> moments;
@@ -357,8 +338,13 @@ RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHook
   // Plan, and take: of every layer what all candidates need.
   std::vector<Candidate> candidates = search_candidates(options);
   const ClipChoice clip(candidates.front().options, candidates.front().recipe, backend, status);
-  const TakePlan plan = plan_of_all(candidates, options, clip);
-  std::vector<LayerParts> parts = take_all(source, plan, options, hooks.kept, backend, status);
+  TakePlan plan{.windows = options.windows, .clip = clip.sample_options()};
+  for (const Candidate& candidate : candidates) plan.moments.merge(candidate.recipe.moments());
+  const HeldOutSplit split(source.calibration().sequences);
+  std::vector<LayerParts> parts = take_layers<LayerParts>(
+      source, {hooks.kept, write_parts, read_parts}, "auto: layer", backend.work_shape().concurrent_layers,
+      [&](int id, LayerStream& rows) { return take_parts(id, rows, plan, split, judging_options(options), backend); },
+      status);
   // Solve: every candidate, on a part of the data. Judge by what that does to attention, and to the model.
   RotationSet set;
   set.model = source.model(), set.calibration = source.calibration(), set.windows = options.windows;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "fit/statistics_fit.hpp"
-
+// Fits by statistics.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "base/errors.hpp"
 #include "codec/kv_method.hpp"
 #include "fit/clip_choice.hpp"
+#include "fit/fit.hpp"
 #include "fit/layer_data.hpp"
 
 namespace oscar {
@@ -50,9 +50,7 @@ LayerStatistics take_layer(int id, LayerStream& rows, const Recipe& recipe, cons
     layer.sst_data = {0};
     return layer;
   }
-  SumsWanted wanted{.moments = recipe.moments(), .windows = recipe.windows};
-  wanted.moments.erase(Moment::kSst);
-  layer.first = take(rows, wanted, backend);
+  layer.first = take(rows, {recipe.moments(), recipe.windows}, backend);
   layer.first_data = {0};
   return layer;
 }

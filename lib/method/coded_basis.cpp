@@ -81,17 +81,6 @@ CodedBasis solve(const Problem& problem, Backend& backend) {
   return basis;
 }
 
-/// Calls visit(first, length) for each piece of a run of `length` channels from `first` on: powers of two, largest
-/// first.
-template <class Visit>
-void for_each_power_of_two(std::size_t first, std::size_t length, const Visit& visit) {
-  while (length > 0) {
-    const std::size_t piece = std::bit_floor(length);
-    visit(first, piece);
-    first += piece, length -= piece;
-  }
-}
-
 /// Columns [first, first + n) of a matrix become their products with Sylvester's Hadamard matrix over sqrt(n).
 void turn_columns(std::span<double> matrix, std::size_t dim, std::size_t first, std::size_t n) {
   for (std::size_t row = 0; row < dim; ++row) {
@@ -179,14 +168,15 @@ void mix_equal_levels(CodedBasis& basis, std::span<const int> levels) {
   for (std::size_t begin = 0; begin < levels.size();) {
     std::size_t end = begin + 1;
     while (end < levels.size() && end % dim != 0 && levels[end] == levels[begin]) ++end;
-    if (levels[begin] > 1) {
-      const auto head = static_cast<int>(begin / dim);
-      for_each_power_of_two(begin % dim, end - begin, [&](std::size_t first, std::size_t n) {
-        turn_columns(basis.transform.rotation[head], dim, first, n);
-        turn_columns(basis.transform.read_rotation[head], dim, first, n);
-      });
+    const auto head = static_cast<int>(begin / dim);
+    while (begin < end) {  // pieces of powers of two, largest first
+      const std::size_t piece = std::bit_floor(end - begin);
+      if (levels[begin] > 1) {
+        turn_columns(basis.transform.rotation[head], dim, begin % dim, piece);
+        turn_columns(basis.transform.read_rotation[head], dim, begin % dim, piece);
+      }
+      begin += piece;
     }
-    begin = end;
   }
 }
 

@@ -18,6 +18,7 @@ namespace oscar {
 namespace {
 
 constexpr int kMostBits = 8;
+constexpr std::array<const char*, 3> kScopeNames{"model", "layer", "head"};  // in the order of CodedScope
 
 /// The step from `bits` that takes away most error a bit; 0 if there is none above.
 int next_bits(int bits) {
@@ -89,22 +90,11 @@ void write_levels(std::span<const int> widths, int dim, CodedLevels& out) {
 
 }  // namespace
 
-std::string name_of(CodedScope scope) {
-  switch (scope) {
-    case CodedScope::kModel:
-      return "model";
-    case CodedScope::kLayer:
-      return "layer";
-    case CodedScope::kHead:
-      break;
-  }
-  return "head";
-}
+std::string name_of(CodedScope scope) { return kScopeNames[static_cast<std::size_t>(scope)]; }
 
 CodedScope coded_scope_from_name(const std::string& name) {
-  if (name == "model") return CodedScope::kModel;
-  if (name == "layer") return CodedScope::kLayer;
-  if (name == "head") return CodedScope::kHead;
+  const auto found = std::ranges::find(kScopeNames, name);
+  if (found != kScopeNames.end()) return static_cast<CodedScope>(found - kScopeNames.begin());
   throw UsageError("there is no scope \"" + name + "\"", "--scope", "give model, layer or head");
 }
 

@@ -12,6 +12,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "base/vector_clones.hpp"
+#include "method/spectrum.hpp"
 
 namespace oscar {
 
@@ -84,10 +85,6 @@ double best_step(std::span<const double> values, std::span<const double> weights
   return best;
 }
 
-void round_to_float(std::vector<double>& values) {
-  for (double& value : values) value = static_cast<double>(static_cast<float>(value));
-}
-
 /// y = (x - mean) W of one head, in fp64. rows: (n, d).
 std::vector<float> coded_rows(const Transform& transform, int head, std::span<const float> rows) {
   const auto dim = static_cast<std::size_t>(transform.rotation.dim);
@@ -143,7 +140,7 @@ CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& ro
   mix_equal_levels(basis, levels.levels);
   for (std::vector<double>* values :
        {&basis.transform.rotation.data, &basis.transform.read_rotation.data, &basis.transform.mean, &basis.lambda}) {
-    round_to_float(*values);
+    *values = rounded_to_f32(std::move(*values));
   }
   CodedSide side{std::move(basis.transform), {}, std::move(basis.lambda)};
   const auto dim = static_cast<std::size_t>(side.transform.rotation.dim);

@@ -13,8 +13,6 @@
 namespace oscar {
 namespace {
 
-using Matrix = std::vector<double>;
-
 bool is_power_of_two(int value) { return std::has_single_bit(static_cast<unsigned>(value)); }
 
 /// a (m, m), b (n, n) -> (m n, m n).

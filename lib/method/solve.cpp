@@ -18,16 +18,6 @@ namespace {
 constexpr double kMostDisturbance = 1e-3;
 constexpr double kMostLambda = 1;
 
-std::vector<double> rounded_to_f32(std::vector<double> values) {
-  for (double& value : values) value = static_cast<double>(static_cast<float>(value));
-  return values;
-}
-
-MatrixStack rounded_to_f32(MatrixStack stack) {
-  stack.data = rounded_to_f32(std::move(stack.data));
-  return stack;
-}
-
 /// One matrix per head, or their mean.
 MatrixStack of_heads(const LayerMoments& layer, Moment moment, bool per_head) {
   const MatrixStack& covariance = layer.covariance.at(moment);

@@ -78,6 +78,16 @@ double trace(std::span<const double> a, int dim) {
   return sum;
 }
 
+std::vector<double> rounded_to_f32(std::vector<double> values) {
+  for (double& value : values) value = static_cast<double>(static_cast<float>(value));
+  return values;
+}
+
+MatrixStack rounded_to_f32(MatrixStack stack) {
+  stack.data = rounded_to_f32(std::move(stack.data));
+  return stack;
+}
+
 std::vector<Spectrum> decompose(const MatrixStack& covariance, Backend& backend) {
   return std::move(decompose(std::vector{&covariance}, backend).front());
 }

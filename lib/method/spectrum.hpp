@@ -27,6 +27,8 @@ using Matrix = std::vector<double>;
 /// U diag(max(values, 1e-12)^power) U^T of a positive semidefinite matrix.
 [[nodiscard]] Matrix power_of(const Spectrum& spectrum, double power);
 [[nodiscard]] double trace(std::span<const double> a, int dim);
+[[nodiscard]] std::vector<double> rounded_to_f32(std::vector<double> values);
+[[nodiscard]] MatrixStack rounded_to_f32(MatrixStack stack);
 
 /// Returns one spectrum per matrix, of its symmetric part. Tiny negative eigenvalues of a rank-deficient covariance
 /// are kept as the solver gives them. Throws NumericalError if an entry is not finite or the solver fails.

@@ -96,10 +96,6 @@ double condition_of(const Spectrum& metric, double power) {
   return std::pow(metric.values.back() / metric.values.front(), power / 2);
 }
 
-void round_to_f32(Matrix& matrix) {
-  for (double& value : matrix) value = static_cast<double>(static_cast<float>(value));
-}
-
 double product_trace(std::span<const double> a, std::span<const double> b) {  // of a b, both symmetric
   double sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
@@ -125,10 +121,8 @@ struct Pair {
 
 Pair pair_of(const Heads& heads, int h, const Spectrum& metric, const Spectrum& tail, const StretchOptions& options) {
   const Matrix basis = compose({tail}, options.composition).data;
-  Pair pair{multiply(power_of(metric, options.power / 2), basis, heads.dim),
-            multiply(power_of(metric, -options.power / 2), basis, heads.dim)};
-  round_to_f32(pair.write);
-  round_to_f32(pair.read);
+  Pair pair{rounded_to_f32(multiply(power_of(metric, options.power / 2), basis, heads.dim)),
+            rounded_to_f32(multiply(power_of(metric, -options.power / 2), basis, heads.dim))};
   pair.bf16_disturbance = disturbance_of(heads, h, pair.write, pair.read);
   return pair;
 }

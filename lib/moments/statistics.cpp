@@ -36,12 +36,10 @@ struct Part {
 
 constexpr const char* kOfEachRank = "give one file of each tensor-parallel rank";
 
-bool is_shard(const Part& part) { return !part.manifest.heads.whole(); }
-
 /// Ranks of one run: the same data of the same heads in all.
 bool same_run(const Part& a, const Part& b) {
-  return is_shard(a) && is_shard(b) && a.manifest.data == b.manifest.data &&
-         a.manifest.heads.total == b.manifest.heads.total;
+  const HeadRange &own = a.manifest.heads, &other = b.manifest.heads;
+  return !own.whole() && !other.whole() && a.manifest.data == b.manifest.data && own.total == other.total;
 }
 
 void append(std::vector<double>& to, const std::vector<double>& from) { to.insert(to.end(), from.begin(), from.end()); }
@@ -117,9 +115,7 @@ void join(Part& part, Part next) {
     refuse("ranks with different layers", part, next, kOfEachRank);
   const auto &a = part.manifest, &b = next.manifest;
   if (!(a.model == b.model)) refuse("ranks of different models", part, next, kOfEachRank);
-  if (a.windows.sink != b.windows.sink || a.windows.recent != b.windows.recent) {
-    refuse("ranks with different windows", part, next, kOfEachRank);
-  }
+  if (!(a.windows == b.windows)) refuse("ranks with different windows", part, next, kOfEachRank);
   heads.count += more.count;
   part.paths.push_back(next.paths.front());
 }
@@ -127,8 +123,7 @@ void join(Part& part, Part next) {
 /// Puts shards of the same data together, which may leave heads out at either end (Statistics::heads). Throws DataError
 /// that names the files: two ranks with the same heads, a gap between them, other layers or sums.
 std::vector<Part> join_shards(std::vector<Part> files) {
-  std::stable_sort(files.begin(), files.end(),
-                   [](const Part& a, const Part& b) { return a.manifest.heads.first < b.manifest.heads.first; });
+  std::ranges::stable_sort(files, {}, [](const Part& part) { return part.manifest.heads.first; });
   std::vector<Part> parts;
   for (Part& file : files) {
     const auto found = std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return same_run(part, file); });
@@ -163,8 +158,7 @@ void require_same_origin(const Part& a, const Part& b) {
     refuse("statistics of different revisions of a model", a, b, advice);
   }
   if (!(x == y)) refuse("statistics of models of different shape", a, b, advice);
-  const Windows &v = a.manifest.windows, &w = b.manifest.windows;
-  if (v.sink != w.sink || v.recent != w.recent) {
+  if (!(a.manifest.windows == b.manifest.windows)) {
     refuse("statistics with different windows", a, b, "take them with the same --sink and --recent");
   }
   const std::string &p = a.manifest.query_moments_sha256, &q = b.manifest.query_moments_sha256;
@@ -242,7 +236,7 @@ std::vector<Part> parts_of(const std::vector<std::filesystem::path>& paths) {
     for (const CalibrationData& each : part.manifest.data) text += each.data_sha256;
     return text;
   };
-  std::stable_sort(parts.begin(), parts.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  std::ranges::stable_sort(parts, {}, key);
   return parts;
 }
 

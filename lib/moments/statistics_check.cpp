@@ -52,8 +52,7 @@ void check_stack(const MatrixStack& stack, const std::string& name, const Place&
   std::vector<double> roots(static_cast<std::size_t>(stack.dim));
   for (int h = 0; h < stack.count; ++h) {
     const std::string head = "of head " + std::to_string(h) + " ";
-    const auto size = static_cast<std::size_t>(stack.dim) * static_cast<std::size_t>(stack.dim);
-    const double* const a = stack.data.data() + static_cast<std::size_t>(h) * size;
+    const double* const a = stack[h].data();
     double largest = 0, smallest = 0;
     for (std::size_t i = 0; i < roots.size(); ++i) {
       const double square = a[i * (roots.size() + 1)];
@@ -129,14 +128,17 @@ void require_nonzero(const MatrixStack& stack, const std::string& name, const Pl
                 "is zero everywhere: no model computes such rows");
 }
 
+double trace_of(const MatrixStack& stack, int h) {
+  double trace = 0;
+  for (std::size_t i = 0; i < stack[h].size(); i += static_cast<std::size_t>(stack.dim) + 1) trace += stack[h][i];
+  return trace;
+}
+
 void check_eigenvalues(const MatrixStack& stack, const std::string& name, const Place& place) {
-  const auto dim = static_cast<std::size_t>(stack.dim), size = dim * dim;
-  for (std::size_t h = 0; h < static_cast<std::size_t>(stack.count); ++h) {
-    std::vector<double> copy(stack.data.begin() + static_cast<std::ptrdiff_t>(h * size),
-                             stack.data.begin() + static_cast<std::ptrdiff_t>((h + 1) * size));
-    double trace = 0;
-    for (std::size_t i = 0; i < dim; ++i) trace += copy[i * (dim + 1)];
+  for (int h = 0; h < stack.count; ++h) {
+    const double trace = trace_of(stack, h);
     if (trace == 0) continue;  // of rows of zeros
+    std::vector<double> copy(stack[h].begin(), stack[h].end());
     place.require(is_positive(copy.data(), stack.dim, kRounding * trace), name,
                   "of head " + std::to_string(h) + " has a negative eigenvalue, which a sum over rows has not");
   }
@@ -201,10 +203,8 @@ void require_semidefinite(const LayerStatistics& layer, bool sampled, const std:
   if (!layer.sst) return;
   if (!sampled) return check_eigenvalues(layer.sst->sums, "sst.sums", place);
   for (int h = 0; h < layer.sst->sums.count; ++h) {  // an estimate has at least the sign of what it estimates
-    double trace = 0;
-    for (int i = 0; i < layer.sst->sums.dim; ++i)
-      trace += layer.sst->sums[h][static_cast<std::size_t>(i) * (static_cast<std::size_t>(layer.sst->sums.dim) + 1)];
-    place.require(trace >= 0, "sst.sums", "of head " + std::to_string(h) + " has negative sums of squares");
+    place.require(trace_of(layer.sst->sums, h) >= 0, "sst.sums",
+                  "of head " + std::to_string(h) + " has negative sums of squares");
   }
 }
 

@@ -121,6 +121,7 @@ void write_statistics(const std::filesystem::path& path, const Statistics& stati
 }
 
 StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.string()), file_(path) {
+  const auto again = [&](const char* what) { return DataError(what, path_, "take the statistics again"); };
   const auto& metadata = file_.metadata();
   if (!metadata.contains("schema") || metadata.at("schema") != kSchema || !metadata.contains("manifest")) {
     throw DataError("not a file of statistics", path_, "give files that oscar fit --save-stats wrote");
@@ -131,22 +132,19 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
   int last = -1;
   std::size_t listed = 0;
   for (const LayerStatistics& layer : manifest_.layers) {
-    if (layer.layer_id <= last) {
-      throw DataError("layers are not in ascending order", path_, "take the statistics again");
-    }
+    if (layer.layer_id <= last) throw again("layers are not in ascending order");
     last = layer.layer_id;
     for (const char* const part : kParts) listed += has(prefix_of(layer.layer_id) + part) ? 1U : 0U;
     for (const auto* places : {&layer.first_data, &layer.sst_data}) {
       if (!std::ranges::is_sorted(*places, std::ranges::less_equal{})) {
-        throw DataError("the manifest names data twice or out of order", path_, "take the statistics again");
+        throw again("the manifest names data twice or out of order");
       }
       if (places->empty() || places->back() < manifest_.data.size()) continue;
-      throw DataError("the manifest names data that it does not list", path_, "take the statistics again");
+      throw again("the manifest names data that it does not list");
     }
   }
   if (listed == file_.tensors().size()) return;
-  throw DataError("there are sums of layers, or under names, that the manifest does not list", path_,
-                  "take the statistics again");
+  throw again("there are sums of layers, or under names, that the manifest does not list");
 }
 
 LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {

@@ -2,6 +2,7 @@
 #include "moments/take.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -10,10 +11,102 @@
 #include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
-#include "moments/walk.hpp"
 
 namespace oscar {
 namespace {
+
+using Chunks = std::vector<QkvChunk>;
+
+/// Of q, k and v together.
+std::int64_t bytes_per_token(const QkvView& view) {
+  return view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token();
+}
+
+/// Finds the value that spoilt a sum.
+void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
+  std::vector<float> row(static_cast<std::size_t>(x.head_dim));
+  for (std::int64_t t = 0; t < x.num_tokens; ++t) {
+    for (int h = 0; h < x.num_heads; ++h) {
+      x.row(t, h, row);
+      if (std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); })) continue;
+      throw DataError(std::string(what) + " has NaN or Inf",
+                      chunk.where + ", token " + std::to_string(t) + ", head " + std::to_string(h),
+                      "dump this layer again, or leave the sequence out");
+    }
+  }
+}
+
+/// The rows of one part on their way to its sums: whole calls, and blocks of calls.
+struct PartOfWalk {
+  BlockCut cut;
+  Chunks waiting = {};  // for the backend's next call
+};
+
+/// Returns the size of the rows that a part will be given.
+std::int64_t bytes_of(const TakesSequence& takes, LayerStream& layer) {
+  std::int64_t bytes = 0;
+  std::size_t sequence = 0;
+  QkvChunk chunk;
+  layer.rewind();
+  while (layer.skip(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) {
+      if (!takes || takes(sequence)) bytes += range.size() * bytes_per_token(chunk.view);
+      ++sequence;
+    }
+  }
+  return bytes;
+}
+
+/// Those sequences of a chunk that a part takes, each a chunk of its own; the whole chunk if it takes all.
+/// first_sequence: the number of the chunk's first sequence in the layer.
+Chunks pieces_of(const QkvChunk& chunk, std::size_t first_sequence, const TakesSequence& takes) {
+  if (!takes) return {chunk};
+  Chunks pieces;
+  for (std::size_t i = 0; i < chunk.sequences.size(); ++i) {
+    if (!takes(first_sequence + i)) continue;
+    const SequenceRange range = chunk.sequences[i];
+    pieces.push_back({chunk.view.tokens(range), chunk.owner, {{0, range.size()}}, chunk.where});
+  }
+  return pieces;
+}
+
+/// Reads the layer from its start to its end, once, and gives each part of its sequences its rows. add: takes the rows
+/// of one call of the backend to the current block of a part; end_block: that block has all its rows.
+void walk(LayerStream& layer, std::span<const TakesSequence> parts, const WorkShape& shape,
+          const std::function<void(std::size_t part, const Chunks& chunks)>& add,
+          const std::function<void(std::size_t part)>& end_block) {
+  std::vector<PartOfWalk> walking;
+  for (const TakesSequence& takes : parts) walking.push_back({{shape, bytes_of(takes, layer)}});
+  const auto call = [&](std::size_t part, bool ends_block) {
+    throw_if_interrupted();
+    if (!walking[part].waiting.empty()) add(part, walking[part].waiting);
+    if (ends_block) end_block(part);
+    walking[part].waiting.clear();
+  };
+  layer.rewind();
+  std::size_t sequence = 0;
+  for (QkvChunk chunk; layer.next(chunk); chunk = {}) {
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      for (QkvChunk& piece : pieces_of(chunk, sequence, parts[part])) {
+        const BlockCut::End end = walking[part].cut.after(piece);
+        walking[part].waiting.push_back(std::move(piece));
+        if (end != BlockCut::End::kNothing) call(part, end == BlockCut::End::kBlock);
+      }
+    }
+    sequence += chunk.sequences.size();
+  }
+  for (std::size_t part = 0; part < parts.size(); ++part) call(part, true);
+}
+
+/// Throws DataError that names the value which spoilt a sum, or NumericalError if there is none.
+[[noreturn]] void throw_not_finite(const Chunks& chunks) {
+  for (const QkvChunk& chunk : chunks) {
+    throw_if_not_finite(chunk.view.q, "q", chunk);
+    throw_if_not_finite(chunk.view.k, "k", chunk);
+    throw_if_not_finite(chunk.view.v, "v", chunk);
+  }
+  throw NumericalError("a second moment overflows", chunks.front().where, "check the scale of the dumped values");
+}
 
 using Rows = HeadsView QkvView::*;
 
@@ -38,6 +131,7 @@ AdditiveMoments nothing_of(const QkvChunk& chunk, const SumsWanted& wanted) {
   const HeadsView &k = chunk.view.k, &v = chunk.view.v;
   AdditiveMoments sums;
   for (const Moment moment : wanted.moments) {
+    if (moment == Moment::kSst) continue;
     if (moment == Moment::kFisher) {
       sums.fisher.emplace(k.num_heads, k.head_dim);
       if (wanted.value_reads) sums.fisher->value = MatrixStack(v.num_heads, v.head_dim);
@@ -132,6 +226,24 @@ void require_values(const AdditiveMoments& moments, LayerStream& layer) {
 }
 
 }  // namespace
+
+BlockCut::BlockCut(const WorkShape& shape, std::int64_t bytes) {
+  const std::int64_t least_calls = std::max<std::int64_t>(1, (bytes - 1) / shape.bytes_per_call + 1);
+  const auto calls = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least_calls)));
+  call_bytes_ = end_ = std::max<std::int64_t>(1, bytes / calls);
+}
+
+BlockCut::End BlockCut::after(const QkvChunk& chunk) {
+  const std::int64_t size = std::max<std::int64_t>(chunk.view.q.num_tokens * bytes_per_token(chunk.view), 1);
+  bytes_ += size;
+  tokens_ += chunk.view.q.num_tokens;
+  const std::int64_t nearest = bytes_ + size / 2;  // with the next chunk, a call would end further from where it should
+  if (nearest < end_) return End::kNothing;
+  end_ = (nearest / call_bytes_ + 1) * call_bytes_;
+  if (tokens_ < kBlockTokens) return End::kCall;
+  tokens_ = 0;
+  return End::kBlock;
+}
 
 std::vector<AdditiveMoments> take(LayerStream& layer, std::span<const TakesSequence> parts, const SumsWanted& wanted,
                                   Backend& backend) {

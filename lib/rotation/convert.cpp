@@ -8,7 +8,6 @@
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "rotation/foreign.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/set_file.hpp"
 
@@ -58,6 +57,10 @@ SetFormat recognise_folder(const fs::path& folder) {
   if (sides) return SetFormat::kPt;
   if (layers) return SetFormat::kMla;
   throw DataError("the folder holds no rotations that oscar knows", folder.string(), kKnown);
+}
+
+SetFormat recognise_set(const fs::path& path) {
+  return fs::is_directory(path) ? recognise_folder(path) : recognise_file(path);
 }
 
 RotationSet read_as(SetFormat format, const fs::path& path) {
@@ -138,6 +141,25 @@ void write_single(const fs::path& out, const RotationSet& set, SetFormat to, con
   }
 }
 
+/// What `set` has and `format` has no place for.
+std::vector<std::string> losses(const RotationSet& set, SetFormat format) {
+  if (format == SetFormat::kH5 || format == SetFormat::kSafetensors) return {};
+  const auto any = [&](auto member) {
+    return std::ranges::any_of(set.layers, [&](const LayerRotation& l) { return member(l.key) || member(l.value); });
+  };
+  std::vector<std::string> lost;
+  const bool plain = format == SetFormat::kGguf || format == SetFormat::kMla;
+  const bool bare = format == SetFormat::kPt || format == SetFormat::kMla;
+  if (plain && any([](const SideTransform& s) { return !s.eigenvalues.empty(); })) lost.emplace_back("eigenvalues");
+  if (format != SetFormat::kSet && any([](const SideTransform& s) { return s.covariance.count > 0; })) {
+    lost.emplace_back("covariances");
+  }
+  if (bare && set.has_clip_ratios) lost.emplace_back("clip ratios");
+  if (bare && !set.manifest.is_null()) lost.emplace_back("windows, codec and provenance");
+  if (bare && !set.verification.is_null()) lost.emplace_back("verification");
+  return lost;
+}
+
 void check_usage(SetFormat to, const ConvertOptions& options) {
   if ((to == SetFormat::kGguf) != !options.model.empty()) {
     throw UsageError(to == SetFormat::kGguf ? "rotations go into a copy of a model's GGUF, and none is named"
@@ -165,11 +187,6 @@ SetFormat set_format_from_name(std::string_view name) {
   throw UsageError("unknown format \"" + std::string(name) + "\"", "--to", "see oscar convert --help");
 }
 
-SetFormat recognise_set(const fs::path& path) {
-  if (fs::is_directory(path)) return recognise_folder(path);
-  return recognise_file(path);
-}
-
 RotationSet read_any_set(const fs::path& path, const std::string& pair) {
   const SetFormat format = recognise_set(path);
   if (!pair.empty() && format != SetFormat::kPt) {
@@ -185,24 +202,6 @@ RotationSet read_any_set(const fs::path& path, const std::string& pair) {
     set.origin = describe_origin(set, std::string(name_of(format)), files);
   }
   return set;
-}
-
-std::vector<std::string> losses(const RotationSet& set, SetFormat format) {
-  if (format == SetFormat::kH5 || format == SetFormat::kSafetensors) return {};
-  const auto any = [&](auto member) {
-    return std::ranges::any_of(set.layers, [&](const LayerRotation& l) { return member(l.key) || member(l.value); });
-  };
-  std::vector<std::string> lost;
-  const bool plain = format == SetFormat::kGguf || format == SetFormat::kMla;
-  const bool bare = format == SetFormat::kPt || format == SetFormat::kMla;
-  if (plain && any([](const SideTransform& s) { return !s.eigenvalues.empty(); })) lost.emplace_back("eigenvalues");
-  if (format != SetFormat::kSet && any([](const SideTransform& s) { return s.covariance.count > 0; })) {
-    lost.emplace_back("covariances");
-  }
-  if (bare && set.has_clip_ratios) lost.emplace_back("clip ratios");
-  if (bare && !set.manifest.is_null()) lost.emplace_back("windows, codec and provenance");
-  if (bare && !set.verification.is_null()) lost.emplace_back("verification");
-  return lost;
 }
 
 ConvertResult convert_set(const fs::path& in, const fs::path& out, const ConvertOptions& options) {

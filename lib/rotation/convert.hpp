@@ -28,14 +28,9 @@ enum class SetFormat {
 /// Throws UsageError.
 [[nodiscard]] SetFormat set_format_from_name(std::string_view name);
 
-/// Tells the format of a set by its content. Throws DataError: nothing there, or nothing that holds rotations.
-[[nodiscard]] SetFormat recognise_set(const std::filesystem::path& path);
-/// Reads whatever recognise_set knows; pair: which one of a folder of bare .pt files, empty: its only one. origin is
-/// filled if it is not ours. Throws DataError.
+/// Reads a set of any format, which its content tells; pair: which one of a folder of bare .pt files, empty: its only
+/// one. origin is filled if it is not ours. Throws DataError: nothing there, or nothing that holds rotations.
 [[nodiscard]] RotationSet read_any_set(const std::filesystem::path& path, const std::string& pair = "");
-
-/// Lists what `set` has and `format` has no place for; empty: nothing is lost.
-[[nodiscard]] std::vector<std::string> losses(const RotationSet& set, SetFormat format);
 
 struct ConvertOptions {
   /// Default: by the output's extension; a name without one is a folder in our format.
@@ -54,7 +49,7 @@ struct ConvertOptions {
 struct ConvertResult {
   SetFormat from = SetFormat::kSet, to = SetFormat::kSet;
   std::size_t layers = 0;
-  std::vector<std::string> lost;
+  std::vector<std::string> lost;  // what the set has and the new shape has no place for
 };
 
 /// Writes atomically. Throws DataError if the new shape cannot hold what the set does, UsageError if `out` exists and

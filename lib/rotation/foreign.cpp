@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "rotation/foreign.hpp"
-
+// OSCAR's branch of llama.cpp (tensors inside a model's GGUF), and servers of MLA models (a folder with one file per
+// layer).
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -8,6 +8,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"

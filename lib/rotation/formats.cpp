@@ -2,12 +2,12 @@
 #include "rotation/formats.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"
-#include "rotation/foreign.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/names.hpp"
 #include "rotation/one_truth.hpp"
@@ -91,25 +91,21 @@ RotationSet read_foreign_folder(const fs::path& folder, const std::string& pair)
 }
 
 RotationFormats parse_rotation_formats(const std::string& text) {
+  const std::map<std::string, bool RotationFormats::*> known{
+      {"pt", &RotationFormats::pt}, {"h5", &RotationFormats::h5}, {"safetensors", &RotationFormats::safetensors}};
   RotationFormats formats{.pt = false, .h5 = false, .safetensors = false};
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const std::string name = text.substr(begin, end - begin);
-    if (name == "pt") {
-      formats.pt = true;
-    } else if (name == "h5") {
-      formats.h5 = true;
-    } else if (name == "safetensors") {
-      formats.safetensors = true;
-    } else {
+    const auto format = known.find(name);
+    if (format == known.end()) {
       throw UsageError("unknown format \"" + name + "\"", "--format", "use a list of pt, h5, safetensors");
     }
+    formats.*format->second = true;
     begin = end + 1;
   }
-  if (!formats.pt && !formats.h5) {
-    throw UsageError("a set needs pt or h5", "--format", "add pt or h5 to the list");
-  }
-  return formats;
+  if (formats.pt || formats.h5) return formats;
+  throw UsageError("a set needs pt or h5", "--format", "add pt or h5 to the list");
 }
 
 void write_rotation_pt_files(const fs::path& folder, const RotationSet& set, int version) {

@@ -37,14 +37,6 @@ SideFiles files_of_side(const std::vector<std::string>& files, const std::string
 /// "r_h_pbr" of "qqt_r_h_pbr".
 std::string composition_of(const std::string& name) { return name.substr(std::min(name.find('_'), name.size())); }
 
-}  // namespace
-
-const std::vector<std::string>& composition_names() {
-  static const std::vector<std::string> names{"plain", "pbr",     "br",      "br_h128", "r_h",
-                                              "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr"};
-  return names;
-}
-
 bool is_objective(std::string_view name) {
   if (std::ranges::find(kWithoutComposition, name) != kWithoutComposition.end()) return true;
   constexpr std::string_view kStretch = "stretch_";
@@ -53,6 +45,14 @@ bool is_objective(std::string_view name) {
   if (underscore == std::string_view::npos) return false;
   return std::ranges::find(kObjectives, name.substr(0, underscore)) != kObjectives.end() &&
          std::ranges::find(composition_names(), name.substr(underscore + 1)) != composition_names().end();
+}
+
+}  // namespace
+
+const std::vector<std::string>& composition_names() {
+  static const std::vector<std::string> names{"plain", "pbr",     "br",      "br_h128", "r_h",
+                                              "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr"};
+  return names;
 }
 
 std::string known_objective(std::string name, const std::string& where) {

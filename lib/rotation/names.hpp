@@ -6,7 +6,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace oscar {
@@ -15,11 +14,9 @@ namespace oscar {
 /// of OSCAR says what they are.
 [[nodiscard]] const std::vector<std::string>& composition_names();
 
-/// "<objective>_<composition>" with qqt, ktk, fisher, sst or vtv as objective, "stretch_" before it
-/// where it applies; "mixed_<composition>"; "hadamard"; "uresidual"; "unknown".
-[[nodiscard]] bool is_objective(std::string_view name);
-
-/// `name` as it is. Throws DataError if is_objective() does not know it; where: the file that has it.
+/// `name` as it is: "<objective>_<composition>" with qqt, ktk, fisher, sst or vtv as objective, "stretch_" before it
+/// where it applies; "mixed_<composition>"; "hadamard"; "uresidual"; "unknown", which stands for names of fitters whose
+/// formulas we do not know, too. Throws DataError for any other; where: the file that has it.
 [[nodiscard]] std::string known_objective(std::string name, const std::string& where);
 
 struct RotationPair {

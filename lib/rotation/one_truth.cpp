@@ -15,7 +15,6 @@
 #include "rotation/rotation_pt.hpp"
 #include "rotation/serve_env.hpp"
 #include "rotation/set_file.hpp"
-#include "rotation/set_h5.hpp"
 
 namespace oscar {
 namespace {
@@ -59,20 +58,17 @@ void compare_foreign(const fs::path& folder, const RotationSet& set, Clauses& ou
   if (made != found) out.emplace_back("the manifest is not what the .pt files tell");
 }
 
-void compare_safetensors(const fs::path& file, const RotationSet& set, Clauses& out) {
-  for (const std::string& clause : safetensors_disagreements(file, set)) {
-    out.push_back(file.filename().string() + ": " + clause);
-  }
-}
-
 Expected expected_of(const RotationSet& set, bool foreign) {
   Expected expected;
   expected["serve.env"] = [&](const fs::path& file, Clauses& out) { compare_env(file, set, out); };
   expected["rotations.h5"] = [&](const fs::path& file, Clauses& out) {
-    // The matrices of `set` came from this file, which was tried in another process then.
-    std::ranges::copy(h5_disagreements(Hdf5Reader(file, Hdf5Source::kOwn), set, false), std::back_inserter(out));
+    std::ranges::copy(h5_disagreements(file, set), std::back_inserter(out));
   };
-  expected["rotations.safetensors"] = [&](const fs::path& file, Clauses& out) { compare_safetensors(file, set, out); };
+  expected["rotations.safetensors"] = [&](const fs::path& file, Clauses& out) {
+    for (const std::string& clause : safetensors_disagreements(file, set)) {
+      out.push_back("rotations.safetensors: " + clause);
+    }
+  };
   for (const auto& [name, table] : clip_tables(set)) {
     expected[name] = [name = name, table = table](const fs::path& file, Clauses& out) {
       if (read_json(file) != table) out.push_back(name + " has other clip ratios than the manifest");

@@ -132,13 +132,12 @@ void read_provenance(const PtValue& root, RotationFile& file, const std::string&
   file.calibration.tokens = std::max<std::int64_t>(0, number_or_zero(told, "tokens"));
 }
 
-using PtLayers = std::vector<std::pair<int, const SideTransform*>>;
-
 /// The version to write: the lowest that holds the layers, or a higher one that was asked for.
-std::int64_t choose_version(const PtLayers& layers, int asked, const std::string& where) {
-  const bool per_head = std::ranges::any_of(layers, [](const auto& l) { return l.second->rotation.count > 1; });
-  const bool extended = std::ranges::any_of(
-      layers, [](const auto& l) { return l.second->read_rotation.count > 0 || !l.second->mean.empty(); });
+std::int64_t choose_version(const RotationSet& set, SideOfLayer side, bool per_head, int asked,
+                            const std::string& where) {
+  const bool extended = std::ranges::any_of(set.layers, [&](const LayerRotation& layer) {
+    return (layer.*side).read_rotation.count > 0 || !(layer.*side).mean.empty();
+  });
   const int lowest = extended ? 3 : per_head ? 2 : 1;
   if (asked == 0 || asked >= lowest) return std::max(asked, lowest);
   throw DataError(std::string("the set has ") +
@@ -206,53 +205,45 @@ RotationFile read_rotation_pt(const std::filesystem::path& path) {
   return file;
 }
 
-PtValue rotation_pt(const std::string& objective, const PtLayers& layers, int asked, const PtSide& side_info,
-                    const std::string& where) {
-  const std::int64_t version = choose_version(layers, asked, where);
-  const bool per_head =
-      version == 2 || std::ranges::any_of(layers, [](const auto& l) { return l.second->rotation.count > 1; });
+PtValue side_pt(const RotationSet& set, SideOfLayer side, int asked, const std::string& where) {
+  const bool key = side == &LayerRotation::key;
+  const bool several = std::ranges::any_of(set.layers, [&](const auto& l) { return (l.*side).rotation.count > 1; });
+  const std::int64_t version = choose_version(set, side, several, asked, where);
+  const bool per_head = several || version == 2;
   PtDict entries;
-  for (const auto& [id, side] : layers) {
-    const bool repeat = version == 2 && side->rotation.count == 1;
-    PtDict entry =
-        layer_entry(id, repeat ? repeated(*side, side_info.num_heads) : *side, per_head, side_info.read_name);
-    entries.push_back({{std::int64_t{id}}, {std::move(entry)}});
+  for (const LayerRotation& layer : set.layers) {
+    const SideTransform& own = layer.*side;
+    const bool repeat = version == 2 && own.rotation.count == 1;
+    PtDict entry = layer_entry(layer.layer_id, repeat ? repeated(own, set.model.num_key_value_heads) : own, per_head,
+                               key ? "q_rotation" : "o_rotation");
+    entries.push_back({{std::int64_t{layer.layer_id}}, {std::move(entry)}});
   }
-  PtDict root{{{std::string("format_version")}, {version}},
-              {{std::string("objective")}, {objective}},
-              {{std::string("source_grouping")}, {std::string(per_head ? "head" : "layer")}},
-              {{std::string("layers")}, {std::move(entries)}}};
-  if (version == 3) {
-    root.push_back({{std::string("transform")}, {side_info.transform}});
-    root.push_back({{std::string("calibration")}, {side_info.calibration}});
-  }
-  return {std::move(root)};
-}
-
-PtValue side_pt(const RotationSet& set, SideOfLayer side, int version, const std::string& where) {
-  std::vector<std::pair<int, const SideTransform*>> layers;
-  for (const LayerRotation& layer : set.layers) layers.emplace_back(layer.layer_id, &(layer.*side));
   const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
   const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
-  const PtDict transform{text("recipe", recipe_of(set)["name"]),
-                         text("codec", std::string(name_of(set.key_codec.grid))),
-                         number("key_levels", set.key_codec.levels),
-                         number("value_levels", set.value_codec.levels),
-                         number("group_size", set.key_codec.group_size),
-                         text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
+  PtDict root{number("format_version", version),
+              text("objective", key ? set.key_objective : set.value_objective),
+              text("source_grouping", per_head ? "head" : "layer"),
+              {{std::string("layers")}, {std::move(entries)}}};
+  if (version < 3) return {std::move(root)};
+  PtDict transform{text("recipe", recipe_of(set)["name"]),
+                   text("codec", std::string(name_of(set.key_codec.grid))),
+                   number("key_levels", set.key_codec.levels),
+                   number("value_levels", set.value_codec.levels),
+                   number("group_size", set.key_codec.group_size),
+                   text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
   PtDict calibration{text("model_path", set.model.id),
                      text("model_revision", set.model.revision),
                      text("prompt_sha256", set.calibration.data_sha256),
                      number("tokens", set.calibration.tokens),
                      number("global_kv_heads", set.model.num_key_value_heads),
                      number("global_q_heads", set.model.num_attention_heads)};
-  const bool key = side == &LayerRotation::key;
   if (set.has_clip_ratios) {
     calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
     calibration.push_back({{std::string("clip_scalar")}, {key ? set.key_clip_scalar : set.value_clip_scalar}});
   }
-  return rotation_pt(key ? set.key_objective : set.value_objective, layers, version,
-                     {key ? "q_rotation" : "o_rotation", set.model.num_key_value_heads, transform, calibration}, where);
+  root.push_back({{std::string("transform")}, {std::move(transform)}});
+  root.push_back({{std::string("calibration")}, {std::move(calibration)}});
+  return {std::move(root)};
 }
 
 PtValue key_means_pt(const RotationSet& set) {

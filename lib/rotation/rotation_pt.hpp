@@ -19,23 +19,11 @@
 
 namespace oscar {
 
-/// What version 3 says of itself, and what it calls the read side: "q_rotation" or "o_rotation".
-struct PtSide {
-  const char* read_name;
-  int num_heads;  // of the model, for version 2; 0: not known
-  PtDict transform, calibration;
-};
-
-/// Returns what a .pt file of these layers holds, in the order given; eigenvalues that are not known are left out.
-/// version: 0 = the lowest that holds them. Throws DataError, with `where`, if that version cannot hold them.
-[[nodiscard]] PtValue rotation_pt(const std::string& objective,
-                                  const std::vector<std::pair<int, const SideTransform*>>& layers, int version,
-                                  const PtSide& side_info, const std::string& where);
-
 /// Keys or values: &LayerRotation::key, or &LayerRotation::value.
 using SideOfLayer = SideTransform LayerRotation::*;
 
-/// version: 0 = the lowest that holds the side, else 1, 2 or 3. Throws DataError, with `where`, if that cannot hold it.
+/// Returns what a .pt file of this side holds; eigenvalues that are not known are left out. version: 0 = the lowest
+/// that holds the side, else 1, 2 or 3. Throws DataError, with `where`, if that cannot hold it.
 [[nodiscard]] PtValue side_pt(const RotationSet& set, SideOfLayer side, int version, const std::string& where);
 
 /// {"layers": {id: {"mu": float32 [heads, d]}}}, zeros where a layer has no mean.

@@ -131,6 +131,13 @@ std::vector<ServerVariable> server_variables(const RotationSet& set, const Serve
   return names_latents(files) ? latent_variables(set) : sglang_variables(set, files.contains(kKeyMeansName));
 }
 
+std::vector<std::string> server_arguments(const RotationSet& set) {
+  if (for_llama_cpp(set)) return {"--cache-type-k q2_0 --cache-type-v q2_0"};
+  if (is_latent(set)) return {"--kv-cache-dtype bfloat16"};
+  return {fmt::format("--kv-cache-dtype int2 --kv-cache-quant-group-size {}", group_of(set)),
+          "--prefill-attention-backend fa3 --decode-attention-backend triton"};
+}
+
 /// Whole sentences: which tree the variables were read from, and what an older one does not know.
 std::vector<std::string> server_notes(const RotationSet& set, const ServedFiles& files) {
   if (for_llama_cpp(set)) return {"The variables were read in FutureMLS-Lab/OSCAR, zhongzhu/llamacpp at 4570ea6."};
@@ -274,13 +281,6 @@ std::map<std::string, Json> clip_tables(const RotationSet& set) {
           {"v_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::value, set.value_clip_scalar)},
           {"k_clip_per_head.json", ratios_per_head(set, &LayerRotation::key)},
           {"v_clip_per_head.json", ratios_per_head(set, &LayerRotation::value)}};
-}
-
-std::vector<std::string> server_arguments(const RotationSet& set) {
-  if (for_llama_cpp(set)) return {"--cache-type-k q2_0 --cache-type-v q2_0"};
-  if (is_latent(set)) return {"--kv-cache-dtype bfloat16"};
-  return {fmt::format("--kv-cache-dtype int2 --kv-cache-quant-group-size {}", group_of(set)),
-          "--prefill-attention-backend fa3 --decode-attention-backend triton"};
 }
 
 }  // namespace oscar

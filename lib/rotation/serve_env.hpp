@@ -28,13 +28,10 @@ using ServedFiles = std::map<std::string, std::string>;
 /// server cannot use, comments that say why. Holds no text of the set but names from rotation/names.hpp.
 [[nodiscard]] std::string serve_env(const RotationSet& set, const ServedFiles& files);
 
-/// Returns what goes on the server's command line, besides: groups of options, a line each.
-[[nodiscard]] std::vector<std::string> server_arguments(const RotationSet& set);
-
 struct ServerSettings {
   std::vector<std::pair<std::string, std::string>> environment;  // that of serve_env(), with absolute paths
-  std::vector<std::string> arguments;                            // server_arguments()
-  std::vector<std::string> notes;  // which tree the variables were read from, and what others do not know
+  std::vector<std::string> arguments;  // what goes on the server's command line: groups of options
+  std::vector<std::string> notes;      // which tree the variables were read from, and what others do not know
 };
 /// Returns how a server is told of a set that lies in `folder`. Throws DataError, with the reason, for a set that the
 /// server cannot use.

@@ -5,16 +5,18 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 #include <span>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
+#include "base/version.hpp"
 #include "rotation/manifest.hpp"
 #include "rotation/names.hpp"
 #include "rotation/one_truth.hpp"
-#include "rotation/set_h5.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -22,6 +24,12 @@ namespace oscar {
 namespace {
 
 using NamedTensor = std::pair<std::string, Tensor>;
+
+/// Where tensors come from.
+struct TensorLookup {
+  std::function<bool(const std::string&)> has;
+  std::function<Tensor(const std::string&)> read;  // throws DataError if it is missing
+};
 
 /// Of the read side, as in format version 3 of the .pt files.
 const char* read_name(bool key) { return key ? "q_rotation" : "o_rotation"; }
@@ -84,9 +92,159 @@ void fill_side(SideTransform& side, bool key, const TensorLookup& tensors, const
   }
 }
 
-namespace fs = std::filesystem;
+void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where) {
+  for (LayerRotation& layer : set.layers) {
+    fill_side(layer.key, true, tensors, side_prefix(layer.layer_id, true, separator), where);
+    fill_side(layer.value, false, tensors, side_prefix(layer.layer_id, false, separator), where);
+  }
+}
 
-std::string manifest_text(const RotationSet& set) { return make_manifest(set, Json::array()).dump(1); }
+using Attributes = std::map<std::string, Hdf5Attribute>;
+
+Attributes root_attributes(const RotationSet& set, const std::string& version) {
+  return {{"schema", "oscar.rotation_set.v1"},
+          {"oscar_version", version},
+          {"model_id", set.model.id},
+          {"model_config_sha256", set.model.config_sha256},
+          {"calibration_data_sha256", set.calibration.data_sha256},
+          {"calibration_tokens", set.calibration.tokens},
+          {"recipe", recipe_of(set).dump()},
+          {"key_objective", set.key_objective},
+          {"value_objective", set.value_objective},
+          {"sink", std::int64_t{set.windows.sink}},
+          {"recent", std::int64_t{set.windows.recent}},
+          {"codec", std::string(name_of(set.key_codec.grid))},
+          {"key_levels", std::int64_t{set.key_codec.levels}},
+          {"value_levels", std::int64_t{set.value_codec.levels}},
+          {"group_size", std::int64_t{set.key_codec.group_size}},
+          {"scale_dtype", std::string(name_of(set.key_codec.scale_dtype))}};
+}
+
+/// The attributes that a set's file has, by the path of their object.
+std::map<std::string, Attributes> attributes_of(const RotationSet& set, const std::string& version) {
+  std::map<std::string, Attributes> all{{"/", root_attributes(set, version)}};
+  for (const LayerRotation& layer : set.layers) {
+    if (!set.has_clip_ratios) break;
+    const std::string group = "/layers/" + std::to_string(layer.layer_id);
+    all[group + "/key"]["clip_ratio"] = layer.key.clip_ratio;
+    all[group + "/value"]["clip_ratio"] = layer.value.clip_ratio;
+  }
+  return all;
+}
+
+using Names = std::set<std::string>;
+
+/// The names that stand in each group of a file with the tensors of `set`, and those of its attributes. A dataset has
+/// an entry without names.
+std::map<std::string, Names> tree_of(const std::vector<std::pair<std::string, Tensor>>& tensors, bool alone) {
+  std::map<std::string, Names> tree{{"/", {}}};
+  for (const auto& [name, tensor] : tensors) {
+    for (fs::path at = "/" + name; at.has_relative_path(); at = at.parent_path()) {
+      (void)tree[at.string()];
+      tree[at.parent_path().string()].insert(at.filename().string());
+    }
+  }
+  if (alone) tree["/"].insert("manifest"), tree["/manifest"];
+  return tree;
+}
+
+void compare_names(const std::string& object, const std::string& what, const std::vector<std::string>& found,
+                   const Names& wanted, std::vector<std::string>& out) {
+  const Names there(found.begin(), found.end());
+  for (const std::string& name : there) {
+    if (wanted.contains(name)) continue;
+    out.push_back("rotations.h5: " + object + " has " + what + "\"" + name + "\", which no set has");
+  }
+  for (const std::string& name : wanted) {
+    if (!there.contains(name)) out.push_back("rotations.h5: " + object + " lacks " + what + "\"" + name + "\"");
+  }
+}
+
+/// alone: the manifest goes into it, as a dataset of bytes.
+void write_set_h5(const fs::path& path, const RotationSet& set, bool alone) {
+  Hdf5Writer file(path);
+  const auto attributes = attributes_of(set, kVersion);
+  const auto write_attributes = [&](const std::string& object) {
+    for (const auto& [name, value] : attributes.at(object)) file.attribute(object, name, value);
+  };
+  write_attributes("/");
+  for (const auto& [name, tensor] : tensors_of(set, '/')) file.write("/" + name, tensor);
+  for (const auto& [object, unused] : attributes) {
+    if (object != "/") write_attributes(object);
+  }
+  if (alone) {
+    const std::string manifest = make_manifest(set, Json::array()).dump(1);
+    Tensor bytes(DType::kU8, {std::ssize(manifest)});
+    std::ranges::copy(std::as_bytes(std::span(manifest)), bytes.data.begin());
+    file.write("/manifest", bytes);
+  }
+  file.commit();
+}
+
+/// A clause for each attribute, tensor or object of the file that does not follow from `set`.
+std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const RotationSet& set, bool alone) {
+  std::vector<std::string> out;
+  const auto tensors = tensors_of(set, '/');
+  auto attributes = attributes_of(set, set.manifest.value("oscar_version", ""));
+  for (const auto& [object, members] : tree_of(tensors, alone)) {
+    if (!file.has(object)) continue;  // its group lacks it
+    if (!members.empty()) compare_names(object, "", file.members(object), members, out);
+    Names names;
+    for (const auto& [name, value] : attributes[object]) {
+      names.insert(name);
+      if (!file.has_attribute(object, name) || file.attribute(object, name) == value) continue;
+      out.push_back("rotations.h5: the attribute \"" + name + "\" of " + object + " is not what the manifest says");
+    }
+    compare_names(object, "the attribute ", file.attribute_names(object), names, out);
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (file.has("/" + name) && !(file.read("/" + name) == tensor)) {
+      out.push_back("rotations.h5: " + name + " is not what the manifest and the other files say");
+    }
+  }
+  return out;
+}
+
+/// Looks at a file without a manifest, whose matrices `set` has. Throws DataError if the file has tensors beside them,
+/// or attributes of write_set_h5() with another type, or with values that no set has.
+void require_bare_h5(const Hdf5Reader& file, const RotationSet& set, const std::string& where) {
+  const auto fail = [&](const std::string& what) { throw DataError(what, where, "write or fetch the file again"); };
+  std::vector<std::string> odd;
+  for (const auto& [object, members] : tree_of(tensors_of(set, '/'), false)) {
+    if (!members.empty()) compare_names(object, "", file.members(object), members, odd);
+  }
+  if (!odd.empty()) fail(odd.front());
+  RotationSet told = set;  // with what the attributes say
+  const auto number = [&](const char* name, int& to) {
+    if (!file.has_attribute("/", name)) return;
+    const auto value = std::get<std::int64_t>(file.attribute("/", name));
+    if (value < 0 || value > std::numeric_limits<int>::max()) fail(std::string("no set has this ") + name);
+    to = static_cast<int>(value);
+  };
+  const Attributes usual = root_attributes({}, "");
+  for (const std::string& name : file.attribute_names("/")) {
+    const auto known = usual.find(name);
+    if (known == usual.end() || file.attribute("/", name).index() == known->second.index()) continue;
+    fail("the attribute \"" + name + "\" is of a wrong type");
+  }
+  number("sink", told.windows.sink), number("recent", told.windows.recent);
+  number("key_levels", told.key_codec.levels), number("value_levels", told.value_codec.levels);
+  number("group_size", told.key_codec.group_size);
+  int tokens = 0;
+  number("calibration_tokens", tokens);
+  told.has_clip_ratios = true;
+  for (LayerRotation& layer : told.layers) {
+    for (const auto& [name, side] : {std::pair{"/key", &layer.key}, {"/value", &layer.value}}) {
+      const std::string object = "/layers/" + std::to_string(layer.layer_id) + name;
+      if (!file.has_attribute(object, "clip_ratio")) continue;
+      const Hdf5Attribute ratio = file.attribute(object, "clip_ratio");
+      const auto* value = std::get_if<double>(&ratio);
+      if (value == nullptr) fail("the attribute \"clip_ratio\" of " + object + " is of a wrong type");
+      side->clip_ratio = *value;
+    }
+  }
+  validate_json(make_manifest(told, Json::array()), "oscar.rotation_set.v1", where);
+}
 
 /// What a file tells about itself: the manifest if it has one, else a few texts, and the names of its tensors.
 struct Contents {
@@ -226,12 +384,6 @@ std::vector<NamedTensor> tensors_of(const RotationSet& set, char separator) {
   return out;
 }
 
-Tensor bytes_tensor(const std::string& text) {
-  Tensor tensor(DType::kU8, {static_cast<std::int64_t>(text.size())});
-  std::ranges::copy(std::as_bytes(std::span(text)), tensor.data.begin());
-  return tensor;
-}
-
 void require_finite(const RotationSet& set, const std::string& where) {
   const auto finite = [](const std::vector<double>& values) {
     return std::ranges::all_of(values, [](double x) { return std::isfinite(static_cast<float>(x)); });
@@ -252,18 +404,11 @@ void require_finite(const RotationSet& set, const std::string& where) {
   }
 }
 
-void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where) {
-  for (LayerRotation& layer : set.layers) {
-    fill_side(layer.key, true, tensors, side_prefix(layer.layer_id, true, separator), where);
-    fill_side(layer.value, false, tensors, side_prefix(layer.layer_id, false, separator), where);
-  }
-}
-
 void write_set_file(const fs::path& path, SetFileKind kind, const RotationSet& set, bool alone) {
   if (kind == SetFileKind::kH5) return write_set_h5(path, set, alone);
   const auto tensors = tensors_of(set, '.');
   std::map<std::string, std::string> metadata = metadata_of(set);
-  if (alone) metadata["manifest"] = manifest_text(set);
+  if (alone) metadata["manifest"] = make_manifest(set, Json::array()).dump(1);
   write_safetensors(path, tensors, metadata, alone ? Checksums::kYes : Checksums::kNo);  // else the manifest has one
 }
 
@@ -277,6 +422,11 @@ void fill_from_safetensors(const fs::path& path, RotationSet& set) {
   fill_layers(set, contents_of(file).lookup, '.', path.string());
 }
 
+std::vector<std::string> h5_disagreements(const fs::path& path, const RotationSet& set) {
+  // The matrices of `set` came from this file, which was tried in another process then.
+  return h5_disagreements(Hdf5Reader(path, Hdf5Source::kOwn), set, false);
+}
+
 std::vector<std::string> safetensors_disagreements(const fs::path& path, const RotationSet& set) {
   const SafetensorsFile file(path);
   std::vector<std::string> out = named_disagreements(contents_of(file), set);
@@ -287,8 +437,7 @@ std::vector<std::string> safetensors_disagreements(const fs::path& path, const R
 }
 
 RotationSet read_set_file(const fs::path& path, SetFileKind kind) {
-  if (kind == SetFileKind::kH5) return read_h5(path);
-  return read_safetensors(path);
+  return kind == SetFileKind::kH5 ? read_h5(path) : read_safetensors(path);
 }
 
 }  // namespace oscar

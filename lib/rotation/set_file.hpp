@@ -6,7 +6,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,34 +16,21 @@ namespace oscar {
 
 [[nodiscard]] std::vector<std::pair<std::string, Tensor>> tensors_of(const RotationSet& set, char separator);
 
-/// Text as a tensor of uint8.
-[[nodiscard]] Tensor bytes_tensor(const std::string& text);
-
-/// Where tensors come from.
-struct TensorLookup {
-  std::function<bool(const std::string&)> has;
-  std::function<Tensor(const std::string&)> read;  // throws DataError if it is missing
-};
-
 /// Throws DataError if a matrix, a mean or an eigenvalue is not finite as float32, which is how sets are written, or if
 /// a rotation has entries beyond 1e6, which none that keeps scores has.
 void require_finite(const RotationSet& set, const std::string& where);
-
-/// Fills the matrices of the layers that `set` lists (by layer_id). Throws DataError if a rotation is missing or what
-/// belongs to it does not fit; `where` names the file.
-void fill_layers(RotationSet& set, const TensorLookup& tensors, char separator, const std::string& where);
 
 enum class SetFileKind { kH5, kSafetensors };
 /// alone: with the manifest. Inside a set's folder, manifest.json stands beside the file and lists its hash.
 void write_set_file(const std::filesystem::path& path, SetFileKind kind, const RotationSet& set, bool alone);
 
-/// Fills the matrices of the layers that `set` lists from a rotations.h5. Throws DataError.
+/// Both fill the matrices of the layers that `set` lists (by layer_id). Throw DataError if a rotation is missing or
+/// what belongs to it does not fit.
 void fill_from_h5(const std::filesystem::path& path, RotationSet& set);
-
-/// Fills the matrices of the layers that `set` lists from a rotations.safetensors. Throws DataError.
 void fill_from_safetensors(const std::filesystem::path& path, RotationSet& set);
 
-/// Lists what in a rotations.safetensors beside a manifest does not follow from `set`.
+/// Both list what in a file beside a manifest does not follow from `set`.
+[[nodiscard]] std::vector<std::string> h5_disagreements(const std::filesystem::path& path, const RotationSet& set);
 [[nodiscard]] std::vector<std::string> safetensors_disagreements(const std::filesystem::path& path,
                                                                  const RotationSet& set);
 

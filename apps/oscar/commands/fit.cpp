@@ -19,7 +19,6 @@
 #include "commands/fit_command.hpp"
 #include "fit/layer_data.hpp"
 #include "fit/search.hpp"
-#include "fit/statistics_fit.hpp"
 #include "rotation/formats.hpp"
 #include "rotation/manifest.hpp"
 #include "tensor/safetensors.hpp"

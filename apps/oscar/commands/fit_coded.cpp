@@ -15,7 +15,7 @@
 #include "coded/coded_set.hpp"
 #include "commands/fit_command.hpp"
 #include "fit/coded_data.hpp"
-#include "fit/statistics_fit.hpp"
+#include "fit/fit.hpp"
 #include "verify/attention/attention_metrics.hpp"
 #include "verify/attention/measure_source.hpp"
 #include "verify/methods.hpp"

@@ -46,102 +46,93 @@ std::vector<std::size_t> near_lowest(std::span<const ModelScore> scores, double 
 class Judge {
  public:
   /// sequences: those that the fit calibrates on, in the same order. runner and backend must outlive this.
-  Judge(ModelRunner& runner, Backend& backend, const std::vector<TokenSequence>& sequences, const FitOptions& options);
+  Judge(ModelRunner& runner, Backend& backend, const std::vector<TokenSequence>& sequences, const FitOptions& options)
+      : runner_(runner), backend_(backend) {
+    const HeldOutSplit split(std::ssize(sequences));
+    std::vector<TokenSequence> held_out, others;
+    for (std::size_t i = 0; i < sequences.size(); ++i) (split.held_out(i) ? held_out : others).push_back(sequences[i]);
+    add_texts(held_out);
+    const std::int64_t distance = options.windows.recent + std::int64_t{64};
+    verify::Probes probes =
+        verify::make_probes(held_out, others,
+                            {.length = std::max(kProbeTokens, 2 * (options.windows.sink + distance)),
+                             .first = options.windows.sink,
+                             .distance = distance,
+                             .seed = options.clip_fit.seed});
+    probes_.needles = std::move(probes.sequences);
+    probes_.answer_lengths = std::move(probes.answer_lengths);
+  }
 
   /// Returns what they do to predictions of text, without probes.
-  [[nodiscard]] std::vector<ModelScore> read_texts(std::span<const KvMethod> methods) const;
+  [[nodiscard]] std::vector<ModelScore> read_texts(std::span<const KvMethod> methods) const {
+    std::vector<std::size_t> all(methods.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    std::vector<ModelScore> scores(methods.size());
+    const std::vector<ModelMetrics> first = measure(first_, methods, all);
+    for (const std::size_t i : all) scores[i].kld = first[i].kld_mean;
+    const std::vector<std::size_t> open = near_lowest(scores, kOpen);
+    if (rest_.texts.empty() || open.size() < 2) return scores;
+    const std::vector<ModelMetrics> rest = measure(rest_, methods, open);
+    // What the whole text changes for those who read it, it would have changed for the others as well.
+    double whole = 0, part = 0;
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      const ModelMetrics &a = first[open[i]], &b = rest[i];
+      const auto m = static_cast<double>(a.positions), n = static_cast<double>(b.positions);
+      scores[open[i]].kld = (m * a.kld_mean + n * b.kld_mean) / (m + n);
+      whole += scores[open[i]].kld, part += a.kld_mean;
+    }
+    for (const std::size_t i : all) {
+      if (std::ranges::find(open, i) == open.end() && part > 0) scores[i].kld *= whole / part;
+    }
+    return scores;
+  }
+
   /// Adds what they do to probes.
-  void ask_probes(std::span<const KvMethod> methods, std::vector<ModelScore>& scores) const;
+  void ask_probes(std::span<const KvMethod> methods, std::vector<ModelScore>& scores) const {
+    for (ModelScore& score : scores) {
+      const bool none = probes_.needles.empty();
+      score.probe = none ? 0 : std::numeric_limits<double>::quiet_NaN();
+      score.probe_error = none ? std::sqrt(0.125) : score.probe;
+    }
+    const std::vector<std::size_t> probed = near_lowest(scores, kProbed);
+    if (probes_.needles.empty() || probed.size() < 2) return;
+    double asked = 0;
+    for (const int length : probes_.answer_lengths) asked += length - 1;
+    const std::vector<ModelMetrics> found = measure(probes_, methods, probed);
+    for (std::size_t i = 0; i < probed.size(); ++i) {
+      // As if tokens were independent, and with one more found and one more missed, or a perfect score had no error.
+      const double share = (found[i].answer_tokens * asked + 1) / (asked + 2);
+      scores[probed[i]].probe = found[i].answer_tokens;
+      scores[probed[i]].probe_error = std::sqrt(share * (1 - share) / (asked + 2));
+    }
+  }
 
  private:
-  void add_texts(std::span<const TokenSequence> held_out);
+  /// Cuts texts where a part is full: a candidate reads each from its beginning.
+  void add_texts(std::span<const TokenSequence> held_out) {
+    std::int64_t tokens = 0;
+    for (const TokenSequence& text : held_out) {
+      if (tokens >= kAllTokens) return;
+      const bool first = tokens < kFirstTokens;
+      const std::int64_t count = std::min((first ? kFirstTokens : kAllTokens) - tokens, std::ssize(text));
+      if (count < 2) continue;
+      (first ? first_ : rest_).texts.emplace_back(text.begin(), text.begin() + count);
+      tokens += count;
+    }
+  }
+
   [[nodiscard]] std::vector<ModelMetrics> measure(const verify::ModelData& data, std::span<const KvMethod> methods,
-                                                  std::span<const std::size_t> asked) const;
+                                                  std::span<const std::size_t> asked) const {
+    Status quiet;
+    std::vector<KvMethod> caches;
+    for (const std::size_t i : asked) caches.push_back(methods[i]);
+    return verify::measure_model(runner_, data, caches, Precision::kServing, backend_, quiet);
+  }
 
   ModelRunner& runner_;
   Backend& backend_;
   verify::ModelData first_, rest_, probes_;  // two parts of the texts; needles
 };
-
-Judge::Judge(ModelRunner& runner, Backend& backend, const std::vector<TokenSequence>& sequences,
-             const FitOptions& options)
-    : runner_(runner), backend_(backend) {
-  const HeldOutSplit split(std::ssize(sequences));
-  std::vector<TokenSequence> held_out, others;
-  for (std::size_t i = 0; i < sequences.size(); ++i) (split.held_out(i) ? held_out : others).push_back(sequences[i]);
-  add_texts(held_out);
-  const std::int64_t distance = options.windows.recent + std::int64_t{64};
-  verify::Probes probes = verify::make_probes(held_out, others,
-                                              {.length = std::max(kProbeTokens, 2 * (options.windows.sink + distance)),
-                                               .first = options.windows.sink,
-                                               .distance = distance,
-                                               .seed = options.clip_fit.seed});
-  probes_.needles = std::move(probes.sequences);
-  probes_.answer_lengths = std::move(probes.answer_lengths);
-}
-
-/// Cuts texts where a part is full: a candidate reads each from its beginning.
-void Judge::add_texts(std::span<const TokenSequence> held_out) {
-  std::int64_t tokens = 0;
-  for (const TokenSequence& text : held_out) {
-    if (tokens >= kAllTokens) return;
-    const bool first = tokens < kFirstTokens;
-    const std::int64_t count = std::min((first ? kFirstTokens : kAllTokens) - tokens, std::ssize(text));
-    if (count < 2) continue;
-    (first ? first_ : rest_).texts.emplace_back(text.begin(), text.begin() + count);
-    tokens += count;
-  }
-}
-
-std::vector<ModelMetrics> Judge::measure(const verify::ModelData& data, std::span<const KvMethod> methods,
-                                         std::span<const std::size_t> asked) const {
-  Status quiet;
-  std::vector<KvMethod> caches;
-  for (const std::size_t i : asked) caches.push_back(methods[i]);
-  return verify::measure_model(runner_, data, caches, Precision::kServing, backend_, quiet);
-}
-
-std::vector<ModelScore> Judge::read_texts(std::span<const KvMethod> methods) const {
-  std::vector<std::size_t> all(methods.size());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  std::vector<ModelScore> scores(methods.size());
-  const std::vector<ModelMetrics> first = measure(first_, methods, all);
-  for (const std::size_t i : all) scores[i].kld = first[i].kld_mean;
-  const std::vector<std::size_t> open = near_lowest(scores, kOpen);
-  if (rest_.texts.empty() || open.size() < 2) return scores;
-  const std::vector<ModelMetrics> rest = measure(rest_, methods, open);
-  // What the whole text changes for those who read it, it would have changed for the others as well.
-  double whole = 0, part = 0;
-  for (std::size_t i = 0; i < open.size(); ++i) {
-    const ModelMetrics &a = first[open[i]], &b = rest[i];
-    const auto m = static_cast<double>(a.positions), n = static_cast<double>(b.positions);
-    scores[open[i]].kld = (m * a.kld_mean + n * b.kld_mean) / (m + n);
-    whole += scores[open[i]].kld, part += a.kld_mean;
-  }
-  for (const std::size_t i : all) {
-    if (std::ranges::find(open, i) == open.end() && part > 0) scores[i].kld *= whole / part;
-  }
-  return scores;
-}
-
-void Judge::ask_probes(std::span<const KvMethod> methods, std::vector<ModelScore>& scores) const {
-  for (ModelScore& score : scores) {
-    const bool none = probes_.needles.empty();
-    score.probe = none ? 0 : std::numeric_limits<double>::quiet_NaN();
-    score.probe_error = none ? std::sqrt(0.125) : score.probe;
-  }
-  const std::vector<std::size_t> probed = near_lowest(scores, kProbed);
-  if (probes_.needles.empty() || probed.size() < 2) return;
-  double asked = 0;
-  for (const int length : probes_.answer_lengths) asked += length - 1;
-  const std::vector<ModelMetrics> found = measure(probes_, methods, probed);
-  for (std::size_t i = 0; i < probed.size(); ++i) {
-    // As if tokens were independent, and with one more found and one more missed, or a perfect score had no error.
-    const double share = (found[i].answer_tokens * asked + 1) / (asked + 2);
-    scores[probed[i]].probe = found[i].answer_tokens;
-    scores[probed[i]].probe_error = std::sqrt(share * (1 - share) / (asked + 2));
-  }
-}
 
 /// A hash of the names, the sizes and 64 pieces of each file of weights, by which other weights under the same
 /// configuration show. At a server, versions of files stand for pieces.

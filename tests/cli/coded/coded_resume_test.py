@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """A fit of the coded cache that was stopped goes on where it ended, and gives the bytes of one that was not: coded_resume_test.py."""
-import os
 import shutil
 import signal
 import subprocess
@@ -9,8 +8,8 @@ import time
 import unittest
 from pathlib import Path
 
-BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
-GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
+from coded_proof_test import BINARY, GOLDEN, MODEL, same_files
+
 TEXTS = ("--tokens", GOLDEN / "tokens_calib.npy", "--sequences", "2", "--seq-len")
 
 
@@ -38,9 +37,8 @@ class CodedResumeTest(unittest.TestCase):
             shutil.rmtree(self.folder / "going")
         self.fail("the fit was never stopped in time")
 
-    def same_files(self):
-        for name in ("coded.safetensors", "manifest.json"):
-            self.assertEqual((self.folder / "whole" / name).read_bytes(), (self.folder / "going" / name).read_bytes(), name)
+    def went_on(self):
+        same_files(self, self.folder / "whole", self.folder / "going")
         self.assertEqual(list(self.folder.glob("*.partial")), [])
 
     def test_a_killed_live_fit_goes_on_behind_its_layers(self):
@@ -64,7 +62,7 @@ class CodedResumeTest(unittest.TestCase):
         said = self.oscar(*fit, "going", *data, "--resume", "--progress=plain")
         self.assertIn("the model goes on at layer", said)
         self.assertNotIn("layers there and back", said)
-        self.same_files()
+        self.went_on()
 
     def test_an_interrupted_fit_to_a_dump_goes_on_with_other_bits_too(self):
         self.oscar("dump", "--model", MODEL, *TEXTS, "512", "--out", "dump")
@@ -87,7 +85,7 @@ class CodedResumeTest(unittest.TestCase):
         self.assertEqual(list(self.folder.glob("*.partial")), [])
         (self.folder / "going").rename(self.folder / "sums")
         self.oscar("fit", "--recipe", "coded", "--stats", "sums", "--bits", "3", "--out", "going")
-        self.same_files()
+        self.went_on()
 
 
 if __name__ == "__main__":

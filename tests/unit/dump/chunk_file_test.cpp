@@ -48,29 +48,41 @@ void read_dump(const fs::path& dump) {
   }
 }
 
-void swap_files(const fs::path& a, const fs::path& b) {
-  const std::string one = read_text(a), other = read_text(b);
-  write_file(a, other), write_file(b, one);
+/// The path of a file of the dump, without its suffix: "layer_0/q/1".
+using FileOf = std::function<fs::path(const char* name)>;
+
+/// A change of the dump's manifest.
+auto manifest_with(const std::function<void(Json&)>& change) {
+  return [=](const fs::path& dump, const FileOf&) {
+    Json manifest = read_json(dump / "manifest.json");
+    change(manifest);
+    write_json(dump / "manifest.json", manifest);
+  };
 }
 
-using Change = std::function<void(const fs::path& dump, const std::string& suffix)>;
+/// Another tensor in the place of a file.
+auto another(const char* name, const char* what, const Tensor& tensor) {
+  return [=](const fs::path&, const FileOf& file) { write_chunk(file(name), what, tensor); };
+}
 
-void change_manifest(const fs::path& dump, const std::function<void(Json&)>& change) {
-  Json manifest = read_json(dump / "manifest.json");
-  change(manifest);
-  write_json(dump / "manifest.json", manifest);
+auto exchanged(const char* one, const char* other) {
+  return [=](const fs::path&, const FileOf& file) {
+    const std::string first = read_text(file(one)), second = read_text(file(other));
+    write_file(file(one), second), write_file(file(other), first);
+  };
 }
 
 /// In every format: what a dump says after a change.
-void check(const std::string& said, const Change& change) {
+void check(const std::string& said, const std::function<void(const fs::path& dump, const FileOf& file)>& change) {
   for (const std::string format : {"safetensors", "pt", "h5"}) {
     CAPTURE(format);
     const test::TemporaryFolder folder;
     Status status;
-    write_dump(*open_dump(foreign_dump(folder, "." + format), {}, status), folder / "dump", format, false, status);
-    read_dump(folder / "dump");
-    change(folder / "dump", "." + format);
-    CHECK_ERROR(read_dump(folder / "dump"), DataError, said);
+    const fs::path dump = folder / "dump";
+    write_dump(*open_dump(foreign_dump(folder, "." + format), {}, status), dump, format, false, status);
+    read_dump(dump);
+    change(dump, [&](const char* name) { return dump / (name + ("." + format)); });
+    CHECK_ERROR(read_dump(dump), DataError, said);
   }
 }
 
@@ -78,66 +90,40 @@ void check(const std::string& said, const Change& change) {
 
 TEST_CASE("files of a dump that were exchanged for others are refused") {
   const char* const changed = "the file changed after the dump's manifest was written: its content is another";
-  check(changed, [](const fs::path& dump, const std::string& suffix) {
-    swap_files(dump / ("layer_0/q/1" + suffix), dump / ("layer_1/q/1" + suffix));
-  });
-  check(changed, [](const fs::path& dump, const std::string& suffix) {
-    swap_files(dump / ("layer_0/k/1" + suffix), dump / ("layer_0/k/2" + suffix));
-  });
-  check("layer_0/", [](const fs::path& dump, const std::string& suffix) {  // names inside tell, but in .pt
-    swap_files(dump / ("layer_0/k/1" + suffix), dump / ("layer_0/v/1" + suffix));
-  });
-  check(changed, [](const fs::path& dump, const std::string& suffix) {
-    write_chunk(dump / ("layer_1/v/2" + suffix), "v", rows(30, 1, 7));
-  });
+  check(changed, exchanged("layer_0/q/1", "layer_1/q/1"));
+  check(changed, exchanged("layer_0/k/1", "layer_0/k/2"));
+  check("layer_0/", exchanged("layer_0/k/1", "layer_0/v/1"));  // names inside tell, but in .pt
+  check(changed, another("layer_1/v/2", "v", rows(30, 1, 7)));
 }
 
 TEST_CASE("files of another type or number of tokens say what they have and what the manifest says") {
-  check("the file has bfloat16 [30, 1, 4] at byte", [](const fs::path& dump, const std::string& suffix) {
-    write_chunk(dump / ("layer_1/k/2" + suffix), "k", convert(rows(30, 1, 7), DType::kBF16));
-  });
-  for (const int tokens : {29, 31}) {
-    check("the file has float32 [" + std::to_string(tokens) + ", 2, 4]",
-          [&](const fs::path& dump, const std::string& suffix) {
-            write_chunk(dump / ("layer_0/q/2" + suffix), "q", rows(tokens, 2, 7));
-          });
-  }
+  check("the file has bfloat16 [30, 1, 4] at byte", another("layer_1/k/2", "k", convert(rows(30, 1, 7), DType::kBF16)));
+  check("the file has float32 [29, 2, 4]", another("layer_0/q/2", "q", rows(29, 2, 7)));
+  check("the file has float32 [31, 2, 4]", another("layer_0/q/2", "q", rows(31, 2, 7)));
 }
 
 TEST_CASE("files that were cut, went on, or are gone, and files that nobody listed, are refused") {
-  check("layer_0/v/1.", [](const fs::path& dump, const std::string& suffix) {
-    const fs::path file = dump / ("layer_0/v/1" + suffix);
-    fs::resize_file(file, fs::file_size(file) - 200);
+  check("layer_0/v/1.", [](const fs::path&, const FileOf& file) {
+    fs::resize_file(file("layer_0/v/1"), fs::file_size(file("layer_0/v/1")) - 200);
   });
-  check("layer_0/v/1.", [](const fs::path& dump, const std::string& suffix) {
-    const fs::path file = dump / ("layer_0/v/1" + suffix);
-    std::string content = read_text(file) + std::string(70'000, '\0');
-    write_file(file, content);
+  check("layer_0/v/1.", [](const fs::path&, const FileOf& file) {
+    write_file(file("layer_0/v/1"), read_text(file("layer_0/v/1")) + std::string(70'000, '\0'));
   });
-  check("no such file",
-        [](const fs::path& dump, const std::string& suffix) { fs::remove(dump / ("layer_1/v/1" + suffix)); });
-  check("manifest does not list this file", [](const fs::path& dump, const std::string& suffix) {
-    fs::copy(dump / ("layer_1/v/1" + suffix), dump / ("layer_1/v/3" + suffix));
-  });
-  check("manifest does not list this layer", [](const fs::path& dump, const std::string&) {
+  check("no such file", [](const fs::path&, const FileOf& file) { fs::remove(file("layer_1/v/1")); });
+  check("manifest does not list this file",
+        [](const fs::path&, const FileOf& file) { fs::copy(file("layer_1/v/1"), file("layer_1/v/3")); });
+  check("manifest does not list this layer", [](const fs::path& dump, const FileOf&) {
     fs::copy(dump / "layer_1", dump / "layer_7", fs::copy_options::recursive);
   });
 }
 
 TEST_CASE("sequence lengths of manifest and files are the same, and a manifest lists each layer and chunk once") {
-  check("the file changed", [](const fs::path& dump, const std::string&) {
-    change_manifest(dump, [](Json& manifest) { manifest["layers"][1]["chunks"][0]["seq_lens"] = {15, 15}; });
-  });
-  check("the file changed", [](const fs::path& dump, const std::string& suffix) {
-    write_chunk(dump / ("layer_1/seq_lens/2" + suffix), "seq_lens", Tensor::from({1}, std::vector<std::int32_t>{30}));
-  });
-  check("chunk 2 follows 2", [](const fs::path& dump, const std::string&) {
-    change_manifest(
-        dump, [](Json& manifest) { manifest["layers"][1]["chunks"].push_back(manifest["layers"][1]["chunks"][1]); });
-  });
-  check("layer_id 0 follows 1", [](const fs::path& dump, const std::string&) {
-    change_manifest(dump, [](Json& manifest) { manifest["layers"].push_back(manifest["layers"][0]); });
-  });
+  check("the file changed", manifest_with([](Json& m) { m["layers"][1]["chunks"][0]["seq_lens"] = {15, 15}; }));
+  check("the file changed",
+        another("layer_1/seq_lens/2", "seq_lens", Tensor::from({1}, std::vector<std::int32_t>{30})));
+  check("chunk 2 follows 2",
+        manifest_with([](Json& m) { m["layers"][1]["chunks"].push_back(m["layers"][1]["chunks"][1]); }));
+  check("layer_id 0 follows 1", manifest_with([](Json& m) { m["layers"].push_back(m["layers"][0]); }));
 }
 
 TEST_CASE("a flipped bit that no sample has is found where every byte is read") {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/files.hpp"
 #include "base/threads.hpp"
@@ -125,16 +124,6 @@ TEST_CASE("options that do not exist or do not fit are usage errors before any w
   for (const char* clip : {"1.2,0.9", "0.9", "a,b", "0.9,", "0.9,0.9,0.9", "-1,0.5", ""}) {
     CHECK_ERROR(with([&](FitOptions& o) { o.clip = clip; })(), UsageError, "--clip");
   }
-}
-
-TEST_CASE("NaN in a layer is an error that names it") {
-  auto chunks = test::synthetic_layer({});
-  chunks[0].v = convert(chunks[0].v, DType::kF32);
-  chunks[0].v.values<float>()[33] = std::numeric_limits<float>::quiet_NaN();
-  test::MemorySource source({{5, chunks}});
-  const auto backend = test::make_test_backend();
-  Status status;
-  CHECK_ERROR(fit(source, without_clip(), *backend, status), DataError, "v has NaN or Inf");
 }
 
 }  // namespace oscar

@@ -5,27 +5,12 @@
 #include <cmath>
 
 #include "fit/fit.hpp"
-#include "fit/layer_data.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
 namespace oscar {
 namespace {
-
-/// Equal sequences of one layer.
-test::MemorySource sequences(std::int64_t count, std::int64_t tokens) {
-  auto layer = test::synthetic_layer({.tokens = count * tokens});
-  layer[0].sequences.clear();
-  for (std::int64_t i = 0; i < count; ++i) layer[0].sequences.push_back({i * tokens, (i + 1) * tokens});
-  return test::MemorySource({{3, std::move(layer)}});
-}
-
-FitOptions auto_options() {
-  FitOptions options;
-  options.recipe = "auto", options.target = "any", options.windows = {4, 16};
-  return options;
-}
 
 /// Keys along one direction and queries along another, `overlap` = the cosine between them, both dense in channels.
 RotationSet stretched(double overlap, Status& status) {
@@ -85,16 +70,6 @@ TEST_CASE("too few tokens are told with the number that would do, by layer and b
   CHECK(said_of(1024, "head,layer").empty());
   CHECK(said_of(10, "layer", "hadamard").empty());
   CHECK(said_of(0, "layer").empty());
-}
-
-TEST_CASE("a search needs sequences to hold out, longer than the windows, and tokens to fit on") {
-  const auto backend = test::make_test_backend();
-  Status status;
-  const auto search = [&](test::MemorySource source) { (void)fit(source, auto_options(), *backend, status); };
-  CHECK_ERROR(search(sequences(1, 200)), TooLittleData, "sequence");
-  CHECK_ERROR(search(sequences(3, 20)), TooLittleData, "no held-out sequence is longer than the windows (20 tokens)");
-  CHECK_ERROR(search(sequences(3, 25)), TooLittleData, "50 tokens to fit on");
-  CHECK_ERROR(search(sequences(3, 25)), TooLittleData, "give at least 64 tokens");
 }
 
 TEST_CASE("a metric between keys and queries that hardly meet is bounded, and refused where bfloat16 would spoil it") {

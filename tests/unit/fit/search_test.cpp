@@ -20,12 +20,13 @@ Scored scored(const std::string& name, std::vector<AttentionScore> layers, std::
   return {.name = name, .candidate_of_layer = {}, .layers = std::move(layers), .seconds = 0, .model = model};
 }
 
-/// Layers of three sequences, of which the last is held out.
-test::MemorySource three_sequences(std::int64_t tokens) {
+/// Layers of some sequences; of three the last is held out.
+test::MemorySource equal_sequences(std::int64_t count, std::int64_t tokens) {
   std::map<int, std::vector<test::MemoryChunk>> layers;
   for (const int id : {2, 5}) {
-    layers[id] = test::synthetic_layer({.tokens = 3 * tokens, .seed = static_cast<std::uint64_t>(id)});
-    layers[id][0].sequences = {{0, tokens}, {tokens, 2 * tokens}, {2 * tokens, 3 * tokens}};
+    layers[id] = test::synthetic_layer({.tokens = count * tokens, .seed = static_cast<std::uint64_t>(id)});
+    layers[id][0].sequences.clear();
+    for (std::int64_t i = 0; i < count; ++i) layers[id][0].sequences.push_back({i * tokens, (i + 1) * tokens});
   }
   return test::MemorySource(std::move(layers));
 }
@@ -39,7 +40,7 @@ FitOptions search_options() {
 }  // namespace
 
 TEST_CASE("a search records every score and fits its choice on everything") {
-  test::MemorySource source = three_sequences(200);
+  test::MemorySource source = equal_sequences(3, 200);
   const auto backend = test::make_test_backend();
   Status status;
   const RotationSet set = fit(source, search_options(), *backend, status).set;
@@ -70,7 +71,7 @@ TEST_CASE("a search records every score and fits its choice on everything") {
 }
 
 TEST_CASE("a model judges six finalists at most, and what it prefers is chosen") {
-  test::MemorySource source = three_sequences(200);
+  test::MemorySource source = equal_sequences(3, 200);
   const auto backend = test::make_test_backend();
   Status status;
   std::string preferred;
@@ -84,6 +85,17 @@ TEST_CASE("a model judges six finalists at most, and what it prefers is chosen")
   };
   const RotationSet set = fit(source, search_options(), *backend, status, {.judge = judge}).set;
   CHECK(set.recipe["search"]["choice"] == preferred);
+}
+
+TEST_CASE("a search needs sequences to hold out, longer than the windows, and tokens to fit on") {
+  const auto backend = test::make_test_backend();
+  Status status;
+  const auto search = [&](test::MemorySource source) { (void)fit(source, search_options(), *backend, status); };
+  CHECK_ERROR(search(equal_sequences(1, 200)), TooLittleData, "sequence");
+  CHECK_ERROR(search(equal_sequences(3, 20)), TooLittleData,
+              "no held-out sequence is longer than the windows (20 tokens)");
+  CHECK_ERROR(search(equal_sequences(3, 25)), TooLittleData, "50 tokens to fit on");
+  CHECK_ERROR(search(equal_sequences(3, 25)), TooLittleData, "give at least 64 tokens");
 }
 
 TEST_CASE("every third sequence is held out, or the last of two") {

@@ -43,13 +43,16 @@ TEST_CASE("layers side by side, in batches, become what they become one by one")
 }
 
 TEST_CASE("what goes wrong in one of several layers comes out") {
-  auto layers = five_layers();
-  layers[6][0].k = convert(layers[6][0].k, DType::kF32);
-  layers[6][0].k.values<float>()[33] = std::numeric_limits<float>::quiet_NaN();
-  test::MemorySource source(std::move(layers));
-  test::SideBySide backend = side_by_side();
-  Status status;
-  CHECK_ERROR(fit(source, {}, backend, status), DataError, "k has NaN or Inf");
+  for (const auto& [rows, name] : {std::pair{&test::MemoryChunk::k, "k"}, {&test::MemoryChunk::v, "v"}}) {
+    auto layers = five_layers();
+    Tensor& spoilt = layers[6][0].*rows;
+    spoilt = convert(spoilt, DType::kF32);
+    spoilt.values<float>()[33] = std::numeric_limits<float>::quiet_NaN();
+    test::MemorySource source(std::move(layers));
+    test::SideBySide backend = side_by_side();
+    Status status;
+    CHECK_ERROR(fit(source, {}, backend, status), DataError, std::string(name) + " has NaN or Inf");
+  }
 }
 
 TEST_CASE("windows longer than a sequence's usual sample still leave history to fit clip ratios on") {

@@ -5,7 +5,7 @@
 
 #include "base/files.hpp"
 #include "base/json.hpp"
-#include "fit/statistics_fit.hpp"
+#include "fit/fit.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"

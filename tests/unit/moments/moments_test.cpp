@@ -12,7 +12,6 @@
 #include "base/threads.hpp"
 #include "dump/folder_source.hpp"
 #include "moments/take.hpp"
-#include "moments/walk.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"

@@ -2,7 +2,7 @@
 // Saved sums decide what a bare file leaves open, as a dump of the same text would.
 #include <algorithm>
 
-#include "fit/statistics_fit.hpp"
+#include "fit/fit.hpp"
 #include "unit/verify/sample.hpp"
 
 namespace oscar {
