@@ -229,7 +229,7 @@ class Source : public LiveSource {
 
  private:
   [[nodiscard]] RowShape shape_of(int layer_id) const {
-    const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer_id)].mixer;
+    const MixerSpec& mixer = config_.block(layer_id).mixer;
     return {dtype_, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.value_dim};
   }
 
@@ -256,7 +256,7 @@ class Source : public LiveSource {
                          "--layers",
                          "leave it out: what is fitted for layer " + std::to_string(cache) + " holds for it");
       }
-      if (!config_.blocks[static_cast<std::size_t>(layer)].has_cache()) {
+      if (!config_.block(layer).has_cache()) {
         throw UsageError("layer " + std::to_string(layer) + " has no keys and values", "--layers",
                          "leave out layers without softmax attention");
       }

@@ -194,7 +194,7 @@ std::map<int, ErrorCost> error_costs(ModelRunner& runner, const HistoryQuestion&
   const auto take = [&](int layer, std::size_t s, std::span<const float> key, std::span<const float> value) {
     const auto cache = parts.find(runner.config().cache_of(layer));
     if (cache == parts.end()) return;
-    const MixerSpec& mixer = runner.config().blocks[static_cast<std::size_t>(layer)].mixer;
+    const MixerSpec& mixer = runner.config().block(layer).mixer;
     const std::int64_t tokens = std::ssize(question.sequences[s]);
     cache->second[s].push_back({grams_of(key, tokens, mixer.num_kv_heads, mixer.head_dim, backend),
                                 grams_of(value, tokens, mixer.num_kv_heads, mixer.value_dim, backend)});

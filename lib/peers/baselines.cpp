@@ -31,18 +31,8 @@ std::vector<Peer> row_methods() {
            {.levels = 16, .turn_keys = true, .whole_rows = true}}};
 }
 
-/// Rotations of one size are shared by layers.
-class Rotations {
- public:
-  std::shared_ptr<const Transform> hadamard(int dim) {
-    auto& rotation = made_[dim];
-    if (!rotation) rotation = std::make_shared<const Transform>(Transform{hadamard_baseline_matrix(dim), {}, {}});
-    return rotation;
-  }
-
- private:
-  std::map<int, std::shared_ptr<const Transform>> made_;
-};
+/// Hadamards by their size, which layers share.
+using Rotations = std::map<int, std::shared_ptr<const Transform>>;
 
 KvSide side_of(const RowCodecs& rows, bool key, int dim, int group_size, Rotations& rotations) {
   KvSide side;
@@ -51,7 +41,10 @@ KvSide side_of(const RowCodecs& rows, bool key, int dim, int group_size, Rotatio
   side.codec.levels = rows.levels;
   side.codec.clip_ratio = key ? rows.key_clip : rows.value_clip;
   side.codec.group_size = rows.whole_rows ? dim : group_size;
-  if (key ? rows.turn_keys : rows.turn_values) side.transform = rotations.hadamard(dim);
+  if (!(key ? rows.turn_keys : rows.turn_values)) return side;
+  auto& rotation = rotations[dim];
+  if (!rotation) rotation = std::make_shared<const Transform>(Transform{hadamard_baseline_matrix(dim), {}, {}});
+  side.transform = rotation;
   return side;
 }
 

@@ -47,12 +47,6 @@ constexpr std::array<const char*, 24> kLongQuestions{
     "Write a poem of twelve lines about the first snow in a city.",
 };
 
-/// [first, first + count) of tokens.
-TokenSequence stretch_of(const TokenSequence& tokens, std::size_t first, std::size_t count) {
-  const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(first);
-  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
-}
-
 /// Where a passage begins: at a quarter of the prompt, or the first place behind whose first tokens stand there only.
 std::size_t passage_in(const TokenSequence& prompt) {
   const std::size_t quarter = prompt.size() / 4, last = prompt.size() - kCueTokens - kQuotedTokens;
@@ -91,14 +85,7 @@ LongPassage ask_passage(const AskServer& ask, const std::string& model, const To
 }  // namespace
 
 LongTask make_long_task(const std::vector<TokenSequence>& texts, const LongOptions& options) {
-  LongTask task;
-  const auto length = static_cast<std::size_t>(options.prompt_tokens);
-  for (const TokenSequence& text : texts) {
-    for (std::size_t at = 0; at + length <= text.size(); at += length) {
-      if (task.prompts.size() == static_cast<std::size_t>(options.passages)) break;
-      task.prompts.push_back(stretch_of(text, at, length));
-    }
-  }
+  LongTask task{cut_prompts(texts, options.prompt_tokens, options.passages), {}};
   if (task.prompts.size() < kFewestLong) {
     throw UsageError(fmt::format("the texts give {} of {}, fewer than {}", plural(std::ssize(task.prompts), "prompt"),
                                  plural(options.prompt_tokens, "token"), kFewestLong),

@@ -31,25 +31,16 @@ constexpr double kClearlyMore = 0.05;
 
 std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Windows windows,
                                      const ServeCheckOptions& options) {
-  const auto length = static_cast<std::size_t>(options.prompt_tokens);
+  const std::string length = plural(options.prompt_tokens, "token");
   if (options.prompt_tokens <= windows.sink + windows.recent) {
-    throw UsageError(fmt::format("prompts of {} lie in the windows of {} and {}", plural(length, "token"), windows.sink,
-                                 windows.recent),
+    throw UsageError(fmt::format("prompts of {} lie in the windows of {} and {}", length, windows.sink, windows.recent),
                      "--prompt-tokens", "make prompts longer, or nothing of them is quantised");
   }
   std::vector<Dialogue> dialogues;
-  for (const TokenSequence& text : texts) {
-    for (std::size_t at = 0; at + length <= text.size(); at += length) {
-      if (dialogues.size() == static_cast<std::size_t>(options.prompts)) break;
-      dialogues.push_back(
-          {{text.begin() + static_cast<std::ptrdiff_t>(at), text.begin() + static_cast<std::ptrdiff_t>(at + length)},
-           {},
-           {}});
-    }
+  for (TokenSequence& prompt : serve::cut_prompts(texts, options.prompt_tokens, options.prompts)) {
+    dialogues.push_back({std::move(prompt), {}, {}});
   }
-  if (dialogues.empty()) {
-    throw UsageError(fmt::format("no text has {}", plural(length, "token")), "--text", "give longer texts");
-  }
+  if (dialogues.empty()) throw UsageError("no text has " + length, "--text", "give longer texts");
   const verify::Probes probes = verify::make_probes(texts, texts,
                                                     {.count = options.needles,
                                                      .length = options.prompt_tokens,
@@ -60,14 +51,6 @@ std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Wi
     dialogues.push_back({{probes.sequences[i].begin(), end}, {end, probes.sequences[i].end()}, {}});
   }
   return dialogues;
-}
-
-void ask_all(const serve::AskServer& ask, const serve::TokenNames& names, const std::string& model, int max_tokens,
-             std::vector<Dialogue>& dialogues, Status& status) {
-  for (std::size_t i = 0; i < dialogues.size(); ++i) {
-    status.progress("prompts", static_cast<std::int64_t>(i), static_cast<std::int64_t>(dialogues.size()));
-    dialogues[i].served = ask_continuation(ask, model, dialogues[i].prompt, max_tokens, names);
-  }
 }
 
 Prediction predict(std::span<const float> logits, const ServedPosition& served) {
@@ -289,7 +272,11 @@ ServeCheckReport check_server(const serve::AskServer& ask, const serve::TokenNam
   std::vector<Dialogue> dialogues = make_dialogues(texts, set.method.windows, options);
   ServeCheckReport report;
   report.served_model = serve::served_model(ask, options.served_model);
-  ask_all(ask, names, report.served_model, options.generated_tokens, dialogues, status);
+  for (std::size_t i = 0; i < dialogues.size(); ++i) {
+    status.progress("prompts", static_cast<std::int64_t>(i), std::ssize(dialogues));
+    dialogues[i].served =
+        ask_continuation(ask, report.served_model, dialogues[i].prompt, options.generated_tokens, names);
+  }
   if (reference.runner != nullptr) {
     status.notice("running the model over the same tokens, with exact attention and with the set");
     predict_by_model(*reference.runner, dialogues, set, backend, report);

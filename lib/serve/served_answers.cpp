@@ -60,6 +60,22 @@ std::int32_t TokenNames::id(const std::string& name) const {
   return found != ids_.end() ? found->second : -1;
 }
 
+TokenSequence stretch_of(const TokenSequence& tokens, std::size_t first, std::size_t count) {
+  const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(first);
+  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+}
+
+std::vector<TokenSequence> cut_prompts(const std::vector<TokenSequence>& texts, int length, int most) {
+  std::vector<TokenSequence> prompts;
+  const auto count = static_cast<std::size_t>(length);
+  for (const TokenSequence& text : texts) {
+    for (std::size_t at = 0; at + count <= text.size() && std::ssize(prompts) < most; at += count) {
+      prompts.push_back(stretch_of(text, at, count));
+    }
+  }
+  return prompts;
+}
+
 std::string served_model(const AskServer& ask, const std::string& wanted) {
   const Json answer = ask(kModels, nullptr);
   std::string names;

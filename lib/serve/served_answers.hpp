@@ -60,6 +60,11 @@ struct ServedReply {
   bool answered = false;    // it ended by itself before max_tokens, and has more than spaces beside the reasoning
 };
 
+/// [first, first + count) of tokens.
+[[nodiscard]] TokenSequence stretch_of(const TokenSequence& tokens, std::size_t first, std::size_t count);
+/// Stretches of the texts that follow each other, of `length` tokens each, `most` at most.
+[[nodiscard]] std::vector<TokenSequence> cut_prompts(const std::vector<TokenSequence>& texts, int length, int most);
+
 /// The name to ask for: `wanted`, or the only one. Throws UsageError that lists the names if `wanted` is none of them,
 /// DataError for an answer that is not of this interface.
 [[nodiscard]] std::string served_model(const AskServer& ask, const std::string& wanted);

@@ -95,11 +95,6 @@ void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& met
                             " quantise keys before RoPE, but are measured after it (--model tells)");
 }
 
-bool same_tokens(const Subject& subject, const CalibrationData& data) {
-  const CalibrationData& fitted = subject.calibration();
-  return !data.data_sha256.empty() && data.data_sha256 == fitted.data_sha256;
-}
-
 void add_attention(VerifyReport& report, const Measurements& found) {
   for (std::size_t m = 0; m < found.methods.size(); ++m) {
     const MethodMeasurements& method = found.methods[m];
@@ -129,7 +124,8 @@ std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Subject&
   }
   QkvSource& source = live ? *live_source : *inputs.source;
   const CalibrationData data = source.calibration();
-  const bool same = same_tokens(subject, data);
+  const CalibrationData& fitted = subject.calibration();
+  const bool same = !data.data_sha256.empty() && data.data_sha256 == fitted.data_sha256;
   const MeasurePlan plan{&subject,          &methods, inputs.layers, options.max_queries,
                          options.precision, same,     report.windows};
   const Measurements found = measure_source(source, plan, backend, status);
@@ -145,7 +141,6 @@ std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Subject&
                               {"queries_per_layer", found.queries},
                               {"layers", found.layers.size()}};
   if (!methods.empty()) report.data["attention"].update(to_json(found.keys));
-  const CalibrationData& fitted = subject.calibration();
   const auto seen = live ? sequences_fitted_on(fitted, inputs.model_data.texts) : sequences_fitted_on(fitted, data);
   judge_held_out(report, "attention", seen, data.sequences, options.require_held_out);
   return to_the_end ? live_source->final_states() : nullptr;

@@ -57,12 +57,14 @@ Described describe_folder(const fs::path& model) {
   return {ConfigFile(model / "config.json"), identity};
 }
 
-void add_sizes(const ModelConfig& config, ModelIdentity& identity) {
+/// Heads are those of the layers that keep a cache.
+void settle_sizes(ModelConfig& config) {
+  const MixerSpec& mixer = config.block(config.cache_layers().front()).mixer;
+  ModelIdentity& identity = config.identity;
   identity.num_layers = config.num_layers;
-  identity.num_attention_heads = config.num_attention_heads;
-  identity.num_key_value_heads = config.num_key_value_heads;
-  identity.head_dim = config.head_dim;
-  const MixerSpec& mixer = config.blocks[static_cast<std::size_t>(config.cache_layers().front())].mixer;
+  identity.num_attention_heads = config.num_attention_heads = mixer.num_heads;
+  identity.num_key_value_heads = config.num_key_value_heads = mixer.num_kv_heads;
+  identity.head_dim = config.head_dim = mixer.head_dim;
   if (mixer.value_dim != mixer.head_dim) identity.value_dim = mixer.value_dim;
   identity.rope_theta = mixer.rope.plain(config.head_dim) ? mixer.rope.theta : 0;
   if (config.cache_layers().size() < config.blocks.size()) identity.cache_layers = config.cache_layers();
@@ -109,16 +111,16 @@ void read_sizes(const ConfigFile& file, ModelConfig& config) {
 std::vector<int> ModelConfig::cache_layers() const {
   std::vector<int> growing, limited;
   for (int layer = 0; layer < num_layers; ++layer) {
-    const BlockSpec& block = blocks[static_cast<std::size_t>(layer)];
-    if (block.has_cache()) (block.mixer.window == 0 ? growing : limited).push_back(layer);
+    if (block(layer).has_cache()) (block(layer).mixer.window == 0 ? growing : limited).push_back(layer);
   }
   return growing.empty() ? limited : growing;
 }
 
 std::string ModelConfig::why_irreplaceable() const {
   for (const int layer : cache_layers()) {
-    const MixerSpec& mixer = blocks[static_cast<std::size_t>(layer)].mixer;
-    if (mixer.kind == MixerKind::kLatentAttention) return "latent attention, whose keys are wider than its values,";
+    if (block(layer).mixer.kind == MixerKind::kLatentAttention) {
+      return "latent attention, whose keys are wider than its values,";
+    }
   }
   return "";
 }
@@ -136,12 +138,8 @@ ModelConfig read_model_config(const fs::path& model) {
   read_sizes(file, config);
   check_quantization(file, config);
   describe_architecture(file, config);
-  const MixerSpec& mixer = config.blocks[static_cast<std::size_t>(config.cache_layers().front())].mixer;
-  config.num_attention_heads = mixer.num_heads;
-  config.num_key_value_heads = mixer.num_kv_heads;
-  config.head_dim = mixer.head_dim;
   config.identity = identity;
-  add_sizes(config, config.identity);
+  settle_sizes(config);
   return config;
 }
 

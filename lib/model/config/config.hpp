@@ -150,14 +150,14 @@ struct ModelConfig {
   std::vector<BlockSpec> blocks;  // num_layers
   ModelIdentity identity;
 
+  [[nodiscard]] const BlockSpec& block(int layer) const { return blocks.at(static_cast<std::size_t>(layer)); }
   /// Why the attention of its layers cannot be replaced by that of a set (AttentionHook); empty if it can.
   [[nodiscard]] std::string why_irreplaceable() const;
   /// The layers whose cache grows with the whole text; if all are limited to a window, those.
   [[nodiscard]] std::vector<int> cache_layers() const;
   /// The layer whose keys and values `layer` reads: itself, unless it shares those of an earlier one.
   [[nodiscard]] int cache_of(int layer) const {
-    const MixerSpec& mixer = blocks.at(static_cast<std::size_t>(layer)).mixer;
-    return mixer.own_kv ? layer : mixer.kv_layer;
+    return block(layer).mixer.own_kv ? layer : block(layer).mixer.kv_layer;
   }
   /// The layers whose keys and values later layers read, too.
   [[nodiscard]] std::vector<int> shared_layers() const {

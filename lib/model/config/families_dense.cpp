@@ -189,15 +189,13 @@ void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
   }
 }
 
-double factor(const ConfigFile& file, const char* name, double otherwise = 1) { return file.positive(name, otherwise); }
-
 /// Command R and R7B, Command A: norms that subtract the mean, MLP and attention side by side, interleaved positions,
 /// which the layers that see all lack where others slide.
 void describe_cohere(const ConfigFile& file, ModelConfig& config) {
   if (file.flag("use_qk_norm")) file.unsupported("\"use_qk_norm\": true in this model");
   const bool second = config.model_type == "cohere2";
   config.layer_norm = true;
-  config.logit_scale = factor(file, "logit_scale", 0.0625);
+  config.logit_scale = file.positive("logit_scale", 0.0625);
   config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
   BlockSpec block = biased_block(file, config, {10000});
   block.parallel = true;
@@ -211,11 +209,11 @@ void describe_cohere(const ConfigFile& file, ModelConfig& config) {
 /// Granite 3 and 4 (those without Mamba layers and experts): factors on embeddings, scores, what is added, and logits.
 void describe_granite(const ConfigFile& file, ModelConfig& config) {
   const bool fourth = config.model_type == "granitemoehybrid";
-  config.embedding_scale = factor(file, "embedding_multiplier");
-  config.logit_scale = 1 / factor(file, "logits_scaling");
+  config.embedding_scale = file.positive("embedding_multiplier", 1);
+  config.logit_scale = 1 / file.positive("logits_scaling", 1);
   BlockSpec block = biased_block(file, config, {10000});
-  block.residual_scale = factor(file, "residual_multiplier");
-  block.mixer.softmax_scale = factor(file, "attention_multiplier");
+  block.residual_scale = file.positive("residual_multiplier", 1);
+  block.mixer.softmax_scale = file.positive("attention_multiplier", 1);
   block.mlp.bias = file.flag("mlp_bias");
   if (fourth) {
     if (file.dimension_or_zero("num_local_experts", 8) != 0) file.unsupported("\"num_local_experts\" in this model");
@@ -296,8 +294,8 @@ void read_layer_inputs(const ConfigFile& file, ModelConfig& config) {
     file.unsupported("a \"vocab_size_per_layer_input\" below \"vocab_size\"");
   }
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    config.blocks[static_cast<std::size_t>(layer)].input_dim = dim;
-    config.blocks[static_cast<std::size_t>(layer)].input_index = layer;
+    BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
+    block.input_dim = dim, block.input_index = layer;
   }
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Mixtures of experts, and models that mix kinds of attention.
-#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -23,6 +22,12 @@ void keep_dense(ModelConfig& config, const Sparse& sparse) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
     if (!sparse(layer)) config.blocks[static_cast<std::size_t>(layer)].mlp.experts = {};
   }
+}
+
+/// Dense MLPs in the first layers, as many as the file says.
+void keep_first_dense(const ConfigFile& file, ModelConfig& config, int otherwise) {
+  const int dense = file.dimension_or_zero("first_k_dense_replace", otherwise);
+  keep_dense(config, [&](int layer) { return layer >= dense; });
 }
 
 ExpertsSpec qwen_experts(const ConfigFile& file) {
@@ -115,8 +120,7 @@ void describe_dots1(const ConfigFile& file, ModelConfig& config) {
   block.mlp.experts = grouped_experts(file);
   block.mlp.experts.normalize = file.flag("norm_topk_prob");
   fill_blocks(file, config, block);
-  const int dense = file.dimension_or_zero("first_k_dense_replace", 0);
-  keep_dense(config, [&](int layer) { return layer >= dense; });
+  keep_first_dense(file, config, 0);
 }
 
 /// Half of each head turns; the first layers are dense.
@@ -126,8 +130,7 @@ void describe_glm4_moe(const ConfigFile& file, ModelConfig& config) {
   block.mixer.head_norm = file.flag("use_qk_norm") ? HeadNorm::kPerHead : HeadNorm::kNone;
   block.mlp.experts = grouped_experts(file);
   fill_blocks(file, config, block);
-  const int dense = file.dimension_or_zero("first_k_dense_replace", 1);
-  keep_dense(config, [&](int layer) { return layer >= dense; });
+  keep_first_dense(file, config, 1);
 }
 
 /// Sinks, every second layer slides, experts with biases, in four-bit floats as published.
@@ -257,42 +260,34 @@ void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
   m.softmax_scale = m.rope.sharpening / std::sqrt(static_cast<double>(m.nope_dim + m.rope.dim));
   block.mlp.experts = grouped_experts(file);
   fill_blocks(file, config, block);
-  const int dense = file.dimension_or_zero("first_k_dense_replace", 3);
-  for (int layer = 0; layer < std::min(dense, config.num_layers); ++layer) {
-    config.blocks[static_cast<std::size_t>(layer)].mlp.experts = {};
-  }
+  keep_first_dense(file, config, 3);
 }
 
 /// Softmax scores without a bias; the best expert of a group speaks for it.
 void describe_deepseek_v2(const ConfigFile& file, ModelConfig& config) {
   describe_deepseek_v3(file, config);
   const bool grouped = file.text("topk_method", "greedy") == "group_limited_greedy";
-  const int dense = file.dimension_or_zero("first_k_dense_replace", 0);
   ExpertsSpec experts = grouped_experts(file);
   experts.router = Router::kSoftmax;
   experts.choice_bias = "";
   experts.normalize = false;
   experts.group_votes = 1;
   if (!grouped) experts.groups = experts.top_groups = 1;
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
+  for (BlockSpec& block : config.blocks) {
     block.mixer.rope.interleaved = true;
     block.mixer.rope.split_pairs = false;
-    block.mlp.experts = layer < dense ? ExpertsSpec{} : experts;
+    block.mlp.experts = experts;
   }
+  keep_first_dense(file, config, 0);
 }
 
 /// GLM-4.7-Flash: DeepSeek-V3 whose first layer is dense.
 void describe_glm4_moe_lite(const ConfigFile& file, ModelConfig& config) {
   describe_deepseek_v3(file, config);
   const Json types = file.json().value("mlp_layer_types", Json::array());
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    const auto own = static_cast<std::size_t>(layer);
-    const bool dense = types.size() == config.blocks.size()
-                           ? types[own] == "dense"
-                           : layer < file.dimension_or_zero("first_k_dense_replace", 1);
-    config.blocks[own].mlp.experts = dense ? ExpertsSpec{} : grouped_experts(file);
-  }
+  for (BlockSpec& block : config.blocks) block.mlp.experts = grouped_experts(file);
+  if (types.size() != config.blocks.size()) return keep_first_dense(file, config, 1);
+  keep_dense(config, [&](int layer) { return types[static_cast<std::size_t>(layer)] != "dense"; });
 }
 
 constexpr std::array kExperts{

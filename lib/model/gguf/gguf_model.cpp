@@ -199,11 +199,8 @@ void add_gemma(const GgufModel& model, const Metadata& metadata, Json& config) {
   config["query_pre_attn_scalar"] =
       largest ? config["hidden_size"].get<double>() / config["num_attention_heads"].get<double>()
               : config["head_dim"].get<double>();
-  if (metadata.has("attn_logit_softcapping")) {
-    config["attn_logit_softcapping"] = metadata.number("attn_logit_softcapping");
-  }
-  if (metadata.has("final_logit_softcapping")) {
-    config["final_logit_softcapping"] = metadata.number("final_logit_softcapping");
+  for (const char* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    if (metadata.has(cap)) config[cap] = metadata.number(cap);
   }
   if (third) config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", 10000.0);
 }

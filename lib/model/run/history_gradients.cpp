@@ -86,13 +86,12 @@ class GradientRun {
 
   /// Begins to load the next layer. A layer with experts is loaded only when it is needed: two would take much memory.
   void load_ahead(int layer) {
-    const bool experts = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts.count > 0;
+    const bool experts = config_.block(layer).mlp.experts.count > 0;
     next_ = std::async(experts ? std::launch::deferred : std::launch::async, [this, layer] { return loaded(layer); });
   }
 
   [[nodiscard]] WholeLayer loaded(int layer) const {
-    std::vector<int> experts(
-        static_cast<std::size_t>(config_.blocks[static_cast<std::size_t>(layer)].mlp.experts.count));
+    std::vector<int> experts(static_cast<std::size_t>(config_.block(layer).mlp.experts.count));
     std::iota(experts.begin(), experts.end(), 0);
     WholeLayer whole{decoder_.load_layer(layer), {}};
     if (!experts.empty()) whole.experts = decoder_.load_experts(layer, experts);
@@ -100,9 +99,10 @@ class GradientRun {
   }
 
   void take_back(int layer, const WholeLayer& whole, std::size_t s, const HistoryHook& hook) {
-    const MixerSpec& mixer = config_.blocks[static_cast<std::size_t>(layer)].mixer;
+    const bool attends = config_.block(layer).attends();
+    const MixerSpec& mixer = config_.block(layer).mixer;
     const std::size_t heads =
-        attends(layer) ? question_.sequences[s].size() * static_cast<std::size_t>(mixer.num_kv_heads) : 0;
+        attends ? question_.sequences[s].size() * static_cast<std::size_t>(mixer.num_kv_heads) : 0;
     std::vector<std::vector<float>> keys(draws(), std::vector<float>(heads * static_cast<std::size_t>(mixer.head_dim)));
     std::vector<std::vector<float>> values(draws(),
                                            std::vector<float>(heads * static_cast<std::size_t>(mixer.value_dim)));
@@ -111,11 +111,9 @@ class GradientRun {
     if (layer == 0) kept_[s].push_back(embedded(s));
     decoder_.pull_back(*whole.weights, whole.experts, *kept_[s].back(), gradients_[s], question_.windows, buffers);
     kept_[s].pop_back();
-    if (!attends(layer)) return;
+    if (!attends) return;
     for (const HistoryBuffers& found : buffers) hook(layer, s, found.key, found.value);
   }
-
-  [[nodiscard]] bool attends(int layer) const { return config_.blocks[static_cast<std::size_t>(layer)].attends(); }
 
   void finish_layer() {
     decoder_.finish();  // or the weights would go while a GPU computes with them

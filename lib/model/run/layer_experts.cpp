@@ -126,7 +126,7 @@ void LayerExperts::drop() { current_.reset(); }
 
 std::unique_ptr<ExpertLoader> LayerExperts::load_all(int layer) const {
   if (layer >= layers_) return nullptr;
-  const ExpertsSpec& experts = config_.blocks[static_cast<std::size_t>(layer)].mlp.experts;
+  const ExpertsSpec& experts = config_.block(layer).mlp.experts;
   if (experts.count == 0 || tokens_ * experts.top_k < kManyTokens * experts.count) return nullptr;
   std::vector<int> all(static_cast<std::size_t>(experts.count));
   std::iota(all.begin(), all.end(), 0);

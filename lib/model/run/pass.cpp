@@ -202,10 +202,6 @@ void Pass::in_parallel(std::size_t count, const std::function<void(std::size_t)>
       at_once);
 }
 
-void Pass::for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const {
-  in_parallel(sequences_.size(), task, at_once);
-}
-
 void Pass::choose_units() {
   std::int64_t tokens = 0;
   for (std::size_t s = 0; s < sequences_.size(); ++s) {
@@ -257,7 +253,8 @@ void Pass::run_layer(const Mixer& mix, bool observe_only, int at_once) {
   }
   if (!next_.valid()) start_loading(layer_);
   if (layer_ == 0) {
-    for_each_sequence([&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s], first_position(s)); }, 0);
+    in_parallel(
+        sequences_.size(), [&](std::size_t s) { hidden_[s] = decoder_.embed(sequences_[s], first_position(s)); }, 0);
   }
   tell_progress(0);
   const std::shared_ptr<const LoadedWeights> weights = next_.get();
@@ -273,7 +270,7 @@ void Pass::run_layer(const Mixer& mix, bool observe_only, int at_once) {
     passed += static_cast<std::int64_t>(sequences_[s].size());
     tell_progress(experts ? passed / 2 : passed.load());
   };
-  for_each_sequence(take, at_once);
+  in_parallel(sequences_.size(), take, at_once);
   if (experts) run_experts(*weights);
   decoder_.finish();  // or the weights would go while a GPU computes with them
   if (experts) experts_->next_layer();

@@ -54,9 +54,8 @@ class Pass : public ModelPass {
   void choose_units();
   void prepare();
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& task, int at_once) const;
-  void for_each_sequence(const std::function<void(std::size_t)>& task, int at_once) const;
   void tell_progress(std::int64_t tokens);
-  [[nodiscard]] const BlockSpec& block() const { return config_.blocks[static_cast<std::size_t>(layer_)]; }
+  [[nodiscard]] const BlockSpec& block() const { return config_.block(layer_); }
   void start_loading(int layer);
   void run_layer(const Mixer& mix, bool observe_only, int at_once);
   /// Adds exact attention, unless the pass only observes. Returns q, k and v, of which a copy is under way if one is

@@ -28,7 +28,7 @@ class Runner : public ModelRunner {
 
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] ScoreRule score_rule(int layer) const override {
-    const MixerSpec& m = config_.blocks.at(static_cast<std::size_t>(layer)).mixer;
+    const MixerSpec& m = config_.block(layer).mixer;
     ScoreRule rule{m.soft_cap, m.window, {}};
     if (!m.sinks) return rule;
     const std::vector<double> sinks = checkpoint_->load(layer_weight_name(layer, "self_attn.sinks")).to_doubles();

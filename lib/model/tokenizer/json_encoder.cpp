@@ -13,27 +13,8 @@
 namespace oscar {
 namespace {
 
-// One step of cutting text into words (tokenizer_file.hpp).
-
 /// Gets a word; false: no more are wanted.
 using WordHook = std::function<bool(std::string_view)>;
-
-class Words {
- public:
-  /// Throws DataError naming `where` for an expression that is not valid.
-  Words(const SplitStep& step, const std::string& where);
-  /// Calls word() for the words of `text` in order until it returns false; false if it did. first: the text begins
-  /// here.
-  bool split(std::string_view text, bool first, const WordHook& word) const;
-
- private:
-  bool split_metaspace(std::string_view text, bool first, const WordHook& word) const;
-
-  SplitStep step_;
-  std::optional<SplitPattern> pattern_;
-};
-
-using Kind = SplitStep::Kind;
 
 /// Cuts before, or after, each place where `mark` stands.
 bool cut_at(std::string_view text, std::string_view mark, bool before, const WordHook& word) {
@@ -56,31 +37,39 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
   return out.append(text.substr(done));
 }
 
-Words::Words(const SplitStep& step, const std::string& where) : step_(step) {
-  if (step.kind == Kind::kIsolated || step.kind == Kind::kMatches) pattern_.emplace(step.pattern, where);
-}
-
-bool Words::split(std::string_view text, bool first, const WordHook& word) const {
-  switch (step_.kind) {
-    case Kind::kIsolated:
-      return pattern_->split(text, word, word);
-    case Kind::kMatches:
-      return pattern_->split(text, word, [](std::string_view) { return true; });
-    case Kind::kAfter:
-      return cut_at(text, step_.pattern, false, word);
-    case Kind::kMetaspace:
-      break;
+/// One step of cutting text into words (tokenizer_file.hpp).
+class Words {
+ public:
+  /// Throws DataError naming `where` for an expression that is not valid.
+  Words(const SplitStep& step, const std::string& where) : step_(step) {
+    if (step.kind == Kind::kIsolated || step.kind == Kind::kMatches) pattern_.emplace(step.pattern, where);
   }
-  return split_metaspace(text, first, word);
-}
+  /// Calls word() for the words of `text` in order until it returns false; false if it did. first: the text begins
+  /// here.
+  bool split(std::string_view text, bool first, const WordHook& word) const {
+    switch (step_.kind) {
+      case Kind::kIsolated:
+        return pattern_->split(text, word, word);
+      case Kind::kMatches:
+        return pattern_->split(text, word, [](std::string_view) { return true; });
+      case Kind::kAfter:
+        return cut_at(text, step_.pattern, false, word);
+      case Kind::kMetaspace:
+        break;
+    }
+    std::string marked = replace_all(text, " ", step_.pattern);
+    const bool prepend =
+        step_.prepend == SplitStep::Prepend::kAlways || (step_.prepend == SplitStep::Prepend::kFirst && first);
+    if (prepend && !marked.starts_with(step_.pattern)) marked.insert(0, step_.pattern);
+    return step_.cut ? cut_at(marked, step_.pattern, true, word) : word(marked);
+  }
 
-bool Words::split_metaspace(std::string_view text, bool first, const WordHook& word) const {
-  std::string marked = replace_all(text, " ", step_.pattern);
-  const bool prepend =
-      step_.prepend == SplitStep::Prepend::kAlways || (step_.prepend == SplitStep::Prepend::kFirst && first);
-  if (prepend && !marked.starts_with(step_.pattern)) marked.insert(0, step_.pattern);
-  return step_.cut ? cut_at(marked, step_.pattern, true, word) : word(marked);
-}
+ private:
+  using Kind = SplitStep::Kind;
+
+  SplitStep step_;
+  std::optional<SplitPattern> pattern_;
+};
 
 /// Words repeat: most are encoded once.
 class WordCache {

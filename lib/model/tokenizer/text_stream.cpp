@@ -156,33 +156,24 @@ std::string text_of_content(const Json& content, const std::string& where) {
   return text;
 }
 
-/// One turn of a chat: no template, but who speaks.
-std::string turn(const std::string& role, const std::string& content) { return role + "\n" + content + "\n\n"; }
-
 const std::string& speaker_of(const Json& message, const char* member, const std::string& where) {
   const auto found = message.is_object() ? message.find(member) : message.end();
   if (message.is_object() && found != message.end() && found->is_string()) return found->get_ref<const std::string&>();
   throw DataError(std::string("a message has no \"") + member + "\"", where, kRemedy);
 }
 
-std::string text_of_chat(const Json& messages, const std::string& where) {
+/// The turns of a chat: no template, but who speaks. speaker, content: names of members. Who is called otherwise in
+/// "conversations" has the usual name.
+std::string text_of_chat(const Json& messages, const char* speaker, const char* content, const std::string& where) {
   std::string text;
   for (const Json& message : messages) {
-    const std::string& role = speaker_of(message, "role", where);
-    if (!message.contains("content") || message["content"].is_null()) continue;  // a call of a tool
-    text += turn(role, text_of_content(message["content"], where));
-  }
-  return text;
-}
-
-/// The same chat as "messages": who is called otherwise there has the usual name.
-std::string text_of_conversations(const Json& messages, const std::string& where) {
-  std::string text;
-  for (const Json& message : messages) {
-    const std::string& from = speaker_of(message, "from", where);
-    if (!message.contains("value") || message["value"].is_null()) continue;
-    const std::string role = from == "human" ? "user" : from == "gpt" ? "assistant" : from;
-    text += turn(role, text_of_content(message["value"], where));
+    const std::string& name = speaker_of(message, speaker, where);
+    if (!message.contains(content) || message[content].is_null()) continue;  // a call of a tool
+    const bool other_names = speaker == std::string_view("from");
+    const std::string role = other_names && name == "human" ? "user"
+                             : other_names && name == "gpt" ? "assistant"
+                                                            : name;
+    text += role + "\n" + text_of_content(message[content], where) + "\n\n";
   }
   return text;
 }
@@ -191,9 +182,11 @@ std::string text_of_document(const Json& document, const std::string& where) {
   if (document.is_string()) return document.get<std::string>();
   const auto has = [&](const char* name) { return document.is_object() && document.contains(name); };
   if (has("text") && document["text"].is_string()) return document["text"].get<std::string>();
-  if (has("messages") && document["messages"].is_array()) return text_of_chat(document["messages"], where);
+  if (has("messages") && document["messages"].is_array()) {
+    return text_of_chat(document["messages"], "role", "content", where);
+  }
   if (has("conversations") && document["conversations"].is_array()) {
-    return text_of_conversations(document["conversations"], where);
+    return text_of_chat(document["conversations"], "from", "value", where);
   }
   throw DataError(R"(the document has no "text", "messages" or "conversations")", where, kRemedy);
 }

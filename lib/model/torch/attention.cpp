@@ -64,19 +64,6 @@ at::Tensor ScoreBlock::shares(const at::Tensor& sinks) const {
 
 namespace {
 
-// Rotary embeddings of consecutive positions.
-class RotaryEmbedding {
- public:
-  /// Makes the embedding of positions [first, end): some variants depend on `end`, as if the text had begun at 0.
-  RotaryEmbedding(const RopeSpec& spec, std::int64_t first, std::int64_t end, c10::Device device);
-  /// x (T, heads, d), d at least spec.dim. In fp32.
-  [[nodiscard]] at::Tensor apply(const at::Tensor& x) const;
-
- private:
-  const RopeSpec& spec_;
-  at::Tensor cosine_, sine_;  // (T, 1, dim / 2)
-};
-
 /// Slow frequencies are divided by the factor, fast ones kept, those between mixed.
 void scale_llama3(const RopeSpec& spec, std::span<float> frequencies) {
   const double low = spec.original_context / spec.low_frequency_factor;
@@ -126,26 +113,33 @@ at::Tensor inverse_frequencies(const RopeSpec& spec, std::int64_t end) {
   return inverse;
 }
 
-RotaryEmbedding::RotaryEmbedding(const RopeSpec& spec, std::int64_t first, std::int64_t end, c10::Device device)
-    : spec_(spec) {
-  const at::Tensor positions = at::arange(first, end, at::TensorOptions(at::kFloat).device(device));
-  const at::Tensor angles = (positions.unsqueeze(-1) * inverse_frequencies(spec, end).to(device)).unsqueeze(1);
-  cosine_ = angles.cos() * spec.attention_factor;
-  sine_ = angles.sin() * spec.attention_factor;
-}
+/// Rotary embeddings of positions [first, end): some variants depend on `end`, as if the text had begun at 0.
+class RotaryEmbedding {
+ public:
+  RotaryEmbedding(const RopeSpec& spec, std::int64_t first, std::int64_t end, c10::Device device) : spec_(spec) {
+    const at::Tensor positions = at::arange(first, end, at::TensorOptions(at::kFloat).device(device));
+    const at::Tensor angles = (positions.unsqueeze(-1) * inverse_frequencies(spec, end).to(device)).unsqueeze(1);
+    cosine_ = angles.cos() * spec.attention_factor;
+    sine_ = angles.sin() * spec.attention_factor;
+  }
+  /// rows (T, heads, d), d at least spec.dim. In fp32.
+  [[nodiscard]] at::Tensor apply(const at::Tensor& rows) const {
+    const at::Tensor x = rows.to(at::kFloat);
+    const at::Tensor turning = x.narrow(-1, 0, spec_.dim);
+    const bool pairs = spec_.interleaved;
+    const at::Tensor first = pairs ? turning.slice(-1, 0, spec_.dim, 2) : turning.narrow(-1, 0, spec_.dim / 2);
+    const at::Tensor second =
+        pairs ? turning.slice(-1, 1, spec_.dim, 2) : turning.narrow(-1, spec_.dim / 2, spec_.dim / 2);
+    const at::Tensor a = (first * cosine_).sub_(second * sine_), b = (second * cosine_).add_(first * sine_);
+    const at::Tensor turned = pairs && !spec_.split_pairs ? at::stack({a, b}, -1).flatten(-2) : at::cat({a, b}, -1);
+    if (spec_.dim == x.size(-1)) return turned;
+    return at::cat({turned, x.narrow(-1, spec_.dim, x.size(-1) - spec_.dim)}, -1);
+  }
 
-at::Tensor RotaryEmbedding::apply(const at::Tensor& rows) const {
-  const at::Tensor x = rows.to(at::kFloat);
-  const at::Tensor turning = x.narrow(-1, 0, spec_.dim);
-  const bool pairs = spec_.interleaved;
-  const at::Tensor first = pairs ? turning.slice(-1, 0, spec_.dim, 2) : turning.narrow(-1, 0, spec_.dim / 2);
-  const at::Tensor second =
-      pairs ? turning.slice(-1, 1, spec_.dim, 2) : turning.narrow(-1, spec_.dim / 2, spec_.dim / 2);
-  const at::Tensor a = (first * cosine_).sub_(second * sine_), b = (second * cosine_).add_(first * sine_);
-  const at::Tensor turned = pairs && !spec_.split_pairs ? at::stack({a, b}, -1).flatten(-2) : at::cat({a, b}, -1);
-  if (spec_.dim == x.size(-1)) return turned;
-  return at::cat({turned, x.narrow(-1, spec_.dim, x.size(-1) - spec_.dim)}, -1);
-}
+ private:
+  const RopeSpec& spec_;
+  at::Tensor cosine_, sine_;  // (T, 1, dim / 2)
+};
 
 /// Queries such that scores are q . k / sqrt(d), as everything after the model takes them.
 at::Tensor rescaled(const at::Tensor& q, const MixerSpec& m) {

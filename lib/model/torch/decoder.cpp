@@ -72,8 +72,8 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::span<const std::int32_t> tokens,
                                                   std::int64_t first_position) const override {
-    if (copy.shape != state_shape(tokens.size()) || !is_activation_dtype(copy.dtype) ||
-        scalar_type(copy.dtype) != device_.dtype()) {
+    const std::vector<std::int64_t> shape{std::ssize(tokens), state_width(config_)};
+    if (copy.shape != shape || !is_activation_dtype(copy.dtype) || scalar_type(copy.dtype) != device_.dtype()) {
       throw DataError("hidden states are not of these sequences on " + description(), config_.identity.id, "");
     }
     return call([&] {
@@ -97,7 +97,7 @@ class TorchDecoder : public Decoder {
 
   [[nodiscard]] int experts_at_once(int layer) const override {
     const std::int64_t at_once = (device_.is_gpu() ? kGpuExpertBytes : kExpertBytes) / expert_bytes(layer);
-    return static_cast<int>(std::clamp<std::int64_t>(at_once, 1, experts_of(layer).count));
+    return static_cast<int>(std::clamp<std::int64_t>(at_once, 1, config_.block(layer).mlp.experts.count));
   }
 
   [[nodiscard]] std::unique_ptr<Rows> project(const LoadedWeights& layer, Rows& hidden) const override {
@@ -243,15 +243,9 @@ class TorchDecoder : public Decoder {
   }
 
  private:
-  [[nodiscard]] std::vector<std::int64_t> state_shape(std::size_t tokens) const {
-    return {static_cast<std::int64_t>(tokens), state_width(config_)};
-  }
-  [[nodiscard]] const ExpertsSpec& experts_of(int layer) const {
-    return config_.blocks[static_cast<std::size_t>(layer)].mlp.experts;
-  }
   /// Of one expert, unpacked.
   [[nodiscard]] std::int64_t expert_bytes(int layer) const {
-    return std::int64_t{3} * experts_of(layer).intermediate * config_.hidden_size *
+    return std::int64_t{3} * config_.block(layer).mlp.experts.intermediate * config_.hidden_size *
            static_cast<std::int64_t>(c10::elementSize(device_.dtype()));
   }
 

@@ -11,29 +11,23 @@
 namespace oscar {
 namespace {
 
-const MixerSpec& mixer_of(const ModelConfig& config, int layer) {
-  return config.blocks[static_cast<std::size_t>(layer)].mixer;
-}
+/// Channels of the keys and values that a layer keeps.
+std::int64_t cache_width(const MixerSpec& m) { return std::int64_t{m.num_kv_heads} * (m.head_dim + m.value_dim); }
 
 }  // namespace
 
 std::int64_t state_width(const ModelConfig& config) {
   std::int64_t width = config.hidden_size;
-  for (const int layer : config.shared_layers()) {
-    const MixerSpec& m = mixer_of(config, layer);
-    width += std::int64_t{m.num_kv_heads} * (m.head_dim + m.value_dim);
-  }
+  for (const int layer : config.shared_layers()) width += cache_width(config.block(layer).mixer);
   return width;
 }
 
 at::Tensor packed_state(const ModelConfig& config, const HiddenRows& hidden) {
   std::vector<at::Tensor> parts{hidden.x};
   for (const int layer : config.shared_layers()) {
-    const MixerSpec& m = mixer_of(config, layer);
     const auto kept = hidden.kept.find(layer);
     if (kept == hidden.kept.end()) {
-      parts.push_back(
-          hidden.x.new_zeros({hidden.x.size(0), std::int64_t{m.num_kv_heads} * (m.head_dim + m.value_dim)}));
+      parts.push_back(hidden.x.new_zeros({hidden.x.size(0), cache_width(config.block(layer).mixer)}));
       continue;
     }
     for (const at::Tensor& rows : {kept->second.k, kept->second.v}) parts.push_back(rows.flatten(1));
@@ -49,7 +43,7 @@ void unpack_state(const ModelConfig& config, const at::Tensor& state, HiddenRows
   };
   hidden.x = next(config.hidden_size);
   for (const int layer : config.shared_layers()) {
-    const MixerSpec& m = mixer_of(config, layer);
+    const MixerSpec& m = config.block(layer).mixer;
     const at::Tensor k = next(std::int64_t{m.num_kv_heads} * m.head_dim);
     const at::Tensor v = next(std::int64_t{m.num_kv_heads} * m.value_dim);
     hidden.kept[layer] = {

@@ -164,7 +164,7 @@ at::Tensor load_tensor(const WeightRoute& route, const std::string& name) {
 
 std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer) {
   const SideStream loading(route.device, route.device.layer_stream(), SideStream::Starts::kNow);
-  auto weights = std::make_unique<Weights>(route.config, route.config.blocks[static_cast<std::size_t>(layer)]);
+  auto weights = std::make_unique<Weights>(route.config, route.config.block(layer));
   Fetch fetch(route.store, route.device);
   std::map<std::string, StoredWeight> stored;
   for (const WeightSpec& spec : layer_weights(route.config, layer)) {
@@ -184,7 +184,7 @@ std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer)
 std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRoute& route, int layer,
                                                                 std::span<const int> experts) {
   const SideStream loading(route.device, route.device.expert_stream(), SideStream::Starts::kNow);
-  const BlockSpec& block = route.config.blocks[static_cast<std::size_t>(layer)];
+  const BlockSpec& block = route.config.block(layer);
   const ExpertsSpec& e = block.mlp.experts;
   const std::string prefix = layer_weight_name(layer, e.prefix) + ".";
   Fetch fetch(route.store, route.device);

@@ -26,8 +26,6 @@ DType shown_type(std::uint32_t type, bool plus_one) {
   return type == kF32 ? DType::kF32 : type == kF16 ? DType::kF16 : DType::kBF16;
 }
 
-std::vector<std::int64_t> shape_of(const GgufTensor& tensor) { return {tensor.dims.rbegin(), tensor.dims.rend()}; }
-
 /// Tensors that the configuration tells, or that sets are published with.
 bool is_no_weight(const std::string& name) { return name.starts_with("rope_f") || name.ends_with("_rot.weight"); }
 
@@ -43,8 +41,7 @@ GgufCheckpoint::GgufCheckpoint(const std::filesystem::path& path) : Checkpoint(p
   for (const auto& [name, place] : model_.tensors()) {
     const std::optional<GgufWeightName> known = gguf_weight_name(model_, name);
     if (known) {
-      Weight weight = weight_of(place, name, known->turned, known->plus_one, known->one_row);
-      if (weights_.emplace(known->name, std::move(weight)).second) continue;
+      if (weights_.emplace(known->name, weight_of(place, name, *known)).second) continue;
       throw DataError("the GGUF file has two tensors for " + known->name + ", one of which is " + name, model_.where(),
                       "fetch the file again");
     } else if (!is_no_weight(name)) {
@@ -60,8 +57,8 @@ GgufCheckpoint::~GgufCheckpoint() {
   if (addresses_ != nullptr) ::munmap(addresses_, reserved_);
 }
 
-GgufCheckpoint::Weight GgufCheckpoint::weight_of(const GgufModel::Place& place, const std::string& name, bool turned,
-                                                 bool plus_one, bool one_row) const {
+GgufCheckpoint::Weight GgufCheckpoint::weight_of(const GgufModel::Place& place, const std::string& name,
+                                                 const GgufWeightName& known) const {
   const GgufTensor& tensor = *place.tensor;
   if (!can_dequantize(tensor.type)) {
     const GgmlType* type = find_ggml_type(tensor.type);
@@ -70,11 +67,15 @@ GgufCheckpoint::Weight GgufCheckpoint::weight_of(const GgufModel::Place& place, 
             (type == nullptr ? std::to_string(tensor.type) : std::string(type->name)) + ", which is not supported",
         model_.where(), "use a file in F32, F16, BF16, Q8_0, Q4_0 to Q5_1, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4");
   }
-  Weight weight{{shown_type(tensor.type, plus_one), shape_of(tensor), {}}, place.file, &tensor, 0, plus_one};
+  Weight weight{{shown_type(tensor.type, known.plus_one), {tensor.dims.rbegin(), tensor.dims.rend()}, {}},
+                place.file,
+                &tensor,
+                0,
+                known.plus_one};
   std::vector<std::int64_t>& shape = weight.shown.shape;
   if (shape.empty()) shape = {1};
-  if (one_row && shape.size() == 1) shape.insert(shape.begin(), 1);
-  if (!turned) return weight;
+  if (known.one_row && shape.size() == 1) shape.insert(shape.begin(), 1);
+  if (!known.turned) return weight;
   const bool keys = name.find("attn_k") != std::string::npos;
   const Json heads = model_.value(keys && !model_.value("attention.head_count_kv").is_null() ? "attention.head_count_kv"
                                                                                              : "attention.head_count");

@@ -47,8 +47,8 @@ class GgufCheckpoint : public Checkpoint {
     std::byte* to = nullptr;
   };
 
-  [[nodiscard]] Weight weight_of(const GgufModel::Place& place, const std::string& name, bool turned, bool plus_one,
-                                 bool one_row) const;
+  [[nodiscard]] Weight weight_of(const GgufModel::Place& place, const std::string& name,
+                                 const GgufWeightName& known) const;
   void reserve_addresses();
   [[nodiscard]] Part part_of(std::span<const std::byte> bytes, std::byte* to) const;
   void read(std::span<const Part> parts) const;

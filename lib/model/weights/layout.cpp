@@ -140,7 +140,7 @@ void settle_expert_layouts(ModelConfig& config, const WeightStore& weights) {
 }
 
 std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
-  const BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
+  const BlockSpec& block = config.block(layer);
   const std::int64_t hidden = config.hidden_size;
   Specs out(config);
   out.norm(block.mixer_norm, hidden);
@@ -165,7 +165,7 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
 }
 
 std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int expert) {
-  const ExpertsSpec& e = config.blocks[static_cast<std::size_t>(layer)].mlp.experts;
+  const ExpertsSpec& e = config.block(layer).mlp.experts;
   const std::int64_t hidden = config.hidden_size, size = e.intermediate, count = e.count;
   Specs out(config);
   const std::string gate_up = e.prefix + ".gate_up_proj", down = e.prefix + ".down_proj";
@@ -214,7 +214,7 @@ std::vector<WeightSpec> expected_weights(const ModelConfig& config) {
       }
     };
     add(layer_weights(config, layer));
-    const ExpertsSpec& experts = config.blocks[static_cast<std::size_t>(layer)].mlp.experts;
+    const ExpertsSpec& experts = config.block(layer).mlp.experts;
     const int listed = experts.layout == ExpertLayout::kSeparate ? experts.count : std::min(experts.count, 1);
     for (int expert = 0; expert < listed; ++expert) add(expert_weights(config, layer, expert));
   }

@@ -167,11 +167,6 @@ std::vector<LayerSums> measure_attention(const QkvView& sequence, std::span<cons
   return sums;
 }
 
-LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id, std::int64_t stride,
-                            Precision precision, Backend& backend) {
-  return std::move(measure_attention(sequence, std::span(&method, 1), layer_id, stride, precision, backend).front());
-}
-
 void attend(const KvMethod& method, int layer, const QkvView& qkv, SequenceRange queries, const ScoreRule& rule,
             Precision precision, Backend& backend, std::span<float> out) {
   QkvView asked = qkv;

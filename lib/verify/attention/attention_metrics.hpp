@@ -53,9 +53,6 @@ struct LayerSums {
 [[nodiscard]] std::vector<LayerSums> measure_attention(const QkvView& sequence, std::span<const KvMethod> methods,
                                                        int layer_id, std::int64_t stride, Precision precision,
                                                        Backend& backend);
-/// Measures one method.
-[[nodiscard]] LayerSums measure_attention(const QkvView& sequence, const KvMethod& method, int layer_id,
-                                          std::int64_t stride, Precision precision, Backend& backend);
 
 /// Attention of a method inside a model that runs, for some of the queries of a sequence.
 /// out (queries.size(), Hq, d_v): for the queries of these tokens, over all keys before them.

@@ -12,10 +12,6 @@
 namespace oscar::verify {
 namespace {
 
-bool wanted(const MeasurePlan& plan, int layer) {
-  return plan.layers.empty() || std::find(plan.layers.begin(), plan.layers.end(), layer) != plan.layers.end();
-}
-
 std::vector<std::int64_t> lengths_of(LayerStream& stream) {
   std::vector<std::int64_t> lengths;
   QkvChunk chunk;
@@ -35,54 +31,45 @@ struct LayerMeasurements {
   KeysRead keys;
 };
 
-class LayerMeasurer {
- public:
-  LayerMeasurer(const MeasurePlan& plan, Backend& backend, int id) : plan_(plan), backend_(backend), id_(id) {
-    found_.methods.resize(plan.methods->size());
-    found_.sequences.resize(plan.methods->size());
+/// What the methods do to the attention of one sequence of layer `id`.
+void take_attention(const MeasurePlan& plan, Backend& backend, int id, const QkvView& sequence, std::int64_t stride,
+                    LayerMeasurements& found) {
+  for (auto& sums : found.sequences) sums.emplace_back();
+  if (sequence.q.num_tokens == 0) return;
+  const auto of_methods = measure_attention(sequence, *plan.methods, id, stride, plan.precision, backend);
+  for (std::size_t m = 0; m < of_methods.size(); ++m) {
+    found.methods[m].add(of_methods[m]);
+    found.sequences[m].back() = of_methods[m].all;
+    found.sequences[m].back().kl = {};
   }
+  found.queries += std::ssize(sampled_positions(sequence.q.num_tokens, stride));
+}
 
-  LayerMeasurements measure(LayerStream& stream) {
-    const std::vector<std::int64_t> lengths = lengths_of(stream);
-    found_.tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-    const std::int64_t stride = query_stride(found_.tokens, plan_.max_queries);
-    if (!plan_.methods->empty()) {
-      found_.keys = keys_of_attention(lengths, stride, plan_.windows);
-      require_quantised(found_.keys, "attention", "layer " + std::to_string(id_), plan_.windows);
-    }
-    if (plan_.subject != nullptr) {
-      found_.moments = plan_.subject->take(id_, stream, plan_.same_tokens, found_.tokens, backend_);
-    }
-    if (plan_.methods->empty()) return std::move(found_);
-    QkvChunk chunk;
-    stream.rewind();
-    while (stream.next(chunk)) {
-      for (const SequenceRange& range : chunk.sequences) {
-        throw_if_interrupted();
-        take_attention(chunk.view.tokens(range), stride);
-      }
-    }
-    return std::move(found_);
+LayerMeasurements measure_layer(const MeasurePlan& plan, Backend& backend, int id, LayerStream& stream) {
+  LayerMeasurements found;
+  found.methods.resize(plan.methods->size());
+  found.sequences.resize(plan.methods->size());
+  const std::vector<std::int64_t> lengths = lengths_of(stream);
+  found.tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  const std::int64_t stride = query_stride(found.tokens, plan.max_queries);
+  if (!plan.methods->empty()) {
+    found.keys = keys_of_attention(lengths, stride, plan.windows);
+    require_quantised(found.keys, "attention", "layer " + std::to_string(id), plan.windows);
   }
-
- private:
-  void take_attention(const QkvView& sequence, std::int64_t stride) {
-    for (auto& sums : found_.sequences) sums.emplace_back();
-    if (sequence.q.num_tokens == 0) return;
-    const auto of_methods = measure_attention(sequence, *plan_.methods, id_, stride, plan_.precision, backend_);
-    for (std::size_t m = 0; m < of_methods.size(); ++m) {
-      found_.methods[m].add(of_methods[m]);
-      found_.sequences[m].back() = of_methods[m].all;
-      found_.sequences[m].back().kl = {};
-    }
-    found_.queries += static_cast<std::int64_t>(sampled_positions(sequence.q.num_tokens, stride).size());
+  if (plan.subject != nullptr) {
+    found.moments = plan.subject->take(id, stream, plan.same_tokens, found.tokens, backend);
   }
-
-  const MeasurePlan& plan_;
-  Backend& backend_;
-  const int id_;
-  LayerMeasurements found_;
-};
+  if (plan.methods->empty()) return found;
+  QkvChunk chunk;
+  stream.rewind();
+  while (stream.next(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) {
+      throw_if_interrupted();
+      take_attention(plan, backend, id, chunk.view.tokens(range), stride, found);
+    }
+  }
+  return found;
+}
 
 /// Of heads, only the figures are kept: a histogram each would add up.
 void add_layer(LayerMeasurements layer, int id, Measurements& found) {
@@ -106,7 +93,7 @@ void add_layer(LayerMeasurements layer, int id, Measurements& found) {
 Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status) {
   std::vector<int> ids;
   for (const int id : source.layer_ids()) {
-    if (wanted(plan, id)) ids.push_back(id);
+    if (plan.layers.empty() || std::ranges::find(plan.layers, id) != plan.layers.end()) ids.push_back(id);
   }
   const auto total = static_cast<std::int64_t>(ids.size());
   std::atomic<std::int64_t> done = 0;
@@ -116,7 +103,7 @@ Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend&
   // the CPU the model, whose sequences seldom are a multiple of its threads, takes the next layer meanwhile.
   for_each_layer(source, ids, 2 * backend.work_shape().concurrent_layers,
                  [&](std::size_t i, const std::unique_ptr<LayerStream>& stream) {
-                   layers[i] = LayerMeasurer(plan, backend, ids[i]).measure(*stream);
+                   layers[i] = measure_layer(plan, backend, ids[i], *stream);
                    status.progress("attention metrics, layer", ++done, total);
                  });
   Measurements found;

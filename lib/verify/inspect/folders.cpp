@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
-#include <set>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -35,31 +35,39 @@ std::vector<fs::path> entries(const fs::path& folder, const std::string& start, 
   return found;
 }
 
+/// Adds what is said of every dump. tokens: of each layer; dtype: of its rows.
+Inspection with_dump_facts(Inspection found, const std::vector<int>& layers, const std::vector<std::int64_t>& tokens,
+                           std::int64_t chunks, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t head_dim,
+                           DType dtype) {
+  found.facts.update({{"num_layers", layers.size()},
+                      {"layers", layers},
+                      {"tokens_per_layer", tokens.back()},
+                      {"chunks", chunks},
+                      {"query_heads", query_heads},
+                      {"kv_heads", kv_heads},
+                      {"head_dim", head_dim},
+                      {"dtype", name_of(dtype)}});
+  if (std::ranges::adjacent_find(tokens, std::ranges::not_equal_to()) != tokens.end()) {
+    found.problems.emplace_back("layers differ in their number of tokens");
+  }
+  return found;
+}
+
 /// The ranks of a tensor-parallel server, merged: everything is read, since copies of key heads must be the same.
 Inspection inspect_rank_dump(const fs::path& folder, const RankLayout& layout) {
   Status quiet;
   const auto source = open_dump(folder, {.max_tokens = 0}, quiet);
-  std::int64_t chunks = 0, tokens = 0;
-  std::set<std::int64_t> tokens_of_layers;
+  std::int64_t chunks = 0;
+  std::vector<std::int64_t> tokens;
   QkvChunk chunk;
   for (const int layer : source->layer_ids()) {
-    tokens = 0;
+    tokens.push_back(0);
     const auto stream = source->open(layer);
-    while (stream->next(chunk)) tokens += chunk.view.q.num_tokens, ++chunks;
-    tokens_of_layers.insert(tokens);
+    while (stream->next(chunk)) tokens.back() += chunk.view.q.num_tokens, ++chunks;
   }
-  Inspection found{"dump of the ranks of a tensor-parallel server", {}, {}};
-  found.facts = {{"ranks", layout.ranks},
-                 {"num_layers", source->layer_ids().size()},
-                 {"layers", source->layer_ids()},
-                 {"tokens_per_layer", tokens},
-                 {"chunks", chunks},
-                 {"query_heads", chunk.view.q.num_heads},
-                 {"kv_heads", chunk.view.k.num_heads},
-                 {"head_dim", chunk.view.q.head_dim},
-                 {"dtype", name_of(chunk.view.q.dtype)}};
-  if (tokens_of_layers.size() > 1) found.problems.emplace_back("layers differ in their number of tokens");
-  return found;
+  const HeadsView &q = chunk.view.q, &k = chunk.view.k;
+  return with_dump_facts({"dump of the ranks of a tensor-parallel server", {{"ranks", layout.ranks}}, {}},
+                         source->layer_ids(), tokens, chunks, q.num_heads, k.num_heads, q.head_dim, q.dtype);
 }
 
 /// Shapes, types, token counts and sizes of every chunk are checked, and hashes where a manifest has them.
@@ -67,30 +75,21 @@ Inspection inspect_dump(const fs::path& folder) {
   if (const RankLayout layout = find_ranks(folder); layout.ranks > 0) return inspect_rank_dump(folder, layout);
   const DumpIndex index(folder);
   Status quiet;
-  std::int64_t chunks = 0, tokens = 0;
-  std::set<std::int64_t> tokens_of_layers;
+  std::int64_t chunks = 0;
+  std::vector<std::int64_t> tokens;
   const std::vector<DumpChunk> first = index.chunks(index.layer_ids().front(), quiet);
   for (const int layer : index.layer_ids()) {
-    tokens = 0;
+    tokens.push_back(0);
     for (const DumpChunk& chunk : index.chunks(layer, quiet)) {
       for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) require_unchanged(*tensor);
-      tokens += chunk.tokens(), ++chunks;
+      tokens.back() += chunk.tokens(), ++chunks;
     }
-    tokens_of_layers.insert(tokens);
   }
   const TensorLocation &q = first.front().q.location, &k = first.front().k.location;
   Inspection found{index.manifest().is_null() ? "dump (published layout)" : "dump", {}, {}};
   if (!index.manifest().is_null()) found.facts["model"] = index.manifest()["model"].value("id", Json());
-  found.facts["num_layers"] = index.layer_ids().size();
-  found.facts["layers"] = index.layer_ids();
-  found.facts["tokens_per_layer"] = tokens;
-  found.facts["chunks"] = chunks;
-  found.facts["query_heads"] = q.shape[1];
-  found.facts["kv_heads"] = k.shape[1];
-  found.facts["head_dim"] = q.shape[2];
-  found.facts["dtype"] = name_of(q.dtype);
-  if (tokens_of_layers.size() > 1) found.problems.emplace_back("layers differ in their number of tokens");
-  return found;
+  return with_dump_facts(std::move(found), index.layer_ids(), tokens, chunks, q.shape[1], k.shape[1], q.shape[2],
+                         q.dtype);
 }
 
 Inspection inspect_model(const fs::path& folder) {

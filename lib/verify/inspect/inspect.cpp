@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "verify/inspect/inspect.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <set>
 
 #include "base/errors.hpp"
@@ -33,10 +34,7 @@ Json facts_of(const Tensor& tensor) {
 
 bool is_finite(const Tensor& tensor) {
   if (!is_activation_dtype(tensor.dtype) && tensor.dtype != DType::kF64) return true;
-  for (const double value : tensor.to_doubles()) {
-    if (!std::isfinite(value)) return false;
-  }
-  return true;
+  return std::ranges::all_of(tensor.to_doubles(), [](double value) { return std::isfinite(value); });
 }
 
 Inspection inspect_tensor(const std::string& kind, const Tensor& tensor) {
@@ -44,8 +42,6 @@ Inspection inspect_tensor(const std::string& kind, const Tensor& tensor) {
   if (!is_finite(tensor)) found.problems.emplace_back("holds values that are NaN or infinite");
   return found;
 }
-
-Inspection inspect_npy(const std::filesystem::path& path) { return inspect_tensor("NumPy file", read_npy(path)); }
 
 /// Of all spectra: the smallest and the largest value, and how many directions the mean spectrum fills (exp of its
 /// entropy). Null if there are none.
@@ -119,8 +115,6 @@ Inspection inspect_rotations(const std::filesystem::path& path) {
 
 Inspection inspect_statistics(const std::filesystem::path& path) {
   const Statistics statistics = read_statistics({path});
-  std::int64_t tokens = 0;
-  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
   const LayerStatistics& layer = statistics.layers.front();
   Json layers = Json::array(), sums = Json::array();
   for (const LayerStatistics& each : statistics.layers) layers.push_back(each.layer_id);
@@ -132,7 +126,7 @@ Inspection inspect_statistics(const std::filesystem::path& path) {
           {{"model", statistics.model.id},
            {"layers", layers},
            {"parts", statistics.data.size()},
-           {"tokens", tokens},
+           {"tokens", calibration_of(statistics.data).tokens},
            {"sums", sums}},
           {}};
 }
@@ -213,7 +207,7 @@ Inspection inspect_file(const fs::path& path) {
   const std::string_view magic(head.data(), std::min<std::uint64_t>(size, head.size()));
   if (size == 0) throw DataError("the file is empty", path.string(), "write or fetch it again");
   if (magic.starts_with("PK\x03\x04")) return inspect_pt(path);
-  if (magic.starts_with("\x93NUMPY")) return inspect_npy(path);
+  if (magic.starts_with("\x93NUMPY")) return inspect_tensor("NumPy file", read_npy(path));
   if (magic.starts_with("\x89HDF\r\n\x1a\n")) return inspect_hdf5(path);
   if (magic.starts_with("GGUF")) return inspect_gguf(path);
   if (magic.size() == 9 && magic[8] == '{') return inspect_safetensors(path);  // after a 64-bit length
@@ -238,11 +232,7 @@ std::string ranges(const Json& numbers) {
 
 std::string value_text(const std::string& name, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
-  if (value.is_number_float()) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%.4g", value.get<double>());
-    return text.data();
-  }
+  if (value.is_number_float()) return fmt::format("{:.4g}", value.get<double>());
   if (name == "layers" && std::ranges::all_of(value, [](const Json& v) { return v.is_number_integer(); })) {
     return ranges(value);
   }

@@ -18,13 +18,18 @@ namespace {
 /// Logits of one run that a thread holds at a time.
 constexpr std::size_t kBlockBytes = 32U << 20;
 
+/// Positions whose logits fill a block.
+std::size_t positions_at_once(std::size_t vocab) {
+  return std::max<std::size_t>(kBlockBytes / (vocab * sizeof(float)), 1);
+}
+
 /// Neighbouring positions of one text.
 struct Block {
   std::size_t text, first, count;
 };
 
 std::vector<Block> blocks_of(std::span<const TokenSequence> texts, std::size_t vocab) {
-  const std::size_t largest = std::max<std::size_t>(kBlockBytes / (vocab * sizeof(float)), 1);
+  const std::size_t largest = positions_at_once(vocab);
   std::vector<Block> blocks;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const std::size_t positions = texts[i].size() - 1;
@@ -39,9 +44,7 @@ std::vector<Block> blocks_of(std::span<const TokenSequence> texts, std::size_t v
 class BlockLogits {
  public:
   BlockLogits(const ModelRunner& runner, std::size_t vocab)
-      : vocab_(vocab),
-        memory_(runner.host_memory(std::max(kBlockBytes / (vocab * sizeof(float)), std::size_t{1}) * vocab *
-                                   sizeof(float))) {}
+      : vocab_(vocab), memory_(runner.host_memory(positions_at_once(vocab) * vocab * sizeof(float))) {}
 
   void read(const FinalStates& states, const Block& block) {
     states.logits(block.text, static_cast<std::int64_t>(block.first), {data(), block.count * vocab_});

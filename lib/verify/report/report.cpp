@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "verify/report/report.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 
 #include "base/version.hpp"
@@ -39,12 +40,6 @@ Json to_json(const Limit& limit) {
   return json;
 }
 
-Json limits_of(const VerifyReport& report) {
-  Json limits = Json::array();
-  for (const Limit& limit : report.limits) limits.push_back(to_json(limit));
-  return limits;
-}
-
 Json to_json(const AttentionMetrics& m) {
   return {{"k_sqnr_db", number(m.k_sqnr_db)},
           {"v_sqnr_db", number(m.v_sqnr_db)},
@@ -62,10 +57,7 @@ Json to_json(const AttentionMetrics& m) {
 
 /// Five digits: there are many heads.
 Json rounded(const Json& value) {
-  if (!value.is_number()) return value;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.5g", value.get<double>());
-  return std::strtod(text, nullptr);
+  return value.is_number() ? Json(std::strtod(fmt::format("{:.5g}", value.get<double>()).c_str(), nullptr)) : value;
 }
 
 /// An array over heads for each figure.
@@ -84,21 +76,23 @@ Json to_json(const Intervals& intervals) {
   return json;
 }
 
-Json to_json(const std::vector<PositionBin>& bins) {
-  Json json = Json::array();
-  for (const PositionBin& bin : bins) {
-    json.push_back(
-        {{"begin", bin.begin}, {"end", bin.end}, {"kld_mean", number(bin.kld_mean)}, {"positions", bin.positions}});
-  }
-  return json;
+Json to_json(const PositionBin& bin) {
+  return {{"begin", bin.begin}, {"end", bin.end}, {"kld_mean", number(bin.kld_mean)}, {"positions", bin.positions}};
 }
 
-Json to_json(const std::vector<DepthBin>& bins) {
-  Json json = Json::array();
-  for (const DepthBin& bin : bins) {
-    json.push_back({{"depth", {bin.depth.low, bin.depth.high}}, {"hits", bin.hits}, {"needles", bin.needles}});
-  }
-  return json;
+Json to_json(const DepthBin& bin) {
+  return {{"depth", {bin.depth.low, bin.depth.high}}, {"hits", bin.hits}, {"needles", bin.needles}};
+}
+
+Json to_json(const LayerReport& layer) {
+  return {{"layer", layer.layer}, {"attention", to_json(layer.attention)}, {"heads", columns_of(layer.heads)}};
+}
+
+template <class Item>
+Json list_of(const std::vector<Item>& items) {
+  Json list = Json::array();
+  for (const Item& item : items) list.push_back(to_json(item));
+  return list;
 }
 
 Json to_json(const QuoteMetrics& q) {
@@ -121,13 +115,13 @@ Json to_json(const ModelMetrics& m) {
           {"kld_p99", number(m.kld_p99)},
           {"kld_p999", number(m.kld_p999)},
           {"kld_max", number(m.kld_max)},
-          {"kld_by_position", to_json(m.kld_by_position)},
+          {"kld_by_position", list_of(m.kld_by_position)},
           {"same_top", number(m.same_top)},
           {"mean_dp", number(m.mean_dp)},
           {"rms_dp", number(m.rms_dp)},
           {"positions", m.positions},
           {"retrieval", number(m.retrieval)},
-          {"retrieval_by_depth", to_json(m.retrieval_by_depth)},
+          {"retrieval_by_depth", list_of(m.retrieval_by_depth)},
           {"needle_hits", m.needle_hits},
           {"needles", m.needles},
           {"needle_nll", number(m.needle_nll)},
@@ -136,11 +130,6 @@ Json to_json(const ModelMetrics& m) {
 }
 
 Json to_json(const MethodReport& method) {
-  Json layers = Json::array();
-  for (const LayerReport& layer : method.layers) {
-    layers.push_back(
-        {{"layer", layer.layer}, {"attention", to_json(layer.attention)}, {"heads", columns_of(layer.heads)}});
-  }
   Json attention = method.attention ? to_json(*method.attention) : Json(nullptr);
   if (method.attention) attention["intervals"] = to_json(method.attention_intervals);
   return {{"name", method.name},
@@ -154,7 +143,7 @@ Json to_json(const MethodReport& method) {
             {"at_context_fp32_params", number(method.bits.fp32_at_context)},
             {"context", method.bits.context}}},
           {"attention", std::move(attention)},
-          {"layers", layers},
+          {"layers", list_of(method.layers)},
           {"model", method.model ? to_json(*method.model) : Json(nullptr)}};
 }
 
@@ -165,8 +154,6 @@ bool structure_ok(const VerifyReport& report) {
 }
 
 Json to_json(const VerifyReport& report) {
-  Json checks = Json::array();
-  for (const Check& check : report.checks) checks.push_back(to_json(check));
   Json methods = Json::array();
   for (const MethodReport& method : report.methods) methods.push_back(to_json(method));
   return {{"schema", "oscar.verify_report.v1"},
@@ -176,10 +163,10 @@ Json to_json(const VerifyReport& report) {
           {"data", report.data},
           {"windows", to_json(report.windows)},
           {"precision", report.precision == Precision::kServing ? "serving" : "fp32"},
-          {"structure", {{"ok", structure_ok(report)}, {"checks", checks}}},
+          {"structure", {{"ok", structure_ok(report)}, {"checks", list_of(report.checks)}}},
           {"methods", methods},
           {"bits_per_code", number(report.bits_per_code)},
-          {"limits", limits_of(report)},
+          {"limits", list_of(report.limits)},
           {"verdict", name_of(report.verdict)},
           {"reasons", report.reasons},
           {"warnings", report.warnings}};
@@ -191,7 +178,7 @@ Json verification_summary(const VerifyReport& report) {
                   {"verdict", name_of(report.verdict)},
                   {"reasons", report.reasons},
                   {"warnings", report.warnings},
-                  {"limits", limits_of(report)},
+                  {"limits", list_of(report.limits)},
                   {"data", report.data},
                   {"windows", to_json(report.windows)},
                   {"methods", Json::object()}};

@@ -50,14 +50,11 @@ void check_revision(const RotationSubject& subject, const Expectation& expected,
   const std::string& measured = expected.model.revision;
   if (fitted.empty() || measured.empty()) return;
   const bool same = fitted == measured;
-  Check check{.name = "model_revision"};
-  if (same) {
-    check.ok = true;
-  } else {
-    check.message = "fitted on commit " + fitted + " of the model, which is now " + measured +
-                    ": the set is stale if the weights changed";
-  }
-  checks.push_back(std::move(check));
+  checks.push_back({.name = "model_revision",
+                    .ok = same ? std::optional(true) : std::nullopt,
+                    .message = same ? ""
+                                    : "fitted on commit " + fitted + " of the model, which is now " + measured +
+                                          ": the set is stale if the weights changed"});
 }
 
 void check_tokens(const RotationSubject& subject, std::vector<Check>& checks) {

@@ -81,9 +81,11 @@ std::string better_matrix(const CodedSet& set, const CodedMoments& data, const C
     name = "it is the matrix " + what;
   };
   for (const CodedLayer& layer : set.layers) {
-    if (layer.layer_id != data.layer_id) consider(layer.*target.side, "of layer " + std::to_string(layer.layer_id));
-    if (layer.layer_id != data.layer_id) continue;
-    consider(target.side == kKey.side ? layer.value : layer.key, "of the other side: keys and values are swapped");
+    if (layer.layer_id != data.layer_id) {
+      consider(layer.*target.side, "of layer " + std::to_string(layer.layer_id));
+    } else {
+      consider(target.side == kKey.side ? layer.value : layer.key, "of the other side: keys and values are swapped");
+    }
   }
   return name;
 }

@@ -85,8 +85,7 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& 
 
 std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::vector<Check>& checks) {
   require_all_heads(statistics.heads);
-  std::int64_t tokens = 0;
-  for (const CalibrationData& part : statistics.data) tokens += part.tokens;
+  const std::int64_t tokens = calibration_of(statistics.data).tokens;
   std::vector<CodedMoments> found;
   for (const LayerStatistics& layer : statistics.layers) {
     const MomentSums *const keys = sums_of(layer, "ktk"), *const values = sums_of(layer, "vtv");

@@ -272,10 +272,8 @@ std::string obstacle(const SideTransform& t, const std::optional<StretchRecord>&
 }
 
 const SideTransform* find_layer(const SubjectSide& side, int layer) {
-  for (const auto& [id, transform] : side.layers) {
-    if (id == layer) return &transform;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(side.layers, layer, [](const auto& each) { return each.first; });
+  return found == side.layers.end() ? nullptr : &found->second;
 }
 
 void check_constant(const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {

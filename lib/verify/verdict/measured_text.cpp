@@ -83,12 +83,6 @@ void judge_held_out(VerifyReport& report, const std::string& what, std::optional
   (required ? report.reasons : report.warnings).push_back(text + (required ? " (--require-held-out)" : ""));
 }
 
-KeysRead& KeysRead::operator+=(const KeysRead& other) {
-  all += other.all;
-  quantised += other.quantised;
-  return *this;
-}
-
 KeysRead keys_read(std::int64_t begin, std::int64_t end, std::int64_t stride, Windows windows) {
   KeysRead keys;
   for (std::int64_t p = std::max<std::int64_t>(begin, 0); p < end; p += stride) {

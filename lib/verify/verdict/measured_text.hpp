@@ -47,7 +47,7 @@ struct KeysRead {
   std::int64_t all = 0, quantised = 0;
 
   [[nodiscard]] double share() const { return all > 0 ? static_cast<double>(quantised) / static_cast<double>(all) : 0; }
-  KeysRead& operator+=(const KeysRead& other);
+  void operator+=(const KeysRead& other) { all += other.all, quantised += other.quantised; }
 };
 
 /// Counts the keys that are read by the queries at positions begin, begin + stride … before `end`, each of

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "verify/verdict/verdict.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 
 #include "base/errors.hpp"
@@ -11,11 +12,7 @@
 namespace oscar::verify {
 namespace {
 
-std::string text_of(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.4g", value);
-  return buffer;
-}
+std::string text_of(double value) { return fmt::format("{:.4g}", value); }
 
 /// "orthogonality failed (layer 3, key): … and 5 more": one line per check name.
 void add_structure_reasons(VerifyReport& report) {
@@ -36,10 +33,8 @@ void add_structure_reasons(VerifyReport& report) {
 }
 
 const MethodReport* set_under_test(const VerifyReport& report) {
-  for (const MethodReport& method : report.methods) {
-    if (method.kind == MethodKind::kThis) return &method;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(report.methods, MethodKind::kThis, &MethodReport::kind);
+  return found == report.methods.end() ? nullptr : &*found;
 }
 
 /// A figure that a threshold holds.
@@ -89,15 +84,11 @@ void hold(VerifyReport& report, const Held& held, const VerifyThresholds& given,
 }
 
 /// Methods that take more bits may be better.
-bool takes_more_bits(const MethodReport& other, const MethodReport& set) {
-  return other.bits.fp16_at_context > set.bits.fp16_at_context + 1e-9;
-}
-
 void warn_if_worse(VerifyReport& report, const MethodReport& set, const MethodReport& other) {
+  if (other.kind != MethodKind::kBaseline || other.bits.fp16_at_context > set.bits.fp16_at_context + 1e-9) return;
   const auto warn = [&](const char* what, double mine, double theirs) {
     if (mine <= theirs) return;
-    report.warnings.push_back("worse than " + other.name + ": " + what + " " + text_of(mine) + " against " +
-                              text_of(theirs));
+    report.warnings.push_back(fmt::format("worse than {}: {} {:.4g} against {:.4g}", other.name, what, mine, theirs));
   };
   if (set.attention && other.attention) {
     warn("softmax KL", set.attention->softmax_kl, other.attention->softmax_kl);
@@ -114,9 +105,8 @@ void warn_of_unknowns(VerifyReport& report) {
     if (count++ == 0) message = check.message;
   }
   for (const auto& [name, entry] : unknown) {
-    report.warnings.push_back(name + " is unknown" +
-                              (entry.first > 1 ? " (" + std::to_string(entry.first) + " times)" : "") + ": " +
-                              entry.second);
+    const std::string times = entry.first > 1 ? fmt::format(" ({} times)", entry.first) : "";
+    report.warnings.push_back(fmt::format("{} is unknown{}: {}", name, times, entry.second));
   }
 }
 
@@ -140,10 +130,8 @@ void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThre
   report.verdict = !report.reasons.empty() ? Verdict::kRejected
                    : report.limits.empty() ? Verdict::kNotMeasured
                                            : Verdict::kAccepted;
-  if (set != nullptr) {
-    for (const MethodReport& other : report.methods) {
-      if (other.kind == MethodKind::kBaseline && !takes_more_bits(other, *set)) warn_if_worse(report, *set, other);
-    }
+  for (const MethodReport& other : report.methods) {
+    if (set != nullptr) warn_if_worse(report, *set, other);
   }
   if (set != nullptr && report.limits.empty() && (set->attention || set->model)) {
     report.warnings.emplace_back("no figure of the set is held to a limit, so that none can accept it");

@@ -64,6 +64,14 @@ def browse(page, *options):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+def look_into(page):
+    """What AROUND finds in a report, and what the console said."""
+    around = page.parent / "around.html"
+    around.write_text(AROUND)
+    dom, console = browse(around, "--dump-dom")
+    return json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', dom)[1])), console
+
+
 def pixels(png):
     """Rows of (r, g, b) tuples of an 8-bit PNG."""
     width, height, _, colour = struct.unpack(">IIBB", png[16:26])
@@ -113,10 +121,7 @@ class ReportTest(unittest.TestCase):
             "--max-needles", 2, "--report", cls.page)
 
     def test_every_plot_is_drawn_and_nothing_is_fetched(self):
-        around = self.folder / "around.html"
-        around.write_text(AROUND)
-        dom, console = browse(around, "--dump-dom")
-        found = json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', dom)[1]))
+        found, console = look_into(self.page)
         self.assertEqual(console, [])
         self.assertLessEqual(found.pop("width"), 375)
         about = found.pop("about")
@@ -133,9 +138,7 @@ class ReportTest(unittest.TestCase):
         folder.mkdir()
         subprocess.run([BINARY, "verify", ZOO_SET, "--no-record", "--report", folder / "report.html"], check=True,
                        capture_output=True, timeout=60)
-        (folder / "around.html").write_text(AROUND)
-        dom, console = browse(folder / "around.html", "--dump-dom")
-        found = json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', dom)[1]))
+        found, console = look_into(folder / "report.html")
         self.assertEqual(console, [])
         self.assertLessEqual(found["width"], 375)
         # Bits and spectra, of keys and of values; without data there is nothing else to draw.

@@ -9,6 +9,7 @@
 #include "model/run/runner.hpp"
 #include "model/weights/layout.hpp"
 #include "support/support.hpp"
+#include "unit/model/random_model.hpp"
 
 namespace oscar {
 namespace {
@@ -61,14 +62,7 @@ class TinyModel {
   test::TemporaryFolder folder_;
 };
 
-std::vector<float> logits_of(const fs::path& model) {
-  std::vector<float> kept;
-  RunHooks hooks;
-  hooks.logits = [&](std::size_t, std::span<const float> logits) { kept.assign(logits.begin(), logits.end()); };
-  Status silent;
-  open_model(model)->run(std::vector<TokenSequence>{{0, 3, 1}}, hooks, silent);
-  return kept;
-}
+std::vector<float> logits_of(const fs::path& model) { return test::logits_of(*open_model(model), {{0, 3, 1}}).front(); }
 
 }  // namespace
 

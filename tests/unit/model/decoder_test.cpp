@@ -14,6 +14,7 @@
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "unit/model/parity.hpp"
+#include "unit/model/random_model.hpp"
 
 namespace oscar {
 namespace {
@@ -132,15 +133,7 @@ TEST_CASE("logits of the last tokens only are those that all tokens have") {
   const std::vector<TokenSequence> sequences = some_sequences();
   const auto runner = open_model(test::data("qwen3-2m"));
   const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
-  const auto run = [&](const LastLogits& last) {
-    std::vector<std::vector<float>> kept(sequences.size());
-    RunHooks hooks;
-    hooks.logits = [&](std::size_t s, std::span<const float> logits) { kept[s].assign(logits.begin(), logits.end()); };
-    hooks.last_logits = last;
-    Status silent;
-    runner->run(sequences, hooks, silent);
-    return kept;
-  };
+  const auto run = [&](const LastLogits& last) { return test::logits_of(*runner, sequences, {.last_logits = last}); };
   const auto all = run({}), some = run([](std::size_t s) { return static_cast<std::int64_t>(s) + 1; });
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     REQUIRE(some[s].size() == (s + 1) * vocab);
@@ -152,16 +145,12 @@ TEST_CASE("logits of the last tokens only are those that all tokens have") {
 TEST_CASE("an attention hook that fills the output replaces attention") {
   const std::vector<TokenSequence> sequences{some_sequences()[1]};
   const auto run = [&](bool replace) {
-    std::vector<float> kept;
     RunHooks hooks;
     hooks.attention = [&](int, std::size_t, const QkvView&, std::span<float> out) {
       std::fill(out.begin(), out.end(), 0.0F);
       return replace;
     };
-    hooks.logits = [&](std::size_t, std::span<const float> logits) { kept.assign(logits.begin(), logits.end()); };
-    Status silent;
-    open_model(test::data("qwen3-2m"))->run(sequences, hooks, silent);
-    return kept;
+    return test::logits_of(*open_model(test::data("qwen3-2m")), sequences, hooks).front();
   };
   const std::vector<float> exact = run(false), replaced = run(true);
   CHECK(exact != replaced);

@@ -2,9 +2,6 @@
 // What a decoder computes in and where it keeps hidden states, on the CPU; cuda_test.cpp has the same on a GPU.
 #include <doctest/doctest.h>
 
-#include <map>
-#include <mutex>
-
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 
@@ -32,13 +29,11 @@ TEST_CASE("a pass goes on behind any layer with the bits of one that never ended
     const std::unique_ptr<ModelRunner> runner = open_model(folder);
     Status silent;
     const auto logits_behind = [&](ModelPass& pass) {
-      std::map<std::size_t, std::vector<float>> all;
+      std::vector<std::vector<float>> all(sequences.size());
       while (pass.layer() < runner->config().num_layers) pass.step({}, false);
-      std::mutex mutex;
       for_each_logits(*pass.final_states(), sequences, runner->config().vocab_size,
                       [&](std::size_t s, std::span<const float> logits) {
-                        const std::lock_guard lock(mutex);
-                        all[s].assign(logits.begin(), logits.end());
+                        all[s] = {logits.begin(), logits.end()};
                       });
       return all;
     };

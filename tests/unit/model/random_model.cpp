@@ -138,6 +138,15 @@ std::vector<std::vector<float>> run_model(const fs::path& model, const TokenSequ
   return all;
 }
 
+std::vector<std::vector<float>> logits_of(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
+                                          RunHooks hooks) {
+  std::vector<std::vector<float>> all(sequences.size());
+  hooks.logits = [&](std::size_t s, std::span<const float> logits) { all[s].assign(logits.begin(), logits.end()); };
+  Status silent;
+  runner.run(sequences, hooks, silent);
+  return all;
+}
+
 std::vector<std::vector<float>> capture_layer(const fs::path& model, const TokenSequence& tokens, int layer,
                                               const DecoderOptions& options) {
   const std::unique_ptr<ModelRunner> runner = open_model(model, options);

@@ -20,6 +20,10 @@ void for_each_random_model(const std::function<void(const std::string& name, con
 /// q, k, v of each layer with a cache, then logits, in float32.
 [[nodiscard]] std::vector<std::vector<float>> run_model(const fs::path& model, const TokenSequence& tokens,
                                                         const DecoderOptions& options);
+/// The logits of each sequence, (T, vocab_size), with these hooks.
+[[nodiscard]] std::vector<std::vector<float>> logits_of(ModelRunner& runner,
+                                                        const std::vector<TokenSequence>& sequences,
+                                                        RunHooks hooks = {});
 /// q, k and v of one layer as capture() delivers them in bfloat16.
 [[nodiscard]] std::vector<std::vector<float>> capture_layer(const fs::path& model, const TokenSequence& tokens,
                                                             int layer, const DecoderOptions& options);

@@ -56,13 +56,19 @@ KvMethod published_method(int layer_id, LayerStream& stream, Backend& backend) {
   return method;
 }
 
-verify::LayerSums measure_layer(LayerStream& stream, const KvMethod& method, int layer_id, Backend& backend) {
+verify::LayerSums measured(const QkvView& view, const KvMethod& method, std::int64_t stride = 1,
+                           Precision precision = Precision::kServing, int layer_id = 0) {
+  static const auto backend = test::make_test_backend();
+  return verify::measure_attention(view, std::span(&method, 1), layer_id, stride, precision, *backend).front();
+}
+
+verify::LayerSums measure_layer(LayerStream& stream, const KvMethod& method, int layer_id) {
   verify::LayerSums sums;
   QkvChunk chunk;
   stream.rewind();
   while (stream.next(chunk)) {
     for (const SequenceRange& range : chunk.sequences) {
-      sums.add(verify::measure_attention(chunk.view.tokens(range), method, layer_id, 1, Precision::kServing, backend));
+      sums.add(measured(chunk.view.tokens(range), method, 1, Precision::kServing, layer_id));
     }
   }
   return sums;
@@ -85,7 +91,7 @@ TEST_CASE("softmax KL, output error and logit error of four methods equal the nu
       CAPTURE(name);
       const KvMethod method =
           name == "oscar" ? published_method(id, *stream, *backend) : make_baseline(name, {{id, 128}}, {}, 0);
-      const AttentionMetrics metrics = measure_layer(*stream, method, id, *backend).all.metrics();
+      const AttentionMetrics metrics = measure_layer(*stream, method, id).all.metrics();
       CHECK(metrics.softmax_kl == near(expected.at(name).at("softmax_kl")));
       CHECK(metrics.output_rel_error == near(expected.at(name).at("output_rel_error")));
       CHECK(metrics.logit_nmse == near(expected.at(name).at("logit_nmse")));
@@ -102,7 +108,7 @@ TEST_CASE("methods that are measured together have the sums that each has alone,
   const auto together = verify::measure_attention(sequence.view(), methods, 0, 3, Precision::kServing, *backend);
   REQUIRE(together.size() == methods.size());
   for (std::size_t m = 0; m < methods.size(); ++m) {
-    const auto alone = verify::measure_attention(sequence.view(), methods[m], 0, 3, Precision::kServing, *backend);
+    const auto alone = measured(sequence.view(), methods[m], 3);
     for (const auto sum : {&AttentionErrors::softmax_kl, &AttentionErrors::output_error, &AttentionErrors::logit_error,
                            &AttentionErrors::needle_mass, &AttentionErrors::needle_kept}) {
       CHECK(together[m].all.both.*sum == alone.all.both.*sum);
@@ -115,12 +121,9 @@ TEST_CASE("methods that are measured together have the sums that each has alone,
 
 TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only and V-only errors explain the whole") {
   const RandomSequence sequence(200);
-  const auto backend = test::make_test_backend();
   const std::vector<LayerShape> layers{{0, 32}};
   const auto measure = [&](const char* name, Precision precision) {
-    return verify::measure_attention(sequence.view(), make_baseline(name, layers, {4, 16}, 0), 0, 1, precision,
-                                     *backend)
-        .all.metrics();
+    return measured(sequence.view(), make_baseline(name, layers, {4, 16}, 0), 1, precision).all.metrics();
   };
   const AttentionMetrics exact = measure("bf16", Precision::kExact);
   CHECK(exact.output_rel_error < 1e-12);
@@ -163,12 +166,8 @@ TEST_CASE("figures are ratios of sums, and means over queries") {
 
 TEST_CASE("the figures of a head are those of a layer that has it alone, and the layer's are made of them") {
   const RandomSequence sequence(150);
-  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
-  const auto measured = [&](const QkvView& view) {
-    return verify::measure_attention(view, naive, 0, 2, Precision::kServing, *backend);
-  };
-  const verify::LayerSums both = measured(sequence.view());
+  const verify::LayerSums both = measured(sequence.view(), naive, 2);
   REQUIRE(both.heads.size() == 2);
   double kl = 0;
   for (std::size_t h = 0; h < 2; ++h) {
@@ -179,7 +178,7 @@ TEST_CASE("the figures of a head are those of a layer that has it alone, and the
     }
     QkvView alone = sequence.view();
     alone.q = heads_view(q, sequence.tokens, 1, 32);
-    const AttentionMetrics head = both.heads[h].metrics(), expected = measured(alone).all.metrics();
+    const AttentionMetrics head = both.heads[h].metrics(), expected = measured(alone, naive, 2).all.metrics();
     CHECK(head.softmax_kl == expected.softmax_kl);
     CHECK(head.softmax_kl_p99 == expected.softmax_kl_p99);
     CHECK(head.output_rel_error_k_only == expected.output_rel_error_k_only);
@@ -195,14 +194,12 @@ TEST_CASE("the figures of a head are those of a layer that has it alone, and the
 }
 
 TEST_CASE("K-only leaves the values alone, V-only the keys") {
-  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
   for (const bool keys_survive : {true, false}) {
     RandomSequence sequence(120);
     auto& exact_rows = keys_survive ? sequence.k : sequence.v;  // two levels, which the codec keeps exactly
     for (std::size_t i = 0; i < exact_rows.size(); ++i) exact_rows[i] = (i * i / 7) % 2 == 0 ? 0.0F : 1.0F;
-    const AttentionMetrics m =
-        verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).all.metrics();
+    const AttentionMetrics m = measured(sequence.view(), naive, 1, Precision::kExact).all.metrics();
     CHECK(m.output_rel_error > 1e-3);
     CHECK((keys_survive ? m.output_rel_error_k_only : m.output_rel_error_v_only) < 1e-9);
     CHECK((keys_survive ? m.output_rel_error_v_only : m.output_rel_error_k_only) ==
@@ -212,10 +209,8 @@ TEST_CASE("K-only leaves the values alone, V-only the keys") {
 
 TEST_CASE("a sequence inside the windows is not quantised") {
   const RandomSequence sequence(60);
-  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {10, 60}, 0);
-  const auto metrics =
-      verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).all.metrics();
+  const auto metrics = measured(sequence.view(), naive, 1, Precision::kExact).all.metrics();
   CHECK(metrics.softmax_kl < 1e-9);
   CHECK_FALSE(metrics.k_sqnr_db.has_value());
 }
@@ -228,11 +223,8 @@ TEST_CASE("signal to noise counts the tokens outside the windows only") {
     // Two levels, which the codec keeps exactly, but for one token whose values it cannot keep.
     if (token >= 10 && token < 80) sequence.k[i] = i % 2 == 0 ? 0.0F : 1.0F;
   }
-  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, windows, 0);
-  const auto sums = [&] {
-    return verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kExact, *backend).all;
-  };
+  const auto sums = [&] { return measured(sequence.view(), naive, 1, Precision::kExact).all; };
   CHECK(sums().rows.key_noise == 0);
   CHECK(sums().rows.key_signal == 70 * 16);
   sequence.k[10 * 32] = 0.5F;
@@ -248,13 +240,11 @@ TEST_CASE("query heads have the signal to noise of the KV head that they read") 
   std::vector<float> q(sequence.q);
   q.insert(q.end(), sequence.q.begin(), sequence.q.end());
   const HeadsView rows = heads_view(k, 100, 2, 32);
-  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
 
-  const verify::LayerSums found =
-      verify::measure_attention({heads_view(q, 100, 4, 32), rows, rows}, naive, 0, 1, Precision::kExact, *backend);
-  const verify::LayerSums alone = verify::measure_attention({sequence.view().q, sequence.view().k, sequence.view().k},
-                                                            naive, 0, 1, Precision::kExact, *backend);
+  const verify::LayerSums found = measured({heads_view(q, 100, 4, 32), rows, rows}, naive, 1, Precision::kExact);
+  const verify::LayerSums alone =
+      measured({sequence.view().q, sequence.view().k, sequence.view().k}, naive, 1, Precision::kExact);
 
   const auto expected = alone.all.metrics().k_sqnr_db;
   REQUIRE(expected.has_value());
@@ -272,24 +262,20 @@ TEST_CASE("queries are sampled from the end, evenly") {
   CHECK(verify::sampled_positions(7, 3) == std::vector<std::int64_t>{0, 3, 6});
   CHECK(verify::sampled_positions(2, 5) == std::vector<std::int64_t>{1});
   const RandomSequence sequence(300);
-  const auto backend = test::make_test_backend();
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
-  const auto all = verify::measure_attention(sequence.view(), naive, 0, 1, Precision::kServing, *backend).all.metrics();
-  const auto some =
-      verify::measure_attention(sequence.view(), naive, 0, 3, Precision::kServing, *backend).all.metrics();
+  const auto all = measured(sequence.view(), naive).all.metrics();
+  const auto some = measured(sequence.view(), naive, 3).all.metrics();
   CHECK(some.softmax_kl == doctest::Approx(all.softmax_kl).epsilon(0.1).scale(0));
   CHECK(some.softmax_kl != all.softmax_kl);
 }
 
 TEST_CASE("metrics do not depend on the number of threads") {
   const RandomSequence sequence(150);
-  const auto backend = test::make_test_backend();
   const KvMethod method = make_baseline("hadamard_clip", {{0, 32}}, {4, 16}, 8);
   std::vector<AttentionMetrics> found;
   for (const int threads : {1, 3}) {
     set_num_threads(threads);
-    found.push_back(
-        verify::measure_attention(sequence.view(), method, 0, 1, Precision::kServing, *backend).all.metrics());
+    found.push_back(measured(sequence.view(), method).all.metrics());
   }
   set_num_threads(0);
   CHECK(found[0].softmax_kl == found[1].softmax_kl);

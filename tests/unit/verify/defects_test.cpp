@@ -49,7 +49,7 @@ SideTransform& key(RotationSet& set, std::size_t layer = 1) { return set.layers[
 const std::vector<Defect>& defects() {
   static const std::vector<Defect> all{
       {"swapped sides", [](RotationSet& s) { std::swap(key(s).rotation, s.layers[1].value.rotation); },
-       "decomposition failed (layer 1, key)"},
+       "it is the matrix of the other side: keys and values are swapped"},
       {"swapped labels", [](RotationSet& s) { std::swap(s.key_objective, s.value_objective); },
        "objective_side failed (key): \"sst_r_h_pbr\" is fitted for the other side"},
       {"transposed", [](RotationSet& s) { key(s).rotation = transposed(key(s).rotation); }, "the matrix is transposed"},

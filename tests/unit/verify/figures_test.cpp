@@ -16,12 +16,6 @@
 namespace oscar::verify {
 namespace {
 
-using verify::AnswerResult;
-using verify::bootstrap;
-using verify::PositionFigures;
-using verify::TextFigures;
-using verify::TokenDistribution;
-
 constexpr double kTolerance = 1e-12;
 
 std::vector<float> random_logits(std::size_t vocab, double spread, std::mt19937& random) {
@@ -75,19 +69,14 @@ TEST_CASE("an interval needs two sequences and a denominator") {
   CHECK_FALSE(bootstrap(std::vector<double>{}, std::vector<double>{}).has_value());
   CHECK_FALSE(bootstrap(std::vector<double>{1}, std::vector<double>{1}).has_value());
   CHECK_FALSE(bootstrap(std::vector<double>{1, 2}, std::vector<double>{0, 1}).has_value());
-}
-
-TEST_CASE("two sequences: the interval holds both, for one draw in four repeats each of them") {
+  // It holds both: one draw in four repeats each of them.
   const auto interval = bootstrap(std::vector<double>{1, 6}, std::vector<double>{1, 2});
   REQUIRE(interval.has_value());
   CHECK(interval->low == 1);
   CHECK(interval->high == 3);
-}
-
-TEST_CASE("equal sequences leave no doubt") {
-  const auto interval = bootstrap(std::vector<double>(5, 0.5), std::vector<double>(5, 2.0));
-  CHECK(interval->low == 0.25);
-  CHECK(interval->high == 0.25);
+  const auto of_equals = bootstrap(std::vector<double>(5, 0.5), std::vector<double>(5, 2.0));
+  CHECK(of_equals->low == 0.25);
+  CHECK(of_equals->high == 0.25);
 }
 
 TEST_CASE("of many sequences, the interval is that of a mean: 1.96 standard errors to each side") {

@@ -99,6 +99,34 @@ std::vector<double> log_softmax(const float* row) {
   return logs;
 }
 
+std::vector<ModelMetrics> measured(const verify::ModelData& data, const std::vector<KvMethod>& methods) {
+  FourWords runner;
+  const auto backend = test::make_test_backend();
+  Status silent;
+  return verify::measure_model(runner, data, methods, Precision::kServing, *backend, silent);
+}
+
+const KvMethod& naive() {
+  static const KvMethod method = make_baseline("naive", {{0, kVocab}}, {0, 1}, 0);
+  return method;
+}
+
+const KvMethod& exact() {
+  static const KvMethod method = make_baseline("bf16", {{0, kVocab}}, {}, 0);
+  return method;
+}
+
+/// What attention makes of a text where rows are stored by naive().
+std::vector<float> by_naive(const TokenSequence& text) {
+  static const auto backend = test::make_test_backend();
+  const std::vector<float> rows = rows_of(text);
+  const HeadsView view = heads_view(rows, std::ssize(text), 1, kVocab);
+  std::vector<float> out(rows.size());
+  const KvLayer& layer = naive().layer(0);
+  backend->hold(layer.hold({view, view, view}, {}, Precision::kServing))->attend(layer.codecs(), {0, 1}, out);
+  return out;
+}
+
 verify::ModelData small_data() {
   TokenSequence longer;
   for (int t = 0; t < 40; ++t) longer.push_back(t * t / 3 % kVocab);
@@ -108,23 +136,14 @@ verify::ModelData small_data() {
 }  // namespace
 
 TEST_CASE("figures of a decoder of four words equal those by hand") {
-  FourWords runner;
-  const auto backend = test::make_test_backend();
-  const KvMethod naive = make_baseline("naive", {{0, kVocab}}, {0, 1}, 0);
-  const std::vector<KvMethod> methods{make_baseline("bf16", {{0, kVocab}}, {}, 0), naive};
   const verify::ModelData data = small_data();
-  Status status;
 
-  const auto metrics = verify::measure_model(runner, data, methods, Precision::kServing, *backend, status);
+  const auto metrics = measured(data, {exact(), naive()});
 
   double nll = 0, exact_nll = 0, kld = 0, same = 0;
   std::vector<double> kls;
   for (const TokenSequence& text : data.texts) {
-    const std::vector<float> rows = rows_of(text);
-    const HeadsView view = heads_view(rows, static_cast<std::int64_t>(text.size()), 1, kVocab);
-    std::vector<float> out(rows.size());
-    const KvLayer& layer = naive.layer(0);
-    backend->hold(layer.hold({view, view, view}, {}, Precision::kServing))->attend(layer.codecs(), {0, 1}, out);
+    const std::vector<float> rows = rows_of(text), out = by_naive(text);
     for (std::size_t t = 0; t + 1 < text.size(); ++t) {
       const auto p = log_softmax(rows.data() + t * kVocab);
       const auto q = log_softmax(out.data() + t * kVocab);
@@ -152,21 +171,16 @@ TEST_CASE("figures of a decoder of four words equal those by hand") {
 }
 
 TEST_CASE("a needle counts if every token of its answer but the last is the most likely one") {
-  FourWords runner;
-  const auto backend = test::make_test_backend();
-  Status status;
-  const std::vector<KvMethod> methods{make_baseline("bf16", {{0, kVocab}}, {}, 0)};
   // Row 1 of {0, 0, 1, …} prefers 1; row 2 prefers 3: the first two needles hit whatever their last token, the third
   // misses.
   const verify::ModelData data = small_data();
-  const auto metrics = verify::measure_model(runner, data, methods, Precision::kServing, *backend, status);
+  const auto metrics = measured(data, {exact()});
   CHECK(metrics[0].needle_hits == 2);
   CHECK(metrics[0].needles == 3);
   CHECK(*metrics[0].retrieval == doctest::Approx(2.0 / 3));
   // Read as quotations, the same answers count to their last token.
   CHECK_FALSE(metrics[0].quotes.has_value());
-  verify::ModelData quoted{.quotes = data.needles, .quote_lengths = data.answer_lengths};
-  const auto of_quotes = verify::measure_model(runner, quoted, methods, Precision::kServing, *backend, status);
+  const auto of_quotes = measured({.quotes = data.needles, .quote_lengths = data.answer_lengths}, {exact()});
   REQUIRE(of_quotes[0].quotes.has_value());
   CHECK(of_quotes[0].quotes->quotes == 3);
   CHECK(of_quotes[0].needles == 0);
@@ -174,26 +188,18 @@ TEST_CASE("a needle counts if every token of its answer but the last is the most
 }
 
 TEST_CASE("needles of a method are those that its attention finds, although the last layer sees few queries") {
-  FourWords runner;
-  const auto backend = test::make_test_backend();
-  Status status;
-  const KvMethod naive = make_baseline("naive", {{0, kVocab}}, {0, 1}, 0);
   verify::ModelData data;
   std::int64_t hits = 0;
   for (int i = 0; i < 64; ++i) {
     TokenSequence needle;
     for (int t = 0; t < 12; ++t) needle.push_back((t * t + i * t / 3 + i) / 2 % kVocab);
-    const std::vector<float> rows = rows_of(needle);
-    const HeadsView view = heads_view(rows, 12, 1, kVocab);
-    std::vector<float> out(rows.size());
-    const KvLayer& layer = naive.layer(0);
-    backend->hold(layer.hold({view, view, view}, {}, Precision::kServing))->attend(layer.codecs(), {0, 1}, out);
+    const std::vector<float> out = by_naive(needle);
     const auto row = out.begin() + 9 * kVocab;
     hits += std::max_element(row, row + kVocab) - row == needle[10] ? 1 : 0;
     data.needles.push_back(std::move(needle));
     data.answer_lengths.push_back(2);
   }
-  const auto metrics = verify::measure_model(runner, data, {naive}, Precision::kServing, *backend, status);
+  const auto metrics = measured(data, {naive()});
   CHECK(hits > 5);
   CHECK(metrics[0].needle_hits == hits);
 }

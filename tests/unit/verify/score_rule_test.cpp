@@ -18,7 +18,6 @@ namespace {
 std::vector<float> replaced_logits(ModelRunner& runner, const TokenSequence& tokens,
                                    const std::function<void(ScoreRule&)>& change) {
   const auto backend = test::make_test_backend();
-  std::vector<float> seen;
   RunHooks hooks;
   hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
     ScoreRule rule = runner.score_rule(layer);
@@ -28,53 +27,32 @@ std::vector<float> replaced_logits(ModelRunner& runner, const TokenSequence& tok
     backend->hold(input)->attend({}, {}, out);
     return true;
   };
-  hooks.logits = [&](std::size_t, std::span<const float> logits) { seen.assign(logits.begin(), logits.end()); };
-  Status silent;
-  runner.run(std::vector<TokenSequence>{tokens}, hooks, silent);
-  return seen;
+  return test::logits_of(runner, {tokens}, hooks).front();
 }
 
-/// Of a model, against its own attention: by its rules, and after `change` of them.
-struct Differences {
-  double by_rules, changed;
+}  // namespace
 
-  Differences(const std::string& name, const std::function<void(ScoreRule&)>& change) {
+TEST_CASE("attention with sinks, a soft cap or a window is the model's own, and another one is noticed") {
+  const auto check = [](const std::string& name, const std::function<void(ScoreRule&)>& change) {
     const test::TemporaryFolder folder;
     test::write_random_model(name, folder.path());
     const TokenSequence tokens = test::some_tokens(90);
     const std::vector<float> own = test::run_model(folder.path(), tokens, {}).back();
     const auto runner = open_model(folder.path());
-    by_rules = test::distance(replaced_logits(*runner, tokens, [](ScoreRule&) {}), own);
-    changed = test::distance(replaced_logits(*runner, tokens, change), own);
-  }
-};
-
-}  // namespace
-
-TEST_CASE("attention with sinks is the model's own, and another sink is noticed") {
-  const Differences d("sinks and stacked experts", [](ScoreRule& rule) {
+    CHECK(test::distance(replaced_logits(*runner, tokens, [](ScoreRule&) {}), own) < 1e-5);
+    CHECK(test::distance(replaced_logits(*runner, tokens, change), own) > 1e-3);
+  };
+  check("sinks and stacked experts", [](ScoreRule& rule) {
     REQUIRE(rule.sinks.size() == 4);
     rule.sinks[1] += 0.5F;
   });
-  CHECK(d.by_rules < 1e-5);
-  CHECK(d.changed > 1e-3);
-}
-
-TEST_CASE("attention with a soft cap is the model's own, and another cap is noticed") {
-  const Differences d("soft caps and windows", [](ScoreRule& rule) {
+  check("soft caps and windows", [](ScoreRule& rule) {
     REQUIRE(rule.soft_cap == 30);
     rule.soft_cap = 3;
   });
-  CHECK(d.by_rules < 1e-5);
-  CHECK(d.changed > 1e-3);
-}
-
-TEST_CASE("attention with a window is the model's own, and another window is noticed") {
-  const Differences d("soft caps and windows", [](ScoreRule& rule) {
+  check("soft caps and windows", [](ScoreRule& rule) {
     if (rule.reach > 0) ++rule.reach;
   });
-  CHECK(d.by_rules < 1e-5);
-  CHECK(d.changed > 1e-3);
 }
 
 TEST_CASE("layers that read the cache of another read it as a method stores it") {
@@ -89,7 +67,6 @@ TEST_CASE("layers that read the cache of another read it as a method stores it")
   const KvMethod naive = make_baseline("naive", {{1, 64, 2}, {3, 64, 2}}, {4, 16}, 0);
   /// caches: the one that a layer's attention is replaced by; the others keep theirs.
   const auto run = [&](const std::map<int, int>& caches) {
-    std::vector<float> all;
     RunHooks hooks;
     hooks.attention = [&](int layer, std::size_t, const QkvView& qkv, std::span<float> out) {
       const auto cache = caches.find(layer);
@@ -98,10 +75,7 @@ TEST_CASE("layers that read the cache of another read it as a method stores it")
       verify::attend(naive, cache->second, qkv, {0, qkv.q.num_tokens}, rule, Precision::kExact, *backend, out);
       return true;
     };
-    hooks.logits = [&](std::size_t, std::span<const float> logits) { all.assign(logits.begin(), logits.end()); };
-    Status silent;
-    runner->run(sequences, hooks, silent);
-    return all;
+    return test::logits_of(*runner, sequences, hooks).front();
   };
   const std::vector<float> exact = run({});
   const auto kld_of = [&](const std::map<int, int>& caches) {

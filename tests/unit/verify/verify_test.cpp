@@ -190,7 +190,7 @@ TEST_CASE("fitted text is found again in shorter sequences and in dumps, and rej
   CHECK(v.report.data.at("model").at("held_out").is_null());
 }
 
-TEST_CASE("a changed file, swapped sides, a stale model and missing layers reject the set") {
+TEST_CASE("a changed file, swapped sides and missing layers reject the set") {
   const test::TemporaryFolder folder;
   const fs::path path = written(folder, Sample::get().set);
   std::string bytes = read_text(path / "k_rotation_qqt_r_h_pbr.pt");
@@ -203,11 +203,6 @@ TEST_CASE("a changed file, swapped sides, a stale model and missing layers rejec
   RotationSet set = Sample::get().set;
   for (LayerRotation& layer : set.layers) std::swap(layer.key.rotation, layer.value.rotation);
   check_contains(verified(written(folder, set)).reasons, "keys and values are swapped; and 7 more of this kind");
-
-  set = Sample::get().set;
-  set.model.config_sha256 = std::string(64, '0');
-  check_contains(verified(written(folder, set), model_on({})).reasons,
-                 "model_identity failed: fitted on another model");
 
   set = Sample::get().set;
   set.layers.pop_back();
@@ -249,22 +244,6 @@ TEST_CASE("foreign files: unknown where nothing can tell, decided by data") {
   fs::rename(folder / "bare/x", value);
   v = verified(folder / "bare", model_on(Sample::get().held_out));
   check_contains(v.reasons, "objective_side failed (key)");
-}
-
-TEST_CASE("files whose labels lie are found on data of other text") {
-  RotationSet set = Sample::get().set;
-  for (LayerRotation& layer : set.layers) {
-    std::swap(layer.key.rotation, layer.value.rotation);
-    std::swap(layer.key.eigenvalues, layer.value.eigenvalues);
-  }
-  const test::TemporaryFolder folder;
-  const fs::path path = written(folder, set);
-  fs::create_directories(folder / "bare");
-  for (const char* name : {"k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"})
-    fs::copy(path / name, folder / "bare" / name);
-  const Verified v = verified(folder / "bare", model_on(Sample::get().held_out));
-  check_contains(v.reasons, "decomposition_on_data failed (layer 0, key)");
-  check_contains(v.reasons, "keys and values are swapped");
 }
 
 TEST_CASE("the published files of a real model pass, with what they cannot tell said") {

@@ -51,6 +51,12 @@ def in_layer(architecture, config, part, kind, weight):
     return {f"{name}.{kind}": weight}
 
 
+def place_of(name):
+    """The layer, part and kind of a name; stacks of experts have no kind."""
+    layer, rest = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name).groups()
+    return (layer, rest.replace("_bias", ".bias"), "") if "experts" in rest else (layer, *rest.rsplit(".", 1))
+
+
 def tensors_of(architecture, model):
     """{name in GGUF: float32 tensor}."""
     out = {}
@@ -62,10 +68,7 @@ def tensors_of(architecture, model):
             if name != "lm_head.weight" or not model.config.tie_word_embeddings:
                 out[OUTSIDE[name]] = weight
             continue
-        layer, rest = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name).groups()
-        part, kind = rest.rsplit(".", 1)
-        if "experts" in rest:
-            part, kind = rest.replace("_bias", ".bias"), ""
+        layer, part, kind = place_of(name)
         for inside, tensor in in_layer(architecture, model.config, part, kind, weight).items():
             out[f"blk.{layer}.{inside}"] = tensor
     return out
@@ -155,13 +158,10 @@ def put_back(architecture, model, stands_for):
         if name in OUTSIDE:
             value = stands_for.get(OUTSIDE[name], stands_for["token_embd.weight"])
         else:
-            layer, rest = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name).groups()
-            part, kind = rest.rsplit(".", 1)
-            if "experts" in rest:
-                part, kind = rest.replace("_bias", ".bias"), ""
+            layer, part, kind = place_of(name)
             inside = {key: stands_for[f"blk.{layer}.{key}"] for key in in_layer(architecture, config, part, kind, value)}
-            if "experts" in rest:
-                value = join_stacks(rest, list(inside.values()), architecture == "gpt-oss")
+            if not kind:
+                value = join_stacks(part, list(inside.values()), architecture == "gpt-oss")
             else:
                 (key, value), = inside.items()
                 if architecture == "llama" and key.startswith(("attn_q.", "attn_k.")):
