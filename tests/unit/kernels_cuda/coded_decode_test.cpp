@@ -154,15 +154,13 @@ TEST_CASE("a coded format with increasing bits, with nine bits, or with a step o
   const oscar_coded_format format{64, 1, bits.data(), bits.data(), steps.data(), steps.data()};
   CHECK(code_layout(format, layout, nullptr) == 0);
   CHECK(layout.token_bytes == 8 * (2 + 2) + 4);
-  bits[7] = 3;
-  CHECK(code_layout(format, layout, nullptr) != 0);
-  CHECK(refusal().find("must not increase") != std::string::npos);
-  bits[0] = bits[7] = 9;
-  CHECK(code_layout(format, layout, nullptr) != 0);
-  CHECK(refusal().find("0 to 8 bits") != std::string::npos);
-  bits.assign(8, 2), steps[5] = 0;
-  CHECK(code_layout(format, layout, nullptr) != 0);
-  CHECK(refusal().find("steps must be positive") != std::string::npos);
+  const auto refused = [&](const char* why) {
+    CHECK(code_layout(format, layout, nullptr) != 0);
+    CHECK_MESSAGE(refusal().find(why) != std::string::npos, refusal());
+  };
+  bits[7] = 3, refused("must not increase");
+  bits[0] = bits[7] = 9, refused("0 to 8 bits");
+  bits.assign(8, 2), steps[5] = 0, refused("steps must be positive");
 }
 
 }  // namespace oscar
