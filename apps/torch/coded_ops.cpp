@@ -136,10 +136,8 @@ oscar_coded_rows side_of(const std::optional<Tensor>& x, const std::optional<Ten
   oscar_coded_rows rows{};
   if (!x) return rows;
   const int64_t heads = layout.num_kv_heads, dim = layout.head_dim;
-  check_tensor(*x, name, slots, 3, ScalarType::BFloat16);
-  if (!(x->size(0) == slots.size(0) && x->size(1) == heads && x->size(2) == dim))
-    fail(name, " is ", shape_of(*x), ", not [", slots.size(0), ", ", heads, ", ", dim, "]");
-  rows.x = x->data_ptr(), rows.x_token_stride = 2 * x->stride(0), rows.x_head_stride = 2 * x->stride(1);
+  const oscar_bf16_rows own = target_of(*x, name, slots, heads, dim);
+  rows.x = own.data, rows.x_token_stride = own.token_stride, rows.x_head_stride = own.head_stride;
   if (rotation) {
     check_tensor(*rotation, "rotation", slots, rotation->dim() == 2 ? 2 : 3, ScalarType::BFloat16);
     if (!(rotation->size(-1) == dim && rotation->size(-2) == dim && rotation->stride(-2) == dim))

@@ -37,6 +37,19 @@ oscar_paged_rows params_of(const Tensor& params, const char* name, const Tensor&
   return rows_of(params, name, heads);
 }
 
+/// Fills what the arguments of int2_pack and int2_unpack have in common: rows (tokens, heads, head_dim) and pools.
+template <class Args>
+void fill_pools(Args& args, const Tensor& rows, const Tensor& slots, const Tensor& codes, const Tensor& params) {
+  const int64_t heads = rows.size(1), dim = rows.size(2);
+  args.num_tokens = static_cast<int32_t>(slots.size(0)), args.num_kv_heads = static_cast<int32_t>(heads);
+  args.head_dim = static_cast<int32_t>(dim), args.group_size = group_size_of(params, dim);
+  if (!(params.size(0) == codes.size(0) && params.size(1) == codes.size(1))) fail("params and codes differ in pages");
+  args.param_dtype = dtype_of(params, "params");
+  args.codes = codes_of(codes, "codes", slots, heads, dim);
+  args.params = params_of(params, "params", slots, heads, params.scalar_type());
+  args.slots = slots.const_data_ptr<int32_t>(), args.page_size = static_cast<int32_t>(codes.size(1));
+}
+
 struct Int2Decode {
   static constexpr const char* kName = "int2_decode";
   oscar_int2_decode_args args{};
@@ -73,16 +86,14 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
                const std::optional<Tensor>& clip_ranks) {
   check_tensor(x, "x", x, 3, ScalarType::BFloat16);
   check_tensor(slots, "slots", x, 1, ScalarType::Int);
-  const int64_t tokens = x.size(0), heads = x.size(1), dim = x.size(2);
-  if (slots.size(0) != tokens) fail("slots has ", slots.size(0), " entries, not ", tokens);
+  const int64_t heads = x.size(1), dim = x.size(2);
+  if (slots.size(0) != x.size(0)) fail("slots has ", slots.size(0), " entries, not ", x.size(0));
   oscar_int2_pack_args args{};
-  args.num_tokens = static_cast<int32_t>(tokens), args.num_kv_heads = static_cast<int32_t>(heads);
-  args.head_dim = static_cast<int32_t>(dim), args.group_size = group_size_of(params, dim);
-  if (!(params.size(0) == codes.size(0) && params.size(1) == codes.size(1))) fail("params and codes differ in pages");
+  fill_pools(args, x, slots, codes, params);
   const Grid grid = grid_name == "lloyd-max" ? Grid::kLloydMax : Grid::kMinMax;
   if (grid_name != name_of(grid)) fail("grid is \"", grid_name, "\", not \"minmax\" or \"lloyd-max\"");
   if (grid != Grid::kMinMax && !x.is_cpu()) fail("rows of lloyd-max are packed on the CPU");
-  args.param_dtype = dtype_of(params, "params"), args.clip_ratio = clip_ratio;
+  args.clip_ratio = clip_ratio;
   if (clip_ratio > 1) fail("int2_pack: clip_ratio must be at most 1");
   args.x = x.data_ptr(), args.x_token_stride = 2 * x.stride(0), args.x_head_stride = 2 * x.stride(1);
   if (rotation) {
@@ -99,9 +110,6 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
     if (clip_ranks->size(0) != heads) fail("clip_ranks has ", clip_ranks->size(0), " heads, not ", heads);
     args.clip_ranks = clip_ranks->const_data_ptr<int32_t>();
   }
-  args.slots = slots.const_data_ptr<int32_t>(), args.page_size = static_cast<int32_t>(codes.size(1));
-  args.codes = codes_of(codes, "codes", x, heads, dim);
-  args.params = params_of(params, "params", x, heads, params.scalar_type());
   compute(
       x, "int2_pack", [&](void* stream) { return oscar_int2_pack(&args, stream); },
       [&] { on_cpu::int2_pack(args, grid); });
@@ -111,16 +119,9 @@ void int2_pack(const Tensor& x, const Tensor& slots, const Tensor& codes, const 
 void int2_unpack(const Tensor& slots, const Tensor& codes, const Tensor& params, const Tensor& out) {
   check_tensor(slots, "slots", slots, 1, ScalarType::Int);
   check_tensor(out, "out", slots, 3, ScalarType::BFloat16);
-  const int64_t heads = out.size(1), dim = out.size(2);
   oscar_int2_unpack_args args{};
-  args.num_tokens = static_cast<int32_t>(slots.size(0)), args.num_kv_heads = static_cast<int32_t>(heads);
-  args.head_dim = static_cast<int32_t>(dim), args.group_size = group_size_of(params, dim);
-  args.param_dtype = dtype_of(params, "params");
-  args.codes = codes_of(codes, "codes", slots, heads, dim);
-  args.params = params_of(params, "params", slots, heads, params.scalar_type());
-  if (!(codes.size(0) == params.size(0) && codes.size(1) == params.size(1))) fail("codes and params differ in pages");
-  args.slots = slots.const_data_ptr<int32_t>(), args.page_size = static_cast<int32_t>(codes.size(1));
-  args.out = target_of(out, "out", slots, heads, dim);
+  fill_pools(args, out, slots, codes, params);
+  args.out = target_of(out, "out", slots, args.num_kv_heads, args.head_dim);
   if (args.num_tokens == 0) return;
   compute(
       slots, "int2_unpack", [&](void* stream) { return oscar_int2_unpack(&args, stream); },

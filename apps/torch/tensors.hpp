@@ -22,7 +22,7 @@ void check_tensor(const Tensor& x, const char* name, const Tensor& like, int64_t
 /// A pool (pages, page size, heads, ...) of rows. Throws unless it has so many heads.
 [[nodiscard]] oscar_paged_rows rows_of(const Tensor& pool, const char* name, int64_t heads);
 
-/// x (tokens, num_kv_heads, head_dim) of bfloat16, to be written. Throws unless it has a row for each slot.
+/// x (tokens, num_kv_heads, head_dim) of bfloat16, to be read or written. Throws unless it has a row for each slot.
 [[nodiscard]] oscar_bf16_rows target_of(const Tensor& x, const char* name, const Tensor& slots, int64_t heads,
                                         int64_t dim);
 

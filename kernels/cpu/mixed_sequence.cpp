@@ -52,13 +52,8 @@ void check_exact(const QkvView& exact, const MixedAttention& mixed) {
 namespace {
 
 std::vector<float> floats(HeadsView x) {
-  const auto dim = static_cast<std::size_t>(x.head_dim);
-  const auto heads = static_cast<std::size_t>(x.num_heads);
-  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * heads * dim);
-  for (std::size_t row = 0; row * dim < rows.size(); ++row) {
-    x.row(static_cast<std::int64_t>(row / heads), static_cast<int>(row % heads),
-          std::span(rows).subspan(row * dim, dim));
-  }
+  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * static_cast<std::size_t>(x.num_heads * x.head_dim));
+  x.token_rows(0, x.num_tokens, rows.data());
   return rows;
 }
 
@@ -67,9 +62,7 @@ std::vector<float> transformed(HeadsView x, const MatrixStack* matrices, std::sp
                                Precision precision) {
   if (matrices == nullptr) {
     std::vector<float> rows = floats(x);
-    if (precision == Precision::kServing) {
-      for (float& value : rows) value = round_to_bf16(value);
-    }
+    if (precision == Precision::kServing) round_to_bf16(rows);
     return rows;
   }
   std::vector<float> centred;

@@ -217,8 +217,7 @@ void pass_through_coded_rows(std::span<const float> rows, int head_dim, const st
       reference::decode_coded_row(format, bytes, out);
       if (packed != nullptr)
         std::ranges::copy(bytes, packed->begin() + static_cast<std::ptrdiff_t>(row * bytes.size()));
-      if (precision == Precision::kExact) continue;
-      for (float& value : out) value = round_to_bf16(value);
+      if (precision == Precision::kServing) round_to_bf16(out);
     }
   });
 }

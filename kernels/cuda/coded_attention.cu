@@ -3,13 +3,12 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <bit>
 #include <limits>
-#include <string>
 
 #include "kernels/cuda/coded_attention_scores.cuh"
 #include "kernels/cuda/coded_layout.hpp"
 #include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/cuda/int2_launch.cuh"
 
 namespace oscar::cuda {
 namespace {
@@ -44,22 +43,6 @@ const char* problem(const oscar_coded_decode_args& a) {
   return nullptr;
 }
 
-int launch(const CodedParams& p, cudaStream_t stream) {
-  switch (p.args.layout.head_dim) {
-    case 64:
-      return launch_coded<64>(p, stream);
-    case 128:
-      return launch_coded<128>(p, stream);
-    default:
-      return launch_coded<256>(p, stream);
-  }
-}
-
-PagedRows narrow(const oscar_paged_rows& rows) {
-  return {static_cast<const unsigned char*>(rows.data), static_cast<int>(rows.page_stride),
-          static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
-}
-
 /// Bytes of shared memory that a block of the current device may ask for, and that a multiprocessor has; 48 KiB where
 /// CUDA does not say, which then fails at the launch.
 struct SharedMemory {
@@ -75,9 +58,8 @@ struct SharedMemory {
 
 /// Chooses a tiling and how sequences are cut, with so many warps a block that a multiprocessor's shared memory has
 /// room for the blocks that its registers have room for.
-void choose_rule(std::int64_t batch, CodedParams& p) {
+void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
-  const oscar_coded_layout& layout = p.args.layout;
   const SharedMemory memory;
   CodedTiling& tiling = p.tiling = CodedTiling::of(layout.head_dim, p.part_heads, layout.value_operands);
   const int units = layout.num_kv_heads * p.parts, warps_at_once = tiling.warps_at_once();
@@ -94,19 +76,12 @@ CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
   CodedParams p{};
   const int dim = a.layout.head_dim, kv_heads = a.layout.num_kv_heads, per_token = a.num_q_heads / kv_heads;
   const int heads = per_token * query_tokens, most = dim == 256 ? 8 : 16;  // of a block
-  p.args = a;
-  p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
   p.query_tokens = query_tokens, p.per_token_inverse = (65536 + per_token - 1) / per_token;
   p.parts = (heads + most - 1) / most;
   p.part_heads = (heads + p.parts - 1) / p.parts;
-  choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, p);
-  p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
-  p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
-  p.unit_floats = std::int64_t{p.max_splits} * partial_floats(p.part_heads, dim);
+  choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, a.layout, p);
   p.page_stride = static_cast<int>(a.page_stride);
-  p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
-  p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));
-  p.score_scale = a.softmax_scale * 1.4426950408889634F;
+  fill_common(a, dim, p);
   return p;
 }
 
@@ -138,16 +113,10 @@ __attribute__((visibility("default"))) int oscar_coded_decode_tokens(const oscar
                                                                      int32_t query_tokens, void* stream) {
   const std::size_t needed = oscar_coded_decode_tokens_workspace(args, query_tokens);
   if (needed == 0) return cudaErrorInvalidValue;
-  if (args->out == nullptr || reinterpret_cast<std::uintptr_t>(args->out) % 8 != 0) {
-    return refuse("out must not be null, and 8-byte aligned");
-  }
-  if (args->workspace == nullptr || args->workspace_bytes < needed) {
-    return refuse("the workspace must have " + std::to_string(needed) + " bytes");
-  }
   CodedParams p = params_of(*args, query_tokens);
-  p.tickets = static_cast<int*>(args->workspace);
-  p.partials = reinterpret_cast<float*>(static_cast<char*>(args->workspace) + ticket_bytes(p));
-  return launch(p, static_cast<cudaStream_t>(stream));
+  if (const int refused = place_results(*args, needed, ticket_bytes(p), p)) return refused;
+  return with_head_dim(args->layout.head_dim,
+                       [&]<int kDim>() { return launch_coded<kDim>(p, static_cast<cudaStream_t>(stream)); });
 }
 
 __attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args) {

@@ -191,13 +191,6 @@ extern "C" __attribute__((visibility("default"))) int oscar_coded_pack(const osc
   if (args->num_tokens == 0) return cudaSuccess;
   const CodedPackParams p{*args, std::countr_zero(static_cast<unsigned>(args->page_size)), args->k.x != nullptr ? 0 : 1,
                           args->k.x != nullptr && args->v.x != nullptr ? 2 : 1};
-  const auto on = static_cast<cudaStream_t>(stream);
-  switch (args->head_dim) {
-    case 64:
-      return launch_either<64>(p, on);
-    case 128:
-      return launch_either<128>(p, on);
-    default:
-      return launch_either<256>(p, on);
-  }
+  return with_head_dim(args->head_dim,
+                       [&]<int kDim>() { return launch_either<kDim>(p, static_cast<cudaStream_t>(stream)); });
 }

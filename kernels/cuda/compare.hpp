@@ -65,9 +65,6 @@ void mixed_softmax(const Context& context, const QueryBlock& block, const MixedS
 void output_errors(const Context& context, const QueryBlock& block, const double* exact, const double* mixed, int dim,
                    std::size_t candidates, const PassErrors& errors);
 
-// One pass of compare(): every candidate and KV head of it in the same few launches, all in fp64. What does not depend
-// on a codec is computed once, and what a codec determines once for all candidates that share it.
-
 /// (copies, heads) dense matrices of one size; a copy for each codec or candidate.
 class Matrices {
  public:

@@ -67,18 +67,16 @@ std::string device_name(int ordinal) { return "cuda:" + std::to_string(ordinal);
 void check_device(int ordinal) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) (void)cudaGetLastError();  // or the next call would report it again
   if (status == cudaErrorInsufficientDriver) {
-    (void)cudaGetLastError();
     throw BackendUnavailable("the NVIDIA driver is too old for CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
                                  std::to_string(CUDART_VERSION % 1000 / 10),
                              device_name(ordinal), "update the driver, or use --device cpu");
   }
   if (status == cudaErrorNoDevice) {
-    (void)cudaGetLastError();
     throw NoGpu("this machine has no NVIDIA GPU", device_name(ordinal), "use --device cpu, or look at nvidia-smi");
   }
   if (status != cudaSuccess) {
-    (void)cudaGetLastError();
     throw BackendUnavailable(std::string("the NVIDIA driver gives no GPU: ") + cudaGetErrorString(status),
                              device_name(ordinal), "use --device cpu, or look at nvidia-smi");
   }

@@ -16,20 +16,18 @@
 
 namespace oscar::cuda {
 
-// Status codes of CUDA, cuBLAS and cuSOLVER as errors that carry the text of the call.
-
 /// The GPU has no room for what was asked for; Lanes::run() tries again with smaller chunks.
 struct OutOfMemory : BackendUnavailable {
   explicit OutOfMemory(std::string where);
 };
 
-/// Throw BackendUnavailable unless the call succeeded: OutOfMemory if memory was what it lacked.
+/// Status codes as errors that carry the text of the call: BackendUnavailable unless it succeeded, OutOfMemory if
+/// memory was what it lacked.
 void check(cudaError_t status, const char* call);
 void check(cublasStatus_t status, const char* call);
 void check(cusolverStatus_t status, const char* call);
 
-// cuBLAS as all lanes of a GPU share it, since every handle takes tens of MB there.
-
+/// cuBLAS as all lanes of a GPU share it, since every handle takes tens of MB there.
 class SharedBlas {
  public:
   /// The handle while a caller has it; others wait. It is what a call of cuBLAS takes, and goes back after it.
@@ -53,8 +51,7 @@ class SharedBlas {
   cublasHandle_t handle_ = nullptr;  // made when first asked for, since that takes a while
 };
 
-// One GPU as all lanes share it: its memory, cuBLAS, how much of a layer may lie there at a time, and whom to tell.
-
+/// One GPU as all lanes share it: its memory, cuBLAS, how much of a layer may lie there at a time, and whom to tell.
 /// May be used from several threads at a time.
 class Device {
  public:

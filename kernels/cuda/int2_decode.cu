@@ -3,9 +3,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <bit>
 #include <cmath>
-#include <string>
 
 #include "kernels/cuda/int2_arguments.hpp"
 #include "kernels/cuda/int2_decode_kernel.cuh"
@@ -49,76 +47,38 @@ int launch(const DecodeParams& p, cudaStream_t stream) {
                                             kMostDecodeWarps * kWarpBytes, stream);
 }
 
-template <int kDim, int kGroups>
-struct Shapes {
-  /// task.operator()<S>() with the shape for so many query heads.
-  template <class Task>
-  static auto choose(int heads, bool half_params, const Task& task) {
-    if constexpr (kDim < 256) {
-      if (heads > 12) return choose_params<4>(half_params, task);
-      if (heads > 8) return choose_params<3>(half_params, task);
-    }
-    return heads > 4 ? choose_params<2>(half_params, task) : choose_params<1>(half_params, task);
-  }
-  template <int kKeyTiles, class Task>
-  static auto choose_params(bool half, const Task& task) {
-    return half ? task.template operator()<DecodeShape<kDim, kGroups, kKeyTiles, true>>()
-                : task.template operator()<DecodeShape<kDim, kGroups, kKeyTiles, false>>();
-  }
-};
-
+/// task.operator()<S>() with the shape for so many query heads.
 template <class Task>
 auto choose_shape(const oscar_int2_decode_args& a, int heads, const Task& task) {
-  const int groups = a.head_dim / a.group_size;
-  const bool half = a.param_dtype != OSCAR_FLOAT32;
-  switch (a.head_dim) {
-    case 64:
-      return groups == 1 ? Shapes<64, 1>::choose(heads, half, task) : Shapes<64, 2>::choose(heads, half, task);
-    case 128:
-      return groups == 1   ? Shapes<128, 1>::choose(heads, half, task)
-             : groups == 2 ? Shapes<128, 2>::choose(heads, half, task)
-                           : Shapes<128, 4>::choose(heads, half, task);
-    default:
-      return groups == 1   ? Shapes<256, 1>::choose(heads, half, task)
-             : groups == 4 ? Shapes<256, 4>::choose(heads, half, task)
-                           : Shapes<256, 8>::choose(heads, half, task);
-  }
-}
-
-int log2_of(int power) { return std::countr_zero(static_cast<unsigned>(power)); }
-
-PagedRows narrow(const oscar_paged_rows& rows) {
-  return {static_cast<const unsigned char*>(rows.data), static_cast<int>(rows.page_stride),
-          static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
+  return with_groups(a.head_dim, a.group_size, [&]<int kDim, int kGroups>() {
+    const auto with_tiles = [&]<int kKeyTiles>() {
+      return a.param_dtype != OSCAR_FLOAT32 ? task.template operator()<DecodeShape<kDim, kGroups, kKeyTiles, true>>()
+                                            : task.template operator()<DecodeShape<kDim, kGroups, kKeyTiles, false>>();
+    };
+    if constexpr (kDim < 256) {
+      if (heads > 12) return with_tiles.template operator()<4>();
+      if (heads > 8) return with_tiles.template operator()<3>();
+    }
+    return heads > 4 ? with_tiles.template operator()<2>() : with_tiles.template operator()<1>();
+  });
 }
 
 DecodeParams params_of(const oscar_int2_decode_args& a) {
   DecodeParams p{};
-  p.args = a;
   p.k_codes = narrow(a.k_codes), p.v_codes = narrow(a.v_codes);
   p.k_params = narrow(a.k_params), p.v_params = narrow(a.v_params);
-  p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
   p.parts = parts_of(a);
   const int heads = a.num_q_heads / a.num_kv_heads;
   p.part_heads = (heads + p.parts - 1) / p.parts;
   const std::int64_t batch = a.split_batch > 0 ? a.split_batch : a.batch;
   const int warps_at_once = kMostDecodeWarps * choose_shape(a, p.part_heads, []<class S>() { return S::kBlocks; });
   p.rule = SplitRule::of(batch * a.num_kv_heads, a.num_kv_heads, warps_at_once);
-  p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
-  p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
-  p.unit_floats = std::int64_t{p.max_splits} * partial_floats(p.part_heads, a.head_dim);
-  p.history_shift = log2_of(a.history.page_size);
-  p.window_shift = log2_of(a.window.page_size);
-  p.score_scale = a.softmax_scale * 1.4426950408889634F;
+  fill_common(a, a.head_dim, p);
   return p;
 }
 
 std::size_t ticket_bytes(const oscar_int2_decode_args& a, const DecodeParams& p) {
   return counter_bytes(static_cast<std::size_t>(a.batch) * a.num_kv_heads * p.parts);
-}
-
-std::size_t partial_bytes(const oscar_int2_decode_args& a, const DecodeParams& p) {
-  return sizeof(float) * static_cast<std::size_t>(p.unit_floats) * a.batch * a.num_kv_heads * p.parts;
 }
 
 }  // namespace
@@ -135,21 +95,15 @@ __attribute__((visibility("default"))) size_t oscar_int2_decode_workspace(const 
     return 0;
   }
   const DecodeParams p = params_of(*args);
-  return ticket_bytes(*args, p) + partial_bytes(*args, p);
+  return ticket_bytes(*args, p) +
+         sizeof(float) * static_cast<std::size_t>(p.unit_floats) * args->batch * args->num_kv_heads * p.parts;
 }
 
 __attribute__((visibility("default"))) int oscar_int2_decode(const oscar_int2_decode_args* args, void* stream) {
   const std::size_t needed = oscar_int2_decode_workspace(args);
   if (needed == 0) return cudaErrorInvalidValue;
-  if (args->out == nullptr || reinterpret_cast<std::uintptr_t>(args->out) % 8 != 0) {
-    return refuse("out must not be null, and 8-byte aligned");
-  }
-  if (args->workspace == nullptr || args->workspace_bytes < needed) {
-    return refuse("the workspace must have " + std::to_string(needed) + " bytes");
-  }
   DecodeParams p = params_of(*args);
-  p.tickets = static_cast<int*>(args->workspace);
-  p.partials = reinterpret_cast<float*>(static_cast<char*>(args->workspace) + ticket_bytes(*args, p));
+  if (const int refused = place_results(*args, needed, ticket_bytes(*args, p), p)) return refused;
   return choose_shape(*args, p.part_heads, [&]<class S>() { return launch<S>(p, static_cast<cudaStream_t>(stream)); });
 }
 

@@ -3,10 +3,13 @@
 // its way through packed rows.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "kernels/cuda/decode_plan.hpp"
+#include "kernels/cuda/int2_arguments.hpp"
 #include "kernels/cuda/int2_mma.cuh"
 #include "kernels/cuda/warp.cuh"
 #include "oscar/int2_attention.h"
@@ -63,6 +66,39 @@ struct DecodeParams {
   std::int64_t unit_floats;         // of a (sequence, part)
   int* tickets;                     // (batch, num_kv_heads * parts)
 };
+
+inline PagedRows narrow(const oscar_paged_rows& rows) {
+  return {static_cast<const unsigned char*>(rows.data), static_cast<int>(rows.page_stride),
+          static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
+}
+
+/// What the parameters of both decode kernels take from arguments, once the rule and the heads of a part are known.
+template <class Args, class Params>
+void fill_common(const Args& a, int head_dim, Params& p) {
+  p.args = a;
+  p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
+  p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
+  p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
+  p.unit_floats = std::int64_t{p.max_splits} * partial_floats(p.part_heads, head_dim);
+  p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
+  p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));
+  p.score_scale = a.softmax_scale * 1.4426950408889634F;
+}
+
+/// Says where in the workspace, which must have `needed` bytes, tickets and then partials lie. Returns what refuse()
+/// does if it cannot be, or outputs cannot; else 0.
+template <class Args, class Params>
+int place_results(const Args& a, std::size_t needed, std::size_t ticket_bytes, Params& p) {
+  if (a.out == nullptr || reinterpret_cast<std::uintptr_t>(a.out) % 8 != 0) {
+    return refuse("out must not be null, and 8-byte aligned");
+  }
+  if (a.workspace == nullptr || a.workspace_bytes < needed) {
+    return refuse("the workspace must have " + std::to_string(needed) + " bytes");
+  }
+  p.tickets = static_cast<int*>(a.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<char*>(a.workspace) + ticket_bytes);
+  return 0;
+}
 
 // The queries of a block of the INT2 decode kernel, as its integer products take them. S: a DecodeShape.
 

@@ -385,25 +385,11 @@ int launch(const PackParams& p, cudaStream_t stream) {
   return launch_overlapping<int2_pack<kDim, kGroups, kRotate>>(p, grid, kPackWarps * kLanes, kShared, kShared, stream);
 }
 
-template <int kDim, int kGroups>
-int launch_one(const PackParams& p, cudaStream_t stream) {
-  return p.args.rotation != nullptr ? launch<kDim, kGroups, true>(p, stream) : launch<kDim, kGroups, false>(p, stream);
-}
-
 int launch_shape(const PackParams& p, cudaStream_t stream) {
-  const int groups = p.args.head_dim / p.args.group_size;
-  switch (p.args.head_dim) {
-    case 64:
-      return groups == 1 ? launch_one<64, 1>(p, stream) : launch_one<64, 2>(p, stream);
-    case 128:
-      return groups == 1   ? launch_one<128, 1>(p, stream)
-             : groups == 2 ? launch_one<128, 2>(p, stream)
-                           : launch_one<128, 4>(p, stream);
-    default:
-      return groups == 1   ? launch_one<256, 1>(p, stream)
-             : groups == 4 ? launch_one<256, 4>(p, stream)
-                           : launch_one<256, 8>(p, stream);
-  }
+  return with_groups(p.args.head_dim, p.args.group_size, [&]<int kDim, int kGroups>() {
+    return p.args.rotation != nullptr ? launch<kDim, kGroups, true>(p, stream)
+                                      : launch<kDim, kGroups, false>(p, stream);
+  });
 }
 
 const char* problem(const oscar_int2_pack_args& a) {

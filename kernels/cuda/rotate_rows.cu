@@ -202,13 +202,6 @@ extern "C" __attribute__((visibility("default"))) int oscar_rotate_rows(const os
   for (int i = 0; i < count; ++i) {
     if (const char* wrong = problem(products[i])) return refuse(wrong);
   }
-  const auto on = static_cast<cudaStream_t>(stream);
-  switch (head_dim) {
-    case 64:
-      return launch<64>(products, count, on);
-    case 128:
-      return launch<128>(products, count, on);
-    default:
-      return launch<256>(products, count, on);
-  }
+  return with_head_dim(head_dim,
+                       [&]<int kDim>() { return launch<kDim>(products, count, static_cast<cudaStream_t>(stream)); });
 }

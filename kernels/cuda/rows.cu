@@ -4,8 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cstring>
-#include <vector>
+#include <algorithm>
 
 #include "kernels/cuda/blas.hpp"
 #include "kernels/cuda/ingest.hpp"
@@ -22,8 +21,6 @@ template <class T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T values[n];
 };
-
-__device__ float nearest_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
 
 template <int n>
 __device__ void load_values(const std::byte* stored, DType dtype, std::int64_t first, float (&values)[n]) {
@@ -69,20 +66,6 @@ __global__ void subtract_values(double* rows, std::int64_t count, const double* 
   rows[i] = round ? nearest_bf16(centred) : centred;
 }
 
-/// A view of some heads that is dense, and the memory it may need.
-HeadsView only_heads(const HeadsView& x, HeadGroups heads, std::vector<std::byte>& memory) {
-  HeadsView dense{x.data, x.dtype, x.num_tokens, heads.groups * heads.heads_per_group, x.head_dim, x.file};
-  if (dense.num_heads == x.num_heads) return dense;
-  const auto bytes = static_cast<std::size_t>(dense.bytes_per_token());
-  const auto stride = static_cast<std::size_t>(x.bytes_per_token());
-  memory.resize(static_cast<std::size_t>(x.num_tokens) * bytes);
-  const std::byte* source = x.data + size_of(x.dtype) * static_cast<std::size_t>(heads.first * x.head_dim);
-  for (std::size_t t = 0; t * bytes < memory.size(); ++t) std::memcpy(&memory[t * bytes], source + t * stride, bytes);
-  dense.data = memory.data();
-  dense.file = {};
-  return dense;
-}
-
 }  // namespace
 
 template <class T>
@@ -102,21 +85,6 @@ void convert_rows(const Context& context, const HeadsView& stored, int groups, s
 }
 template void convert_rows(const Context&, const HeadsView&, int, std::int64_t, float*, Precision);
 template void convert_rows(const Context&, const HeadsView&, int, std::int64_t, double*, Precision);
-
-template <class T>
-DeviceBuffer<T> upload_rows(const Context& context, HeadsView x, HeadGroups heads, Precision precision) {
-  OSCAR_CHECK(heads.first + heads.groups * heads.heads_per_group <= x.num_heads);
-  std::vector<std::byte> memory;
-  HeadsView view = only_heads(x, heads, memory);
-  DeviceBuffer<std::byte> stored(context, static_cast<std::size_t>(view.num_tokens * view.bytes_per_token()));
-  DeviceBuffer<T> rows(context, static_cast<std::size_t>(view.num_tokens) * view.num_heads * view.head_dim);
-  Transfer(context, view, stored.data()).wait();
-  view.data = stored.data();
-  convert_rows(context, view, heads.groups, view.num_tokens, rows.data(), precision);
-  return rows;
-}
-template DeviceBuffer<float> upload_rows(const Context&, HeadsView, HeadGroups, Precision);
-template DeviceBuffer<double> upload_rows(const Context&, HeadsView, HeadGroups, Precision);
 
 template <class T>
 void round_to_bf16(const Context& context, DeviceBuffer<T>& values) {
@@ -168,6 +136,16 @@ __global__ void narrow_value(const double* dense, RowsView rows, void* values) {
   }
 }
 
+/// x (tokens, heads, head_dim) from host memory as (groups, tokens, heads / groups * head_dim).
+DeviceBuffer<double> upload_rows(const Context& context, HeadsView x, int groups, Precision precision) {
+  DeviceBuffer<std::byte> stored(context, static_cast<std::size_t>(x.num_tokens * x.bytes_per_token()));
+  DeviceBuffer<double> rows(context, static_cast<std::size_t>(x.num_tokens) * x.num_heads * x.head_dim);
+  Transfer(context, x, stored.data()).wait();
+  x.data = stored.data();
+  convert_rows(context, x, groups, x.num_tokens, rows.data(), precision);
+  return rows;
+}
+
 std::size_t size_of(const RowsView& rows) { return static_cast<std::size_t>(rows.count() * rows.dim); }
 
 }  // namespace
@@ -195,8 +173,11 @@ void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from
   const int g = x.num_heads / groups;
   DeviceBuffer<double> matrices{context, std::span<const double>(rotated_from_native.data)};
   if (precision == Precision::kServing) round_to_bf16(context, matrices);
-  for_each_chunk(x, [&](std::int64_t begin, HeadsView chunk) {
-    const DeviceBuffer<double> native = upload_rows<double>(context, chunk, {0, groups, g}, precision);
+  constexpr std::int64_t kValues = std::int64_t{1} << 22;  // that go to the GPU at a time: 32 MiB of doubles
+  const std::int64_t step = std::max<std::int64_t>(kValues / (std::int64_t{x.num_heads} * x.head_dim), 1);
+  for (std::int64_t begin = 0; begin < x.num_tokens; begin += step) {
+    const HeadsView chunk = x.tokens(begin, std::min(begin + step, x.num_tokens));
+    const DeviceBuffer<double> native = upload_rows(context, chunk, groups, precision);
     DeviceBuffer<double> rotated(context, native.size());
     gemm(context, {.m = chunk.num_tokens * g, .n = x.head_dim, .k = x.head_dim, .batch = groups}, native.data(),
          matrices.data(), rotated.data());
@@ -211,7 +192,7 @@ void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from
     if (precision == Precision::kServing) round_to_bf16(context, chunk_rows);
     chunk_rows.download(context,
                         rows.subspan(static_cast<std::size_t>(begin) * x.num_heads * x.head_dim, native.size()));
-  });
+  }
 }
 
 }  // namespace oscar::cuda

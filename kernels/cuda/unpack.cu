@@ -306,30 +306,15 @@ extern "C" __attribute__((visibility("default"))) int oscar_int2_unpack(const os
   if (const char* wrong = args == nullptr ? "no arguments" : problem(*args); wrong != nullptr) return refuse(wrong);
   if (args->num_tokens == 0) return cudaSuccess;
   const Int2UnpackParams p{*args, FastDivide(args->page_size)};
-  const auto on = static_cast<cudaStream_t>(stream);
-  switch (args->head_dim) {
-    case 64:
-      return launch_dim<64>(p, on);
-    case 128:
-      return launch_dim<128>(p, on);
-    default:
-      return launch_dim<256>(p, on);
-  }
+  return with_head_dim(args->head_dim,
+                       [&]<int kDim>() { return launch_dim<kDim>(p, static_cast<cudaStream_t>(stream)); });
 }
-using namespace oscar::cuda;
+
 extern "C" __attribute__((visibility("default"))) int oscar_coded_unpack(const oscar_coded_unpack_args* args,
                                                                          void* stream) {
   if (const char* wrong = args == nullptr ? "no arguments" : problem(*args); wrong != nullptr) return refuse(wrong);
   if (args->num_tokens == 0) return cudaSuccess;
   const CodedUnpackParams p{*args, std::countr_zero(static_cast<unsigned>(args->page_size)),
                             args->k.data != nullptr ? 0 : 1};
-  const auto on = static_cast<cudaStream_t>(stream);
-  switch (args->head_dim) {
-    case 64:
-      return launch<64>(p, on);
-    case 128:
-      return launch<128>(p, on);
-    default:
-      return launch<256>(p, on);
-  }
+  return with_head_dim(args->head_dim, [&]<int kDim>() { return launch<kDim>(p, static_cast<cudaStream_t>(stream)); });
 }

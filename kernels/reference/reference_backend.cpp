@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "kernels/arguments.hpp"
+#include "kernels/mixed_sequence.hpp"
 #include "kernels/reference/attention.hpp"
 #include "kernels/reference/moments.hpp"
 #include "kernels/reference/packing.hpp"
@@ -205,15 +206,6 @@ class ReferenceSequence : public MixedSequence {
   MatrixStack back_;      // maps outputs to native coordinates; none without a transform of values
 };
 
-}  // namespace
-
-std::unique_ptr<MixedSequence> hold(const SequenceInput& input) {
-  check_sequence(input);
-  return std::make_unique<ReferenceSequence>(input);
-}
-
-namespace {
-
 class ReferenceBackend : public Backend {
  public:
   [[nodiscard]] std::string description() const override { return "reference, 1 thread"; }
@@ -270,7 +262,8 @@ class ReferenceBackend : public Backend {
   }
 
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
-    return reference::hold(input);
+    check_sequence(input);
+    return std::make_unique<ReferenceSequence>(input);
   }
 };
 

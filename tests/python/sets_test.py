@@ -32,9 +32,9 @@ class SetsTest(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-foreign-"))) / "set"
         self.again()
 
-    def again(self):
+    def again(self, source=SAMPLE):
         shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(SAMPLE, self.folder)
+        shutil.copytree(source, self.folder)
 
     def manifest(self):
         return json.loads((self.folder / "manifest.json").read_text())
@@ -183,17 +183,14 @@ class SetsTest(unittest.TestCase):
 
     def changed(self, tensors=(), manifest=lambda document: None):
         """The sample set with other tensors, whose hashes fit, and a changed manifest."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(CODED, self.folder)
+        self.again(CODED)
         path = self.folder / "coded.safetensors"
         if tensors:
             save_file({name: x for name, x in (load_file(path) | dict(tensors)).items() if x is not None}, path)
-        document = json.loads((self.folder / "manifest.json").read_text())
-        for each in document["files"]:
-            data = (self.folder / each["path"]).read_bytes()
-            each |= {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        self.write(self.manifest())
+        document = self.manifest()
         manifest(document)
-        (self.folder / "manifest.json").write_text(json.dumps(document))
+        self.write(document, hashes=False)
         return self.folder
 
     def test_a_coded_set_is_read(self):

@@ -54,7 +54,8 @@ import oscar_kv  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from oscar_kv import sglang_plugin  # noqa: E402
-from safetensors import safe_open  # noqa: E402
+import server_test  # noqa: E402
+from server_test import DIM, HEADS, KV_HEADS, LAYERS, SCALE, TOKENS  # noqa: E402
 from sglang.srt import runtime_context  # noqa: E402
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend  # noqa: E402
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend  # noqa: E402
@@ -64,9 +65,6 @@ from sglang.srt.layers.radix_attention import RadixAttention  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
-
-LAYERS, HEADS, KV_HEADS, DIM, TOKENS = 3, 4, 2, 32, 120
-SCALE = 0.5 * DIM**-0.5  # of a model that scales scores by half
 
 
 class LastBackend(AttentionBackend):
@@ -117,20 +115,7 @@ class SglangTest(unittest.TestCase):
         torch.manual_seed(0)
         cls.rows = [[torch.randn(TOKENS, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(LAYERS)]
 
-    def expected(self):
-        state = torch.ops.oscar.new_state()
-        for i, rows in enumerate(self.rows):
-            torch.ops.oscar.observe(state, i, *rows, query_scale=0.5)
-        path = self.folder / "expected.safetensors"
-        torch.ops.oscar.save(state, str(path))
-        return path
-
-    def assert_same(self, path):
-        with safe_open(path, "pt") as mine, safe_open(self.expected(), "pt") as theirs:
-            self.assertEqual(set(mine.keys()), set(theirs.keys()))
-            for name in theirs.keys():
-                torch.testing.assert_close(mine.get_tensor(name), theirs.get_tensor(name), rtol=1e-9, atol=1e-9)
-        path.unlink()
+    expected, assert_same = server_test.ServerTest.expected, server_test.ServerTest.assert_same
 
     def run_model(self, backend, rank=0, ranks=1):
         """Prompts in two chunks with a decode step between, and a pass after the end."""
@@ -160,6 +145,7 @@ class SglangTest(unittest.TestCase):
             with self.subTest([wrap.__name__ for wrap in chain]):
                 self.run_model(backend)
                 self.assert_same(self.folder / "x.safetensors")
+                (self.folder / "x.safetensors").unlink()
 
     def test_linear_layers_pass_unseen(self):
         backend, rows = with_linear(LastBackend()), torch.zeros(2, 8)

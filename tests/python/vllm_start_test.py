@@ -30,9 +30,7 @@ class StartTest(unittest.TestCase):
     def setUp(self):
         forget_modules(self)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_KV", "OSCAR_OBS"))}
-        patch = mock.patch.dict(os.environ, environment, clear=True)
-        patch.start()
-        self.addCleanup(patch.stop)
+        self.enterContext(mock.patch.dict(os.environ, environment, clear=True))
         self.paths, taken = {}, self
 
         class Platform:
@@ -171,10 +169,9 @@ class StartTest(unittest.TestCase):
                 self.made(**ours | {name: CPU})
 
     def other_model(self):
-        folder = tempfile.TemporaryDirectory(prefix="oscar-start-")
-        self.addCleanup(folder.cleanup)
-        transformers.AutoConfig.from_pretrained(SAMPLE).save_pretrained(folder.name)
-        return folder.name
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))
+        transformers.AutoConfig.from_pretrained(SAMPLE).save_pretrained(folder)
+        return folder
 
     def test_a_version_that_asks_no_backend_for_the_size_of_its_cache(self):
         os.environ["OSCAR_KV_SET"] = str(SET)

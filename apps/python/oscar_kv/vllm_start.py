@@ -86,13 +86,6 @@ def _count(path: str, layers: int) -> None:
     served.labels(path, manifest_hash(path)).set(layers)
 
 
-def _check_serving(config: Any) -> None:
-    """Raises ValueError that says why this configuration cannot serve the set."""
-    _check_options(config)
-    _check_interface()
-    _check_set(config.model_config)
-
-
 def _part_compiled_graphs(config: Any) -> None:
     """vLLM keeps compiled graphs of a model and does not ask for the attention backend when it takes one again, though whether the
     cache is written before attention or by it is a part of the graph. Graphs with a set get a name of their own."""
@@ -161,7 +154,9 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
             if cls.device_type == "cpu" and not vllm_config.cache_config.user_specified_block_size:
                 vllm_config.cache_config.block_size = _BLOCK_ON_CPUS
             with starting():
-                _check_serving(vllm_config)
+                _check_options(vllm_config)
+                _check_interface()
+                _check_set(vllm_config.model_config)
                 _part_compiled_graphs(vllm_config)
 
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
@@ -17,6 +16,7 @@
 #include "kernels/reference/row_codec.hpp"
 #include "support/support.hpp"
 #include "tensor/hdf5.hpp"
+#include "unit/kernels/gaussian.hpp"
 
 namespace oscar {
 namespace {
@@ -36,10 +36,7 @@ void quantize(std::span<const float> rows, int dim, const RowCodec& codec, Preci
 /// 10 log10 of signal over noise of N(0, 1) rows of 128.
 double gaussian_sqnr_db(const RowCodec& codec) {
   constexpr std::size_t kRows = 8000;
-  std::mt19937 engine(7);
-  std::normal_distribution<float> normal;
-  std::vector<float> rows(kRows * 128);
-  for (float& x : rows) x = normal(engine);
+  const std::vector<float> rows = test::gaussian_floats(kRows * 128, 7);
   std::vector<float> decoded(rows.size());
   quantize(rows, 128, codec, Precision::kExact, decoded, nullptr);
   double signal = 0;
@@ -174,13 +171,8 @@ TEST_CASE("rows without range decode to what they hold, and values of any size t
 }
 
 TEST_CASE("serving rounds decoded rows to bfloat16; threads change no bit") {
-  std::mt19937 engine(3);
-  std::normal_distribution<float> normal;
-  std::vector<float> rows(5000 * 16);
-  for (float& x : rows) x = normal(engine);
-  std::vector<float> exact(rows.size());
-  std::vector<float> serving(rows.size());
-  std::vector<float> again(rows.size());
+  const std::vector<float> rows = test::gaussian_floats(5000 * 16, 3);
+  std::vector<float> exact(rows.size()), serving(rows.size()), again(rows.size());
   quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kExact, exact, nullptr);
   set_num_threads(1);
   quantize(rows, 16, RowCodec{.clip_ratio = 0.9}, Precision::kServing, serving, nullptr);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Decode attention over pages of a coded cache against fp64 on the CPU.
-#include "unit/kernels_cuda/coded_decode_case.hpp"
-#include "unit/kernels_cuda/samples.hpp"
+#include "unit/kernels_cuda/decode_case.hpp"
 
 namespace oscar {
 namespace {
@@ -10,20 +9,7 @@ using namespace test;
 
 using Plan = std::vector<std::uint8_t>;
 
-void check_coded(CodedCaseShape s, unsigned seed) {
-  s.split_batch = seed % 2 == 0 ? 0 : 300;  // cut finely, by few sequences, and coarsely
-  CheckedCodedDecode test(s, seed);
-  CHECK(test.run());
-  const auto [error, lse_error] = test.errors();
-  const Shape shape{DType::kBF16, s.dim, s.lengths.back()};
-  check_error("coded_decode, relative", shape, error, 2e-3);
-  check_error("coded_decode, log-sum-exp", shape, lse_error, 5e-3);
-  const auto first = test.out.download();
-  CHECK(test.run());
-  CHECK_MESSAGE(test.out.download() == first, "another run gives other bits");
-}
-
-std::string coded_refusal() { return plugin_function<decltype(oscar_int2_error)>("oscar_int2_error")(); }
+void check_coded(const DecodeShape& s, unsigned seed) { check_decode<CodedDecodeCase>("coded_decode", s, seed, 5e-3); }
 
 }  // namespace
 
@@ -70,14 +56,14 @@ TEST_CASE("coded_decode_matches_cpu, every shape that the kernel is compiled for
   for (const auto& [operands, plan] : plans) {
     const int dim = 8 * static_cast<int>(plan.size());
     for (const int heads : {3, 8, 12, 16}) {
-      const CodedCaseShape s{.q_heads = heads,
-                             .kv_heads = 1,
-                             .dim = dim,
-                             .lengths = {3900, 1700},
-                             .windows = {70, 0},
-                             .key_plan = plan,
-                             .value_plan = plan};
-      CHECK(CheckedCodedDecode(s).args.layout.value_operands == operands);
+      const DecodeShape s{.q_heads = heads,
+                          .kv_heads = 1,
+                          .dim = dim,
+                          .lengths = {3900, 1700},
+                          .windows = {70, 0},
+                          .key_plan = plan,
+                          .value_plan = plan};
+      CHECK(CodedDecodeCase(s).args.layout.value_operands == operands);
       check_coded(s, seed += 2);
     }
   }
@@ -143,11 +129,11 @@ TEST_CASE("small: coded_decode") {
 
 TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   if (gpu_or_skip() == nullptr) return;
-  CheckedCodedDecode test({});
+  CodedDecodeCase test({});
   const auto refuses = [&](const char* why) {
     CHECK_FALSE(test.run());
-    INFO(coded_refusal());
-    CHECK(coded_refusal().find(why) != std::string::npos);
+    INFO(refusal());
+    CHECK(refusal().find(why) != std::string::npos);
   };
   const oscar_coded_decode_args good = test.args;
   test.args.history.page_size = 2, test.args.history.pages_per_sequence = 1000;
@@ -168,15 +154,13 @@ TEST_CASE("a coded format with increasing bits, with nine bits, or with a step o
   const oscar_coded_format format{64, 1, bits.data(), bits.data(), steps.data(), steps.data()};
   CHECK(code_layout(format, layout, nullptr) == 0);
   CHECK(layout.token_bytes == 8 * (2 + 2) + 4);
-  bits[7] = 3;
-  CHECK(code_layout(format, layout, nullptr) != 0);
-  CHECK(coded_refusal().find("must not increase") != std::string::npos);
-  bits[0] = bits[7] = 9;
-  CHECK(code_layout(format, layout, nullptr) != 0);
-  CHECK(coded_refusal().find("0 to 8 bits") != std::string::npos);
-  bits.assign(8, 2), steps[5] = 0;
-  CHECK(code_layout(format, layout, nullptr) != 0);
-  CHECK(coded_refusal().find("steps must be positive") != std::string::npos);
+  const auto refused = [&](const char* why) {
+    CHECK(code_layout(format, layout, nullptr) != 0);
+    CHECK_MESSAGE(refusal().find(why) != std::string::npos, refusal());
+  };
+  bits[7] = 3, refused("must not increase");
+  bits[0] = bits[7] = 9, refused("0 to 8 bits");
+  bits.assign(8, 2), steps[5] = 0, refused("steps must be positive");
 }
 
 }  // namespace oscar

@@ -1,28 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Decode attention over INT2 pages against fp64 on the CPU.
-#include "unit/kernels_cuda/int2_decode_case.hpp"
-#include "unit/kernels_cuda/samples.hpp"
+#include "unit/kernels_cuda/decode_case.hpp"
 
 namespace oscar {
 namespace {
 
 using namespace test;
 
-void check_shape(DecodeShape s, unsigned seed) {
-  s.split_batch = seed % 2 == 0 ? 0 : 300;  // cut finely, by few sequences, and coarsely
-  CheckedDecode test(s, seed);
-  CHECK(test.run());
-  const auto [error, lse_error] = test.errors();
-  const Shape shape{s.params == OSCAR_FLOAT32   ? DType::kF32
-                    : s.params == OSCAR_FLOAT16 ? DType::kF16
-                                                : DType::kBF16,
-                    s.dim, s.lengths.back()};
-  check_error("int2_decode, relative", shape, error, 2e-3);
-  check_error("int2_decode, log-sum-exp", shape, lse_error, 1e-3);
-  const auto first = test.out.download();
-  CHECK(test.run());
-  CHECK_MESSAGE(test.out.download() == first, "another run gives other bits");
-}
+void check_shape(const DecodeShape& s, unsigned seed) { check_decode<Int2DecodeCase>("int2_decode", s, seed, 1e-3); }
 
 const std::vector<oscar_dtype> kParamTypes{OSCAR_FLOAT32, OSCAR_FLOAT16, OSCAR_BFLOAT16};
 
@@ -97,7 +82,7 @@ TEST_CASE("int2_decode_matches_cpu, more splits than are added up at once") {
 TEST_CASE("int2_decode does not depend on its neighbours") {
   if (gpu_or_skip() == nullptr) return;
   const DecodeShape shape{.q_heads = 8, .kv_heads = 2, .lengths = {3000, 70, 9000}, .windows = {320, 5, 319}};
-  CheckedDecode test(shape);
+  Int2DecodeCase test(shape);
   CHECK(test.run());
   const auto all = test.out.download();
   oscar_int2_decode_args& args = test.args;
@@ -108,7 +93,7 @@ TEST_CASE("int2_decode does not depend on its neighbours") {
     table->pages += 2 * table->pages_per_sequence, table->lengths += 2;
   }
   test.out.fill(0xFF);
-  CHECK(decode(args) == 0);
+  CHECK(Int2DecodeCase::decode(args) == 0);
   const auto alone = test.out.download();
   CHECK(std::equal(alone.end() - static_cast<std::ptrdiff_t>(4 * row), alone.end(),
                    all.end() - static_cast<std::ptrdiff_t>(4 * row)));
@@ -116,11 +101,11 @@ TEST_CASE("int2_decode does not depend on its neighbours") {
 
 TEST_CASE("int2_decode refuses what it cannot do, and says why") {
   if (gpu_or_skip() == nullptr) return;
-  const CheckedDecode good({.lengths = {40}, .windows = {3}});
+  const Int2DecodeCase good({.lengths = {40}, .windows = {3}});
   const auto refused = [&](const auto& spoil, const std::string& reason) {
     oscar_int2_decode_args args = good.args;
     spoil(args);
-    CHECK(decode(args) == cudaErrorInvalidValue);
+    CHECK(Int2DecodeCase::decode(args) == cudaErrorInvalidValue);
     CHECK_MESSAGE(refusal().find(reason) != std::string::npos, refusal());
   };
   refused([](auto& a) { a.batch = 0; }, "batch and heads");
