@@ -4,7 +4,6 @@
 
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
-#include "fit/coded_fit.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
