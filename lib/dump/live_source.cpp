@@ -193,10 +193,11 @@ class Source : public LiveSource {
         calibration_(describe(sequences_)),
         status_(status),
         slots_(sequence_slots(sequences_, options.chunk_tokens)),
+        to_the_end_(options.to_the_end),
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
     choose_layers(options.layers);
-    const int layers = layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1;
+    const int layers = to_the_end_ || layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1;
     const PassOptions pass{layers, /*prepare=*/true, options.first_positions};
     pass_ = runner.begin(sequences_, pass, status);
     if (runner.keeps_host_memory() && !layer_ids_.empty()) {
@@ -218,13 +219,19 @@ class Source : public LiveSource {
     if (states_) states_->offer(*pass_);
     const auto rows = std::make_shared<const LayerRows>(layer_id, shape_of(layer_id), slots_, runner_);
     const auto place = [&](std::size_t s) { return rows->at(slots_[s]); };
-    pass_->capture(place, layer_id == layer_ids_.back());
+    pass_->capture(place, !to_the_end_ && layer_id == layer_ids_.back());
     return std::make_unique<RowsInMemory>(rows);
   }
 
   void wait_until_ready() override {
     if (finding_memory_.valid()) finding_memory_.get();
     pass_->wait_until_ready();
+  }
+
+  [[nodiscard]] std::unique_ptr<FinalStates> final_states() override {
+    OSCAR_CHECK(to_the_end_);
+    while (pass_->layer() < config_.num_layers) pass_->step({}, false);
+    return pass_->final_states();
   }
 
  private:
@@ -270,6 +277,7 @@ class Source : public LiveSource {
   CalibrationData calibration_;
   Status& status_;
   std::vector<SequenceSlot> slots_;  // by sequence
+  bool to_the_end_;
   DType dtype_;
   std::vector<int> layer_ids_;
   std::unique_ptr<ModelPass> pass_;

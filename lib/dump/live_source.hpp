@@ -26,6 +26,8 @@ struct LiveOptions {
   std::int64_t chunk_tokens = 8192;
   /// Positions of the first token of each sequence (PassOptions); empty: 0.
   std::vector<std::int64_t> first_positions;
+  /// The pass goes on behind the last layer that opens, for final_states().
+  bool to_the_end = false;
 };
 
 class LiveSource : public QkvSource {
@@ -35,6 +37,9 @@ class LiveSource : public QkvSource {
   virtual void keep_states(const std::filesystem::path& folder, std::function<bool(int layer)> is_kept) = 0;
   /// Waits until the model can take its first layer at full speed. Throws what loading throws.
   virtual void wait_until_ready() = 0;
+  /// Takes the model through the layers that are left, and returns what is behind the last: the bits of a run that
+  /// captures nothing. Called once, after all layers were opened, of a source that goes `to_the_end`.
+  [[nodiscard]] virtual std::unique_ptr<FinalStates> final_states() = 0;
 };
 
 /// `runner` and `status` must outlive the source. Throws UsageError for a layer that the model does not have or that
