@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile
 // without contraction), and every bit is the same.
+#include <algorithm>
 #include <bit>
 #include <string>
 #include <vector>
