@@ -48,7 +48,7 @@ copy_libraries() {
 copy_reference_data() {
   [ -d "$shared" ] || { printf 'gpu/pack: no reference data in %s: tests that need it will skip\n' "$shared" >&2; return; }
   mkdir -p "$stage/shared"
-  tar -C "$shared" -c fixtures golden/reference-fit golden/qwen3-2m | tar -x -C "$stage/shared"
+  tar -C "$shared" -c fixtures/rotations golden/reference-fit golden/qwen3-2m | tar -x -C "$stage/shared"
 }
 
 mkdir -p "$source" .gpu

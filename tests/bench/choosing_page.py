@@ -29,7 +29,7 @@ CODED_SET = ROOT / "zoo/sample/qwen3-2m/coded"
 EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp, vLLM, transformers", "SGLang (`sglang-v3`), vLLM, transformers", "vLLM, transformers"
 READ_BY = {"bf16": "every server", "Hadamard, clip 0.96 / 0.92": EVERYWHERE, "Hadamard INT3": "(to compare)", "Hadamard INT4": "(to compare)",
            "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`auto` for `sglang-v1`": EVERYWHERE,
-           "`oscar`, fitted clip, centred": WITH_MEANS,
+           "`oscar`, fitted clip, centred": WITH_MEANS, "`stretch`, fisher, centred": WITH_MEANS,
            "`coded`, 2.25 bits": OURS, "`coded`, 1.75 bits": OURS, "`coded`, 1.5 bits": OURS}
 CASES = {"fp16": "16-bit scales and zeros", "G=64": "groups of 64 channels", "96/8": "96 query heads"}
 CONTEXTS, IN_WINDOWS = (512, 2048, 8192, 32768, 131072), 320

@@ -2,7 +2,7 @@
 """The bytes of one page that vLLM's backend packs, as the kernels read it, against kept hashes: page_bytes_test.py [--keep]. vLLM is a fake.
 
 Transforms are a Hadamard matrix and powers of two, and rows have few bits, so that every sum is exact: the hashes hold on
-every processor and for every order of summation.
+every processor, on the CPU and on a GPU (OSCAR_TEST_DEVICE=cuda), and for every order of summation.
 """
 import hashlib
 import json
@@ -32,7 +32,7 @@ def hadamard(heads, _):
 
 def rows(heads, seed):
     drawn = torch.randint(-24, 25, (TOKENS, heads, backends.DIM), generator=torch.Generator().manual_seed(seed))
-    return (drawn / 8).bfloat16()
+    return (drawn / 8).bfloat16().to(backends.DEVICE)
 
 
 def exact_random(*shape, seed):
@@ -52,7 +52,7 @@ class PageBytesTest(unittest.TestCase):
             server = backends.Server()
             prompt = (rows(backends.HEADS, 1), rows(backends.KV_HEADS, 2), rows(backends.KV_HEADS, 3))
             server.step({"request": prompt}, {"request": 0})
-            found[name] = hashlib.sha256(server.cache[server.tables["request"]].numpy().tobytes()).hexdigest()
+            found[name] = hashlib.sha256(server.cache[server.tables["request"]].cpu().numpy().tobytes()).hexdigest()
             case.doCleanups()
         return found
 
