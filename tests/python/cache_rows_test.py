@@ -17,7 +17,7 @@ try:
     import oscar_kv
     import torch
     import transformers
-    from oscar_kv import cache_rows, packed_layer
+    from oscar_kv import cache_rows, int2_cache, packed_layer
     from oscar_kv.cache_rows import DecodeClock, LayerRows
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -301,6 +301,12 @@ class RowsTest(unittest.TestCase):
         self.assertEqual(cache.path, "none yet")
         log_probabilities(model, torch.ones(1, 3, dtype=torch.long, device=DEVICE), cache, 3)
         self.assertEqual(cache.path, "torch: the model's attention is not oscar_int2")
+
+    def test_rows_that_leave_their_gpu_are_told(self):
+        gpu, cpu = torch.device("cuda"), torch.device("cpu")
+        self.assertEqual([int2_cache.place_of_rows(gpu, None), int2_cache.place_of_rows(cpu, "rows are on cpu")], [gpu, cpu])
+        with self.assertWarnsRegex(UserWarning, "on the CPU, which is slow: rows of 96 channels"):
+            self.assertEqual(int2_cache.place_of_rows(gpu, packed_layer.why_no_kernels(codec(), 96)), cpu)
 
     def test_takes_the_kernels_by_itself_on_a_gpu_only(self):
         model = self.model()

@@ -16,6 +16,7 @@ Rows that the kernels do not take are packed on the CPU. Padding counts as token
 attention has sinks or soft caps in the second way.
 """
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -76,6 +77,14 @@ class _Options:
         return self.clocks.setdefault(device, DecodeClock(rows.sink, rows.recent))
 
 
+def place_of_rows(device: torch.device, why: str | None) -> torch.device:
+    """Where rows of tensors on `device` lie; why: what keeps that device's kernels from them. Warns where rows leave their GPU."""
+    if why is None or device.type == "cpu":
+        return device
+    warnings.warn(f"Int2Cache keeps its rows on the CPU, which is slow: {why}", stacklevel=2)
+    return torch.device("cpu")
+
+
 class Int2Layer(CacheLayerMixin):
     """One layer of an Int2Cache."""
 
@@ -102,14 +111,14 @@ class Int2Layer(CacheLayerMixin):
         if self.rows.recent < 1:
             why = why or "no recent tokens are kept as they are"
         why = why or why_no_decode(num_q_heads, key_states.shape[1])
-        at = device if on_cuda is None else torch.device("cpu")
+        at = place_of_rows(device, on_cuda)
         try:
             self.rows.begin(key_states, value_states, at)
         except ValueError as error:
             if at.type == "cpu":
                 raise
             why = why or str(error)
-            self.rows.begin(key_states, value_states, torch.device("cpu"))
+            self.rows.begin(key_states, value_states, place_of_rows(device, str(error)))
         if why is not None and asks_kernel:
             raise ValueError(f"layer {self._layer.layer_id}: the kernels cannot serve this cache: {why}")
         self.by_kernels, self.path = why is None, "kernel" if why is None else f"torch: {why}"
