@@ -220,13 +220,4 @@ void square_product(std::span<const double> a, bool a_transposed, std::span<cons
       .compute();
 }
 
-void row_product(std::span<const float> a, std::span<const float> b, bool b_transposed, std::size_t k,
-                 std::span<float> out) {
-  OSCAR_CHECK(k > 0 && a.size() % k == 0 && b.size() % k == 0 && out.size() == a.size() / k * (b.size() / k));
-  const auto m = static_cast<std::int64_t>(a.size() / k), n = static_cast<std::int64_t>(b.size() / k);
-  const auto depth = static_cast<std::int64_t>(k);
-  cpu::gemm({m, n, depth, b_transposed ? cpu::Transpose::kYes : cpu::Transpose::kNo}, a.data(), depth, b.data(),
-            b_transposed ? depth : n, out.data(), n);
-}
-
 }  // namespace oscar
