@@ -48,4 +48,14 @@ void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
+std::vector<std::int64_t> sequence_lengths(LayerStream& stream) {
+  std::vector<std::int64_t> lengths;
+  QkvChunk chunk;
+  stream.rewind();
+  while (stream.skip(chunk)) {
+    for (const SequenceRange& range : chunk.sequences) lengths.push_back(range.size());
+  }
+  return lengths;
+}
+
 }  // namespace oscar

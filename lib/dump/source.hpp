@@ -47,6 +47,9 @@ class QkvSource {
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
 };
 
+/// Returns how many tokens each sequence of a layer has. Leaves the stream at its end.
+[[nodiscard]] std::vector<std::int64_t> sequence_lengths(LayerStream& stream);
+
 /// Layers side by side, as many as a backend can use: task(i, stream of ids[i]) on up to `lanes` threads, which may use
 /// parallel_for. Streams are opened in order, as a live model demands. Throws what a task threw first; the others end
 /// at their next throw_if_interrupted().

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "base/errors.hpp"
-#include "codec/kv_method.hpp"
+#include "measure/kv_method.hpp"
 
 namespace oscar {
 namespace {
@@ -76,7 +76,7 @@ void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation
   choose_ratios(scores.value, recipe_.value_clip_per_head, "output_rel_error", layer.value);
 }
 
-void ClipChoice::finish(const std::string& description, RotationSet& set) const {
+void ClipChoice::finish(const std::string& description, RotationPart& set) const {
   const auto [key, value] = fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));
   std::vector<double> key_sum, value_sum;
   for (const LayerRotation& layer : set.layers) {

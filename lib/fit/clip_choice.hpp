@@ -11,7 +11,7 @@
 #include "fit/options.hpp"
 #include "kernels/backend.hpp"
 #include "method/clip.hpp"
-#include "rotation/rotation_set.hpp"
+#include "set/rotation_part.hpp"
 
 namespace oscar {
 
@@ -26,7 +26,7 @@ class ClipChoice {
   /// Chooses the ratios of a layer. sample: of its rows; empty where no sequence is longer than the windows.
   void apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const;
   /// Chooses the scalar ratios of a set whose layers have theirs. description: of the sample, for the record.
-  void finish(const std::string& description, RotationSet& set) const;
+  void finish(const std::string& description, RotationPart& set) const;
 
  private:
   SampleOptions options_;

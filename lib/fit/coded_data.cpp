@@ -179,7 +179,7 @@ CodedData read_part(const std::filesystem::path& path) {
   return data;
 }
 
-void require_alike(const CodedPart& a, const CodedPart& b) {
+void require_alike(const CodedDataPart& a, const CodedDataPart& b) {
   const auto require = [&](bool alike, const std::string& what, const char* advice) {
     if (!alike) throw DataError(what, a.name + " and " + b.name, advice);
   };
@@ -294,7 +294,7 @@ void write_coded_data(const std::filesystem::path& path, const CodedData& data) 
 }
 
 CodedData read_coded_data(const std::vector<std::filesystem::path>& paths) {
-  std::vector<CodedPart> parts;
+  std::vector<CodedDataPart> parts;
   for (const std::filesystem::path& path : paths) parts.push_back({path.string(), read_part(path)});
   return merge_coded_data(std::move(parts));
 }
@@ -304,8 +304,8 @@ bool is_coded_data(const std::filesystem::path& path) {
   return file.metadata().contains("schema") && file.metadata().at("schema") == kCodedDataSchema;
 }
 
-CodedData merge_coded_data(std::vector<CodedPart> parts) {
-  const auto order = [](const CodedPart& part) {
+CodedData merge_coded_data(std::vector<CodedDataPart> parts) {
+  const auto order = [](const CodedDataPart& part) {
     std::string text;
     for (const CalibrationData& each : part.data.data) text += each.data_sha256;
     return text;
@@ -318,7 +318,7 @@ CodedData merge_coded_data(std::vector<CodedPart> parts) {
   if (parts.size() == 1) return std::move(sum);
   for (std::size_t layer = 0; layer < sum.layers.size(); ++layer) {
     LayerOfParts same;
-    for (CodedPart& part : parts) same.push_back(&part.data.layers[layer]);
+    for (CodedDataPart& part : parts) same.push_back(&part.data.layers[layer]);
     merge_layer(same, sum.recipe["sample_rows"]);
   }
   for (std::size_t i = 1; i < parts.size(); ++i) {

@@ -37,14 +37,14 @@ void write_coded_data(const std::filesystem::path& path, const CodedData& data);
 [[nodiscard]] bool is_coded_data(const std::filesystem::path& path);
 
 /// A part, and its name for errors.
-struct CodedPart {
+struct CodedDataPart {
   std::string name;
   CodedData data;
 };
 
 /// Adds them up in the order of their data's hashes. At least one. Throws DataError that names two parts and what
 /// differs: models, windows, how they were taken, layers, heads; or the same data twice.
-[[nodiscard]] CodedData merge_coded_data(std::vector<CodedPart> parts);
+[[nodiscard]] CodedData merge_coded_data(std::vector<CodedDataPart> parts);
 
 /// Returns all that decides what is taken; bits and scopes do not. recipe: CodedData::recipe.
 [[nodiscard]] Json describe_coded_data(const QkvSource& source, Windows windows, const Json& recipe);

@@ -149,7 +149,7 @@ CodedLayer coded_layer(const CodedLayerData& data, const CodedBases& bases, cons
 CodedDamage damage_of(const CodedLayerData& data, Windows windows, const MeasureDamage& measure, Backend& backend) {
   const CodedBases bases = bases_of(data, backend);
   const int id = data.sums.layer_id;
-  CodedSet trial;
+  CodedPart trial;
   trial.windows = windows;
   trial.layers = {coded_layer(data, bases, trial_levels(bases.key, id, "key"), trial_levels(bases.value, id, "value"))};
   const CodedDamage damage = measure(trial);
@@ -230,8 +230,8 @@ CodedData take_coded_data(QkvSource& source, const CodedOptions& options, const 
   return data;
 }
 
-CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend) {
-  CodedSet set;
+CodedPart fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend) {
+  CodedPart set;
   set.model = data.model, set.calibration = calibration_of(data.data), set.windows = data.windows;
   set.bits = bits, set.scope = name_of(scope), set.recipe = data.recipe;
   std::vector<CodedBases> bases;

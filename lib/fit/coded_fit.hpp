@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "dump/source.hpp"
 #include "fit/kept_layers.hpp"
 #include "kernels/backend.hpp"
@@ -62,7 +62,7 @@ struct CodedOptions {
 
 /// Tells what errors of a set of one layer cost, which has the same bits everywhere: where no model is at hand that
 /// knows. An empty function plans as if all errors cost the same.
-using MeasureDamage = std::function<CodedDamage(const CodedSet&)>;
+using MeasureDamage = std::function<CodedDamage(const CodedPart&)>;
 
 /// All that a fit takes from its data: other bits, or another scope, need no second look at it.
 struct CodedData {
@@ -86,6 +86,6 @@ using ErrorCosts = std::map<int, ErrorCost>;
 
 /// Spends the bits. Throws UsageError for bits that cannot be spent, DataError for a head that gets none,
 /// NumericalError for rows that do not vary.
-[[nodiscard]] CodedSet fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend);
+[[nodiscard]] CodedPart fit_coded(const CodedData& data, double bits, CodedScope scope, Backend& backend);
 
 }  // namespace oscar

@@ -18,7 +18,7 @@
 #include "fit/options.hpp"
 #include "kernels/backend.hpp"
 #include "moments/statistics.hpp"
-#include "rotation/rotation_set.hpp"
+#include "set/rotation_part.hpp"
 
 namespace oscar {
 
@@ -34,7 +34,7 @@ inline constexpr int kRowsPerChannel = 16;
 void warm_up(Backend& backend);
 
 struct FitResult {
-  RotationSet set;
+  RotationPart set;
   /// Wall time of the whole fit.
   double seconds = 0;
 };
@@ -45,7 +45,7 @@ struct ModelScore {
   double kld = 0, probe = 0, probe_error = 0;
 };
 /// Runs the model with each set; an empty function if there is no model.
-using ModelJudge = std::function<std::vector<ModelScore>(std::span<const RotationSet>)>;
+using ModelJudge = std::function<std::vector<ModelScore>(std::span<const RotationPart>)>;
 
 /// What a caller adds to a fit; each may be empty.
 struct FitHooks {

@@ -5,14 +5,14 @@
 
 #include "base/errors.hpp"
 #include "base/version.hpp"
-#include "rotation/set_file.hpp"
+#include "set/set_file.hpp"
 
 namespace oscar {
 namespace {
 
 constexpr const char* kClipSample = "clip_sample";
 
-void write_fitted(const std::filesystem::path& path, const FittedLayer& fitted, RotationSet alone) {
+void write_fitted(const std::filesystem::path& path, const FittedLayer& fitted, RotationPart alone) {
   alone.layers = {fitted.layer};
   alone.has_clip_ratios = true;
   if (!fitted.clip_sample.empty()) alone.recipe[kClipSample] = fitted.clip_sample;
@@ -20,7 +20,7 @@ void write_fitted(const std::filesystem::path& path, const FittedLayer& fitted, 
 }
 
 FittedLayer read_fitted(const std::filesystem::path& path, int layer_id) {
-  RotationSet alone = read_set_file(path, SetFileKind::kSafetensors);
+  RotationPart alone = read_set_file(path, SetFileKind::kSafetensors);
   if (alone.layers.size() != 1 || alone.layers.front().layer_id != layer_id) {
     throw DataError("this is not layer " + std::to_string(layer_id), path.string(), "remove it");
   }
@@ -29,7 +29,7 @@ FittedLayer read_fitted(const std::filesystem::path& path, int layer_id) {
 
 }  // namespace
 
-RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options) {
+RotationPart unfitted_set(const Recipe& recipe, const FitOptions& options) {
   return {.key_objective = recipe.key_name(),
           .value_objective = recipe.value_name(),
           .windows = options.windows,
@@ -38,14 +38,14 @@ RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options) {
           .recipe = to_json(recipe, options)};
 }
 
-RotationSet unfitted_set(const QkvSource& source, const FitOptions& options) {
-  RotationSet set = unfitted_set(resolve_recipe(options), options);
+RotationPart unfitted_set(const QkvSource& source, const FitOptions& options) {
+  RotationPart set = unfitted_set(resolve_recipe(options), options);
   set.model = source.model();
   set.calibration = source.calibration();
   return set;
 }
 
-Json describe_fit(const RotationSet& unfitted, const FitOptions& options) {
+Json describe_fit(const RotationPart& unfitted, const FitOptions& options) {
   const SampleOptions& clip = options.clip_fit;
   return {{"oscar_version", kVersion},
           {"model", to_json(unfitted.model)},
@@ -56,7 +56,7 @@ Json describe_fit(const RotationSet& unfitted, const FitOptions& options) {
           {"clip_sample", {clip.sample_tokens, clip.max_sequence_tokens, clip.query_rows, clip.seed}}};
 }
 
-KeptLayers<FittedLayer> kept_fit(const PartialFolder* folder, RotationSet unfitted) {
+KeptLayers<FittedLayer> kept_fit(const PartialFolder* folder, RotationPart unfitted) {
   return {folder,
           [unfitted = std::move(unfitted)](const std::filesystem::path& path, const FittedLayer& fitted) {
             write_fitted(path, fitted, unfitted);
@@ -64,7 +64,7 @@ KeptLayers<FittedLayer> kept_fit(const PartialFolder* folder, RotationSet unfitt
           read_fitted};
 }
 
-void join(std::vector<FittedLayer> layers, const ClipChoice& clip, RotationSet& set) {
+void join(std::vector<FittedLayer> layers, const ClipChoice& clip, RotationPart& set) {
   for (FittedLayer& each : layers) set.layers.push_back(std::move(each.layer));
   clip.finish(layers.empty() ? "" : layers.back().clip_sample, set);
 }

@@ -11,16 +11,16 @@
 #include "fit/clip_choice.hpp"
 #include "fit/kept_layers.hpp"
 #include "fit/options.hpp"
-#include "rotation/rotation_set.hpp"
+#include "set/rotation_part.hpp"
 
 namespace oscar {
 
 /// Returns a set with everything but its origin and its layers.
-[[nodiscard]] RotationSet unfitted_set(const Recipe& recipe, const FitOptions& options);
+[[nodiscard]] RotationPart unfitted_set(const Recipe& recipe, const FitOptions& options);
 /// Returns a set with everything but its layers. Throws UsageError as resolve_recipe() does.
-[[nodiscard]] RotationSet unfitted_set(const QkvSource& source, const FitOptions& options);
+[[nodiscard]] RotationPart unfitted_set(const QkvSource& source, const FitOptions& options);
 /// Returns all that decides a fit's result. unfitted: tells the model and the data.
-[[nodiscard]] Json describe_fit(const RotationSet& unfitted, const FitOptions& options);
+[[nodiscard]] Json describe_fit(const RotationPart& unfitted, const FitOptions& options);
 
 struct FittedLayer {
   LayerRotation layer;
@@ -29,9 +29,9 @@ struct FittedLayer {
 };
 
 /// Returns a keeper of fitted layers. unfitted: the set that they belong to.
-[[nodiscard]] KeptLayers<FittedLayer> kept_fit(const PartialFolder* folder, RotationSet unfitted);
+[[nodiscard]] KeptLayers<FittedLayer> kept_fit(const PartialFolder* folder, RotationPart unfitted);
 
 /// Puts the layers, in order, into their set, and chooses its scalar clip ratios.
-void join(std::vector<FittedLayer> layers, const ClipChoice& clip, RotationSet& set);
+void join(std::vector<FittedLayer> layers, const ClipChoice& clip, RotationPart& set);
 
 }  // namespace oscar

@@ -127,7 +127,7 @@ class Search {
   }
 
   /// Lets the model judge the best by attention. base: the set without its layers.
-  [[nodiscard]] std::vector<Scored> finalists(const ModelJudge& judge, const RotationSet& base) const {
+  [[nodiscard]] std::vector<Scored> finalists(const ModelJudge& judge, const RotationPart& base) const {
     std::vector<Scored> scored = with_mixture(scored_, options_.codec);
     if (!judge) return scored;
     std::vector<std::size_t> order(scored.size());
@@ -135,7 +135,7 @@ class Search {
     std::sort(order.begin(), order.end(),
               [&](std::size_t a, std::size_t b) { return scored[a].mean().softmax_kl < scored[b].mean().softmax_kl; });
     order.resize(std::min(order.size(), kFinalists));
-    std::vector<RotationSet> sets;
+    std::vector<RotationPart> sets;
     for (const std::size_t i : order) sets.push_back(set_of(scored[i], base));
     const auto start = std::chrono::steady_clock::now();
     const std::vector<ModelScore> found = judge(sets);
@@ -148,7 +148,7 @@ class Search {
   }
 
   /// Fits the chosen recipe of each layer to everything, and writes the search into the set.
-  void fit_choice(const std::vector<Scored>& scored, const Choice& choice, RotationSet& set) {
+  void fit_choice(const std::vector<Scored>& scored, const Choice& choice, RotationPart& set) {
     const Scored& chosen = scored[choice.index];
     const std::vector<std::size_t>& from = chosen.candidate_of_layer;
     set.layers.resize(parts_.size());
@@ -213,9 +213,9 @@ class Search {
   }
 
   /// What the model is asked to judge, fitted without what is held out.
-  [[nodiscard]] RotationSet set_of(const Scored& scored, const RotationSet& base) const {
+  [[nodiscard]] RotationPart set_of(const Scored& scored, const RotationPart& base) const {
     const Recipe& recipe = candidates_[scored.candidate_of_layer.front()].recipe;
-    RotationSet set = base;
+    RotationPart set = base;
     set.recipe["name"] = scored.name;
     set.key_codec = *recipe.codecs.key, set.value_codec = *recipe.codecs.value;
     set.has_clip_ratios = true;
@@ -254,9 +254,9 @@ std::vector<Candidate> search_candidates(const FitOptions& options) {
   return candidates;
 }
 
-RotationSet unfitted_search(const QkvSource& source, const FitOptions& options) {
+RotationPart unfitted_search(const QkvSource& source, const FitOptions& options) {
   const std::vector<Candidate> candidates = search_candidates(options);
-  RotationSet set = unfitted_set(candidates.front().recipe, candidates.front().options);
+  RotationPart set = unfitted_set(candidates.front().recipe, candidates.front().options);
   set.model = source.model(), set.calibration = source.calibration();
   set.recipe = {{"name", "auto"}, {"layers", source.layer_ids()}};
   for (const Candidate& each : candidates) set.recipe["candidates"].push_back(to_json(each.recipe, each.options));
@@ -333,7 +333,7 @@ std::string describe(const Scored& scored) {
   return text + fmt::format(", {:.2f} s", scored.seconds);
 }
 
-RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
+RotationPart fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks, Backend& backend,
                      Status& status) {
   // Plan, and take: of every layer what all candidates need.
   std::vector<Candidate> candidates = search_candidates(options);
@@ -346,7 +346,7 @@ RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHook
       [&](int id, LayerStream& rows) { return take_parts(id, rows, plan, split, judging_options(options), backend); },
       status);
   // Solve: every candidate, on a part of the data. Judge by what that does to attention, and to the model.
-  RotationSet set;
+  RotationPart set;
   set.model = source.model(), set.calibration = source.calibration(), set.windows = options.windows;
   Search search(std::move(parts), std::move(candidates), options, backend, status);
   search.score_all();

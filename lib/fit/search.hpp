@@ -10,7 +10,7 @@
 
 #include "fit/fit.hpp"
 #include "fit/options.hpp"
-#include "rotation/rotation_set.hpp"
+#include "set/rotation_part.hpp"
 
 namespace oscar {
 
@@ -25,7 +25,7 @@ struct Candidate {
 
 /// Returns what decides the parts of layers that a search keeps (FitHooks::kept): the model, the data, the layers and
 /// all recipes that it tries.
-[[nodiscard]] RotationSet unfitted_search(const QkvSource& source, const FitOptions& options);
+[[nodiscard]] RotationPart unfitted_search(const QkvSource& source, const FitOptions& options);
 
 /// What a candidate does to the attention of one layer on held-out sequences; see kernels/README.md.
 struct AttentionScore {
@@ -64,7 +64,7 @@ struct Choice {
 
 /// Returns a set of one recipe, or a mixture of them by layer, chosen for the target: the work of fit() with recipe
 /// auto. Throws TooLittleData.
-[[nodiscard]] RotationSet fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks,
+[[nodiscard]] RotationPart fit_best(QkvSource& source, const FitOptions& options, const FitHooks& hooks,
                                    Backend& backend, Status& status);
 
 }  // namespace oscar

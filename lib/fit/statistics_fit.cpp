@@ -10,7 +10,7 @@
 #include "base/check.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
-#include "codec/kv_method.hpp"
+#include "measure/kv_method.hpp"
 #include "fit/clip_choice.hpp"
 #include "fit/fit.hpp"
 #include "fit/layer_data.hpp"

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_levels.hpp"
 

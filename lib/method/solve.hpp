@@ -14,7 +14,7 @@
 #include "kernels/mixed_sequence.hpp"
 #include "method/compose.hpp"
 #include "moments/sums.hpp"
-#include "rotation/rotation_set.hpp"
+#include "set/rotation_part.hpp"
 
 namespace oscar {
 

@@ -154,14 +154,14 @@ double mean_of(const Values& values) {
 }
 
 /// The difference is relative where `relative`.
-LongFigure figure_of(const char* name, const Values& reference, const Values& server, verify::Interval limit,
+LongFigure figure_of(const char* name, const Values& reference, const Values& server, Interval limit,
                      bool relative = false) {
   Values differences, scale;
   for (std::size_t i = 0; i < server.size(); ++i) {
     differences.push_back(server[i] - reference[i]);
     scale.push_back(relative ? std::max(reference[i], 1.0) : 1.0);
   }
-  const auto interval = verify::bootstrap(differences, scale);
+  const auto interval = bootstrap(differences, scale);
   OSCAR_CHECK(interval.has_value());  // there are kFewestLong or more
   return {name, mean_of(reference), mean_of(server), mean_of(differences) / mean_of(scale), *interval, limit};
 }

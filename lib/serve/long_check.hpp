@@ -22,7 +22,7 @@
 #include "base/json.hpp"
 #include "base/status.hpp"
 #include "serve/served_answers.hpp"
-#include "verify/report/quantiles.hpp"
+#include "measure/quantiles.hpp"
 
 namespace oscar::serve {
 
@@ -71,7 +71,7 @@ struct LongTask {
 struct LongFigure {
   std::string name;
   double reference = 0, server = 0, difference = 0;
-  verify::Interval interval, limit;  // of the difference
+  Interval interval, limit;  // of the difference
   [[nodiscard]] const char* verdict() const;
 };
 

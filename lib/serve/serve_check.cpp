@@ -11,9 +11,9 @@
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
-#include "peers/baselines.hpp"
-#include "verify/attention/attention_metrics.hpp"
-#include "verify/predictions/model_data.hpp"
+#include "measure/peers/baselines.hpp"
+#include "measure/attention/attention_metrics.hpp"
+#include "measure/predictions/model_data.hpp"
 
 namespace oscar {
 namespace {
@@ -41,7 +41,7 @@ std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Wi
     dialogues.push_back({std::move(prompt), {}, {}});
   }
   if (dialogues.empty()) throw UsageError("no text has " + length, "--text", "give longer texts");
-  const verify::Probes probes = verify::make_probes(texts, texts,
+  const Probes probes = make_probes(texts, texts,
                                                     {.count = options.needles,
                                                      .length = options.prompt_tokens,
                                                      .first = windows.sink,
@@ -75,7 +75,7 @@ Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
   for (const Dialogue& dialogue : dialogues) sequences.push_back(dialogue.tokens());
   Predictions predictions(dialogues.size());
   KvMethod exact;
-  const std::map<int, ScoreRule> rules = verify::rules_of(runner);  // by the layer that has the cache
+  const std::map<int, ScoreRule> rules = rules_of(runner);  // by the layer that has the cache
   RunHooks hooks;
   hooks.logits = [&](std::size_t i, std::span<const float> logits) {
     const std::size_t vocabulary = logits.size() / sequences[i].size(), first = dialogues[i].prompt.size();
@@ -94,9 +94,9 @@ Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
       if (!rules.contains(layer)) return false;
       const auto first = static_cast<std::int64_t>(dialogues[i].prompt.size()), tokens = qkv.q.num_tokens;
       const std::size_t before = out.size() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(first);
-      verify::attend(exact, layer, qkv, {0, first}, rules.at(layer), Precision::kServing, backend, out.first(before));
+      attend(exact, layer, qkv, {0, first}, rules.at(layer), Precision::kServing, backend, out.first(before));
       if (first < tokens) {
-        verify::attend(*set, layer, qkv, {first, tokens}, rules.at(layer), Precision::kServing, backend,
+        attend(*set, layer, qkv, {first, tokens}, rules.at(layer), Precision::kServing, backend,
                        out.subspan(before));
       }
       return true;

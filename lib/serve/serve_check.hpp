@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/kv_method.hpp"
+#include "measure/kv_method.hpp"
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
-#include "rotation/serve_env.hpp"
+#include "set/serve_env.hpp"
 #include "serve/serve_compare.hpp"
 #include "serve/served_answers.hpp"
 

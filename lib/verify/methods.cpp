@@ -7,38 +7,12 @@
 namespace oscar::verify {
 namespace {
 
-/// published_clip: the clip ratio of a set that does not say its own.
-KvSide side_of(const RotationSet& set, const SideTransform& transform, RowCodec codec, double published_clip) {
-  KvSide side;
-  side.transform = std::make_shared<const Transform>(transform);
-  codec.clip_ratio = set.has_clip_ratios ? transform.clip_ratio : published_clip;
-  side.codec = {codec, transform.head_clip_ratios};
-  return side;
-}
-
-std::string name_of_set(const RotationSet& set) {
-  const std::string recipe = set.recipe.is_object() ? set.recipe.value("name", "") : "";
-  const std::string name = recipe.empty() ? set.key_objective : recipe;
-  return std::ranges::find(peers(), name, &Peer::name) == peers().end() ? name : name + " (this set)";
-}
-
 std::vector<std::string> names_of(const std::vector<std::string>& compare) {
   if (compare == std::vector<std::string>{"none"}) return {};
   return compare == std::vector<std::string>{"all"} ? method_names() : compare;
 }
 
 }  // namespace
-
-KvMethod method_of_set(const RotationSet& set, Windows windows) {
-  KvMethod method{name_of_set(set), MethodKind::kThis, windows, {}};
-  method.description = "the set under test";
-  for (const LayerRotation& layer : set.layers) {
-    method.layers[layer.layer_id] = {layer.key.rotation.dim, side_of(set, layer.key, set.key_codec, kPublishedKeyClip),
-                                     side_of(set, layer.value, set.value_codec, kPublishedValueClip), 1,
-                                     layer.value.rotation.dim};
-  }
-  return method;
-}
 
 std::vector<std::string> method_names() {
   std::vector<std::string> names;

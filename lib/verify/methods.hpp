@@ -5,19 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "codec/kv_method.hpp"
-#include "peers/baselines.hpp"
-#include "rotation/rotation_set.hpp"
+#include "measure/kv_method.hpp"
+#include "measure/peers/baselines.hpp"
 #include "verify/verify.hpp"
 
 namespace oscar::verify {
 
 /// All names of methods, in the order of reports.
 [[nodiscard]] std::vector<std::string> method_names();
-
-/// Returns the set itself as a method, which has copies of its matrices. Clip ratios that the set does not know are the
-/// published constants.
-[[nodiscard]] KvMethod method_of_set(const RotationSet& set, Windows windows);
 
 /// The methods that the options name, then the set, in its windows or their own. model: what is known of it.
 /// group_size: of the set's row codec; 0: the whole row. Throws UsageError for an unknown name.

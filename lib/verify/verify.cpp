@@ -8,7 +8,7 @@
 #include "base/text.hpp"
 #include "dump/live_source.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "verify/attention/measure_source.hpp"
+#include "verify/measure_source.hpp"
 #include "verify/methods.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"

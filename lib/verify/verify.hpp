@@ -16,7 +16,7 @@
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"
 #include "moments/statistics.hpp"
-#include "verify/predictions/model_metrics.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "verify/report/report.hpp"
 
 namespace oscar {
@@ -45,7 +45,7 @@ struct VerifyInputs {
   /// Saved sums of data, which tell what moments tell; they keep no rows to measure attention on.
   std::optional<Statistics> statistics;
   ModelRunner* runner = nullptr;
-  verify::ModelData model_data;
+  ModelData model_data;
   /// The layers to measure; empty: all.
   std::vector<int> layers;
 };

@@ -5,8 +5,8 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "rotation/convert.hpp"
-#include "rotation/names.hpp"
+#include "set/convert.hpp"
+#include "set/names.hpp"
 #include "zoo/name.hpp"
 #include "zoo/signatures.hpp"
 
@@ -88,7 +88,7 @@ void make_set_of_files(const fs::path& files_folder, const fs::path& set, const 
   };
   const fs::path keys = only("k_rotation"), values = only("v_rotation");
   if (!keys.empty() && !values.empty()) return write_foreign_set(set, keys, values, source, true);
-  RotationSet foreign = read_any_set(files.size() == 1 ? files_folder / files.front() : files_folder);
+  RotationPart foreign = read_any_set(files.size() == 1 ? files_folder / files.front() : files_folder);
   if (!foreign.origin.is_null()) foreign.origin["source"] = source;
   write_rotation_set(set, foreign, {}, true);
 }

@@ -10,7 +10,7 @@
 #include "base/files.hpp"
 #include "remote/fetch.hpp"
 #include "remote/hub.hpp"
-#include "rotation/verdict.hpp"
+#include "set/verdict.hpp"
 
 namespace oscar {
 namespace {

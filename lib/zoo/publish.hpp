@@ -8,9 +8,9 @@
 #include <string>
 
 #include "base/status.hpp"
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "remote/transport.hpp"
-#include "rotation/one_truth.hpp"
+#include "set/one_truth.hpp"
 #include "zoo/index.hpp"
 
 namespace oscar {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "remote/transport.hpp"
-#include "rotation/one_truth.hpp"
+#include "set/one_truth.hpp"
 
 namespace oscar {
 

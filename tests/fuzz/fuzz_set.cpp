@@ -6,7 +6,7 @@
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "fuzz.hpp"
-#include "rotation/formats.hpp"
+#include "set/formats.hpp"
 
 namespace {
 
@@ -34,7 +34,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   oscar::write_unsynced(folder.path / "manifest.json", all.substr(0, split));
   oscar::write_unsynced(folder.path / "rotations.h5", all.substr(split));
   try {
-    const oscar::RotationSet set = oscar::read_rotation_set(folder.path, oscar::ListedFiles::kChecked);
+    const oscar::RotationPart set = oscar::read_rotation_set(folder.path, oscar::ListedFiles::kChecked);
     // What was read is what the manifest declares: a matrix of its size for every layer and side.
     for (const oscar::LayerRotation& layer : set.layers) {
       for (const oscar::SideTransform* side : {&layer.key, &layer.value}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "rotation/convert.hpp"
+#include "set/convert.hpp"
 
 #include "base/status.hpp"
 #include "base/text.hpp"

@@ -19,8 +19,8 @@
 #include "commands/fit_command.hpp"
 #include "fit/layer_data.hpp"
 #include "fit/search.hpp"
-#include "rotation/formats.hpp"
-#include "rotation/manifest.hpp"
+#include "set/formats.hpp"
+#include "set/manifest.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
@@ -28,7 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Json layers_of(const RotationSet& set) {
+Json layers_of(const RotationPart& set) {
   Json layers = Json::array();
   for (const LayerRotation& layer : set.layers) {
     layers.push_back({{"layer_id", layer.layer_id},
@@ -46,7 +46,7 @@ Json layers_of(const RotationSet& set) {
 /// Writes the set, and tells people and --json. startup: seconds until the first layer was read.
 void finish(const FitResult& result, double startup, const FitCommand& command, const Backend& backend,
             Context& context) {
-  const RotationSet& set = result.set;
+  const RotationPart& set = result.set;
   const auto fitted = Clock::now();
   write_rotation_set(command.out, set, parse_rotation_formats(command.formats), command.force);
   const double writing = seconds_since(fitted);
@@ -69,7 +69,7 @@ void finish(const FitResult& result, double startup, const FitCommand& command, 
 
 /// What layers that are kept must be of.
 Json record_of(FitInput& input, const FitOptions& options) {
-  const RotationSet unfitted =
+  const RotationPart unfitted =
       options.recipe == "auto" ? unfitted_search(input.source(), options) : unfitted_set(input.source(), options);
   return input.with_fingerprints(describe_fit(unfitted, options));
 }

@@ -12,12 +12,13 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "coded/coded_set.hpp"
+#include "measure/set_method.hpp"
+#include "set/coded_part.hpp"
 #include "commands/fit_command.hpp"
 #include "fit/coded_data.hpp"
 #include "fit/fit.hpp"
-#include "verify/attention/attention_metrics.hpp"
-#include "verify/attention/measure_source.hpp"
+#include "measure/attention/attention_metrics.hpp"
+#include "verify/measure_source.hpp"
 #include "verify/methods.hpp"
 #include "verify/verdict/measured_text.hpp"
 
@@ -45,15 +46,15 @@ std::vector<TokenSequence> cost_texts(std::vector<TokenSequence> sequences, cons
   for (std::size_t i = 0, count = std::min(plan.texts, enough); i < count; ++i) {
     texts.push_back(std::move(sequences[(2 * i + 1) * enough / (2 * count)]));
   }
-  const verify::ModelData data{.texts = texts};
-  verify::require_quantised(verify::keys_of_texts(data, windows), "what errors cost", "--text, --tokens", windows);
+  const ModelData data{.texts = texts};
+  require_quantised(keys_of_texts(data, windows), "what errors cost", "--text, --tokens", windows);
   return texts;
 }
 
 /// Layers whose softmax has sinks, or whose scores are capped.
 std::set<int> layers_that_feel_shifts(const ModelRunner& runner) {
   std::set<int> layers;
-  for (const auto& [layer, rule] : verify::rules_of(runner)) {
+  for (const auto& [layer, rule] : rules_of(runner)) {
     if (!rule.ignores_shifts()) layers.insert(layer);
   }
   return layers;
@@ -85,8 +86,8 @@ CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& bac
     return error_costs(*input.runner(), question, input.source().layer_ids(), backend, status);
   };
   const auto take = [&](const ErrorCosts& costs, const PartialFolder* kept) {
-    const auto measure = [&](const CodedSet& set) {
-      return verify::measure_attention_damage(input.source(), set, backend);
+    const auto measure = [&](const CodedPart& set) {
+      return measure_attention_damage(input.source(), set, backend);
     };
     return take_coded_data(input.source(), options, costs, measure, kept, backend, status);
   };
@@ -98,14 +99,14 @@ CodedData coded_data_of(const FitCommand& command, FitInput& input, Backend& bac
   return take(kept_costs(kept, ask_for_costs), &kept);
 }
 
-CodedSet coded_set_of(const FitCommand& command, const CodedData& data, Backend& backend) {
-  CodedSet set = fit_coded(data, command.fit.bits, coded_scope_from_name(command.fit.scope), backend);
+CodedPart coded_set_of(const FitCommand& command, const CodedData& data, Backend& backend) {
+  CodedPart set = fit_coded(data, command.fit.bits, coded_scope_from_name(command.fit.scope), backend);
   set.recipe = {{"name", "coded"}, {"target", command.fit.target}};
   set.recipe.update(data.recipe);
   return set;
 }
 
-Json to_json(const CodedSet& set, const std::filesystem::path& out, double seconds) {
+Json to_json(const CodedPart& set, const std::filesystem::path& out, double seconds) {
   Json layers = Json::array();
   for (const CodedLayer& layer : set.layers) {
     layers.push_back({{"layer_id", layer.layer_id},
@@ -124,7 +125,7 @@ Json to_json(const CodedSet& set, const std::filesystem::path& out, double secon
 }
 
 /// Writes the set, and tells people and --json.
-void finish(const FitCommand& command, const CodedSet& set, Clock::time_point started, const Backend& backend,
+void finish(const FitCommand& command, const CodedPart& set, Clock::time_point started, const Backend& backend,
             Context& context) {
   const double seconds = seconds_since(started);
   write_coded_set(command.out, set, command.force);
@@ -187,8 +188,8 @@ bool fit_coded_if_best(const FitCommand& command, std::vector<TokenSequence>& se
   };
   if (const std::string why = input.why_not_judged(); !why.empty()) return search(why);
   const FitOptions rival_options = rival_of(command.fit);
-  CodedSet set;
-  RotationSet rival;
+  CodedPart set;
+  RotationPart rival;
   try {
     (void)HeldOutSplit(static_cast<std::int64_t>(sequences.size()));
     input.wait_until_ready();
@@ -198,8 +199,8 @@ bool fit_coded_if_best(const FitCommand& command, std::vector<TokenSequence>& se
   } catch (const DataError& error) {  // too little text to judge or to plan by, or heads that do not fit
     return search(error.what());
   }
-  const std::array methods{method_of_coded_set(set, command.fit.windows),
-                           verify::method_of_set(rival, command.fit.windows)};
+  const std::array methods{method_of(set, command.fit.windows),
+                           method_of(rival, command.fit.windows)};
   const std::vector<double> kld = input.judge_by_kl(command.fit, *backend, methods);
   const std::string reason = fmt::format("the KL of the model's predictions is {:.3g} with it, and {:.3g} with {}",
                                          kld[0], kld[1], kRivalName);

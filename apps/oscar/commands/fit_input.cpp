@@ -13,11 +13,12 @@
 #include "base/sha256.hpp"
 #include "commands/fit_command.hpp"
 #include "dump/folder_source.hpp"
+#include "measure/set_method.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "verify/methods.hpp"
-#include "verify/predictions/model_data.hpp"
-#include "verify/predictions/model_metrics.hpp"
+#include "measure/predictions/model_data.hpp"
+#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 namespace {
@@ -53,8 +54,8 @@ class Judge {
     for (std::size_t i = 0; i < sequences.size(); ++i) (split.held_out(i) ? held_out : others).push_back(sequences[i]);
     add_texts(held_out);
     const std::int64_t distance = options.windows.recent + std::int64_t{64};
-    verify::Probes probes =
-        verify::make_probes(held_out, others,
+    Probes probes =
+        make_probes(held_out, others,
                             {.length = std::max(kProbeTokens, 2 * (options.windows.sink + distance)),
                              .first = options.windows.sink,
                              .distance = distance,
@@ -121,17 +122,17 @@ class Judge {
     }
   }
 
-  [[nodiscard]] std::vector<ModelMetrics> measure(const verify::ModelData& data, std::span<const KvMethod> methods,
+  [[nodiscard]] std::vector<ModelMetrics> measure(const ModelData& data, std::span<const KvMethod> methods,
                                                   std::span<const std::size_t> asked) const {
     Status quiet;
     std::vector<KvMethod> caches;
     for (const std::size_t i : asked) caches.push_back(methods[i]);
-    return verify::measure_model(runner_, data, caches, Precision::kServing, backend_, quiet);
+    return measure_model(runner_, data, caches, Precision::kServing, backend_, quiet);
   }
 
   ModelRunner& runner_;
   Backend& backend_;
-  verify::ModelData first_, rest_, probes_;  // two parts of the texts; needles
+  ModelData first_, rest_, probes_;  // two parts of the texts; needles
 };
 
 /// A hash of the names, the sizes and 64 pieces of each file of weights, by which other weights under the same
@@ -195,9 +196,9 @@ FitInput::FitInput(const FitCommand& command, const Context& context, std::vecto
 ModelJudge FitInput::judge(const FitOptions& options, Backend& backend) {
   if (!judges_) return {};
   return [judge = Judge(*runner_, backend, sequences_, options),
-          windows = options.windows](std::span<const RotationSet> sets) {
+          windows = options.windows](std::span<const RotationPart> sets) {
     std::vector<KvMethod> methods;
-    for (const RotationSet& set : sets) methods.push_back(verify::method_of_set(set, windows));
+    for (const RotationPart& set : sets) methods.push_back(method_of(set, windows));
     std::vector<ModelScore> scores = judge.read_texts(methods);
     judge.ask_probes(methods, scores);
     return scores;

@@ -10,13 +10,14 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "coded/coded_set.hpp"
+#include "measure/set_method.hpp"
+#include "set/coded_part.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
 #include "remote/curl_call.hpp"
-#include "rotation/one_truth.hpp"
+#include "set/one_truth.hpp"
 #include "serve/long_check.hpp"
 #include "verify/methods.hpp"
 #include "verify/structure/subject.hpp"
@@ -66,15 +67,15 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
 /// The cache that a server of this set has. Throws UsageError, DataError.
 ServedSet served_set(const std::filesystem::path& rotations) {
   if (is_coded_set(rotations)) {
-    const CodedSet set = read_coded_set(rotations);
-    return {method_of_coded_set(set, set.windows), {}};
+    const CodedPart set = read_coded_set(rotations);
+    return {method_of(set, set.windows), {}};
   }
   const RotationSubject subject = read_rotations(rotations);
   if (!subject.ours)
     throw UsageError("this is no rotation set with a manifest", rotations.string(), "oscar convert it");
   require_sound_set(rotations);  // a server that calibrates itself writes into the set that it was given
-  const RotationSet set = set_of(subject);
-  return {verify::method_of_set(set, set.windows), served_files(set)};
+  const RotationPart set = set_of(subject);
+  return {method_of(set, set.windows), served_files(set)};
 }
 
 /// Generated tokens below which a set that the server does not use can agree with it by chance.

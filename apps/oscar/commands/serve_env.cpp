@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "rotation/serve_env.hpp"
+#include "set/serve_env.hpp"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
-#include "rotation/formats.hpp"
+#include "set/formats.hpp"
 
 namespace oscar {
 namespace {
@@ -34,7 +34,7 @@ struct ServeEnvCommand {
 }
 
 void run(const ServeEnvCommand& command, const Context& context) {
-  const RotationSet set = read_rotation_set(command.rotations);
+  const RotationPart set = read_rotation_set(command.rotations);
   if (set.manifest.is_null()) {
     throw UsageError("only a set with a manifest says how it is served", command.rotations.string(),
                      "make one of bare files: oscar convert IN OUT --to set");

@@ -48,8 +48,8 @@ void check_usage(const VerifyCommand& c) {
   if (!c.report.empty()) require_html_report();
 }
 
-verify::ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Status& status) {
-  verify::ModelData data;
+ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Status& status) {
+  ModelData data;
   if (has_text(c)) data.texts = read_sequences(c.input, config, status);
   read_answers(c.needles, config, data.needles, data.answer_lengths);
   read_answers(c.quotes, config, data.quotes, data.quote_lengths);

@@ -5,7 +5,7 @@ Row vectors. Keys: k' = (k - mean) rotation, q' = q read_rotation. Values: v' = 
 
 Somebody else may have written a set, and one wrong number in it would be served without a word. So bytes are read once, compared with
 manifest.json, and parsed from memory: what was checked is what is used. Texts that readers could understand in two ways are refused. The
-program checks the same (lib/base/json.hpp, lib/rotation/manifest.hpp). Functions raise ValueError that says what is wrong and what to do.
+program checks the same (lib/base/json.hpp, lib/set/manifest.hpp). Functions raise ValueError that says what is wrong and what to do.
 Non-goals: whether a set is any good (`oscar verify`), other people's formats (`oscar convert`).
 """
 import hashlib

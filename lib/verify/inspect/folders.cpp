@@ -9,14 +9,14 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/rank_source.hpp"
 #include "model/config/config.hpp"
-#include "rotation/convert.hpp"
-#include "rotation/one_truth.hpp"
-#include "rotation/verdict.hpp"
+#include "set/convert.hpp"
+#include "set/one_truth.hpp"
+#include "set/verdict.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/inspect/inspect.hpp"
 #include "verify/structure/checks.hpp"
@@ -204,7 +204,7 @@ Inspection inspect_coded_set(const fs::path& folder, const Json& manifest) {
 }
 
 Inspection inspect_latent_rotations(const fs::path& folder) {
-  const RotationSet set = read_any_set(folder);
+  const RotationPart set = read_any_set(folder);
   Inspection found{"rotation files of an MLA model (.pt)", {}, {}};
   Json layers = Json::array();
   for (const LayerRotation& layer : set.layers) layers.push_back(layer.layer_id);

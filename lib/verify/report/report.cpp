@@ -8,8 +8,8 @@
 #include <cstdlib>
 
 #include "base/version.hpp"
-#include "coded/coded_set.hpp"
-#include "rotation/manifest.hpp"
+#include "set/coded_part.hpp"
+#include "set/manifest.hpp"
 
 namespace oscar {
 namespace {

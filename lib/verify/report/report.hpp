@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "codec/kv_method.hpp"
+#include "measure/figures.hpp"
+#include "measure/kv_method.hpp"
 #include "kernels/types.hpp"
-#include "rotation/verdict.hpp"
-#include "verify/report/quantiles.hpp"
+#include "set/verdict.hpp"
 
 namespace oscar {
 
@@ -45,58 +45,10 @@ struct VerifyThresholds {
   std::string measured_on{};               // the models that default limits come from
 };
 
-/// Intervals by the name of their figure.
-using Intervals = std::map<std::string, verify::Interval>;
-
-/// Errors of attention over a quantised cache against exact attention; definitions in kernels/README.md.
-struct AttentionMetrics {
-  std::optional<double> k_sqnr_db, v_sqnr_db;  // of tokens outside the windows; none if every token lies in a window
-  double logit_nmse = 0, softmax_kl = 0, softmax_kl_p99 = 0;
-  double output_rel_error = 0, output_rel_error_k_only = 0, output_rel_error_v_only = 0;
-  double output_cosine = 1, output_cosine_k_only = 1, output_cosine_v_only = 1;
-  std::optional<double> needle_mass_kept;  // none: no key outside the windows was a needle
-};
-
 struct LayerReport {
   int layer = 0;
   AttentionMetrics attention;
   std::vector<AttentionMetrics> heads;  // query heads, each with the signal-to-noise ratios of its KV head
-};
-
-/// Positions [begin, end) of all texts.
-struct PositionBin {
-  std::int64_t begin = 0, end = 0;
-  double kld_mean = 0;
-  std::int64_t positions = 0;
-};
-
-/// Needles whose answer stands between these shares of their prompts.
-struct DepthBin {
-  verify::Interval depth;
-  std::int64_t hits = 0, needles = 0;
-};
-
-/// How well the model repeats passages of its context word by word.
-struct QuoteMetrics {
-  std::int64_t quotes = 0, right_to_the_end = 0;
-  double tokens_right = 0;        // share of the quoted tokens that are the argmax
-  double tokens_until_wrong = 0;  // mean over quotations
-  double nll = 0;                 // mean over quoted tokens, nats
-};
-
-/// What the quantised cache does to the model. KL in nats against exact attention, over the vocabulary.
-struct ModelMetrics {
-  double ppl = 0, ppl_ratio = 1, ppl_ratio_error = 0, same_top = 1, mean_dp = 0, rms_dp = 0;
-  double kld_mean = 0, kld_error = 0, kld_median = 0, kld_p90 = 0, kld_p95 = 0, kld_p99 = 0, kld_p999 = 0, kld_max = 0;
-  std::vector<PositionBin> kld_by_position;
-  std::vector<DepthBin> retrieval_by_depth;  // bins that have needles
-  std::int64_t positions = 0;
-  Intervals intervals;
-  std::optional<double> retrieval;
-  double answer_tokens = 0;          // share of the answers' tokens that are the argmax, the full stop left out
-  std::optional<double> needle_nll;  // mean negative log-likelihood of those tokens, nats; none: no needles
-  std::int64_t needle_hits = 0, needles = 0;
-  std::optional<QuoteMetrics> quotes;  // none: no quotations were given
 };
 
 struct MethodReport {

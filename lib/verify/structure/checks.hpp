@@ -83,6 +83,6 @@ void check_decomposition_on_data(const RotationSubject& subject, const std::vect
 /// Coordinates vary as the set says, and no other layer's matrix, nor the other side's, explains them better; of the
 /// rows that the set was fitted to, coordinates have the covariances that it says: none, but where equal levels were
 /// mixed.
-void check_coded_on_data(const CodedSet& set, const std::vector<CodedMoments>& data, std::vector<Check>& checks);
+void check_coded_on_data(const CodedPart& set, const std::vector<CodedMoments>& data, std::vector<Check>& checks);
 
 }  // namespace oscar::verify

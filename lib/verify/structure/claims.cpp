@@ -8,7 +8,7 @@
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
 

@@ -9,7 +9,8 @@
 #include <optional>
 
 #include "base/errors.hpp"
-#include "coded/coded_set.hpp"
+#include "measure/set_method.hpp"
+#include "set/coded_part.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
 #include "verify/structure/matrix.hpp"
@@ -72,7 +73,7 @@ std::optional<double> scale_error(const CodedSide& side, const MatrixStack& mome
 }
 
 /// What explains the rows of one layer and side better than the matrix that is there for them; "" if nothing does.
-std::string better_matrix(const CodedSet& set, const CodedMoments& data, const CodedTarget& target, double error) {
+std::string better_matrix(const CodedPart& set, const CodedMoments& data, const CodedTarget& target, double error) {
   std::string name;
   const auto consider = [&](const CodedSide& side, const std::string& what) {
     const auto other = scale_error(side, data.*target.moments, mean_of(data, target));
@@ -90,7 +91,7 @@ std::string better_matrix(const CodedSet& set, const CodedMoments& data, const C
   return name;
 }
 
-void check_scales(const CodedSet& set, const CodedLayer& layer, const CodedMoments& data, const CodedTarget& target,
+void check_scales(const CodedPart& set, const CodedLayer& layer, const CodedMoments& data, const CodedTarget& target,
                   std::vector<Check>& checks) {
   const auto error = scale_error(layer.*target.side, data.*target.moments, mean_of(data, target));
   if (!error) return;  // the shape check says so
@@ -157,7 +158,7 @@ void check_covariances(const CodedLayer& layer, const CodedMoments& data, std::v
 
 }  // namespace
 
-void check_coded_on_data(const CodedSet& set, const std::vector<CodedMoments>& data, std::vector<Check>& checks) {
+void check_coded_on_data(const CodedPart& set, const std::vector<CodedMoments>& data, std::vector<Check>& checks) {
   for (const CodedMoments& own : data) {
     for (const CodedLayer& layer : set.layers) {
       if (layer.layer_id != own.layer_id) continue;
@@ -192,7 +193,7 @@ std::vector<double> mean_variances(const CodedSide& side) {
 }
 
 /// What the manifest says of bits is what rows take.
-void check_bits(const CodedSet& set, double said, std::vector<Check>& checks) {
+void check_bits(const CodedPart& set, double said, std::vector<Check>& checks) {
   constexpr double kRounding = 1e-9;
   const double taken = bits_of(set), off = std::abs(taken - said);
   checks.push_back({.name = "bits",
@@ -207,7 +208,7 @@ void check_bits(const CodedSet& set, double said, std::vector<Check>& checks) {
                     .message = "rows take more bits than asked"});
 }
 
-void check_layers(const CodedSet& set, const ModelIdentity& model, std::vector<Check>& checks) {
+void check_layers(const CodedPart& set, const ModelIdentity& model, std::vector<Check>& checks) {
   const auto append = [](std::string& list, int layer) { list += (list.empty() ? "" : ", ") + std::to_string(layer); };
   std::vector<int> wanted = model.cache_layers;
   for (int layer = 0; wanted.empty() && layer < model.num_layers; ++layer) wanted.push_back(layer);
@@ -231,7 +232,7 @@ void check_layers(const CodedSet& set, const ModelIdentity& model, std::vector<C
 }
 
 struct CodedSubject : Subject {
-  CodedSet set;
+  CodedPart set;
   double bits_of_manifest = 0;  // what the manifest says that rows take
 
   [[nodiscard]] const ModelIdentity& model() const override { return set.model; }
@@ -282,7 +283,7 @@ struct CodedSubject : Subject {
   }
 
   [[nodiscard]] std::optional<KvMethod> method(Windows of_report) const override {
-    return method_of_coded_set(set, of_report);
+    return method_of(set, of_report);
   }
   [[nodiscard]] int group_size() const override { return 0; }
 

@@ -53,7 +53,7 @@ std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStre
   }
 }
 
-CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& set, bool same_tokens,
+CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart& set, bool same_tokens,
                               Backend& backend) {
   const auto own = std::ranges::find(set.layers, layer_id, &CodedLayer::layer_id);
   // A fit to a model spreads its texts over positions, so that its rows are not those of the tokens alone.

@@ -22,7 +22,7 @@ namespace oscar::verify {
                                                          std::vector<Check>& checks);
 
 /// Moments of one layer for a set of the coded cache. same_tokens: of the very tokens that the set was fitted on.
-[[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedSet& set, bool same_tokens,
+[[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart& set, bool same_tokens,
                                             Backend& backend);
 
 /// Returns moments from saved sums, of every layer that has those of keys and values (ktk, keys, vtv); of others a

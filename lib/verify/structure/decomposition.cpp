@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-#include "rotation/names.hpp"
+#include "set/names.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/matrix.hpp"
 #include "verify/structure/objective.hpp"

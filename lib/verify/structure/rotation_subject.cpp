@@ -5,9 +5,10 @@
 
 #include "base/check.hpp"
 #include "base/threads.hpp"
-#include "coded/coded_set.hpp"
-#include "rotation/formats.hpp"
-#include "rotation/one_truth.hpp"
+#include "measure/set_method.hpp"
+#include "set/coded_part.hpp"
+#include "set/formats.hpp"
+#include "set/one_truth.hpp"
 #include "verify/methods.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
@@ -47,7 +48,7 @@ SubjectSide served_side(const SubjectSide& fitted, RotationFile served) {
 }
 
 /// What was read as a subject: the matrices of the set become its sides.
-RotationSubject subject_of(const fs::path& path, bool ours, RotationSet set) {
+RotationSubject subject_of(const fs::path& path, bool ours, RotationPart set) {
   RotationSubject subject;
   subject.path = path, subject.ours = ours;
   subject.sides = {{"key", set.key_objective, {}}, {"value", set.value_objective, {}}};
@@ -81,7 +82,7 @@ RotationSubject read_folder(const fs::path& folder, const Json& objectives) {
   RotationSubject subject;
   parallel_for(files.size() + 1, [&](std::size_t i) {
     if (i == 0) {
-      RotationSet set = read_rotation_set(folder, ListedFiles::kChecked);
+      RotationPart set = read_rotation_set(folder, ListedFiles::kChecked);
       std::vector<std::string> found = disagreements(folder, set);
       subject = subject_of(folder, true, std::move(set));
       subject.disagreements = std::move(found);
@@ -144,9 +145,9 @@ RotationSubject read_rotations(const fs::path& path) {
   return subject_of(path, false, read_rotation_set(path, ListedFiles::kChecked));
 }
 
-RotationSet set_of(const RotationSubject& subject) {
+RotationPart set_of(const RotationSubject& subject) {
   OSCAR_CHECK(subject.sides.size() == 2 && subject.sides[0].layers.size() == subject.sides[1].layers.size());
-  RotationSet set = subject.set;
+  RotationPart set = subject.set;
   for (std::size_t i = 0; i < subject.sides[0].layers.size(); ++i) {
     const auto& [id, key] = subject.sides[0].layers[i];
     set.layers.push_back({id, without_covariances(key), without_covariances(subject.sides[1].layers[i].second)});
@@ -208,7 +209,7 @@ bool RotationSubject::measurable(const std::vector<Check>& checks) const {
 
 std::optional<KvMethod> RotationSubject::method(Windows of_report) const {
   if (sides.size() != 2) return std::nullopt;
-  return verify::method_of_set(set_of(*this), of_report);
+  return method_of(set_of(*this), of_report);
 }
 
 verify::DataMoments RotationSubject::take(int layer, LayerStream& stream, bool same_tokens, std::int64_t tokens,

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
 #include "moments/statistics.hpp"
-#include "rotation/rotation_set.hpp"
+#include "set/rotation_part.hpp"
 #include "verify/report/report.hpp"
 
 namespace oscar {
@@ -100,8 +100,8 @@ struct SubjectSide {
 struct RotationSubject : Subject {
   std::vector<SubjectSide> sides;
   /// What the manifest says; its layers are in the sides.
-  RotationSet set;
-  /// What the files of a folder of ours say differently (rotation/one_truth.hpp).
+  RotationPart set;
+  /// What the files of a folder of ours say differently (set/one_truth.hpp).
   std::vector<std::string> disagreements;
 
   [[nodiscard]] const ModelIdentity& model() const override { return set.model; }
@@ -125,7 +125,7 @@ struct RotationSubject : Subject {
 [[nodiscard]] RotationSubject read_rotations(const std::filesystem::path& path);
 /// The set with its layers as the sides hold them, so that what is measured is what was checked; without covariances.
 /// The sides must have the same layers.
-[[nodiscard]] RotationSet set_of(const RotationSubject& subject);
+[[nodiscard]] RotationPart set_of(const RotationSubject& subject);
 
 /// A set of the coded cache. Throws DataError as read_coded_set does.
 [[nodiscard]] std::unique_ptr<Subject> open_coded(const std::filesystem::path& path);

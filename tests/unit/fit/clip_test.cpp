@@ -107,10 +107,10 @@ TEST_CASE("ratios per head are fitted where they are asked for, the layer's besi
   FitOptions options;
   options.windows = kWindows;
   options.target = "any";
-  const RotationSet layerwise = fit(source, options, *backend, status).set;
+  const RotationPart layerwise = fit(source, options, *backend, status).set;
   CHECK(layerwise.layers[0].key.head_clip_ratios.empty());
   options.clip_granularity = "head,layer";
-  const RotationSet set = fit(source, options, *backend, status).set;
+  const RotationPart set = fit(source, options, *backend, status).set;
   CHECK(set.layers[0].key.clip_ratio == layerwise.layers[0].key.clip_ratio);
   REQUIRE(set.layers[0].key.head_clip_ratios.size() == 2);
   CHECK(set.layers[0].value.head_clip_ratios.empty());
@@ -143,7 +143,7 @@ TEST_CASE("a fit without sequences longer than the windows takes the published c
   FitOptions options;
   options.windows = kWindows;
 
-  const RotationSet set = fit(source, options, *backend, warnings).set;
+  const RotationPart set = fit(source, options, *backend, warnings).set;
 
   CHECK(set.layers[0].key.clip_ratio == 0.96);
   CHECK(set.layers[0].value.clip_ratio == 0.92);
@@ -157,7 +157,7 @@ TEST_CASE("fixed ratios and off are taken as given") {
   Status status;
   FitOptions options;
   options.clip = "0.97,0.5";
-  const RotationSet set = fit(source, options, *backend, status).set;
+  const RotationPart set = fit(source, options, *backend, status).set;
   CHECK(set.layers[0].key.clip_ratio == 0.97);
   CHECK(set.layers[0].value.clip_ratio == 0.5);
   CHECK(set.value_clip_scalar == 0.5);

@@ -43,7 +43,7 @@ CodedData coded_data(const CodedOptions& options, const MeasureDamage& measure, 
   return take_coded_data(source, options, costs, measure, nullptr, *backend, status);
 }
 
-CodedSet fit_coded_set(const CodedOptions& options, const MeasureDamage& measure,
+CodedPart fit_coded_set(const CodedOptions& options, const MeasureDamage& measure,
                        CodedScope scope = CodedScope::kModel) {
   return fit_coded(coded_data(options, measure, coded_source({0, 3})), 3, scope, *test::make_test_backend());
 }
@@ -67,7 +67,7 @@ CodedData coded_part(const std::vector<test::MemoryChunk>& sequences, const std:
   options.recipe = {{"plain_part", 0.3}, {"sample_rows", 200}, {"damage", "x"}, {"damage_tokens", 10}};
   ErrorCosts costs;
   if (cost > 0) costs[2] = cost_of(cost);
-  const auto measure = [&](const CodedSet&) { return CodedDamage{damage, 2 * damage}; };
+  const auto measure = [&](const CodedPart&) { return CodedDamage{damage, 2 * damage}; };
   CodedData data = coded_data(options, measure, test::MemorySource({{2, sequences}}), costs);
   std::int64_t tokens = 0;
   for (const test::MemoryChunk& chunk : sequences) tokens += chunk.q.shape[0];
@@ -89,7 +89,7 @@ const std::string kFirst(64, 'a'), kSecond(64, 'b'), kAll(64, 'c');
 }  // namespace
 
 TEST_CASE("a fit meets its budget, and what it writes can be read back") {
-  const CodedSet set = fit_coded_set(kCodedOptions, {});
+  const CodedPart set = fit_coded_set(kCodedOptions, {});
   REQUIRE(set.layers.size() == 2);
   CHECK(set.layers[1].layer_id == 3);
   CHECK(bits_of(set) <= 3);
@@ -115,13 +115,13 @@ TEST_CASE("a fit meets its budget, and what it writes can be read back") {
 
 TEST_CASE("bits go where errors cost the model") {
   std::vector<double> trial_bits;
-  const auto measure = [&](const CodedSet& trial) {
+  const auto measure = [&](const CodedPart& trial) {
     REQUIRE(trial.layers.size() == 1);
     const CodedLayer& layer = trial.layers.front();
     for (const CodedSide* side : {&layer.key, &layer.value}) trial_bits.push_back(bits_of(*side));
     return layer.layer_id == 0 ? CodedDamage{0.001, 0.001} : CodedDamage{0.1, 0.001};
   };
-  const CodedSet set = fit_coded_set(kCodedOptions, measure);
+  const CodedPart set = fit_coded_set(kCodedOptions, measure);
   // Damage is measured with two bits of code for every side, and a byte for each of two scales.
   for (const double bits : trial_bits) CHECK(bits == 3);
   CHECK(bits_of(set.layers[1].key) > bits_of(set.layers[1].value) + 0.9);
@@ -131,12 +131,12 @@ TEST_CASE("bits go where errors cost the model") {
   CHECK(set.layers[1].key.damage > 0.001);
   CHECK(bits_of(set) <= 3);
   // Layers that share a budget of their own do not give theirs away.
-  const CodedSet by_layer = fit_coded_set(kCodedOptions, measure, CodedScope::kLayer);
+  const CodedPart by_layer = fit_coded_set(kCodedOptions, measure, CodedScope::kLayer);
   for (const CodedLayer& layer : by_layer.layers) CHECK((bits_of(layer.key) + bits_of(layer.value)) / 2 == 3);
 }
 
 TEST_CASE("damage that is no number is refused by its layer") {
-  const auto measure = [](const CodedSet& trial) {
+  const auto measure = [](const CodedPart& trial) {
     return CodedDamage{0.1, trial.layers.front().layer_id == 3 ? NAN : 0.1};
   };
   CHECK_ERROR((void)fit_coded_set(kCodedOptions, measure), NumericalError, "layer 3");
@@ -145,7 +145,7 @@ TEST_CASE("damage that is no number is refused by its layer") {
 TEST_CASE("keys of layers that feel shifts are not centred") {
   CodedOptions options = kCodedOptions;
   options.uncentred = {3};
-  const CodedSet set = fit_coded_set(options, {});
+  const CodedPart set = fit_coded_set(options, {});
   CHECK(!set.layers[0].key.transform.mean.empty());
   CHECK(set.layers[1].key.transform.mean.empty());
 }
@@ -204,7 +204,7 @@ TEST_CASE("a set of the sum of statistics is fitted, and its damage is the mean 
   const CodedData sum = read_coded_data({folder / "two", folder / "one"});
   CHECK(sum.layers.front().damage->key == doctest::Approx(0.3));
   CHECK(sum.layers.front().damage->value == doctest::Approx(0.6));
-  const CodedSet set = fit_coded(sum, 3, CodedScope::kModel, *test::make_test_backend());
+  const CodedPart set = fit_coded(sum, 3, CodedScope::kModel, *test::make_test_backend());
   CHECK(set.calibration.tokens == 1200);
   // A sum can be added to further parts.
   write_coded_data(folder / "sum", sum);

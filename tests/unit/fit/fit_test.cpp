@@ -8,7 +8,7 @@
 
 #include "base/files.hpp"
 #include "base/threads.hpp"
-#include "rotation/formats.hpp"
+#include "set/formats.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
@@ -16,7 +16,7 @@
 namespace oscar {
 namespace {
 
-RotationSet fit_layers(const test::SyntheticLayer& layer, const FitOptions& options) {
+RotationPart fit_layers(const test::SyntheticLayer& layer, const FitOptions& options) {
   test::MemorySource source({{3, test::synthetic_layer(layer)}, {7, test::synthetic_layer(layer)}});
   const auto backend = test::make_test_backend();
   Status status;
@@ -48,7 +48,7 @@ TEST_CASE("a planted diagonal covariance is found: eigenvectors are channels in 
   FitOptions options = without_clip();
   options.composition = "plain";
 
-  const RotationSet set = fit_layers({.tokens = 4000, .decay = 0.6}, options);
+  const RotationPart set = fit_layers({.tokens = 4000, .decay = 0.6}, options);
 
   REQUIRE(set.layers.size() == 2);
   CHECK(set.layers[0].layer_id == 3);
@@ -68,7 +68,7 @@ TEST_CASE("every recipe gives orthogonal float32 matrices, for any head dimensio
       CAPTURE(recipe);
       FitOptions options = without_clip();
       options.recipe = recipe;
-      const RotationSet set = fit_layers({.tokens = 400, .head_dim = dim, .decay = 0.95}, options);
+      const RotationPart set = fit_layers({.tokens = 400, .head_dim = dim, .decay = 0.95}, options);
       CHECK(set.layers[1].key.rotation.dim == dim);
       CHECK(orthogonality_error(set.layers[1].key.rotation, 0) < 1e-6);
       CHECK(orthogonality_error(set.layers[1].value.rotation, 0) < 1e-6);
@@ -81,7 +81,7 @@ TEST_CASE("per-head rotations need a target that can serve them") {
   options.granularity = "head";
   CHECK_ERROR(fit_layers({}, options), UsageError, "use --target sglang-v3 or --target any");
   options.target = "any";
-  const RotationSet set = fit_layers({}, options);
+  const RotationPart set = fit_layers({}, options);
   CHECK(set.layers[0].key.rotation.count == 2);
   CHECK(set.layers[0].key.eigenvalues.size() == 32);
   CHECK(orthogonality_error(set.layers[0].key.rotation, 1) < 1e-6);
@@ -89,7 +89,7 @@ TEST_CASE("per-head rotations need a target that can serve them") {
 
 TEST_CASE("a rank-deficient covariance and a single token still give an orthogonal basis") {
   for (const std::int64_t tokens : {1, 3}) {
-    const RotationSet set = fit_layers({.tokens = tokens}, without_clip());
+    const RotationPart set = fit_layers({.tokens = tokens}, without_clip());
     CHECK(orthogonality_error(set.layers[0].key.rotation, 0) < 1e-6);
     CHECK(std::isfinite(set.layers[0].value.eigenvalues[0]));
   }

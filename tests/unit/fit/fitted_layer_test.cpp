@@ -6,7 +6,7 @@
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "fit/fit.hpp"
-#include "rotation/formats.hpp"
+#include "set/formats.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -15,8 +15,8 @@ namespace {
 using Earlier = PartialFolder::Earlier;
 
 /// A set of one layer, d = 4, that can be written.
-RotationSet set_of_one_layer(double first) {
-  RotationSet set = unfitted_set(resolve_recipe({.recipe = "hadamard"}), {.recipe = "hadamard"});
+RotationPart set_of_one_layer(double first) {
+  RotationPart set = unfitted_set(resolve_recipe({.recipe = "hadamard"}), {.recipe = "hadamard"});
   set.layers.resize(1);
   for (SideTransform* side : {&set.layers[0].key, &set.layers[0].value}) side->rotation = MatrixStack::identity(4);
   set.layers[0].key.rotation.data[0] = first;
@@ -25,7 +25,7 @@ RotationSet set_of_one_layer(double first) {
 
 /// Keeps layer 0.
 void keep_one_layer(const PartialFolder& folder) {
-  const RotationSet set = set_of_one_layer(1);
+  const RotationPart set = set_of_one_layer(1);
   kept_fit(&folder, set).add(0, {set.layers.front(), ""});
 }
 
@@ -89,7 +89,7 @@ TEST_CASE("what a folder of kept layers does not hold itself stays when it is do
 
 TEST_CASE("a fitted layer comes back from its file with its bits and its sample, and from memory") {
   const test::TemporaryFolder folder;
-  const RotationSet set = set_of_one_layer(0.5);
+  const RotationPart set = set_of_one_layer(0.5);
   const PartialFolder partial(folder / "s.partial", Json::object(), Earlier::kReplace);
   for (const PartialFolder* where : {&partial, static_cast<const PartialFolder*>(nullptr)}) {
     KeptLayers<FittedLayer> kept = kept_fit(where, set);

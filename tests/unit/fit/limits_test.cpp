@@ -13,7 +13,7 @@ namespace oscar {
 namespace {
 
 /// Keys along one direction and queries along another, `overlap` = the cosine between them, both dense in channels.
-RotationSet stretched(double overlap, Status& status) {
+RotationPart stretched(double overlap, Status& status) {
   auto layer = test::synthetic_layer({.tokens = 400});
   const auto fill = [](Tensor& rows, double along, double across) {
     rows = convert(rows, DType::kF32);

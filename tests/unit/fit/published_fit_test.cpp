@@ -11,7 +11,7 @@
 #include "fit/fit.hpp"
 #include "method/compose.hpp"
 #include "method/spectrum.hpp"
-#include "rotation/formats.hpp"
+#include "set/formats.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 
@@ -60,7 +60,7 @@ void check_fit(const fs::path& reference, const Parity& parity) {
   const auto source = open_dump(reference / "dump", {}, status);
   FitOptions options = parity.options;
   options.clip = "off";
-  const RotationSet set = fit(*source, options, *backend, status).set;
+  const RotationPart set = fit(*source, options, *backend, status).set;
   const RotationFile keys = read_rotation_pt(reference / "expected" / ("k_rotation_" + parity.keys + ".pt"));
   const RotationFile values = read_rotation_pt(reference / "expected" / ("v_rotation_" + parity.values + ".pt"));
   CHECK(set.key_objective == keys.objective);

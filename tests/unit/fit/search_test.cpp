@@ -43,7 +43,7 @@ TEST_CASE("a search records every score and fits its choice on everything") {
   test::MemorySource source = equal_sequences(3, 200);
   const auto backend = test::make_test_backend();
   Status status;
-  const RotationSet set = fit(source, search_options(), *backend, status).set;
+  const RotationPart set = fit(source, search_options(), *backend, status).set;
   const Json& search = set.recipe["search"];
   CHECK(set.recipe["name"] == "auto");
   CHECK(search["candidates"].size() >= search_candidates(search_options()).size());
@@ -62,7 +62,7 @@ TEST_CASE("a search records every score and fits its choice on everything") {
   // The same recipe by its own name, on all the data, has the same transforms.
   for (const Candidate& candidate : search_candidates(search_options())) {
     if (candidate.name != search["choice"]) continue;
-    const RotationSet plain = fit(source, candidate.options, *backend, status).set;
+    const RotationPart plain = fit(source, candidate.options, *backend, status).set;
     // But for the order of sums: those of the two parts of the data are added up.
     const auto &alone = plain.layers[1].key.rotation.data, &chosen_data = set.layers[1].key.rotation.data;
     for (std::size_t i = 0; i < alone.size(); ++i) CHECK(std::abs(alone[i] - chosen_data[i]) < 1e-5);
@@ -75,7 +75,7 @@ TEST_CASE("a model judges six finalists at most, and what it prefers is chosen")
   const auto backend = test::make_test_backend();
   Status status;
   std::string preferred;
-  const ModelJudge judge = [&](std::span<const RotationSet> sets) {
+  const ModelJudge judge = [&](std::span<const RotationPart> sets) {
     CHECK(sets.size() == 6);
     std::vector<ModelScore> scores(sets.size(), ModelScore{1, 1});
     scores[4].kld = 0.1;
@@ -83,7 +83,7 @@ TEST_CASE("a model judges six finalists at most, and what it prefers is chosen")
     CHECK(sets[4].layers.size() == 2);
     return scores;
   };
-  const RotationSet set = fit(source, search_options(), *backend, status, {.judge = judge}).set;
+  const RotationPart set = fit(source, search_options(), *backend, status, {.judge = judge}).set;
   CHECK(set.recipe["search"]["choice"] == preferred);
 }
 

@@ -29,8 +29,8 @@ TEST_CASE("layers side by side, in batches, become what they become one by one")
   Status status;
   test::MemorySource source(five_layers()), again(five_layers());
   test::SideBySide backend = side_by_side();
-  const RotationSet expected = fit(source, options, *make_cpu_backend(), status).set;
-  const RotationSet set = fit(again, options, backend, status).set;
+  const RotationPart expected = fit(source, options, *make_cpu_backend(), status).set;
+  const RotationPart set = fit(again, options, backend, status).set;
   CHECK(set.recipe == expected.recipe);
   REQUIRE(set.layers.size() == 5);
   for (std::size_t i = 0; i < 5; ++i) {
@@ -60,7 +60,7 @@ TEST_CASE("windows longer than a sequence's usual sample still leave history to 
   options.windows = {64, 2000};
   test::MemorySource source({{0, test::synthetic_layer({.tokens = 2700})}});
   Status status;
-  const RotationSet set = fit(source, options, *make_cpu_backend(), status).set;
+  const RotationPart set = fit(source, options, *make_cpu_backend(), status).set;
   CHECK(set.recipe["clip_sample"].get<std::string>().find("2448 keys in 1 sequence,") == 0);
 }
 

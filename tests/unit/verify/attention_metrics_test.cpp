@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attention metrics against an independent numpy oracle on a real dump, and against what must hold for any data.
-#include "verify/attention/attention_metrics.hpp"
+#include "measure/attention/attention_metrics.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 #include "method/compose.hpp"
 #include "method/spectrum.hpp"
 #include "moments/take.hpp"
-#include "peers/baselines.hpp"
+#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 
@@ -56,14 +56,14 @@ KvMethod published_method(int layer_id, LayerStream& stream, Backend& backend) {
   return method;
 }
 
-verify::LayerSums measured(const QkvView& view, const KvMethod& method, std::int64_t stride = 1,
+LayerSums measured(const QkvView& view, const KvMethod& method, std::int64_t stride = 1,
                            Precision precision = Precision::kServing, int layer_id = 0) {
   static const auto backend = test::make_test_backend();
-  return verify::measure_attention(view, std::span(&method, 1), layer_id, stride, precision, *backend).front();
+  return measure_attention(view, std::span(&method, 1), layer_id, stride, precision, *backend).front();
 }
 
-verify::LayerSums measure_layer(LayerStream& stream, const KvMethod& method, int layer_id) {
-  verify::LayerSums sums;
+LayerSums measure_layer(LayerStream& stream, const KvMethod& method, int layer_id) {
+  LayerSums sums;
   QkvChunk chunk;
   stream.rewind();
   while (stream.next(chunk)) {
@@ -105,7 +105,7 @@ TEST_CASE("methods that are measured together have the sums that each has alone,
   const std::vector<LayerShape> layers{{0, 32}};
   const std::vector<KvMethod> methods{make_baseline("naive", layers, {4, 16}, 0), make_baseline("bf16", layers, {}, 0),
                                       make_baseline("hadamard_clip", layers, {0, 40}, 0)};
-  const auto together = verify::measure_attention(sequence.view(), methods, 0, 3, Precision::kServing, *backend);
+  const auto together = measure_attention(sequence.view(), methods, 0, 3, Precision::kServing, *backend);
   REQUIRE(together.size() == methods.size());
   for (std::size_t m = 0; m < methods.size(); ++m) {
     const auto alone = measured(sequence.view(), methods[m], 3);
@@ -148,7 +148,7 @@ TEST_CASE("nothing is lost without quantisation, little by rounding, and K-only 
 }
 
 TEST_CASE("figures are ratios of sums, and means over queries") {
-  verify::AttentionSums sums;
+  AttentionSums sums;
   CHECK_FALSE(sums.metrics().needle_mass_kept.has_value());
   sums.both = {
       .output_error = 2, .output_norm = 8, .output_cosine = 9, .needle_mass = 4, .needle_kept = 3, .queries = 10};
@@ -167,7 +167,7 @@ TEST_CASE("figures are ratios of sums, and means over queries") {
 TEST_CASE("the figures of a head are those of a layer that has it alone, and the layer's are made of them") {
   const RandomSequence sequence(150);
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
-  const verify::LayerSums both = measured(sequence.view(), naive, 2);
+  const LayerSums both = measured(sequence.view(), naive, 2);
   REQUIRE(both.heads.size() == 2);
   double kl = 0;
   for (std::size_t h = 0; h < 2; ++h) {
@@ -242,8 +242,8 @@ TEST_CASE("query heads have the signal to noise of the KV head that they read") 
   const HeadsView rows = heads_view(k, 100, 2, 32);
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
 
-  const verify::LayerSums found = measured({heads_view(q, 100, 4, 32), rows, rows}, naive, 1, Precision::kExact);
-  const verify::LayerSums alone =
+  const LayerSums found = measured({heads_view(q, 100, 4, 32), rows, rows}, naive, 1, Precision::kExact);
+  const LayerSums alone =
       measured({sequence.view().q, sequence.view().k, sequence.view().k}, naive, 1, Precision::kExact);
 
   const auto expected = alone.all.metrics().k_sqnr_db;
@@ -258,9 +258,9 @@ TEST_CASE("query heads have the signal to noise of the KV head that they read") 
 }
 
 TEST_CASE("queries are sampled from the end, evenly") {
-  CHECK(verify::sampled_positions(5, 1) == std::vector<std::int64_t>{0, 1, 2, 3, 4});
-  CHECK(verify::sampled_positions(7, 3) == std::vector<std::int64_t>{0, 3, 6});
-  CHECK(verify::sampled_positions(2, 5) == std::vector<std::int64_t>{1});
+  CHECK(sampled_positions(5, 1) == std::vector<std::int64_t>{0, 1, 2, 3, 4});
+  CHECK(sampled_positions(7, 3) == std::vector<std::int64_t>{0, 3, 6});
+  CHECK(sampled_positions(2, 5) == std::vector<std::int64_t>{1});
   const RandomSequence sequence(300);
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);
   const auto all = measured(sequence.view(), naive).all.metrics();
@@ -284,7 +284,7 @@ TEST_CASE("metrics do not depend on the number of threads") {
 }
 
 TEST_CASE("quantiles come from logarithmic bins of one per cent") {
-  verify::LogHistogram low, high;
+  LogHistogram low, high;
   std::vector<double> values;
   for (int i = 1; i <= 500; ++i) values.push_back(i * 1e-3);
   low.add(values);
@@ -294,7 +294,7 @@ TEST_CASE("quantiles come from logarithmic bins of one per cent") {
   CHECK(low.quantile(0.99) == doctest::Approx(0.990).epsilon(0.006));
   CHECK(low.quantile(0.5) == doctest::Approx(0.500).epsilon(0.006));
   CHECK(low.quantile(1.0) == doctest::Approx(1.0).epsilon(0.006));
-  verify::LogHistogram zeros;
+  LogHistogram zeros;
   CHECK(zeros.quantile(0.5) == 0);
   zeros.add(std::vector<double>{0.0, 1e-15, 1e9});
   CHECK(zeros.quantile(0.5) == 0);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "fit/coded_fit.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/checks.hpp"
@@ -16,9 +16,9 @@ namespace {
 
 using namespace test;
 
-CodedSet zoo_coded_set() { return read_coded_set(data("../../zoo/sample/qwen3-2m/coded")); }
+CodedPart zoo_coded_set() { return read_coded_set(data("../../zoo/sample/qwen3-2m/coded")); }
 
-std::vector<verify::CodedMoments> moments_on(const std::vector<TokenSequence>& texts, const CodedSet& set, bool same) {
+std::vector<verify::CodedMoments> moments_on(const std::vector<TokenSequence>& texts, const CodedPart& set, bool same) {
   Sample& sample = Sample::get();
   const auto source = open_live(*sample.runner, texts, {}, sample.status);
   std::vector<verify::CodedMoments> moments;
@@ -28,7 +28,7 @@ std::vector<verify::CodedMoments> moments_on(const std::vector<TokenSequence>& t
   return moments;
 }
 
-std::vector<Check> checks_of(const CodedSet& set, const std::vector<verify::CodedMoments>& moments) {
+std::vector<Check> checks_of(const CodedPart& set, const std::vector<verify::CodedMoments>& moments) {
   std::vector<Check> checks;
   verify::check_coded_on_data(set, moments, checks);
   return checks;
@@ -60,14 +60,14 @@ void turn_channels(CodedSide& side, std::size_t a, std::size_t b) {
 }  // namespace
 
 TEST_CASE("exchanged layers, and keys and values that were swapped, show on other text of the model") {
-  const CodedSet sound = zoo_coded_set();
+  const CodedPart sound = zoo_coded_set();
   const auto moments = moments_on(Sample::get().held_out, sound, false);
   const std::vector<Check> checks = checks_of(sound, moments);
   CHECK(checks.size() == 8);
   CHECK_MESSAGE(failures_of(checks).empty(), failures_of(checks));
   for (std::size_t one = 0; one < 4; ++one) {
     for (std::size_t other = 0; other < one; ++other) {
-      CodedSet set = sound;
+      CodedPart set = sound;
       std::swap(set.layers[one].key, set.layers[other].key);
       std::string found = failures_of(checks_of(set, moments));
       const auto is_of = [](const char* side, std::size_t here, std::size_t there) {
@@ -81,7 +81,7 @@ TEST_CASE("exchanged layers, and keys and values that were swapped, show on othe
       found = failures_of(checks_of(set, moments));
       check_contains(found, is_of("value", other, one));  // the other way round 2 and 3 are nearly alike
     }
-    CodedSet set = sound;
+    CodedPart set = sound;
     std::swap(set.layers[one].key, set.layers[one].value);
     check_contains(failures_of(checks_of(set, moments)),
                    "it is the matrix of the other side: keys and values are swapped");
@@ -89,7 +89,7 @@ TEST_CASE("exchanged layers, and keys and values that were swapped, show on othe
 }
 
 TEST_CASE("matrices of no layer of the set do not belong to it") {
-  CodedSet set = zoo_coded_set();
+  CodedPart set = zoo_coded_set();
   for (CodedLayer& layer : set.layers) {
     for (CodedSide* side : {&layer.key, &layer.value}) {
       for (double& entry : side->transform.rotation.data) entry *= 100;
@@ -111,7 +111,7 @@ TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, o
   const auto source = open_live(*sample.runner, sample.calibration, {}, sample.status);
   const CodedData taken =
       take_coded_data(*source, {.windows = {16, 64}}, {}, {}, nullptr, *sample.backend, sample.status);
-  const CodedSet sound = fit_coded(taken, 3, CodedScope::kModel, *sample.backend);
+  const CodedPart sound = fit_coded(taken, 3, CodedScope::kModel, *sample.backend);
   const auto moments = moments_on(sample.calibration, sound, true);
   const std::vector<Check> checks = checks_of(sound, moments);
   CHECK_MESSAGE(failures_of(checks).empty(), failures_of(checks));
@@ -120,7 +120,7 @@ TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, o
   const CodedFormat& format = sound.layers[1].value.formats[0];
   std::size_t next = 0;
   while (format.levels[next] == format.levels[0]) ++next;
-  CodedSet set = sound;
+  CodedPart set = sound;
   turn_channels(set.layers[1].value, 0, next);  // they have different levels, and are not mixed
   CHECK(failures_of(checks_of(set, moments)) ==
         "decomposition_on_data failed (layer 1, value): coordinates have other covariances than the set says\n");
@@ -144,7 +144,7 @@ TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
     layer.first.keys = take(*stream, {.moments = {Moment::kKeys}, .windows = {}}, *sample.backend).keys;
   }
   const TemporaryFolder folder;
-  CodedSet set = zoo_coded_set();
+  CodedPart set = zoo_coded_set();
   write_coded_set(folder / "sound", set, true);
   CHECK(verified(folder / "sound", inputs).report.verdict == Verdict::kNotMeasured);
   std::swap(set.layers[1].key, set.layers[2].key);
@@ -156,7 +156,7 @@ TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
 }
 
 TEST_CASE("verify of a coded set looks at its coordinates on the data that it is given") {
-  CodedSet set = zoo_coded_set();
+  CodedPart set = zoo_coded_set();
   std::swap(set.layers[1].key, set.layers[2].key);
   const TemporaryFolder folder;
   write_coded_set(folder / "set", set, true);

@@ -8,7 +8,7 @@
 #include <functional>
 #include <numeric>
 
-#include "coded/coded_set.hpp"
+#include "set/coded_part.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/verdict/verdict.hpp"
 
@@ -17,14 +17,14 @@ namespace {
 
 using namespace test;
 
-const CodedSet& zoo_set() {
-  static const CodedSet set = read_coded_set(data("../../zoo/sample/qwen3-2m/coded"));
+const CodedPart& zoo_set() {
+  static const CodedPart set = read_coded_set(data("../../zoo/sample/qwen3-2m/coded"));
   return set;
 }
 
-Verified verified_with(const std::function<void(CodedSet&)>& change) {
+Verified verified_with(const std::function<void(CodedPart&)>& change) {
   const TemporaryFolder folder;
-  CodedSet set = zoo_set();
+  CodedPart set = zoo_set();
   change(set);
   write_coded_set(folder / "set", set, true);
   return verified(folder / "set");
@@ -37,7 +37,7 @@ double& largest_entry(MatrixStack& matrices) {
 }  // namespace
 
 TEST_CASE("a read side that does not undo its write side is rejected by name, in float32 and in bfloat16") {
-  const Verified sound = verified_with([](CodedSet&) {});
+  const Verified sound = verified_with([](CodedPart&) {});
   CHECK(sound.report.verdict == Verdict::kNotMeasured);
   int found = 0;
   for (const Check& check : sound.report.checks) {
@@ -51,15 +51,15 @@ TEST_CASE("a read side that does not undo its write side is rejected by name, in
   }
   CHECK(found == 16);
   const Verified slight =
-      verified_with([](CodedSet& set) { largest_entry(set.layers[1].value.transform.read_rotation) *= 1.001; });
+      verified_with([](CodedPart& set) { largest_entry(set.layers[1].value.transform.read_rotation) *= 1.001; });
   check_contains(slight.reasons, "inverse_pair failed (layer 1, value)");
   CHECK(slight.reasons.find("inverse_pair_bf16") == std::string::npos);
   const Verified wrong =
-      verified_with([](CodedSet& set) { largest_entry(set.layers[2].key.transform.read_rotation) *= -1; });
+      verified_with([](CodedPart& set) { largest_entry(set.layers[2].key.transform.read_rotation) *= -1; });
   CHECK(wrong.report.verdict == Verdict::kRejected);
   check_contains(wrong.reasons, "inverse_pair failed (layer 2, key)");
   check_contains(wrong.reasons, "inverse_pair_bf16 failed (layer 2, key)");
-  const Verified transposed = verified_with([](CodedSet& set) {
+  const Verified transposed = verified_with([](CodedPart& set) {
     MatrixStack& read = set.layers[0].key.transform.read_rotation;
     const auto dim = static_cast<std::size_t>(read.dim);
     for (std::size_t i = 0; i < dim; ++i) {
@@ -70,7 +70,7 @@ TEST_CASE("a read side that does not undo its write side is rejected by name, in
 }
 
 TEST_CASE("the report has the plan of every head: its channels by bits") {
-  const Verified v = verified_with([](CodedSet&) {});
+  const Verified v = verified_with([](CodedPart&) {});
   REQUIRE(v.report.plan.size() == 8);
   double bits = 0;
   for (const HeadPlan& head : v.report.plan) {

@@ -16,7 +16,7 @@ using namespace test;
 
 struct Defect {
   std::string name;
-  std::function<void(RotationSet&)> plant;
+  std::function<void(RotationPart&)> plant;
   const char* reason;
 };
 
@@ -44,36 +44,36 @@ void to_fp8(MatrixStack& stack, bool round, bool flush) {
   }
 }
 
-SideTransform& key(RotationSet& set, std::size_t layer = 1) { return set.layers[layer].key; }
+SideTransform& key(RotationPart& set, std::size_t layer = 1) { return set.layers[layer].key; }
 
 const std::vector<Defect>& defects() {
   static const std::vector<Defect> all{
-      {"swapped sides", [](RotationSet& s) { std::swap(key(s).rotation, s.layers[1].value.rotation); },
+      {"swapped sides", [](RotationPart& s) { std::swap(key(s).rotation, s.layers[1].value.rotation); },
        "it is the matrix of the other side: keys and values are swapped"},
-      {"swapped labels", [](RotationSet& s) { std::swap(s.key_objective, s.value_objective); },
+      {"swapped labels", [](RotationPart& s) { std::swap(s.key_objective, s.value_objective); },
        "objective_side failed (key): \"sst_r_h_pbr\" is fitted for the other side"},
-      {"transposed", [](RotationSet& s) { key(s).rotation = transposed(key(s).rotation); }, "the matrix is transposed"},
-      {"another composition", [](RotationSet& s) { s.key_objective = "qqt_r_h"; },
+      {"transposed", [](RotationPart& s) { key(s).rotation = transposed(key(s).rotation); }, "the matrix is transposed"},
+      {"another composition", [](RotationPart& s) { s.key_objective = "qqt_r_h"; },
        "it is composed as \"r_h_pbr\", not as \"r_h\""},
-      {"another group", [](RotationSet& s) { s.recipe["group_size"] = s.key_codec.group_size = 48; },
+      {"another group", [](RotationPart& s) { s.recipe["group_size"] = s.key_codec.group_size = 48; },
        "group_size failed (layer 0): groups of 48 channels do not divide head_dim"},
-      {"exchanged layers", [](RotationSet& s) { std::swap(key(s, 1).rotation, key(s, 2).rotation); },
+      {"exchanged layers", [](RotationPart& s) { std::swap(key(s, 1).rotation, key(s, 2).rotation); },
        "it is the matrix of layer 2"},
-      {"NaN", [](RotationSet& s) { key(s).rotation.data[3] = std::numeric_limits<double>::quiet_NaN(); },
+      {"NaN", [](RotationPart& s) { key(s).rotation.data[3] = std::numeric_limits<double>::quiet_NaN(); },
        "finite failed (layer 1, key)"},
-      {"not orthogonal", [](RotationSet& s) { key(s).rotation.data[3] += 0.001; },
+      {"not orthogonal", [](RotationPart& s) { key(s).rotation.data[3] += 0.001; },
        "orthogonality failed (layer 1, key)"},
-      {"not orthogonal in bf16", [](RotationSet& s) { key(s).rotation.data[3] += 0.1; },
+      {"not orthogonal in bf16", [](RotationPart& s) { key(s).rotation.data[3] += 0.1; },
        "orthogonality_bf16 failed (layer 1, key)"},
-      {"wrong layer ids", [](RotationSet& s) { s.layers.back().layer_id = 7; },
+      {"wrong layer ids", [](RotationPart& s) { s.layers.back().layer_id = 7; },
        "derived_files failed: 1 against 0: manifest.json: layer 7: the model has 4 layers"},
-      {"another model", [](RotationSet& s) { s.model.config_sha256 = std::string(64, 'a'); },
+      {"another model", [](RotationPart& s) { s.model.config_sha256 = std::string(64, 'a'); },
        "model_identity failed: fitted on another model"},
-      {"twelve tokens", [](RotationSet& s) { s.calibration.tokens = 12; },
+      {"twelve tokens", [](RotationPart& s) { s.calibration.tokens = 12; },
        "calibration_tokens failed: 12 against 256: fitted on too few tokens"},
-      {"fp8", [](RotationSet& s) { to_fp8(key(s).rotation, true, false); },
+      {"fp8", [](RotationPart& s) { to_fp8(key(s).rotation, true, false); },
        "fp8_subnormals failed (layer 1, key): every entry is a number of fp8"},
-      {"flushed fp8 subnormals", [](RotationSet& s) { to_fp8(key(s).rotation, false, true); },
+      {"flushed fp8 subnormals", [](RotationPart& s) { to_fp8(key(s).rotation, false, true); },
        "fp8_subnormals failed (layer 1, key): entries below 2^-6"}};
   return all;
 }
@@ -81,28 +81,28 @@ const std::vector<Defect>& defects() {
 const std::vector<Defect>& stretch_defects() {
   static const std::vector<Defect> all{
       {"transposed",
-       [](RotationSet& s) {
+       [](RotationPart& s) {
          key(s).rotation = transposed(key(s).rotation);
          key(s).read_rotation = transposed(key(s).read_rotation);
        },
        "stretch_metric failed (layer 1, key)"},
-      {"exchanged pair", [](RotationSet& s) { std::swap(key(s).rotation, key(s).read_rotation); },
+      {"exchanged pair", [](RotationPart& s) { std::swap(key(s).rotation, key(s).read_rotation); },
        "the matrices of keys and queries are exchanged"},
       {"exchanged layers",
-       [](RotationSet& s) {
+       [](RotationPart& s) {
          std::swap(key(s, 1).rotation, key(s, 2).rotation);
          std::swap(key(s, 1).read_rotation, key(s, 2).read_rotation);
        },
        "it is the stretch of layer 2"},
-      {"another metric", [](RotationSet& s) { scale(key(s).rotation, 1.01), scale(key(s).read_rotation, 1 / 1.01); },
+      {"another metric", [](RotationPart& s) { scale(key(s).rotation, 1.01), scale(key(s).read_rotation, 1 / 1.01); },
        "it does not belong to this layer, model or data"},
-      {"another composition", [](RotationSet& s) { s.key_objective = "stretch_qqt_r_h"; },
+      {"another composition", [](RotationPart& s) { s.key_objective = "stretch_qqt_r_h"; },
        "it is composed as \"r_h_pbr\", not as \"r_h\""},
-      {"swapped labels", [](RotationSet& s) { std::swap(s.key_objective, s.value_objective); },
+      {"swapped labels", [](RotationPart& s) { std::swap(s.key_objective, s.value_objective); },
        "objective_side failed (key): \"sst_r_h_pbr\" is fitted for the other side"},
-      {"no inverse", [](RotationSet& s) { key(s).read_rotation.data[3] += 0.001; },
+      {"no inverse", [](RotationPart& s) { key(s).read_rotation.data[3] += 0.001; },
        "inverse_pair failed (layer 1, key)"},
-      {"no inverse in bf16", [](RotationSet& s) { key(s).read_rotation.data[3] += 0.1; },
+      {"no inverse in bf16", [](RotationPart& s) { key(s).read_rotation.data[3] += 0.1; },
        "inverse_pair_bf16 failed (layer 1, key)"}};
   return all;
 }
@@ -116,11 +116,11 @@ FitOptions stretch(double power) {
   return options;
 }
 
-void check_defects(const RotationSet& sound, const std::vector<Defect>& defects) {
+void check_defects(const RotationPart& sound, const std::vector<Defect>& defects) {
   const TemporaryFolder folder;
   for (const Defect& defect : defects) {
     CAPTURE(defect.name);
-    RotationSet set = sound;
+    RotationPart set = sound;
     defect.plant(set);
     const Verified v = verified(written(folder, set), model_on({}));
     CHECK(v.report.verdict == Verdict::kRejected);
@@ -135,7 +135,7 @@ TEST_CASE("defects of rotations are caught and named") { check_defects(Sample::g
 TEST_CASE("a sound stretch proves its metric, and defects of it are caught and named") {
   for (const double power : {1.0, 0.5}) {
     CAPTURE(power);
-    RotationSet sound = Sample::get().fitted(stretch(power));
+    RotationPart sound = Sample::get().fitted(stretch(power));
     const TemporaryFolder folder;
     const Verified v = verified(written(folder, sound), model_on({}));
     CHECK_MESSAGE(v.report.verdict == Verdict::kNotMeasured, v.reasons);
@@ -145,7 +145,7 @@ TEST_CASE("a sound stretch proves its metric, and defects of it are caught and n
 }
 
 TEST_CASE("channels of keys that are far larger than others do not make a pair look broken") {
-  RotationSet set = Sample::get().fitted(stretch(1));
+  RotationPart set = Sample::get().fitted(stretch(1));
   LayerRotation& layer = set.layers[1];
   const auto d = static_cast<std::size_t>(layer.key.rotation.dim);
   for (const std::size_t channel : {5, 69}) {
@@ -169,7 +169,7 @@ TEST_CASE("a set cannot vouch for the model that it was fitted on") {
 }
 
 TEST_CASE("a stretch without the covariances of its fit is unknown, and never ok") {
-  RotationSet set = Sample::get().fitted(stretch(1));
+  RotationPart set = Sample::get().fitted(stretch(1));
   for (LayerRotation& layer : set.layers) layer.key.query_covariance = {};
   const TemporaryFolder folder;
   const Verified v = verified(written(folder, set));

@@ -4,10 +4,11 @@
 
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
+#include "measure/set_method.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
-#include "verify/predictions/model_metrics.hpp"
+#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 
@@ -19,14 +20,14 @@ TEST_CASE("what a fit expects errors to cost is the KL that they cause") {
   const Windows windows;
   const auto source = open_live(*runner, texts, {}, silent);
   const auto costs = error_costs(*runner, {texts, {}, windows}, source->layer_ids(), *backend, silent);
-  const CodedSet set = fit_coded(take_coded_data(*source, {}, costs, {}, nullptr, *backend, silent), 2.125,
+  const CodedPart set = fit_coded(take_coded_data(*source, {}, costs, {}, nullptr, *backend, silent), 2.125,
                                  CodedScope::kModel, *backend);
   double expected = 0;
   for (const CodedLayer& layer : set.layers) expected += layer.key.damage + layer.value.damage;
   const auto kl = [&](const KvMethod& method) {
-    return verify::measure_model(*runner, {.texts = texts}, {method}, Precision::kExact, *backend, silent)[0].kld_mean;
+    return measure_model(*runner, {.texts = texts}, {method}, Precision::kExact, *backend, silent)[0].kld_mean;
   };
-  const KvMethod all = method_of_coded_set(set, windows);
+  const KvMethod all = method_of(set, windows);
   CHECK(kl(all) == doctest::Approx(expected).epsilon(0.4));
   // Sides of layers alone.
   for (const CodedLayer& layer : set.layers) {

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <mutex>
 
-#include "peers/baselines.hpp"
+#include "measure/peers/baselines.hpp"
+#include "measure/set_method.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/methods.hpp"
-#include "verify/predictions/model_metrics.hpp"
+#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 namespace {
@@ -76,8 +77,8 @@ TEST_CASE("verify on a model runs it once with exact attention, and finds what a
     const VerifyReport report = verify_rotations(set, inputs, options, *sample.backend, status);
     REQUIRE(report.methods.size() == 2);
     const std::vector<KvMethod> methods{make_baseline("bf16", {{0, 128}}, {}, 0),
-                                        verify::method_of_set(sample.set, report.windows)};
-    const auto alone = verify::measure_model(*sample.runner, {.texts = texts}, methods, options.precision,
+                                        method_of(sample.set, report.windows)};
+    const auto alone = measure_model(*sample.runner, {.texts = texts}, methods, options.precision,
                                              *sample.backend, sample.status);
     VerifyReport of_runs = report;
     for (std::size_t m = 0; m < 2; ++m) of_runs.methods[m].model = alone[m];
@@ -91,13 +92,13 @@ TEST_CASE("verify on a model runs it once with exact attention, and finds what a
 
 TEST_CASE("where nothing but exact attention is asked for, no run is left") {
   Sample& sample = Sample::get();
-  const verify::ModelData data{.texts = sample.held_out};
+  const ModelData data{.texts = sample.held_out};
   const std::vector<KvMethod> exact{make_baseline("bf16", {{0, 128}}, {}, 0)};
   std::unique_ptr<FinalStates> states;
   Percentages status;
   sample.runner->run(data.texts, {.final_states = [&](auto all) { states = std::move(all); }}, status);
   const auto found =
-      verify::measure_model(*sample.runner, data, exact, Precision::kServing, *sample.backend, status, states.get());
+      measure_model(*sample.runner, data, exact, Precision::kServing, *sample.backend, status, states.get());
   CHECK(found[0].kld_mean == 0);
   CHECK(status.said == std::vector<std::int64_t>{100});
 }

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "unit/verify/text_figures.hpp"
-#include "verify/predictions/model_data.hpp"
-#include "verify/predictions/model_sums.hpp"
-#include "verify/predictions/token_distribution.hpp"
-#include "verify/report/quantiles.hpp"
+#include "measure/predictions/model_data.hpp"
+#include "measure/predictions/model_sums.hpp"
+#include "measure/predictions/token_distribution.hpp"
+#include "measure/quantiles.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -11,13 +11,14 @@
 
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
+#include "measure/set_method.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "peers/baselines.hpp"
+#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "verify/methods.hpp"
-#include "verify/predictions/model_metrics.hpp"
+#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 namespace {
@@ -56,8 +57,8 @@ std::vector<TokenSequence> rows_from(const char* name, std::size_t first, std::s
   return {begin, begin + static_cast<std::ptrdiff_t>(count)};
 }
 
-verify::ModelData held_out() {
-  verify::ModelData data{rows_from("tokens_eval.npy", 0, kTexts), rows_from("tokens_passkey.npy", 0, kNeedles), {}};
+ModelData held_out() {
+  ModelData data{rows_from("tokens_eval.npy", 0, kTexts), rows_from("tokens_passkey.npy", 0, kNeedles), {}};
   const auto lengths = read_npy(test::data("golden/qwen3-2m/passkey_answer_len.npy")).to_int64();
   for (std::size_t i = 0; i < kNeedles; ++i) data.answer_lengths.push_back(static_cast<int>(lengths[i]));
   return data;
@@ -71,10 +72,10 @@ struct Bench {
   KvMethod fitted(FitOptions options) {
     options.target = "any";
     const auto source = open_live(*runner, rows_from("tokens_calib.npy", 10, 6), {.dtype = "float32"}, status);
-    return verify::method_of_set(fit(*source, options, *backend, status).set, options.windows);
+    return method_of(fit(*source, options, *backend, status).set, options.windows);
   }
   ModelMetrics measured(const KvMethod& method) {
-    return verify::measure_model(*runner, held_out(), {method}, Precision::kServing, *backend, status).front();
+    return measure_model(*runner, held_out(), {method}, Precision::kServing, *backend, status).front();
   }
 };
 

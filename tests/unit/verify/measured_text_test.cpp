@@ -27,7 +27,7 @@ std::optional<std::int64_t> fitted_on(const std::vector<TokenSequence>& fitted,
 }
 
 using namespace test;
-using verify::KeysRead;
+
 
 std::vector<TokenSequence> held_out(std::size_t sequences, int tokens) {
   std::vector<TokenSequence> all = read_tokens(data("golden/qwen3-2m/tokens_eval.npy"), {tokens, 0, 0});
@@ -73,26 +73,26 @@ TEST_CASE("without blocks only the same data is known") {
 
 TEST_CASE("keys outside the windows are counted by hand") {
   // Queries 0 to 5 read 1 to 6 keys; of these one sink and two recent ones are exact.
-  KeysRead keys = verify::keys_read(0, 6, 1, {1, 2});
+  KeysRead keys = keys_read(0, 6, 1, {1, 2});
   CHECK(keys.all == 21);
   CHECK(keys.quantised == 1 + 2 + 3);
   CHECK(keys.share() == doctest::Approx(6.0 / 21));
   // The last query and every third before it: 1, 4 of six, 0, 3 of four.
   const std::vector<std::int64_t> lengths{6, 4, 0};
-  keys = verify::keys_of_attention(lengths, 3, {1, 2});
+  keys = keys_of_attention(lengths, 3, {1, 2});
   CHECK(keys.all == 3 + 6 + 1 + 4);
   CHECK(keys.quantised == 0 + 3 + 0 + 1);
   // A text of four tokens has three predictions; the answer "b." of a needle of five has one that counts.
-  const verify::ModelData data{{{1, 2, 3, 4}}, {{1, 2, 3, 4, 5}}, {2}};
-  CHECK(verify::keys_of_texts(data, {0, 1}).quantised == 0 + 1 + 2);
-  CHECK(verify::keys_of_needles(data, {0, 1}).all == 3);
-  CHECK(verify::keys_of_needles(data, {0, 1}).quantised == 2);
-  const verify::ModelData quoted{.quotes = data.needles, .quote_lengths = data.answer_lengths};  // here both count
-  CHECK(verify::keys_of_quotes(quoted, {0, 1}).all == 3 + 4);
+  const ModelData data{{{1, 2, 3, 4}}, {{1, 2, 3, 4, 5}}, {2}};
+  CHECK(keys_of_texts(data, {0, 1}).quantised == 0 + 1 + 2);
+  CHECK(keys_of_needles(data, {0, 1}).all == 3);
+  CHECK(keys_of_needles(data, {0, 1}).quantised == 2);
+  const ModelData quoted{.quotes = data.needles, .quote_lengths = data.answer_lengths};  // here both count
+  CHECK(keys_of_quotes(quoted, {0, 1}).all == 3 + 4);
   CHECK(KeysRead{}.share() == 0);
-  CHECK(verify::keys_read(0, 100, 1, {0, 0}).share() == 1);
-  CHECK(verify::query_stride(5000, 2048) == 3);
-  CHECK(verify::query_stride(0, 0) == 1);
+  CHECK(keys_read(0, 100, 1, {0, 0}).share() == 1);
+  CHECK(query_stride(5000, 2048) == 3);
+  CHECK(query_stride(0, 0) == 1);
 }
 
 TEST_CASE("texts, needles and dumps that the windows hold are refused before anything runs") {
@@ -137,7 +137,7 @@ TEST_CASE("the report says how many keys were quantised") {
 }
 
 TEST_CASE("from the smallest share that is measured on, default limits still know a set without a rotation") {
-  RotationSet set = without_rotation(Sample::get().set);
+  RotationPart set = without_rotation(Sample::get().set);
   for (LayerRotation& layer : set.layers) layer.key.clip_ratio = layer.value.clip_ratio = 0;
   const TemporaryFolder folder;
   const fs::path path = written(folder, set);

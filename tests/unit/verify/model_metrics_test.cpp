@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Model metrics by hand on a decoder of four words.
-#include "verify/predictions/model_metrics.hpp"
+#include "measure/predictions/model_metrics.hpp"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "base/check.hpp"
-#include "peers/baselines.hpp"
+#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 
@@ -99,11 +99,11 @@ std::vector<double> log_softmax(const float* row) {
   return logs;
 }
 
-std::vector<ModelMetrics> measured(const verify::ModelData& data, const std::vector<KvMethod>& methods) {
+std::vector<ModelMetrics> measured(const ModelData& data, const std::vector<KvMethod>& methods) {
   FourWords runner;
   const auto backend = test::make_test_backend();
   Status silent;
-  return verify::measure_model(runner, data, methods, Precision::kServing, *backend, silent);
+  return measure_model(runner, data, methods, Precision::kServing, *backend, silent);
 }
 
 const KvMethod& naive() {
@@ -127,7 +127,7 @@ std::vector<float> by_naive(const TokenSequence& text) {
   return out;
 }
 
-verify::ModelData small_data() {
+ModelData small_data() {
   TokenSequence longer;
   for (int t = 0; t < 40; ++t) longer.push_back(t * t / 3 % kVocab);
   return {{{0, 1, 2, 0, 3, 1}, {2, 2}, longer}, {{0, 0, 1, 3, 2}, {0, 0, 1, 3, 1}, {0, 0, 1, 0, 1}}, {3, 3, 3}};
@@ -136,7 +136,7 @@ verify::ModelData small_data() {
 }  // namespace
 
 TEST_CASE("figures of a decoder of four words equal those by hand") {
-  const verify::ModelData data = small_data();
+  const ModelData data = small_data();
 
   const auto metrics = measured(data, {exact(), naive()});
 
@@ -173,7 +173,7 @@ TEST_CASE("figures of a decoder of four words equal those by hand") {
 TEST_CASE("a needle counts if every token of its answer but the last is the most likely one") {
   // Row 1 of {0, 0, 1, …} prefers 1; row 2 prefers 3: the first two needles hit whatever their last token, the third
   // misses.
-  const verify::ModelData data = small_data();
+  const ModelData data = small_data();
   const auto metrics = measured(data, {exact()});
   CHECK(metrics[0].needle_hits == 2);
   CHECK(metrics[0].needles == 3);
@@ -188,7 +188,7 @@ TEST_CASE("a needle counts if every token of its answer but the last is the most
 }
 
 TEST_CASE("needles of a method are those that its attention finds, although the last layer sees few queries") {
-  verify::ModelData data;
+  ModelData data;
   std::int64_t hits = 0;
   for (int i = 0; i < 64; ++i) {
     TokenSequence needle;
@@ -205,20 +205,20 @@ TEST_CASE("needles of a method are those that its attention finds, although the 
 }
 
 TEST_CASE("sequences and answers that cannot be measured are refused") {
-  verify::ModelData data = small_data();
+  ModelData data = small_data();
   data.texts.push_back({1});
-  CHECK_ERROR(verify::check_model_data(data), DataError, "evaluation sequence 3");
+  CHECK_ERROR(check_model_data(data), DataError, "evaluation sequence 3");
   data = small_data();
   data.answer_lengths.pop_back();
-  CHECK_ERROR(verify::check_model_data(data), DataError, "3 needles, but 2 answer lengths");
+  CHECK_ERROR(check_model_data(data), DataError, "3 needles, but 2 answer lengths");
   data = small_data();
   data.answer_lengths[1] = 5;
-  CHECK_ERROR(verify::check_model_data(data), DataError, "needle 1");
+  CHECK_ERROR(check_model_data(data), DataError, "needle 1");
   data = small_data();
   data.quotes = {{1, 2, 1}};
-  CHECK_ERROR(verify::check_model_data(data), DataError, "1 quotation, but 0 answer lengths");
+  CHECK_ERROR(check_model_data(data), DataError, "1 quotation, but 0 answer lengths");
   data.quote_lengths = {3};
-  CHECK_ERROR(verify::check_model_data(data), DataError, "quotation 0");
+  CHECK_ERROR(check_model_data(data), DataError, "quotation 0");
 }
 
 }  // namespace oscar

@@ -39,7 +39,7 @@ TEST_CASE("a set that is held against another model is rejected, and the report 
 
 TEST_CASE("a set that is held against its own model, or against nothing, is judged itself") {
   const TemporaryFolder folder;
-  RotationSet set = Sample::get().set;
+  RotationPart set = Sample::get().set;
   CHECK_FALSE(verified(written(folder, set), model_on({})).report.other_model);
   CHECK_FALSE(verified(folder / "set").report.other_model);
   set.layers.pop_back();  // of its own model, a layer is missing
@@ -50,7 +50,7 @@ TEST_CASE("a set that is held against its own model, or against nothing, is judg
 
 TEST_CASE("shapes tell another model where a set does not say its own") {
   const OtherModel other;
-  RotationSet set = Sample::get().set;
+  RotationPart set = Sample::get().set;
   set.model = {};
   const fs::path path = written(other.folder, set);
   VerifyInputs inputs;

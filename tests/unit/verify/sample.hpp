@@ -13,7 +13,7 @@
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "rotation/formats.hpp"
+#include "set/formats.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "verify/structure/objective.hpp"
@@ -34,10 +34,10 @@ struct Sample {
   std::unique_ptr<Backend> backend = make_test_backend();
   std::vector<TokenSequence> calibration = sample_text("tokens_calib.npy", 0),
                              held_out = sample_text("tokens_eval.npy", 0);
-  RotationSet set;
+  RotationPart set;
   Status status;
   Sample() { set = fitted({}); }
-  [[nodiscard]] RotationSet fitted(FitOptions options) {
+  [[nodiscard]] RotationPart fitted(FitOptions options) {
     const auto source = open_live(*runner, calibration, {}, status);
     options.clip = "0.96,0.92";
     options.windows = {16, 64};
@@ -50,7 +50,7 @@ struct Sample {
 };
 
 /// The same with a permutation in place of each rotation, which is what "pbr" names: nothing is spread over channels.
-inline RotationSet without_rotation(RotationSet set) {
+inline RotationPart without_rotation(RotationPart set) {
   for (LayerRotation& layer : set.layers) {
     for (SideTransform* side : {&layer.key, &layer.value}) {
       const auto permutation = *verify::constant_rotation("pbr", static_cast<std::size_t>(side->rotation.dim));
@@ -94,7 +94,7 @@ inline void check_contains(const std::string& text, const std::string& part) {
   CHECK_MESSAGE(text.find(part) != std::string::npos, text);
 }
 
-inline fs::path written(const TemporaryFolder& folder, const RotationSet& set) {
+inline fs::path written(const TemporaryFolder& folder, const RotationPart& set) {
   write_rotation_set(folder / "set", set, {}, true);
   return folder / "set";
 }

@@ -2,14 +2,14 @@
 // Attention that replaces a model's own follows its sinks, soft caps and windows.
 #include <doctest/doctest.h>
 
-#include "peers/baselines.hpp"
+#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/text_figures.hpp"
-#include "verify/attention/attention_metrics.hpp"
-#include "verify/predictions/model_metrics.hpp"
-#include "verify/predictions/model_sums.hpp"
+#include "measure/attention/attention_metrics.hpp"
+#include "measure/predictions/model_metrics.hpp"
+#include "measure/predictions/model_sums.hpp"
 
 namespace oscar {
 namespace {
@@ -63,7 +63,7 @@ TEST_CASE("layers that read the cache of another read it as a method stores it")
   CHECK(runner->config().cache_of(5) == 3);
   const auto backend = test::make_test_backend();
   const std::vector<TokenSequence> sequences{test::some_tokens(120)};
-  const std::map<int, ScoreRule> rules = verify::rules_of(*runner);
+  const std::map<int, ScoreRule> rules = rules_of(*runner);
   const KvMethod naive = make_baseline("naive", {{1, 64, 2}, {3, 64, 2}}, {4, 16}, 0);
   /// caches: the one that a layer's attention is replaced by; the others keep theirs.
   const auto run = [&](const std::map<int, int>& caches) {
@@ -72,17 +72,17 @@ TEST_CASE("layers that read the cache of another read it as a method stores it")
       const auto cache = caches.find(layer);
       if (cache == caches.end()) return false;
       const ScoreRule& rule = rules.at(cache->second);
-      verify::attend(naive, cache->second, qkv, {0, qkv.q.num_tokens}, rule, Precision::kExact, *backend, out);
+      attend(naive, cache->second, qkv, {0, qkv.q.num_tokens}, rule, Precision::kExact, *backend, out);
       return true;
     };
     return test::logits_of(*runner, sequences, hooks).front();
   };
   const std::vector<float> exact = run({});
   const auto kld_of = [&](const std::map<int, int>& caches) {
-    return verify::model_metrics({test::text_figures(sequences[0], run(caches), exact)}, {}).kld_mean;
+    return model_metrics({test::text_figures(sequences[0], run(caches), exact)}, {}).kld_mean;
   };
   Status silent;
-  const auto seen = verify::measure_model(*runner, {sequences, {}, {}}, {naive}, Precision::kExact, *backend, silent);
+  const auto seen = measure_model(*runner, {sequences, {}, {}}, {naive}, Precision::kExact, *backend, silent);
   const double expected = kld_of({{1, 1}, {3, 3}, {5, 3}}), by_owners = kld_of({{1, 1}, {3, 3}});
   CHECK(seen[0].kld_mean == doctest::Approx(expected).epsilon(1e-4).scale(0));
   CHECK(std::abs(by_owners / expected - 1) > 0.01);
@@ -94,7 +94,7 @@ TEST_CASE("a quantised cache in a model with sinks costs something, and one that
   const auto runner = open_model(folder.path());
   const auto backend = test::make_test_backend();
   Status silent;
-  const verify::ModelData data{{test::some_tokens(120)}, {}, {}};
+  const ModelData data{{test::some_tokens(120)}, {}, {}};
   const int layer = runner->config().cache_layers().front();
   std::vector<KvMethod> methods;
   for (const bool quantized : {false, true}) {
@@ -102,7 +102,7 @@ TEST_CASE("a quantised cache in a model with sinks costs something, and one that
     KvLayer& only = methods.back().layers.at(layer);
     only.key.quantized = only.value.quantized = quantized;
   }
-  const auto metrics = verify::measure_model(*runner, data, methods, Precision::kExact, *backend, silent);
+  const auto metrics = measure_model(*runner, data, methods, Precision::kExact, *backend, silent);
   CHECK(metrics[0].kld_mean < 1e-9);
   CHECK(metrics[1].kld_mean > 1e-4);
 }

@@ -2,10 +2,10 @@
 // Methods that look at several tokens see those of one sequence, whatever else lies in the same chunk of a dump.
 #include <doctest/doctest.h>
 
-#include "peers/baselines.hpp"
+#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/synthetic.hpp"
-#include "verify/attention/measure_source.hpp"
+#include "verify/measure_source.hpp"
 
 namespace oscar {
 namespace {

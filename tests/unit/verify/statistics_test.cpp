@@ -30,7 +30,7 @@ const Statistics& sample_statistics() {
 }
 
 /// The .pt files of a set, alone.
-fs::path bare(const TemporaryFolder& folder, const RotationSet& set) {
+fs::path bare(const TemporaryFolder& folder, const RotationPart& set) {
   const fs::path path = written(folder, set);
   fs::create_directories(folder / "bare");
   for (const char* name : {"k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"})
@@ -68,7 +68,7 @@ TEST_CASE("sums tell the layers and the matrices of bare files, and find those w
   CHECK(v.warnings.find("layer_coverage") == std::string::npos);
   CHECK(v.warnings.find("shape is unknown") == std::string::npos);
 
-  RotationSet set = Sample::get().set;
+  RotationPart set = Sample::get().set;
   for (LayerRotation& layer : set.layers) {
     std::swap(layer.key.rotation, layer.value.rotation);
     std::swap(layer.key.eigenvalues, layer.value.eigenvalues);

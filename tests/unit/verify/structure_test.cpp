@@ -7,7 +7,7 @@
 #include <random>
 
 #include "method/compose.hpp"
-#include "rotation/names.hpp"
+#include "set/names.hpp"
 #include "support/backend.hpp"
 #include "support/published_compositions.hpp"
 #include "support/support.hpp"

@@ -2,16 +2,16 @@
 #pragma once
 
 #include "model/run/runner.hpp"
-#include "verify/predictions/model_sums.hpp"
+#include "measure/predictions/model_sums.hpp"
 
 namespace oscar::test {
 
 /// The figures of every position of a text that has a next token. logits, exact: (tokens, vocab).
-inline verify::TextFigures text_figures(const TokenSequence& tokens, std::span<const float> logits,
+inline TextFigures text_figures(const TokenSequence& tokens, std::span<const float> logits,
                                         std::span<const float> exact) {
   const std::size_t vocab = logits.size() / tokens.size();
-  verify::TextFigures figures;
-  verify::TokenDistribution p, q;
+  TextFigures figures;
+  TokenDistribution p, q;
   for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
     p.read(exact.subspan(t * vocab, vocab));
     q.read(logits.subspan(t * vocab, vocab));

@@ -11,8 +11,8 @@
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
 #include "dump/writer.hpp"
-#include "peers/baselines.hpp"
-#include "rotation/formats.hpp"
+#include "measure/peers/baselines.hpp"
+#include "set/formats.hpp"
 #include "support/support.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/report/report.hpp"
@@ -57,7 +57,7 @@ TEST_CASE("a fitted set is accepted, beats the methods beside it, and its figure
   for (const Check& check : v.report.checks) CHECK_MESSAGE(check.ok == true, check.name, ": ", check.message);
 
   record_verification(path, verification_summary(v.report));
-  const RotationSet again = read_rotation_set(path);
+  const RotationPart again = read_rotation_set(path);
   CHECK(again.verification.at("verdict") == "accepted");
   CHECK(again.verification.at("methods").at("oscar").at("model").at("kld_mean") == oscar.model->kld_mean);
   CHECK(verified(path).report.verdict == Verdict::kNotMeasured);  // its structure alone
@@ -106,7 +106,7 @@ TEST_CASE("methods that decode sequences are measured like others, in common win
 }
 
 TEST_CASE("without a rotary base, what is measured after RoPE is said") {
-  RotationSet set = Sample::get().set;
+  RotationPart set = Sample::get().set;
   set.model.rope_theta = 0;
   const test::TemporaryFolder folder;
   VerifyOptions options;
@@ -180,7 +180,7 @@ TEST_CASE("fitted text is found again in shorter sequences and in dumps, and rej
   inputs.source = dump.get();
   check_contains(verified(path, inputs, options).reasons, "attention is measured on 1 of 1");
 
-  RotationSet silent = sample.set;
+  RotationPart silent = sample.set;
   silent.calibration.blocks.clear();
   v = verified(written(folder, silent), model_on(sample.held_out), options);
   check_contains(v.reasons, "nothing tells whether model is measured on text that the set was fitted on");
@@ -200,7 +200,7 @@ TEST_CASE("a changed file, swapped sides and missing layers reject the set") {
   fs::remove(path / "k_rotation_qqt_r_h_pbr.pt");
   check_contains(verified(path).reasons, "k_rotation_qqt_r_h_pbr.pt is missing");
 
-  RotationSet set = Sample::get().set;
+  RotationPart set = Sample::get().set;
   for (LayerRotation& layer : set.layers) std::swap(layer.key.rotation, layer.value.rotation);
   check_contains(verified(written(folder, set)).reasons, "keys and values are swapped; and 7 more of this kind");
 

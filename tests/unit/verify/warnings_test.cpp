@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What verify says about models whose attention is more than a softmax, and what it refuses to measure.
-#include "peers/baselines.hpp"
+#include "measure/peers/baselines.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
 

@@ -5,7 +5,7 @@
 
 #include "base/atomic_file.hpp"
 #include "base/sha256.hpp"
-#include "rotation/verdict.hpp"
+#include "set/verdict.hpp"
 #include "sample_set.hpp"
 #include "support/support.hpp"
 

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT
+// OSCAR's branch of llama.cpp (tensors inside a model's GGUF), and servers of MLA models (a folder with one file per
+// layer).
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "set/formats.hpp"
+#include "set/manifest.hpp"
+#include "set/rotation_pt.hpp"
+#include "set/serve_env.hpp"
+#include "tensor/gguf.hpp"
+#include "tensor/pt.hpp"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kManifestKey[] = "oscar.manifest";
+constexpr char kUnknown[] = "unknown";
+
+/// The number between `prefix` and `suffix`; nullopt if `name` is not of that form.
+std::optional<int> number_in(const std::string& name, std::string_view prefix, std::string_view suffix) {
+  if (!name.starts_with(prefix) || !name.ends_with(suffix) || name.size() <= prefix.size() + suffix.size()) return {};
+  int id = -1;
+  const char* end = name.data() + name.size() - suffix.size();
+  const auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, id);
+  return error == std::errc() && stop == end && id >= 0 ? std::optional(id) : std::nullopt;
+}
+
+std::string gguf_name(int id, char side) { return "blk." + std::to_string(id) + ".attn_" + side + "_rot.weight"; }
+
+void transpose(MatrixStack& stack) {
+  const auto n = static_cast<std::size_t>(stack.dim);
+  for (int m = 0; m < stack.count; ++m) {
+    const std::span<double> matrix = stack[m];
+    for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t j = 0; j < i; ++j) std::swap(matrix[i * n + j], matrix[j * n + i]);
+    }
+  }
+}
+
+/// The set of a manifest that a file carries, else an empty one whose origin nobody tells.
+RotationPart start_set(const std::optional<std::string>& manifest, const std::string& where) {
+  if (manifest) return set_from_manifest(parse_json(*manifest, where), where);
+  RotationPart set;
+  set.key_objective = set.value_objective = kUnknown;
+  return set;
+}
+
+/// Puts the matrices into the set: into its layers if it knows them, else as its layers.
+void take_layers(std::map<int, LayerRotation> layers, RotationPart& set, const std::string& where) {
+  if (layers.empty())
+    throw DataError("there are no rotations in this file", where, "\"oscar inspect\" says what it is");
+  if (set.layers.empty()) {
+    for (auto& [id, layer] : layers) set.layers.push_back(std::move(layer));
+    return;
+  }
+  for (LayerRotation& layer : set.layers) {
+    const auto found = layers.find(layer.layer_id);
+    if (found == layers.end() || layers.size() != set.layers.size()) {
+      throw DataError("the layers are not those of the manifest in the file", where, "convert the set again");
+    }
+    static_cast<Transform&>(layer.key) = std::move(found->second.key);
+    static_cast<Transform&>(layer.value) = std::move(found->second.value);
+  }
+}
+
+/// What a reader of plain rotations cannot use; empty if nothing.
+std::string beyond_rotations(const SideTransform& side, bool per_head) {
+  if (side.read_rotation.count > 0) return "a read side of its own (a stretch)";
+  if (!side.mean.empty()) return "a mean to subtract";
+  if (!per_head && side.rotation.count != 1) return "one rotation per head";
+  return {};
+}
+
+void require_plain(const RotationPart& set, bool per_head, const std::string& reader) {
+  for (const LayerRotation& layer : set.layers) {
+    for (const SideTransform* side : {&layer.key, &layer.value}) {
+      const std::string beyond = beyond_rotations(*side, per_head);
+      if (beyond.empty()) continue;
+      throw DataError(
+          "layer " + std::to_string(layer.layer_id) + " has " + beyond + ", which " + reader + " cannot use", "",
+          "fit a set with --target llamacpp, or convert to h5 or safetensors");
+    }
+  }
+}
+
+void require_fit(const RotationPart& set, const GgufFile& model, const std::string& where) {
+  const std::string architecture = model.text("general.architecture").value_or("");
+  const auto blocks = model.number(architecture + ".block_count");
+  const auto head_dim = model.number(architecture + ".attention.key_length");
+  for (const LayerRotation& layer : set.layers) {
+    const bool inside = !blocks || static_cast<std::uint32_t>(layer.layer_id) < *blocks;
+    const bool same = !head_dim || static_cast<std::uint32_t>(layer.key.rotation.dim) == *head_dim;
+    if (inside && same) continue;
+    throw DataError(
+        "the model has " +
+            (inside ? "head_dim " + std::to_string(*head_dim) : plural(static_cast<std::int64_t>(*blocks), "layer")) +
+            ", the set has " +
+            (inside ? std::to_string(layer.key.rotation.dim) : "layer " + std::to_string(layer.layer_id)),
+        where, "use the GGUF of the model that the set was fitted for");
+  }
+}
+
+SideTransform latent_from(const PtValue& value, const std::string& where) {
+  SideTransform side;
+  const auto* bare = value.get_if<Tensor>();
+  const auto member = [&](const char* name) {
+    const PtValue* found = value.find(std::string(name));
+    return found == nullptr ? nullptr : found->get_if<Tensor>();
+  };
+  const Tensor* rotation = bare != nullptr ? bare : member("rotation");
+  if (rotation == nullptr) {
+    throw DataError("neither a matrix nor a dict with \"rotation\"", where,
+                    "check that this is an MLA rotation folder");
+  }
+  side.rotation = MatrixStack::from(*rotation, where);
+  if (bare != nullptr) return side;
+  if (const Tensor* read = member("q_rotation")) side.read_rotation = MatrixStack::from(*read, where + ", q_rotation");
+  if (const Tensor* mean = member("mean")) side.mean = mean->to_doubles();
+  const bool fits = side.rotation.count == 1 && side.mean.size() % static_cast<std::size_t>(side.rotation.dim) == 0 &&
+                    (side.read_rotation.count == 0 || side.read_rotation.data.size() == side.rotation.data.size());
+  if (!fits) throw DataError("mean or q_rotation do not fit the rotation", where, "fetch or write the file again");
+  return side;
+}
+
+}  // namespace
+
+void write_rotation_gguf(const fs::path& path, const RotationPart& set, const fs::path& model) {
+  require_plain(set, false, "llama.cpp");
+  const GgufFile source(model);
+  require_fit(set, source, model.string());
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const LayerRotation& layer : set.layers) {
+    for (const auto& [side, transform] : {std::pair{'k', &layer.key}, std::pair{'v', &layer.value}}) {
+      MatrixStack matrix = transform->rotation;
+      transpose(matrix);
+      tensors.emplace_back(gguf_name(layer.layer_id, side), matrix.to_f32(true));
+    }
+  }
+  write_gguf_copy(path, source, tensors, {{kManifestKey, make_manifest(set, Json::array()).dump()}});
+}
+
+RotationPart read_rotation_gguf(const fs::path& path) {
+  const GgufFile file(path);
+  std::map<int, LayerRotation> layers;
+  for (const GgufTensor& tensor : file.tensors()) {
+    const auto id = number_in(tensor.name, "blk.", ".attn_k_rot.weight");
+    if (!id) continue;
+    const auto matrix = [&](char side) {
+      MatrixStack stack =
+          MatrixStack::from(file.read(gguf_name(*id, side)), path.string() + ", " + gguf_name(*id, side));
+      transpose(stack);
+      return stack;
+    };
+    layers[*id].layer_id = *id;
+    layers[*id].key.rotation = matrix('k');
+    layers[*id].value.rotation = matrix('v');
+  }
+  RotationPart set = start_set(file.text(kManifestKey), path.string());
+  if (!file.text(kManifestKey)) set.model.id = file.text("general.name").value_or("");
+  take_layers(std::move(layers), set, path.string());
+  return set;
+}
+
+void write_rotation_mla(const fs::path& folder, const RotationPart& set) {
+  for (const LayerRotation& layer : set.layers) {
+    const SideTransform& latent = layer.key;
+    if (latent.rotation.count != 1 || latent.rotation.data != layer.value.rotation.data) {
+      throw DataError("keys and values, or heads, have transforms of their own; an MLA cache has one row for all",
+                      "layer " + std::to_string(layer.layer_id), "convert to another format");
+    }
+    write_pt(folder / latent_pt_name(layer.layer_id), latent_pt(layer));
+  }
+}
+
+RotationPart read_rotation_mla(const fs::path& folder) {
+  std::map<int, LayerRotation> layers;
+  for (const auto& file : fs::directory_iterator(folder)) {
+    const auto id = number_in(file.path().filename().string(), "layer_", ".pt");
+    if (!id) continue;
+    const SideTransform latent = latent_from(read_pt(file.path()), file.path().string());
+    layers[*id] = {*id, latent, latent};
+    // Of values: o = o' o_rotation^T must undo the rotation, as q_rotation does for scores.
+    layers[*id].value.mean.clear();
+  }
+  RotationPart set = start_set(std::nullopt, folder.string());
+  take_layers(std::move(layers), set, folder.string());
+  return set;
+}
+
+}  // namespace oscar

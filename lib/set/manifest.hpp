@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// manifest.json of a rotation set (oscar.rotation_set.v1) to and from the value type. Matrices are elsewhere.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/atomic_file.hpp"
+#include "set/rotation_part.hpp"
+
+namespace oscar {
+
+/// "eigenvalues" of a side in the manifest: over all its spectra; effective_rank = exp of the entropy of the normalised
+/// spectrum, mean over spectra. Null: no eigenvalues.
+[[nodiscard]] Json summarize_spectrum(const SideTransform& side);
+
+/// {"path", "sha256", "size"} of each file of `folder`, which are named relative to it.
+[[nodiscard]] Json list_with_hashes(const std::filesystem::path& folder,
+                                    const std::vector<std::filesystem::path>& files);
+
+/// RotationPart::origin of a set that was read from `files`, which say nothing more than `set` holds.
+[[nodiscard]] Json describe_origin(const RotationPart& set, const std::string& format,
+                                   const std::vector<std::filesystem::path>& files);
+
+/// The recipe of `set` as its files tell it: with the name "unknown" if it has none.
+[[nodiscard]] Json recipe_of(const RotationPart& set);
+
+/// The manifest of `set` with this file list; valid against the schema.
+[[nodiscard]] Json make_manifest(const RotationPart& set, Json files);
+
+/// Everything but the matrices: layers get their ids, clip ratios and scores. Throws DataError if the manifest does not
+/// fit its schema.
+[[nodiscard]] RotationPart set_from_manifest(const Json& manifest, const std::string& where);
+
+/// Returns what a new set may replace, for an AtomicFolder: if `replace`, a folder that holds a rotation set and
+/// nothing but the files that its manifest lists; else nothing.
+[[nodiscard]] RequireOurs replaceable_set(bool replace);
+
+/// Checks that every listed file is there, has its size and its sha256. Throws DataError that names the first that does
+/// not.
+void check_listed_files(const std::filesystem::path& folder, const Json& manifest);
+
+}  // namespace oscar

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT
+#include "set/rotation_pt.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "set/manifest.hpp"
+#include "set/names.hpp"
+
+namespace oscar {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& where) {
+  throw DataError(what, where, "check that this is a rotation file; \"oscar inspect\" says what it is");
+}
+
+template <class T>
+const T& member(const PtValue& dict, const char* name, const std::string& where) {
+  const PtValue* value = dict.find(std::string(name));
+  if (value == nullptr || value->get_if<T>() == nullptr) fail(std::string("no member \"") + name + "\"", where);
+  return *value->get_if<T>();
+}
+
+int layer_id_of(const PtValue& key, const std::string& where) {
+  std::int64_t id = -1;
+  if (const auto* number = key.get_if<std::int64_t>()) id = *number;
+  if (const auto* text = key.get_if<std::string>()) {
+    const char* end = text->data() + text->size();
+    const auto [stop, error] = std::from_chars(text->data(), end, id);
+    if (error != std::errc() || stop != end) id = -1;
+  }
+  if (id < 0 || id >= kMostLayers) fail("a layer has no number, or one beyond " + std::to_string(kMostLayers), where);
+  return static_cast<int>(id);
+}
+
+SideTransform side_from(const PtValue& layer, const std::string& where) {
+  SideTransform side;
+  side.rotation = MatrixStack::from(member<Tensor>(layer, "rotation", where), where + ", rotation");
+  for (const char* name : {"q_rotation", "o_rotation"}) {
+    if (layer.find(std::string(name)) == nullptr) continue;
+    side.read_rotation = MatrixStack::from(member<Tensor>(layer, name, where), where + ", " + name);
+    if (side.read_rotation.dim != side.rotation.dim) fail(std::string(name) + " does not fit the rotation", where);
+  }
+  if (layer.find(std::string("k_mean")) != nullptr) {
+    side.mean = member<Tensor>(layer, "k_mean", where).to_doubles();
+    if (side.mean.empty() || side.mean.size() % static_cast<std::size_t>(side.rotation.dim) != 0) {
+      fail("k_mean does not fit the rotation", where);
+    }
+  }
+  const PtValue* eigenvalues = layer.find(std::string("eigenvalues"));
+  if (eigenvalues != nullptr && eigenvalues->get_if<std::monostate>() == nullptr) {
+    const auto* tensor = eigenvalues->get_if<Tensor>();
+    if (tensor == nullptr) fail("eigenvalues are not a tensor", where);
+    side.eigenvalues = tensor->to_doubles();
+    if (side.eigenvalues.size() != static_cast<std::size_t>(side.rotation.count) * side.rotation.dim) {
+      fail("the number of eigenvalues does not fit the rotation", where);
+    }
+  }
+  return side;
+}
+
+/// Nothing unless `root` has them for every layer.
+void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string& where) {
+  const PtValue* calibration = root.find(std::string("calibration"));
+  const PtValue* ratios = calibration == nullptr ? nullptr : calibration->find(std::string("clip_ratio"));
+  const PtValue* scalar = ratios == nullptr ? nullptr : calibration->find(std::string("clip_scalar"));
+  if (scalar == nullptr || scalar->get_if<double>() == nullptr) return;
+  for (auto& [id, side] : file.layers) {
+    const PtValue* entry = ratios->find(std::int64_t{id});
+    if (entry == nullptr) return;
+    const auto* tensor = entry->get_if<Tensor>();
+    if (tensor == nullptr || tensor->size() == 0) {
+      fail("the clip ratios of layer " + std::to_string(id) + " are no numbers", where);
+    }
+    std::vector<double> values = tensor->to_doubles();
+    side.clip_ratio = values.front();
+    if (values.size() > 1) side.head_clip_ratios = std::move(values);
+  }
+  file.has_clip_ratios = true;
+  file.clip_scalar = *scalar->get_if<double>();
+}
+
+void append_extension(const SideTransform& side, const char* read_name, bool per_head, PtDict& entry) {
+  if (side.read_rotation.count > 0) {
+    entry.push_back({{std::string(read_name)}, {side.read_rotation.to_f32(/*squeeze=*/!per_head)}});
+  }
+  if (side.mean.empty()) return;
+  const auto dim = static_cast<std::int64_t>(side.rotation.dim);
+  const auto heads = static_cast<std::int64_t>(side.mean.size()) / dim;
+  entry.push_back({{std::string("k_mean")}, {Tensor::from({heads, dim}, std::span(side.mean))}});
+}
+
+std::string text_or_empty(const PtValue* dict, const char* name, const std::string& where) {
+  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
+  const auto* text = value == nullptr ? nullptr : value->get_if<std::string>();
+  return text == nullptr ? "" : plain_text(*text, std::string("\"") + name + "\"", where);
+}
+
+std::int64_t number_or_zero(const PtValue* dict, const char* name) {
+  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
+  const auto* number = value == nullptr ? nullptr : value->get_if<std::int64_t>();
+  return number == nullptr ? 0 : *number;
+}
+
+/// What the file says of how it is to be served must at least be something that there is.
+void check_vocabulary(const PtValue& root, const std::string& where) {
+  const PtValue* transform = root.find(std::string("transform"));
+  const auto require = [&](const PtValue* dict, const char* name, std::initializer_list<std::string_view> known) {
+    const std::string text = text_or_empty(dict, name, where);
+    if (text.empty() || std::ranges::find(known, text) != known.end()) return;
+    fail(std::string("unknown ") + name + " \"" + text + "\"", where);
+  };
+  require(&root, "source_grouping", {"layer", "head"});
+  require(transform, "codec", {"minmax", "lloyd-max"});
+  require(transform, "scale_dtype", {"float32", "float16", "bfloat16"});
+  (void)text_or_empty(transform, "recipe", where);
+}
+
+void read_provenance(const PtValue& root, RotationFile& file, const std::string& where) {
+  const PtValue* told = root.find(std::string("calibration"));
+  const auto heads = [&](const char* name) {
+    const std::int64_t count = number_or_zero(told, name);
+    return count > 0 && count < 100000 ? static_cast<int>(count) : 0;
+  };
+  file.model.id = text_or_empty(told, "model_path", where);
+  file.model.revision = text_or_empty(told, "model_revision", where);
+  file.model.num_key_value_heads = heads("global_kv_heads");
+  file.model.num_attention_heads = heads("global_q_heads");
+  file.calibration.data_sha256 = text_or_empty(told, "prompt_sha256", where);
+  file.calibration.tokens = std::max<std::int64_t>(0, number_or_zero(told, "tokens"));
+}
+
+/// The version to write: the lowest that holds the layers, or a higher one that was asked for.
+std::int64_t choose_version(const RotationPart& set, SideOfLayer side, bool per_head, int asked,
+                            const std::string& where) {
+  const bool extended = std::ranges::any_of(set.layers, [&](const LayerRotation& layer) {
+    return (layer.*side).read_rotation.count > 0 || !(layer.*side).mean.empty();
+  });
+  const int lowest = extended ? 3 : per_head ? 2 : 1;
+  if (asked == 0 || asked >= lowest) return std::max(asked, lowest);
+  throw DataError(std::string("the set has ") +
+                      (extended ? "read sides or means of its own" : "one rotation per head") + ", which version " +
+                      std::to_string(asked) + " cannot hold",
+                  where, "ask for version " + std::to_string(lowest));
+}
+
+/// One matrix, or one spectrum, for each of `heads` heads.
+SideTransform repeated(const SideTransform& side, int heads) {
+  SideTransform out = side;
+  for (int head = side.rotation.count; head < heads; ++head) {
+    out.rotation.data.insert(out.rotation.data.end(), side.rotation.data.begin(), side.rotation.data.end());
+    out.eigenvalues.insert(out.eigenvalues.end(), side.eigenvalues.begin(), side.eigenvalues.end());
+    ++out.rotation.count;
+  }
+  return out;
+}
+
+PtDict layer_entry(int id, const SideTransform& side, bool per_head, const char* read_name) {
+  PtDict entry{{{std::string("layer_id")}, {std::int64_t{id}}},
+               {{std::string("rotation")}, {side.rotation.to_f32(/*squeeze=*/!per_head)}}};
+  if (!side.eigenvalues.empty()) {
+    const std::vector<float> eigenvalues(side.eigenvalues.begin(), side.eigenvalues.end());
+    std::vector<std::int64_t> shape{side.rotation.dim};
+    if (per_head) shape.insert(shape.begin(), side.rotation.count);
+    entry.push_back({{std::string("eigenvalues")}, {Tensor::from(shape, std::span(eigenvalues))}});
+  }
+  append_extension(side, read_name, per_head, entry);
+  return entry;
+}
+
+PtValue clip_ratios_of(const RotationPart& set, SideOfLayer side) {
+  PtDict ratios;
+  for (const LayerRotation& layer : set.layers) {
+    const SideTransform& own = layer.*side;
+    std::vector<double> values = own.head_clip_ratios;
+    if (values.empty()) values = {own.clip_ratio};
+    const auto count = static_cast<std::int64_t>(values.size());
+    ratios.push_back({{std::int64_t{layer.layer_id}}, {Tensor::from({count}, std::span<const double>(values))}});
+  }
+  return {std::move(ratios)};
+}
+
+}  // namespace
+
+RotationFile read_rotation_pt(const std::filesystem::path& path) {
+  const PtValue root = read_pt(path);
+  const std::int64_t version = member<std::int64_t>(root, "format_version", path.string());
+  if (version < 1 || version > 3) fail("unknown format version " + std::to_string(version), path.string());
+  RotationFile file;
+  file.version = static_cast<int>(version);
+  check_vocabulary(root, path.string());
+  read_provenance(root, file, path.string());
+  file.objective = known_objective(member<std::string>(root, "objective", path.string()), path.string());
+  for (const auto& [key, layer] : member<PtDict>(root, "layers", path.string())) {
+    const int id = layer_id_of(key, path.string());
+    file.layers.emplace_back(id, side_from(layer, path.string() + ", layer " + std::to_string(id)));
+  }
+  if (file.layers.empty()) fail("the file has no layers", path.string());
+  std::ranges::sort(file.layers, {}, [](const auto& layer) { return layer.first; });
+  const auto twice = std::ranges::adjacent_find(file.layers, {}, [](const auto& layer) { return layer.first; });
+  if (twice != file.layers.end()) fail("layer " + std::to_string(twice->first) + " stands twice", path.string());
+  take_clip_ratios(root, file, path.string());
+  return file;
+}
+
+PtValue side_pt(const RotationPart& set, SideOfLayer side, int asked, const std::string& where) {
+  const bool key = side == &LayerRotation::key;
+  const bool several = std::ranges::any_of(set.layers, [&](const auto& l) { return (l.*side).rotation.count > 1; });
+  const std::int64_t version = choose_version(set, side, several, asked, where);
+  const bool per_head = several || version == 2;
+  PtDict entries;
+  for (const LayerRotation& layer : set.layers) {
+    const SideTransform& own = layer.*side;
+    const bool repeat = version == 2 && own.rotation.count == 1;
+    PtDict entry = layer_entry(layer.layer_id, repeat ? repeated(own, set.model.num_key_value_heads) : own, per_head,
+                               key ? "q_rotation" : "o_rotation");
+    entries.push_back({{std::int64_t{layer.layer_id}}, {std::move(entry)}});
+  }
+  const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
+  const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
+  PtDict root{number("format_version", version),
+              text("objective", key ? set.key_objective : set.value_objective),
+              text("source_grouping", per_head ? "head" : "layer"),
+              {{std::string("layers")}, {std::move(entries)}}};
+  if (version < 3) return {std::move(root)};
+  PtDict transform{text("recipe", recipe_of(set)["name"]),
+                   text("codec", std::string(name_of(set.key_codec.grid))),
+                   number("key_levels", set.key_codec.levels),
+                   number("value_levels", set.value_codec.levels),
+                   number("group_size", set.key_codec.group_size),
+                   text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
+  PtDict calibration{text("model_path", set.model.id),
+                     text("model_revision", set.model.revision),
+                     text("prompt_sha256", set.calibration.data_sha256),
+                     number("tokens", set.calibration.tokens),
+                     number("global_kv_heads", set.model.num_key_value_heads),
+                     number("global_q_heads", set.model.num_attention_heads)};
+  if (set.has_clip_ratios) {
+    calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
+    calibration.push_back({{std::string("clip_scalar")}, {key ? set.key_clip_scalar : set.value_clip_scalar}});
+  }
+  root.push_back({{std::string("transform")}, {std::move(transform)}});
+  root.push_back({{std::string("calibration")}, {std::move(calibration)}});
+  return {std::move(root)};
+}
+
+PtValue key_means_pt(const RotationPart& set) {
+  PtDict layers;
+  for (const LayerRotation& layer : set.layers) {
+    std::vector<float> mean(layer.key.mean.begin(), layer.key.mean.end());
+    const std::int64_t dim = layer.key.rotation.dim;
+    if (mean.empty()) mean.resize(static_cast<std::size_t>(dim));
+    const std::vector<float> first = mean;
+    const auto heads =
+        std::max<std::int64_t>(static_cast<std::int64_t>(mean.size()) / dim, set.model.num_key_value_heads);
+    while (static_cast<std::int64_t>(mean.size()) < heads * dim) mean.insert(mean.end(), first.begin(), first.end());
+    layers.push_back({{std::int64_t{layer.layer_id}},
+                      {PtDict{{{std::string("mu")}, {Tensor::from({heads, dim}, std::span<const float>(mean))}}}}});
+  }
+  return {PtDict{{{std::string("layers")}, {std::move(layers)}}}};
+}
+
+PtValue latent_pt(const LayerRotation& layer) {
+  const SideTransform& latent = layer.key;
+  if (latent.read_rotation.count == 0 && latent.mean.empty()) return {latent.rotation.to_f32(true)};
+  PtDict entry{{{std::string("rotation")}, {latent.rotation.to_f32(true)}}};
+  if (latent.read_rotation.count > 0)
+    entry.push_back({{std::string("q_rotation")}, {latent.read_rotation.to_f32(true)}});
+  if (!latent.mean.empty()) {
+    const std::vector<float> mean(latent.mean.begin(), latent.mean.end());
+    entry.push_back({{std::string("mean")}, {Tensor::from({static_cast<std::int64_t>(mean.size())}, std::span(mean))}});
+  }
+  return {std::move(entry)};
+}
+
+}  // namespace oscar

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: MIT
+#include "set/serve_env.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "base/sha256.hpp"
+
+namespace oscar {
+namespace {
+
+/// A line of the environment. A file's value is its name in the set's folder; "." is the folder.
+struct ServerVariable {
+  std::string name, value;
+  bool is_file = false;
+};
+
+/// Files of others say nothing of a target: today's tree reads all three format versions.
+std::string target_of(const RotationPart& set) {
+  return set.recipe.is_object() ? set.recipe.value("target", set.origin.is_null() ? "sglang-v1" : "sglang-v3")
+                                : "sglang-v1";
+}
+
+/// What a tree that reads format version 1 only lacks for the set; empty if nothing.
+std::string beyond_version_1(const RotationPart& set) {
+  for (const LayerRotation& layer : set.layers) {
+    for (const SideTransform* side : {&layer.key, &layer.value}) {
+      const auto has = [&](const char* what) { return fmt::format("layer {} has {}", layer.layer_id, what); };
+      if (side->read_rotation.count > 0) return has("a read side of its own");
+      if (!side->mean.empty()) return has("a mean key");
+      if (side->rotation.count != 1) return has("one rotation per head");
+    }
+  }
+  return {};
+}
+
+bool serves_lloyd_max(const RotationPart& set) {
+  const int group = set.key_codec.group_size, dim = set.layers.front().key.rotation.dim;
+  return (group == 0 || group == dim) && set.key_clip_scalar > 0 && set.value_clip_scalar > 0;
+}
+
+bool one_matrix_per_layer(const SideTransform& side) {
+  return side.rotation.count == 1 && side.read_rotation.count == 0;
+}
+
+bool names_latents(const ServedFiles& files) {
+  return std::ranges::any_of(files, [](const auto& file) { return file.first.starts_with("layer_"); });
+}
+
+/// A read side or a mean, which format version 3 has.
+bool has_companions(const RotationPart& set) {
+  const auto any = [](const SideTransform& side) { return side.read_rotation.count > 0 || !side.mean.empty(); };
+  return std::ranges::any_of(set.layers, [&](const auto& layer) { return any(layer.key) || any(layer.value); });
+}
+
+/// Groups of head_dim where the set names none; of latent rows the published ones.
+int group_of(const RotationPart& set) {
+  constexpr int kPublishedLatentGroup = 128;
+  if (set.key_codec.group_size > 0) return set.key_codec.group_size;
+  int dim = set.layers.front().key.rotation.dim;
+  for (const LayerRotation& layer : set.layers) dim = std::min(dim, layer.key.rotation.dim);
+  return is_latent(set) && dim % kPublishedLatentGroup == 0 ? kPublishedLatentGroup : dim;
+}
+
+std::vector<ServerVariable> llama_cpp_variables(const RotationPart& set) {
+  return {{"LLAMA_KV_NO_HADAMARD", "1"},
+          {"LLAMA_KV_CLIP_RATIO", fmt::format("{}", set.key_clip_scalar)},
+          {"LLAMA_KV_HP_SINK", std::to_string(set.windows.sink)},
+          {"LLAMA_KV_HP_RECENT", std::to_string(set.windows.recent)}};
+}
+
+/// Of an MLA model: without ..._PACKED the server rounds to 2 bits and stores bfloat16.
+std::vector<ServerVariable> latent_variables(const RotationPart& set) {
+  return {{"SGLANG_ENABLE_MIXED_KV_WINDOWS", "1"},
+          {"SGLANG_OSCAR_MLA_KV_ROTATION_PATH", ".", true},
+          {"SGLANG_OSCAR_MLA_KV_GROUP_SIZE", std::to_string(group_of(set))},
+          {"SGLANG_OSCAR_MLA_KV_PACKED", "1"},
+          {"SGLANG_MIXED_KV_PREFIX_TOKENS", std::to_string(set.windows.sink)},
+          {"SGLANG_MIXED_KV_RECENT_TOKENS", std::to_string(set.windows.recent)},
+          {"SGLANG_LLOYD_MAX", set.key_codec.grid == Grid::kLloydMax ? "1" : "0"}};
+}
+
+/// The published clip ratios stand where the files do not tell any. Values' matrices go into W_O only where a layer has
+/// one, which undoes itself by its transpose.
+std::vector<ServerVariable> sglang_variables(const RotationPart& set, bool means) {
+  const auto ratio = [&](double own, double published) {
+    return fmt::format("{}", set.has_clip_ratios ? own : published);
+  };
+  const bool absorb = std::ranges::all_of(set.layers, [](const auto& l) { return one_matrix_per_layer(l.value); });
+  std::vector<ServerVariable> variables{
+      {"SGLANG_ENABLE_MIXED_KV_WINDOWS", "1"},
+      {"SGLANG_OSCAR_K_ROTATION_PATH", key_pt_name(set), true},
+      {"SGLANG_OSCAR_V_ROTATION_PATH", value_pt_name(set), true},
+      {"SGLANG_OSCAR_K_CLIP_RATIO", ratio(set.key_clip_scalar, 0.96)},
+      {"SGLANG_OSCAR_V_CLIP_RATIO", ratio(set.value_clip_scalar, 0.92)},
+      {"SGLANG_OSCAR_ABSORB_V_ROTATION", absorb ? "1" : "0"},
+      {"SGLANG_MIXED_KV_PREFIX_TOKENS", std::to_string(set.windows.sink)},
+      {"SGLANG_MIXED_KV_RECENT_TOKENS", std::to_string(set.windows.recent)},
+      {"SGLANG_MIXED_KV_HP_MAX_SPLITS", "8"},
+      {"SGLANG_MIXED_KV_HP_DTYPE", "bfloat16"},
+      {"SGLANG_MIXED_KV_SCALE_DTYPE", std::string(name_of(set.key_codec.scale_dtype))},
+      {"SGLANG_LLOYD_MAX", set.key_codec.grid == Grid::kLloydMax ? "1" : "0"}};
+  if (means) {
+    variables.push_back({"SGLANG_OSCAR_K_MEAN_PATH", kKeyMeansName, true});
+    variables.push_back({"SGLANG_OSCAR_K_MEAN_IN_POOL", "1"});
+  }
+  return variables;
+}
+
+/// Else the set is for OSCAR's SGLang.
+bool for_llama_cpp(const RotationPart& set) { return target_of(set) == "llamacpp"; }
+
+/// Why the server cannot serve the set; empty if it can.
+std::string server_obstacle(const RotationPart& set) {
+  if (for_llama_cpp(set)) return {};
+  const std::string beyond = beyond_version_1(set);
+  if (!is_latent(set) && !beyond.empty() && target_of(set) != "sglang-v3") {
+    return beyond + ", and the server takes one rotation per layer";
+  }
+  if (!is_latent(set) && set.key_codec.grid == Grid::kLloydMax && !serves_lloyd_max(set)) {
+    return "the server writes Lloyd-Max codes only for whole clipped heads: groups of head_dim, clip ratios above 0";
+  }
+  return {};
+}
+
+/// files: what lies in the set's folder for servers. Means and latent rotations are named if they are among them.
+std::vector<ServerVariable> server_variables(const RotationPart& set, const ServedFiles& files) {
+  if (for_llama_cpp(set)) return llama_cpp_variables(set);
+  return names_latents(files) ? latent_variables(set) : sglang_variables(set, files.contains(kKeyMeansName));
+}
+
+std::vector<std::string> server_arguments(const RotationPart& set) {
+  if (for_llama_cpp(set)) return {"--cache-type-k q2_0 --cache-type-v q2_0"};
+  if (is_latent(set)) return {"--kv-cache-dtype bfloat16"};
+  return {fmt::format("--kv-cache-dtype int2 --kv-cache-quant-group-size {}", group_of(set)),
+          "--prefill-attention-backend fa3 --decode-attention-backend triton"};
+}
+
+/// Whole sentences: which tree the variables were read from, and what an older one does not know.
+std::vector<std::string> server_notes(const RotationPart& set, const ServedFiles& files) {
+  if (for_llama_cpp(set)) return {"The variables were read in FutureMLS-Lab/OSCAR, zhongzhu/llamacpp at 4570ea6."};
+  std::vector<std::string> notes{
+      "The variables were read in FutureMLS-Lab/OSCAR, main at 00b29b8 (SGLang's nightly of 2026-10-02).",
+      "Trees from main at 00b29b8 on calibrate themselves, without a word, where they do not find their rotations."};
+  if (names_latents(files)) {
+    notes.emplace_back(
+        "Trees that do not know SGLANG_OSCAR_MLA_KV_ROTATION_PATH, _GROUP_SIZE and _PACKED, as main at 473ff3f "
+        "(2026-06-01), serve an exact cache.");
+    if (has_companions(set)) {
+      notes.emplace_back("Means and read sides of latent rows are read by main at 2911dd3; older trees stop at start.");
+    }
+    return notes;
+  }
+  if (const std::string beyond = beyond_version_1(set); !beyond.empty()) {
+    notes.push_back(fmt::format("It needs a tree that reads rotation files of format version {}: {}.",
+                                has_companions(set) ? 3 : 2, beyond));
+  }
+  if (files.contains(kKeyMeansName)) {
+    notes.emplace_back(
+        "Trees that do not know SGLANG_OSCAR_K_MEAN_PATH and SGLANG_OSCAR_K_MEAN_IN_POOL, as main at 473ff3f "
+        "(2026-06-01) and at 00b29b8, ignore them; main at 2911dd3 reads the means in the .pt file.");
+  }
+  return notes;
+}
+
+Json ratios_per_layer(const RotationPart& set, const SideTransform LayerRotation::*side, double scalar) {
+  Json list = Json::array();
+  for (const LayerRotation& layer : set.layers) {
+    while (list.size() < static_cast<std::size_t>(layer.layer_id)) list.push_back(scalar);
+    list.push_back((layer.*side).clip_ratio);
+  }
+  return list;
+}
+
+Json ratios_per_head(const RotationPart& set, const SideTransform LayerRotation::*side) {
+  Json ratios = Json::object();
+  for (const LayerRotation& layer : set.layers) {
+    for (int head = 0; head < set.model.num_key_value_heads; ++head) {
+      ratios[fmt::format("{},{}", layer.layer_id, head)] = (layer.*side).clipped({}).of_head(head).clip_ratio;
+    }
+  }
+  return ratios;
+}
+
+/// Lines that end the sourcing where a file is not what it was.
+std::string check_of(const ServedFiles& files) {
+  if (files.empty()) return "";
+  std::string list;
+  for (const auto& [name, hash] : files) list += hash + "  " + name + "\n";
+  return "(cd \"$oscar_set\" && sha256sum --check --quiet) <<'FILES' || "
+         "{ echo \"serve.env: the files of this set are missing or changed; pull it again\" >&2; return 1; }\n" +
+         list + "FILES\n";
+}
+
+/// What servers load, by name.
+std::vector<std::string> served_names(const RotationPart& set) {
+  std::vector<std::string> names{key_pt_name(set), value_pt_name(set)};
+  if (is_latent(set)) names.clear();
+  for (const LayerRotation& layer : set.layers) {
+    if (is_latent(set)) names.push_back(latent_pt_name(layer.layer_id));
+  }
+  if (!is_latent(set) && has_key_means(set)) names.emplace_back(kKeyMeansName);
+  return names;
+}
+
+std::string why_not_served(const RotationPart& set) {
+  const std::string obstacle = server_obstacle(set);
+  return obstacle.empty() ? obstacle : "OSCAR's SGLang cannot serve this set: " + obstacle;
+}
+
+}  // namespace
+
+std::string key_pt_name(const RotationPart& set) { return "k_rotation_" + set.key_objective + ".pt"; }
+std::string value_pt_name(const RotationPart& set) { return "v_rotation_" + set.value_objective + ".pt"; }
+std::string latent_pt_name(int layer_id) { return fmt::format("layer_{}.pt", layer_id); }
+
+bool is_latent(const RotationPart& set) { return set.origin.is_object() && set.origin.value("format", "") == "mla"; }
+
+bool has_key_means(const RotationPart& set) {
+  return std::ranges::any_of(set.layers, [](const auto& layer) { return !layer.key.mean.empty(); });
+}
+
+ServedFiles served_files(const RotationPart& set) {
+  const std::vector<std::string> names = served_names(set);
+  ServedFiles files;
+  for (const Json& file : set.manifest.value("files", Json::array())) {
+    const std::string name = file["path"];
+    if (std::ranges::find(names, name) != names.end()) files[name] = file["sha256"].get<std::string>();
+  }
+  return files;
+}
+
+ServedFiles hash_served_files(const std::filesystem::path& folder, const RotationPart& set) {
+  ServedFiles files;
+  for (const std::string& name : served_names(set)) files[name] = sha256_file(folder / name);
+  return files;
+}
+
+std::string serve_env(const RotationPart& set, const ServedFiles& files) {
+  if (const std::string why_not = why_not_served(set); !why_not.empty()) return "# " + why_not + ".\n";
+  const bool llama_cpp = for_llama_cpp(set);
+  std::string text = llama_cpp ? "# Environment of OSCAR's branch of llama.cpp, whose GGUF must hold these rotations\n"
+                               : "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source "
+                                 "serve.env; set +a\n";
+  for (const std::string& note : server_notes(set, files)) text += "# " + note + "\n";
+  const char* start = "# Add to the command line: ";
+  for (const std::string& arguments : server_arguments(set)) {
+    text += start + arguments + "\n";
+    start = "#   ";
+  }
+  if (!llama_cpp) text += "oscar_set=\"$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)\"\n" + check_of(files);
+  for (const ServerVariable& each : server_variables(set, files)) {
+    if (!set.has_clip_ratios && each.name == "SGLANG_OSCAR_K_CLIP_RATIO") {
+      text += "# The files do not tell clip ratios; these are the published ones.\n";
+    }
+    const std::string path = each.value == "." ? "" : "/" + each.value;
+    text += each.name + "=" + (each.is_file ? "\"$oscar_set" + path + "\"" : each.value) + "\n";
+  }
+  return text;
+}
+
+ServerSettings server_settings(const RotationPart& set, const std::filesystem::path& folder) {
+  if (const std::string why_not = why_not_served(set); !why_not.empty()) {
+    throw DataError(why_not, folder.string(), "fit a set for it: oscar fit --target sglang-v1");
+  }
+  const ServedFiles files = served_files(set);
+  ServerSettings settings{{}, server_arguments(set), server_notes(set, files)};
+  const std::filesystem::path here = std::filesystem::absolute(folder);
+  for (const ServerVariable& each : server_variables(set, files)) {
+    const std::filesystem::path path = each.value == "." ? here : here / each.value;
+    settings.environment.emplace_back(each.name, each.is_file ? path.string() : each.value);
+  }
+  return settings;
+}
+
+std::map<std::string, Json> clip_tables(const RotationPart& set) {
+  if (!set.has_clip_ratios) return {};
+  return {{"k_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::key, set.key_clip_scalar)},
+          {"v_clip_per_layer.json", ratios_per_layer(set, &LayerRotation::value, set.value_clip_scalar)},
+          {"k_clip_per_head.json", ratios_per_head(set, &LayerRotation::key)},
+          {"v_clip_per_head.json", ratios_per_head(set, &LayerRotation::value)}};
+}
+
+}  // namespace oscar

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+#include "measure/kv_method.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "kernels/backend.hpp"
+#include "measure/peers/baselines.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+
+TEST_CASE("bits per element of INT2 with one group of 128") {
+  const KvMethod naive = make_baseline("naive", {{0, 128}}, {64, 256}, 0);
+  const BitsPerElement bits = bits_per_element(naive, 131072);
+  CHECK(bits.fp16_params == 2.25);
+  CHECK(bits.fp32_params == 2.5);
+  CHECK(bits.fp16_at_context == doctest::Approx(2.25 + 320.0 / 131072 * 13.75));
+  CHECK(bits.fp32_at_context == doctest::Approx(2.533).epsilon(1e-3));
+  // A context that fits the windows is not quantised at all.
+  CHECK(bits_per_element(naive, 200).fp16_at_context == 16);
+}
+
+TEST_CASE("bits follow groups, levels and what is quantised") {
+  CHECK(bits_per_element(make_baseline("naive", {{0, 128}}, {}, 32), 4096).fp16_params == 3.0);
+  CHECK(bits_per_element(make_baseline("bf16", {{0, 128}}, {}, 0), 4096).fp32_at_context == 16);
+  KvMethod method = make_baseline("naive", {{0, 64}, {1, 128}}, {}, 0);
+  CHECK(bits_per_element(method, 4096).fp16_params == (2.5 + 2.25) / 2);
+  method.layers[1].key.codec.levels = 8;
+  method.layers[1].value.codec.levels = 16;
+  CHECK(bits_per_element(method, 4096).fp16_params == (2 * 2.5 + 3.25 + 4.25) / 4);
+  method.layers[1].value.quantized = false;
+  CHECK(bits_per_element(method, 4096).fp16_params == (2 * 2.5 + 3.25 + 16) / 4);
+}
+
+TEST_CASE("where values are narrower than keys, bits are those of a layer's channels together") {
+  // Keys 2 + 32 / 40, values 2 + 32 / 24; FP8 has no parameters.
+  const std::vector<LayerShape> layers{{0, 40, 1, 24}};
+  CHECK(bits_per_element(make_baseline("naive", layers, {}, 0), 4096).fp16_params == 3);
+  CHECK(bits_per_element(make_baseline("kivi_g128", layers, {}, 0), 4096).fp16_params ==
+        doctest::Approx((40 * 2.25 + 24 * (2 + 32.0 / 24)) / 64));
+  CHECK(bits_per_element(make_baseline("fp8", layers, {}, 0), 4096).fp32_params == 8);
+  const KvLayer turned = make_baseline("hadamard", layers, {}, 0).layer(0);
+  CHECK(turned.key.transform->rotation.dim == 40);
+  CHECK(turned.value.transform->rotation.dim == 24);
+}
+
+TEST_CASE("the Hadamard baseline is orthogonal, symmetric and made of equal entries inside its blocks") {
+  for (const int dim : {1, 8, 96, 128}) {
+    const MatrixStack h = hadamard_baseline_matrix(dim);
+    const auto d = static_cast<std::size_t>(dim);
+    double worst = 0;
+    for (std::size_t i = 0; i < d; ++i) {
+      for (std::size_t j = 0; j < d; ++j) {
+        double dot = 0;
+        for (std::size_t k = 0; k < d; ++k) dot += h.data[k * d + i] * h.data[k * d + j];
+        worst = std::max(worst, std::abs(dot - (i == j ? 1.0 : 0.0)));
+        CHECK(h.data[i * d + j] == h.data[j * d + i]);
+      }
+    }
+    CHECK(worst < 1e-14);
+  }
+  const MatrixStack h = hadamard_baseline_matrix(96);
+  CHECK(h.data[0] == 1 / std::sqrt(32.0));
+  CHECK(h.data[95] == 0);
+}
+
+TEST_CASE("baselines differ as their names say") {
+  const std::vector<LayerShape> layers{{3, 16}, {7, 16}};
+  CHECK_FALSE(make_baseline("bf16", layers, {}, 0).layer(7).key.quantized);
+  CHECK(make_baseline("naive", layers, {}, 0).layer(3).value.transform == nullptr);
+  const KvMethod clipped = make_baseline("hadamard_clip", layers, {}, 0);
+  CHECK(clipped.layer(3).key.codec.clip_ratio == 0.96);
+  CHECK(clipped.layer(3).value.codec.clip_ratio == 0.92);
+  CHECK(clipped.layer(3).key.transform == clipped.layer(7).value.transform);
+  CHECK(make_baseline("hadamard", layers, {}, 0).layer(3).key.codec.clip_ratio == 0);
+  CHECK_ERROR(clipped.layer(5), DataError, "no layer 5");
+  CHECK_ERROR(make_baseline("best", layers, {}, 0), UsageError, "bf16, naive, hadamard, hadamard_clip");
+}
+
+TEST_CASE("baselines of single rows have levels, groups and rotations of their own") {
+  const std::vector<LayerShape> layers{{0, 96}};
+  const KvLayer saw = make_baseline("saw_int4", layers, {}, 32).layer(0);
+  CHECK(saw.key.codec.levels == 16);
+  CHECK(saw.key.codec.group_size == 96);
+  CHECK(saw.key.transform != nullptr);
+  CHECK(saw.value.transform == nullptr);
+  const KvLayer int3 = make_baseline("int3", layers, {}, 32).layer(0);
+  CHECK(int3.value.codec == HistoryCodec{RowCodec{.levels = 8, .group_size = 32}});
+  CHECK(int3.value.transform->rotation.data[0] == 1 / std::sqrt(32.0));
+}
+
+TEST_CASE("bits of methods that decode sequences, at their own windows") {
+  const std::vector<LayerShape> layers{{0, 128, 8}, {1, 128, 8}};
+  CHECK(peer_named("kitty").windows == Windows{32, 128});
+  CHECK(peer_named("hadamard").windows == Windows{64, 256});
+  CHECK(peer_named("naive").windows == Windows{0, 0});
+  // Published as 2.39 with 32 sink tokens at 32K and without the byte per channel that says where it went.
+  const double kitty = bits_per_element(make_baseline("kitty", layers, {32, 0}, 0), 32768).fp16_at_context;
+  CHECK(kitty - 4.0 / 128 == doctest::Approx(2.388).epsilon(2e-4));
+  CHECK(bits_per_element(make_baseline("kivi_g128", layers, {32, 0}, 0), 32768).fp16_at_context ==
+        doctest::Approx(2.263).epsilon(2e-4));
+  CHECK(bits_per_element(make_baseline("saw_int4", layers, {0, 0}, 0), 4096).fp16_at_context == 4.25);
+}
+
+TEST_CASE("a sequence is held with what the method made of its history") {
+  std::vector<float> q(12), k(12), v(12);
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = static_cast<float>(i * i % 7) + 0.3F, v[i] = static_cast<float>(i % 5) - 0.7F;
+  }
+  const QkvView qkv{heads_view(q, 6, 1, 2), heads_view(k, 6, 1, 2), heads_view(v, 6, 1, 2)};
+  const KvMethod kivi = make_baseline("kivi_g32", {{0, 2}}, {2, 1}, 0);
+  const auto backend = make_cpu_backend();
+
+  HeldSequence held = hold(kivi, 0, qkv, {}, Precision::kExact, *backend);
+
+  const SequenceContext context{std::nullopt, Precision::kExact, backend.get()};
+  CHECK(held.decoded_k.rows == reconstruct(*kivi.layer(0).key.method, qkv.k, {2, 6}, context));
+  CHECK(held.decoded_v.rows == reconstruct(*kivi.layer(0).value.method, qkv.v, {2, 6}, context));
+  double noise = 0;
+  for (std::size_t i = 4; i < 10; ++i) noise += std::pow(double{k[i]} - held.decoded_k.rows[i], 2);
+  CHECK(noise > 0);
+  CHECK(held.rows->row_errors(kivi.layer(0).codecs(), kivi.windows)[0].key_noise == doctest::Approx(noise));
+  CHECK(hold(make_baseline("naive", {{0, 2}}, {2, 1}, 0), 0, qkv, {}, Precision::kExact, *backend)
+            .decoded_k.rows.empty());
+}
+
+}  // namespace oscar

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <limits>
+
+#include "base/atomic_file.hpp"
+#include "base/files.hpp"
+#include "measure/set_method.hpp"
+#include "set/coded_part.hpp"
+#include "set/formats.hpp"
+#include "set/manifest.hpp"
+#include "support/support.hpp"
+#include "tensor/safetensors.hpp"
+#include "unit/kernels/gaussian.hpp"
+
+namespace oscar {
+namespace {
+
+constexpr int kHeads = 2, kDim = 16;
+
+MatrixStack random_matrices(unsigned seed) {
+  MatrixStack stack(kHeads, kDim);
+  const std::vector<float> values = test::gaussian_floats(stack.data.size(), seed);
+  stack.data.assign(values.begin(), values.end());
+  return stack;
+}
+
+CodedSide random_side(unsigned seed, bool has_mean) {
+  CodedSide side;
+  side.transform.rotation = random_matrices(seed), side.transform.read_rotation = random_matrices(seed + 1);
+  if (has_mean) side.transform.mean.assign(kHeads * kDim, 0.25);
+  for (int head = 0; head < kHeads; ++head) {
+    CodedFormat format{std::vector<int>(kDim, 4), std::vector<float>(kDim, 0.5F), std::vector<float>(kDim, 1.5F)};
+    for (int i = 8; i < kDim; ++i) format.levels[i] = 1 + head, format.step[i] = static_cast<float>(head);
+    side.formats.push_back(format);
+  }
+  side.lambda.assign(kHeads * kDim, 2.5);
+  side.damage = 0.125;
+  return side;
+}
+
+CodedPart small_set() {
+  CodedPart set;
+  set.model.id = "small", set.model.num_layers = 1;
+  set.calibration = {std::string(64, '0'), 1000, 2, {}};
+  set.windows = {4, 16}, set.bits = 3, set.scope = "head";
+  set.recipe = {{"name", "coded"}, {"target", "oscar"}};
+  set.layers.push_back({3, random_side(1, true), random_side(5, false)});
+  return set;
+}
+
+/// Writes the tensors of a set's file again, changed, with a manifest that lists the new file.
+void change_tensors(const std::filesystem::path& folder, const std::function<void(std::string&, Tensor&)>& change) {
+  const std::filesystem::path path = folder / "coded.safetensors";
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  {
+    const SafetensorsFile file(path);
+    for (const auto& [name, tensor] : file.tensors()) tensors.emplace_back(name, tensor.copy());
+  }
+  for (auto& [name, tensor] : tensors) change(name, tensor);
+  write_safetensors(path, tensors, {});
+  Json manifest = read_json(folder / "manifest.json");
+  manifest["files"] = list_with_hashes(folder, {"coded.safetensors"});
+  write_json(folder / "manifest.json", manifest);
+}
+
+}  // namespace
+
+TEST_CASE("a coded set is read as it was written") {
+  const test::TemporaryFolder folder;
+  const CodedPart set = small_set();
+  write_coded_set(folder / "set", set, false);
+  CHECK(is_coded_set(folder / "set"));
+  const CodedPart read = read_coded_set(folder / "set");
+  CHECK(read.model == set.model);
+  CHECK(read.calibration == set.calibration);
+  CHECK(read.windows == set.windows);
+  CHECK(read.bits == 3);
+  CHECK(read.scope == "head");
+  CHECK(read.recipe == set.recipe);
+  REQUIRE(read.layers.size() == 1);
+  CHECK(read.layers[0].layer_id == 3);
+  for (const auto side : {&CodedLayer::key, &CodedLayer::value}) {
+    const CodedSide &expected = set.layers[0].*side, &got = read.layers[0].*side;
+    CHECK(got.transform.rotation.data == expected.transform.rotation.data);
+    CHECK(got.transform.read_rotation.data == expected.transform.read_rotation.data);
+    CHECK(got.transform.mean == expected.transform.mean);
+    CHECK(got.formats == expected.formats);
+    CHECK(got.lambda == expected.lambda);
+    CHECK(got.damage == expected.damage);
+  }
+}
+
+TEST_CASE("keys that are not centred have no mean after reading either") {
+  const test::TemporaryFolder folder;
+  CodedPart set = small_set();
+  set.layers[0].key.transform.mean.clear();
+  write_coded_set(folder / "set", set, false);
+  CHECK(read_coded_set(folder / "set").layers[0].key.transform.mean.empty());
+}
+
+TEST_CASE("bits count codes and scales of all heads") {
+  // Head 0 stores 8 channels of 2 bits, head 1 these and 8 of 1 bit; each row has two bytes of scales.
+  const CodedPart set = small_set();
+  CHECK(bits_of(set.layers[0].key) == (16 + 16 + 24 + 16) / 32.0);
+  CHECK(bits_of(set) == bits_of(set.layers[0].key));
+  const KvMethod method = method_of(set, set.windows);
+  CHECK(bits_per_element(method, 1 << 20).fp16_params == bits_of(set));
+  CHECK(bits_per_element(method, 1 << 20).fp32_params == bits_of(set));
+}
+
+TEST_CASE("a coded set that is damaged is refused by the tensor's name") {
+  const test::TemporaryFolder folder;
+  const auto refused = [&](const std::string& what, const std::function<void(std::string&, Tensor&)>& change) {
+    write_coded_set(folder / "set", small_set(), true);
+    change_tensors(folder / "set", change);
+    CHECK_ERROR((void)read_coded_set(folder / "set"), DataError, what);
+  };
+  refused("layers.3.key.mean", [](std::string& name, Tensor&) { name += name == "layers.3.key.mean" ? "s" : ""; });
+  refused("layers.3.value.read has values that are not finite", [](const std::string& name, Tensor& tensor) {
+    if (name == "layers.3.value.read") tensor.values<float>()[7] = std::numeric_limits<float>::quiet_NaN();
+  });
+  refused("layers.3.key.step has the shape [2, 8]", [](const std::string& name, Tensor& tensor) {
+    if (name == "layers.3.key.step") tensor = Tensor(DType::kF32, {2, 8});
+  });
+  refused("the format of KV head 1 cannot be packed", [](const std::string& name, Tensor& tensor) {
+    if (name == "layers.3.value.levels") tensor.values<std::int32_t>()[kDim] = 3;
+  });
+  refused("layers.3.value.write has the shape [2, 16]", [](const std::string& name, Tensor& tensor) {
+    if (name == "layers.3.value.write") tensor = Tensor(DType::kF32, {2, 16});
+  });
+}
+
+TEST_CASE("a coded set with other bytes than its manifest lists is refused, and so is a folder of somebody else") {
+  const test::TemporaryFolder folder;
+  write_coded_set(folder / "set", small_set(), false);
+  CHECK_ERROR(write_coded_set(folder / "set", small_set(), false), UsageError, "");
+  write_coded_set(folder / "set", small_set(), true);
+  write_file(folder / "set/coded.safetensors", "other bytes");
+  CHECK_ERROR((void)read_coded_set(folder / "set"), DataError, "coded.safetensors");
+  write_file(folder / "set/notes.txt", "mine");
+  CHECK_ERROR(write_coded_set(folder / "set", small_set(), true), UsageError, "");
+}
+
+TEST_CASE("readers of rotations refuse a coded set by name") {
+  const test::TemporaryFolder folder;
+  write_coded_set(folder / "set", small_set(), false);
+  CHECK_ERROR((void)read_rotation_set(folder / "set"), DataError, "a set of the coded cache, which has no rotations");
+}
+
+}  // namespace oscar
