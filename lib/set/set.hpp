@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// The product: one set of a model, with the part that each server reads. A folder of files (set/set_folder.hpp):
+//   manifest.json        oscar.set.v1: what the set is of, its parts, who reads which, and the hash of every other file
+//   coded.safetensors    part "coded": bases and formats of the coded cache (set/coded_part.hpp)
+//   k_rotation_*.pt …    part "rotations": one rotation a layer and side, which every tree reads (set/formats.hpp)
+//   with_means/          part "with_means": transforms with read sides and mean keys, for trees of format version 3
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+#include "model/config/identity.hpp"
+#include "set/coded_part.hpp"
+#include "set/rotation_part.hpp"
+
+namespace oscar {
+
+inline constexpr const char* kSetSchema = "oscar.set.v1";
+// The names of parts, in manifests, reports and errors.
+inline constexpr const char* kCodedName = "coded";
+inline constexpr const char* kRotationsName = "rotations";
+inline constexpr const char* kWithMeansName = "with_means";
+
+/// At least one part. All parts are of the same model, data and windows, which each of them repeats.
+struct Set {
+  ModelIdentity model;
+  CalibrationData calibration;
+  Windows windows;
+  Json recipe = Json::object();  // what was asked for: its name and how rows were taken; recorded, not interpreted
+  std::optional<CodedPart> coded;
+  /// By their names, kRotationsName or kWithMeansName.
+  std::map<std::string, RotationPart> rotations;
+  /// The readers that it was fitted for; of a set of others, or one that limits nobody, all.
+  std::vector<std::string> readers;
+  /// The summary of verify; null until verified.
+  Json verification;
+  /// Of a set that was made of files of others: RotationPart::origin.
+  Json origin;
+  /// The whole manifest this was read from; null for bare files of others and for a set not yet written.
+  Json manifest;
+};
+
+/// A server or library, and what it can read.
+struct Reader {
+  std::string name;
+  bool coded = false;                           // the coded cache
+  bool linear = false;                          // a read side that is not the inverse of a rotation
+  bool per_head = false;                        // one matrix per KV head
+  bool mean = false;                            // a mean key
+  bool key_clips = false, value_clips = false;  // a clip ratio per KV head
+  bool lloyd_max = false;                       // codec lloyd-max
+};
+/// Returns vllm, transformers, sglang (trees that read format version 3), sglang-v1 and llamacpp.
+[[nodiscard]] const std::vector<Reader>& readers();
+/// Throws UsageError that lists the names. option: what asked for it.
+[[nodiscard]] const Reader& reader_from_name(const std::string& name, const std::string& option);
+
+/// Returns what rotations need that the reader cannot read, as "one rotation per head"; empty if it can read them.
+[[nodiscard]] std::string beyond_reader(const Reader& reader, const RotationPart& rotations);
+
+/// Returns the name of the part that the reader takes: the coded cache, else the rotations with means, else those
+/// without, whichever is there and it can read. Empty if there is none.
+[[nodiscard]] std::string part_of_reader(const Set& set, const Reader& reader);
+/// Returns that of every reader of Set::readers that has one.
+[[nodiscard]] std::map<std::string, std::string> parts_of_readers(const Set& set);
+
+}  // namespace oscar
