@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+// A set's folder, written and read as a whole.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+
+#include "set/formats.hpp"
+#include "set/set.hpp"
+
+namespace oscar {
+
+/// Writes the folder whole or not at all, with serve.env beside the rotations that a server of OSCAR's reads. replace: a
+/// folder that holds a set of ours and nothing else may be there; otherwise that is a UsageError.
+void write_set(const std::filesystem::path& folder, const Set& set, const RotationFormats& formats, bool replace);
+
+/// Reads a set's folder: the schema, sizes and hashes of all listed files (unless the caller has compared them), and
+/// that all files say one thing, whichever the part (set/one_truth.hpp). A folder of bare .pt files of others is a set
+/// with one part, kRotationsName, and no manifest. Throws DataError.
+[[nodiscard]] Set read_set(const std::filesystem::path& folder, ListedFiles listed = ListedFiles::kCheck);
+
+/// read_set(), for who takes a stranger's set in and needs nothing of it.
+void require_sound_set(const std::filesystem::path& folder);
+/// A function like require_sound_set(), for callers that let others choose how a set is looked at.
+using ExamineSet = std::function<void(const std::filesystem::path& folder)>;
+
+}  // namespace oscar
