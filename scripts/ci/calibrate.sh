@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# What a calibration job runs: fit a rotation set, judge it on text that it was not fitted on, publish it if it is
+# What a calibration job runs: fit a set, judge it on text that it was not fitted on, publish it if it is
 # accepted. The exit status is that of the step that failed; 3: the set was rejected, and nothing was published.
 # Files that end in .npy or .jsonl hold token ids, others are text.
-#   FIT_OPTIONS     further options of "oscar fit", for example "--recipe auto --device cuda"
+#   FIT_OPTIONS     further options of "oscar fit", for example "--for vllm --device cuda"
 #   VERIFY_OPTIONS  further options of "oscar verify", for example limits other than the defaults for the set's bits:
 #                   "--max-kld 0.05 --report report.html"
 set -euo pipefail
@@ -19,7 +19,7 @@ read -ra verify_options <<<"${VERIFY_OPTIONS:-}"
 kind() { case $1 in *.npy | *.jsonl) printf %s --tokens ;; *) printf %s --text ;; esac; }
 
 mkdir -p "$out"
-oscar fit --model "$model" "$(kind "$calibration")" "$calibration" --out "$out/rotations" "${fit_options[@]}"
-oscar verify "$out/rotations" --model "$model" "$(kind "$held_out")" "$held_out" --require-held-out \
+oscar fit --model "$model" "$(kind "$calibration")" "$calibration" --out "$out/set" "${fit_options[@]}"
+oscar verify "$out/set" --model "$model" "$(kind "$held_out")" "$held_out" --require-held-out \
   --json "$out/report.json" "${verify_options[@]}"
-oscar publish "$out/rotations" --zoo "$zoo" --name "$name"
+oscar publish "$out/set" --zoo "$zoo" --name "$name"

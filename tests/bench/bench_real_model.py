@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Fits a real language model by recipe after recipe and measures each set on other text of five domains.
+"""Fits sets to a real language model and measures their parts on other text of five domains.
 
 bench_real_model.py --model FILE.gguf --texts DIR [--out FILE.json]     scripts/real_model.sh fetches both and runs this
 bench_real_model.py --render FILE.json [--table main]                   prints the tables of a run that was kept
@@ -20,21 +20,18 @@ import provenance
 from real_model_tables import TABLES, render
 
 ROOT = Path(__file__).resolve().parents[2]
-WITH_MEANS = ["--target", "sglang-v3"]
-RECIPES = {
-    "`oscar`, clip 0.96 / 0.92 (published)": ["--recipe", "oscar", "--clip", "0.96,0.92"],
-    "`oscar`, fitted clip": ["--recipe", "oscar"],
-    "`oscar`, fitted clip, centred": ["--recipe", "oscar", "--center", *WITH_MEANS],
-    "`stretch`, fisher, centred": ["--recipe", "stretch", "--key-objective", "fisher", "--center", *WITH_MEANS],
-    **{f"`coded`, {bits} bits": ["--recipe", "coded", "--bits", bits] for bits in ("2.25", "1.75", "1.5")},
-    "`auto` for `sglang-v1`": ["--recipe", "auto"],
-    "`auto` for `sglang-v3`": ["--recipe", "auto", *WITH_MEANS],
-}
-QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred", "`coded`, 2.25 bits",
-         "`coded`, 1.5 bits", "bf16", "hadamard_clip", "int4"]
+# Sets: the arguments by which each is fitted, and the rows that its parts give. STATS: what was taken for the first one.
+STATS = "STATS"
+PUBLISHED = "`oscar`, clip 0.96 / 0.92 (published)"
+SETS = [([], {"coded": "`coded`, 2.25 bits", "with_means": "`with_means`: `stretch`, fisher", "rotations": "`rotations`: `oscar`, fitted clip"}),
+        (["--recipe", "oscar", "--clip", "0.96,0.92"], {"rotations": PUBLISHED}),
+        (["--recipe", "oscar", "--center"], {"with_means": "`oscar`, fitted clip, centred"}),
+        *[(["--recipe", "coded", "--bits", bits, "--stats", STATS], {"coded": f"`coded`, {bits} bits"}) for bits in ("1.75", "1.5")]]
+ROWS = [row for _, rows in SETS for row in rows.values()]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4"}
-CROSSED = {name: RECIPES[name] for name in ("`oscar`, fitted clip", "`coded`, 2.25 bits")}
+QUICK = ["bf16", "hadamard_clip", "int4"]
+CROSSED = ("rotations", "coded")  # parts that are fitted on one domain at a time
 LONG = 8192
 
 
@@ -65,22 +62,23 @@ class Bench:
             raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-2000:]}")
         return time.perf_counter() - begin
 
-    def fit(self, tokens, arguments, rotations):
-        self.rotations, report = rotations, self.work / "fit.json"
-        seconds = self.oscar("fit", "--model", self.options.model, "--tokens", tokens, "--max-tokens",
-                             self.document["calibration_tokens"], *arguments, "--out", rotations, "--force",
-                             f"--json={report}")
-        search = json.loads(report.read_text())["recipe"].get("search", {})
-        return seconds, search.get("choice")
+    def fit(self, tokens, arguments, folder):
+        """Fits a set, and keeps what was taken for the first one; returns seconds."""
+        self.folder, stats = folder, self.work / "stats.safetensors"
+        if STATS in arguments:
+            return self.oscar("fit", *(stats if word == STATS else word for word in arguments), "--out", folder, "--force")
+        keeps = [] if arguments else ["--save-stats", stats]
+        return self.oscar("fit", "--model", self.options.model, "--tokens", tokens, "--max-tokens", self.document["calibration_tokens"],
+                          *arguments, *keeps, "--out", folder, "--force")
 
     def verify(self, tokens, compare, *arguments):
+        """Seconds, and the figures of methods and of the set's parts, by name."""
         report = self.work / "verify.json"
-        seconds = self.oscar("verify", self.rotations, "--model", self.options.model, "--tokens", tokens, "--max-tokens", 0,
+        seconds = self.oscar("verify", self.folder, "--model", self.options.model, "--tokens", tokens, "--max-tokens", 0,
                              "--max-queries", self.document["queries_per_layer"], "--compare", compare, "--no-record",
                              "--no-default-limits", *arguments, f"--json={report}")
         print(f"  {Path(tokens).stem}, {compare}: {seconds:.1f} s", file=sys.stderr, flush=True)
-        return seconds, {method["name"] if method["kind"] != "this" else "this": method
-                         for method in json.loads(report.read_text())["methods"]}
+        return seconds, {method["name"]: method for method in json.loads(report.read_text())["methods"]}
 
     def probes(self, kind, length):
         """Options for needles or quotations of a length; none if none are asked for."""
@@ -92,7 +90,7 @@ class Bench:
                 self.texts / f"{kind}_{length}_answers.npy", f"--max-{kind}", count]
 
     def measure(self, compare):
-        """Figures of every method, with those of the set under "this"."""
+        """Figures of every method and of the set's parts."""
         reports, seconds = {}, 0
         for domain in self.domains:
             more = [*self.probes("needles", "2k"), *self.probes("quotes", "2k")] if domain == self.domains[0] else []
@@ -140,7 +138,7 @@ class Bench:
 
     def keep(self, table, row):
         rows = [kept for kept in self.document.get(table, []) if kept["name"] != row["name"] or kept.get("on") != row.get("on")]
-        places = {name: place for place, name in enumerate([*BASELINES.values(), *RECIPES])}
+        places = {name: place for place, name in enumerate([*BASELINES.values(), *ROWS])}
         self.document[table] = sorted([*rows, {**row, "commit": self.document["commit"]}], key=lambda each: places[each["name"]])
         self.options.out.write_text(json.dumps(self.document, indent=1) + "\n")
         print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}", f"{row.get('fit_seconds', 0):.1f} s",
@@ -155,30 +153,31 @@ class Bench:
         return not self.options.only or name in self.options.only
 
     def recipes(self):
-        for number, (name, arguments) in enumerate(RECIPES.items()):
-            if self.options.quick and name not in QUICK or self.has("recipes", name) or not self.is_asked_for(name):
+        for number, (arguments, rows) in enumerate(SETS):
+            if all(self.has("recipes", row) or not self.is_asked_for(row) for row in rows.values()):
                 continue
-            rotations = self.work / f"set-{number}"
-            fitted, choice = self.fit(self.texts / f"calibrate{'_8k' if self.options.quick else ''}.npy", arguments, rotations)
+            folder = self.work / f"set-{number}"
+            fitted = self.fit(self.texts / f"calibrate{'_8k' if self.options.quick else ''}.npy", arguments, folder)
             first = "baselines" not in self.document
             baselines = [name for name in BASELINES if not self.options.quick or name in QUICK]
             seconds, methods = self.measure(",".join(baselines) if first else "none")
             for baseline, title in BASELINES.items():
                 if baseline in methods:
                     self.keep("baselines", {"name": title, **methods[baseline]})
-            self.keep("recipes", {"name": name, "arguments": " ".join(arguments), "set": rotations.name, "choice": choice, "fit_seconds": fitted,
-                                  "verify_seconds": seconds, **methods["this"]})
+            for part, row in rows.items():
+                self.keep("recipes", {"name": row, "part": part, "arguments": " ".join(arguments), "set": folder.name,
+                                      "fit_seconds": fitted, "verify_seconds": seconds, **methods[part]})
 
     def domains_crossed(self):
-        for name, arguments in CROSSED.items():
-            for domain in self.domains:
-                if self.has("crossed", name, domain):
-                    continue
-                fitted, _ = self.fit(self.texts / f"{domain}_calibrate.npy", arguments, self.work / "set-of-a-domain")
-                measured = {other: self.verify(self.texts / f"{other}_measure.npy", "none", *self.part_of_domain())[1]
-                            for other in self.domains}
-                by_domain = {other: methods["this"]["model"]["kld_mean"] for other, methods in measured.items()}
-                self.keep("crossed", {"name": name, "on": domain, "fit_seconds": fitted, "kld_by_domain": by_domain,
+        for domain in self.domains:
+            if all(self.has("crossed", SETS[0][1][part], domain) for part in CROSSED):
+                continue
+            fitted = self.fit(self.texts / f"{domain}_calibrate.npy", ["--for", "vllm,sglang-v1"], self.work / "set-of-a-domain")
+            measured = {other: self.verify(self.texts / f"{other}_measure.npy", "none", *self.part_of_domain())[1]
+                        for other in self.domains}
+            for part in CROSSED:
+                by_domain = {other: methods[part]["model"]["kld_mean"] for other, methods in measured.items()}
+                self.keep("crossed", {"name": SETS[0][1][part], "on": domain, "fit_seconds": fitted, "kld_by_domain": by_domain,
                                       "kld": sum(by_domain.values()) / len(by_domain)})
 
 
@@ -192,7 +191,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--part", choices=("recipes", "domains", "all"), default="all")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="*", help="names of recipes; others keep the rows that they have")
+    parser.add_argument("--only", nargs="*", help="names of rows; sets without one of them keep theirs")
     parser.add_argument("--commit", default="", help="the commit of the binary; default: this checkout's")
     parser.add_argument("--gpu", default="", help="the GPU's name, driver and memory")
     parser.add_argument("--render", type=Path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Times three jobs on a real language model: a fit by one recipe, the search of `auto`, and `verify` of one set.
+"""Times three jobs on a real language model: a fit by one recipe, that of all parts, and `verify` of one set.
 
 bench_real_speed.py --model FILE.gguf --texts DIR [--binary build/oscar] [--device cuda] [--out FILE.json] [--only NAME ...]
 DIR is what real_model_texts.py wrote; `scripts/real_model.sh --fetch-only` fetches model and texts. Of each job the
@@ -70,7 +70,7 @@ class Jobs:
 
     def run(self):
         """One job after the other: yields its name, what it took, and how good its set is."""
-        for name, arguments in {"fit_oscar": ("--recipe", "oscar"), "fit_auto_any": ("--recipe", "auto", "--target", "any")}.items():
+        for name, arguments in {"fit_oscar": ("--recipe", "oscar"), "fit": ()}.items():
             if name in self.options.only:
                 took = self.fit(name, *arguments)
                 verified = self.verify(name)
@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--gpu", help="what the document says of the GPU")
     parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/real_speed.json")
-    parser.add_argument("--only", nargs="*", default=["fit_oscar", "fit_auto_any"], help="fit_oscar (and verify), fit_auto_any")
+    parser.add_argument("--only", nargs="*", default=["fit_oscar", "fit"], help="fit_oscar (and verify), fit")
     options = parser.parse_args()
     document = json.loads(options.out.read_text()) if options.out.exists() else {}
     document.update(what="tests/bench/bench_real_speed.py", **provenance.machine(), model=options.model.name,

@@ -24,12 +24,12 @@ matplotlib.rcParams.update({"svg.hashsalt": "oscar", "svg.fonttype": "none", "fo
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
 PAGE = ROOT / "zoo/choosing/README.md"
-CODED_SET = ROOT / "zoo/sample/qwen3-2m/coded"
+SAMPLE_SET = ROOT / "zoo/sample/qwen3-2m/latest"
 
-EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp, vLLM, transformers", "SGLang (`sglang-v3`), vLLM, transformers", "vLLM, transformers"
+EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp, vLLM, transformers", "SGLang (newer trees), vLLM, transformers", "vLLM, transformers"
 READ_BY = {"bf16": "every server", "Hadamard, clip 0.96 / 0.92": EVERYWHERE, "Hadamard INT3": "(to compare)", "Hadamard INT4": "(to compare)",
-           "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`auto` for `sglang-v1`": EVERYWHERE,
-           "`oscar`, fitted clip, centred": WITH_MEANS, "`stretch`, fisher, centred": WITH_MEANS,
+           "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`rotations`: `oscar`, fitted clip": EVERYWHERE,
+           "`oscar`, fitted clip, centred": WITH_MEANS, "`with_means`: `stretch`, fisher": WITH_MEANS,
            "`coded`, 2.25 bits": OURS, "`coded`, 1.75 bits": OURS, "`coded`, 1.5 bits": OURS}
 CASES = {"fp16": "16-bit scales and zeros", "G=64": "groups of 64 channels", "96/8": "96 query heads"}
 CONTEXTS, IN_WINDOWS = (512, 2048, 8192, 32768, 131072), 320
@@ -144,7 +144,7 @@ def bits_against_kld(document):
 
 
 def plan_by_layer(folder):
-    layers = json.loads((folder / "manifest.json").read_text())["layers"]
+    layers = json.loads((folder / "manifest.json").read_text())["parts"]["coded"]["layers"]
     tensors = load_file(folder / "coded.safetensors")
     rows, names, means = [], [], []
     for layer in layers:
@@ -179,7 +179,7 @@ def page():
 
 def main():
     files = {PAGE.parent / "bits_against_kld.svg": bits_against_kld(kept("real_model_h200.json")),
-             PAGE.parent / "plan_by_layer.svg": plan_by_layer(CODED_SET), PAGE: page()}
+             PAGE.parent / "plan_by_layer.svg": plan_by_layer(SAMPLE_SET), PAGE: page()}
     if sys.argv[1:] == ["--write"]:
         for path, text in files.items():
             path.write_text(text)

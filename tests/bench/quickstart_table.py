@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 KEPT = Path(__file__).parent / "results/quickstart.json"
-NAMES = {"naive": "naive INT2", "hadamard": "Hadamard", "hadamard_clip": "Hadamard, clip 0.96 / 0.92",
-         "oscar": "**oscar** (fitted rotations and clip ratios)"}
+NAMES = {"naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int4": "Hadamard INT4",
+         "rotations": "part `rotations`", "with_means": "part `with_means`", "coded": "**part `coded`**"}
 
 
 def row(method):
@@ -22,7 +22,7 @@ def row(method):
 
 
 def cells(kept):
-    bold = (lambda text: f"**{text}**") if kept["name"] == "oscar" else str
+    bold = (lambda text: f"**{text}**") if kept["name"] == "coded" else str
     bits = [f"{kept[name]:.2f}" for name in ("bits_fp16", "bits_fp32")]
     return [NAMES.get(kept["name"], kept["name"]), "16" if kept["name"] == "bf16" else " / ".join(bits),
             bold(f"{kept['output_rel_error']:.4f}"), bold(f"{kept['softmax_kl']:.4f}"), f"{kept['ppl']:.3f}",

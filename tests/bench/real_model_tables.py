@@ -22,8 +22,7 @@ def main_table(document):
     has_long = any("probes_7k" in row for row in rows)
     lines = []
     for row in rows:
-        name = row["name"] + (f" ({row['choice']})" if row.get("choice") else "")
-        cells = [name, bits(row), f"{row['ppl']:.3f}", f"{row['kld']:.4f} ±{1.96 * row['kld_error']:.4f}",
+        cells = [row["name"], bits(row), f"{row['ppl']:.3f}", f"{row['kld']:.4f} ±{1.96 * row['kld_error']:.4f}",
                  f"{row['same_top']:.3f}", hits(row.get("probes_2k", {}))]
         lines.append(cells + ([hits(row.get("probes_7k", {}))] if has_long else []))
     return table(head + (["needles 7K"] if has_long else []), lines)
