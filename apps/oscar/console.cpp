@@ -19,6 +19,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kBarWidth = 10;
 constexpr auto kJudgeable = 250ms;  // of work, before which a rate says little
 
+/// Where stderr is closed or full nobody hears it, and the work goes on.
+void say(const std::string& text) { (void)std::fputs(text.c_str(), stderr); }
+
 /// Number of terminal columns that UTF-8 text without wide characters takes.
 std::size_t display_width(const std::string& text) {
   return static_cast<std::size_t>(
@@ -88,8 +91,7 @@ void Console::draw(const std::string& line, bool last) {
   if (!draws_) return print_unlocked(line);
   struct winsize window {};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
-  fmt::print(stderr, "\r\x1b[K{}",
-             line.substr(0, known ? window.ws_col - 1U : std::string::npos));  // wrapped lines stay
+  say("\r\x1b[K" + line.substr(0, known ? window.ws_col - 1U : std::string::npos));  // wrapped lines stay
   std::fflush(stderr);
   drawn_ = true;
   if (last) clear_progress();
@@ -110,18 +112,18 @@ void Console::print_line(const std::string& text) {
 
 void Console::print_unlocked(const std::string& text) {
   clear_progress();
-  fmt::print(stderr, "oscar: {}\n", printable_line(text));
+  say("oscar: " + printable_line(text) + "\n");
 }
 
 void Console::clear_progress() {
-  if (drawn_) fmt::print(stderr, "\r\x1b[K");
+  if (drawn_) say("\r\x1b[K");
   drawn_ = false;
 }
 
 void print_error(const Error& error) {
-  fmt::print(stderr, "oscar: error: {}\n", printable_line(error.what()));
-  if (!error.where().empty()) fmt::print(stderr, "  where: {}\n", printable_line(error.where()));
-  if (!error.remedy().empty()) fmt::print(stderr, "  try:   {}\n", printable_line(error.remedy()));
+  say("oscar: error: " + printable_line(error.what()) + "\n");
+  if (!error.where().empty()) say("  where: " + printable_line(error.where()) + "\n");
+  if (!error.remedy().empty()) say("  try:   " + printable_line(error.remedy()) + "\n");
 }
 
 void print(std::string_view text) {

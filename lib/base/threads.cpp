@@ -14,6 +14,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -78,7 +79,10 @@ void parallel_for(std::size_t count, const std::function<void(std::size_t)>& tas
     inside_task = false;
   };
   std::vector<std::thread> threads;
-  for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(work);
+  try {
+    for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads are to be had: those that run do the work
+  }
   work();
   for (std::thread& thread : threads) thread.join();
   if (first_error) std::rethrow_exception(first_error);
