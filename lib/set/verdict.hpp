@@ -51,4 +51,9 @@ enum class Verdict {
   return name_of(*recorded) + " by its maker's verify";
 }
 
+/// Returns the verdict as files say it, or "not verified".
+[[nodiscard]] inline std::string name_of(std::optional<Verdict> recorded) {
+  return recorded ? name_of(*recorded) : "not verified";
+}
+
 }  // namespace oscar
