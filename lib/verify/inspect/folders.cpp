@@ -199,7 +199,7 @@ Inspection inspect_set(const fs::path& folder, const Json& manifest) {
 }
 
 Inspection inspect_latent_rotations(const fs::path& folder) {
-  const RotationPart set = read_any_set(folder);
+  const RotationPart set = read_any_set(folder).rotations.at(kRotationsName);
   Inspection found{"rotation files of an MLA model (.pt)", {}, {}};
   Json layers = Json::array();
   for (const LayerRotation& layer : set.layers) layers.push_back(layer.layer_id);
