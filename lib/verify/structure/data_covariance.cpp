@@ -141,7 +141,7 @@ void take_covariances(const RotationSide& side, const std::string& fitted_sha256
                         .message = "the statistics have no sums of " + name});
       continue;
     }
-    const std::vector<std::size_t>& places = name == "sst" ? layer.sst_data : layer.first_data;
+    const std::vector<std::size_t>& places = layer.first_data;
     std::int64_t tokens = 0;
     for (const std::size_t place : places) tokens += statistics.data[place].tokens;
     if (find(found, layer.layer_id, *find_moment(name)) != nullptr) continue;
